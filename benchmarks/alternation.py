@@ -1,6 +1,6 @@
-"""Two trainers in turns, timed step by step: what the step benchmarks share.
+"""Shared parts of the step benchmarks: two trainers in turns, timed step by step.
 
-Light: whoever starts the blocks in other processes imports no torch.
+The module imports no torch, so the process that starts the blocks stays light.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ LENGTH_TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class Block:
-    """A few steps of one trainer, measured."""
+    """Measurements of a few steps of one trainer."""
 
     seconds: float
-    """A step."""
+    """Seconds of one step."""
     lengths: list[float]
     """Mean tokens of a completion, one entry a counted step."""
     peak_mib: float | None = None
-    """The most that was allocated on the GPU; None where it was not asked for."""
+    """Peak allocation on the GPU; None if it was not measured."""
     device: str = "cpu"
 
 
@@ -29,11 +29,12 @@ class Stopwatch:
     """Time and completion lengths of the steps of one block after the warm-up."""
 
     def __init__(self, steps: int, clock: Callable[[], float], warm_up: int = 1) -> None:
-        """
+        """Create a stopwatch.
+
         Args:
-            steps: that are counted.
-            clock: seconds, whatever kind is wanted.
-            warm_up: steps before them, at least 1.
+            steps: number of counted steps.
+            clock: returns seconds, of wall time or CPU time.
+            warm_up: steps before the counted ones, at least 1.
         """
         self.last = warm_up + steps
         """Number of the last step, the first one being 1."""
@@ -42,7 +43,7 @@ class Stopwatch:
         self._lengths: list[float] = []
 
     def end_step(self, step: int, mean_length: float) -> None:
-        """Note that a step is over."""
+        """Record the end of a step."""
         now = self._clock()
         if step == self._warm_up:
             self._started = now
@@ -50,11 +51,11 @@ class Stopwatch:
             self._lengths.append(mean_length)
             self._ended = now
 
-    def block(self, peak_mib: float | None = None, device: str = "cpu") -> Block:
-        """What was measured.
+    def build_block(self, peak_mib: float | None = None, device: str = "cpu") -> Block:
+        """Build the block of all counted steps.
 
         Raises:
-            ValueError: a step that counts is missing.
+            ValueError: a counted step is missing.
         """
         counted, wanted = len(self._lengths), self.last - self._warm_up
         if counted != wanted:
@@ -69,12 +70,12 @@ class Side:
 
     blocks: list[Block] = field(default_factory=list)
 
-    def seconds(self) -> float:
-        """Median over the blocks of seconds a step."""
+    def compute_seconds(self) -> float:
+        """Compute the seconds of a step: the median over the blocks."""
         return statistics.median(block.seconds for block in self.blocks)
 
-    def length(self) -> float:
-        """Mean tokens over all counted steps."""
+    def compute_length(self) -> float:
+        """Compute the mean tokens of a completion over all counted steps."""
         return statistics.fmean(length for block in self.blocks for length in block.lengths)
 
 
@@ -85,15 +86,15 @@ class Pair:
     ours: Side = field(default_factory=Side)
     plain: Side = field(default_factory=Side)
 
-    def apart(self) -> float:
-        """How much longer or shorter our completions are than TRL's."""
-        return abs(self.ours.length() / self.plain.length() - 1)
+    def compute_length_gap(self) -> float:
+        """Compute the relative difference in length between our completions and TRL's."""
+        return abs(self.ours.compute_length() / self.plain.compute_length() - 1)
 
-    def figures(self, unit: str) -> dict[str, object]:
-        """For a line of JSON; the spread of the ratio is that over the pairs of blocks.
+    def build_figures(self, unit: str) -> dict[str, object]:
+        """Build the figures for a line of JSON; ratios are over pairs of blocks.
 
         Args:
-            unit: of the seconds, as part of a key: `cpu_seconds`.
+            unit: unit of the seconds, as part of a key: `cpu_seconds`.
         """
         sides = zip(self.ours.blocks, self.plain.blocks, strict=True)
         ratios = [ours.seconds / plain.seconds for ours, plain in sides]
@@ -101,28 +102,30 @@ class Pair:
             "ratio": round(statistics.median(ratios), 3),
             "ratio_low": round(min(ratios), 3),
             "ratio_high": round(max(ratios), 3),
-            f"ours_{unit}": round(self.ours.seconds(), 4),
-            f"trl_{unit}": round(self.plain.seconds(), 4),
-            "ours_mean_length": round(self.ours.length(), 2),
-            "trl_mean_length": round(self.plain.length(), 2),
-            "lengths_apart": round(self.apart(), 4),
+            f"ours_{unit}": round(self.ours.compute_seconds(), 4),
+            f"trl_{unit}": round(self.plain.compute_seconds(), 4),
+            "ours_mean_length": round(self.ours.compute_length(), 2),
+            "trl_mean_length": round(self.plain.compute_length(), 2),
+            "lengths_apart": round(self.compute_length_gap(), 4),
             "blocks": len(ratios),
         }
 
 
 def alternate(run: Callable[[bool, int], Block], blocks: int, most: int) -> Pair:
-    """Train in turns, so that a noisy machine hits both, until both wrote equally long completions.
+    """Train both sides in turns until their completions are equally long on average.
+
+    A noisy machine then affects both sides alike.
 
     Args:
-        run: one block; takes whether it is ours, and a seed that both sides get.
-        blocks: of each side, at least.
-        most: of each side, even if their completions differ.
+        run: runs one block; takes True for our side, and a seed that both sides get.
+        blocks: least number of blocks of each side.
+        most: largest number of blocks of each side, even if completion lengths differ.
     """
     pair = Pair()
     for seed in range(most):
         order = [(True, pair.ours), (False, pair.plain)]
         for is_ours, side in order if seed % 2 else reversed(order):
             side.blocks.append(run(is_ours, seed))
-        if seed + 1 >= blocks and pair.apart() <= LENGTH_TOLERANCE:
+        if seed + 1 >= blocks and pair.compute_length_gap() <= LENGTH_TOLERANCE:
             break
     return pair

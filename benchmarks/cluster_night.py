@@ -1,21 +1,22 @@
-"""A scheduled sweep on a cluster that loses a node and then the driver, beside one undisturbed.
+"""A scheduled sweep on a cluster that loses a node and then the driver, beside an undisturbed one.
 
     python benchmarks/cluster_night.py [--small]
 
 Two `ray start` nodes of this machine with two logical GPUs each. A file of the kind in `sweeps/`,
 `python -m gdpo_tune.schedule sweeps/ run NAME --wait`, the Jobs API, the shipped training with the
-embedded policy, and trials of half a GPU, so that eight of them take all four. First the sweep is
-left alone. Then the same again: once all slots are taken and half of the trials have a checkpoint,
-the node that is not the head gets `kill -9` as a whole; once one of its trials trains again, the
-driver does. The schedule then submits its second attempt.
+embedded policy, and trials of half a GPU, so that eight of them take all four. The first sweep is
+undisturbed. In the second one, all slots are taken and half of the trials have a checkpoint when
+`kill -9` hits every process of the worker node. Once one of the lost trials trains again, `kill -9`
+hits the driver. The schedule then submits its second attempt.
 
-A trial was lost at the last step that it had written; it is back at work when it writes the next
-line, which for the last ones of the node is after the loss of the driver. Steps that were done
-again are those behind its newest checkpoint.
+A trial is lost at the last step that it has written, and is back when it writes the next line. The
+last trials of the lost node come back only after the loss of the driver. Repeated steps are those
+after the trial's newest checkpoint.
 
-The last line is JSON: for both faults what was lost and the seconds until back at work, the wall
-times of both sweeps, and whether each trial of the search came to what it did undisturbed. Which
-configurations get replicates is decided by who ends first, so those may differ.
+The last line is JSON: for both faults the lost trials and the seconds until they are back, the wall
+times of both sweeps, and whether each search trial has the same results as in the undisturbed
+sweep. The order in which trials end decides which configurations get replicates, so replicates may
+differ.
 Needs `pip install 'gdpo-tune[cluster]'`.
 """
 
@@ -36,12 +37,12 @@ from night import (
     PATIENCE,
     Night,
     Watch,
-    back_seconds,
-    incidents,
-    lost_trials,
-    running,
-    scheduled,
-    told,
+    compute_return_seconds,
+    find_lost_trials,
+    list_incidents,
+    list_running_trials,
+    read_output,
+    run_schedule,
     wait,
     write_files,
 )
@@ -63,18 +64,18 @@ from tests.support.sweep_properties import (
 NODE = {"cpus": 4, "gpus": 2}
 SLOTS, ON_A_NODE = 8, 4
 TRIAL = "ray::ImplicitFunc"
-"""What the process of a trial calls itself."""
+"""Name of the process of a trial."""
 LIMIT_SECONDS = 120.0
-"""Until back at work."""
+"""Most seconds until a lost trial is back."""
 
 
-def trials_on(node: RayNode) -> list[psutil.Process]:
-    """Processes of trials that run there."""
+def list_trial_processes(node: RayNode) -> list[psutil.Process]:
+    """Return the processes of trials on a node."""
     return [process for process in node.processes() if read_command(process).startswith(TRIAL)]
 
 
-def driver_on(node: RayNode) -> psutil.Process:
-    """The driver of the sweep, which is the job itself and not the shell that started it."""
+def find_driver(node: RayNode) -> psutil.Process:
+    """Return the driver's process: the job itself, not the shell that started it."""
     (driver,) = [
         process
         for process in node.processes()
@@ -83,103 +84,111 @@ def driver_on(node: RayNode) -> psutil.Process:
     return driver
 
 
-def well_under_way(night: Night, cluster: RayCluster) -> bool:
-    """Whether all slots are taken, and half of the trials have a checkpoint."""
-    if any(len(trials_on(node)) < ON_A_NODE for node in cluster.nodes):
+def is_ready_for_fault(night: Night, cluster: RayCluster) -> bool:
+    """Return whether all slots are taken and half of the trials have a checkpoint."""
+    if any(len(list_trial_processes(node)) < ON_A_NODE for node in cluster.nodes):
         return False
-    numbers = running(night)
-    folders = [night.spec.directory / "trials" / str(number) for number in numbers]
-    have = sum(find_newest_checkpoint(folder) is not None for folder in folders)
+    numbers = list_running_trials(night)
+    directories = [night.spec.directory / "trials" / str(number) for number in numbers]
+    have = sum(find_newest_checkpoint(directory) is not None for directory in directories)
     return len(numbers) == SLOTS and have >= SLOTS // 2
 
 
 def disturb(
     night: Night, process: subprocess.Popen[bytes], cluster: RayCluster, watch: Watch
 ) -> dict[str, Any]:
-    """Kill the node and then the driver; return what was lost, and for how long."""
+    """Kill the node and then the driver; return lost trials and seconds until their return."""
     head, other = cluster.nodes
-    wait(night, process, watch, lambda: well_under_way(night, cluster))
-    watch.look()
+    wait(night, process, watch, lambda: is_ready_for_fault(night, cluster))
+    watch.record_progress()
     other.kill()
     cluster.nodes.remove(other)
     killed = time.monotonic()
-    watch.look()
+    watch.record_progress()
 
-    # with half of the slots gone, the others wait until those that run have ended
-    wait(night, process, watch, lambda: bool(lost_trials(night) & watch.after(killed).keys()))
-    lost, again = sorted(map(int, lost_trials(night))), watch.repeated()
-    under_way = running(night)
-    driver_on(head).kill()
+    # with half of the slots gone, lost trials wait until running ones have ended
+    wait(
+        night,
+        process,
+        watch,
+        lambda: bool(find_lost_trials(night) & watch.find_first_writes(killed).keys()),
+    )
+    lost, again = sorted(map(int, find_lost_trials(night))), watch.count_repeated_steps()
+    under_way = list_running_trials(night)
+    find_driver(head).kill()
     driver_killed = time.monotonic()
     wait(night, process, watch, lambda: process.poll() is not None)
-    node = {"trials": lost, "steps_again": again, **back_seconds(watch, killed, lost)}
-    driver = {"trials": under_way, "steps_again": watch.repeated() - again}
-    driver |= back_seconds(watch, driver_killed, under_way)
+    node = {"trials": lost, "steps_again": again, **compute_return_seconds(watch, killed, lost)}
+    driver = {"trials": under_way, "steps_again": watch.count_repeated_steps() - again}
+    driver |= compute_return_seconds(watch, driver_killed, under_way)
     return {"node": node, "driver": driver}
 
 
-def differences(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[str]:
-    """In what trials of two runs differ, one line each."""
-    found = [
+def list_differences(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[str]:
+    """Print and return the differences between the trials of two runs, one line each."""
+    lines = [
         f"trial {one['number']}: {key} = {one[key]}, not {other[key]}"
         for one, other in zip(some, others, strict=False)
         for key in one
         if one[key] != other[key]
     ]
-    print(*found, sep="\n")
-    return found + [f"{len(some)} trials, not {len(others)}"] * (len(some) != len(others))
+    print(*lines, sep="\n")
+    return lines + [f"{len(some)} trials, not {len(others)}"] * (len(some) != len(others))
 
 
 def run(
-    folder: Path, ray: Path, steps: int, trials: int, *, disturbed: bool
+    directory: Path, ray: Path, steps: int, trials: int, *, disturbed: bool
 ) -> tuple[Night, dict[str, Any]]:
-    """A run from its start to its end, on a cluster of its own."""
-    found: dict[str, Any] = {}
+    """Run the sweep from start to end on its own cluster; return it and its figures."""
+    figures: dict[str, Any] = {}
     with open_ray_cluster(ray) as cluster:
         head = cluster.start_head(dashboard=True, **NODE)
         cluster.add_node(**NODE)
-        night = write_files(folder, cluster.url, steps, trials)
+        night = write_files(directory, cluster.url, steps, trials)
         watch = Watch(night.spec.directory / "trials")
         began = time.monotonic()
-        with scheduled(night) as process:
+        with run_schedule(night) as process:
             if disturbed:
-                found = disturb(night, process, cluster, watch)
+                figures = disturb(night, process, cluster, watch)
             status = process.wait(PATIENCE)
         if status:
-            raise SystemExit(f"the run ended with {status}\n{told(night)}")
-        found["wall_seconds"] = round(time.monotonic() - began, 1)
-        left = [*trials_on(head), *(p for p in head.processes() if p.status() == "zombie")]
-        found["processes_left"] = len(left)
+            raise SystemExit(f"the run ended with {status}\n{read_output(night)}")
+        figures["wall_seconds"] = round(time.monotonic() - began, 1)
+        remaining = [
+            *list_trial_processes(head),
+            *(p for p in head.processes() if p.status() == "zombie"),
+        ]
+        figures["processes_left"] = len(remaining)
     check_every_trial_once(night)
     check_no_trial_goes_back(night)
-    found["trials"] = len(list(watch.trials.iterdir()))
-    found["steps_again"] = watch.repeated()
-    print(told(night), *(str(incident) for incident in incidents(night)), sep="\n")
-    return night, found
+    figures["trials"] = len(list(watch.trials.iterdir()))
+    figures["steps_again"] = watch.count_repeated_steps()
+    print(read_output(night), *(str(incident) for incident in list_incidents(night)), sep="\n")
+    return night, figures
 
 
 def main() -> None:
-    """Run both and print."""
+    """Run both sweeps and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="shorter trials, and fewer: minutes")
     options = parser.parse_args()
     size = {"steps": 30, "trials": 12} if options.small else {"steps": 60, "trials": 14}
     os.environ["RAY_AUTH_MODE"] = "disabled"
     with tempfile.TemporaryDirectory() as name, make_short_directory() as short:
-        folder = Path(name)
+        directory = Path(name)
         for each in ("a", "b"):
             (short / each).mkdir()
-        whole, undisturbed = run(folder / "whole", short / "a", **size, disturbed=False)
-        cut, found = run(folder / "cut", short / "b", **size, disturbed=True)
+        whole, undisturbed = run(directory / "whole", short / "a", **size, disturbed=False)
+        cut, disturbed = run(directory / "cut", short / "b", **size, disturbed=True)
         same = not (
-            differing := differences(collect_search_facts(cut), collect_search_facts(whole))
+            differing := list_differences(collect_search_facts(cut), collect_search_facts(whole))
         )
-    back = max(found["node"]["first_back_seconds"], found["driver"]["first_back_seconds"])
-    clean = not found["processes_left"]
+    back = max(disturbed[fault]["first_back_seconds"] for fault in ("node", "driver"))
+    clean = not disturbed["processes_left"]
     figures = {
         "benchmark": "cluster_night",
         "slots": SLOTS,
-        **found,
+        **disturbed,
         "undisturbed_wall_seconds": undisturbed["wall_seconds"],
         "same_trials": same,
         "differences": len(differing),

@@ -1,4 +1,4 @@
-"""What the search itself costs: a sweep of instant trials, everything around training left in.
+"""CPU time and memory of the search itself: a sweep of instant trials, without any training.
 
     python benchmarks/driver.py [--trials 10000] [--small]
 
@@ -6,15 +6,15 @@ Two sweeps, each in a process of its own, one after the other:
 
     ours    `run_sweep` over `search_spaces/code.yaml` as it ships: Ray Tune, the ledger with its
             journal, stopping by dominance (ASHA, its rungs really reported), replicates of the
-            front. The sampler is `random`, so the figures are those of the machinery and not of a
-            model. Trials train nothing: they report at their rungs and at their end.
+            front. The sampler is `random`, so the figures leave out the time of a model.
+            Trials train nothing: they report at their rungs and at their end.
     Ray     the limit: Ray Tune alone, first in first out, the same settings and slots, trials that
-            report as often as ours did.
+            report as often as ours.
 
-CPU time is that of the driver's process (all of its threads) from the call to its return: imports,
-the start and the end of Ray included, divided by all trials. Beside it, from samples on the way, a
-trial of the first and of the last tenth. Memory is the resident set: growth is the slope of a line
-through the samples after warm-up, `WARM_UP` of all trials.
+CPU time is that of the driver's process (all of its threads) from the call to its return, divided
+by all trials; it includes imports and the start and end of Ray. Samples during the sweep give the
+CPU time of a trial in the first and in the last tenth. Memory is the resident set: growth is the
+slope of a line through the samples after the first `WARM_UP` of all trials.
 
 The last line is JSON: CPU milliseconds a trial, MiB and their growth, of both; limit.
 """
@@ -41,34 +41,37 @@ from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, Report, 
 from gdpo_tune.spec import SweepSpec, load_spec
 
 LIMIT_MS = 15.0
-"""CPU a trial that the driver may cost."""
+"""Most CPU milliseconds of the driver for each trial."""
 SAMPLES = 50
-"""Of memory and CPU time, over a sweep."""
+"""Number of samples of memory and CPU time in a sweep."""
 WARM_UP = 0.2
-"""Share of a sweep after which memory is to be flat."""
+"""Share of a sweep after which memory must be flat."""
 SPACE = Path(__file__).resolve().parents[1] / "search_spaces" / "code.yaml"
 
 
 def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcome:
-    """An instant trial: a result at each of its rungs and at its end, then an outcome."""
+    """Run an instant trial: report at each rung and at the end, then return an outcome."""
     del resume
     rng = np.random.default_rng(config.seed)
-    values = worth(config)
+    values = compute_worth(config)
     steps = sorted({*config.evaluate_at, config.training.steps})
     for step in steps:
         share = step / config.training.steps
-        found = {
+        estimates = {
             name: Estimate(value * share**0.5 + 0.02 * rng.standard_normal(), 0.02)
             for name, value in values.items()
         }
         cost = Cost(step * config.training.completions_per_step, share, share)
-        flat = {f"validation/{name}": estimate.mean for name, estimate in found.items()}
-        report(Measurement(step, flat, cost, found), None)
-    return Outcome(found, found, cost, None)
+        flat = {f"validation/{name}": estimate.mean for name, estimate in estimates.items()}
+        report(Measurement(step, flat, cost, estimates), None)
+    return Outcome(estimates, estimates, cost, None)
 
 
-def worth(config: TrialConfig) -> dict[str, float]:
-    """What it would measure without noise: weights trade objectives off, the rate scales them."""
+def compute_worth(config: TrialConfig) -> dict[str, float]:
+    """Compute a trial's objectives without noise.
+
+    Reward weights trade objectives off; the learning rate scales all of them.
+    """
     weights = config.reward_weights()
     rate = float(config.params["learning_rate"])
     quality = float(np.exp(-(np.log(rate / 1.0e-4) ** 2)))
@@ -86,27 +89,27 @@ class Samples:
     mib: list[float] = field(default_factory=list[float])
 
     def take(self, ended: int) -> None:
-        """Take a sample if it is due."""
+        """Take a sample if one is due."""
         if ended % self.every == 0:
             self.trials.append(ended)
             self.cpu.append(time.process_time())
             self.mib.append(psutil.Process().memory_info().rss / 2**20)
 
-    def ms_a_trial(self, start: float, end: float) -> float:
-        """CPU milliseconds a trial between two shares of the sweep."""
+    def compute_ms_per_trial(self, start: float, end: float) -> float:
+        """Compute the CPU milliseconds of a trial between two shares of the sweep."""
         first, last = (round(share * (len(self.trials) - 1)) for share in (start, end))
         cpu = self.cpu[last] - self.cpu[first]
         return 1000 * cpu / (self.trials[last] - self.trials[first])
 
-    def growth(self) -> float:
-        """MiB for each 1,000 trials, once warm."""
+    def compute_growth(self) -> float:
+        """Compute the MiB that 1,000 trials add after warm-up."""
         first = round(WARM_UP * (len(self.trials) - 1))
         return 1000 * float(np.polyfit(self.trials[first:], self.mib[first:], 1)[0])
 
 
 @dataclass(frozen=True)
 class Run:
-    """One sweep, measured."""
+    """Measurements of one sweep."""
 
     samples: Samples
     cpu: float
@@ -116,25 +119,25 @@ class Run:
     results: Counter[int]
     """Trials by the number of their results."""
 
-    def figures(self) -> dict[str, Any]:
-        """For the line of JSON."""
+    def build_figures(self) -> dict[str, Any]:
+        """Build the figures for the line of JSON."""
         trials = self.states.total()
         results = sum(count * having for count, having in self.results.items())
         return {
             "trials": dict(+self.states),
             "results_per_trial": round(results / trials, 2),
             "cpu_ms_per_trial": round(1000 * self.cpu / trials, 2),
-            "cpu_ms_per_trial_of_first_tenth": round(self.samples.ms_a_trial(0, 0.1), 2),
-            "cpu_ms_per_trial_of_last_tenth": round(self.samples.ms_a_trial(0.9, 1), 2),
+            "cpu_ms_per_trial_of_first_tenth": round(self.samples.compute_ms_per_trial(0, 0.1), 2),
+            "cpu_ms_per_trial_of_last_tenth": round(self.samples.compute_ms_per_trial(0.9, 1), 2),
             "mib_at_start": round(self.samples.mib[0]),
             "mib_at_end": round(self.samples.mib[-1]),
-            "mib_per_1000_trials": round(self.samples.growth(), 2),
+            "mib_per_1000_trials": round(self.samples.compute_growth(), 2),
             "wall_seconds": round(self.wall, 1),
         }
 
 
 def run_ours(spec: SweepSpec) -> Run:
-    """The sweep that users get."""
+    """Run and measure the sweep that users get."""
     wall, cpu = time.perf_counter(), time.process_time()
     from gdpo_tune.tuning.runner import run_sweep
 
@@ -159,9 +162,9 @@ def run_ours(spec: SweepSpec) -> Run:
 
 
 def run_ray(spec: SweepSpec, counts: Sequence[int]) -> Run:
-    """Ray Tune alone; each of these is how many results a trial has."""
+    """Run and measure Ray Tune alone; `counts` are the numbers of results, one for each trial."""
     wall, cpu = time.perf_counter(), time.process_time()
-    # Under this name Ray's workers find it: the one that it has in this process is theirs, too.
+    # Ray's workers import the trainable by this module name, not as `__main__`.
     from driver import report_only
     from ray import tune
 
@@ -201,7 +204,7 @@ def run_ray(spec: SweepSpec, counts: Sequence[int]) -> Run:
 
 
 def report_only(config: dict[str, Any]) -> dict[str, float]:
-    """A trial of Ray's."""
+    """Report `config["results"]` results; the trainable for Ray Tune alone."""
     from ray import tune
 
     for _ in range(config["results"]):
@@ -209,20 +212,20 @@ def report_only(config: dict[str, Any]) -> dict[str, float]:
     return {"loss": 0.5}
 
 
-def sweep(folder: str, trials: int) -> SweepSpec:
-    """The shipped search space as a sweep of instant trials."""
-    changes = [f"storage={folder}", f"search.trials={trials}", "search.sampler=random"]
+def load_sweep(directory: str, trials: int) -> SweepSpec:
+    """Load the shipped search space as a sweep of instant trials."""
+    changes = [f"storage={directory}", f"search.trials={trials}", "search.sampler=random"]
     return load_spec(SPACE, changes)
 
 
-def alone(work: Callable[..., Run], *arguments: Any) -> Run:
-    """Do it in a process of its own, so that neither memory nor imports are another one's."""
+def run_in_process(work: Callable[..., Run], *arguments: Any) -> Run:
+    """Run `work` in a new process, so that runs share neither memory nor imports."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(work, arguments)
 
 
-def shown(name: str, run: Run) -> Run:
-    """Print how a sweep went."""
+def print_run(name: str, run: Run) -> Run:
+    """Print the samples of a run and return the run."""
     if run.states["failed"]:
         raise SystemExit(f"{name}: {run.states['failed']} trials failed: no figure holds")
     for at, cpu, mib in zip(run.samples.trials, run.samples.cpu, run.samples.mib, strict=True):
@@ -232,7 +235,7 @@ def shown(name: str, run: Run) -> Run:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure both sweeps and print the figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -240,22 +243,24 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="100 trials")
     options = parser.parse_args()
     trials = 100 if options.small else options.trials
-    folder_of_this_file = str(Path(__file__).resolve().parent)
+    scripts = str(Path(__file__).resolve().parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [folder_of_this_file, os.environ.get("PYTHONPATH")])
+        filter(None, [scripts, os.environ.get("PYTHONPATH")])
     )
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as the command does
-    with tempfile.TemporaryDirectory() as folder:
-        ours = shown("ours", alone(run_ours, sweep(f"{folder}/ours", trials)))
+    with tempfile.TemporaryDirectory() as directory:
+        ours = print_run("ours", run_in_process(run_ours, load_sweep(f"{directory}/ours", trials)))
         counts = [count for count, many in ours.results.items() for _ in range(many)]
-        ray = shown("Ray", alone(run_ray, sweep(f"{folder}/ray", trials), counts))
+        ray = print_run(
+            "Ray", run_in_process(run_ray, load_sweep(f"{directory}/ray", trials), counts)
+        )
     spent = 1000 * ours.cpu / ours.states.total()
     result = {
         "benchmark": "driver",
         "sampler": "random",
         "scheduler": "asha",
-        **ours.figures(),
-        "ray_alone": ray.figures(),
+        **ours.build_figures(),
+        "ray_alone": ray.build_figures(),
         "limit_cpu_ms_per_trial": LIMIT_MS,
         "ok": spent <= LIMIT_MS,
     }

@@ -1,4 +1,4 @@
-"""What the commands that measure a GPU take and refuse, before they import anything heavy."""
+"""Options and refusals of the commands that measure a GPU; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from gdpo_tune.spec.machine import count_visible_gpus
 
 
 def require_gpu() -> None:
-    """Refuse a machine without a GPU, or with several of which one would be measured.
+    """Refuse a machine that does not have exactly one visible GPU.
 
     Raises:
-        ResourcesError: there is not exactly one that may be used.
+        ResourcesError: there is not exactly one GPU that may be used.
     """
     gpus = count_visible_gpus(os.environ)
     if gpus != 1:
         raise ResourcesError(
-            f"this machine has {gpus} GPUs that may be used, and one is measured\n"
+            f"this machine has {gpus} GPUs that may be used, and the benchmark measures one\n"
             "    fix: CUDA_VISIBLE_DEVICES=0 where there are several, --small on a CPU"
         )
 
 
-def at_least(lowest: int) -> Callable[[str], int]:
-    """The type of a command line option."""
+def build_integer_type(lowest: int) -> Callable[[str], int]:
+    """Build the type of a command line option: whole numbers from `lowest` on."""
 
-    def number(text: str) -> int:
+    def parse(text: str) -> int:
         if not text.isdecimal() or int(text) < lowest:
             raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {lowest} on")
         return int(text)
 
-    return number
+    return parse
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
-    """An error that is meant for a person ends the command with its words and exit status."""
+def exit_on_error() -> Iterator[None]:
+    """End the command with message and exit status of an error that is meant for the user."""
     try:
         yield
     except GdpoTuneError as error:

@@ -1,16 +1,17 @@
-"""One training step of ours against plain `trl.GRPOTrainer` on a GPU, in seconds.
+"""One training step of ours and of plain `trl.GRPOTrainer` on a GPU, in seconds.
 
-    python benchmarks/gpu_step.py [--policy FOLDER_OR_HUB_ID] [--engine transformers] ...
+    python benchmarks/gpu_step.py [--policy DIRECTORY_OR_HUB_ID] [--engine transformers] ...
     python benchmarks/gpu_step.py --small      seconds, on a CPU: shows that it runs
 
 Ours is a trial as a sweep runs it, without held-out evaluation and checkpoints. Both sides train
-every weight of the same policy on the same prompts, in bfloat16 with recomputed activations, with
-the same engine (vLLM in the trainer's process where it is installed, else Transformers), and look
-rewards up. Blocks of steps alternate; each has a process of its own, as trials on a GPU have,
-because engines stack in one process. The defaults are meant for one GPU of 80 GB.
+every weight of the same policy on the same prompts, in bfloat16 with recomputed activations. Both
+use the same engine (vLLM in the trainer's process where it is installed, else Transformers) and
+rewards that cost nothing. Blocks of steps alternate. Each block has its own process, as trials on a
+GPU have, because the memory of engines adds up in one process. The defaults are for one GPU of
+80 GB.
 
-The last line is JSON: the median of the ratios of all pairs of blocks with the lowest and highest
-one, seconds a step, and the most MiB that PyTorch allocated, a colocated engine included.
+The last line is JSON: the median, lowest and highest ratio over all pairs of blocks, seconds a
+step, and the most MiB that PyTorch allocated, including a colocated engine.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 
 from alternation import Block, Side, alternate
-from gpu_options import at_least, refusals, require_gpu
+from gpu_options import build_integer_type, exit_on_error, require_gpu
 from gpu_step_plan import Plan
 
 from gdpo_tune.core.engines import find_vllm, select_engine
@@ -33,7 +34,7 @@ from gdpo_tune.policies.load_policy import check_policy_available
 from gdpo_tune.spec import count_local_cpus
 
 LIKE_A_GPU = ModelSettings(dtype="bfloat16", gradient_checkpointing="on")
-"""What `auto` means on a GPU, so that the small form computes the same way."""
+"""Meaning of `auto` on a GPU, so that `--small` computes the same way."""
 SMALL = Plan(
     policy="embedded",
     engine="transformers",
@@ -46,75 +47,83 @@ SMALL = Plan(
     model=LIKE_A_GPU,
 )
 IMPORTED_ONCE = ["transformers.trainer"]
-"""Most of what a block imports, which takes longer than a small block itself."""
+"""Most of a block's imports, which take longer than a small block itself."""
 
 
 def measure(plan: Plan, blocks: int, most: int, preload: Sequence[str] = ()) -> dict[str, object]:
-    """Both trainers in turns, each block in a process of its own.
+    """Measure both trainers in turns, each block in its own process.
 
     Args:
-        plan: what they do.
-        blocks: of each side, at least.
-        most: of each side.
-        preload: modules that all processes inherit from one; where there is a GPU this must be
-            nothing that touches it, because CUDA does not survive a fork.
+        plan: work of both trainers.
+        blocks: least number of blocks of each side.
+        most: largest number of blocks of each side.
+        preload: modules that all processes inherit from one; they must not touch a GPU, because
+            CUDA does not survive a fork.
     """
     context = get_context("forkserver")
     context.set_forkserver_preload(list(preload))
     with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as processes:
         pair = alternate(
-            lambda ours, seed: processes.submit(block, plan, ours, seed).result(), blocks, most
+            lambda ours, seed: processes.submit(run_block, plan, ours, seed).result(), blocks, most
         )
     return {
         "benchmark": "gpu_step",
         "device": pair.ours.blocks[0].device,
         "engine": plan.engine,
         "policy": plan.policy,
-        **pair.figures("seconds"),
-        "ours_peak_mib": peak(pair.ours),
-        "trl_peak_mib": peak(pair.plain),
+        **pair.build_figures("seconds"),
+        "ours_peak_mib": find_peak(pair.ours),
+        "trl_peak_mib": find_peak(pair.plain),
         "completions_per_step": plan.prompts * plan.group_size,
         "max_completion_length": plan.tokens,
         "steps_per_block": plan.steps,
     }
 
 
-def block(plan: Plan, ours: bool, seed: int) -> Block:
-    """One block, in this process; what it imports, only this process does."""
+def run_block(plan: Plan, ours: bool, seed: int) -> Block:
+    """Run one block in this process, which alone imports torch."""
     from gpu_step_block import run
 
     return run(plan, ours, seed)
 
 
-def peak(side: Side) -> int | None:
-    """The most MiB of a GPU that a block allocated; None on a CPU."""
-    known = [one.peak_mib for one in side.blocks if one.peak_mib is not None]
-    return round(max(known)) if known else None
+def find_peak(side: Side) -> int | None:
+    """Return the most MiB of a GPU that a block allocated; None on a CPU."""
+    peaks = [one.peak_mib for one in side.blocks if one.peak_mib is not None]
+    return round(max(peaks)) if peaks else None
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--small", action="store_true", help="on a CPU; other options have no say")
+    parser.add_argument("--small", action="store_true", help="on a CPU; ignores other options")
     parser.add_argument("--policy", default="Qwen/Qwen2.5-1.5B-Instruct")
     parser.add_argument("--engine", choices=["auto", "transformers", "vllm"], default="auto")
-    parser.add_argument("--prompts", type=at_least(1), default=16, help="a step")
-    parser.add_argument("--group-size", type=at_least(2), default=8)
-    parser.add_argument("--tokens", type=at_least(1), default=256, help="longest completion")
-    parser.add_argument("--blocks", type=at_least(1), default=3, help="of each side, at least")
-    parser.add_argument("--steps", type=at_least(1), default=8, help="of a block that count")
+    parser.add_argument(
+        "--prompts", type=build_integer_type(1), default=16, help="prompts of a step"
+    )
+    parser.add_argument("--group-size", type=build_integer_type(2), default=8)
+    parser.add_argument(
+        "--tokens", type=build_integer_type(1), default=256, help="most tokens of a completion"
+    )
+    parser.add_argument(
+        "--blocks", type=build_integer_type(1), default=3, help="least number for each side"
+    )
+    parser.add_argument(
+        "--steps", type=build_integer_type(1), default=8, help="counted steps of a block"
+    )
     return parser
 
 
-def full_plan(options: argparse.Namespace) -> Plan:
-    """What the options ask for.
+def build_full_plan(options: argparse.Namespace) -> Plan:
+    """Build the plan from the options.
 
     Raises:
-        ResourcesError: there is no GPU.
-        EngineError: vLLM is asked for and not installed.
-        PolicyError: the policy is not to be had.
+        ResourcesError: there is not exactly one GPU.
+        EngineError: vLLM is requested and not installed.
+        PolicyError: the policy is not available.
     """
     require_gpu()
     vllm = find_vllm()
@@ -134,14 +143,14 @@ def full_plan(options: argparse.Namespace) -> Plan:
 
 
 def main() -> None:
-    """Measure, print a line of text and a line of JSON."""
-    options = parser().parse_args()
-    with refusals():
+    """Measure; print a line of text and a line of JSON."""
+    options = build_parser().parse_args()
+    with exit_on_error():
         if options.small:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
             figures = measure(SMALL, blocks=2, most=2, preload=IMPORTED_ONCE)
         else:
-            figures = measure(full_plan(options), options.blocks, 2 * options.blocks)
+            figures = measure(build_full_plan(options), options.blocks, 2 * options.blocks)
     print(
         f"ours {figures['ours_seconds']} s, TRL {figures['trl_seconds']} s a step on "
         f"{figures['device']} with {figures['engine']}: ratio {figures['ratio']}"

@@ -1,6 +1,6 @@
-"""One block of `gpu_step.py`: a few steps of one trainer on what a trial of the product trains on.
+"""One block of `gpu_step.py`: a few steps of one trainer on the prompts of a trial.
 
-Ours is `gdpo_tune.training.train` itself, ended after the last step that counts. TRL's is a plain
+Ours is `gdpo_tune.training.train` itself, ended after the last counted step. TRL's is a plain
 `GRPOTrainer` with the same policy, prompts, arguments and engine.
 """
 
@@ -30,11 +30,11 @@ from gdpo_tune.training.trl_arguments import build_trainer_arguments, count_prom
 from gdpo_tune.training.worker_cache import open_worker_cache
 
 ROWS = 2000
-"""Prompts; about 70 of 100 are for training."""
+"""Number of prompts; about 70 of 100 are for training."""
 
 
 class LookedUp(RewardFunctionTask):
-    """Prompts and instructions of the code task; rewards that cost nothing."""
+    """Task with the prompts and instructions of the code task and rewards that cost nothing."""
 
     reward_funcs = REWARDS
     ranges = {reward.__name__: (0.0, 1.0) for reward in REWARDS}
@@ -44,36 +44,36 @@ class LookedUp(RewardFunctionTask):
         self.instructions = CodeTask(settings).instructions
 
     def rows(self):
-        """Every prompt; nothing else is looked at."""
+        """Return every prompt; rewards need no other column."""
         return [{"prompt": problem.prompt} for problem in generate("train", ROWS, 0)]
 
 
 class MeasuredError(Exception):
-    """All steps that count are done."""
+    """All counted steps are done."""
 
 
 def run(plan: Plan, ours: bool, seed: int) -> Block:
     """Train a fresh trainer for a few steps and measure all but the first ones."""
     transformers_logging.disable_progress_bar()
-    watch = Stopwatch(plan.steps, finished, plan.warm_up)
-    with tempfile.TemporaryDirectory() as folder:
-        config = plan.config(seed, Path(folder))
+    watch = Stopwatch(plan.steps, read_finish_time, plan.warm_up)
+    with tempfile.TemporaryDirectory() as directory:
+        config = plan.build_config(seed, Path(directory))
         (train_ours if ours else train_plain)(config, watch)
     if not torch.cuda.is_available():
-        return watch.block()
+        return watch.build_block()
     peak = torch.cuda.max_memory_allocated() / 2**20
-    return watch.block(peak, torch.cuda.get_device_name())
+    return watch.build_block(peak, torch.cuda.get_device_name())
 
 
-def finished() -> float:
-    """The time at which all that was asked of the GPU is done."""
+def read_finish_time() -> float:
+    """Wait until the GPU has finished its work and return the time."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def train_ours(config: TrialConfig, watch: Stopwatch) -> None:
-    """The trial as a sweep runs it, without its end: no evaluation, no checkpoint."""
+    """Train the trial as a sweep runs it, without the final evaluation and checkpoint."""
 
     def report(measurement, checkpoint) -> None:
         watch.end_step(measurement.step, measurement.metrics["train/mean_length"])
@@ -85,7 +85,7 @@ def train_ours(config: TrialConfig, watch: Stopwatch) -> None:
 
 
 def train_plain(config: TrialConfig, watch: Stopwatch) -> None:
-    """TRL's trainer with its own GDPO, on the same policy, prompts, arguments and engine."""
+    """Train TRL's trainer with its own GDPO on the same policy, prompts, arguments and engine."""
     torch.set_num_threads(config.threads)
     with open_worker_cache(config) as cache:
         problems = cache.load_split("train").problems

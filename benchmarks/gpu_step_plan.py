@@ -1,4 +1,4 @@
-"""What both trainers of `gpu_step.py` do; light, for the process that starts the others."""
+"""Work of both trainers of `gpu_step.py`; imports no torch, for the process that starts blocks."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ TRAIN_PROMPTS = 1024
 
 @dataclass(frozen=True)
 class Plan:
-    """What both trainers do."""
+    """Work of both trainers."""
 
     policy: str
     engine: str
     """`transformers` or `vllm`."""
     prompts: int
-    """A step."""
+    """Prompts of a step."""
     group_size: int
     tokens: int
-    """Longest completion."""
+    """Tokens of the longest completion."""
     steps: int
-    """Of a block that count."""
+    """Counted steps of a block."""
     warm_up: int
     threads: int
     model: ModelSettings
     vllm_memory_share: float = 0.3
-    """Both trainers hold every weight and its optimizer state, so less than half is left."""
+    """Share of the GPU's memory for vLLM; weights and optimizer state take more than half."""
 
-    def config(self, seed: int, folder: Path) -> TrialConfig:
-        """The trial that is timed; it would go on for one more step, and evaluate after that."""
-        known = list_parameters(task_files.load_task_info(TASK))
-        params = {name: parameter.default for name, parameter in known.items()}
+    def build_config(self, seed: int, directory: Path) -> TrialConfig:
+        """Build the timed trial; it has one more step, so that its evaluation is not timed."""
+        parameters = list_parameters(task_files.load_task_info(TASK))
+        params = {name: parameter.default for name, parameter in parameters.items()}
         steps = self.warm_up + self.steps + 1
         return TrialConfig(
             task=TASK,
             policy=self.policy,
             seed=seed,
-            # So small a rate leaves both sides the same policy, hence the same lengths.
+            # The small rate keeps the policy, and so the lengths, equal on both sides.
             params={**params, "group_size": self.group_size, "learning_rate": 1e-7},
             training=TrainingSettings(
                 steps=steps,
@@ -54,7 +54,7 @@ class Plan:
                 evaluate_every=steps,
                 checkpoint_every=steps,
             ),
-            directory=folder,
+            directory=directory,
             threads=self.threads,
             model=self.model,
             rollout=RolloutSettings(engine=self.engine, vllm_memory_share=self.vllm_memory_share),

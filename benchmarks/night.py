@@ -1,4 +1,4 @@
-"""One run of a schedule, and how far its trials have come: for `cluster_night`."""
+"""One run of a schedule and the progress of its trials, for `cluster_night`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ tracking: TRACKING
 """
 PATIENCE = 900.0
 DYING_SECONDS = 2.0
-"""Until all trials of a killed driver are dead, too; what they write until then is no return."""
+"""Time until the trials of a killed driver are dead; lines written by then do not count."""
 
 
 class Night(KilledSweep):
@@ -40,7 +40,7 @@ class Night(KilledSweep):
 
     @property
     def spec(self) -> SweepSpec:
-        """What is asked."""
+        """Spec of the sweep."""
         return load_spec(
             self.folder / "night.yaml", [f"storage={self.folder / 'shared'}"], name=f"night-{RUN}"
         )
@@ -48,62 +48,66 @@ class Night(KilledSweep):
 
 @dataclass
 class Watch:
-    """How far trials have come, looked at again and again."""
+    """Progress of all trials, recorded by repeated polls."""
 
     trials: Path
-    seen: dict[str, int] = field(default_factory=dict)
-    """Lines that each trial has written."""
-    grown: list[tuple[float, str]] = field(default_factory=list)
-    """When a trial was seen to have written more."""
+    line_counts: dict[str, int] = field(default_factory=dict)
+    """Trial -> number of lines that it has written."""
+    writes: list[tuple[float, str]] = field(default_factory=list)
+    """Time of each poll that saw new lines of a trial, and the trial."""
 
-    def look(self) -> None:
-        """Look once more."""
-        for folder in self.trials.glob("*"):
-            count = len(read_steps_written(folder))
-            if count > self.seen.get(folder.name, 0):
-                self.seen[folder.name] = count
-                self.grown.append((time.monotonic(), folder.name))
+    def record_progress(self) -> None:
+        """Record which trials have written new lines."""
+        for directory in self.trials.glob("*"):
+            count = len(read_steps_written(directory))
+            if count > self.line_counts.get(directory.name, 0):
+                self.line_counts[directory.name] = count
+                self.writes.append((time.monotonic(), directory.name))
 
-    def after(self, moment: float) -> dict[str, float]:
-        """Trials that wrote something after a kill, and the seconds until they first did."""
+    def find_first_writes(self, moment: float) -> dict[str, float]:
+        """Return each trial that wrote after `moment`, and the seconds until its first line."""
         first: dict[str, float] = {}
-        for when, trial in self.grown:
+        for when, trial in self.writes:
             if when > moment + DYING_SECONDS:
                 first.setdefault(trial, when - moment)
         return first
 
-    def repeated(self) -> int:
-        """Steps that were done again so far."""
-        lines = [read_steps_written(folder) for folder in self.trials.glob("*")]
+    def count_repeated_steps(self) -> int:
+        """Count the steps that trials have repeated so far."""
+        lines = [read_steps_written(directory) for directory in self.trials.glob("*")]
         return sum(len(steps) - len(set(steps)) for steps in lines)
 
 
-def write_files(folder: Path, url: str, steps: int, trials: int) -> Night:
-    """The search space and the file of the schedule, as a person writes them."""
-    (folder / "sweeps").mkdir(parents=True)
+def write_files(directory: Path, url: str, steps: int, trials: int) -> Night:
+    """Write the search space and the schedule file, as a user writes them."""
+    (directory / "sweeps").mkdir(parents=True)
     space = NIGHT.replace("STEPS", str(steps)).replace("TRIALS", str(trials))
-    (folder / "night.yaml").write_text(space)
-    given = {"URL": url, "STORAGE": folder / "shared", "TRACKING": f"sqlite:///{folder}/mlflow.db"}
+    (directory / "night.yaml").write_text(space)
+    values = {
+        "URL": url,
+        "STORAGE": directory / "shared",
+        "TRACKING": f"sqlite:///{directory}/mlflow.db",
+    }
     sweep = SWEEP
-    for word, value in given.items():
+    for word, value in values.items():
         sweep = sweep.replace(word, str(value))
-    (folder / "sweeps" / "night.yaml").write_text(sweep)
-    return Night(folder, (), fake=False)
+    (directory / "sweeps" / "night.yaml").write_text(sweep)
+    return Night(directory, (), fake=False)
 
 
 @contextmanager
-def scheduled(night: Night) -> Iterator[subprocess.Popen[bytes]]:
-    """The command that begins the run and looks after it."""
+def run_schedule(night: Night) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the schedule command that submits the run and supervises it; kill it at the end."""
     command = ["-m", "gdpo_tune.schedule", "sweeps/", "run", "night", "--at", TICK, "--wait"]
     environment = {name: v for name, v in os.environ.items() if name != "RAY_ADDRESS"}
     environment |= {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    with (night.folder / "told.txt").open("ab") as told:
+    with (night.folder / "output.txt").open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, *command, "--every", "2"],
             cwd=night.folder,
             env={**environment, "RAY_AUTH_MODE": "disabled"},
-            stdout=told,
-            stderr=told,
+            stdout=output,
+            stderr=output,
         )
         try:
             yield process
@@ -112,49 +116,53 @@ def scheduled(night: Night) -> Iterator[subprocess.Popen[bytes]]:
             process.wait()
 
 
-def told(night: Night) -> str:
-    """What the command has said."""
-    return (night.folder / "told.txt").read_text()
+def read_output(night: Night) -> str:
+    """Return the output of the schedule command so far."""
+    return (night.folder / "output.txt").read_text()
 
 
 def wait(
     night: Night, process: subprocess.Popen[bytes], watch: Watch, moment: Callable[[], bool]
 ) -> None:
-    """Wait for a moment in the life of a run."""
+    """Wait until `moment` returns True; fail if the run ends first or takes too long."""
     deadline = time.monotonic() + PATIENCE
     while not moment():
-        watch.look()
+        watch.record_progress()
         ended = process.poll() is not None
         if (ended and not moment()) or time.monotonic() > deadline:
-            raise SystemExit(f"waited in vain\n{told(night)}")
+            raise SystemExit(f"waited in vain\n{read_output(night)}")
         time.sleep(0.2)
 
 
-def running(night: Night) -> list[int]:
-    """Trials under way."""
+def list_running_trials(night: Night) -> list[int]:
+    """Return the numbers of the running trials."""
     with Ledger.open(night.spec, read_only=True) as ledger:
         return [record.number for record in ledger.get_records() if record.state == "running"]
 
 
-def incidents(night: Night) -> list[Any]:
-    """What befell the sweep, in order."""
+def list_incidents(night: Night) -> list[Any]:
+    """Return the incidents of all sessions of the sweep, in order."""
     with Ledger.open(night.spec, read_only=True) as ledger:
         return [incident for session in ledger.get_sessions() for incident in session["incidents"]]
 
 
-def lost_trials(night: Night) -> set[str]:
-    """Trials that ran on the node that was lost."""
+def find_lost_trials(night: Night) -> set[str]:
+    """Return the trials that ran on the lost node."""
     return {
         str(trial)
-        for incident in incidents(night)
+        for incident in list_incidents(night)
         if "was lost" in incident.what or "was cut off" in incident.what
         for trial in incident.trials
     }
 
 
-def back_seconds(watch: Watch, moment: float, trials: Sequence[int]) -> dict[str, float]:
-    """When the first and the last of these trials wrote again."""
-    back = [seconds for trial, seconds in watch.after(moment).items() if int(trial) in trials]
+def compute_return_seconds(watch: Watch, moment: float, trials: Sequence[int]) -> dict[str, float]:
+    """Return the seconds until the first and until the last of these trials wrote again."""
+    back = [
+        seconds
+        for trial, seconds in watch.find_first_writes(moment).items()
+        if int(trial) in trials
+    ]
     return {
         "first_back_seconds": round(min(back), 1),
         "all_back_seconds": round(max(back), 1),

@@ -1,4 +1,4 @@
-"""The picture of `normalization.py`: fronts of the modes, with equal and with mixed ranges."""
+"""Picture of `normalization.py`: fronts of the modes, with equal and with mixed ranges."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ACROSS, UP = "correctness", ("length", "format")
 
 
 def write_picture(cells: Sequence[Cell], path: Path) -> None:
-    """A row a task; a column for each form of ranges and each objective against correctness."""
+    """Draw a row for each task, and a column for each form of ranges and objective."""
     tasks = list(dict.fromkeys(cell.task for cell in cells))
     columns = [(up, ranges) for up in UP for ranges in RANGES]
     size = (len(columns) * 0.88 * SIDE, len(tasks) * SIDE + 1.0)
@@ -50,7 +50,11 @@ def write_picture(cells: Sequence[Cell], path: Path) -> None:
         color=style.INK,
     )
     figure.legend(
-        handles=_legend(), loc="outside lower left", ncols=5, frameon=False, fontsize=FONT_SIZE
+        handles=_build_legend(),
+        loc="outside lower left",
+        ncols=5,
+        frameon=False,
+        fontsize=FONT_SIZE,
     )
     picture = BytesIO()
     figure.savefig(picture, format="png", dpi=DPI, facecolor=style.PAPER)
@@ -59,7 +63,7 @@ def write_picture(cells: Sequence[Cell], path: Path) -> None:
 
 def _draw(axis: Axes, cell: Cell, up: str) -> None:
     mark = style.get_mark(cell.mode)
-    x, y = (_mean_and_error(cell, name) for name in (ACROSS, up))
+    x, y = (_compute_mean_and_error(cell, name) for name in (ACROSS, up))
     axis.errorbar(
         x[0],
         y[0],
@@ -84,19 +88,21 @@ def _draw(axis: Axes, cell: Cell, up: str) -> None:
         )
 
 
-def _mean_and_error(cell: Cell, name: str) -> tuple[list[float], list[float]]:
+def _compute_mean_and_error(cell: Cell, name: str) -> tuple[list[float], list[float]]:
     values = np.array([[one.test[name] for one in seeds] for seeds in cell.results])
     errors = values.std(axis=1, ddof=1) / values.shape[1] ** 0.5
     return values.mean(axis=1).tolist(), errors.tolist()
 
 
-def _legend() -> list[Line2D]:
-    handles = [_handle(mode, style.get_mark(mode), style.get_mark(mode).color) for mode in MODES]
+def _build_legend() -> list[Line2D]:
+    handles = [
+        _build_handle(mode, style.get_mark(mode), style.get_mark(mode).color) for mode in MODES
+    ]
     grey = style.Mark(style.MUTED, "circle", "o")
-    return [*handles, _handle("dominated by its own mode", grey, style.PAPER)]
+    return [*handles, _build_handle("dominated by its own mode", grey, style.PAPER)]
 
 
-def _handle(label: str, mark: style.Mark, fill: str) -> Line2D:
+def _build_handle(label: str, mark: style.Mark, fill: str) -> Line2D:
     return Line2D(
         [],
         [],

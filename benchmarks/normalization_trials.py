@@ -1,8 +1,8 @@
-"""One training of `normalization.py`: a task whose correctness reward has a range of our choice.
+"""One training of `normalization.py`: a task with a chosen range of its correctness reward.
 
-An affine change of one reward, inside the benchmark: what is held out stays the task's own, so both
-forms of a task are judged alike. The rewards of every training batch are kept, from which the
-number of distinct advantages is counted.
+The benchmark changes one reward by an affine map. The held-out metrics stay those of the task, so
+both forms of a task have the same measure. The rewards of every training batch are kept, to count
+the distinct advantages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from normalization_fronts import distinct
+from normalization_fronts import count_distinct
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import list_parameters
@@ -30,7 +30,7 @@ from gdpo_tune.training.normalization import compute_advantages
 
 MODES = ("gdpo", "grpo", "grpo_no_std")
 RANGES = {"equal": (0.0, 1.0), "mixed": (-3.0, 3.0)}
-"""What correctness earns, beside format and length in {0, 1}."""
+"""Range of the correctness reward, beside format and length in {0, 1}."""
 GROUP_SIZE = 8
 LENGTHS = {"math": (48, 14), "tools": (64, 24), "code": (64, 26)}
 """Longest completion and length limit in tokens, as in the shipped search spaces."""
@@ -39,24 +39,24 @@ _BATCHES: list[Mapping[str, Sequence[float | None]]] = []
 
 
 class _Ranged:
-    """Mixed into a task: its correctness reward in another range, and its batches kept."""
+    """Mixin of a task: changes the range of its correctness reward, and keeps its batches."""
 
     natural: tuple[float, float]
     wanted: tuple[float, float]
 
     def problems(self, split: Split, count: int, seed: int) -> list[Problem]:
-        """The task's own; remembers which of them training sees."""
-        found: list[Problem] = super().problems(split, count, seed)
+        """Return the task's problems; record the prompts of the training split."""
+        problems: list[Problem] = super().problems(split, count, seed)
         if split == "train":
-            self._trained_on = {problem.prompt for problem in found}
-        return found
+            self._trained_on = {problem.prompt for problem in problems}
+        return problems
 
     def score(
         self, problems: Sequence[Problem], completions: Sequence[str], lengths: Sequence[int]
     ) -> Scores:
-        """The task's own metrics; correctness as a reward is mapped to the wanted range."""
+        """Score as the task does, with the correctness reward mapped to the wanted range."""
         scores: Scores = super().score(problems, completions, lengths)
-        values = rescaled(scores.rewards["correctness"], self.natural, self.wanted)
+        values = rescale(scores.rewards["correctness"], self.natural, self.wanted)
         rewards = {**scores.rewards, "correctness": values}
         if problems[0].prompt in self._trained_on:
             _BATCHES.append(rewards)
@@ -109,8 +109,8 @@ _TASKS = {
 }
 
 
-def info_of(task: str, ranges: str) -> registry.TaskInfo:
-    """A task of the package with correctness in another range."""
+def build_task_info(task: str, ranges: str) -> registry.TaskInfo:
+    """Build the info of a task of the package with correctness in another range."""
     own = registry.describe_task(task)
     return replace(
         own,
@@ -120,8 +120,8 @@ def info_of(task: str, ranges: str) -> registry.TaskInfo:
 
 
 @contextmanager
-def registered(name: str, info: registry.TaskInfo) -> Iterator[None]:
-    """Let the trainer find a task that only this benchmark has."""
+def register_task(name: str, info: registry.TaskInfo) -> Iterator[None]:
+    """Register a task of this benchmark for a `with` block, so that the trainer finds it."""
     globals()["REGISTERED"] = info
     registry.TASKS[name] = f"{__name__}:REGISTERED"
     try:
@@ -132,19 +132,19 @@ def registered(name: str, info: registry.TaskInfo) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Setting:
-    """What tells one training of the benchmark from another."""
+    """Settings in which trainings of the benchmark differ."""
 
     task: str
     ranges: str
     """A key of `RANGES`."""
     mode: str
     weight: float
-    """Of format and of length; correctness has 1."""
+    """Weight of format and of length; correctness has 1."""
     learning_rate: float
     seed: int
 
     def __str__(self) -> str:
-        """For a line of progress."""
+        """Format the setting for a line of progress."""
         return (
             f"{self.task} {self.ranges} {self.mode} 1:{self.weight:g}:{self.weight:g} "
             f"lr {self.learning_rate:g} seed {self.seed}"
@@ -153,11 +153,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Result:
-    """What one training came to."""
+    """Result of one training."""
 
     setting: Setting
     training: dict[str, Any]
-    """`TrainingSettings`: a result counts only where they are the same."""
+    """Fields of `TrainingSettings`; a result counts only if they are equal."""
     validation: dict[str, float]
     test: dict[str, float]
     distinct: dict[str, float]
@@ -165,8 +165,8 @@ class Result:
     cpu_seconds: float
 
 
-def training_of(task: str, steps: int, prompts: int) -> TrainingSettings:
-    """What every training of a task shares; `prompts` are the held-out ones for the test."""
+def build_training(task: str, steps: int, prompts: int) -> TrainingSettings:
+    """Build the settings that all trainings of a task share; `prompts` are those of the test."""
     longest, limit = LENGTHS[task]
     return TrainingSettings(
         steps=steps,
@@ -182,7 +182,7 @@ def training_of(task: str, steps: int, prompts: int) -> TrainingSettings:
 def run(job: tuple[Setting, TrainingSettings]) -> Result:
     """Train one setting and evaluate it."""
     setting, training = job
-    info = info_of(setting.task, setting.ranges)
+    info = build_task_info(setting.task, setting.ranges)
     name = f"{setting.task} {setting.ranges}"
     params = {name: parameter.default for name, parameter in list_parameters(info).items()}
     params |= {
@@ -193,14 +193,14 @@ def run(job: tuple[Setting, TrainingSettings]) -> Result:
         "reward_weights.length": setting.weight,
     }
     _BATCHES.clear()
-    with tempfile.TemporaryDirectory() as folder, registered(name, info):
+    with tempfile.TemporaryDirectory() as directory, register_task(name, info):
         config = TrialConfig(
             task=name,
             policy=info.embedded,
             seed=setting.seed,
             params=params,
             training=training,
-            directory=Path(folder),
+            directory=Path(directory),
         )
         outcome = train(config, resume=None, report=_ignore)
     weights = [float(params[f"reward_weights.{name}"]) for name in info.rewards]
@@ -209,32 +209,32 @@ def run(job: tuple[Setting, TrainingSettings]) -> Result:
         training=asdict(training),
         validation={name: estimate.mean for name, estimate in outcome.validation.items()},
         test={name: estimate.mean for name, estimate in outcome.test.items()},
-        distinct=distinct_advantages(_BATCHES, weights),
+        distinct=count_distinct_advantages(_BATCHES, weights),
         cpu_seconds=outcome.cost.cpu_seconds,
     )
 
 
-def rescaled(
+def rescale(
     values: Sequence[float | None], natural: tuple[float, float], wanted: tuple[float, float]
 ) -> list[float | None]:
-    """Values of one range in another one; what is not scored (None) stays so."""
+    """Map values from one range to another one; None (not scored) stays None."""
     scale = (wanted[1] - wanted[0]) / (natural[1] - natural[0])
     return [None if v is None else wanted[0] + (v - natural[0]) * scale for v in values]
 
 
-def distinct_advantages(
+def count_distinct_advantages(
     batches: Sequence[Mapping[str, Sequence[float | None]]], weights: Sequence[float]
 ) -> dict[str, float]:
-    """Mode -> distinct advantages a batch, averaged over the batches."""
+    """Count the distinct advantages of each mode, as a mean over the batches."""
     totals = dict.fromkeys(MODES, 0)
     for batch in batches:
         columns = [[torch.nan if v is None else v for v in values] for values in batch.values()]
         rewards = torch.tensor(columns).T
         for mode in MODES:
             advantages = compute_advantages(rewards, torch.tensor(weights), GROUP_SIZE, mode)
-            totals[mode] += distinct(advantages.tolist())
+            totals[mode] += count_distinct(advantages.tolist())
     return {mode: total / len(batches) for mode, total in totals.items()}
 
 
 def _ignore(measurement: Measurement, checkpoint: Path | None) -> None:
-    """No one follows a training step by step."""
+    """Ignore the results of a training."""

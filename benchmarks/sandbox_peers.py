@@ -1,6 +1,6 @@
-"""What `benchmarks/sandbox.py` compares the sandbox with: each way to run a candidate in use.
+"""Common ways to run a candidate, with which `benchmarks/sandbox.py` compares the sandbox.
 
-Every side takes the same candidates and gives back one word each: passed, failed or timeout.
+Every side gets the same candidates and returns one word for each: passed, failed or timeout.
 `lanes` candidates run side by side, in threads of this process that wait for processes.
 """
 
@@ -31,14 +31,14 @@ MEMORY_BYTES = Limits().memory_bytes
 
 @dataclass(frozen=True)
 class Candidate:
-    """A program, its tests, and what every right harness says of it."""
+    """Program, its tests, and the right verdict."""
 
     code: str
     asserts: tuple[str, ...]
     expected: str
 
-    def program(self) -> str:
-        """Code and tests in one, as harnesses that grade in the candidate's process run it."""
+    def build_program(self) -> str:
+        """Build one program of code and tests, for sides that grade in the candidate's process."""
         return "\n".join([self.code, *self.asserts])
 
 
@@ -46,16 +46,16 @@ class Side(Protocol):
     """One way to run candidates."""
 
     def run(self, candidates: Sequence[Candidate]) -> list[str]:
-        """One word a candidate: passed, failed or timeout."""
+        """Return one word for each candidate: passed, failed or timeout."""
         ...
 
     def close(self) -> None:
-        """Give everything back."""
+        """End all processes."""
         ...
 
 
 class InThreads:
-    """Runs candidates one by one in each of `lanes` threads."""
+    """Side that runs candidates one by one in each of `lanes` threads."""
 
     def __init__(self, run_one: Callable[[Candidate], str], lanes: int) -> None:
         self._run_one = run_one
@@ -71,27 +71,27 @@ class InThreads:
 
 
 class PythonC(InThreads):
-    """`python -c program`: a fresh interpreter a candidate, no isolation; wall clock.
+    """`python -c program`: a new interpreter for each candidate, no isolation; wall clock.
 
-    Run from an empty virtual environment, because what is installed elsewhere, by way of `.pth`
-    files, slows every start of an interpreter.
+    It runs from an empty virtual environment, because `.pth` files of installed packages slow
+    every start of an interpreter.
     """
 
     def __init__(self, lanes: int) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        self._python = self._choose_python(Path(self._folder.name))
+        self._directory = tempfile.TemporaryDirectory()
+        self._python = self._choose_python(Path(self._directory.name))
         super().__init__(self._run, lanes)
 
-    def _choose_python(self, folder: Path) -> str:
-        venv.create(folder, symlinks=True)
-        return str(folder / "bin" / "python")
+    def _choose_python(self, directory: Path) -> str:
+        venv.create(directory, symlinks=True)
+        return str(directory / "bin" / "python")
 
     def _run(self, candidate: Candidate) -> str:
-        nowhere = subprocess.DEVNULL
-        command = [self._python, "-c", candidate.program()]
-        with subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere) as process:
-            # NOTE: `subprocess` looks at its clock in steps of up to 50 ms, which would cost this
-            # side a third of its speed.
+        null = subprocess.DEVNULL
+        command = [self._python, "-c", candidate.build_program()]
+        with subprocess.Popen(command, stdin=null, stdout=null, stderr=null) as process:
+            # NOTE: `subprocess` polls in steps of up to 50 ms, which would cost this side a third
+            # of its speed.
             handle = os.pidfd_open(process.pid)
             ended, _, _ = select.select([handle], [], [], LIMIT_SECONDS)
             os.close(handle)
@@ -103,21 +103,21 @@ class PythonC(InThreads):
     def close(self) -> None:
         """See `Side`."""
         super().close()
-        self._folder.cleanup()
+        self._directory.cleanup()
 
 
 class PythonCHere(PythonC):
-    """`python -c program` in the environment that this runs in, with whatever is installed."""
+    """`python -c program` in the current environment, with all of its packages."""
 
-    def _choose_python(self, folder: Path) -> str:
+    def _choose_python(self, directory: Path) -> str:
         return sys.executable
 
 
 class Fork(InThreads):
-    """The minimal fork: a warm process forks a child with limits, which grades itself; CPU clock.
+    """Minimal fork: a warm process forks a child with limits, which grades itself; CPU clock.
 
-    The fastest way there is to run a candidate in a process of its own: no isolation, no judge.
-    The warm process has imported what a zygote has imported, and skips `site` as a zygote does.
+    It is the fastest way to run a candidate in its own process: no isolation, no judge. The warm
+    process has the imports of a zygote, and skips `site` as a zygote does.
     """
 
     def __init__(self, lanes: int) -> None:
@@ -130,7 +130,7 @@ class Fork(InThreads):
     def _run(self, candidate: Candidate) -> str:
         process = self._free.get()
         try:
-            return process.ask(candidate.program())
+            return process.ask(candidate.build_program())
         finally:
             self._free.put(process)
 
@@ -195,7 +195,7 @@ class _WarmProcess:
 
 
 class Boxed:
-    """A sandbox of ours; CPU clock with a wall clock behind it."""
+    """One of our sandboxes; CPU clock, backed by a wall clock."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox

@@ -1,17 +1,17 @@
-"""A sweep that grows large: 10,000 trials on 1,000 slots, in simulated time on the real driver.
+"""A large sweep: 10,000 trials on 1,000 slots, in simulated time on the real driver.
 
     python benchmarks/scale.py [--trials 10000] [--slots 1000] [--sampler auto] [--small]
 
-What runs is `run_sweep` as users get it: Ray Tune's own loop, our searcher, scheduler, ledger,
-tracking (its server is away) and display (lines). Only the processes are simulated, see
-`scale_executor`: every slot takes a step a second, a whole trial 120, with rungs at a ninth and a
-third of that. The driver is killed once half of the trials have ended, and started again. Then the
-same loop with nothing of ours but a searcher that says yes: Ray Tune alone, over `--peer-trials`;
-and Ray's real actor manager with as many real tasks in flight, see `scale_ray`, which the
-simulation leaves out.
+The benchmark runs `run_sweep` as users get it: Ray Tune's own loop, our searcher, scheduler,
+ledger, tracking (its server is down) and display (lines). Only the processes are simulated, see
+`scale_executor`: every slot does a step a second, and a whole trial has 120 steps, with rungs at a
+ninth and a third of that. The driver is killed once half of the trials have ended, and started
+again. Two runs follow without our parts. Ray Tune alone runs `--peer-trials` trials, with a
+searcher that always proposes. Ray's real actor manager, which the simulation replaces, runs with as
+many real tasks in flight, see `scale_ray`.
 
-All costs are CPU seconds of the driver's process, not wall time; waits for the disk are no part of
-them. The last line is JSON.
+All costs are CPU seconds of the driver's process, not wall time, so they leave out waits for the
+disk. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 from scale_driver import resume_ours, run_peer, start_ours
 from scale_end import finish_ours
-from scale_ray import loop_costs
+from scale_ray import measure_loop
 
 from gdpo_tune.spec import load_spec
 
@@ -36,10 +36,10 @@ NOBODY = "http://127.0.0.1:9"
 """A tracking server that never answers."""
 
 
-def changes(folder: str, options: argparse.Namespace) -> list[str]:
-    """What makes the shipped search space a large one."""
+def list_overrides(directory: str, options: argparse.Namespace) -> list[str]:
+    """Return overrides that make the shipped search space a large sweep."""
     return [
-        f"storage={folder}",
+        f"storage={directory}",
         f"search.trials={options.trials}",
         f"search.sampler={options.sampler}",
         f"training.steps={options.steps}",
@@ -48,21 +48,21 @@ def changes(folder: str, options: argparse.Namespace) -> list[str]:
     ]
 
 
-def alone(work: Callable[..., None], folder: str, *arguments: Any) -> dict[str, Any]:
-    """Do it in a process of its own, which writes down what it found and may die of it."""
-    told = Path(folder) / f"{work.__name__}.json"
-    process = multiprocessing.get_context("spawn").Process(target=work, args=(told, *arguments))
+def run_in_process(work: Callable[..., None], directory: str, *arguments: Any) -> dict[str, Any]:
+    """Run `work` in a new process, which writes its figures to a file and may be killed."""
+    output = Path(directory) / f"{work.__name__}.json"
+    process = multiprocessing.get_context("spawn").Process(target=work, args=(output, *arguments))
     process.start()
     process.join()
-    if not told.exists():
-        raise SystemExit(f"{work.__name__} ended with status {process.exitcode} and no word")
-    found = json.loads(told.read_text())
-    print(f"{work.__name__}: {json.dumps(found, indent=1)}", flush=True)
-    return found
+    if not output.exists():
+        raise SystemExit(f"{work.__name__} ended with status {process.exitcode} and no figures")
+    figures = json.loads(output.read_text())
+    print(f"{work.__name__}: {json.dumps(figures, indent=1)}", flush=True)
+    return figures
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure every part in its own process and print the figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -76,17 +76,21 @@ def main() -> None:
     if options.small:
         options.trials, options.slots, options.peer_trials, options.steps = 60, 20, 20, 30
         options.sampler = "random"
-    here = str(Path(__file__).resolve().parent)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+    scripts = str(Path(__file__).resolve().parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [scripts, os.environ.get("PYTHONPATH")])
+    )
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as the command does
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # nobody answers, ever
-    with tempfile.TemporaryDirectory() as folder:
-        spec = load_spec(SPACE, changes(f"{folder}/runs", options))
-        first = alone(start_ours, folder, spec, options.slots, options.trials // 2)
-        second = alone(resume_ours, folder, spec, options.slots)
-        end = alone(finish_ours, folder, spec)
-        peer = alone(run_peer, folder, spec, options.slots, options.peer_trials)
-        loop = alone(loop_costs, folder, [1, 10] if options.small else [1, 10, 100, 1000])
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # the server never answers
+    with tempfile.TemporaryDirectory() as directory:
+        spec = load_spec(SPACE, list_overrides(f"{directory}/runs", options))
+        first = run_in_process(start_ours, directory, spec, options.slots, options.trials // 2)
+        second = run_in_process(resume_ours, directory, spec, options.slots)
+        end = run_in_process(finish_ours, directory, spec)
+        peer = run_in_process(run_peer, directory, spec, options.slots, options.peer_trials)
+        loop = run_in_process(
+            measure_loop, directory, [1, 10] if options.small else [1, 10, 100, 1000]
+        )
     result = {
         "benchmark": "scale",
         "trials": options.trials,

@@ -1,4 +1,4 @@
-"""The processes of `scale.py`: each measures one thing and writes it down as JSON."""
+"""Processes of `scale.py`; each measures one thing and writes it to a JSON file."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from typing import Any
 import psutil
 from scale_executor import CLOCK, TALLY, SimulatedActors
 from scale_parts import Parts
-from scale_trials import flat_results, results_of
+from scale_trials import generate_flat_results, simulate_results
 
 from gdpo_tune.core.events import Event, TrialFinished, TrialStarted
 from gdpo_tune.spec import SweepSpec
 
 SAMPLES = 40
 PEER_RESULTS = 30
-"""Of each trial of Ray Tune alone."""
+"""Results of each trial of Ray Tune alone."""
 
 
 class Watch:
-    """A listener that takes samples, and may end this process as `kill -9` would."""
+    """Listener that takes samples, and may end this process as `kill -9` does."""
 
-    def __init__(self, told: Path, spec: SweepSpec, parts: Parts, kill_after: int | None) -> None:
-        self._told, self._spec, self._parts, self._kill_after = told, spec, parts, kill_after
+    def __init__(self, output: Path, spec: SweepSpec, parts: Parts, kill_after: int | None) -> None:
+        self._output, self._spec, self._parts, self._kill_after = output, spec, parts, kill_after
         self._ended = 0
         self._every = max(1, spec.search.trials // SAMPLES)
         self._began = time.process_time()
@@ -36,9 +36,9 @@ class Watch:
         self.samples: list[dict[str, float]] = []
 
     def __call__(self, event: Event) -> None:
-        """Take in an event."""
+        """Handle an event."""
         if isinstance(event, TrialStarted) and not self._back:
-            self._back = {"cpu_seconds": time.process_time() - self._began, "mib": mib()}
+            self._back = {"cpu_seconds": time.process_time() - self._began, "mib": measure_mib()}
         if isinstance(event, TrialFinished):
             self._ended += 1
             if self._ended % self._every == 0:
@@ -54,14 +54,14 @@ class Watch:
                 "results": TALLY.results,
                 "driver": CLOCK.driver,
                 "now": CLOCK.now,
-                "mib": mib(),
+                "mib": measure_mib(),
             }
         )
 
     def write(self) -> None:
-        """Write down what was found."""
+        """Write the figures to the output file."""
         self._sample()
-        seconds = self._parts.taken()
+        seconds = self._parts.get_seconds()
         seconds["unpickling results"] = TALLY.decoded
         driver = CLOCK.driver
         slots = SimulatedActors.slots
@@ -74,11 +74,11 @@ class Watch:
             for part, spent in sorted(seconds.items(), key=lambda item: -item[1])
             if not part.startswith("simul")
         }
-        found = {
+        figures = {
             "ended": self._ended,
             "results": TALLY.results,
             "events": TALLY.events,
-            "until_first_trial": rounded(self._back),
+            "until_first_trial": round_values(self._back),
             "driver_cpu_seconds": round(driver, 1),
             "driver_us_per_result": round(1e6 * driver / max(1, TALLY.results), 1),
             "driver_ms_per_trial": round(1e3 * driver / max(1, self._ended), 2),
@@ -88,36 +88,36 @@ class Watch:
             "utilisation": round(TALLY.trained / (slots * CLOCK.now), 3),
             "mean_lateness_seconds": round(TALLY.waited / max(1, TALLY.events), 3),
             "parts": by_part,
-            "samples": [rounded(sample) for sample in self.samples],
-            "bytes": sizes(self._spec),
+            "samples": [round_values(sample) for sample in self.samples],
+            "bytes": measure_sizes(self._spec),
         }
-        self._told.write_text(json.dumps(found))
+        self._output.write_text(json.dumps(figures))
 
 
-def rounded(values: dict[str, float]) -> dict[str, float]:
-    """Numbers for a person."""
+def round_values(values: dict[str, float]) -> dict[str, float]:
+    """Round values to two digits."""
     return {name: round(value, 2) for name, value in values.items()}
 
 
-def mib() -> float:
-    """Resident memory of this process."""
+def measure_mib() -> float:
+    """Return the resident memory of this process in MiB."""
     return psutil.Process().memory_info().rss / 2**20
 
 
-def sizes(spec: SweepSpec) -> dict[str, int]:
-    """Bytes of what a sweep keeps."""
-    folder = spec.directory
-    steps = sum(file.stat().st_size for file in folder.glob("trials/*/steps.jsonl"))
-    found = {"step_metrics": steps}
+def measure_sizes(spec: SweepSpec) -> dict[str, int]:
+    """Return the bytes of the files that a sweep keeps."""
+    directory = spec.directory
+    steps = sum(file.stat().st_size for file in directory.glob("trials/*/steps.jsonl"))
+    sizes = {"step_metrics": steps}
     for name in ("ledger.journal", "spool.jsonl"):
-        file = folder / name
-        found[name] = file.stat().st_size if file.exists() else 0
-    return found
+        file = directory / name
+        sizes[name] = file.stat().st_size if file.exists() else 0
+    return sizes
 
 
 @contextmanager
-def simulated(slots: int, make: Any) -> Generator[None]:
-    """Ray Tune with simulated processes on one node that holds all of them."""
+def simulate_processes(slots: int, make: Any) -> Generator[None]:
+    """Give Ray Tune simulated processes on one node that holds all of them."""
     from ray.tune.execution import tune_controller
 
     from gdpo_tune.tuning.ray import cluster
@@ -132,23 +132,23 @@ def simulated(slots: int, make: Any) -> Generator[None]:
     }
 
     @contextmanager
-    def large(processes: Path) -> Generator[Any]:
+    def open_large_cluster(processes: Path) -> Generator[Any]:
         with real_cluster(processes) as ray_up:
-            # its servers do nothing in here, and on a busy machine they may give up
+            # the cluster's servers are idle here, and on a busy machine they may give up
             yield replace(ray_up, nodes=Nodes(lambda: [node]), is_alive=lambda: True)
 
     SimulatedActors.slots, SimulatedActors.make = slots, staticmethod(make)
-    tune_controller.RayActorManager, cluster.open_cluster = SimulatedActors, large
+    tune_controller.RayActorManager, cluster.open_cluster = SimulatedActors, open_large_cluster
     try:
         yield
     finally:
         tune_controller.RayActorManager, cluster.open_cluster = real_manager, real_cluster
 
 
-def sweep(told: Path, spec: SweepSpec, slots: int, kill_after: int | None) -> None:
-    """A sweep as the command runs it, with tracking and display."""
+def run_watched_sweep(output: Path, spec: SweepSpec, slots: int, kill_after: int | None) -> None:
+    """Run a sweep as the command does, with tracking and display, and measure it."""
     parts = Parts()
-    watch = Watch(told, spec, parts, kill_after)
+    watch = Watch(output, spec, parts, kill_after)
     from rich.console import Console
 
     from gdpo_tune.display import LiveDisplay
@@ -157,38 +157,38 @@ def sweep(told: Path, spec: SweepSpec, slots: int, kill_after: int | None) -> No
     from gdpo_tune.tuning.search.projection import Projection
 
     parts.watch()
-    ask = Projection.propose
+    real_propose = Projection.propose
 
-    def thinking(self: Projection) -> Any:
+    def propose(self: Projection) -> Any:
         CLOCK.thinking += 1
         try:
-            return ask(self)
+            return real_propose(self)
         finally:
             CLOCK.thinking -= 1
 
-    Projection.propose = thinking
+    Projection.propose = propose
     with (
-        Path(os.devnull).open("w") as nowhere,
-        simulated(slots, results_of),
+        Path(os.devnull).open("w") as null,
+        simulate_processes(slots, simulate_results),
         MlflowSink(spec) as sink,
-        LiveDisplay(spec, Console(file=nowhere), sink.get_state) as display,
+        LiveDisplay(spec, Console(file=null), sink.get_state) as display,
     ):
         run_sweep(spec, listeners=[sink, display, watch])
         watch.write()
 
 
-def start_ours(told: Path, spec: SweepSpec, slots: int, kill_after: int) -> None:
-    """The first half, killed."""
-    sweep(told, spec, slots, kill_after)
+def start_ours(output: Path, spec: SweepSpec, slots: int, kill_after: int) -> None:
+    """Run the first half of the sweep, then kill the process."""
+    run_watched_sweep(output, spec, slots, kill_after)
 
 
-def resume_ours(told: Path, spec: SweepSpec, slots: int) -> None:
-    """The other half."""
-    sweep(told, spec, slots, None)
+def resume_ours(output: Path, spec: SweepSpec, slots: int) -> None:
+    """Resume the sweep and run its second half."""
+    run_watched_sweep(output, spec, slots, None)
 
 
-def run_peer(told: Path, spec: SweepSpec, slots: int, trials: int) -> None:
-    """Ray Tune alone: a searcher that always says yes, first in first out."""
+def run_peer(output: Path, spec: SweepSpec, slots: int, trials: int) -> None:
+    """Measure Ray Tune alone: a searcher that always proposes, first in first out."""
     from ray import tune
     from ray.tune.search import Searcher
 
@@ -197,7 +197,7 @@ def run_peer(told: Path, spec: SweepSpec, slots: int, trials: int) -> None:
     parts = Parts()
     samples: list[dict[str, float]] = []
 
-    class Yes(Searcher):
+    class ConstantSearcher(Searcher):
         def __init__(self) -> None:
             super().__init__()
             self._running = self._begun = 0
@@ -225,24 +225,26 @@ def run_peer(told: Path, spec: SweepSpec, slots: int, trials: int) -> None:
     storage = spec.directory.parent / "ray"
     storage.mkdir(parents=True)
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(slots)
-    with open_cluster(storage / "processes"), simulated(slots, flat_results):
+    with open_cluster(storage / "processes"), simulate_processes(slots, generate_flat_results):
         tune.Tuner(
-            tune.with_resources(nothing, {"cpu": 1}),
-            tune_config=tune.TuneConfig(search_alg=Yes(), num_samples=-1, reuse_actors=True),
+            tune.with_resources(do_nothing, {"cpu": 1}),
+            tune_config=tune.TuneConfig(
+                search_alg=ConstantSearcher(), num_samples=-1, reuse_actors=True
+            ),
             run_config=tune.RunConfig(name="alone", storage_path=str(storage), verbose=0),
         ).fit()
-    found = {
+    figures = {
         "trials": trials,
         "results": TALLY.results,
         "driver_cpu_seconds": round(CLOCK.driver, 1),
         "driver_us_per_result": round(1e6 * CLOCK.driver / TALLY.results, 1),
         "driver_ms_per_trial": round(1e3 * CLOCK.driver / trials, 2),
         "simulated_seconds": round(CLOCK.now, 1),
-        "parts": {part: round(spent, 2) for part, spent in parts.taken().items()},
-        "samples": [rounded(sample) for sample in samples],
+        "parts": {part: round(spent, 2) for part, spent in parts.get_seconds().items()},
+        "samples": [round_values(sample) for sample in samples],
     }
-    told.write_text(json.dumps(found))
+    output.write_text(json.dumps(figures))
 
 
-def nothing(config: dict[str, Any]) -> None:
-    """Never called: its processes are simulated."""
+def do_nothing(config: dict[str, Any]) -> None:
+    """Do nothing; never called, because its processes are simulated."""

@@ -1,4 +1,4 @@
-"""What a finished sweep of `scale.py` costs to read, to draw and to send."""
+"""Costs of reading, drawing and sending a finished sweep of `scale.py`."""
 
 from __future__ import annotations
 
@@ -10,59 +10,62 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from scale_driver import mib
+from scale_driver import measure_mib
 
 from gdpo_tune.spec import SweepSpec
 
 
-def finish_ours(told: Path, spec: SweepSpec) -> None:
-    """What a finished sweep costs to read, to draw and to send."""
+def finish_ours(output: Path, spec: SweepSpec) -> None:
+    """Measure the costs of reading, drawing and sending a finished sweep."""
     from gdpo_tune.figures import write_front_png, write_report
     from gdpo_tune.ledger import Ledger
 
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
 
     @contextmanager
-    def measured(what: str) -> Generator[None]:
+    def measure(part: str) -> Generator[None]:
         before = time.process_time()
         yield
-        found[what] = {"cpu_seconds": round(time.process_time() - before, 2), "mib": round(mib())}
+        figures[part] = {
+            "cpu_seconds": round(time.process_time() - before, 2),
+            "mib": round(measure_mib()),
+        }
 
-    with measured("reading the ledger"):
+    with measure("reading the ledger"):
         ledger = Ledger.open(spec, read_only=True)
     with ledger:
         records, sessions = tuple(ledger.get_records()), ledger.get_sessions()
-    with measured("report"):
+    with measure("report"):
         path = write_report(spec, records, sessions=sessions)
-    with measured("front.png"):
+    with measure("front.png"):
         write_front_png(spec, records)
-    found["report_megabytes"] = round(path.stat().st_size / 1e6, 1)
-    found["states"] = {
+    figures["report_megabytes"] = round(path.stat().st_size / 1e6, 1)
+    figures["states"] = {
         state: sum(record.state == state for record in records)
         for state in ("complete", "pruned", "failed", "running")
     }
-    with measured("one picture of the live display"):
+    with measure("one picture of the live display"):
         draw(spec, records)
-    found["spool"] = messages(spec)
-    told.write_text(json.dumps(found))
+    figures["spool"] = count_messages(spec)
+    output.write_text(json.dumps(figures))
 
 
 def draw(spec: SweepSpec, records: Any) -> None:
-    """The display of a terminal, once, with all trials known."""
+    """Draw the display of a terminal once, with all trials."""
     from rich.console import Console
 
     from gdpo_tune.core.events import SweepStarted
     from gdpo_tune.display import LiveDisplay
 
-    with Path(os.devnull).open("w") as nowhere:
-        console = Console(file=nowhere, force_terminal=True, width=120)
+    with Path(os.devnull).open("w") as null:
+        console = Console(file=null, force_terminal=True, width=120)
         display = LiveDisplay(spec, console)
         display._progress.update(SweepStarted(records, len(records)))
         console.print(display.render())
 
 
-def messages(spec: SweepSpec) -> dict[str, int]:
-    """What MLflow would be told."""
+def count_messages(spec: SweepSpec) -> dict[str, int]:
+    """Count the messages and metrics that would go to MLflow."""
     count = metrics = 0
     with (spec.directory / "spool.jsonl").open() as lines:
         for line in lines:

@@ -1,12 +1,12 @@
-"""Processes of Ray that exist in simulated time only, behind the interface of Ray Tune's own.
+"""Simulated Ray processes, in simulated time, behind the interface of Ray Tune's actor manager.
 
-`SimulatedActors` stands in for `RayActorManager`, which Ray Tune's loop asks for processes and for
-the next thing that happens in one; the loop itself, its searcher, scheduler and callbacks are the
-real ones. A process takes `START` seconds to come up, a step of a trial about a second, and a trial
-waits until the driver has dealt with its last result, as Ray's do.
+`SimulatedActors` replaces `RayActorManager`, from which Ray Tune's loop gets processes and their
+next event; the loop itself, its searcher, scheduler and callbacks are the real ones. A process
+takes `START` seconds to start and a step of a trial about a second. As with Ray, a trial waits
+until the driver has handled its last result.
 
-The clock is fair to the driver: whatever CPU time this process spends between two events passes in
-the simulation, too. So trials wait for a driver that does not keep up, and how long is measured.
+CPU time that this process spends between two events also passes in the simulation. So trials wait
+for a slow driver, and the benchmark measures how long.
 """
 
 from __future__ import annotations
@@ -24,63 +24,63 @@ from dataclasses import dataclass
 from typing import Any
 
 START = 5.0
-"""Seconds in which a process of Ray comes up and imports what it needs."""
+"""Seconds in which a process of Ray starts and imports its modules."""
 SPREAD = 0.1
-"""Share by which a step takes longer or shorter."""
+"""Largest relative deviation of the time of a step."""
 NAP = 0.005
-"""Real seconds between two looks at a sampler that is thinking."""
+"""Real seconds between two polls while a sampler computes a proposal."""
 
 Make = Callable[[dict[str, Any]], Iterator[dict[str, Any]]]
-"""From a trial's config, its results; each is asked for once the driver has dealt with the last."""
+"""Generator of a trial's results from its config; each starts after the driver handled the last."""
 
 
 @dataclass
 class Clock:
-    """Simulated seconds, and what the driver has spent of them."""
+    """Simulated time, and the share of it that the driver has spent."""
 
     now: float = 0.0
     driver: float = 0.0
     """CPU seconds of the driver."""
     thinking: int = 0
-    """Proposals that are being thought about: meanwhile nobody may jump ahead in time."""
+    """Number of proposals in progress; the clock must not jump ahead until they are done."""
     _mark: float = 0.0
 
-    def pass_on(self) -> None:
-        """What was spent since `resume` has passed in the simulation, too."""
+    def advance(self) -> None:
+        """Advance the simulation by the CPU time since `resume`."""
         spent = time.process_time() - self._mark
         self.now += spent
         self.driver += spent
         self._mark += spent
 
     def resume(self) -> None:
-        """From here on the driver works; what was spent since `pass_on` is the simulation's own."""
+        """Start to count CPU time for the driver; time since `advance` is left out."""
         self._mark = time.process_time()
 
     @contextmanager
-    def stopped(self) -> Generator[None]:
-        """What is spent in here is the simulation's own."""
-        self.pass_on()
+    def pause(self) -> Generator[None]:
+        """Leave the CPU time of a `with` block out of the driver's time."""
+        self.advance()
         yield
         self.resume()
 
     def wait_until(self, due: float) -> None:
-        """Nothing happens before `due`; a sampler uses the time."""
+        """Advance to `due`; a sampler that computes a proposal uses real time until then."""
         while self.thinking and self.now < due:
             time.sleep(NAP)
-            self.pass_on()
+            self.advance()
         self.now = max(self.now, due)
 
 
 @dataclass
 class Tally:
-    """What has happened."""
+    """Counts and times of all events so far."""
 
     events: int = 0
     results: int = 0
     waited: float = 0.0
-    """Simulated seconds by which results were dealt with late, in all."""
+    """Total simulated seconds by which results were handled late."""
     trained: float = 0.0
-    """Simulated seconds in which trials trained."""
+    """Total simulated seconds in which trials trained."""
     filled: float = math.nan
     """Simulated second at which every slot had its first trial."""
     decoded: float = 0.0
@@ -88,18 +88,18 @@ class Tally:
 
 
 class Method:
-    """A method of an actor, of which the answer is known."""
+    """Method of an actor with a fixed answer."""
 
     def __init__(self, answer: Any) -> None:
         self._answer = answer
 
     def remote(self, **_: Any) -> Any:
-        """The answer."""
+        """Return the answer."""
         return self._answer
 
 
 class Handle:
-    """What Ray Tune knows of an actor."""
+    """Handle of an actor, with the attributes that Ray Tune uses."""
 
     def __init__(self) -> None:
         import ray
@@ -112,11 +112,11 @@ class Handle:
 
 
 class SimulatedActors:
-    """Up to `slots` processes. Named methods and attributes are those that Ray Tune uses."""
+    """Up to `slots` simulated processes; public names are those that Ray Tune uses."""
 
     slots = 1000
     make: Make
-    """Results of a trial; set it first."""
+    """Generates the results of a trial; set it before use."""
 
     def __init__(self, resource_manager: Any) -> None:
         del resource_manager
@@ -136,33 +136,33 @@ class SimulatedActors:
 
     @property
     def num_live_actors(self) -> int:
-        """Processes that have been asked for, and are not gone."""
+        """Number of processes that have been started and not removed."""
         return len(self._live_actors_to_ray_actors_resources)
 
     @property
     def num_pending_actors(self) -> int:
-        """Processes that wait for a slot."""
+        """Number of processes that wait for a slot."""
         return len(self._pending)
 
     @property
     def num_total_actors(self) -> int:
-        """Both."""
+        """Number of live and pending processes."""
         return self.num_live_actors + self.num_pending_actors
 
     @property
     def num_actor_tasks(self) -> int:
-        """What is to happen."""
+        """Number of scheduled events."""
         return len(self._events)
 
     def get_live_actors_resources(self) -> dict[str, float]:
-        """What they take."""
+        """Return the resources of all live processes."""
         return {"CPU": float(self.num_live_actors)}
 
     def add_actor(self, cls: Any, kwargs: dict[str, Any], resource_request: Any, **on: Any) -> Any:
-        """Ask for a process."""
+        """Request a process."""
         from ray.air.execution._internal import TrackedActor
 
-        with self.clock.stopped():
+        with self.clock.pause():
             actor = TrackedActor(next(self._order), **on)
             self._configs[actor] = kwargs["config"]
             self._pending[actor] = []
@@ -175,12 +175,12 @@ class SimulatedActors:
                 return
             tasks = self._pending.pop(actor)
             self._live_actors_to_ray_actors_resources[actor] = (Handle(), None)
-            self._happens(START, actor, lambda actor=actor: self._started(actor))
+            self._schedule(START, actor, lambda actor=actor: self._finish_start(actor))
             self._starting.add(actor)
             for method, arguments, on_result in tasks:
-                self._task(actor, method, arguments, on_result)
+                self._start_task(actor, method, arguments, on_result)
 
-    def _started(self, actor: Any) -> None:
+    def _finish_start(self, actor: Any) -> None:
         self._starting.discard(actor)
         actor._on_start(actor)
 
@@ -194,25 +194,27 @@ class SimulatedActors:
         on_error: Any = None,
         _return_future: bool = False,
     ) -> None:
-        """Ask something of a process, once it is up."""
-        with self.clock.stopped():
+        """Schedule a task on a process, once it has started."""
+        with self.clock.pause():
             if tracked_actor in self._pending:
                 self._pending[tracked_actor].append((method_name, args, on_result))
             else:
-                self._task(tracked_actor, method_name, args, on_result)
+                self._start_task(tracked_actor, method_name, args, on_result)
 
-    def _task(self, actor: Any, method: str, arguments: tuple[Any, ...], on_result: Any) -> None:
+    def _start_task(
+        self, actor: Any, method: str, arguments: tuple[Any, ...], on_result: Any
+    ) -> None:
         if method == "reset":
             self._configs[actor] = arguments[0]
             self._results.pop(actor, None)
-            self._happens(0.01, actor, lambda: on_result(actor, True))
+            self._schedule(0.01, actor, lambda: on_result(actor, True))
         elif method == "train":
             self._train(actor, on_result)
         else:
-            assert method == "stop", method  # who removes the actor goes on from there
+            assert method == "stop", method  # Ray Tune then removes the actor
 
     def _train(self, actor: Any, on_result: Any) -> None:
-        """The next result of the trial, a step from now."""
+        """Schedule the next result of the trial, a step from now."""
         if actor not in self._results:
             self._results[actor] = self.make(self._configs[actor])
             self._busy.add(actor)
@@ -220,28 +222,28 @@ class SimulatedActors:
                 self.tally.filled = self.clock.now
         result = next(self._results[actor])
         packed = pickle.dumps(result)
-        # a step takes a second; what follows the last one takes no time
+        # a step takes a second; messages after the last step take no time
         seconds = result["time_this_iter_s"] if "training_iteration" in result else 0.0
         seconds *= 1 + SPREAD * (2 * self._random.random() - 1)
         self.tally.trained += seconds
 
-        def told() -> None:
+        def deliver() -> None:
             self.tally.results += 1
             before = time.thread_time()
             result = pickle.loads(packed)
             self.tally.decoded += time.thread_time() - before
             on_result(actor, result)
 
-        self._happens(seconds, actor, told)
+        self._schedule(seconds, actor, deliver)
 
-    def _happens(self, seconds: float, actor: Any, then: Callable[[], None]) -> None:
+    def _schedule(self, seconds: float, actor: Any, then: Callable[[], None]) -> None:
         number = next(self._order)
         heapq.heappush(self._events, (self.clock.now + seconds, number, actor, then))
         self._tasks.setdefault(actor, set()).add(number)
 
     def next(self, timeout: float | None = None) -> bool:
-        """Let the next thing happen; False if nothing does within `timeout` seconds."""
-        self.clock.pass_on()
+        """Process the next event; return False if there is none within `timeout` seconds."""
+        self.clock.advance()
         while self._events and self._events[0][1] in self._cancelled:
             self._cancelled.discard(heapq.heappop(self._events)[1])
         limit = self.clock.now + (math.inf if timeout is None else timeout)
@@ -259,19 +261,19 @@ class SimulatedActors:
         return True
 
     def clear_actor_task_futures(self, tracked_actor: Any) -> None:
-        """Nothing that was asked of a process will happen."""
+        """Cancel all scheduled tasks of a process."""
         self._cancelled |= self._tasks.pop(tracked_actor, set())
 
     def remove_actor(self, tracked_actor: Any, kill: bool = False, stop_future: Any = None) -> bool:
-        """End a process; return whether it had been started."""
+        """Remove a process; return whether it had been started."""
         if self._pending.pop(tracked_actor, None) is not None:
             return False
         self.clear_actor_task_futures(tracked_actor)
-        if tracked_actor in self._starting:  # it got a warm process instead, and tells nobody
+        if tracked_actor in self._starting:  # Ray Tune reuses a warm process instead
             self._starting.discard(tracked_actor)
             tracked_actor.set_on_stop(None)
 
-        def stopped() -> None:
+        def finish_stop() -> None:
             del self._live_actors_to_ray_actors_resources[tracked_actor]
             self._results.pop(tracked_actor, None)
             self._busy.discard(tracked_actor)
@@ -279,20 +281,20 @@ class SimulatedActors:
                 tracked_actor._on_stop(tracked_actor)
             self._start()
 
-        self._happens(0.0, tracked_actor, stopped)
-        self._tasks.pop(tracked_actor)  # nothing takes that back
+        self._schedule(0.0, tracked_actor, finish_stop)
+        self._tasks.pop(tracked_actor)  # so that the stop cannot be cancelled
         return True
 
     def is_actor_started(self, tracked_actor: Any) -> bool:
-        """Whether a process has been started."""
+        """Return whether a process has been started."""
         return tracked_actor in self._live_actors_to_ray_actors_resources
 
     def is_actor_failed(self, tracked_actor: Any) -> bool:
-        """Never: nothing fails in here."""
+        """Return False: simulated processes do not fail."""
         return False
 
     def cleanup(self) -> None:
-        """End everything."""
+        """Remove all processes and events."""
         self._live_actors_to_ray_actors_resources.clear()
         self._events.clear()
 

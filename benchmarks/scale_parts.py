@@ -1,4 +1,4 @@
-"""CPU time by part of the driver: what each of them costs by itself."""
+"""CPU time of each part of the driver."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 
 
 class Parts:
-    """CPU seconds and calls of each part, what it calls of other parts taken off."""
+    """CPU seconds and calls of each part, without the calls that it makes to other parts."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -60,7 +60,7 @@ class Parts:
         self._local = threading.local()
 
     def watch(self) -> None:
-        """Wrap every function of `PARTS`, for good."""
+        """Wrap every function of `PARTS`; there is no way back."""
         import importlib
 
         for part, targets in PARTS.items():
@@ -70,9 +70,9 @@ class Parts:
                 *outer, name = path.split(".")
                 for step in outer:
                     owner = getattr(owner, step)
-                setattr(owner, name, self._timed(part, getattr(owner, name)))
+                setattr(owner, name, self._time_calls(part, getattr(owner, name)))
 
-    def _timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _time_calls(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def timed(*arguments: Any, **options: Any) -> Any:
             local = self._local
@@ -89,6 +89,6 @@ class Parts:
 
         return timed
 
-    def taken(self) -> dict[str, float]:
-        """CPU seconds by part so far."""
+    def get_seconds(self) -> dict[str, float]:
+        """Return the CPU seconds of each part so far."""
         return dict(self.seconds)

@@ -1,6 +1,6 @@
-"""What the simulation of `scale.py` leaves out: Ray's own actor manager, with real tasks in flight.
+"""Costs of Ray's own actor manager, which the simulation of `scale.py` replaces.
 
-One real process answers for all slots, since a thousand of them do not fit on one machine. The
+One real process answers for all slots, since a thousand processes do not fit on one machine. The
 manager, its futures, `ray.wait` over all of them and the unpickling of results are the real ones.
 """
 
@@ -18,34 +18,34 @@ PAUSE = 1.0
 
 
 class Slots:
-    """A process that answers many tasks at once, each after a while."""
+    """Process that answers many tasks at once, each after a pause."""
 
     def __init__(self, result: dict[str, Any]) -> None:
         self._result = result
 
     async def train(self, seconds: float) -> dict[str, Any]:
-        """One result."""
+        """Return the result after `seconds`."""
         await asyncio.sleep(seconds)
         return self._result
 
 
-def loop_costs(told: Path, slots: list[int]) -> None:
-    """CPU of the driver an event, by slots."""
+def measure_loop(output: Path, slots: list[int]) -> None:
+    """Measure the driver's CPU time of an event for each number of slots."""
     import ray
-    from scale_trials import METRICS, filled
+    from scale_trials import METRICS, add_ray_fields
 
     from gdpo_tune.tuning.ray.cluster import open_cluster
 
-    result = filled({f"train/{name}": 0.5 for name in METRICS}, 1, {"results": 30})
-    with open_cluster(told.with_suffix(".processes")):
+    result = add_ray_fields({f"train/{name}": 0.5 for name in METRICS}, 1, {"results": 30})
+    with open_cluster(output.with_suffix(".processes")):
         handle = ray.remote(Slots).options(max_concurrency=2000, num_cpus=0).remote(result)
         ray.get(handle.train.remote(0))
-        found = {str(count): round(event_cost(handle, count), 1) for count in slots}
-    told.write_text(json.dumps({"driver_us_per_event_by_slots": found}))
+        costs = {str(count): round(measure_event(handle, count), 1) for count in slots}
+    output.write_text(json.dumps({"driver_us_per_event_by_slots": costs}))
 
 
-def event_cost(handle: Any, slots: int) -> float:
-    """CPU microseconds of an event that is followed by the next task of the same slot."""
+def measure_event(handle: Any, slots: int) -> float:
+    """Measure the CPU microseconds of an event and the next task of the same slot."""
     from ray.air.execution import FixedResourceManager
     from ray.air.execution._internal import RayActorManager, TrackedActor
 
@@ -63,7 +63,7 @@ def event_cost(handle: Any, slots: int) -> float:
         manager._live_actors_to_ray_actors_resources[actor] = (handle, None)
         train(actor)
     events = max(200, min(EVENTS, 4 * slots))
-    while done < slots:  # all of them once, to be warm
+    while done < slots:  # one event of every slot as warm-up
         manager.next(timeout=1)
     start, before = time.process_time(), done
     while done < before + events:

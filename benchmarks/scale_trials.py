@@ -1,4 +1,4 @@
-"""What the simulated trials of `scale.py` answer: thinned as the product does."""
+"""Results of the simulated trials of `scale.py`, thinned as the product thins them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from driver import worth
+from driver import compute_worth
 from scale_executor import CLOCK
 
 from gdpo_tune.core.steps import STEPS_FILE
@@ -35,12 +35,12 @@ METRICS = (
         for kind in ("share", "mean", "dead_groups", "std")
     ),
 )
-"""What a step of the shipped sweep reports, without `train/`."""
+"""Names of the metrics of a step of the shipped sweep, without `train/`."""
 
 
 @cache
-def step_of(step: int) -> tuple[dict[str, float], bytes]:
-    """What a step measures, in every trial alike, and its line in the trial's file."""
+def build_step(step: int) -> tuple[dict[str, float], bytes]:
+    """Build the metrics of a step, equal in all trials, and its line in the trial's file."""
     numbers = np.random.default_rng(step).random(len(METRICS)).tolist()
     metrics = {f"train/{name}": number for name, number in zip(METRICS, numbers, strict=True)}
     cost = {"completions": 64 * step, "seconds": float(step), "cpu_seconds": float(step)}
@@ -48,8 +48,8 @@ def step_of(step: int) -> tuple[dict[str, float], bytes]:
     return metrics, line.encode() + b"\n"
 
 
-def keep(trial: TrialConfig, lines: list[bytes]) -> None:
-    """Append what trials write by themselves, as `append_step` does line by line."""
+def append_lines(trial: TrialConfig, lines: list[bytes]) -> None:
+    """Append `lines` to the trial's file, as `append_step` does line by line, and clear them."""
     trial.directory.mkdir(parents=True, exist_ok=True)
     with (trial.directory / STEPS_FILE).open("ab") as file:
         file.write(b"".join(lines))
@@ -57,72 +57,72 @@ def keep(trial: TrialConfig, lines: list[bytes]) -> None:
 
 
 class Simulated(Reporter):
-    """The product's own, with the clock of the simulation."""
+    """The product's reporter with the clock of the simulation."""
 
     def __init__(self, attempt: AttemptConfig) -> None:
         super().__init__(attempt)
         self.seconds = 0.0
-        """Of training since the last result."""
+        """Seconds of training since the last result."""
 
     def now(self) -> float:
-        """Simulated seconds."""
+        """Return the simulated time in seconds."""
         return CLOCK.now + self.seconds
 
 
-def results_of(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What the process of a trial would answer, one `train` of Ray's after the other."""
+def simulate_results(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the results of a trial's process, one for each `train` call of Ray Tune."""
     attempt = unpack_attempt(config)
     trial = attempt.trial
     rng = np.random.default_rng(trial.seed)
-    values, steps = worth(trial), trial.training.steps
-    known = pack(attempt)
-    found: dict[str, Estimate] = {}
+    values, steps = compute_worth(trial), trial.training.steps
+    config = pack(attempt)
+    estimates: dict[str, Estimate] = {}
     cost = Cost()
     reporter, written = Simulated(attempt), []
     for step in range(1, steps + 1) if trial.train else ():
         validated = step == steps or step in trial.evaluate_at
-        metrics, line = step_of(step)
+        metrics, line = build_step(step)
         written.append(line)
         cost = Cost(step * trial.training.completions_per_step, float(step), float(step))
         if validated:
             share = (step / steps) ** 0.5
             noise = (0.02 * rng.standard_normal(len(values))).tolist()
-            found = {
+            estimates = {
                 name: Estimate(value * share + error, 0.02)
                 for (name, value), error in zip(values.items(), noise, strict=True)
             }
             metrics = metrics | {
-                f"validation/{name}": estimate.mean for name, estimate in found.items()
+                f"validation/{name}": estimate.mean for name, estimate in estimates.items()
             }
-        measurement = Measurement(step, metrics, cost, found if validated else {})
+        measurement = Measurement(step, metrics, cost, estimates if validated else {})
         reporter.seconds += 1.0
         stop, due = reporter.decide(measurement)
         if not due:
             reporter.hold(measurement)
             continue
-        keep(trial, written)
-        result = filled(pack(reporter.build_update(measurement)), step, known)
+        append_lines(trial, written)
+        result = add_ray_fields(pack(reporter.build_update(measurement)), step, config)
         yield result | {"time_this_iter_s": reporter.seconds}
         reporter.seconds = 0.0
         if stop or (validated and reporter.is_halted()):
-            yield filled(pack(Interrupted()), 0, known)
+            yield add_ray_fields(pack(Interrupted()), 0, config)
             yield {"__duplicate__": True}
             return
-    found = found or {name: Estimate(0.1, 0.02) for name in values}
-    yield filled(pack(Finished(Outcome(found, found, cost, None))), 0, known)
+    estimates = estimates or {name: Estimate(0.1, 0.02) for name in values}
+    yield add_ray_fields(pack(Finished(Outcome(estimates, estimates, cost, None))), 0, config)
     yield {"__duplicate__": True}
 
 
-def flat_results(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The same for a trial of nobody's: as many results, their metrics as Ray wants them."""
+def generate_flat_results(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the results of a trial of Ray Tune alone, as flat metrics."""
     numbers = {f"train/{name}": 0.5 for name in METRICS}
     for step in range(1, config["results"] + 1):
-        yield filled(dict(numbers), step, {"results": config["results"]})
+        yield add_ray_fields(dict(numbers), step, {"results": config["results"]})
     yield {"__duplicate__": True}
 
 
-def filled(result: dict[str, Any], step: int, config: dict[str, Any]) -> dict[str, Any]:
-    """A result with what Ray's `Trainable.train` adds; without a step it takes no time."""
+def add_ray_fields(result: dict[str, Any], step: int, config: dict[str, Any]) -> dict[str, Any]:
+    """Return a result with the fields of Ray's `Trainable.train`; step 0 takes no time."""
     added = {
         "done": False,
         "date": "2026-01-01_00-00-00",

@@ -1,10 +1,10 @@
-"""What it costs to start a killed sweep again, before any process is started: CPU seconds.
+"""CPU seconds to restart a killed sweep, before any process is started.
 
     python benchmarks/starting_again.py [--trials 1000 2000 4000 8000] [--small]
 
 A sweep of `search_spaces/code.yaml` with the real ledger and the real scheduler, in which trials
-come to rungs in simulated time on 200 slots. It is killed when so many trials exist. Then the
-ledger is opened and the searcher rebuilt from it, up to its first answer.
+reach rungs in simulated time on 200 slots. It is killed when `--trials` trials exist. Then the
+benchmark opens the ledger and rebuilds the searcher from it, up to its first answer.
 
 Printed: seconds of the ledger, of the scheduler, and of both with the rest of the searcher. The
 last line is JSON.
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class KilledSweep:
-    """Fills a ledger as a sweep does, until so many trials exist."""
+    """Simulated sweep that fills a ledger until a number of trials exist."""
 
     def __init__(self, ledger: Ledger, slots: int) -> None:
         self._ledger, self._slots = ledger, slots
@@ -50,31 +50,31 @@ class KilledSweep:
         self._rng = np.random.default_rng(0)
         self._clock = 0.0
         self._running: list[tuple[float, int, int]] = []
-        """When a trial comes to its next rung or its end, its number, and that step."""
+        """Time at which a trial reaches its next rung or its end, its number, and that step."""
         self._worth: list[list[float]] = []
 
     def run(self, trials: int) -> None:
-        """Begin trials, promote them and end them."""
+        """Start, promote and end trials until `trials` exist."""
         while True:
             while len(self._running) < self._slots:
                 waiting = self._scheduler.find_promotable()
                 if waiting is not None:
                     self._scheduler.promote(waiting)
-                    self._go_on(self._ledger.resume(waiting))
+                    self._schedule_next_step(self._ledger.resume(waiting))
                 elif len(self._worth) < trials:
-                    self._go_on(self._new())
+                    self._schedule_next_step(self._start_trial())
                 else:
                     return
             self._clock, number, step = heapq.heappop(self._running)
-            self._come_to(number, step)
+            self._handle_step(number, step)
 
-    def _new(self) -> TrialRecord:
+    def _start_trial(self) -> TrialRecord:
         number, spec = len(self._worth), self._ledger.spec
         self._worth.append(self._rng.uniform(0.1, 1, len(spec.objectives)).tolist())
         params = spec.space.complete(quasi_random.draw_point(spec, number))
         return self._ledger.start(params, "search", "startup", seed=number)
 
-    def _go_on(self, record: TrialRecord) -> None:
+    def _schedule_next_step(self, record: TrialRecord) -> None:
         at = record.rungs[-1].step if record.rungs else 0
         step = next(
             step for step in (*self._scheduler.list_evaluation_steps(record), STEPS) if step > at
@@ -82,13 +82,15 @@ class KilledSweep:
         due = self._clock + (step - at) * self._rng.uniform(0.8, 1.2)
         heapq.heappush(self._running, (due, record.number, step))
 
-    def _come_to(self, number: int, step: int) -> None:
-        found = self._measured(number, step)
+    def _handle_step(self, number: int, step: int) -> None:
+        measurement = self._measure(number, step)
         if step == STEPS:
-            outcome = Outcome(found.validation, found.validation, found.cost, None, {})
+            outcome = Outcome(
+                measurement.validation, measurement.validation, measurement.cost, None, {}
+            )
             self._ledger.complete(number, outcome)
             return
-        self._ledger.record_rung(number, found)
+        self._ledger.record_rung(number, measurement)
         record = self._ledger.get_record(number)
         verdict = self._scheduler.judge(record, record.rungs[-1])
         if verdict == "stop":
@@ -97,36 +99,36 @@ class KilledSweep:
         elif verdict == "pause":
             self._ledger.pause(number)
         else:
-            self._go_on(record)
+            self._schedule_next_step(record)
 
-    def _measured(self, number: int, step: int) -> Measurement:
+    def _measure(self, number: int, step: int) -> Measurement:
         means = np.array(self._worth[number]) * (1 + step / STEPS) / 2
         noisy = np.clip(means + self._rng.normal(0, 0.05, len(means)), 0, 1).tolist()
         names = self._ledger.spec.objectives
-        found = {name: Estimate(mean, 0.01) for name, mean in zip(names, noisy, strict=True)}
-        return Measurement(step, {}, Cost(completions=64 * step, seconds=step), found)
+        estimates = {name: Estimate(mean, 0.01) for name, mean in zip(names, noisy, strict=True)}
+        return Measurement(step, {}, Cost(completions=64 * step, seconds=step), estimates)
 
 
-def timed(work: Callable[[], T]) -> tuple[T, float]:
-    """What it gives, and the CPU seconds that it takes."""
+def measure_cpu_seconds(work: Callable[[], T]) -> tuple[T, float]:
+    """Return the result of `work` and the CPU seconds that it takes."""
     gc.collect()
     start = time.process_time()
     return work(), time.process_time() - start
 
 
 def start_again(spec: SweepSpec, slots: int) -> dict[str, float]:
-    """Seconds by part of a start."""
+    """Restart the sweep and return the CPU seconds of each part."""
     with Ledger.open(spec) as ledger:
         scheduler = Asha(ledger)
-        _, of_scheduler = timed(RungDecisions(ledger, scheduler).restore)
-    ledger, of_ledger = timed(lambda: Ledger.open(spec))
+        _, of_scheduler = measure_cpu_seconds(RungDecisions(ledger, scheduler).restore)
+    ledger, of_ledger = measure_cpu_seconds(lambda: Ledger.open(spec))
     with ledger:
         scheduler = Asha(ledger)
         setup = Setup("none:none", ledger.directory / SPEC)
-        searcher, of_searcher = timed(
+        searcher, of_searcher = measure_cpu_seconds(
             lambda: LedgerSearcher(ledger, setup, slots, lambda _: None, scheduler)
         )
-        _, of_answer = timed(lambda: searcher.suggest("first"))
+        _, of_answer = measure_cpu_seconds(lambda: searcher.suggest("first"))
         searcher.close()
     return {
         "ledger": of_ledger,
@@ -136,7 +138,7 @@ def start_again(spec: SweepSpec, slots: int) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table, then JSON."""
+    """Measure every variant and size; print the table, then JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, nargs="+", default=[1000, 2000, 4000, 8000])
     parser.add_argument("--small", action="store_true", help="60 and 120 trials on 20 slots")
@@ -146,21 +148,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("| variant | trials | ledger | scheduler | all |\n|---|---|---|---|---|")
     for variant in get_args(Variant):
         for trials in sizes:
-            with tempfile.TemporaryDirectory() as folder:
-                spec = load_spec(SPACE, changes(folder, variant, trials))
+            with tempfile.TemporaryDirectory() as directory:
+                spec = load_spec(SPACE, list_overrides(directory, variant, trials))
                 with Ledger.open(spec) as ledger:
                     KilledSweep(ledger, slots).run(trials)
-                found = start_again(spec, slots)
-            seconds = " | ".join(f"{found[part]:.3f}" for part in ("ledger", "scheduler", "all"))
+                parts = start_again(spec, slots)
+            seconds = " | ".join(f"{parts[part]:.3f}" for part in ("ledger", "scheduler", "all"))
             print(f"| {variant} | {trials} | {seconds} |", flush=True)
-            rows.append({"variant": variant, "trials": trials, **found})
+            rows.append({"variant": variant, "trials": trials, **parts})
     print(json.dumps({"benchmark": "starting_again", "slots": slots, "rows": rows}))
 
 
-def changes(folder: str, variant: str, trials: int) -> list[str]:
-    """What makes the shipped search space a sweep that goes on beyond `trials`."""
+def list_overrides(directory: str, variant: str, trials: int) -> list[str]:
+    """Return overrides that make the shipped search space a sweep of more than `trials` trials."""
     return [
-        f"storage={folder}",
+        f"storage={directory}",
         f"search.trials={2 * trials}",
         "search.sampler=random",
         f"search.scheduler={{type: asha, grace: 0.1, variant: {variant}}}",

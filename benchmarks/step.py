@@ -1,11 +1,11 @@
-"""One training step of ours against plain `trl.GRPOTrainer`, in CPU seconds on one thread.
+"""One training step of ours and of plain `trl.GRPOTrainer`, in CPU seconds on one thread.
 
 Both train the embedded policy on the same prompts, 8 a step with 8 completions of at most 64
-tokens, in float32 without checkpointing; TRL samples with Transformers. Rewards are looked up on
-both sides. Blocks of steps alternate, so that a noisy machine hits both. The floor is the forward
-and backward pass of TRL's padded batch alone. Then the same in micro-batches of 8, with our sampler
-on both sides and without our packed forward pass: what is compared is padding, in micro-batches of
-like lengths and in those that TRL shuffles. The last line is one JSON object.
+tokens, in float32 without checkpointing. TRL samples with Transformers. Rewards cost nothing on
+both sides. Blocks of steps alternate, so that a noisy machine affects both. The floor is the
+forward and backward pass of TRL's padded batch alone. A second comparison uses micro-batches of 8,
+with our sampler on both sides and without our packed forward pass. It measures padding alone:
+micro-batches of similar lengths against TRL's shuffled ones. The last line is one JSON object.
 
     python benchmarks/step.py [--small]
 """
@@ -42,7 +42,7 @@ MICRO_BATCH = 8
 
 
 class Padded(MicroBatchTrainer):
-    """Computes every completion with a copy of its prompt, as larger policies are computed."""
+    """Trainer without the packed forward pass: each completion has its own copy of the prompt."""
 
     def _packs(self, model):
         return False
@@ -53,29 +53,29 @@ BY_LENGTH = partial(Padded, rollout_func=sample_for_trainer)
 SHUFFLED = partial(GRPOTrainer, rollout_func=sample_for_trainer)
 
 
-def block(build: Callable[..., GRPOTrainer], steps: int, seed: int, at_once: int) -> Block:
+def run_block(build: Callable[..., GRPOTrainer], steps: int, seed: int, at_once: int) -> Block:
     """Train a fresh trainer for a few steps and measure all but the first.
 
     Args:
-        build: the trainer from TRL's arguments.
-        steps: that are measured.
-        seed: of the prompts and the samples.
+        build: builds the trainer from TRL's arguments.
+        steps: number of measured steps.
+        seed: seed of the prompts and the samples.
         at_once: completions of a micro-batch.
     """
     watch = Stopwatch(steps, time.process_time)
     model, tokenizer = load_policy("embedded")
     problems = generate("train", PROMPTS * watch.last, seed)
     data = Dataset.from_dict({"prompt": [problem.prompt for problem in problems]})
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         arguments = GRPOConfig(
-            output_dir=folder,
+            output_dir=directory,
             seed=seed,
             max_steps=watch.last,
             per_device_train_batch_size=at_once,
             gradient_accumulation_steps=PROMPTS * GROUP // at_once,
             num_generations=GROUP,
             max_completion_length=TOKENS,
-            learning_rate=1e-7,  # so that both sides keep the same policy, hence the same lengths
+            learning_rate=1e-7,  # keeps the policy, and so the lengths, equal on both sides
             multi_objective_aggregation="normalize_then_sum",
             shuffle_dataset=False,
             bf16=False,
@@ -97,16 +97,16 @@ def block(build: Callable[..., GRPOTrainer], steps: int, seed: int, at_once: int
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    return watch.block()
+    return watch.build_block()
 
 
-def floor(steps: int, length: float) -> float:
-    """CPU seconds of the forward and backward pass alone, padded as TRL pads."""
+def measure_floor(steps: int, length: float) -> float:
+    """Measure the CPU seconds of the forward and backward pass alone, padded as in TRL."""
     model, tokenizer = load_policy("embedded")
     problems = generate("train", PROMPTS, 0)
     prompts = [problem.prompt for problem in problems for _ in range(GROUP)]
     batch = tokenizer(prompts, return_tensors="pt", padding=True)
-    # A batch is as wide as its longest completion, which nearly always is one that was cut.
+    # A batch is as wide as its longest completion, which is nearly always a truncated one.
     tail = torch.randint(2, 500, (len(prompts), TOKENS))
     ids = torch.cat([batch["input_ids"], tail], dim=1)
     kept = (torch.arange(TOKENS) < length).expand(len(prompts), -1)
@@ -121,25 +121,25 @@ def floor(steps: int, length: float) -> float:
 
 
 def measure(blocks: int, steps: int) -> dict[str, object]:
-    """Both trainers in turns, and the floor; both again in micro-batches."""
+    """Measure both trainers in turns, the floor, and both trainers in micro-batches."""
 
-    def turns(ours, plain, at_once):
+    def take_turns(ours, plain, at_once):
         def run(is_ours, seed):
-            return block(ours if is_ours else plain, steps, seed, at_once)
+            return run_block(ours if is_ours else plain, steps, seed, at_once)
 
         return alternate(run, blocks, 3 * blocks)
 
-    pair = turns(OURS, GRPOTrainer, PROMPTS * GROUP)
+    pair = take_turns(OURS, GRPOTrainer, PROMPTS * GROUP)
     return {
-        **pair.figures("cpu_seconds"),
-        "floor_cpu_seconds": round(floor(steps, pair.plain.length()), 4),
+        **pair.build_figures("cpu_seconds"),
+        "floor_cpu_seconds": round(measure_floor(steps, pair.plain.compute_length()), 4),
         "steps_per_block": steps,
-        "micro_batches": turns(BY_LENGTH, SHUFFLED, MICRO_BATCH).figures("cpu_seconds"),
+        "micro_batches": take_turns(BY_LENGTH, SHUFFLED, MICRO_BATCH).build_figures("cpu_seconds"),
     }
 
 
 def main() -> None:
-    """Measure, print a line of text and a line of JSON."""
+    """Measure; print lines of text and a line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="seconds instead of minutes")
     small = parser.parse_args().small

@@ -1,10 +1,10 @@
-"""What a report costs: CPU time, wall time and size, for a sweep of many trials.
+"""CPU time, wall time and size of the report of a sweep of many trials.
 
     python benchmarks/thousand_trials.py [--trials 1000] [--small]
 
-A made-up sweep of `search_spaces/code.yaml`: trials over all of its space, one in ten stopped at a
-rung or failed, replicates of the front, 60 steps of metrics and completions in every folder. The
-report is written from the records, as `python -m gdpo_tune.report` does after reading the ledger.
+A synthetic sweep of `search_spaces/code.yaml`: trials over all of its space, one in ten pruned or
+failed, replicates, 60 steps of metrics and completions in every trial's directory. The report is
+written from the records, as `python -m gdpo_tune.report` does after it reads the ledger.
 
 The last line is JSON: seconds, CPU seconds, megabytes, and their limits.
 """
@@ -31,8 +31,8 @@ SPACE = Path(__file__).resolve().parents[1] / "search_spaces" / "code.yaml"
 STEPS = 60
 
 
-def sweep(spec: SweepSpec, trials: int) -> list[TrialRecord]:
-    """Records with their folders; equal arguments give equal ones."""
+def build_records(spec: SweepSpec, trials: int) -> list[TrialRecord]:
+    """Build records and write their directories; equal arguments give equal records."""
     rng = np.random.default_rng(0)
     records: list[TrialRecord] = []
     for number in range(trials):
@@ -53,11 +53,11 @@ def sweep(spec: SweepSpec, trials: int) -> list[TrialRecord]:
         state: State = "complete"
         if rng.random() < 0.1:
             state = "pruned" if rng.random() < 0.8 else "failed"
-        records.append(_record(spec, number, role, state, params, of, rng))
+        records.append(_build_record(spec, number, role, state, params, of, rng))
     return records
 
 
-def _record(
+def _build_record(
     spec: SweepSpec,
     number: int,
     role: Role,
@@ -67,14 +67,14 @@ def _record(
     rng: np.random.Generator,
 ) -> TrialRecord:
     weights = np.array([1.0, params["reward_weights.format"], params["reward_weights.length"]])
-    worth = 0.9 * np.sqrt(weights / weights.sum()) + rng.normal(0, 0.03, 3)
-    found = {
+    means = 0.9 * np.sqrt(weights / weights.sum()) + rng.normal(0, 0.03, 3)
+    estimates = {
         name: Estimate(float(value), 0.02)
-        for name, value in zip(spec.objectives, worth, strict=True)
+        for name, value in zip(spec.objectives, means, strict=True)
     }
     seconds = float(rng.uniform(20, 40))
     directory = spec.directory / "trials" / str(number)
-    _write_folder(directory, rng)
+    _write_directory(directory, rng)
     return TrialRecord(
         number=number,
         role=role,
@@ -83,9 +83,9 @@ def _record(
         seed=number,
         proposer="model",
         replicate_of=of,
-        validation=found if state == "complete" else {},
-        test=found if state == "complete" else {},
-        feasible=found["correctness"].mean >= 0.2 if state == "complete" else None,
+        validation=estimates if state == "complete" else {},
+        test=estimates if state == "complete" else {},
+        feasible=estimates["correctness"].mean >= 0.2 if state == "complete" else None,
         cost=Cost(64 * STEPS, seconds, seconds),
         reason="" if state == "complete" else "dominated at 1,280 completions",
         directory=directory,
@@ -94,7 +94,7 @@ def _record(
     )
 
 
-def _write_folder(directory: Path, rng: np.random.Generator) -> None:
+def _write_directory(directory: Path, rng: np.random.Generator) -> None:
     for step in range(1, STEPS + 1):
         metrics = {
             f"train/reward/{reward}/{kind}": float(rng.random())
@@ -102,28 +102,30 @@ def _write_folder(directory: Path, rng: np.random.Generator) -> None:
             for kind in ("mean", "dead_groups", "share")
         }
         append_step(directory, Measurement(step, metrics, Cost(64 * step, step, step)))
-    said = Completion("Write a function.\n" * 8, "<think>x</think>\n" * 20, {"correctness": 1.0})
-    write_completions(directory, [said] * 6)
+    completion = Completion(
+        "Write a function.\n" * 8, "<think>x</think>\n" * 20, {"correctness": 1.0}
+    )
+    write_completions(directory, [completion] * 6)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write a report once and print what it took."""
+    """Write a report once and print its time and size."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--small", action="store_true", help="50 trials")
     options = parser.parse_args(arguments)
     trials = 50 if options.small else options.trials
-    with tempfile.TemporaryDirectory() as folder:
-        spec = load_spec(SPACE, [f"storage={folder}"])
-        records = sweep(spec, trials)
+    with tempfile.TemporaryDirectory() as directory:
+        spec = load_spec(SPACE, [f"storage={directory}"])
+        records = build_records(spec, trials)
         wall, cpu = time.perf_counter(), time.process_time()
         path = write_report(spec, records)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         megabytes = path.stat().st_size / 1e6
     print(f"{trials} trials: {wall:.1f} s, {cpu:.1f} CPU-s, {megabytes:.1f} MB")
     limits = {"limit_seconds": LIMIT_SECONDS, "limit_megabytes": LIMIT_MB}
-    found = {"trials": trials, "seconds": wall, "cpu_seconds": cpu, "megabytes": megabytes}
-    print(json.dumps({**found, **limits}))
+    figures = {"trials": trials, "seconds": wall, "cpu_seconds": cpu, "megabytes": megabytes}
+    print(json.dumps({**figures, **limits}))
 
 
 if __name__ == "__main__":

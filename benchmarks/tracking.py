@@ -1,23 +1,23 @@
-"""What tracking costs the driver of a sweep, and what becomes of it while the server is away.
+"""Time that tracking costs the driver of a sweep, and losses while the server fails.
 
     python benchmarks/tracking.py [--small]
 
-Four ways to send the same results to an MLflow server on a SQLite file, each in a process of its
-own with a server of its own, one after the other:
+Four ways to send the same results to an MLflow server on a SQLite file run one after the other,
+each in its own process with its own server:
 
-    ours      the listener that `gdpo_tune.sweep` has: a spool, and one thread that sends it
-    sync      `MlflowClient.log_batch`, a batch a result
+    ours      the listener of `gdpo_tune.sweep`: a spool, and one thread that sends it
+    sync      `MlflowClient.log_batch`, a batch for each result
     async     the same with `synchronous=False`, waited for at the end
     ray       `MlflowLoggerCallback` of Ray Tune, called as Ray's loop calls its callbacks
 
-Each does it twice. `fast`: results as quickly as they are taken; metrics a second are those that
-are stored at the end, over the time from the first result until no more come. `away`: a result
-every `PERIOD` seconds, and the server is killed for a while in the middle. Ours also meets a server
-that hangs, that answers 500, and whose disk is full, for as long.
+Each way sends twice. `fast`: results without a pause; metrics a second are those stored at the end,
+divided by the time from the first result to the end. `away`: a result every `PERIOD` seconds, and
+the server is killed for a while in the middle. Ours also runs with a server that hangs, one that
+answers 500, and one whose disk is full, for as long.
 
-Blocking is the time that a call keeps its caller: the start of a trial, a result, or its end.
-`lost` and `twice` are metrics that are not in the database at the end, or more often than once. A
-trial here has no more steps than are kept of a curve, so that nothing is thinned.
+Blocking is the time that a call takes: the start of a trial, a result, or its end. `lost` counts
+metrics that are not in the database at the end, `twice` those that are there more than once. A
+trial here has no more steps than a curve keeps, so that nothing is thinned.
 
 The last line is JSON: for each way metrics a second, milliseconds of blocking, lost and twice.
 """
@@ -45,22 +45,22 @@ from tracking_ways import METRICS, WAYS, Load
 from tests.support.mlflow_servers import MlflowServer
 
 LIMIT_MS = 5.0
-"""Most of the 99th percentile of blocking of ours."""
+"""Limit of the 99th percentile of our blocking, in milliseconds."""
 PERIOD = 0.02
-"""Seconds."""
+"""Seconds between two results of `away`."""
 DATABASE = "mlflow.db"
 
 
 def measure(way: str, load: Load) -> dict[str, Any]:
-    """Send the load one way to a server of its own, and count what has come."""
+    """Send the load one way to a new server, and count the stored metrics."""
     os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "1"
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        server = MlflowServer(folder, f"sqlite:///{folder / DATABASE}")
+        directory = Path(name)
+        server = MlflowServer(directory, f"sqlite:///{directory / DATABASE}")
         server.start()
         try:
-            blocked, seconds, failed = _send(way, load, server, folder)
-            stored, twice = _stored(folder / DATABASE)
+            blocked, seconds, failed = _send(way, load, server, directory)
+            stored, twice = _count_stored(directory / DATABASE)
         finally:
             server.kill()
     return {
@@ -77,10 +77,10 @@ def measure(way: str, load: Load) -> dict[str, Any]:
 
 
 def _send(
-    way: str, load: Load, server: MlflowServer, folder: Path
+    way: str, load: Load, server: MlflowServer, directory: Path
 ) -> tuple[list[float], float, int]:
-    """Milliseconds of each call, seconds in all, and how many calls raised."""
-    sender = WAYS[way](server.uri, folder, load)
+    """Send the load; return milliseconds of each call, total seconds and number of failed calls."""
+    sender = WAYS[way](server.uri, directory, load)
     blocked: list[float] = []
     failed = 0
 
@@ -89,7 +89,7 @@ def _send(
         began = time.perf_counter()
         try:
             work(*arguments)
-        except Exception as error:  # noqa: BLE001  # whatever a peer raises, its loop goes on
+        except Exception as error:  # noqa: BLE001  # a sweep goes on after any error of a peer
             failed += 1
             print(f"{way}: {type(error).__name__}", file=sys.stderr)
         blocked.append(1000 * (time.perf_counter() - began))
@@ -98,10 +98,14 @@ def _send(
     for trial in range(load.trials):
         call(sender.start, trial)
     values = {f"train/m{index:02d}": 0.1 * index for index in range(METRICS)}
-    with _absence(server, load, folder) if load.away else nullcontext(lambda _: None) as progress:
+    with (
+        _simulate_absence(server, load, directory)
+        if load.away
+        else nullcontext(lambda _: None) as progress
+    ):
         for step in range(1, load.steps + 1):
             for trial in range(load.trials):
-                call(sender.result, trial, step, values)
+                call(sender.report, trial, step, values)
                 time.sleep(load.period)
             progress(step / load.steps)
     for trial in range(load.trials):
@@ -111,12 +115,14 @@ def _send(
 
 
 @contextmanager
-def _absence(server: MlflowServer, load: Load, folder: Path) -> Iterator[Callable[[float], None]]:
-    """Lets the server fail once a third is sent, and work again `away` seconds later."""
+def _simulate_absence(
+    server: MlflowServer, load: Load, directory: Path
+) -> Iterator[Callable[[float], None]]:
+    """Let the server fail once a third is sent, and work again `away` seconds later."""
 
     def fail() -> None:
-        given = [folder / DATABASE] if load.fault == "full" else []
-        with getattr(server, load.fault)(*given):
+        arguments = [directory / DATABASE] if load.fault == "full" else []
+        with getattr(server, load.fault)(*arguments):
             time.sleep(load.away)
 
     absence = threading.Thread(target=fail)
@@ -129,8 +135,8 @@ def _absence(server: MlflowServer, load: Load, folder: Path) -> Iterator[Callabl
     absence.join()
 
 
-def _stored(database: Path) -> tuple[int, int]:
-    """Metrics of results in the database, and how many of them repeat another one."""
+def _count_stored(database: Path) -> tuple[int, int]:
+    """Count the metrics of results in the database, and those that repeat another one."""
     query = """
         select count(*),
             count(*) - count(distinct tags.value || "/" || metrics.key || "/" || metrics.step)
@@ -142,14 +148,14 @@ def _stored(database: Path) -> tuple[int, int]:
     return stored, twice
 
 
-def alone(way: str, load: Load) -> dict[str, Any]:
-    """Measure in a process of its own, so that neither imports nor threads are another's."""
+def measure_in_process(way: str, load: Load) -> dict[str, Any]:
+    """Measure in a new process, so that runs share neither imports nor threads."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(measure, (way, load))
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure every way and print the figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -161,20 +167,20 @@ def main() -> None:
     away_load = Load(trials, steps, PERIOD, away)
     loads = {"fast": Load(trials, steps, 0.0), "away": away_load}
     faults = {name: replace(away_load, fault=name) for name in ("hung", "failing", "full")}
-    found: dict[str, dict[str, Any]] = {}
+    figures: dict[str, dict[str, Any]] = {}
     for way in WAYS:
-        found[way] = {}
+        figures[way] = {}
         for name, load in {**loads, **(faults if way == "ours" else {})}.items():
             if options.small and (name in faults or (load.away and way != "ours")):
-                continue  # the others stand still for ten seconds and more
-            found[way][name] = alone(way, load)
-            print(f"{way}, {name}: {found[way][name]}", flush=True)
-    ours = found["ours"].values()
+                continue  # the others block for ten seconds and more
+            figures[way][name] = measure_in_process(way, load)
+            print(f"{way}, {name}: {figures[way][name]}", flush=True)
+    ours = figures["ours"].values()
     result = {
         "benchmark": "tracking",
         "metrics": loads["fast"].metrics,
         "away_seconds": away,
-        **found,
+        **figures,
         "limit_p99_ms": LIMIT_MS,
         "ok": all(
             r["lost"] == r["twice"] == 0 and r["blocking_ms"]["p99"] <= LIMIT_MS for r in ours

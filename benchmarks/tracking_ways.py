@@ -1,4 +1,4 @@
-"""The ways to send results to MLflow that `tracking.py` compares."""
+"""Ways to send results to MLflow that `tracking.py` compares."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 METRICS = 20
-"""Of a result."""
+"""Metrics of a result."""
 SPACE = """
 name: tracked
 task: code
@@ -22,70 +22,69 @@ objectives:
 space: {{learning_rate: {{log: [1.0e-5, 1.0e-3]}}}}
 training: {{steps: {steps}, evaluate_every: {steps}}}
 tracking: {{experiment: tracked, uri: "{uri}"}}
-storage: {folder}
+storage: {directory}
 """
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is sent."""
+    """Results to send, and the failure of the server meanwhile."""
 
     trials: int
     steps: int
     period: float
-    """Seconds between two results; 0: none."""
+    """Seconds between two results; 0 means no pause."""
     away: float = 0.0
     """Seconds for which the server fails, once a third of the results are sent."""
     fault: str = "killed"
-    """How: `killed`, `hung`, `failing` with 500, or `full`, its disk."""
+    """Kind of failure: `killed`, `hung`, `failing` (answers 500) or `full` (its disk)."""
 
     @property
     def metrics(self) -> int:
-        """In all."""
+        """Total number of metrics."""
         return self.trials * self.steps * METRICS
 
 
 class Ours:
-    """The listener of a sweep."""
+    """Our listener, as a sweep has it."""
 
-    def __init__(self, uri: str, folder: Path, load: Load) -> None:
+    def __init__(self, uri: str, directory: Path, load: Load) -> None:
         from gdpo_tune.core.events import SweepStarted
         from gdpo_tune.spec import load_spec
         from gdpo_tune.tracking import MlflowSink
 
-        path = folder / "tracked.yaml"
-        path.write_text(SPACE.format(uri=uri, folder=folder, steps=load.steps))
+        path = directory / "tracked.yaml"
+        path.write_text(SPACE.format(uri=uri, directory=directory, steps=load.steps))
         self._sink = MlflowSink(load_spec(path))
         self._sink(SweepStarted((), load.trials))
-        while (
-            self._sink.get_state().pending
-        ):  # the others have imported mlflow before their first call
+        # as the other ways do, import mlflow before the first call
+        while self._sink.get_state().pending:
             time.sleep(0.1)
         self._records: list[Any] = []
 
     def start(self, trial: int) -> None:
-        """A trial begins."""
+        """Record the start of a trial."""
         from gdpo_tune.core.events import TrialStarted
 
-        self._records.append(_record(trial))
+        self._records.append(_build_record(trial))
         self._sink(TrialStarted(self._records[trial]))
 
-    def result(self, trial: int, step: int, values: dict[str, float]) -> None:
-        """A trial reports."""
+    def report(self, trial: int, step: int, values: dict[str, float]) -> None:
+        """Record a result of a trial."""
         from gdpo_tune.core.events import TrialProgress
         from gdpo_tune.core.trials import Cost, Measurement
 
         self._sink(TrialProgress(trial, Measurement(step, values, Cost(step, 1.0, 1.0))))
 
     def end(self, trial: int) -> None:
-        """A trial ends."""
+        """Record the end of a trial."""
         from gdpo_tune.core.events import TrialFinished
 
-        self._records[trial] = _record(trial, ended=True)
+        self._records[trial] = _build_record(trial, ended=True)
         self._sink(TrialFinished(self._records[trial]))
 
     def close(self) -> None:
-        """The sweep ends."""
+        """End the sweep and wait until everything is sent."""
         from gdpo_tune.core.events import SweepFinished
 
         self._sink(SweepFinished(tuple(self._records), interrupted=False))
@@ -94,7 +93,7 @@ class Ours:
             raise SystemExit(problem)
 
 
-def _record(number: int, *, ended: bool = False) -> Any:
+def _build_record(number: int, *, ended: bool = False) -> Any:
     from gdpo_tune.core.trials import Cost, Estimate, TrialRecord
 
     draw = np.random.default_rng(number)
@@ -116,10 +115,10 @@ def _record(number: int, *, ended: bool = False) -> Any:
 class Client:
     """MLflow's own client."""
 
-    def __init__(self, uri: str, folder: Path, load: Load, *, synchronous: bool) -> None:
+    def __init__(self, uri: str, directory: Path, load: Load, *, synchronous: bool) -> None:
         from mlflow import MlflowClient
 
-        del folder, load
+        del directory, load
         self._client = MlflowClient(uri)
         self._experiment = self._client.create_experiment("tracked")
         self._runs: list[str] = []
@@ -127,12 +126,12 @@ class Client:
         self._operations: list[Any] = []
 
     def start(self, trial: int) -> None:
-        """A trial begins."""
+        """Record the start of a trial."""
         run = self._client.create_run(self._experiment, run_name=f"trial-{trial}")
         self._runs.append(run.info.run_id)
 
-    def result(self, trial: int, step: int, values: dict[str, float]) -> None:
-        """A trial reports."""
+    def report(self, trial: int, step: int, values: dict[str, float]) -> None:
+        """Record a result of a trial."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -142,54 +141,54 @@ class Client:
             self._operations.append(done)
 
     def end(self, trial: int) -> None:
-        """A trial ends."""
+        """Record the end of a trial."""
         self._client.set_terminated(self._runs[trial])
 
     def close(self) -> None:
-        """The sweep ends."""
+        """End the sweep and wait until everything is sent."""
         from mlflow.exceptions import MlflowException
 
         for operation in self._operations:
-            with suppress(MlflowException):  # what it lost is counted in the database
+            with suppress(MlflowException):  # losses are counted in the database
                 operation.wait()
 
 
 class Callback:
-    """Ray's."""
+    """Ray Tune's callback."""
 
-    def __init__(self, uri: str, folder: Path, load: Load) -> None:
+    def __init__(self, uri: str, directory: Path, load: Load) -> None:
         from ray.air.integrations.mlflow import MLflowLoggerCallback
 
         del load
         self._callback = MLflowLoggerCallback(tracking_uri=uri, experiment_name="tracked")
         self._callback.setup()
         self._trials: list[Any] = []
-        self._folder = folder
+        self._directory = directory
 
     def start(self, trial: int) -> None:
-        """A trial begins."""
+        """Record the start of a trial."""
         from ray.tune.experiment import Trial
 
         config = {"learning_rate": 1e-4 + trial}
         self._trials.append(Trial("tracked", config=config, stub=True, trial_id=f"{trial:08d}"))
         self._callback.log_trial_start(self._trials[trial])
 
-    def result(self, trial: int, step: int, values: dict[str, float]) -> None:
-        """A trial reports."""
-        told = {**values, "training_iteration": step}
-        self._callback.log_trial_result(step, self._trials[trial], told)
+    def report(self, trial: int, step: int, values: dict[str, float]) -> None:
+        """Record a result of a trial."""
+        result = {**values, "training_iteration": step}
+        self._callback.log_trial_result(step, self._trials[trial], result)
 
     def end(self, trial: int) -> None:
-        """A trial ends."""
+        """Record the end of a trial."""
         self._callback.log_trial_end(self._trials[trial])
 
     def close(self) -> None:
-        """The sweep ends; the callback has nothing left."""
+        """Do nothing; the callback has sent everything."""
 
 
 WAYS: dict[str, Callable[[str, Path, Load], Any]] = {
     "ours": Ours,
-    "sync": lambda uri, folder, load: Client(uri, folder, load, synchronous=True),
-    "async": lambda uri, folder, load: Client(uri, folder, load, synchronous=False),
+    "sync": lambda uri, directory, load: Client(uri, directory, load, synchronous=True),
+    "async": lambda uri, directory, load: Client(uri, directory, load, synchronous=False),
     "ray": Callback,
 }

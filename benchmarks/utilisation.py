@@ -1,13 +1,13 @@
-"""How much of the machine a sweep spends on training.
+"""Share of the machine's time that a sweep spends on training.
 
     python benchmarks/utilisation.py [--small]      run the shipped search space, then measure
-    python benchmarks/utilisation.py --read runs    measure the sweep that lies there already
+    python benchmarks/utilisation.py --read runs    measure the sweep in the directory `runs`
 
 utilisation = sum of the seconds that trials spent in `train()` / (slots x wall time of the sweep)
 
-Wall time is all of it: the start of Ray and of the trials' processes, imports, proposals, and the
-tail when fewer trials are left than slots. Training time includes held-out evaluation, and what
-failed trials spent. A run that was killed has no end, so its ledger cannot be measured.
+Wall time includes the start of Ray and of the trials' processes, imports, proposals, and the end of
+the sweep, when fewer trials are left than slots. Training time includes held-out evaluation and the
+time of failed trials. A killed run has no end, so its ledger cannot be measured.
 
 The last line is JSON.
 """
@@ -28,15 +28,15 @@ SMALL = ["search.trials=2", "search.replicates.max_runs=1", "training.steps=10"]
 
 
 def measure(spec: SweepSpec) -> dict[str, object]:
-    """Figures from a sweep's ledger.
+    """Compute the figures from a sweep's ledger.
 
     Raises:
-        SystemExit: a session has no end, so its wall time is not known.
+        SystemExit: a session has no end, so its wall time is unknown.
     """
     with Ledger.open(spec, read_only=True) as ledger:
         records, sessions = ledger.get_records(), ledger.get_sessions()
     if not all("finished" in session for session in sessions):
-        raise SystemExit("this sweep was killed or still runs: its wall time is not known")
+        raise SystemExit("this sweep was killed or still runs: its wall time is unknown")
     training = sum(record.cost.seconds for record in records)
     offered = sum(s["slots"] * (s["finished"] - s["started"]) for s in sessions)
     utilisation = training / offered
@@ -54,7 +54,7 @@ def measure(spec: SweepSpec) -> dict[str, object]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure the sweep and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true", help="a few short trials: seconds")
     parser.add_argument("--read", metavar="STORAGE", help="measure a finished sweep")
@@ -64,8 +64,8 @@ def main() -> None:
     else:
         from gdpo_tune.tuning.runner import run_sweep
 
-        with tempfile.TemporaryDirectory() as folder:
-            spec = load_spec(SPACE, [f"storage={folder}", *(SMALL if options.small else [])])
+        with tempfile.TemporaryDirectory() as directory:
+            spec = load_spec(SPACE, [f"storage={directory}", *(SMALL if options.small else [])])
             run_sweep(spec)
             figures = measure(spec)
     print(json.dumps(figures))

@@ -1,18 +1,19 @@
-"""How often a comparison of two sweeps is wrong, and how often it finds a difference: simulated.
+"""Error rate and power of the comparison of two sweeps, simulated.
 
     python benchmarks/verdicts.py [--pairs 200] [--small]
 
-Simulated sweeps: two reward weights and a learning rate, searched on log scales; three objectives
-that trade by the weights' shares and fall with a learning rate off its best; noise of training and
-evaluation together .04. Who proposes: random draws, or Optuna's samplers with a model, as sweeps
-have them. Each pair is compared as `python -m gdpo_tune.report` does it.
+A simulated sweep searches two reward weights and a learning rate on log scales. Its three
+objectives trade off by the weights' shares and fall with the distance of the learning rate from its
+best value. Training and evaluation together add noise of .04. Trials are random draws, or proposals
+of Optuna's model-based samplers, as in sweeps. Each pair is compared as in
+`python -m gdpo_tune.report`.
 
-    two sweeps    of equal settings, or one whose objectives are all multiplied
+    two sweeps    with equal settings, or with all objectives of one multiplied
     two modes     in one sweep, over a categorical parameter without any effect, or with one
 
-Printed: the share of pairs whose verdict calls any difference, of those in which the hypervolume's
-corrected test does, and, over every tenth pair, of intervals of the hypervolume ratio that hold 1,
-the truth for equal sweeps. The last line is JSON.
+The benchmark prints the share of pairs whose verdict reports any difference, the share in which the
+hypervolume's corrected test does, and, over every tenth pair, the share of intervals of the
+hypervolume ratio that contain 1, the true ratio of equal sweeps. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ NOISE = 0.04
 MODES = ("a", "b")
 STARTUP = 4
 EVERY = 10
-"""Pairs for each one whose interval is looked at: intervals take most of the time."""
+"""One in this many pairs gets an interval, because intervals take most of the time."""
 SAMPLERS: dict[str, Callable[[int], BaseSampler]] = {
     "random": lambda seed: RandomSampler(seed=seed),
     "tpe": lambda seed: TPESampler(seed=seed, n_startup_trials=STARTUP, multivariate=True),
@@ -53,11 +54,11 @@ class Case:
 
     sampler: str
     trials: tuple[int, ...]
-    """Of each of two sweeps; one number: of one sweep with two modes."""
+    """Trials of each of two sweeps; a single number means one sweep with two modes."""
     gain: float = 1.0
-    """What the first side's objectives are multiplied with."""
+    """Factor of the first side's objectives."""
     share: float = 1.0
-    """Of the pairs that are asked for: samplers with a slow model get fewer."""
+    """Share of the requested pairs; samplers with a slow model get fewer."""
 
 
 CASES = (
@@ -74,8 +75,10 @@ CASES = (
 SMALL = (Case("random", (12, 12)), Case("random", (24,)), Case("random", (24, 24), gain=1.5))
 
 
-def sweep(sampler: str, trials: int, seed: int, gains: Sequence[float]) -> list[TrialRecord]:
-    """A simulated sweep; with several gains, its normalization is searched and has these."""
+def simulate_sweep(
+    sampler: str, trials: int, seed: int, gains: Sequence[float]
+) -> list[TrialRecord]:
+    """Simulate a sweep; with several gains it also searches the normalization, one gain each."""
     rng = np.random.default_rng(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -90,9 +93,13 @@ def sweep(sampler: str, trials: int, seed: int, gains: Sequence[float]) -> list[
         ]
         rate = trial.suggest_float("learning_rate", 3e-5, 3e-4, log=True)
         mode = trial.suggest_categorical("mode", MODES) if len(gains) > 1 else MODES[0]
-        worth = _worth(weights, rate) * gains[MODES.index(mode)] + rng.normal(0, NOISE, len(GOALS))
-        study.tell(trial, list(worth))
-        found = {goal.name: Estimate(float(v), NOISE) for goal, v in zip(GOALS, worth, strict=True)}
+        means = _compute_worth(weights, rate) * gains[MODES.index(mode)] + rng.normal(
+            0, NOISE, len(GOALS)
+        )
+        study.tell(trial, list(means))
+        estimates = {
+            goal.name: Estimate(float(mean), NOISE) for goal, mean in zip(GOALS, means, strict=True)
+        }
         records.append(
             TrialRecord(
                 number=number,
@@ -101,29 +108,32 @@ def sweep(sampler: str, trials: int, seed: int, gains: Sequence[float]) -> list[
                 params={"normalization": mode, "learning_rate": rate, "number": number},
                 seed=number,
                 proposer="startup" if sampler == "random" or number < STARTUP else "model",
-                validation=found,
-                test=found,
+                validation=estimates,
+                test=estimates,
                 feasible=True,
             )
         )
     return records
 
 
-def _worth(weights: Sequence[float], rate: float) -> np.ndarray:
-    """Objectives in 0 to about .8: what a weight's share buys, less with a rate off 1.5e-4."""
+def _compute_worth(weights: Sequence[float], rate: float) -> np.ndarray:
+    """Compute objectives in 0 to about .8 from the weights' shares and the learning rate.
+
+    They are highest at a learning rate of 1.5e-4.
+    """
     shares = np.array(weights) / sum(weights)
     return 0.8 * np.sqrt(shares) * (1 - 0.3 * math.log10(rate / 1.5e-4) ** 2)
 
 
-def sides_of(case: Case, seed: int) -> list[Side]:
-    """One pair of a case."""
+def build_sides(case: Case, seed: int) -> list[Side]:
+    """Simulate one pair of a case and build its two sides."""
     if len(case.trials) == 1:
-        records = sweep(case.sampler, case.trials[0], seed, (case.gain, 1.0))
+        records = simulate_sweep(case.sampler, case.trials[0], seed, (case.gain, 1.0))
         groups = [[r for r in records if r.params["normalization"] == mode] for mode in MODES]
     else:
         gains = (case.gain, 1.0)
         groups = [
-            sweep(case.sampler, trials, 2 * seed + side, gains[side : side + 1])
+            simulate_sweep(case.sampler, trials, 2 * seed + side, gains[side : side + 1])
             for side, trials in enumerate(case.trials)
         ]
     shared = len(case.trials) == 1
@@ -134,13 +144,13 @@ def sides_of(case: Case, seed: int) -> list[Side]:
 
 
 def measure(case: Case, pairs: int) -> dict[str, float]:
-    """Shares over `pairs` pairs of a case."""
+    """Measure the shares over `pairs` pairs of a case."""
     called = volume = 0
     held: list[bool] = []
     for seed in range(pairs):
-        left, right = sides_of(case, seed)
+        left, right = build_sides(case, seed)
         corrected = correct_p_values(compute_p_values(left, right))
-        if min(corrected) <= ALPHA:  # without that no verdict calls anything, and it takes longer
+        if min(corrected) <= ALPHA:  # otherwise no verdict differs, and `judge` is slow
             called += judge(compare(left, right)).differs
         volume += corrected[0] <= ALPHA
         if seed % EVERY == 0:
@@ -155,7 +165,7 @@ def measure(case: Case, pairs: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the table, then JSON."""
+    """Measure all cases; print the table, then JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--small", action="store_true", help="seconds instead of an hour")
@@ -167,12 +177,12 @@ def main() -> None:
     rows: list[dict[str, float | str]] = []
     for case in cases:
         of_case = max(1, round(pairs * case.share))
-        found = measure(case, of_case)
+        measured = measure(case, of_case)
         trials = " and ".join(map(str, case.trials))
-        where = trials if len(case.trials) > 1 else f"{trials}, two modes"
-        figures = " | ".join(f"{found[k]:.3f}" for k in ("called", "hypervolume", "holds_1"))
-        print(f"| {case.sampler} | {where} | {case.gain:g} | {of_case} | {figures} |", flush=True)
-        rows.append({"sampler": case.sampler, "trials": where, "gain": case.gain, **found})
+        sides = trials if len(case.trials) > 1 else f"{trials}, two modes"
+        figures = " | ".join(f"{measured[k]:.3f}" for k in ("called", "hypervolume", "holds_1"))
+        print(f"| {case.sampler} | {sides} | {case.gain:g} | {of_case} | {figures} |", flush=True)
+        rows.append({"sampler": case.sampler, "trials": sides, "gain": case.gain, **measured})
     equal = [float(row["called"]) for row in rows if row["gain"] == 1.0]
     print(json.dumps({"largest_error_rate": max(equal), "limit": 0.05, "rows": rows}))
 

@@ -35,7 +35,7 @@ class Schedule:
     """Share of the steps, at the end, over which the learning rate falls to `floor` of its peak."""
     floor: float = 0.03
 
-    def lr(self, step: int) -> float:
+    def get_lr(self, step: int) -> float:
         """Return the learning rate of a step counted from 0."""
         rise = min(1.0, (step + 1) / self.warmup_steps)
         left = (self.steps - step) / (self.decay_share * self.steps)
@@ -60,7 +60,7 @@ def fit(
     model.train()
     for step in range(schedule.steps):
         for group in optimizer.param_groups:
-            group["lr"] = schedule.lr(step)
+            group["lr"] = schedule.get_lr(step)
         loss = _compute_loss(model, next(batches), pad)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -1,4 +1,4 @@
-"""Contestants on problems, many seeds, the same budget and concurrency: what the scripts share."""
+"""Comparison of contestants on problems over many seeds, at equal budget and concurrency."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from contestants import CONTESTANTS, PROBLEMS, missing
+from contestants import CONTESTANTS, PROBLEMS, find_missing_package
 from kept import finish
-from measures import Share, completed, continuations, trace
+from measures import Share, count_continuations, find_completed, trace_hypervolume
 from problems import Problem
 from product import Product
 from simulator import Simulation
@@ -23,19 +23,19 @@ from simulator import Simulation
 
 @dataclass(frozen=True)
 class Plan:
-    """What is compared."""
+    """Problems, contestants and size of a comparison."""
 
     name: str
     problems: Sequence[str]
     contestants: Sequence[str]
     budget: int
-    """In full trials."""
+    """Budget in full trials."""
     seeds: int
     workers: int = 4
     """Trials in flight."""
 
-    def jobs(self) -> list[dict[str, Any]]:
-        """One for each sweep, seeds outermost, so that what is there at any time is even."""
+    def list_jobs(self) -> list[dict[str, Any]]:
+        """List a job for each sweep, seeds outermost, so that partial results are balanced."""
         return [
             {
                 "problem": problem,
@@ -50,10 +50,10 @@ class Plan:
             if seed < (CONTESTANTS[contestant].most_seeds or self.seeds)
         ]
 
-    def installed(self) -> tuple[Plan, dict[str, str]]:
-        """The plan with what can take part, and what the others lack."""
+    def drop_missing(self) -> tuple[Plan, dict[str, str]]:
+        """Return the plan without entries that lack a package, and these packages."""
         names = (*self.problems, *self.contestants)
-        lacking = {name: package for name in names if (package := missing(name))}
+        lacking = {name: package for name in names if (package := find_missing_package(name))}
         return (
             replace(
                 self,
@@ -66,60 +66,60 @@ class Plan:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What one simulated sweep came to."""
+    """Result of one simulated sweep."""
 
     problem: str
     contestant: str
     seed: int
     steps: Sequence[tuple[float, float]]
-    """Full trials spent, and the hypervolume from then on."""
+    """Full trials spent, and the hypervolume from then on, for each rise."""
     started: int
     complete: int
     model_share: float | None
-    """Of the proposals; None for a peer."""
+    """Share of the proposals that a model made; None for a peer."""
     continued: Mapping[str, Share]
     slowest_ask: float
-    """Seconds of real time."""
+    """Real seconds of the slowest proposal."""
     usual_ask: float
 
 
 @lru_cache(maxsize=1)
-def problem_of(name: str) -> Problem:
-    """A problem, kept from one job to the next: some take a while to make."""
+def load_problem(name: str) -> Problem:
+    """Load a problem; the cache keeps it for the next job, because some are slow to build."""
     return PROBLEMS[name]()
 
 
 def simulate(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Run one sweep; the result is what JSON can hold of a `Sweep`."""
-    problem = problem_of(job["problem"])
+    """Run one sweep; return the fields of a `Sweep` as JSON values."""
+    problem = load_problem(job["problem"])
     full = problem.levels[-1]
     with warnings.catch_warnings():
-        # Peers warn of what they try out and of matrices; nothing of it changes what is compared.
+        # Peers warn of experimental features and of matrices, which does not affect the figures.
         warnings.simplefilter("ignore")
         tuner = CONTESTANTS[job["contestant"]].build(problem, job["budget"], job["seed"])
         history = Simulation(tuner, problem, job["workers"], job["seed"]).run(job["budget"] * full)
-    shares = continuations(history, problem)
+    shares = count_continuations(history, problem)
     return {
-        "steps": [(spent / full, volume) for spent, volume in trace(history, problem)],
+        "steps": [(spent / full, volume) for spent, volume in trace_hypervolume(history, problem)],
         "started": len(history.params),
-        "complete": len(completed(history)),
-        "model_share": tuner.model_share() if isinstance(tuner, Product) else None,
+        "complete": len(find_completed(history)),
+        "model_share": tuner.compute_model_share() if isinstance(tuner, Product) else None,
         "continued": {name: (share.hits, share.of) for name, share in shares.items()},
         "slowest_ask": max(history.asks),
         "usual_ask": median(history.asks),
     }
 
 
-def read(job: Mapping[str, Any], result: Mapping[str, Any]) -> Sweep:
-    """A job and its result as a `Sweep`."""
-    known = {name: job[name] for name in ("problem", "contestant", "seed")}
+def read_sweep(job: Mapping[str, Any], result: Mapping[str, Any]) -> Sweep:
+    """Build a `Sweep` from a job and its result."""
+    fields = {name: job[name] for name in ("problem", "contestant", "seed")}
     continued = {name: Share(*counts) for name, counts in result["continued"].items()}
     steps = [(spent, volume) for spent, volume in result["steps"]]
-    return Sweep(**{**result, **known, "continued": continued, "steps": steps})
+    return Sweep(**{**result, **fields, "continued": continued, "steps": steps})
 
 
-def asked(description: str, full: Plan, small: Plan) -> argparse.Namespace:
-    """The command line that the scripts share; its `plan` is what to compare."""
+def parse_arguments(description: str, full: Plan, small: Plan) -> argparse.Namespace:
+    """Parse the command line that the scripts share; `plan` of the result is the comparison."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -134,34 +134,34 @@ def asked(description: str, full: Plan, small: Plan) -> argparse.Namespace:
     options = parser.parse_args()
     plan = small if options.small else full
     fields = ("problems", "contestants", "seeds", "budget", "workers")
-    given = {name: value for name in fields if (value := getattr(options, name)) is not None}
-    options.plan = replace(plan, **given)
+    overrides = {name: value for name in fields if (value := getattr(options, name)) is not None}
+    options.plan = replace(plan, **overrides)
     return options
 
 
 def compare(options: argparse.Namespace) -> tuple[list[Sweep], dict[str, Any]]:
-    """Simulate what is not done yet and report; a small run leaves nothing behind.
+    """Simulate the missing sweeps and report; a small run leaves no files.
 
     Returns:
         All sweeps, and the figures for the line of JSON.
     """
     if options.small:
-        with tempfile.TemporaryDirectory() as folder:
-            return _compare(options.plan, options.processes, Path(folder))
+        with tempfile.TemporaryDirectory() as directory:
+            return _compare(options.plan, options.processes, Path(directory))
     return _compare(options.plan, options.processes, options.out)
 
 
-def _compare(asked: Plan, processes: int, out: Path) -> tuple[list[Sweep], dict[str, Any]]:
+def _compare(requested: Plan, processes: int, out: Path) -> tuple[list[Sweep], dict[str, Any]]:
     from picture import write_picture
-    from report import figures, markdown
+    from report import build_figures, render_markdown
 
-    plan, lacking = asked.installed()
+    plan, lacking = requested.drop_missing()
     for name, package in lacking.items():
         print(f"left out: {name}, which needs {package} (pip install -e '.[bench]')")
-    jobs = plan.jobs()
+    jobs = plan.list_jobs()
     results = finish(jobs, simulate, out / "sweeps.jsonl", processes)
-    sweeps = [read(job, result) for job, result in zip(jobs, results, strict=True)]
-    table = markdown(sweeps, plan.budget)
+    sweeps = [read_sweep(job, result) for job, result in zip(jobs, results, strict=True)]
+    table = render_markdown(sweeps, plan.budget)
     (out / "table.md").write_text(table, encoding="utf-8")
     write_picture(sweeps, plan.budget, out / f"{plan.name}.png")
     print(table)
@@ -171,10 +171,10 @@ def _compare(asked: Plan, processes: int, out: Path) -> tuple[list[Sweep], dict[
         "in_flight": plan.workers,
         "seeds": plan.seeds,
         "left_out": lacking,
-        "figures": figures(sweeps, plan.budget),
+        "figures": build_figures(sweeps, plan.budget),
     }
 
 
-def show(figures: Mapping[str, Any]) -> None:
-    """The last line of a script."""
+def print_figures(figures: Mapping[str, Any]) -> None:
+    """Print the line of JSON that ends a script."""
     print(json.dumps(figures))

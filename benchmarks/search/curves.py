@@ -1,14 +1,16 @@
-"""Real learning curves: configurations of the embedded word problems, trained and measured often.
+"""Real learning curves of configurations of the embedded word problems.
 
-    python benchmarks/search/curves.py [--configurations 160] [--processes 2] [--out FOLDER]
+    python benchmarks/search/curves.py [--configurations 160] [--processes 2] [--out DIRECTORY]
 
 Configurations are the first points of a scrambled Sobol sequence over the space of
-`search_spaces/math.yaml`, each trained with a seed of its own for the file's full budget, measured
-on validation prompts at every rung and on test prompts at the end, standard errors by a bootstrap
-clustered by prompt. Every training is kept in FOLDER/trainings.jsonl as soon as it is done: the
-same command goes on after a kill, and goes further with more configurations. At the end, and with
-`--only-table` at any time, all trainings so far become `curves_math.parquet` beside this script
-(`--table FILE` for another place) with a data sheet, `curves_math.md`. The last line is JSON.
+`search_spaces/math.yaml`. Each is trained with its own seed for the file's full budget. It is
+measured on validation prompts at every rung and on test prompts at the end. Standard errors are by
+a bootstrap clustered by prompt. DIRECTORY/trainings.jsonl keeps every finished training, so that
+the same command can continue after a kill, or with more configurations. At the end, and with
+`--only-table` at any time, all trainings so far are written to `curves_math.parquet` beside this
+script (`--table FILE` for another path), with a data sheet, `curves_math.md`.
+
+The last line is JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from kept import done_in, finish, key_of
+from kept import build_key, finish, read_done
 from sheet import write_sheet
 from table import SHIPPED, write_table
 
@@ -31,14 +33,14 @@ from gdpo_tune.tuning.search import quasi_random
 
 SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "math.yaml"
 STEPS = (4, 7, 10, 14, 20, 30, 40, 50, 60)
-"""Rungs: those of halving by 2, 3 and 4 with any grace period, nearly."""
+"""Rungs: nearly those of halving by 2, 3 and 4 with any grace period."""
 SMALL = ("training.steps=2", "training.validation_prompts=8", "training.test_prompts=8")
 SMALL_STEPS = (1, 2)
 
 
 def train_one(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Train one configuration; what it measured as JSON has it."""
-    # Not at the top: who only writes the table needs no torch.
+    """Train one configuration; return its measurements as JSON values."""
+    # Not at the top: `--only-table` needs no torch.
     from gdpo_tune.training import train
 
     spec = load_spec(SPACE, job["overrides"])
@@ -51,23 +53,25 @@ def train_one(job: Mapping[str, Any]) -> dict[str, Any]:
         if measurement.has_validation:
             rungs.append(Rung(measurement.step, measurement.validation, measurement.cost))
 
-    with tempfile.TemporaryDirectory() as folder:
-        config = spec.build_trial_config(params, index, Path(folder))
+    with tempfile.TemporaryDirectory() as directory:
+        config = spec.build_trial_config(params, index, Path(directory))
         outcome = train(replace(config, evaluate_at=tuple(job["steps"])), resume=None, report=keep)
     return {
         "params": {name: params[name] for name in spec.space.dimensions},
-        "rungs": [_plain(rung.step, "validation", rung.validation, rung.cost) for rung in rungs],
-        "test": _plain(spec.training.steps, "test", outcome.test, outcome.cost),
+        "rungs": [_to_json(rung.step, "validation", rung.validation, rung.cost) for rung in rungs],
+        "test": _to_json(spec.training.steps, "test", outcome.test, outcome.cost),
     }
 
 
-def _plain(step: int, split: str, values: Mapping[str, Estimate], cost: Cost) -> dict[str, Any]:
+def _to_json(step: int, split: str, values: Mapping[str, Estimate], cost: Cost) -> dict[str, Any]:
     estimates = {name: [value.mean, value.se] for name, value in values.items()}
     return {"step": step, "split": split, "values": estimates, **asdict(cost)}
 
 
-def jobs_of(count: int, steps: tuple[int, ...], overrides: tuple[str, ...]) -> list[dict[str, Any]]:
-    """One for each configuration."""
+def list_jobs(
+    count: int, steps: tuple[int, ...], overrides: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """List a job for each configuration."""
     return [
         {"configuration": index, "steps": list(steps), "overrides": list(overrides)}
         for index in range(count)
@@ -75,7 +79,7 @@ def jobs_of(count: int, steps: tuple[int, ...], overrides: tuple[str, ...]) -> l
 
 
 def main() -> None:
-    """Train what is missing, then write table and data sheet."""
+    """Train the missing configurations, then write table and data sheet."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -87,19 +91,19 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="seconds: shows that it runs")
     options = parser.parse_args()
     if options.small:
-        with tempfile.TemporaryDirectory() as folder:
-            small = jobs_of(2, SMALL_STEPS, SMALL)
-            work(small, options.processes, Path(folder), Path(folder) / SHIPPED.name)
+        with tempfile.TemporaryDirectory() as directory:
+            small = list_jobs(2, SMALL_STEPS, SMALL)
+            run_jobs(small, options.processes, Path(directory), Path(directory) / SHIPPED.name)
         return
-    jobs = jobs_of(options.configurations, STEPS, ())
+    jobs = list_jobs(options.configurations, STEPS, ())
     if options.only_table:
-        done = done_in(options.out / "trainings.jsonl")
-        jobs = [job for job in jobs if key_of(job) in done]
-    work(jobs, options.processes, options.out, options.table)
+        done = read_done(options.out / "trainings.jsonl")
+        jobs = [job for job in jobs if build_key(job) in done]
+    run_jobs(jobs, options.processes, options.out, options.table)
 
 
-def work(jobs: list[dict[str, Any]], processes: int, out: Path, table: Path) -> None:
-    """Finish all jobs, write what they came to, print."""
+def run_jobs(jobs: list[dict[str, Any]], processes: int, out: Path, table: Path) -> None:
+    """Finish all jobs, write table and data sheet, print the figures."""
     if not jobs:
         raise SystemExit(f"no training in {out} yet")
     spec = load_spec(SPACE, jobs[0]["overrides"])

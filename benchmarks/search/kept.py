@@ -1,4 +1,4 @@
-"""Work that goes on where it was: a job's result is on disk before the next one is awaited."""
+"""Jobs that can continue after a kill: each result is on disk before the next one is awaited."""
 
 from __future__ import annotations
 
@@ -14,60 +14,62 @@ Job = Mapping[str, Any]
 Result = Mapping[str, Any]
 
 
-def done_in(kept: Path) -> dict[str, Result]:
-    """Key of a job -> its result, as a file has them; a last line that was cut off is removed."""
-    if not kept.exists():
+def read_done(path: Path) -> dict[str, Result]:
+    """Return key of a job -> its result from a file; remove an incomplete last line."""
+    if not path.exists():
         return {}
-    content = kept.read_bytes()
+    content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
     if whole != content:
-        os.truncate(kept, len(whole))  # written anew, all of it would be lost to a kill meanwhile
+        os.truncate(path, len(whole))  # a kill while the file is rewritten would lose all of it
     entries = map(json.loads, whole.splitlines())
-    return {key_of(entry["job"]): entry["result"] for entry in entries}
+    return {build_key(entry["job"]): entry["result"] for entry in entries}
 
 
 def finish(
-    jobs: Sequence[Job], work: Callable[[Job], Result], kept: Path, processes: int
+    jobs: Sequence[Job], work: Callable[[Job], Result], path: Path, processes: int
 ) -> list[Result]:
-    """Results of all jobs in their order; those that the file holds are not done again.
+    """Run all jobs without a result in the file; return all results in the order of the jobs.
 
     Args:
-        jobs: mappings that JSON can hold.
-        work: a function of a module, so that another process finds it.
-        kept: the file.
-        processes: how many work side by side.
+        jobs: mappings of JSON values.
+        work: function of a module, so that another process can import it.
+        path: file of the results.
+        processes: number of parallel processes.
     """
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    done = done_in(kept)
-    missing = [job for job in jobs if key_of(job) not in done]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    done = read_done(path)
+    missing = [job for job in jobs if build_key(job) not in done]
     started = time.perf_counter()
-    for count, (job, result) in enumerate(_results(missing, work, processes), 1):
-        with kept.open("a", encoding="utf-8") as file:
+    for count, (job, result) in enumerate(_run_jobs(missing, work, processes), 1):
+        with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"job": job, "result": result}) + "\n")
-        done[key_of(job)] = result
-        said = ", ".join(map(str, job.values()))
-        print(f"{count}/{len(missing)}  {time.perf_counter() - started:.0f} s  {said}", flush=True)
-    return [done[key_of(job)] for job in jobs]
+        done[build_key(job)] = result
+        values = ", ".join(map(str, job.values()))
+        print(
+            f"{count}/{len(missing)}  {time.perf_counter() - started:.0f} s  {values}", flush=True
+        )
+    return [done[build_key(job)] for job in jobs]
 
 
-def key_of(job: Job) -> str:
-    """Equal for jobs that ask for the same."""
+def build_key(job: Job) -> str:
+    """Build the key of a job; equal jobs have equal keys."""
     return json.dumps(job, sort_keys=True)
 
 
-def _results(
+def _run_jobs(
     jobs: Sequence[Job], work: Callable[[Job], Result], processes: int
 ) -> Iterator[tuple[Job, Result]]:
     if processes == 1:
         yield from ((job, work(job)) for job in jobs)
         return
-    # Spawned: a fork would copy the locks of torch's threads.
+    # Spawn, because a fork would copy the locks of torch's threads.
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         yield from pool.imap_unordered(_Work(work), jobs)
 
 
 class _Work:
-    """Keeps a job beside its result, which arrives in any order."""
+    """Callable that returns a job with its result, because results arrive in any order."""
 
     def __init__(self, work: Callable[[Job], Result]) -> None:
         self._work = work

@@ -1,8 +1,8 @@
-"""Figures of simulated sweeps that are pure functions of what happened.
+"""Figures of simulated sweeps, as pure functions of their histories.
 
-Shapes: S seeds, B budgets, M objectives. Only trials that had their full budget count, at their
-true values: what a tuner thought of them on noisy measurements does not. Hypervolume is a share of
-the box between the references and the best values of the objectives.
+Shapes: S seeds, B budgets, M objectives. Only trials that used their full budget count, at their
+true values and not at the noisy measurements that tuners see. Hypervolume is a share of the box
+between the references and the best values of the objectives.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from problems import Problem, spec_of
-from simulator import History, Visit, completed
+from problems import Problem, build_spec
+from simulator import History, Visit, find_completed
 
 from gdpo_tune.analysis import pareto
 from gdpo_tune.spec import Search
@@ -21,12 +21,12 @@ from gdpo_tune.spec import Search
 Floats = NDArray[np.float64]
 RESAMPLES = 2000
 LEAST_AT_RUNG = 3
-"""Trials at a level from which on one of them can be in its worst third."""
+"""Least number of trials at a level that has a worst third."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A median over seeds and the middle 95 % of its bootstrap, `float[B]` each."""
+    """Median over seeds and the middle 95 % of its bootstrap, `float[B]` each."""
 
     value: Floats
     low: Floats
@@ -35,25 +35,25 @@ class Interval:
 
 @dataclass(frozen=True)
 class Share:
-    """How many of those it was asked of."""
+    """Number of hits among a number of cases."""
 
     hits: int
     of: int
 
     @property
     def value(self) -> float:
-        """NaN of none."""
+        """Share of hits; NaN without any case."""
         return self.hits / self.of if self.of else float("nan")
 
 
-def trace(history: History, problem: Problem) -> list[tuple[int, float]]:
-    """Completions spent and the hypervolume from then on, once for each time it rose."""
-    goals = spec_of(problem, Search()).list_objectives()
+def trace_hypervolume(history: History, problem: Problem) -> list[tuple[int, float]]:
+    """Return completions spent and the hypervolume from then on, for each rise."""
+    goals = build_spec(problem, Search()).list_objectives()
     box = np.prod([abs(goal.reference - problem.best[goal.name]) for goal in goals])
     points: list[list[float]] = []
     steps: list[tuple[int, float]] = []
-    for visit in completed(history).values():
-        truth = problem.truth(history.params[visit.number])
+    for visit in find_completed(history).values():
+        truth = problem.compute_truth(history.params[visit.number])
         if all(bound.holds(truth[name]) for name, bound in problem.constraints.items()):
             points.append([truth[goal.name] for goal in goals])
             volume = pareto.compute_hypervolume(points, goals) / float(box)
@@ -62,50 +62,49 @@ def trace(history: History, problem: Problem) -> list[tuple[int, float]]:
     return steps
 
 
-def at_budgets(steps: Sequence[tuple[float, float]], budgets: ArrayLike) -> Floats:
-    """The hypervolume at each of B budgets, 0 before the first step."""
+def evaluate_at_budgets(steps: Sequence[tuple[float, float]], budgets: ArrayLike) -> Floats:
+    """Return the hypervolume at each of B budgets, 0 before the first step."""
     spent = [step[0] for step in steps]
     volumes = np.array([0.0, *(step[1] for step in steps)])
     return volumes[np.searchsorted(spent, budgets, side="right")]
 
 
-def median_of(values: Floats, seed: int = 0) -> Interval:
-    """The median over the seeds of `values[S, B]`, with an interval by bootstrap over seeds."""
+def compute_median(values: Floats, seed: int = 0) -> Interval:
+    """Compute the median over the seeds of `values[S, B]`, with a bootstrap over seeds."""
     rows = np.random.default_rng(seed).integers(len(values), size=(RESAMPLES, len(values)))
     drawn = np.median(values[rows], axis=1)
     low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
     return Interval(np.median(values, axis=0), low, high)
 
 
-def reached(
+def find_budget_to_reach(
     steps: Sequence[Sequence[tuple[float, float]]], target: float, budget: float
 ) -> float | None:
-    """The least budget at which the median over seeds is at `target`; None if it never is."""
+    """Return the least budget at which the median over seeds reaches `target`, or None."""
     moments = sorted({spent for seed in steps for spent, _ in seed if spent <= budget})
     if not moments:
         return None
-    medians = np.median([at_budgets(seed, moments) for seed in steps], axis=0)
+    medians = np.median([evaluate_at_budgets(seed, moments) for seed in steps], axis=0)
     above = np.flatnonzero(medians >= target)
     return moments[above[0]] if len(above) else None
 
 
-def continuations(history: History, problem: Problem) -> dict[str, Share]:
-    """How often trials that were measured before their end went on, by how they stood then.
+def count_continuations(history: History, problem: Problem) -> dict[str, Share]:
+    """Count how often trials continued after a measurement before their end, by their standing.
 
-    `front`: nothing that had been measured at the level by then dominated it. `worst third`: two
-    thirds of the trials at the level lay on better fronts. What breaks a constraint lies behind
-    everything else.
+    `front`: no trial measured at the level by then dominates it. `worst third`: two thirds of the
+    trials at the level lie on better fronts. Trials that break a constraint lie behind all others.
     """
     counts = {"front": [0, 0], "worst third": [0, 0]}
     at_level: dict[int, list[Visit]] = {}
     for visit in history.visits:
         if visit.verdict == "complete":
             continue
-        known = at_level.setdefault(visit.level, [])
-        known.append(visit)
-        if len(known) < LEAST_AT_RUNG:
+        visits = at_level.setdefault(visit.level, [])
+        visits.append(visit)
+        if len(visits) < LEAST_AT_RUNG:
             continue
-        ranks = _ranks(known, problem)
+        ranks = _rank_visits(visits, problem)
         standing = {
             "front": ranks[-1] == 0,
             "worst third": (ranks < ranks[-1]).sum() * 3 >= 2 * len(ranks),
@@ -116,11 +115,11 @@ def continuations(history: History, problem: Problem) -> dict[str, Share]:
     return {name: Share(hits, of) for name, (hits, of) in counts.items()}
 
 
-def _ranks(visits: Sequence[Visit], problem: Problem) -> NDArray[np.int64]:
-    goals = spec_of(problem, Search()).list_objectives()
+def _rank_visits(visits: Sequence[Visit], problem: Problem) -> NDArray[np.int64]:
+    goals = build_spec(problem, Search()).list_objectives()
     values = [[visit.values[goal.name].mean for goal in goals] for visit in visits]
     ranks = pareto.rank_points(values, goals)
-    broken = np.array([_broken(visit, problem) for visit in visits])
+    broken = np.array([_breaks_constraint(visit, problem) for visit in visits])
     if broken.all() or not broken.any():
         return ranks
     ranks[~broken] = pareto.rank_points(np.array(values)[~broken], goals)
@@ -128,5 +127,5 @@ def _ranks(visits: Sequence[Visit], problem: Problem) -> NDArray[np.int64]:
     return ranks
 
 
-def _broken(visit: Visit, problem: Problem) -> bool:
+def _breaks_constraint(visit: Visit, problem: Problem) -> bool:
     return not all(b.holds(visit.values[name].mean) for name, b in problem.constraints.items())

@@ -1,4 +1,4 @@
-"""Branin and Currin with a fidelity, two objectives that trade off: schedulers are compared on it.
+"""Branin and Currin with a fidelity: two objectives that trade off, to compare schedulers.
 
 Source: Irshad, Karsch and Doepp 2021, Expected hypervolume improvement for simultaneous
 multi-objective and multi-fidelity optimization (arXiv 2112.13901), as in BoTorch's
@@ -11,20 +11,20 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-from problems import Curve, exactly
+from problems import Curve, build_exact_estimates
 
 from gdpo_tune.core.trials import Params
 from gdpo_tune.spec import Choices, Constraint, ObjectiveSpec, Uniform
 
 LEVELS = (1, 3, 9, 27)
-"""Budget of a trial in units of simulated training; a fidelity of 1 is the last one."""
+"""Levels in units of simulated training; the last one has a fidelity of 1."""
 BRANIN_WORST, CURRIN_WORST = 150.0, 14.0
-"""Worst values of interest. Currin never exceeds 14. A random point has a Branin above 150 in 6 %
-of cases, and in 64 % one above 21, BoTorch's reference, by which few points can be told apart."""
+"""Worst values of interest. Currin never exceeds 14. Branin exceeds 150 at 6 % of random points,
+and BoTorch's reference of 21 at 64 %, which would leave few points to compare."""
 
 
 class BraninCurrin:
-    """Both are minimised; the training of a configuration is its way from low to full fidelity."""
+    """Problem with both functions minimised; training goes from low to full fidelity."""
 
     name = "branin_currin"
     domains: Mapping[str, Choices | Uniform] = {
@@ -41,27 +41,30 @@ class BraninCurrin:
     def __init__(self, levels: tuple[int, ...] = LEVELS) -> None:
         self.levels = levels
 
-    def curve(self, params: Params, rng: np.random.Generator) -> Curve:
-        """Values at the fidelity that a level stands for; nothing is random."""
+    def draw_curve(self, params: Params, rng: np.random.Generator) -> Curve:
+        """Return the values at the fidelity of each level, without noise."""
         del rng
-        return lambda level: exactly(self._values(params, level / self.levels[-1]))
+        return lambda level: build_exact_estimates(self._values(params, level / self.levels[-1]))
 
-    def truth(self, params: Params) -> Mapping[str, float]:
-        """Values at full fidelity."""
+    def compute_truth(self, params: Params) -> Mapping[str, float]:
+        """Compute the values at full fidelity."""
         return self._values(params, 1.0)
 
-    def seconds(self, params: Params, start: int, end: int) -> float:
-        """One a unit."""
+    def compute_seconds(self, params: Params, start: int, end: int) -> float:
+        """Return one second for each unit of training."""
         del params
         return float(end - start)
 
     def _values(self, params: Params, fidelity: float) -> dict[str, float]:
         x1, x2 = float(params["x1"]), float(params["x2"])
-        return {"branin": branin(x1, x2, fidelity), "currin": currin(x1, x2, fidelity)}
+        return {
+            "branin": compute_branin(x1, x2, fidelity),
+            "currin": compute_currin(x1, x2, fidelity),
+        }
 
 
-def branin(x1: float, x2: float, fidelity: float) -> float:
-    """Branin's function of a point of the unit square, with parameters that hang on fidelity."""
+def compute_branin(x1: float, x2: float, fidelity: float) -> float:
+    """Compute Branin's function at a point of the unit square; fidelity changes its parameters."""
     away = 1 - fidelity
     across, up = 15 * x1 - 5, 15 * x2
     bend = 5.1 / (4 * math.pi**2) - 0.01 * away
@@ -71,10 +74,10 @@ def branin(x1: float, x2: float, fidelity: float) -> float:
     return valley**2 + 10 * (1 - shrink) * math.cos(across) + 10
 
 
-def currin(x1: float, x2: float, fidelity: float) -> float:
-    """Currin's exponential function of a point of the unit square; low fidelity damps it.
+def compute_currin(x1: float, x2: float, fidelity: float) -> float:
+    """Compute Currin's exponential function at a point of the unit square.
 
-    Currin's own factor 1 - exp(-1 / (2 x2)) loses its weight of 1 here for one of at most 0.1.
+    Low fidelity damps it: the factor 1 - exp(-1 / (2 x2)) has a weight of at most 0.1 here, not 1.
     """
     damp = math.exp(-1 / (2 * x2)) if x2 > 0 else 0.0
     above = 2300 * x1**3 + 1900 * x1**2 + 2092 * x1 + 60

@@ -1,6 +1,6 @@
 """Other libraries in simulated time, each through its public interface and with its own defaults.
 
-Where a peer judges trials early, it gets the rungs and the reduction factor that ours has.
+A peer that judges trials early gets our rungs and our reduction factor.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import optuna
 from optuna.samplers import BaseSampler
 from optuna.storages import InMemoryStorage
 from optuna.trial import Trial
-from problems import REDUCTION, Estimates, Problem, spec_of
+from problems import REDUCTION, Estimates, Problem, build_spec
 from simulator import Verdict
 
 from gdpo_tune.core.trials import Params
@@ -24,47 +24,47 @@ from gdpo_tune.spec import Choices, Search, Uniform
 
 
 class OptunaAlone:
-    """A plain Optuna study over ask and tell; it is told constraints, and every trial runs on."""
+    """Plain Optuna study over ask and tell, with constraints and without stopping."""
 
     def __init__(self, problem: Problem, sampler: BaseSampler) -> None:
         self._problem = problem
         self._study = create_study(
-            InMemoryStorage(), problem.name, spec_of(problem, Search()), sampler
+            InMemoryStorage(), problem.name, build_spec(problem, Search()), sampler
         )
         self._distributions = {n: to_distribution(d) for n, d in problem.domains.items()}
         self._trials: dict[int, Trial] = {}
 
     def start(self, number: int) -> Params:
-        """What the sampler proposes."""
+        """Return the sampler's proposal."""
         with silence_optuna():
             self._trials[number] = self._study.ask(self._distributions)
         return self._trials[number].params
 
     def judge(self, number: int, level: int, values: Estimates) -> Verdict:
-        """Optuna has no early stopping for several objectives."""
+        """Continue always: Optuna has no early stopping for several objectives."""
         del number, level, values
         return "continue"
 
     def finish(self, number: int, values: Estimates) -> None:
-        """Tell the study."""
+        """Tell the study the trial's values."""
         trial = self._trials[number]
         for name, bound in self._problem.constraints.items():
             trial.set_constraint(name, compute_violation(bound, values[name].mean))
         self._study.tell(trial, [values[name].mean for name in self._problem.objectives])
 
     def promote(self) -> int | None:
-        """Nothing waits."""
+        """Return None: no trial waits."""
         return None
 
 
-def optuna_sampler(name: str, seed: int) -> BaseSampler:
-    """A sampler of Optuna's with its defaults.
+def build_optuna_sampler(name: str, seed: int) -> BaseSampler:
+    """Build an Optuna sampler with its defaults.
 
     Raises:
-        ImportError: it needs a package that is not installed.
+        ImportError: the sampler needs a package that is not installed.
     """
     if name == "qnehvi":
-        return _qnehvi(seed)
+        return _build_qnehvi(seed)
     samplers: dict[str, Callable[..., BaseSampler]] = {
         "random": optuna.samplers.RandomSampler,
         "tpe": optuna.samplers.TPESampler,
@@ -74,8 +74,8 @@ def optuna_sampler(name: str, seed: int) -> BaseSampler:
     return samplers[name](seed=seed)
 
 
-def _qnehvi(seed: int) -> BaseSampler:
-    """BoTorch's noisy expected hypervolume improvement, behind Optuna's sampler for BoTorch."""
+def _build_qnehvi(seed: int) -> BaseSampler:
+    """Build BoTorch's noisy expected hypervolume improvement, behind Optuna's BoTorch sampler."""
     from optuna_integration.botorch import BoTorchSampler, qnehvi_candidates_func
 
     with warnings.catch_warnings():
@@ -86,8 +86,8 @@ def _qnehvi(seed: int) -> BaseSampler:
 class RayOptuna:
     """Ray Tune's `OptunaSearch`, alone or with Ray's ASHA on the first objective.
 
-    It has no way to take constraints. A trial that ASHA stops is told to it as Ray tells it: as
-    finished, with the values of its last rung.
+    It takes no constraints. As with Ray, it gets a trial that ASHA stops as finished, with the
+    values of its last rung.
     """
 
     def __init__(self, problem: Problem, seed: int, *, asha: bool) -> None:
@@ -114,34 +114,34 @@ class RayOptuna:
         self._asha = asha
 
     def start(self, number: int) -> Params:
-        """What the searcher proposes."""
-        self._scheduler.on_trial_add(None, _trial(number))
+        """Return the searcher's proposal."""
+        self._scheduler.on_trial_add(None, _build_trial(number))
         with silence_optuna():
             return self._search.suggest(str(number))
 
     def judge(self, number: int, level: int, values: Estimates) -> Verdict:
-        """What ASHA says of the first objective."""
+        """Return ASHA's verdict on the first objective."""
         if not self._asha:
             return "continue"
-        result = self._result(level, values)
-        if self._scheduler.on_trial_result(None, _trial(number), result) == "CONTINUE":
+        result = self._build_result(level, values)
+        if self._scheduler.on_trial_result(None, _build_trial(number), result) == "CONTINUE":
             return "continue"
         with silence_optuna():
             self._search.on_trial_complete(str(number), result)
         return "stop"
 
     def finish(self, number: int, values: Estimates) -> None:
-        """Tell both."""
-        result = self._result(self._problem.levels[-1], values)
-        self._scheduler.on_trial_complete(None, _trial(number), result)
+        """Report the end of a trial to scheduler and searcher."""
+        result = self._build_result(self._problem.levels[-1], values)
+        self._scheduler.on_trial_complete(None, _build_trial(number), result)
         with silence_optuna():
             self._search.on_trial_complete(str(number), result)
 
     def promote(self) -> int | None:
-        """Nothing waits."""
+        """Return None: no trial waits."""
         return None
 
-    def _result(self, level: int, values: Estimates) -> dict[str, float]:
+    def _build_result(self, level: int, values: Estimates) -> dict[str, float]:
         means = {name: values[name].mean for name in self._problem.objectives}
         return {**means, "completions": level}
 
@@ -149,8 +149,8 @@ class RayOptuna:
 class SyneTuneMoasha:
     """Syne Tune's multi-objective ASHA, which draws configurations at random.
 
-    It draws from NumPy's global generator, so that one simulation has a process's to itself; it
-    takes one direction for all metrics, so maximised ones are given to it as losses.
+    It draws from NumPy's global generator, so a process runs one simulation at a time. It takes one
+    direction for all metrics, so it gets maximised metrics with the opposite sign.
 
     Raises:
         ImportError: syne-tune is not installed.
@@ -162,7 +162,7 @@ class SyneTuneMoasha:
         np.random.seed(seed)
         self._problem = problem
         self._scheduler = MOASHA(
-            {name: _syne_tune_domain(domain) for name, domain in problem.domains.items()},
+            {name: _convert_domain(domain) for name, domain in problem.domains.items()},
             metrics=list(problem.objectives),
             time_attr="completions",
             max_t=problem.levels[-1],
@@ -172,34 +172,36 @@ class SyneTuneMoasha:
         )
 
     def start(self, number: int) -> Params:
-        """A random configuration."""
-        self._scheduler.on_trial_add(_trial(number))
+        """Return a random configuration."""
+        self._scheduler.on_trial_add(_build_trial(number))
         return self._scheduler.suggest().config
 
     def judge(self, number: int, level: int, values: Estimates) -> Verdict:
-        """What its bracket says."""
+        """Return the verdict of the trial's bracket."""
         result = {
             name: values[name].mean * (-1 if goal.direction == "maximize" else 1)
             for name, goal in self._problem.objectives.items()
         }
-        decision = self._scheduler.on_trial_result(_trial(number), {**result, "completions": level})
+        decision = self._scheduler.on_trial_result(
+            _build_trial(number), {**result, "completions": level}
+        )
         return "continue" if decision == "CONTINUE" else "stop"
 
     def finish(self, number: int, values: Estimates) -> None:
-        """Its brackets hear of no trial's end."""
+        """Do nothing: its brackets need no end of a trial."""
         del number, values
 
     def promote(self) -> int | None:
-        """Nothing waits."""
+        """Return None: no trial waits."""
         return None
 
 
-def _trial(number: int) -> Any:
-    """What schedulers look at in a trial of theirs."""
+def _build_trial(number: int) -> Any:
+    """Build the fields of a trial that schedulers read."""
     return SimpleNamespace(trial_id=str(number))
 
 
-def _syne_tune_domain(domain: Choices | Uniform) -> Any:
+def _convert_domain(domain: Choices | Uniform) -> Any:
     from syne_tune import config_space
 
     if isinstance(domain, Choices):

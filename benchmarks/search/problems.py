@@ -1,7 +1,7 @@
-"""What is searched in the benchmarks of the search: configurations with a learning curve each.
+"""Problems of the search benchmarks: configurations with a learning curve each.
 
-Shapes: M objectives. A problem hands out a `Curve` for each trial, so that whatever is random about
-a training (its seed, the prompts that it is measured on) belongs to one trial.
+Shapes: M objectives. A problem returns a `Curve` for each trial, so that the random parts of a
+training (its seed, the prompts of its measurements) belong to one trial.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from gdpo_tune.spec import Choices, Constraint, ObjectiveSpec, Search, Space, Sw
 
 Estimates = Mapping[str, Estimate]
 Curve = Callable[[int], Estimates]
-"""Completions sampled so far -> what the search sees of the trial then."""
+"""Completions sampled so far -> estimates that the search sees then."""
 REDUCTION = 3
-"""Of the trials at a rung, one in so many goes on, whoever's scheduler it is."""
+"""One in this many trials at a rung continues, in every scheduler."""
 
 
 class Problem(Protocol):
-    """Something that trials are run of in simulated time."""
+    """Problem whose trials run in simulated time."""
 
     name: str
     levels: tuple[int, ...]
     """Completions at which a trial is measured; the last is the full budget."""
     domains: Mapping[str, Choices | Uniform]
-    """Each with more than one value."""
+    """Searched parameters, each with more than one value."""
     objectives: Mapping[str, ObjectiveSpec]
     best: Mapping[str, float]
-    """Objective -> a value that none is better than: with the references, the hypervolume's box."""
+    """Objective -> bound of its best value; with the references, the box of the hypervolume."""
     constraints: Mapping[str, Constraint]
 
-    def curve(self, params: Params, rng: np.random.Generator) -> Curve:
-        """What one training with these parameters shows of itself."""
+    def draw_curve(self, params: Params, rng: np.random.Generator) -> Curve:
+        """Draw the learning curve of one training with these parameters."""
         ...
 
-    def truth(self, params: Params) -> Mapping[str, float]:
-        """Every objective and constrained metric at full budget, without noise: what counts."""
+    def compute_truth(self, params: Params) -> Mapping[str, float]:
+        """Compute every objective and constrained metric at full budget, without noise."""
         ...
 
-    def seconds(self, params: Params, start: int, end: int) -> float:
-        """How long a trial takes from one level to another."""
+    def compute_seconds(self, params: Params, start: int, end: int) -> float:
+        """Compute the seconds of a trial from one level to another."""
         ...
 
 
-def spec_of(problem: Problem, search: Search) -> SweepSpec:
-    """The problem as the spec of a sweep: all that samplers and schedulers know of it."""
+def build_spec(problem: Problem, search: Search) -> SweepSpec:
+    """Build the spec of a sweep of the problem, for samplers and schedulers."""
     return SweepSpec(
         name=problem.name,
         task=problem.name,
@@ -60,6 +60,6 @@ def spec_of(problem: Problem, search: Search) -> SweepSpec:
     )
 
 
-def exactly(values: Mapping[str, float]) -> Estimates:
-    """Values without noise as estimates."""
+def build_exact_estimates(values: Mapping[str, float]) -> Estimates:
+    """Build estimates without error from values."""
     return {name: Estimate(float(value), 0.0) for name, value in values.items()}

@@ -1,11 +1,11 @@
-"""This product in simulated time: its projection, samplers and schedulers, driven as by a sweep."""
+"""Our projection, samplers and schedulers in simulated time, driven as by a sweep."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 
-from problems import REDUCTION, Estimates, Problem, spec_of
+from problems import REDUCTION, Estimates, Problem, build_spec
 from simulator import Verdict
 
 from gdpo_tune.core.trials import Cost, Params, Rung, State, TrialRecord
@@ -17,44 +17,45 @@ from gdpo_tune.tuning.search.projection import Projection
 Core = Callable[[Problem, SweepSpec], Rungs]
 
 
-def no_rungs(problem: Problem, spec: SweepSpec) -> Rungs:
-    """First in, first out: there is no level at which trials are compared."""
+def build_no_rungs(problem: Problem, spec: SweepSpec) -> Rungs:
+    """Build no rungs: first in, first out."""
     del problem
     return Rungs(spec.list_objectives(), ())
 
 
-def stopping(problem: Problem, spec: SweepSpec) -> Rungs:
-    """Whoever does not go on at a level of the problem ends there."""
+def build_stopping_rungs(problem: Problem, spec: SweepSpec) -> Rungs:
+    """Build rungs at the problem's levels; a trial that does not continue ends there."""
     bounds = len(spec.constraints)
     return Rungs(spec.list_objectives(), problem.levels[:-1], REDUCTION, "stop", bounds)
 
 
-def promoting(problem: Problem, spec: SweepSpec) -> Rungs:
-    """Whoever does not go on waits, and may be promoted later."""
+def build_promoting_rungs(problem: Problem, spec: SweepSpec) -> Rungs:
+    """Build rungs at the problem's levels; a trial that does not continue may be promoted later."""
     bounds = len(spec.constraints)
     return Rungs(spec.list_objectives(), problem.levels[:-1], REDUCTION, "promote", bounds)
 
 
 class Product:
-    """Proposes by the projection of its records; judges by the core of a scheduler."""
+    """Tuner with our projection and sampler, and the core of a scheduler."""
 
     def __init__(self, problem: Problem, sampler: str, core: Core, trials: int, seed: int) -> None:
-        """
+        """Create the tuner.
+
         Args:
-            problem: what is searched.
-            sampler: one of the registry.
-            core: makes the scheduler's.
-            trials: what `search.trials` says, from which samplers conclude how long they have.
-            seed: of the sweep.
+            problem: problem to search.
+            sampler: name of a sampler in the registry.
+            core: builds the scheduler's rungs.
+            trials: value of `search.trials`, from which samplers plan their start-up.
+            seed: seed of the sweep.
         """
         self._full = problem.levels[-1]
-        self._spec = spec_of(problem, Search(trials=trials, sampler=sampler, seed=seed))
+        self._spec = build_spec(problem, Search(trials=trials, sampler=sampler, seed=seed))
         self._projection = Projection(self._spec)
         self._rungs = core(problem, self._spec)
         self._records: dict[int, TrialRecord] = {}
 
     def start(self, number: int) -> Params:
-        """What the sampler proposes."""
+        """Return the sampler's proposal."""
         suggestion = self._projection.propose()
         record = TrialRecord(
             number=number,
@@ -69,7 +70,7 @@ class Product:
         return suggestion.params
 
     def judge(self, number: int, level: int, values: Estimates) -> Verdict:
-        """What the scheduler says; the sampler learns from a trial that does not go on."""
+        """Return the scheduler's verdict; the sampler learns from trials that do not continue."""
         means = [values[name].mean for name in self._spec.objectives]
         broken = [
             compute_violation(bound, values[n].mean) for n, bound in self._spec.constraints.items()
@@ -84,7 +85,7 @@ class Product:
         return verdict
 
     def finish(self, number: int, values: Estimates) -> None:
-        """The sampler learns from it."""
+        """Let the sampler learn from a complete trial."""
         record = self._records[number]
         rung = Rung(step=self._full, validation=values, cost=Cost(completions=self._full))
         self._change(
@@ -99,15 +100,15 @@ class Product:
         )
 
     def promote(self) -> int | None:
-        """The trial that the scheduler wants to go on with."""
+        """Return the trial that the scheduler promotes."""
         number = self._rungs.find_promotable()
         if number is not None:
             self._rungs.promote(number)
             self._change(replace(self._records[number], state="running"))
         return number
 
-    def model_share(self) -> float:
-        """Share of the trials that the sampler's model proposed."""
+    def compute_model_share(self) -> float:
+        """Compute the share of the trials that the sampler's model proposed."""
         return sum(r.proposer == "model" for r in self._records.values()) / len(self._records)
 
     def _change(self, record: TrialRecord) -> None:

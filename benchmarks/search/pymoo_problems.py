@@ -1,11 +1,11 @@
-"""Problems of pymoo as problems of a search: no fidelity, one measurement a trial, at its end."""
+"""Problems of pymoo as search problems, without fidelity: one measurement at the end of a trial."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import numpy as np
-from problems import Curve, exactly
+from problems import Curve, build_exact_estimates
 
 from gdpo_tune.core.trials import Params
 from gdpo_tune.spec import Choices, Constraint, ObjectiveSpec, Uniform
@@ -18,8 +18,8 @@ REFERENCES: Mapping[str, tuple[float, ...]] = {
     "bnh": (140.0, 50.0),
     "osy": (0.0, 80.0),
 }
-"""Problem -> worst values of interest: beyond what the front spans, and where random points that
-meet the constraints count."""
+"""Problem -> worst values of interest: worse than the whole front, so that random feasible points
+count."""
 BEST: Mapping[str, tuple[float, ...]] = {
     "zdt1": (0.0, 0.0),
     "zdt2": (0.0, 0.0),
@@ -37,11 +37,11 @@ DIMENSIONS: Mapping[str, dict[str, int]] = {
     "bnh": {},
     "osy": {},
 }
-"""As many as a search space of a training has; the last two have 2 and 6 of their own."""
+"""As many parameters as a training's search space; the last two problems have fixed 2 and 6."""
 
 
 class PymooProblem:
-    """A test problem by name; every objective is minimised, every constraint is `<= 0`.
+    """Test problem by name; every objective is minimised, every constraint is `<= 0`.
 
     Raises:
         ImportError: pymoo is not installed.
@@ -69,19 +69,19 @@ class PymooProblem:
             for index in range(self._problem.n_ieq_constr)
         }
 
-    def curve(self, params: Params, rng: np.random.Generator) -> Curve:
-        """The values at the only level."""
+    def draw_curve(self, params: Params, rng: np.random.Generator) -> Curve:
+        """Return the values at the only level."""
         del rng
-        return lambda level: exactly(self.truth(params))
+        return lambda level: build_exact_estimates(self.compute_truth(params))
 
-    def truth(self, params: Params) -> Mapping[str, float]:
-        """Objectives and constraints."""
+    def compute_truth(self, params: Params) -> Mapping[str, float]:
+        """Compute objectives and constraints."""
         point = np.array([params[name] for name in self.domains], dtype=np.float64)
-        found = self._problem.evaluate(point, return_as_dictionary=True)
-        values = [*found["F"], *found["G"]] if self.constraints else list(found["F"])
+        results = self._problem.evaluate(point, return_as_dictionary=True)
+        values = [*results["F"], *results["G"]] if self.constraints else list(results["F"])
         return dict(zip([*self.objectives, *self.constraints], map(float, values), strict=True))
 
-    def seconds(self, params: Params, start: int, end: int) -> float:
-        """One a trial."""
+    def compute_seconds(self, params: Params, start: int, end: int) -> float:
+        """Return one second for each trial."""
         del params
         return float(end - start)

@@ -1,17 +1,17 @@
-"""Searches on real learning curves, replayed: what a sweep of word problems would have found.
+"""Simulated sweeps of word problems on replayed real learning curves.
 
-    python benchmarks/search/replay.py [--seeds 30] [--processes 2] [--out FOLDER] [--small]
+    python benchmarks/search/replay.py [--seeds 30] [--processes 2] [--out DIRECTORY] [--small]
 
-The table `curves_math.parquet` holds trainings of the embedded policy; `replayed.py` says how a
-trial is made of it. A budget of 30 full trials, 4 in flight. `reaches random and TPE at` is the
-share of the budget at which the median hypervolume is at the final one of random search and of
-Optuna's TPE, both without stopping. FOLDER/sweeps.jsonl keeps what is done; FOLDER also gets
-`table.md` and `replay.png`. The last line is JSON.
+The table `curves_math.parquet` holds trainings of the embedded policy; `replayed.py` describes how
+trials are replayed from it. The budget is 30 full trials, 4 in flight. `reaches random and TPE at`
+is the share of the budget at which the median hypervolume reaches the final one of random search
+and of Optuna's TPE, both without stopping. DIRECTORY/sweeps.jsonl keeps finished sweeps; DIRECTORY
+also gets `table.md` and `replay.png`. The last line is JSON.
 """
 
 from __future__ import annotations
 
-from comparison import Plan, asked, compare, show
+from comparison import Plan, compare, parse_arguments, print_figures
 
 FULL = Plan(
     "replay",
@@ -45,4 +45,4 @@ SMALL = Plan(
 
 
 if __name__ == "__main__":
-    show(compare(asked(__doc__ or "", FULL, SMALL))[1])
+    print_figures(compare(parse_arguments(__doc__ or "", FULL, SMALL))[1])

@@ -1,11 +1,11 @@
-"""The table of real learning curves as a problem: what a training would have measured.
+"""Table of real learning curves as a search problem.
 
-A configuration that is not in the table is looked up in a surrogate, a Gaussian process for each
-metric and level. A replayed trial adds to its mean what made real ones differ: one deviation of the
-training for each metric, the same at all its rungs in units of the level's own spread, and at every
-rung an error of measurement as large as the table's standard errors there. Values stay within the
-metric's range. What counts, `truth`, is the mean of the process through the test values. A trial
-takes as long as the nearest configuration of the table took.
+A surrogate, a Gaussian process for each metric and level, interpolates between the configurations
+of the table. A replayed trial adds two random parts to its mean: one deviation of the training for
+each metric, equal at all rungs in units of the level's own spread, and at every rung an error of
+measurement as large as the table's standard errors there. Values stay within the metric's range.
+The true values are the means of the process through the test values. A trial takes as long as the
+nearest configuration of the table.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from problems import Curve, Estimates
-from surrogate import Floats, Surrogate, features, nearest
+from surrogate import Floats, Surrogate, encode_features, find_nearest
 from table import SHIPPED, Curves, read_table
 
 from gdpo_tune.core import registry
@@ -34,38 +34,39 @@ SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "math.yaml"
 
 
 class Replayed:
-    """Trainings of a search space, replayed from a table."""
+    """Problem whose trainings are replayed from a table."""
 
     def __init__(self, spec: SweepSpec, curves: Curves, levels: tuple[int, ...]) -> None:
-        """
+        """Fit the surrogates.
+
         Args:
-            spec: whose space the table's configurations were drawn from.
+            spec: spec with the space of the table's configurations.
             curves: the table.
-            levels: where trials are measured; some of the table's, the last one included.
+            levels: levels at which trials are measured; some of the table's, with its last one.
 
         Raises:
-            ValueError: a level that the table does not have.
+            ValueError: the table does not have one of the levels.
         """
         if not set(levels) <= set(curves.levels) or levels[-1] != curves.levels[-1]:
-            raise ValueError(f"levels {levels} of a table that has {curves.levels}")
+            raise ValueError(f"levels {levels} are not all in the table, which has {curves.levels}")
         self.name = spec.name
         self.levels = levels
         self.domains: Mapping[str, Choices | Uniform] = spec.space.searched
         self.objectives: Mapping[str, ObjectiveSpec] = spec.objectives
         self.constraints: Mapping[str, Constraint] = spec.constraints
         infos = registry.describe_task(spec.task).metrics
-        self._ranges = {n: (infos[n].low, infos[n].high) for n in self._metrics()}
+        self._ranges = {n: (infos[n].low, infos[n].high) for n in self._list_metrics()}
         self.best: Mapping[str, float] = {
             name: self._ranges[name][goal.direction == "maximize"]
             for name, goal in spec.objectives.items()
         }
-        self._points = np.array([features(params, self.domains) for params in curves.params])
+        self._points = np.array([encode_features(params, self.domains) for params in curves.params])
         self._cpu_seconds = {
             level: curves.cpu_seconds[:, column] for column, level in enumerate(curves.levels)
         }
         self._surrogates: dict[tuple[str, int], Surrogate] = {}
         self._errors: dict[tuple[str, int], float] = {}
-        for name in self._metrics():
+        for name in self._list_metrics():
             for level in levels:
                 column = curves.levels.index(level)
                 errors = curves.errors[name][:, column]
@@ -73,40 +74,40 @@ class Replayed:
                 self._errors[name, level] = float(np.median(errors))
         self._tests = {
             name: self._fit(curves.test_means[name], curves.test_errors[name])
-            for name in self._metrics()
+            for name in self._list_metrics()
         }
 
     @staticmethod
-    def of_shipped() -> Replayed:
-        """The table that ships, measured where trials are compared by default."""
+    def load_shipped() -> Replayed:
+        """Load the table that ships, with the default rungs as levels."""
         curves = read_table(SHIPPED)
-        return Replayed(load_spec(SPACE), curves, levels_of(curves.levels))
+        return Replayed(load_spec(SPACE), curves, choose_levels(curves.levels))
 
-    def curve(self, params: Params, rng: np.random.Generator) -> Curve:
-        """One training."""
-        point = features(params, self.domains)
-        of_training = {name: float(rng.standard_normal()) for name in self._metrics()}
+    def draw_curve(self, params: Params, rng: np.random.Generator) -> Curve:
+        """Draw one training."""
+        point = encode_features(params, self.domains)
+        of_training = {name: float(rng.standard_normal()) for name in self._list_metrics()}
         of_rungs = {
-            level: {name: float(rng.standard_normal()) for name in self._metrics()}
+            level: {name: float(rng.standard_normal()) for name in self._list_metrics()}
             for level in self.levels
         }
 
-        def measured(level: int) -> Estimates:
+        def measure(level: int) -> Estimates:
             return {
                 name: self._estimate(name, level, point, of_training[name], draw)
                 for name, draw in of_rungs[level].items()
             }
 
-        return measured
+        return measure
 
-    def truth(self, params: Params) -> Mapping[str, float]:
-        """What the surrogate of the test values says."""
-        point = features(params, self.domains)
-        return {n: self._within(n, fit.mean(point)) for n, fit in self._tests.items()}
+    def compute_truth(self, params: Params) -> Mapping[str, float]:
+        """Predict the test values by their surrogates."""
+        point = encode_features(params, self.domains)
+        return {n: self._clip(n, fit.predict(point)) for n, fit in self._tests.items()}
 
-    def seconds(self, params: Params, start: int, end: int) -> float:
-        """CPU seconds of the nearest configuration between two levels."""
-        row = nearest(features(params, self.domains), list(self._points))
+    def compute_seconds(self, params: Params, start: int, end: int) -> float:
+        """Return the CPU seconds of the nearest configuration between two levels."""
+        row = find_nearest(encode_features(params, self.domains), list(self._points))
         before = float(self._cpu_seconds[start][row]) if start else 0.0
         return float(self._cpu_seconds[end][row]) - before
 
@@ -114,24 +115,26 @@ class Replayed:
         self, name: str, level: int, point: Floats, of_training: float, draw: float
     ) -> Estimate:
         fit, error = self._surrogates[name, level], self._errors[name, level]
-        value = fit.mean(point) + fit.deviation * of_training + error * draw
-        return Estimate(self._within(name, value), error)
+        value = fit.predict(point) + fit.deviation * of_training + error * draw
+        return Estimate(self._clip(name, value), error)
 
     def _fit(self, values: Floats, errors: Floats) -> Surrogate:
         return Surrogate(self._points, values, errors)
 
-    def _within(self, name: str, value: float) -> float:
+    def _clip(self, name: str, value: float) -> float:
         return float(np.clip(value, *self._ranges[name]))
 
-    def _metrics(self) -> list[str]:
+    def _list_metrics(self) -> list[str]:
         return list(dict.fromkeys([*self.objectives, *self.constraints]))
 
 
-def levels_of(known: tuple[int, ...], grace_share: float = AshaSettings().grace) -> tuple[int, ...]:
-    """Levels of a table nearest to those of halving by 3, from the full budget down."""
-    full, wanted = known[-1], [1.0]
+def choose_levels(
+    available: tuple[int, ...], grace_share: float = AshaSettings().grace
+) -> tuple[int, ...]:
+    """Return the levels nearest to those of halving by 3, from the full budget down."""
+    full, wanted = available[-1], [1.0]
     while wanted[-1] / 3 >= grace_share:
         wanted.append(wanted[-1] / 3)
     return tuple(
-        sorted({min(known, key=lambda level: abs(level - share * full)) for share in wanted})
+        sorted({min(available, key=lambda level: abs(level - share * full)) for share in wanted})
     )

@@ -1,4 +1,4 @@
-"""Tables of simulated sweeps, and the same figures for JSON."""
+"""Tables of simulated sweeps, and their figures for JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from measures import Share, at_budgets, median_of, reached
+from measures import Share, compute_median, evaluate_at_budgets, find_budget_to_reach
 
 if TYPE_CHECKING:
     from comparison import Sweep
@@ -17,13 +17,13 @@ NOTHING = "\N{EM DASH}"
 
 @dataclass(frozen=True)
 class Row:
-    """What one contestant came to on one problem, over its seeds."""
+    """Figures of one contestant on one problem, over its seeds."""
 
     problem: str
     contestant: str
     seeds: int
     median: float
-    """Hypervolume at the whole budget."""
+    """Median hypervolume at the whole budget."""
     low: float
     high: float
     mean: float
@@ -32,8 +32,9 @@ class Row:
     at_third: float
     """Median hypervolume at a third of the budget."""
     to_reach: float | None
-    """Share of the budget at which the median reaches the final ones of all `TO_REACH`; None if it
-    never does, or is one of them."""
+    """Share of the budget at which the median reaches the final ones of all `TO_REACH`.
+
+    None if it never does, or for a contestant of `TO_REACH`."""
     started: float
     complete: float
     model_share: float | None
@@ -44,28 +45,32 @@ class Row:
 
 
 TO_REACH = ("optuna random", "optuna tpe")
-"""Whose final hypervolume is to be reached with less."""
+"""Contestants whose final hypervolume the others should reach with less budget."""
 
 
-def rows(sweeps: Sequence[Sweep], budget: int) -> Iterator[Row]:
-    """One for each problem and contestant, problem by problem."""
+def build_rows(sweeps: Sequence[Sweep], budget: int) -> Iterator[Row]:
+    """Yield a row for each problem and contestant, problem by problem."""
     for problem in dict.fromkeys(sweep.problem for sweep in sweeps):
-        here = [sweep for sweep in sweeps if sweep.problem == problem]
-        names = list(dict.fromkeys(sweep.contestant for sweep in here))
-        of = {name: [sweep for sweep in here if sweep.contestant == name] for name in names}
-        goals = [_final(of[name], budget) for name in TO_REACH if name in of]
-        for name, mine in of.items():
-            yield _row(mine, budget, None if name in TO_REACH else max(goals, default=None))
+        own = [sweep for sweep in sweeps if sweep.problem == problem]
+        names = list(dict.fromkeys(sweep.contestant for sweep in own))
+        groups = {name: [sweep for sweep in own if sweep.contestant == name] for name in names}
+        goals = [_compute_final(groups[name], budget) for name in TO_REACH if name in groups]
+        for name, group in groups.items():
+            yield _build_row(group, budget, None if name in TO_REACH else max(goals, default=None))
 
 
-def _final(sweeps: Sequence[Sweep], budget: int) -> float:
-    return float(np.median([at_budgets(sweep.steps, [budget])[0] for sweep in sweeps]))
+def _compute_final(sweeps: Sequence[Sweep], budget: int) -> float:
+    return float(np.median([evaluate_at_budgets(sweep.steps, [budget])[0] for sweep in sweeps]))
 
 
-def _row(sweeps: Sequence[Sweep], budget: int, goal: float | None) -> Row:
-    values = np.array([at_budgets(sweep.steps, [budget / 3, budget]) for sweep in sweeps])
-    final = median_of(values)
-    enough = None if goal is None else reached([sweep.steps for sweep in sweeps], goal, budget)
+def _build_row(sweeps: Sequence[Sweep], budget: int, goal: float | None) -> Row:
+    values = np.array([evaluate_at_budgets(sweep.steps, [budget / 3, budget]) for sweep in sweeps])
+    final = compute_median(values)
+    enough = (
+        None
+        if goal is None
+        else find_budget_to_reach([sweep.steps for sweep in sweeps], goal, budget)
+    )
     shares = [sweep.model_share for sweep in sweeps if sweep.model_share is not None]
     return Row(
         problem=sweeps[0].problem,
@@ -81,56 +86,56 @@ def _row(sweeps: Sequence[Sweep], budget: int, goal: float | None) -> Row:
         started=float(np.mean([sweep.started for sweep in sweeps])),
         complete=float(np.mean([sweep.complete for sweep in sweeps])),
         model_share=float(np.mean(shares)) if shares else None,
-        front_continues=_pooled(sweeps, "front"),
-        worst_third_continues=_pooled(sweeps, "worst third"),
+        front_continues=_pool_share(sweeps, "front"),
+        worst_third_continues=_pool_share(sweeps, "worst third"),
         usual_ask=float(np.median([sweep.usual_ask for sweep in sweeps])),
         slowest_ask=max(sweep.slowest_ask for sweep in sweeps),
     )
 
 
-def _pooled(sweeps: Sequence[Sweep], standing: str) -> float | None:
+def _pool_share(sweeps: Sequence[Sweep], standing: str) -> float | None:
     shares = [sweep.continued[standing] for sweep in sweeps]
     pooled = Share(sum(share.hits for share in shares), sum(share.of for share in shares))
     return pooled.value if pooled.of else None
 
 
-def markdown(sweeps: Sequence[Sweep], budget: int) -> str:
-    """A table a problem."""
-    found = list(rows(sweeps, budget))
+def render_markdown(sweeps: Sequence[Sweep], budget: int) -> str:
+    """Render a table for each problem."""
+    rows = list(build_rows(sweeps, budget))
     tables = [
-        _table([row for row in found if row.problem == problem], budget)
-        for problem in dict.fromkeys(row.problem for row in found)
+        _render_table([row for row in rows if row.problem == problem], budget)
+        for problem in dict.fromkeys(row.problem for row in rows)
     ]
     return "\n".join(tables)
 
 
-def figures(sweeps: Sequence[Sweep], budget: int) -> list[dict[str, Any]]:
-    """The rows as JSON has them."""
+def build_figures(sweeps: Sequence[Sweep], budget: int) -> list[dict[str, Any]]:
+    """Build the rows for JSON."""
     return [
         {k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(row).items()}
-        for row in rows(sweeps, budget)
+        for row in build_rows(sweeps, budget)
     ]
 
 
-def _table(found: Sequence[Row], budget: int) -> str:
+def _render_table(rows: Sequence[Row], budget: int) -> str:
     lines = [
-        f"### {found[0].problem}, budget of {budget} full trials",
+        f"### {rows[0].problem}, budget of {budget} full trials",
         "",
         "| | hypervolume, median [95 %] | mean ± sd | at a third | reaches random and TPE at | "
         "trials: complete of started | from the model | P(continue): front, worst third | "
         "ask: median, slowest (s) | seeds |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in found:
+    for row in rows:
         cells = [
             row.contestant,
             f"{row.median:.3f} [{row.low:.3f}, {row.high:.3f}]",
             f"{row.mean:.3f} ± {row.deviation:.3f}",
             f"{row.at_third:.3f}",
-            _share(row.to_reach),
+            _format_share(row.to_reach),
             f"{row.complete:.0f} of {row.started:.0f}",
-            _share(row.model_share),
-            f"{_share(row.front_continues)}, {_share(row.worst_third_continues)}",
+            _format_share(row.model_share),
+            f"{_format_share(row.front_continues)}, {_format_share(row.worst_third_continues)}",
             f"{row.usual_ask:.3f}, {row.slowest_ask:.2f}",
             str(row.seeds),
         ]
@@ -138,5 +143,5 @@ def _table(found: Sequence[Row], budget: int) -> str:
     return "\n".join([*lines, ""])
 
 
-def _share(value: float | None) -> str:
+def _format_share(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.2f}"

@@ -1,12 +1,12 @@
-"""Samplers of this product against Optuna's own, which see a plain study, on problems of pymoo.
+"""Our samplers against Optuna's own on a plain study, on problems of pymoo.
 
-    python benchmarks/search/samplers.py [--seeds 5] [--processes 2] [--out FOLDER] [--small]
+    python benchmarks/search/samplers.py [--seeds 5] [--processes 2] [--out DIRECTORY] [--small]
 
-60 trials, 4 of them in flight, nothing is stopped early; hypervolume by moocore, as a share of the
-box between the references and the ideal point. Then the time of one proposal when 500 trials have
-finished and 4 run. Sweeps are kept in FOLDER/sweeps.jsonl: a run that was ended goes on where it
-was, and a sweep is simulated again once its line is deleted. FOLDER also gets `table.md` and
-`samplers.png`. The last line is JSON.
+A sweep has 60 trials, 4 of them in flight, without early stopping. Hypervolume is by moocore, as a
+share of the box between the references and the ideal point. The benchmark also times one proposal
+when 500 trials have finished and 4 run. DIRECTORY/sweeps.jsonl keeps the sweeps, so that an
+interrupted run can continue; delete a line to simulate its sweep again. DIRECTORY also gets
+`table.md` and `samplers.png`. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 
 import numpy as np
-from comparison import Plan, asked, compare, show
+from comparison import Plan, compare, parse_arguments, print_figures
 from pymoo_problems import REFERENCES
 
 from gdpo_tune.core.trials import Estimate, TrialRecord
@@ -43,18 +43,18 @@ SMALL = Plan(
     seeds=2,
 )
 MANY, FEW = 500, 12
-"""Finished trials when a proposal is timed, in full and in short."""
+"""Finished trials when a proposal is timed, in the full and in the small run."""
 RUNNING, ASKS = 4, 3
 SPACE: dict[str, Domain] = {
     **{f"x{index}": Uniform(low=0.05, high=2.0, log=True) for index in range(5)},
     "mode": Choices(choices=("a", "b", "c")),
 }
-"""As large as a search space of a training."""
+"""Space of the size of a training's search space."""
 
 
 @dataclass(frozen=True)
 class AskTime:
-    """How long a proposal takes, real seconds."""
+    """Real seconds of a proposal."""
 
     sampler: str
     objectives: int
@@ -63,8 +63,8 @@ class AskTime:
     slowest: float
 
 
-def ask_time(sampler: str, objectives: int, trials: int) -> AskTime:
-    """Time proposals of a sweep with so many finished trials, and some in flight."""
+def time_proposals(sampler: str, objectives: int, trials: int) -> AskTime:
+    """Time proposals of a sweep with `trials` finished trials, and some in flight."""
     goals = [f"f{index}" for index in range(objectives)]
     spec = SweepSpec(
         name="timed",
@@ -76,24 +76,24 @@ def ask_time(sampler: str, objectives: int, trials: int) -> AskTime:
     )
     projection = Projection(spec)
     values = np.random.default_rng(0).random((trials, objectives))
-    known = [
-        _record(spec, number, dict(zip(goals, row, strict=True)))
+    records = [
+        _build_record(spec, number, dict(zip(goals, row, strict=True)))
         for number, row in enumerate(values)
     ]
-    known += [_record(spec, trials + number, {}) for number in range(RUNNING)]
-    projection.load((record, {}) for record in known)
+    records += [_build_record(spec, trials + number, {}) for number in range(RUNNING)]
+    projection.load((record, {}) for record in records)
     seconds: list[float] = []
-    for number in range(len(known), len(known) + ASKS):
+    for number in range(len(records), len(records) + ASKS):
         started = time.perf_counter()
         suggestion = projection.propose()
         seconds.append(time.perf_counter() - started)
-        record = replace(_record(spec, number, {}), params=suggestion.params)
+        record = replace(_build_record(spec, number, {}), params=suggestion.params)
         projection.observe(record, suggestion.sampler_state)
     return AskTime(sampler, objectives, trials, median(seconds), max(seconds))
 
 
-def _record(spec: SweepSpec, number: int, values: Mapping[str, float]) -> TrialRecord:
-    """A trial at a quasi-random point: finished if it has values, else in flight."""
+def _build_record(spec: SweepSpec, number: int, values: Mapping[str, float]) -> TrialRecord:
+    """Build a trial at a quasi-random point: finished if it has values, else in flight."""
     return TrialRecord(
         number=number,
         role="search",
@@ -105,9 +105,9 @@ def _record(spec: SweepSpec, number: int, values: Mapping[str, float]) -> TrialR
     )
 
 
-def ask_times(samplers: Sequence[str], trials: int) -> list[AskTime]:
-    """Of every sampler, with two and with three objectives."""
-    times = [ask_time(sampler, count, trials) for sampler in samplers for count in (2, 3)]
+def time_samplers(samplers: Sequence[str], trials: int) -> list[AskTime]:
+    """Time every sampler with two and with three objectives, and print a table."""
+    times = [time_proposals(sampler, count, trials) for sampler in samplers for count in (2, 3)]
     print(f"| one proposal at {trials} trials | objectives | median s | slowest s |")
     print("|---|---|---|---|")
     for one in times:
@@ -117,14 +117,14 @@ def ask_times(samplers: Sequence[str], trials: int) -> list[AskTime]:
 
 
 def main() -> None:
-    """Compare, time, print."""
-    options = asked(__doc__ or "", FULL, SMALL)
+    """Compare samplers, time proposals and print the figures."""
+    options = parse_arguments(__doc__ or "", FULL, SMALL)
     _, figures = compare(options)
     samplers = [name.split()[1] for name in options.plan.contestants if name.startswith("gdpo")]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        times = ask_times(samplers, FEW if options.small else MANY)
-    show({**figures, "asks": [asdict(one) for one in times]})
+        times = time_samplers(samplers, FEW if options.small else MANY)
+    print_figures({**figures, "asks": [asdict(one) for one in times]})
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""Schedulers on Branin-Currin with a fidelity: whose finished trials are worth more.
+"""Schedulers on Branin-Currin with a fidelity, compared by the hypervolume of finished trials.
 
-    python benchmarks/search/schedulers.py [--seeds 40] [--processes 2] [--out FOLDER] [--small]
+    python benchmarks/search/schedulers.py [--seeds 40] [--processes 2] [--out DIRECTORY] [--small]
 
-A budget of 30 full trials, 4 in flight, rungs at 1/27, 1/9 and 1/3 of a trial, a reduction factor
-of 3. The hypervolume is that of the trials that had their full budget. `random + ...` tells
-schedulers apart, `tpe + ...` is both together. P(continue) is asked at every rung from its
-third trial on. FOLDER/sweeps.jsonl keeps what is done; FOLDER also gets `table.md` and
+The budget is 30 full trials, 4 in flight, rungs at 1/27, 1/9 and 1/3 of a trial, reduction factor
+3. The hypervolume is that of trials that used their full budget. `random + ...` compares
+schedulers alone, `tpe + ...` sampler and scheduler together. P(continue) counts at every rung from
+its third trial on. DIRECTORY/sweeps.jsonl keeps finished sweeps; DIRECTORY also gets `table.md` and
 `schedulers.png`. The last line is JSON.
 """
 
 from __future__ import annotations
 
-from comparison import Plan, asked, compare, show
+from comparison import Plan, compare, parse_arguments, print_figures
 
 FULL = Plan(
     "schedulers",
@@ -41,4 +41,4 @@ SMALL = Plan(
 
 
 if __name__ == "__main__":
-    show(compare(asked(__doc__ or "", FULL, SMALL))[1])
+    print_figures(compare(parse_arguments(__doc__ or "", FULL, SMALL))[1])

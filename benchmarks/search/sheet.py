@@ -1,4 +1,4 @@
-"""The data sheet of the table of learning curves: what it is, computed from the table itself."""
+"""Data sheet of the table of learning curves, computed from the table itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from scipy.stats import spearmanr
-from surrogate import Surrogate, explained, features
+from surrogate import Surrogate, compute_r_squared, encode_features
 from table import Curves, read_table
 
 from gdpo_tune.core.files import write_atomically
@@ -18,13 +18,13 @@ PACKAGES = ("gdpo-tune", "torch", "trl", "transformers")
 
 
 def write_sheet(spec: SweepSpec, table: Path) -> None:
-    """Write the sheet of a table beside it, `.md`; whole or not at all."""
-    text = sheet(spec, read_table(table), table.name)
+    """Write the sheet of a table atomically to a `.md` file beside the table."""
+    text = render_sheet(spec, read_table(table), table.name)
     write_atomically(table.with_suffix(".md"), text.encode())
 
 
-def sheet(spec: SweepSpec, curves: Curves, name: str) -> str:
-    """The sheet as Markdown."""
+def render_sheet(spec: SweepSpec, curves: Curves, name: str) -> str:
+    """Render the sheet as Markdown."""
     training = spec.training
     steps = [level // training.completions_per_step for level in curves.levels]
     versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
@@ -70,19 +70,19 @@ def sheet(spec: SweepSpec, curves: Curves, name: str) -> str:
             "Spearman correlation of a rung with the end, both on validation prompts; spread over "
             "configurations; noise.",
             "",
-            *_correlations(curves, spec, steps),
+            *_render_correlations(curves, spec, steps),
             "",
             "R2: share of the variance of test values that a Gaussian process predicts of "
             "configurations left out. Deviation: how much one training differs from the process "
             "beyond its standard error: its seed, and whatever the process is too smooth for.",
             "",
-            *_surrogates(curves, spec),
+            *_render_surrogates(curves, spec),
             "",
         ]
     )
 
 
-def _correlations(curves: Curves, spec: SweepSpec, steps: list[int]) -> list[str]:
+def _render_correlations(curves: Curves, spec: SweepSpec, steps: list[int]) -> list[str]:
     lines = [
         f"| | {' | '.join(f'step {step}' for step in steps[:-1])} | at the end: lowest, median, "
         "highest | standard error |",
@@ -90,7 +90,9 @@ def _correlations(curves: Curves, spec: SweepSpec, steps: list[int]) -> list[str
     ]
     for name in spec.objectives:
         values = curves.means[name]
-        cells = [f"{_spearman(values[:, c], values[:, -1]):.2f}" for c in range(len(steps) - 1)]
+        cells = [
+            f"{_compute_spearman(values[:, c], values[:, -1]):.2f}" for c in range(len(steps) - 1)
+        ]
         low, middle, high = np.percentile(values[:, -1], [0, 50, 100])
         cells.append(f"{low:.2f}, {middle:.2f}, {high:.2f}")
         cells.append(f"{np.median(curves.errors[name][:, -1]):.3f}")
@@ -98,19 +100,19 @@ def _correlations(curves: Curves, spec: SweepSpec, steps: list[int]) -> list[str
     return lines
 
 
-def _spearman(one: np.ndarray, other: np.ndarray) -> float:
-    """NaN if one of them does not vary."""
+def _compute_spearman(one: np.ndarray, other: np.ndarray) -> float:
+    """Compute Spearman's correlation; NaN if one of the arrays is constant."""
     if np.ptp(one) == 0 or np.ptp(other) == 0:
         return float("nan")
     return float(spearmanr(one, other).statistic)
 
 
-def _surrogates(curves: Curves, spec: SweepSpec) -> list[str]:
-    points = np.array([features(params, spec.space.searched) for params in curves.params])
+def _render_surrogates(curves: Curves, spec: SweepSpec) -> list[str]:
+    points = np.array([encode_features(params, spec.space.searched) for params in curves.params])
     lines = ["| | R2 | deviation | standard error |", "|---|---|---|---|"]
     for name in spec.objectives:
         values, errors = curves.test_means[name], curves.test_errors[name]
         fit = Surrogate(points, values, errors)
-        share = explained(values, fit.left_out())
+        share = compute_r_squared(values, fit.predict_left_out())
         lines.append(f"| {name} | {share:.2f} | {fit.deviation:.3f} | {np.median(errors):.3f} |")
     return lines

@@ -1,9 +1,9 @@
-"""Asynchronous trials in simulated time: nothing is trained, all else is decided as usual.
+"""Asynchronous trials in simulated time: nothing is trained, but all decisions are real.
 
-W workers train a trial each. A trial is measured at every level of the problem; there the tuner
-says whether it goes on, stops, or waits for a promotion, and a free worker asks at once for the
-next one. The budget is counted in completions, when they are measured. No new trial starts once it
-is spent, and what was not measured by then is lost.
+Each of W workers trains one trial. A trial is measured at every level of the problem. There the
+tuner decides whether it continues, stops, or waits for a promotion, and a free worker gets the next
+trial at once. The budget counts completions when they are measured. No new trial starts once it is
+spent, and trials that were not measured by then are lost.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from gdpo_tune.core.trials import Params
 
 Verdict = Literal["continue", "stop", "pause"]
 JITTER = 0.01
-"""Share by which a worker is slower than another at most, so that ties break at random."""
+"""Largest relative delay of a worker, so that ties break at random."""
 
 
 class Tuner(Protocol):
-    """What is compared: whoever proposes trials and judges them at their levels."""
+    """Contestant: proposes trials and judges them at their levels."""
 
     def start(self, number: int) -> Params:
-        """Parameters of a new trial."""
+        """Return the parameters of a new trial."""
         ...
 
     def judge(self, number: int, level: int, values: Estimates) -> Verdict:
-        """What becomes of a trial that is measured before its end."""
+        """Return the verdict on a trial that is measured before its end."""
         ...
 
     def finish(self, number: int, values: Estimates) -> None:
-        """A trial has had its full budget."""
+        """Record a trial that has used its full budget."""
         ...
 
     def promote(self) -> int | None:
-        """A paused trial that is to go on, rather than a new one to start."""
+        """Return a paused trial to resume; None to start a new trial."""
         ...
 
 
 @dataclass(frozen=True)
 class Visit:
-    """A trial at one of its levels."""
+    """Measurement of a trial at one of its levels."""
 
     spent: int
     """Completions of all trials by then."""
@@ -61,13 +61,13 @@ class Visit:
 
 @dataclass
 class History:
-    """All that happened in one simulated sweep."""
+    """Events of one simulated sweep."""
 
     visits: list[Visit] = field(default_factory=list)
     params: dict[int, Params] = field(default_factory=dict)
-    """Of every trial that started, those in flight at the end included."""
+    """Parameters of every trial that started, including those in flight at the end."""
     asks: list[float] = field(default_factory=list)
-    """Real seconds that each proposal took."""
+    """Real seconds of each proposal."""
 
 
 @dataclass
@@ -75,7 +75,7 @@ class _Running:
     params: Params
     curve: Curve
     passed: int = 0
-    """Levels that it has been measured at."""
+    """Number of levels at which the trial has been measured."""
 
 
 class Simulation:
@@ -95,11 +95,7 @@ class Simulation:
         self._spent = 0
 
     def run(self, budget: int) -> History:
-        """Until the budget is spent.
-
-        Args:
-            budget: completions.
-        """
+        """Run trials until `budget` completions are spent."""
         for _ in range(self._workers):
             self._next_trial()
         while self._spent < budget:
@@ -111,7 +107,7 @@ class Simulation:
         return self.history
 
     def _next_trial(self) -> None:
-        """Give a free worker something to do."""
+        """Give a free worker a promoted or a new trial."""
         promoted = self._tuner.promote()
         if promoted is not None:
             self._train(promoted)
@@ -121,21 +117,21 @@ class Simulation:
         params = self._tuner.start(number)
         self.history.asks.append(perf_counter() - started)
         self.history.params[number] = params
-        # Its own generator: a trial is the same whatever else happens beside it.
+        # Its own generator: a trial does not depend on other trials.
         own = np.random.default_rng((self._seed, number))
-        self._trials[number] = _Running(params, self._problem.curve(params, own))
+        self._trials[number] = _Running(params, self._problem.draw_curve(params, own))
         self._train(number)
 
     def _train(self, number: int) -> None:
-        """Send a trial on its way to its next level."""
+        """Start to train a trial towards its next level."""
         trial, levels = self._trials[number], (0, *self._problem.levels)
         start, end = levels[trial.passed], levels[trial.passed + 1]
-        seconds = self._problem.seconds(trial.params, start, end)
+        seconds = self._problem.compute_seconds(trial.params, start, end)
         due = self._clock + seconds * (1 + JITTER * self._rng.random())
         heapq.heappush(self._due, (due, number))
 
     def _measure(self, number: int) -> bool:
-        """Take a trial's measurement; whether it goes on at once."""
+        """Measure a trial; return whether it continues at once."""
         trial, levels = self._trials[number], self._problem.levels
         level = levels[trial.passed]
         self._spent += level - (levels[trial.passed - 1] if trial.passed else 0)
@@ -151,6 +147,6 @@ class Simulation:
         return verdict == "continue"
 
 
-def completed(history: History) -> Mapping[int, Visit]:
-    """Number -> the last visit of every trial that had its full budget."""
+def find_completed(history: History) -> Mapping[int, Visit]:
+    """Return number -> last visit of every trial that used its full budget."""
     return {visit.number: visit for visit in history.visits if visit.verdict == "complete"}

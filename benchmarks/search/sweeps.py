@@ -1,20 +1,20 @@
-"""Real sweeps: the embedded code task, stopped by dominance (ASHA) and not at all (FIFO).
+"""Real sweeps of the embedded code task with stopping by dominance (ASHA) and without (FIFO).
 
-    python benchmarks/search/sweeps.py [--seeds 3] [--out FOLDER] [--small]
+    python benchmarks/search/sweeps.py [--seeds 3] [--out DIRECTORY] [--small]
 
-For each seed two sweeps of `search_spaces/code.yaml`, by the command that users type, one after
-another on two slots: FIFO with the file's own number of trials, and ASHA with `TRIALS`
-configurations to try until it has sampled `MARGIN` as many completions. Both leave replicates out;
-all else is what the file ships.
+For each seed the benchmark runs two sweeps of `search_spaces/code.yaml` with the ordinary command,
+one after another on two slots: FIFO with the file's own number of trials, and ASHA with `TRIALS`
+configurations until it has sampled `MARGIN` times as many completions. Both have no replicates; all
+else is as in the file.
 
-What is equal is, once, CPU time: that of FIFO's search trials, training and evaluation; and once
-the completions that they sampled in training. The first counts what ASHA measures at rungs as well,
-the second stays true where the machine is faster at one hour than at another. Trials count as they
-end: what a stopped one cost is spent as well, what a complete one is worth on test prompts enters
-the hypervolume. Baselines are neither paid for nor counted.
+The sweeps are compared at equal CPU time, that of FIFO's search trials for training and evaluation,
+and at equal completions, those that these trials sampled in training. The first also counts ASHA's
+measurements at rungs; the second does not depend on the speed of the machine. Trials count when
+they end: a stopped trial adds its cost, and a complete trial also its test values to the
+hypervolume. Baselines do not count.
 
-FOLDER keeps the sweeps: the same command goes on where it was ended. It also gets `table.md` and
-`sweeps.png` over completions, a panel a seed and one of their median. The last line is JSON.
+DIRECTORY keeps the sweeps, so that the same command can continue. It also gets `table.md` and
+`sweeps.png` over completions, a panel for each seed and one of their median. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from measures import at_budgets, reached
+from measures import evaluate_at_budgets, find_budget_to_reach
 from picture import write_picture
 
 from gdpo_tune.analysis.pareto import compute_hypervolume
@@ -44,9 +44,9 @@ from gdpo_tune.spec import SweepSpec, load_spec
 SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "code.yaml"
 SLOTS = 2
 TRIALS = 39
-"""Configurations that ASHA may try: more than its budget allows, and the same start-up as FIFO."""
+"""Configurations of ASHA: more than its budget allows, with the same start-up as FIFO."""
 MARGIN = 1.1
-"""Of FIFO's completions: what ASHA measures at rungs costs CPU time too, so that is enough."""
+"""Factor of FIFO's completions; ASHA also spends CPU time at rungs, so this is enough."""
 SMALL = (
     "search.trials=2",
     "training.steps=3",
@@ -64,53 +64,53 @@ CURRENCIES: Mapping[str, Callable[[Cost], float]] = {
 
 @dataclass(frozen=True)
 class Course:
-    """What the search trials of a sweep had come to by when, in one currency."""
+    """Progress of the search trials of a sweep in one currency."""
 
     ends: Sequence[tuple[float, str]]
-    """Spent by the end of each trial, and its state."""
+    """Cost spent by the end of each trial, and its state."""
     steps: Sequence[tuple[float, float]]
-    """Spent, and the hypervolume from then on, once for each time it rose."""
+    """Cost spent, and the hypervolume from then on, for each rise."""
 
     @property
     def spent(self) -> float:
-        """By all search trials."""
+        """Cost of all search trials."""
         return self.ends[-1][0]
 
-    def within(self, budget: float) -> dict[str, int]:
-        """How many trials ended within a budget, and how many of them had their full length."""
+    def count_within(self, budget: float) -> dict[str, int]:
+        """Count the trials that ended within a budget, and the complete ones among them."""
         states = [state for spent, state in self.ends if spent <= budget]
         return {"ended": len(states), "complete": states.count("complete")}
 
-    def at(self, budget: float) -> float:
-        """The hypervolume once so much is spent."""
-        return float(at_budgets(self.steps, [budget])[0])
+    def get_hypervolume(self, budget: float) -> float:
+        """Return the hypervolume at a budget."""
+        return float(evaluate_at_budgets(self.steps, [budget])[0])
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What one sweep came to."""
+    """Result of one sweep."""
 
     seed: int
     scheduler: str
     sampler: str
     slots: int
     courses: Mapping[str, Course]
-    """For each of `CURRENCIES`."""
+    """Course in each of `CURRENCIES`."""
     completions: int
-    """Sampled in training, by all trials, baselines included."""
+    """Completions sampled in training by all trials, including baselines."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A sweep in one panel of the picture."""
+    """Line of a sweep in one panel of the picture."""
 
     problem: str
     contestant: str
     steps: Sequence[tuple[float, float]]
 
 
-def sweep(scheduler: str, seed: int, out: Path, changes: Sequence[str]) -> Sweep:
-    """Run or continue a sweep by the command, and read what it came to."""
+def run_sweep(scheduler: str, seed: int, out: Path, changes: Sequence[str]) -> Sweep:
+    """Run or continue a sweep by the command, and read its result."""
     name = f"{scheduler}-{seed}"
     overrides = [
         f"search.scheduler={{type: {scheduler}}}",
@@ -127,42 +127,43 @@ def sweep(scheduler: str, seed: int, out: Path, changes: Sequence[str]) -> Sweep
         status = subprocess.run(command, check=False, stdout=log, stderr=log).returncode
     if status:
         raise SystemExit(
-            f"{name} ended with status {status}; once mended, the same command goes on"
+            f"{name} ended with status {status}; fix the cause, then run the same command again"
         )
     spec = load_spec(SPACE, overrides, name)
     with Ledger.open(spec, read_only=True) as ledger:
-        return read(spec, ledger.get_records(), ledger.get_sessions()[-1])
+        return read_sweep(spec, ledger.get_records(), ledger.get_sessions()[-1])
 
 
-def read(spec: SweepSpec, records: Sequence[TrialRecord], session: dict[str, Any]) -> Sweep:
-    """A finished sweep."""
-    tried = [r for r in records if r.role == "search" and r.finished is not None]
-    tried.sort(key=lambda record: (record.finished or 0.0, record.number))
+def read_sweep(spec: SweepSpec, records: Sequence[TrialRecord], session: dict[str, Any]) -> Sweep:
+    """Build the result of a finished sweep from its records."""
+    trials = [r for r in records if r.role == "search" and r.finished is not None]
+    trials.sort(key=lambda record: (record.finished or 0.0, record.number))
     return Sweep(
         seed=spec.search.seed,
         scheduler=spec.search.scheduler.type,
         sampler=session["sampler"].split()[0],
         slots=session["slots"],
         courses={
-            name: course(tried, price, spec.list_objectives()) for name, price in CURRENCIES.items()
+            name: build_course(trials, price, spec.list_objectives())
+            for name, price in CURRENCIES.items()
         },
         completions=sum(record.cost.completions for record in records),
     )
 
 
-def course(
-    tried: Sequence[TrialRecord], price: Callable[[Cost], float], goals: Sequence[Objective]
+def build_course(
+    trials: Sequence[TrialRecord], price: Callable[[Cost], float], goals: Sequence[Objective]
 ) -> Course:
-    """What trials, in the order of their ends, had come to by when."""
-    spent = list(accumulate(price(record.cost) for record in tried))
-    ends = [(by_then, record.state) for by_then, record in zip(spent, tried, strict=True)]
-    return Course(ends, rises(tried, spent, goals))
+    """Build the course of trials in the order of their ends."""
+    spent = list(accumulate(price(record.cost) for record in trials))
+    ends = [(by_then, record.state) for by_then, record in zip(spent, trials, strict=True)]
+    return Course(ends, list_rises(trials, spent, goals))
 
 
-def rises(
+def list_rises(
     records: Sequence[TrialRecord], spent: Sequence[float], goals: Sequence[Objective]
 ) -> list[tuple[float, float]]:
-    """What was spent when a complete trial raised the hypervolume on test prompts, and to what."""
+    """Return the cost spent and the hypervolume on test prompts at each rise."""
     points: list[list[float]] = []
     steps: list[tuple[float, float]] = []
     for record, by_then in zip(records, spent, strict=True):
@@ -175,58 +176,61 @@ def rises(
     return steps
 
 
-def both(seed: int, out: Path, changes: Sequence[str]) -> tuple[Sweep, Sweep]:
-    """FIFO, then ASHA with as much to spend."""
-    fifo = sweep("fifo", seed, out, changes)
+def run_pair(seed: int, out: Path, changes: Sequence[str]) -> tuple[Sweep, Sweep]:
+    """Run FIFO, then ASHA with as much to spend."""
+    fifo = run_sweep("fifo", seed, out, changes)
     enough = math.ceil(MARGIN * fifo.completions)
     more = [f"search.trials={TRIALS}", f"search.budget.completions={enough}"]
-    return fifo, sweep("asha", seed, out, [*changes, *more])
+    return fifo, run_sweep("asha", seed, out, [*changes, *more])
 
 
-def figures(fifo: Sweep, asha: Sweep) -> dict[str, Any]:
-    """One seed, for JSON."""
+def build_figures(fifo: Sweep, asha: Sweep) -> dict[str, Any]:
+    """Build the figures of one seed."""
     return {
         "seed": fifo.seed,
         "sampler": fifo.sampler,
         **{
-            name: compared({s.scheduler: s.courses[name] for s in (fifo, asha)})
+            name: compare_courses({s.scheduler: s.courses[name] for s in (fifo, asha)})
             for name in CURRENCIES
         },
     }
 
 
-def compared(courses: Mapping[str, Course]) -> dict[str, Any]:
-    """Both sides at FIFO's budget in one currency."""
+def compare_courses(courses: Mapping[str, Course]) -> dict[str, Any]:
+    """Compare both sides at FIFO's budget in one currency."""
     fifo = courses["fifo"]
     budget = fifo.spent
     return {
         "budget": round(budget, 1),
         **{
             scheduler: {
-                "spent": round(found.spent, 1),
-                **found.within(budget),
-                "hypervolume_at_third": round(found.at(budget / 3), 4),
-                "hypervolume": round(found.at(budget), 4),
-                "reaches_fifo_at": share(reached([found.steps], fifo.at(budget), budget), budget),
+                "spent": round(course.spent, 1),
+                **course.count_within(budget),
+                "hypervolume_at_third": round(course.get_hypervolume(budget / 3), 4),
+                "hypervolume": round(course.get_hypervolume(budget), 4),
+                "reaches_fifo_at": compute_share(
+                    find_budget_to_reach([course.steps], fifo.get_hypervolume(budget), budget),
+                    budget,
+                ),
             }
-            for scheduler, found in courses.items()
+            for scheduler, course in courses.items()
         },
     }
 
 
-def share(spent: float | None, budget: float) -> float | None:
-    """Of a budget; None for None."""
+def compute_share(spent: float | None, budget: float) -> float | None:
+    """Compute the share of a budget; None for None."""
     return None if spent is None else round(spent / budget, 3)
 
 
-def markdown(found: Sequence[dict[str, Any]]) -> str:
-    """A row a sweep and currency."""
+def render_markdown(figures: Sequence[dict[str, Any]]) -> str:
+    """Render a row for each sweep and currency."""
     lines = [
         "| seed | at equal | | hypervolume | at a third | trials: complete of ended | spent | "
         "reaches FIFO's end at |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for seed, name, scheduler in product(found, CURRENCIES, ("fifo", "asha")):
+    for seed, name, scheduler in product(figures, CURRENCIES, ("fifo", "asha")):
         row = seed[name][scheduler]
         reaches = row["reaches_fifo_at"]
         cells = [
@@ -243,11 +247,11 @@ def markdown(found: Sequence[dict[str, Any]]) -> str:
     return "\n".join([*lines, ""])
 
 
-def medians(found: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Over seeds, of both sides in each currency."""
+def compute_medians(figures: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Compute medians over seeds, of both sides in each currency."""
     return {
         f"{scheduler}_{figure}_at_equal_{name}": round(
-            median(seed[name][scheduler][figure] for seed in found), 4
+            median(seed[name][scheduler][figure] for seed in figures), 4
         )
         for name, scheduler, figure in product(
             CURRENCIES, ("fifo", "asha"), ("hypervolume", "hypervolume_at_third")
@@ -255,8 +259,8 @@ def medians(found: Sequence[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def panels(pairs: Sequence[tuple[Sweep, Sweep]]) -> list[Line]:
-    """A panel a seed, and one of all of them, over completions."""
+def build_panels(pairs: Sequence[tuple[Sweep, Sweep]]) -> list[Line]:
+    """Build a panel for each seed, and one of all seeds, over completions."""
     every = [s for pair in pairs for s in pair]
     return [
         Line(panel, f"gdpo_tune {s.scheduler}", s.courses["completions"].steps)
@@ -266,27 +270,29 @@ def panels(pairs: Sequence[tuple[Sweep, Sweep]]) -> list[Line]:
 
 
 def compare(seeds: int, out: Path, changes: Sequence[str]) -> None:
-    """Run what is missing, write, print."""
+    """Run the missing sweeps, write the report and print the figures."""
     out.mkdir(parents=True, exist_ok=True)
-    pairs = [both(seed, out, changes) for seed in range(seeds)]
-    found = [figures(*pair) for pair in pairs]
-    table = markdown(found)
+    pairs = [run_pair(seed, out, changes) for seed in range(seeds)]
+    figures = [build_figures(*pair) for pair in pairs]
+    table = render_markdown(figures)
     (out / "table.md").write_text(table, encoding="utf-8")
     budget = median(fifo.courses["completions"].spent for fifo, _ in pairs)
-    write_picture(panels(pairs), budget, out / "sweeps.png", "completions sampled in training")
+    write_picture(
+        build_panels(pairs), budget, out / "sweeps.png", "completions sampled in training"
+    )
     print(table)
     result = {
         "benchmark": "search/sweeps",
         "seeds": seeds,
         "slots": sorted({s.slots for pair in pairs for s in pair}),
-        "median": medians(found),
-        "figures": found,
+        "median": compute_medians(figures),
+        "figures": figures,
     }
     print(json.dumps(result))
 
 
 def main() -> None:
-    """Compare what is asked for; a small run leaves nothing behind."""
+    """Compare sweeps as the options say; a small run leaves no files."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -294,11 +300,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/search/sweeps"))
     parser.add_argument("--small", action="store_true", help="one seed, short trials")
     options = parser.parse_args()
-    if hasattr(os, "sched_setaffinity"):  # as many slots as cores that the command may use
+    if hasattr(os, "sched_setaffinity"):  # a sweep has as many slots as cores
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:SLOTS])
     if options.small:
-        with tempfile.TemporaryDirectory() as folder:
-            compare(1, Path(folder), SMALL)
+        with tempfile.TemporaryDirectory() as directory:
+            compare(1, Path(directory), SMALL)
         return
     compare(options.seeds, options.out.absolute(), ())
 

@@ -1,7 +1,7 @@
-"""The table of real learning curves: how it is written and read.
+"""Reader and writer of the table of real learning curves.
 
-A row is one measurement: of one configuration, after so many completions, on validation prompts or,
-at the end, on test prompts. `<metric>` is a mean, `<metric>.se` its standard error.
+A row is one measurement of one configuration after a number of completions, on validation prompts
+or, at the end, on test prompts. `<metric>` is a mean, `<metric>.se` its standard error.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ MEASURED = ("split", "step", "completions", "seconds", "cpu_seconds")
 
 @dataclass(frozen=True)
 class Curves:
-    """C configurations, each measured at L levels and on test prompts."""
+    """Measurements of C configurations, at L levels and on test prompts."""
 
     params: tuple[Params, ...]
-    """C of them; the searched parameters alone."""
+    """Searched parameters of each of C configurations."""
     levels: tuple[int, ...]
     """Completions, ascending; the last is the full budget."""
     means: Mapping[str, Floats]
@@ -43,15 +43,15 @@ class Curves:
     """Metric -> `[C]`, at full budget."""
     test_errors: Mapping[str, Floats]
     cpu_seconds: Floats
-    """`[C, L]`, since the start of the training, evaluations included."""
+    """`[C, L]`, since the start of the training, including evaluations."""
 
 
 def write_table(
     jobs: Sequence[Mapping[str, Any]], trainings: Sequence[Mapping[str, Any]], path: Path
 ) -> None:
-    """Write trainings as Parquet, configuration by configuration; whole or not at all."""
+    """Write trainings as Parquet, configuration by configuration, atomically."""
     rows = [
-        _row(job["configuration"], training["params"], measured)
+        _build_row(job["configuration"], training["params"], measured)
         for job, training in zip(jobs, trainings, strict=True)
         for measured in (*training["rungs"], training["test"])
     ]
@@ -60,7 +60,7 @@ def write_table(
     write_atomically(path, file.getvalue())
 
 
-def _row(configuration: int, params: Params, measured: Mapping[str, Any]) -> dict[str, Any]:
+def _build_row(configuration: int, params: Params, measured: Mapping[str, Any]) -> dict[str, Any]:
     means = {name: mean for name, (mean, _) in measured["values"].items()}
     errors = {f"{name}{ERROR}": error for name, (_, error) in measured["values"].items()}
     about = {name: measured[name] for name in MEASURED}
@@ -68,14 +68,14 @@ def _row(configuration: int, params: Params, measured: Mapping[str, Any]) -> dic
 
 
 def read_table(path: Path = SHIPPED) -> Curves:
-    """What a table holds.
+    """Read a table.
 
     Raises:
-        SystemExit: there is no table.
-        ValueError: some configuration was not measured at every level.
+        SystemExit: the file does not exist.
+        ValueError: a configuration was not measured at every level.
     """
     if not path.exists():
-        raise SystemExit(f"{path} is not there: python {SHIPPED.parent / 'curves.py'} makes it")
+        raise SystemExit(f"{path} does not exist; python {SHIPPED.parent / 'curves.py'} makes it")
     table = pq.read_table(path)
     columns = table.column_names
     first = columns.index(MEASURED[0])
@@ -89,19 +89,19 @@ def read_table(path: Path = SHIPPED) -> Curves:
     validation.sort(key=lambda row: (row["configuration"], row["completions"]))
     test.sort(key=lambda row: row["configuration"])
 
-    def curves(name: str) -> Floats:
+    def read_curves(name: str) -> Floats:
         values = np.array([row[name] for row in validation], dtype=np.float64)
         return values.reshape(len(test), len(levels))
 
-    def ends(name: str) -> Floats:
+    def read_ends(name: str) -> Floats:
         return np.array([row[name] for row in test], dtype=np.float64)
 
     return Curves(
         params=tuple({name: row[name] for name in names} for row in test),
         levels=levels,
-        means={name: curves(name) for name in metrics},
-        errors={name: curves(name + ERROR) for name in metrics},
-        test_means={name: ends(name) for name in metrics},
-        test_errors={name: ends(name + ERROR) for name in metrics},
-        cpu_seconds=curves("cpu_seconds"),
+        means={name: read_curves(name) for name in metrics},
+        errors={name: read_curves(name + ERROR) for name in metrics},
+        test_means={name: read_ends(name) for name in metrics},
+        test_errors={name: read_ends(name + ERROR) for name in metrics},
+        cpu_seconds=read_curves("cpu_seconds"),
     )

@@ -13,8 +13,8 @@ import gpu_step
 import peaks
 import pytest
 from alternation import Block, Pair, Side, Stopwatch, alternate
-from gpu_options import at_least, refusals, require_gpu
-from processes import memory_mib
+from gpu_options import build_integer_type, exit_on_error, require_gpu
+from processes import measure_memory
 
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.trials import TrialRecord
@@ -34,7 +34,7 @@ def test_steps_of_the_warm_up_do_not_count():
     for step in range(1, watch.last + 1):
         watch.end_step(step, mean_length=10.0 * step)
     assert watch.last == 4
-    assert watch.block() == Block((12.0 - 7.0) / 2, [30.0, 40.0])
+    assert watch.build_block() == Block((12.0 - 7.0) / 2, [30.0, 40.0])
 
 
 def test_a_block_that_ended_early_has_no_figures():
@@ -42,7 +42,7 @@ def test_a_block_that_ended_early_has_no_figures():
     watch.end_step(1, 1.0)
     watch.end_step(2, 1.0)
     with pytest.raises(ValueError, match="1 of 2 steps were timed"):
-        watch.block()
+        watch.build_block()
 
 
 def test_both_sides_take_turns_with_equal_seeds():
@@ -60,13 +60,13 @@ def test_both_sides_take_turns_with_equal_seeds():
 def test_turns_end_once_completions_are_equally_long(longer: float, blocks: int):
     pair = alternate(lambda ours, seed: block(1.0, 10 * longer if ours else 10.0), 2, 5)
     assert len(pair.ours.blocks) == len(pair.plain.blocks) == blocks
-    assert pair.apart() == pytest.approx(longer - 1)
+    assert pair.compute_length_gap() == pytest.approx(longer - 1)
 
 
 def test_the_ratio_is_the_median_over_pairs_of_blocks():
     ours = Side([block(2.0), block(3.0), block(8.0)])
     pair = Pair(ours, Side([block(4.0), block(3.0), block(2.0)]))
-    figures = pair.figures("seconds")
+    figures = pair.build_figures("seconds")
     assert [figures[f"ratio{end}"] for end in ("_low", "", "_high")] == [0.5, 1.0, 4.0]
     assert (figures["ours_seconds"], figures["trl_seconds"]) == (3.0, 3.0)
     assert figures["blocks"] == 3
@@ -74,22 +74,22 @@ def test_the_ratio_is_the_median_over_pairs_of_blocks():
 
 def test_the_peak_is_that_of_the_largest_block():
     blocks = [Block(1.0, [1.0], peak_mib=mib) for mib in (10.2, 30.7, 20.0)]
-    assert gpu_step.peak(Side(blocks)) == 31
-    assert gpu_step.peak(Side([block(1.0)])) is None
+    assert gpu_step.find_peak(Side(blocks)) == 31
+    assert gpu_step.find_peak(Side([block(1.0)])) is None
 
 
 # --- what the options ask for ---------------------------------------------------------------------
 
 
 def options(command, *arguments: str) -> argparse.Namespace:
-    return command.parser().parse_args(arguments)
+    return command.build_parser().parse_args(arguments)
 
 
 def test_options_decide_what_a_step_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(gpu_step, "require_gpu", lambda: None)
     given = ["--policy", "embedded", "--engine", "transformers", "--prompts", "6"]
     given += ["--group-size", "4", "--tokens", "32", "--steps", "3"]
-    config = gpu_step.full_plan(options(gpu_step, *given)).config(7, tmp_path)
+    config = gpu_step.build_full_plan(options(gpu_step, *given)).build_config(7, tmp_path)
     assert (config.policy, config.seed, config.rollout.engine) == ("embedded", 7, "transformers")
     assert config.params["group_size"] == 4
     assert config.training.completions_per_step == 24
@@ -101,21 +101,21 @@ def test_options_decide_what_a_step_is(monkeypatch: pytest.MonkeyPatch, tmp_path
 @pytest.mark.parametrize("text", ["1", "-3", "2.5", "two"])
 def test_a_number_that_cannot_be_is_refused(text: str):
     with pytest.raises(argparse.ArgumentTypeError, match=f"'{text}' is no whole number from 2 on"):
-        at_least(2)(text)
-    assert at_least(2)("2") == 2
+        build_integer_type(2)(text)
+    assert build_integer_type(2)("2") == 2
 
 
 @pytest.mark.parametrize("gpus", [0, 2])
 def test_one_gpu_is_measured(monkeypatch: pytest.MonkeyPatch, gpus: int):
-    monkeypatch.setattr("gpu_options.visible_gpus", lambda environment: gpus)
+    monkeypatch.setattr("gpu_options.count_visible_gpus", lambda environment: gpus)
     with pytest.raises(ResourcesError, match=f"{gpus} GPUs"):
         require_gpu()
-    monkeypatch.setattr("gpu_options.visible_gpus", lambda environment: 1)
+    monkeypatch.setattr("gpu_options.count_visible_gpus", lambda environment: 1)
     require_gpu()
 
 
 def test_a_refusal_is_a_line_and_a_status(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit) as end, refusals():
+    with pytest.raises(SystemExit) as end, exit_on_error():
         raise ResourcesError("no room")
     assert end.value.code == 2
     assert capsys.readouterr().err == "error: no room\n"
@@ -127,8 +127,8 @@ def test_a_refusal_is_a_line_and_a_status(capsys: pytest.CaptureFixture[str]):
 def test_every_share_trains_the_same_on_its_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(gpu_packing, "require_gpu", lambda: None)
     given = ["--policy", "embedded_math", "--trials", "5", "--set", "training.train_prompts=77"]
-    plan = gpu_packing.full_plan(options(gpu_packing, *given, "--steps", "3"))
-    specs = {share: plan.sweep(share, str(tmp_path)) for share in plan.shares}
+    plan = gpu_packing.build_full_plan(options(gpu_packing, *given, "--steps", "3"))
+    specs = {share: plan.load_sweep(share, str(tmp_path)) for share in plan.shares}
     assert list(specs) == [1.0, 0.5, 0.25]
     assert len({spec.compute_identity() for spec in specs.values()}) == 1
     assert len({spec.directory for spec in specs.values()}) == len(specs)
@@ -149,7 +149,7 @@ def test_trials_an_hour_are_those_that_trained_over_the_time_of_all():
         record(1, "published", 160.0, 700.0),
         record(2, "search", 400.0, 1000.0),
     ]
-    assert gpu_packing.trials_per_hour(records) == pytest.approx(2 / 900 * 3600)
+    assert gpu_packing.compute_trials_per_hour(records) == pytest.approx(2 / 900 * 3600)
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -190,14 +190,14 @@ def test_the_gpu_that_may_be_used_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    assert peaks.used_on_gpu() == 1234.0
+    assert peaks.measure_gpu_memory() == 1234.0
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert peaks.ask_gpu("name") == "1234"
+    assert peaks.query_gpu("name") == "1234"
     first, second = Path(f"{tool}.asked").read_text().splitlines()
     assert first.split() == ["--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=3"]
     assert second.split() == ["--query-gpu=name", "--format=csv,noheader,nounits"]
 
 
 def test_memory_below_this_process_counts_its_own():
-    own = memory_mib(os.getpid())["rss"]
-    assert peaks.used_below() >= own / 2 > 0
+    own = measure_memory(os.getpid())["rss"]
+    assert peaks.measure_process_memory() >= own / 2 > 0

@@ -8,26 +8,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from normalization import Plan, read, train_all
+from normalization import Plan, read_results, train_all
 from normalization_fronts import (
-    attainment,
-    attainment_difference,
     bootstrap,
-    distinct,
-    front,
-    goals,
-    hypervolume,
+    build_goals,
+    compute_attainment,
+    compute_attainment_difference,
+    compute_hypervolume,
+    count_distinct,
+    find_front,
 )
-from normalization_report import BOXES, apart, between_seeds, markdown
+from normalization_report import BOXES, measure_distances, measure_seed_distances, render_markdown
 from normalization_trials import (
     MODES,
     RANGES,
     Result,
     Setting,
-    distinct_advantages,
-    info_of,
-    rescaled,
-    training_of,
+    build_task_info,
+    build_training,
+    count_distinct_advantages,
+    rescale,
 )
 
 from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
@@ -35,7 +35,7 @@ from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
 
 def result_of(setting: Setting, test: tuple[float, float, float], plan: Plan) -> Result:
     values = dict(zip(("correctness", "format", "length"), test, strict=True))
-    training = training_of(setting.task, plan.steps, plan.prompts)
+    training = build_training(setting.task, plan.steps, plan.prompts)
     return Result(setting, asdict(training), values, values, dict.fromkeys(MODES, 2.0), 1.0)
 
 
@@ -52,10 +52,10 @@ def finish(plan: Plan, settings: list[Setting], better: float = 3e-4) -> None:
 
 
 def test_values_within_the_tolerance_are_one():
-    assert distinct([0.5, 0.0, 0.0004, -1.0, 0.5]) == 3
-    assert distinct([1.0, 1.002]) == 2
-    assert distinct([7.0] * 5) == 1
-    assert distinct([]) == 0
+    assert count_distinct([0.5, 0.0, 0.0004, -1.0, 0.5]) == 3
+    assert count_distinct([1.0, 1.002]) == 2
+    assert count_distinct([7.0] * 5) == 1
+    assert count_distinct([]) == 0
 
 
 def test_rewards_that_add_up_alike_collapse_under_grpo_alone():
@@ -64,52 +64,61 @@ def test_rewards_that_add_up_alike_collapse_under_grpo_alone():
         "format": [1.0, 0, 0, 0, 0, 0, 0, 0],
         "length": [0, 1.0, 1.0, 0, 0, 0, 0, 0],
     }
-    counts = distinct_advantages([batch], [1.0, 1.0, 1.0])
+    counts = count_distinct_advantages([batch], [1.0, 1.0, 1.0])
     assert counts == {"gdpo": 3, "grpo": 2, "grpo_no_std": 2}
     unanimous = {name: [1.0] * 8 for name in batch}
-    assert distinct_advantages([unanimous], [1.0, 1.0, 1.0]) == dict.fromkeys(MODES, 1)
-    assert distinct_advantages([batch, unanimous], [1.0, 1.0, 1.0])["gdpo"] == 2
+    assert count_distinct_advantages([unanimous], [1.0, 1.0, 1.0]) == dict.fromkeys(MODES, 1)
+    assert count_distinct_advantages([batch, unanimous], [1.0, 1.0, 1.0])["gdpo"] == 2
 
 
 def test_a_reward_that_is_not_scored_stays_so_in_another_range():
-    assert rescaled([0.0, None, 1.0, 0.5], (0.0, 1.0), (-3.0, 3.0)) == [-3.0, None, 3.0, 0.0]
-    assert rescaled([-3.0, 1.5, None], (-3.0, 3.0), (0.0, 1.0)) == [0.0, 0.75, None]
+    assert rescale([0.0, None, 1.0, 0.5], (0.0, 1.0), (-3.0, 3.0)) == [-3.0, None, 3.0, 0.0]
+    assert rescale([-3.0, 1.5, None], (-3.0, 3.0), (0.0, 1.0)) == [0.0, 0.75, None]
 
 
 def test_hypervolume_is_a_share_of_the_box():
-    assert hypervolume(np.array([[1.0, 1.0, 1.0]])) == 1.0
-    assert hypervolume(np.array([[0.5, 1.0], [1.0, 0.5]])) == pytest.approx(0.75)
-    assert hypervolume(np.array([[0.0, 1.0], [1.0, -0.2]])) == 0.0
+    assert compute_hypervolume(np.array([[1.0, 1.0, 1.0]])) == 1.0
+    assert compute_hypervolume(np.array([[0.5, 1.0], [1.0, 0.5]])) == pytest.approx(0.75)
+    assert compute_hypervolume(np.array([[0.0, 1.0], [1.0, -0.2]])) == 0.0
 
 
 def test_the_front_of_means():
-    assert front(np.array([[0.2, 0.9], [0.5, 0.5], [0.4, 0.5]])).tolist() == [True, True, False]
+    assert find_front(np.array([[0.2, 0.9], [0.5, 0.5], [0.4, 0.5]])).tolist() == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_attainment_is_the_share_of_seeds_that_reach_a_goal():
     values = np.array([[[0.5, 0.5]], [[0.9, 0.2]]])
     wanted = np.array([[0.1, 0.1], [0.5, 0.5], [0.8, 0.3], [0.9, 0.2]])
-    assert attainment(values, wanted).tolist() == [1.0, 0.5, 0.0, 0.5]
+    assert compute_attainment(values, wanted).tolist() == [1.0, 0.5, 0.0, 0.5]
 
 
 def test_attainment_difference_of_two_boxes():
     square, tall = np.array([[[0.5, 0.5]]]), np.array([[[0.25, 1.0]]])
-    assert attainment_difference(square, tall) == pytest.approx((0.125, 0.125))
-    assert attainment_difference(square, square) == (0.0, 0.0)
+    assert compute_attainment_difference(square, tall) == pytest.approx((0.125, 0.125))
+    assert compute_attainment_difference(square, square) == (0.0, 0.0)
 
 
 def test_attainment_differs_by_the_difference_of_mean_hypervolumes():
     rng = np.random.default_rng(0)
     one, other = rng.integers(0, 25, size=(2, 3, 5, 3)) / 24  # on the lines of the grid
-    more, less = attainment_difference(one, other)
-    volumes = [np.mean([hypervolume(seed) for seed in side]) for side in (one, other)]
+    more, less = compute_attainment_difference(one, other)
+    volumes = [np.mean([compute_hypervolume(seed) for seed in side]) for side in (one, other)]
     assert more > 0
     assert less > 0
     assert more - less == pytest.approx(volumes[0] - volumes[1])
 
 
 def test_goals_are_the_middles_of_a_grid():
-    assert goals(2, grid=2).tolist() == [[0.25, 0.25], [0.25, 0.75], [0.75, 0.25], [0.75, 0.75]]
+    assert build_goals(2, grid=2).tolist() == [
+        [0.25, 0.25],
+        [0.25, 0.75],
+        [0.75, 0.25],
+        [0.75, 0.75],
+    ]
 
 
 def test_bootstrap_of_a_mean():
@@ -130,18 +139,18 @@ def test_bootstrap_of_a_mean():
 
 def test_the_learning_rate_is_that_of_the_greater_validation_hypervolume():
     plan = Plan(["math"])
-    finish(plan, plan.pilot())
-    assert len(plan.pilot()) == 3 * 2 * len(RANGES) * len(MODES)
-    assert plan.rate("math", "grpo") == 3e-4
-    assert plan.rate("tools", "grpo") is None
-    finish(plan, plan.pilot(), better=1.5e-4)
-    assert plan.rate("math", "grpo") == 1.5e-4
+    finish(plan, plan.list_pilot_settings())
+    assert len(plan.list_pilot_settings()) == 3 * 2 * len(RANGES) * len(MODES)
+    assert plan.choose_rate("math", "grpo") == 3e-4
+    assert plan.choose_rate("tools", "grpo") is None
+    finish(plan, plan.list_pilot_settings(), better=1.5e-4)
+    assert plan.choose_rate("math", "grpo") == 1.5e-4
 
 
 def test_every_setting_is_trained_with_the_same_budget_for_every_mode():
     plan = Plan(["math", "tools"])
-    finish(plan, plan.pilot())
-    rest = plan.rest()
+    finish(plan, plan.list_pilot_settings())
+    rest = plan.list_remaining_settings()
     assert len(set(rest)) == len(rest) == 2 * 3 * len(plan.weights) * len(RANGES) * len(MODES)
     for mode in MODES:
         chosen = {(s.task, s.ranges, s.weight, s.seed) for s in rest if s.mode == mode}
@@ -150,36 +159,36 @@ def test_every_setting_is_trained_with_the_same_budget_for_every_mode():
 
 def test_a_learning_rate_that_was_not_tried_in_full_is_not_chosen():
     plan = Plan(["math"])
-    finish(plan, plan.pilot())
+    finish(plan, plan.list_pilot_settings())
     missing = Setting("math", "mixed", "grpo", plan.pilot_weights[1], 3e-4, 0)
     del plan.done[missing]
-    assert plan.rate("math", "grpo") == 1.5e-4
-    assert Plan(["math"], learning_rates=[3e-4], done=plan.done).rate("math", "grpo") is None
+    assert plan.choose_rate("math", "grpo") == 1.5e-4
+    assert Plan(["math"], learning_rates=[3e-4], done=plan.done).choose_rate("math", "grpo") is None
 
 
 def test_only_weights_without_a_gap_are_reported():
     plan = Plan(["math"])
-    assert plan.cells() == []
-    finish(plan, plan.pilot())
-    assert plan.cells() == []
-    rest = plan.rest()
+    assert plan.build_cells() == []
+    finish(plan, plan.list_pilot_settings())
+    assert plan.build_cells() == []
+    rest = plan.list_remaining_settings()
     finish(plan, rest[:-1])
     gap = rest[-1].weight
-    cells = plan.cells()
+    cells = plan.build_cells()
     assert len(cells) == len(RANGES) * len(MODES)
     assert cells[0].weights == tuple(weight for weight in plan.weights if weight != gap)
     assert cells[0].values.shape == (3, 4, 3)
     finish(plan, rest)
-    assert plan.cells()[0].weights == plan.weights
+    assert plan.build_cells()[0].weights == plan.weights
 
 
 def test_a_line_that_was_cut_off_is_trained_again(tmp_path: Path):
     kept, plan = tmp_path / "trainings.jsonl", Plan(["math"])
-    first, second, *_ = plan.pilot()
+    first, second, *_ = plan.list_pilot_settings()
     whole = json.dumps(asdict(result_of(first, (0.5, 0.5, 0.5), plan)))
     other = json.dumps(asdict(result_of(second, (0.5, 0.5, 0.5), Plan(["math"], steps=7))))
     kept.write_text(f"{whole}\n{other}\n{whole[:50]}")
-    read(kept, plan)
+    read_results(kept, plan)
     assert list(plan.done) == [first]  # the second one was trained for another number of steps
     assert kept.read_text() == f"{whole}\n{other}\n"
     train_all([first], plan, 1, kept)
@@ -196,25 +205,27 @@ def test_settings_of_equal_weights_or_scales_are_compared():
         Setting("math", "mixed", "grpo", high, 3e-4, 1): (0.5, 0.5, 0.5),
     }
     results = [result_of(setting, test, plan) for setting, test in pairs.items()]
-    assert apart(results, 6) == {("math", "grpo"): pytest.approx(0.1)}
-    assert apart(results, 1) == {("math", "grpo"): pytest.approx(0.5)}
+    assert measure_distances(results, 6) == {("math", "grpo"): pytest.approx(0.1)}
+    assert measure_distances(results, 1) == {("math", "grpo"): pytest.approx(0.5)}
 
 
 def test_seeds_of_one_setting_are_compared_in_pairs():
     plan = Plan(["math"])
-    setting = plan.pilot()[0]
+    setting = plan.list_pilot_settings()[0]
     values = [(0.5, 0.5, 0.5), (0.5, 0.5, 0.8), (0.5, 0.5, 0.2)]
     seeds = [replace(setting, seed=seed) for seed in range(3)]
     results = [result_of(one, test, plan) for one, test in zip(seeds, values, strict=True)]
     alone = result_of(replace(setting, mode="saw"), values[0], plan)
-    assert between_seeds([*results, alone]) == {("math", setting.mode): pytest.approx(0.4 / 3)}
+    assert measure_seed_distances([*results, alone]) == {
+        ("math", setting.mode): pytest.approx(0.4 / 3)
+    }
 
 
 def test_the_tables_name_every_cell():
     plan = Plan(["tools"])
-    finish(plan, plan.pilot())
-    finish(plan, plan.rest())
-    text = markdown(plan.cells(), plan.done.values())
+    finish(plan, plan.list_pilot_settings())
+    finish(plan, plan.list_remaining_settings())
+    text = render_markdown(plan.build_cells(), plan.done.values())
     for ranges in RANGES:
         for mode in MODES:
             assert f"| {ranges} | {mode} | 0.0003 | 5 of 5 |" in text
@@ -228,7 +239,7 @@ def test_the_tables_name_every_cell():
 def test_both_forms_hold_out_the_same(name: str, tag: str):
     scores = {}
     for ranges, (low, high) in RANGES.items():
-        info = info_of(name, ranges)
+        info = build_task_info(name, ranges)
         assert info.rewards["correctness"] == (low, high)
         with info.build(TrainingSettings(), SandboxSettings()) as task:
             problems = task.problems("train", 4, 0)

@@ -73,7 +73,7 @@ def test_what_the_driver_spends_passes_for_trials_too(monkeypatch: pytest.Monkey
     monkeypatch.setattr(scale_executor.time, "process_time", lambda: next(spent))
     clock = Clock()
     clock.resume()
-    clock.pass_on()
+    clock.advance()
     assert clock.now == clock.driver == 2.5
     clock.wait_until(4.0)
     assert (clock.now, clock.driver) == (4.0, 2.5)
@@ -86,7 +86,7 @@ def test_a_simulated_trial_ends_where_it_is_halted(clock: Clock, tmp_path: Path)
     trial = SimpleNamespace(**{**vars(trial), "evaluate_at": (2,)})
     trial.reward_weights = lambda: {"correctness": 1.0, "format": 1.0}
     attempt = AttemptConfig(trial, Setup("none:none", tmp_path / SPEC))
-    results = scale_trials.results_of(pack(attempt))
+    results = scale_trials.simulate_results(pack(attempt))
     assert [unpack_message(next(results)).measurement.step for _ in range(2)] == [1, 2]
     (directory / HALT).touch()
     assert unpack_message(next(results)) == Interrupted()

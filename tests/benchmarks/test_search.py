@@ -12,17 +12,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comparison import Plan, Sweep, read, simulate
-from contestants import CONTESTANTS, PROBLEMS, missing
-from kept import done_in, finish
-from measures import Share, at_budgets, continuations, median_of, reached, trace
-from momf import BraninCurrin, branin, currin
-from peers import OptunaAlone, RayOptuna, SyneTuneMoasha, optuna_sampler
+from comparison import Plan, Sweep, read_sweep, simulate
+from contestants import CONTESTANTS, PROBLEMS, find_missing_package
+from kept import finish, read_done
+from measures import (
+    Share,
+    compute_median,
+    count_continuations,
+    evaluate_at_budgets,
+    find_budget_to_reach,
+    trace_hypervolume,
+)
+from momf import BraninCurrin, compute_branin, compute_currin
+from peers import OptunaAlone, RayOptuna, SyneTuneMoasha, build_optuna_sampler
 from picture import write_picture
-from problems import Curve, exactly
-from product import Product, no_rungs, promoting, stopping
-from report import figures, markdown
-from simulator import History, Simulation, Verdict, Visit, completed
+from problems import Curve, build_exact_estimates
+from product import Product, build_no_rungs, build_promoting_rungs, build_stopping_rungs
+from report import build_figures, render_markdown
+from simulator import History, Simulation, Verdict, Visit, find_completed
 
 from gdpo_tune.core.trials import Params
 from gdpo_tune.spec import Constraint, ObjectiveSpec, Uniform
@@ -43,16 +50,16 @@ class Line:
     best: Mapping[str, float] = {"gain": 1.0, "loss": 0.0}
     constraints: Mapping[str, Constraint] = {"gain": Constraint(op=">=", bound=0.1)}
 
-    def curve(self, params: Params, rng: np.random.Generator) -> Curve:
+    def draw_curve(self, params: Params, rng: np.random.Generator) -> Curve:
         noise = float(rng.standard_normal())
-        return lambda level: exactly(
-            {**{k: v * level / 9 for k, v in self.truth(params).items()}, "noise": noise}
+        return lambda level: build_exact_estimates(
+            {**{k: v * level / 9 for k, v in self.compute_truth(params).items()}, "noise": noise}
         )
 
-    def truth(self, params: Params) -> Mapping[str, float]:
+    def compute_truth(self, params: Params) -> Mapping[str, float]:
         return {"gain": float(params["x"]), "loss": 2 * float(params["x"])}
 
-    def seconds(self, params: Params, start: int, end: int) -> float:
+    def compute_seconds(self, params: Params, start: int, end: int) -> float:
         return float(end - start)
 
 
@@ -84,14 +91,14 @@ class Scripted:
 
 def test_branin_has_its_three_minima_at_full_fidelity():
     for across, up in ((-math.pi, 12.275), (math.pi, 2.275), (9.42478, 2.475)):
-        assert branin((across + 5) / 15, up / 15, 1.0) == pytest.approx(0.397887, abs=1e-5)
-    assert branin((math.pi + 5) / 15, 2.275 / 15, 0.5) > 0.5
+        assert compute_branin((across + 5) / 15, up / 15, 1.0) == pytest.approx(0.397887, abs=1e-5)
+    assert compute_branin((math.pi + 5) / 15, 2.275 / 15, 0.5) > 0.5
 
 
 def test_currin_is_damped_at_low_fidelity_alone():
-    assert currin(0.0, 0.5, 1.0) == 3.0
-    assert currin(0.0, 0.5, 0.0) == pytest.approx(3.0 * (1 - 0.1 * math.exp(-1)))
-    assert currin(0.0, 0.0, 0.0) == 3.0
+    assert compute_currin(0.0, 0.5, 1.0) == 3.0
+    assert compute_currin(0.0, 0.5, 0.0) == pytest.approx(3.0 * (1 - 0.1 * math.exp(-1)))
+    assert compute_currin(0.0, 0.0, 0.0) == 3.0
 
 
 def test_botorch_has_the_same_functions():
@@ -100,14 +107,14 @@ def test_botorch_has_the_same_functions():
     theirs = problems.MOMFBraninCurrin(negate=False)
     for x1, x2, fidelity in np.random.default_rng(0).random((20, 3)):
         first, second = theirs(torch.tensor([[x1, x2, fidelity]], dtype=torch.float64))[0].tolist()
-        assert first == pytest.approx((branin(x1, x2, fidelity) - 21) / 22)
-        assert second == pytest.approx((currin(x1, x2, fidelity) - 14) / 15)
+        assert first == pytest.approx((compute_branin(x1, x2, fidelity) - 21) / 22)
+        assert second == pytest.approx((compute_currin(x1, x2, fidelity) - 14) / 15)
 
 
 def test_pymoo_constraints_are_met_at_zero_or_less():
     pytest.importorskip("pymoo")
     problem = PROBLEMS["bnh"]()
-    truth = problem.truth({"x1": 0.0, "x2": 0.0})
+    truth = problem.compute_truth({"x1": 0.0, "x2": 0.0})
     assert truth["f1"] == 0.0
     assert truth["f2"] == 50.0
     assert problem.constraints["g1"].holds(truth["g1"])
@@ -124,13 +131,13 @@ def test_the_budget_is_what_was_measured_and_nothing_starts_after_it():
         *((0, 1, 1), (0, 3, 3), (0, 9, 9)),
         *((1, 1, 10), (1, 3, 12), (1, 9, 18)),
     ]
-    assert tuner.finished == [0, 1] == list(history.params) == list(completed(history))
+    assert tuner.finished == [0, 1] == list(history.params) == list(find_completed(history))
 
 
 def test_trials_in_flight_interleave_and_the_unfinished_are_lost():
     history = Simulation(Scripted(), Line(), workers=4, seed=0).run(36)
     assert {v.number for v in history.visits[:4]} == {0, 1, 2, 3}
-    assert len(history.params) == 4 + len(completed(history)) - 1
+    assert len(history.params) == 4 + len(find_completed(history)) - 1
     times = [visit.time for visit in history.visits]
     assert times == sorted(times)
 
@@ -171,15 +178,15 @@ def history_of(*trials: tuple[float, int]) -> History:
     """Trials that were completed, each with its x and what had been spent by then."""
     history = History(params={n: {"x": x} for n, (x, _) in enumerate(trials)})
     for number, (x, spent) in enumerate(trials):
-        values = exactly(Line().truth({"x": x}))
+        values = build_exact_estimates(Line().compute_truth({"x": x}))
         history.visits.append(Visit(spent, spent, number, 9, values, "complete"))
     return history
 
 
 def test_hypervolume_is_a_share_of_the_box_and_of_feasible_trials():
     # gain x, loss 2x: a box of x (2 - 2x) of 2, so x (1 - x)
-    assert trace(history_of((0.5, 9)), Line()) == [(9, pytest.approx(0.25))]
-    steps = trace(history_of((0.05, 9), (0.25, 18), (0.25, 27), (0.75, 36)), Line())
+    assert trace_hypervolume(history_of((0.5, 9)), Line()) == [(9, pytest.approx(0.25))]
+    steps = trace_hypervolume(history_of((0.05, 9), (0.25, 18), (0.25, 27), (0.75, 36)), Line())
     assert [spent for spent, _ in steps] == [18, 36]
     assert steps[0][1] == pytest.approx(0.25 * 0.75)
     assert steps[1][1] == pytest.approx(0.25 * 0.75 + 0.5 * 0.25)
@@ -188,21 +195,28 @@ def test_hypervolume_is_a_share_of_the_box_and_of_feasible_trials():
 def test_what_was_not_trained_to_the_end_has_no_hypervolume():
     history = history_of((0.5, 9))
     history.visits[0] = Visit(9, 9.0, 0, 3, history.visits[0].values, "stop")
-    assert trace(history, Line()) == []
+    assert trace_hypervolume(history, Line()) == []
 
 
 def test_a_curve_is_a_step_function():
     steps = [(2.0, 0.25), (5.0, 0.5)]
-    assert at_budgets(steps, [0, 1.9, 2, 4.9, 5, 99]).tolist() == [0, 0, 0.25, 0.25, 0.5, 0.5]
-    assert at_budgets([], [1, 2]).tolist() == [0, 0]
+    assert evaluate_at_budgets(steps, [0, 1.9, 2, 4.9, 5, 99]).tolist() == [
+        0,
+        0,
+        0.25,
+        0.25,
+        0.5,
+        0.5,
+    ]
+    assert evaluate_at_budgets([], [1, 2]).tolist() == [0, 0]
 
 
 def test_the_interval_of_a_median():
-    odd = median_of(np.array([[1.0, 7.0], [2.0, 7.0], [9.0, 7.0]]))
+    odd = compute_median(np.array([[1.0, 7.0], [2.0, 7.0], [9.0, 7.0]]))
     assert odd.value.tolist() == [2.0, 7.0]
     assert (odd.low[0], odd.high[0]) == (1.0, 9.0)
     assert odd.low[1] == odd.high[1] == 7.0
-    many = median_of(np.random.default_rng(0).normal(size=(400, 1)))
+    many = compute_median(np.random.default_rng(0).normal(size=(400, 1)))
     # a sample median of a standard normal has a standard error of sqrt(pi / 2n)
     expected = 1.96 * math.sqrt(math.pi / 800)
     assert many.high[0] - many.low[0] == pytest.approx(2 * expected, rel=0.25)
@@ -210,17 +224,17 @@ def test_the_interval_of_a_median():
 
 def test_the_budget_at_which_the_median_reaches_a_target():
     seeds = [[(1, 0.2), (4, 0.6)], [(2, 0.5)], [(3, 0.4), (9, 0.9)]]
-    assert reached(seeds, 0.4, 10) == 3
-    assert reached(seeds, 0.5, 10) == 4
-    assert reached(seeds, 0.6, 8) is None
-    assert reached(seeds, 0.6, 9) == 9
-    assert reached([[], []], 0.1, 10) is None
+    assert find_budget_to_reach(seeds, 0.4, 10) == 3
+    assert find_budget_to_reach(seeds, 0.5, 10) == 4
+    assert find_budget_to_reach(seeds, 0.6, 8) is None
+    assert find_budget_to_reach(seeds, 0.6, 9) == 9
+    assert find_budget_to_reach([[], []], 0.1, 10) is None
 
 
 def visits_at(level: int, *points: tuple[float, float, Verdict]) -> History:
     history = History()
     for number, (gain, loss, verdict) in enumerate(points):
-        values = exactly({"gain": gain, "loss": loss})
+        values = build_exact_estimates({"gain": gain, "loss": loss})
         history.visits.append(Visit(number, number, number, level, values, verdict))
     return history
 
@@ -234,7 +248,7 @@ def test_who_goes_on_from_the_front_and_from_the_worst_third():
         (0.9, 0.1, "stop"),  # dominates all: the front, and it does not
         (0.8, 0.2, "stop"),  # 1 of 5 is better: neither
     )
-    shares = continuations(history, Line())
+    shares = count_continuations(history, Line())
     assert shares == {"front": Share(0, 1), "worst third": Share(1, 1)}
     assert math.isnan(Share(0, 0).value)
 
@@ -246,7 +260,7 @@ def test_what_breaks_a_constraint_lies_behind_everything():
         (0.4, 1.2, "continue"),
         (0.01, 0.0, "stop"),  # nothing dominates it, but its gain is below the bound
     )
-    shares = continuations(history, Line())
+    shares = count_continuations(history, Line())
     assert shares == {"front": Share(0, 0), "worst third": Share(0, 1)}
 
 
@@ -254,18 +268,18 @@ def test_what_breaks_a_constraint_lies_behind_everything():
 
 
 def test_the_product_trains_everything_without_rungs():
-    tuner = Product(Line(), "random", no_rungs, trials=5, seed=0)
+    tuner = Product(Line(), "random", build_no_rungs, trials=5, seed=0)
     history = Simulation(tuner, Line(), workers=2, seed=0).run(45)
     assert {visit.verdict for visit in history.visits} == {"continue", "complete"}
-    assert tuner.model_share() == 0.0
+    assert tuner.compute_model_share() == 0.0
 
 
-@pytest.mark.parametrize("core", [stopping, promoting])
+@pytest.mark.parametrize("core", [build_stopping_rungs, build_promoting_rungs])
 def test_the_product_lets_no_dominated_trial_of_the_worst_third_go_on(core):
     problem = BraninCurrin()
     tuner = Product(problem, "random", core, trials=20, seed=1)
     history = Simulation(tuner, problem, workers=4, seed=1).run(20 * 27)
-    shares = continuations(history, problem)
+    shares = count_continuations(history, problem)
     assert shares["front"].of > 10
     assert shares["front"].value == 1.0
     assert shares["worst third"].of > 10
@@ -277,13 +291,13 @@ def test_the_product_lets_no_dominated_trial_of_the_worst_third_go_on(core):
 
 
 def test_the_products_model_is_asked_after_its_start():
-    tuner = Product(Line(), "tpe", no_rungs, trials=12, seed=0)
+    tuner = Product(Line(), "tpe", build_no_rungs, trials=12, seed=0)
     Simulation(tuner, Line(), workers=2, seed=0).run(12 * 9)
-    assert tuner.model_share() >= 0.5
+    assert tuner.compute_model_share() >= 0.5
 
 
 def test_optuna_alone_is_told_values_and_constraints():
-    tuner = OptunaAlone(Line(), optuna_sampler("tpe", 0))
+    tuner = OptunaAlone(Line(), build_optuna_sampler("tpe", 0))
     Simulation(tuner, Line(), workers=2, seed=0).run(27)
     finished = [trial for trial in tuner._study.trials if trial.state.is_finished()]
     assert len(finished) == 3
@@ -307,7 +321,7 @@ class Spied:
 
 def judged(tuner: Any, number: int, level: int, **values: float) -> Verdict:
     tuner.start(number)
-    return tuner.judge(number, level, exactly(values))
+    return tuner.judge(number, level, build_exact_estimates(values))
 
 
 def test_ray_stops_by_the_first_objective_and_its_searcher_takes_that_for_an_end(
@@ -325,7 +339,7 @@ def test_ray_stops_by_the_first_objective_and_its_searcher_takes_that_for_an_end
     stopped = {"gain": 0.5, "loss": 0.1, "completions": 1}
     assert ended.heard == [("4", stopped)]
     assert [result for *_, result in ranked.heard][4] == stopped
-    tuner.finish(5, exactly({"gain": 0.9, "loss": 1.8}))
+    tuner.finish(5, build_exact_estimates({"gain": 0.9, "loss": 1.8}))
     assert ended.heard[1:] == [("5", {"gain": 0.9, "loss": 1.8, "completions": 9})]
     known = {t.number: t.values for t in tuner._search._ot_study.trials if t.state.is_finished()}
     assert known == {4: [0.5, 0.1], 5: [0.9, 1.8]}
@@ -355,16 +369,16 @@ def test_syne_tune_gets_losses_and_may_stop(monkeypatch: pytest.MonkeyPatch):
 def test_what_is_not_installed_is_left_out_by_name(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("contestants.find_spec", lambda package: None)
     plan = Plan("p", ["branin_currin", "zdt1"], ["optuna tpe", "syne-tune moasha"], 3, 1)
-    installed, lacking = plan.installed()
+    installed, lacking = plan.drop_missing()
     assert (installed.problems, installed.contestants) == (["branin_currin"], ["optuna tpe"])
     assert lacking == {"zdt1": "pymoo", "syne-tune moasha": "syne_tune"}
-    assert missing("optuna tpe") == ""
+    assert find_missing_package("optuna tpe") == ""
 
 
 def test_slow_contestants_have_fewer_seeds():
     few = CONTESTANTS["botorch qnehvi"].most_seeds
     assert few == 3
-    jobs = Plan("p", ["branin_currin"], ["optuna tpe", "botorch qnehvi"], 3, 5).jobs()
+    jobs = Plan("p", ["branin_currin"], ["optuna tpe", "botorch qnehvi"], 3, 5).list_jobs()
     counts = [job["contestant"] for job in jobs]
     assert (counts.count("optuna tpe"), counts.count("botorch qnehvi")) == (5, 3)
 
@@ -387,20 +401,20 @@ def test_a_run_goes_on_after_the_last_whole_line(tmp_path: Path):
         file.write('{"job": {"of": 2}, "res')
     assert finish(jobs, doubled, kept, 1) == [{"twice": 2}, {"twice": 4}]
     assert finish(jobs[::-1], refused, kept, 1) == [{"twice": 4}, {"twice": 2}]
-    assert len(done_in(kept)) == 2
+    assert len(read_done(kept)) == 2
 
 
 def test_whole_lines_are_never_written_again(tmp_path: Path):
     kept = tmp_path / "kept.jsonl"
     finish([{"of": 1}], doubled, kept, 1)
     os.utime(kept, ns=(0, 0))
-    assert len(done_in(kept)) == 1
+    assert len(read_done(kept)) == 1
     assert kept.stat().st_mtime_ns == 0
 
 
 def sweeps_of(contestants: list[str]) -> list[Sweep]:
-    jobs = Plan("p", ["branin_currin"], contestants, budget=6, seeds=2).jobs()
-    return [read(job, simulate(job)) for job in jobs]
+    jobs = Plan("p", ["branin_currin"], contestants, budget=6, seeds=2).list_jobs()
+    return [read_sweep(job, simulate(job)) for job in jobs]
 
 
 def test_a_sweep_is_the_same_every_time():
@@ -411,15 +425,15 @@ def test_a_sweep_is_the_same_every_time():
 
 def test_report_and_picture_of_the_same_figures(tmp_path: Path):
     sweeps = sweeps_of(["gdpo_tune random + asha", "optuna random"])
-    rows = {row["contestant"]: row for row in figures(sweeps, 6)}
+    rows = {row["contestant"]: row for row in build_figures(sweeps, 6)}
     ours, peer = rows["gdpo_tune random + asha"], rows["optuna random"]
-    finals = [at_budgets(sweep.steps, [6])[0] for sweep in sweeps[1::2]]
+    finals = [evaluate_at_budgets(sweep.steps, [6])[0] for sweep in sweeps[1::2]]
     assert peer["median"] == pytest.approx(np.median(finals), abs=1e-4)
     assert peer["to_reach"] is None
     assert peer["model_share"] is None
     assert ours["worst_third_continues"] == 0.0
     assert ours["started"] > ours["complete"]
-    table = markdown(sweeps, 6)
+    table = render_markdown(sweeps, 6)
     assert f"| optuna random | {peer['median']:.3f} [" in table
     write_picture(sweeps, 6, tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from curves import STEPS, jobs_of
-from replayed import Replayed, levels_of
-from sheet import sheet
-from surrogate import Surrogate, explained, features, nearest
+from curves import STEPS, list_jobs
+from replayed import Replayed, choose_levels
+from sheet import render_sheet
+from surrogate import Surrogate, compute_r_squared, encode_features, find_nearest
 from table import SHIPPED, Curves, read_table, write_table
 
 from gdpo_tune.spec import Choices, SweepSpec, Uniform, load_spec
@@ -53,7 +53,7 @@ def training_of(spec: SweepSpec, index: int, error: float, deviation: float = 0.
 
 def curves_of(spec: SweepSpec, path: Path, error: float = 0.01, deviation: float = 0.0) -> Curves:
     trainings = [training_of(spec, index, error, deviation) for index in range(COUNT)]
-    write_table(jobs_of(COUNT, STEPS, ()), trainings, path)
+    write_table(list_jobs(COUNT, STEPS, ()), trainings, path)
     return read_table(path)
 
 
@@ -71,10 +71,10 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path, spec: SweepSpec):
 def test_a_table_without_some_rung_is_refused(tmp_path: Path, spec: SweepSpec):
     trainings = [training_of(spec, index, 0.01) for index in range(3)]
     del trainings[1]["rungs"][4]
-    write_table(jobs_of(3, STEPS, ()), trainings, tmp_path / "t.parquet")
+    write_table(list_jobs(3, STEPS, ()), trainings, tmp_path / "t.parquet")
     with pytest.raises(ValueError, match="26 rungs of 3 x 9"):
         read_table(tmp_path / "t.parquet")
-    with pytest.raises(SystemExit, match="is not there"):
+    with pytest.raises(SystemExit, match="does not exist"):
         read_table(tmp_path / "none.parquet")
 
 
@@ -84,13 +84,13 @@ def test_features_are_shares_of_each_scale():
         "share": Uniform(low=2.0, high=4.0),
         "mode": Choices(choices=("a", "b", "c")),
     }
-    found = features({"rate": 1e-3, "share": 2.5, "mode": "b"}, domains)
+    found = encode_features({"rate": 1e-3, "share": 2.5, "mode": "b"}, domains)
     assert found.tolist() == pytest.approx([0.5, 0.25, 0, 1, 0])
 
 
 def test_the_nearest_point():
     points = [np.array([0.0, 0.0]), np.array([1.0, 1.0])]
-    assert nearest(np.array([0.6, 0.6]), points) == 1
+    assert find_nearest(np.array([0.6, 0.6]), points) == 1
 
 
 def test_a_surrogate_tells_noise_of_measurement_from_that_of_training():
@@ -101,7 +101,7 @@ def test_a_surrogate_tells_noise_of_measurement_from_that_of_training():
     values = true + 0.06 * rng.standard_normal(160) + errors * rng.standard_normal(160)
     fit = Surrogate(points, values, errors)
     assert fit.deviation == pytest.approx(0.06, rel=0.25)
-    assert fit.mean(np.array([0.5, 0.5])) == pytest.approx(math.sin(1.5), abs=0.04)
+    assert fit.predict(np.array([0.5, 0.5])) == pytest.approx(math.sin(1.5), abs=0.04)
     exact = Surrogate(points, true, errors)
     assert exact.deviation < 0.01
 
@@ -115,7 +115,7 @@ def test_left_out_values_are_those_of_processes_without_them():
     scaled = (values - values.mean()) / values.std()
     noise = np.diag(process.alpha)
     covariance = process.kernel_(points) + noise
-    for index, predicted in enumerate(fit.left_out()):
+    for index, predicted in enumerate(fit.predict_left_out()):
         others = np.arange(12) != index
         weights = np.linalg.solve(covariance[np.ix_(others, others)], scaled[others])
         expected = values.mean() + values.std() * covariance[index, others] @ weights
@@ -124,18 +124,18 @@ def test_left_out_values_are_those_of_processes_without_them():
 
 def test_explained_variance():
     values = np.array([0.0, 1.0, 2.0])
-    assert explained(values, values) == 1.0
-    assert explained(values, np.full(3, 1.0)) == 0.0
-    assert math.isnan(explained(np.ones(3), values))
+    assert compute_r_squared(values, values) == 1.0
+    assert compute_r_squared(values, np.full(3, 1.0)) == 0.0
+    assert math.isnan(compute_r_squared(np.ones(3), values))
 
 
 def test_a_replay_has_the_tables_truth_and_its_noise(tmp_path: Path, spec: SweepSpec):
     curves = curves_of(spec, tmp_path / "t.parquet", error=0.02)
-    problem = Replayed(spec, curves, levels_of(curves.levels))
+    problem = Replayed(spec, curves, choose_levels(curves.levels))
     params = {**quasi_random.draw_point(spec, 1000)}
     true = true_values(params, 1.0)
-    assert problem.truth(params) == pytest.approx(true, abs=0.02)
-    trainings = [problem.curve(params, np.random.default_rng(seed)) for seed in range(200)]
+    assert problem.compute_truth(params) == pytest.approx(true, abs=0.02)
+    trainings = [problem.draw_curve(params, np.random.default_rng(seed)) for seed in range(200)]
     ends = np.array([training(LEVELS[-1])["length"].mean for training in trainings])
     assert ends.mean() == pytest.approx(true["length"], abs=0.02)
     assert ends.std() == pytest.approx(0.02, rel=0.4)
@@ -148,41 +148,41 @@ def test_a_replay_has_the_tables_truth_and_its_noise(tmp_path: Path, spec: Sweep
 
 def test_a_training_keeps_its_deviation_from_rung_to_rung(tmp_path: Path, spec: SweepSpec):
     curves = curves_of(spec, tmp_path / "t.parquet", error=0.002, deviation=0.05)
-    problem = Replayed(spec, curves, levels_of(curves.levels))
+    problem = Replayed(spec, curves, choose_levels(curves.levels))
     params = quasi_random.draw_point(spec, 1000)
-    trainings = [problem.curve(params, np.random.default_rng(seed)) for seed in range(60)]
+    trainings = [problem.draw_curve(params, np.random.default_rng(seed)) for seed in range(60)]
     first = [training(problem.levels[-2])["correctness"].mean for training in trainings]
     last = [training(problem.levels[-1])["correctness"].mean for training in trainings]
     assert np.corrcoef(first, last)[0, 1] > 0.95
-    again = problem.curve(params, np.random.default_rng(3))
+    again = problem.draw_curve(params, np.random.default_rng(3))
     assert again(LEVELS[-1]) == trainings[3](LEVELS[-1])
 
 
 def test_a_replay_stays_within_the_range_of_its_metrics(tmp_path: Path, spec: SweepSpec):
     curves = curves_of(spec, tmp_path / "t.parquet", error=0.4)
-    problem = Replayed(spec, curves, levels_of(curves.levels))
+    problem = Replayed(spec, curves, choose_levels(curves.levels))
     params = quasi_random.draw_point(spec, 5)
     for seed in range(30):
-        values = problem.curve(params, np.random.default_rng(seed))(LEVELS[-1])
+        values = problem.draw_curve(params, np.random.default_rng(seed))(LEVELS[-1])
         assert all(0 <= value.mean <= 1 for value in values.values())
 
 
 def test_a_replayed_trial_takes_as_long_as_the_nearest_one(tmp_path: Path, spec: SweepSpec):
     problem = Replayed(spec, curves_of(spec, tmp_path / "t.parquet"), (640, 1280, 3840))
     params = quasi_random.draw_point(spec, 3)
-    assert problem.seconds(params, 0, 640) == 5.0
-    assert problem.seconds(params, 640, 3840) == 25.0
-    with pytest.raises(ValueError, match="of a table that has"):
+    assert problem.compute_seconds(params, 0, 640) == 5.0
+    assert problem.compute_seconds(params, 640, 3840) == 25.0
+    with pytest.raises(ValueError, match="are not all in the table"):
         Replayed(spec, read_table(tmp_path / "t.parquet"), (100, 3840))
 
 
 def test_levels_of_a_table_are_those_of_halving_by_three():
-    assert levels_of(LEVELS, grace_share=0.1) == (7 * 64, 20 * 64, 60 * 64)
-    assert levels_of(LEVELS) == (20 * 64, 60 * 64), "by default"
+    assert choose_levels(LEVELS, grace_share=0.1) == (7 * 64, 20 * 64, 60 * 64)
+    assert choose_levels(LEVELS) == (20 * 64, 60 * 64), "by default"
 
 
 def test_the_sheet_says_what_the_table_holds(tmp_path: Path, spec: SweepSpec):
-    text = sheet(spec, curves_of(spec, tmp_path / "t.parquet", error=0.001), "t.parquet")
+    text = render_sheet(spec, curves_of(spec, tmp_path / "t.parquet", error=0.001), "t.parquet")
     assert f"Learning curves of {COUNT} configurations of the task `math`" in text
     assert "after steps 4, 7, 10, 14, 20, 30, 40, 50, 60 on 128 validation prompts" in text
     correctness = next(line for line in text.splitlines() if line.startswith("| correctness"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.core.trials import Cost, Estimate, State, TrialRecord
-from sweeps import Sweep, figures, markdown, medians, panels, read
+from sweeps import Sweep, build_figures, build_panels, compute_medians, read_sweep, render_markdown
 from tests.support.tuning import spec_in
 
 
@@ -39,13 +39,13 @@ def pair(tmp_path: Path) -> tuple[Sweep, Sweep]:
         trial(2, "complete", 0.5, 50, 6.0),
     ]
     return (
-        read(spec_in(tmp_path, ["search.scheduler={type: fifo}"]), fifo, session),
-        read(spec_in(tmp_path), asha, session),
+        read_sweep(spec_in(tmp_path, ["search.scheduler={type: fifo}"]), fifo, session),
+        read_sweep(spec_in(tmp_path), asha, session),
     )
 
 
 def test_each_side_at_the_budget_of_the_first(pair: tuple[Sweep, Sweep]) -> None:
-    found = figures(*pair)
+    found = build_figures(*pair)
     by_cpu, by_completions = found["cpu_seconds"], found["completions"]
     assert (by_cpu["budget"], by_completions["budget"]) == (20.0, 200)
     assert by_completions["fifo"]["hypervolume"] == pytest.approx(0.4**3)
@@ -56,16 +56,16 @@ def test_each_side_at_the_budget_of_the_first(pair: tuple[Sweep, Sweep]) -> None
 
 
 def test_where_the_other_reaches_the_first(pair: tuple[Sweep, Sweep]) -> None:
-    found = figures(*pair)
+    found = build_figures(*pair)
     assert found["completions"]["fifo"]["reaches_fifo_at"] == 1.0
     assert found["completions"]["asha"]["reaches_fifo_at"] == 1.0
     assert found["cpu_seconds"]["asha"]["reaches_fifo_at"] is None
-    table = markdown([found])
+    table = render_markdown([found])
     assert "| 0 | cpu seconds | asha | 0.008 | 0.000 | 1 of 2 | 24 | — |" in table
-    assert medians([found])["asha_hypervolume_at_equal_completions"] == 0.125
+    assert compute_medians([found])["asha_hypervolume_at_equal_completions"] == 0.125
 
 
 def test_a_panel_a_seed_and_one_of_all(pair: tuple[Sweep, Sweep]) -> None:
-    lines = panels([pair])
+    lines = build_panels([pair])
     assert [line.problem for line in lines] == ["seed 0"] * 2 + ["all seeds"] * 2
     assert lines[1].steps[-1] == (200, pytest.approx(0.125))

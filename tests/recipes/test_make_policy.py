@@ -128,10 +128,10 @@ def test_demonstrations_of_code_are_those_that_the_shipped_policy_learnt():
 
 def test_learning_rate_rises_holds_and_falls():
     schedule = Schedule(steps=1000, peak_lr=1.0, warmup_steps=50, decay_share=0.5, floor=0.1)
-    assert schedule.lr(0) == pytest.approx(0.02)
-    assert schedule.lr(49) == schedule.lr(499) == 1.0
-    assert schedule.lr(750) == pytest.approx(0.5)
-    assert schedule.lr(999) == pytest.approx(0.1)
+    assert schedule.get_lr(0) == pytest.approx(0.02)
+    assert schedule.get_lr(49) == schedule.get_lr(499) == 1.0
+    assert schedule.get_lr(750) == pytest.approx(0.5)
+    assert schedule.get_lr(999) == pytest.approx(0.1)
 
 
 def test_recipe_writes_a_policy_that_loads_and_speaks(small_policy):
