@@ -102,13 +102,8 @@ def write_report(
 ) -> Path:
     """Write the interactive report and return its path; it appears whole or not at all.
 
-    Args:
-        spec: the sweep.
-        records: all its trials; there may be none.
-        path: default: `report.html` in the sweep's directory.
-        ending: why nothing was left to run, if so.
-        chosen: the trial that a person picked.
-        sessions: the processes that worked on the sweep, as `Ledger.sessions` returns them.
+    Default of `path`: `report.html` in the sweep's directory. `ending` says why nothing was left to
+    run, if so; `sessions` are as `Ledger.get_sessions` returns them.
 
     Raises:
         OSError: the file cannot be written.
