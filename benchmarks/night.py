@@ -147,7 +147,7 @@ def lost_trials(night: Night) -> set[str]:
     return {
         str(trial)
         for incident in incidents(night)
-        if "was lost" in incident.what or "was cut off" in incident.what
+        if "was lost" in incident.description or "was cut off" in incident.description
         for trial in incident.trials
     }
 

@@ -67,16 +67,10 @@ def check_support(
 ) -> None:
     """Refuse a recipe that the library would change or ignore in part.
 
-    Args:
-        recipe: what is exported.
-        library: name and version.
-        modes: normalizations that it has.
-        losses: averages of token losses that it has.
-        schedules: shapes of the learning rate that it has.
-        leave_one_out: modes under which it has `baseline: leave_one_out`.
-        revisions: whether it can load another revision of a model than the newest.
-        notes: mode -> why the library does not have it although it seems to.
-        others: problems that only this library has.
+    `modes`, `losses` and `schedules` are those that the library has; `leave_one_out` are the modes
+    under which it has that baseline. `revisions` tells whether it can load another revision of a
+    model than the newest. `notes` map a mode to why the library lacks it although it seems to have
+    it; `others` are problems that only this library has.
 
     Raises:
         ExportError: with every reason.
