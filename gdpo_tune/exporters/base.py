@@ -41,9 +41,7 @@ class Exported:
     library: str
     """With the version whose source the exporter was written from."""
     file: str
-    """Name of the file."""
     text: str
-    """Its content."""
     command: str
     """Starts the library on it."""
     differences: Sequence[Difference]
@@ -125,15 +123,10 @@ def list_common_differences(
 ) -> list[Difference]:
     """Return the differences that several libraries have; an empty text means that it has none.
 
-    Args:
-        recipe: what is exported.
-        eps: what the library adds to a standard deviation that divides.
-        whitening: how it normalizes over the batch, under GDPO.
-        missing: how it treats a reward that was not scored.
-        precision: what it computes in, if the file cannot say so.
-        correction: the switch for weighting what vLLM samples, if that is off.
-        bnpo: over what it averages the loss of BNPO.
-        clamps_kl: whether it clamps the estimate of the KL.
+    The library adds `eps` to a standard deviation that divides; `whitening` is how it normalizes
+    over the batch, under GDPO; `missing` is how it treats a reward that was not scored; `precision`
+    is what it computes in, if the file cannot say so; `correction` is the switch for weighting what
+    vLLM samples, if that is off; `bnpo` is what it averages the loss of BNPO over.
     """
     rows: list[Difference] = []
     if recipe.model.dtype == "auto" or (precision and recipe.model.dtype == "float32"):
