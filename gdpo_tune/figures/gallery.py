@@ -32,7 +32,7 @@ def build_gallery(spec: SweepSpec, front: Front, effects: Effects | None = None)
     """
     dimensions, records = spec.space.dimensions, front.records
     gpus = spec.resources.total_gpus
-    importance = effects or estimate_front_effects(spec, front)
+    importance = effects or estimate_effects(front.configurations, dimensions, front.objectives)
     steps = read_all_steps(records)
     trained = [c for c in front.configurations if c.role != "untrained"]
     started = any(r.started is not None for r in records)
@@ -50,8 +50,3 @@ def build_gallery(spec: SweepSpec, front: Front, effects: Effects | None = None)
         "timeline": (started, lambda: draw_timeline(records)),
     }
     return {name: draw for name, (data, draw) in drawers.items() if data}
-
-
-def estimate_front_effects(spec: SweepSpec, front: Front) -> Effects:
-    """Return the effects of the searched parameters."""
-    return estimate_effects(front.configurations, spec.space.dimensions, front.objectives)
