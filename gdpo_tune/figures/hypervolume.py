@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate
+from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -47,7 +48,7 @@ def draw_hypervolume(front: Front, gpus: float = 0.0) -> go.Figure:
     line = {"color": style.INK, "width": 1.6, "shape": "hv"}
     size = 7 if len(ended) <= CROWDED else 4
     for column, (title, x) in enumerate(axes.items(), start=1):
-        cell = {"row": 1, "col": column}
+        cell: dict[str, Any] = {"row": 1, "col": column}
         figure.add_scatter(
             x=x, y=values, mode="lines", line=line, hoverinfo="skip", showlegend=False, **cell
         )

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import urllib.parse
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,7 +117,7 @@ def _find_http_problem(address: urllib.parse.SplitResult) -> str:
         return f"it is not an address ({error})"
     except httpx.HTTPError as error:
         return f"it does not answer ({error})"
-    if answer.status_code == httpx.codes.UNAUTHORIZED:
+    if answer.status_code == HTTPStatus.UNAUTHORIZED:
         return CREDENTIALS
     return "" if answer.is_success else f"it answers {answer.status_code} {answer.reason_phrase}"
 
