@@ -151,7 +151,7 @@ def find_lost_trials(night: Night) -> set[str]:
     return {
         str(trial)
         for incident in list_incidents(night)
-        if "was lost" in incident.what or "was cut off" in incident.what
+        if "was lost" in incident.description or "was cut off" in incident.description
         for trial in incident.trials
     }
 

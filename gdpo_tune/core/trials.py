@@ -227,6 +227,12 @@ class Generation:
     exploits: tuple[Exploit, ...]
 
 
+WAS_LOST = "was lost"
+"""End of the description of an incident in which a node was lost."""
+IS_TRIED_AGAIN = "is tried again"
+"""Start of the description of an incident in which an attempt at a trial failed."""
+
+
 @dataclass(frozen=True)
 class Incident:
     """A failure that a sweep survived: a node was lost, an attempt at a trial failed."""

@@ -16,7 +16,7 @@ from gdpo_tune.analysis.agreement import measure_agreements
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.analysis.verdict import Verdict
 from gdpo_tune.core.formatting import format_count, format_duration, format_interval, format_number
-from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.core.trials import IS_TRIED_AGAIN, WAS_LOST, TrialRecord
 from gdpo_tune.display.tables import build_front_table
 from gdpo_tune.results.summary import (
     FRONT_FILE,
@@ -48,14 +48,9 @@ def print_summary(
 ) -> None:
     """Print the front with its standard errors, the failures, paths and next commands.
 
-    Args:
-        spec: the sweep.
-        records: all its trials; there may be none.
-        console: default: standard output.
-        note: how the sweep ended, as `LiveDisplay.note` has it; comes first.
-        chosen: the trial that a person picked; comes after the front.
-        view: address of the front in MLflow, without a server's for a database; may be unknown.
-        sessions: the processes that worked on the sweep, as `Ledger.sessions` returns them.
+    `note` says how the sweep ended, as `LiveDisplay.note` has it; `view` is the address of the
+    front in MLflow, without a server's for a database; `sessions` are as `Ledger.get_sessions`
+    returns them.
     """
     out = console or Console()
     if not out.is_terminal and console is None:
@@ -141,12 +136,12 @@ def _print_failures(out: Console, records: Sequence[TrialRecord]) -> None:
 def _print_incidents(out: Console, sessions: Sequence[Mapping[str, Any]]) -> None:
     """Print how many nodes and attempts were lost; the report lists them."""
     incidents = list_incidents(sessions)
-    lost = [incident for incident in incidents if incident.description.endswith("was lost")]
+    lost = [incident for incident in incidents if incident.description.endswith(WAS_LOST)]
     trials = {number for incident in lost for number in incident.trials}
     if lost:
         attempts = f"with attempts at {format_count(len(trials), 'trial')}"
         _print_line(out, f"{format_count(len(lost), 'node')} lost, {attempts}")
-    retried = sum("is tried again" in incident.description for incident in incidents)
+    retried = sum(incident.description.startswith(IS_TRIED_AGAIN) for incident in incidents)
     if retried:
         _print_line(out, f"{format_count(retried, 'attempt')} failed and retried")
 

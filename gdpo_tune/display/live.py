@@ -46,12 +46,8 @@ MEMBERS = 12
 class LiveDisplay(Closing):
     """Listener that shows a sweep while it runs. Use it as a context manager.
 
-    In a terminal its own thread draws, so that an event costs next to nothing.
-
-    Args:
-        spec: the sweep.
-        console: default: standard output.
-        tracking: returns the state of MLflow; None where nothing is tracked.
+    In a terminal its own thread draws, so that an event costs next to nothing. `tracking` returns
+    the state of MLflow, or None where nothing is tracked.
     """
 
     def __init__(

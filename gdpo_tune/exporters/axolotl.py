@@ -64,15 +64,11 @@ def _build_sampler(recipe: Recipe) -> dict[str, object]:
     """Return the keys of the sampler in the section `trl:`."""
     if recipe.rollout.engine != "vllm":
         return {"use_vllm": False}
-    if recipe.rollout.vllm_mode == "colocate":
-        return {"use_vllm": True, "vllm_mode": "colocate"}
-    address = urlsplit(recipe.rollout.vllm_server)
-    return {
-        "use_vllm": True,
-        "vllm_mode": "server",
-        "vllm_server_host": address.hostname,
-        "vllm_server_port": address.port,
-    }
+    sampler: dict[str, object] = {"use_vllm": True, "vllm_mode": recipe.rollout.vllm_mode}
+    if recipe.rollout.vllm_mode == "server":
+        address = urlsplit(recipe.rollout.vllm_server)
+        sampler |= {"vllm_server_host": address.hostname, "vllm_server_port": address.port}
+    return sampler
 
 
 def _build_engine(recipe: Recipe) -> dict[str, object]:
@@ -86,16 +82,15 @@ def _build_engine(recipe: Recipe) -> dict[str, object]:
 def _build_adapters(recipe: Recipe) -> dict[str, object]:
     if not recipe.model.lora_rank:
         return {}
-    targets: dict[str, object] = {"lora_target_modules": list(recipe.model.lora_targets)}
-    if recipe.model.lora_targets == (EVERY_LINEAR,):
-        targets = {"lora_target_linear": True}
-    return {
+    adapters: dict[str, object] = {
         "adapter": "lora",
         "lora_r": recipe.model.lora_rank,
         "lora_alpha": round(recipe.lora_alpha),
         "lora_dropout": 0.0,
-        **targets,
     }
+    if recipe.model.lora_targets == (EVERY_LINEAR,):
+        return adapters | {"lora_target_linear": True}
+    return adapters | {"lora_target_modules": list(recipe.model.lora_targets)}
 
 
 def _list_differences(recipe: Recipe) -> list[base.Difference]:

@@ -41,9 +41,7 @@ class Exported:
     library: str
     """With the version whose source the exporter was written from."""
     file: str
-    """Name of the file."""
     text: str
-    """Its content."""
     command: str
     """Starts the library on it."""
     differences: Sequence[Difference]
@@ -67,16 +65,10 @@ def check_support(
 ) -> None:
     """Refuse a recipe that the library would change or ignore in part.
 
-    Args:
-        recipe: what is exported.
-        library: name and version.
-        modes: normalizations that it has.
-        losses: averages of token losses that it has.
-        schedules: shapes of the learning rate that it has.
-        leave_one_out: modes under which it has `baseline: leave_one_out`.
-        revisions: whether it can load another revision of a model than the newest.
-        notes: mode -> why the library does not have it although it seems to.
-        others: problems that only this library has.
+    `modes`, `losses` and `schedules` are those that the library has; `leave_one_out` are the modes
+    under which it has that baseline. `revisions` tells whether it can load another revision of a
+    model than the newest. `notes` map a mode to why the library lacks it although it seems to have
+    it; `others` are problems that only this library has.
 
     Raises:
         ExportError: with every reason.
@@ -131,15 +123,10 @@ def list_common_differences(
 ) -> list[Difference]:
     """Return the differences that several libraries have; an empty text means that it has none.
 
-    Args:
-        recipe: what is exported.
-        eps: what the library adds to a standard deviation that divides.
-        whitening: how it normalizes over the batch, under GDPO.
-        missing: how it treats a reward that was not scored.
-        precision: what it computes in, if the file cannot say so.
-        correction: the switch for weighting what vLLM samples, if that is off.
-        bnpo: over what it averages the loss of BNPO.
-        clamps_kl: whether it clamps the estimate of the KL.
+    The library adds `eps` to a standard deviation that divides; `whitening` is how it normalizes
+    over the batch, under GDPO; `missing` is how it treats a reward that was not scored; `precision`
+    is what it computes in, if the file cannot say so; `correction` is the switch for weighting what
+    vLLM samples, if that is off; `bnpo` is what it averages the loss of BNPO over.
     """
     rows: list[Difference] = []
     if recipe.model.dtype == "auto" or (precision and recipe.model.dtype == "float32"):

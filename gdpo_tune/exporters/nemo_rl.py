@@ -73,22 +73,22 @@ def _find_problems(recipe: Recipe) -> Iterator[SpecProblem]:
 
 
 def _build_grpo(recipe: Recipe) -> dict[str, object]:
-    estimator: dict[str, object] = {
-        "name": "grpo" if recipe.sums_first else "gdpo",
+    normalization = {
         "normalize_rewards": MODES[recipe.mode],
         # Its default is true, which no published GDPO uses.
         "use_leave_one_out_baseline": recipe.leaves_one_out,
     }
+    estimator: dict[str, object] = {"name": "grpo", **normalization}
     if not recipe.sums_first:
         rewards = sorted(recipe.rewards, key=lambda reward: reward.name)
-        estimator["reward_weights"] = [reward.weight for reward in rewards]
+        weights = [reward.weight for reward in rewards]
+        estimator |= {"name": "gdpo", "reward_weights": weights}
     return {
         "num_prompts_per_step": recipe.prompts,
         "num_generations_per_prompt": recipe.group_size,
         "max_num_steps": recipe.training.steps,
         "max_num_epochs": recipe.training.steps,
-        "normalize_rewards": MODES[recipe.mode],
-        "use_leave_one_out_baseline": recipe.leaves_one_out,
+        **normalization,
         "use_dynamic_sampling": False,
         "seed": recipe.seed,
         "adv_estimator": estimator,
@@ -118,9 +118,7 @@ def _build_policy(recipe: Recipe) -> dict[str, object]:
         "train_micro_batch_size": recipe.micro_batch,
         "max_total_sequence_length": recipe.longest,
         "max_grad_norm": recipe.training.max_grad_norm,
-        "optimizer": {
-            "kwargs": {"lr": recipe.get_number("learning_rate"), "weight_decay": 0.0},
-        },
+        "optimizer": {"kwargs": {"lr": recipe.get_number("learning_rate"), "weight_decay": 0.0}},
         "scheduler": _build_scheduler(recipe),
         "generation": {
             "max_new_tokens": recipe.training.max_completion_length,
@@ -185,7 +183,6 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         rows.append(base.Difference("order of the weights", ours, theirs))
     if recipe.leaves_one_out and recipe.mode == "grpo":
         theirs = "over the others of the group: each completion has its own"
-        rows.append(
-            base.Difference("standard deviation of a group", "over the whole group", theirs)
-        )
+        ours = "over the whole group"
+        rows.append(base.Difference("standard deviation of a group", ours, theirs))
     return rows

@@ -14,9 +14,6 @@ from gdpo_tune.core.trials import Params, Segment
 from gdpo_tune.results.retrain import TrainingRequest
 from gdpo_tune.spec import SweepSpec
 
-LORA_SCALE = 2
-"""`lora_alpha: 0` stands for this multiple of the rank."""
-
 
 @dataclass(frozen=True)
 class ExportedReward:
@@ -109,8 +106,8 @@ class Recipe:
 
     @property
     def lora_alpha(self) -> float:
-        """Scale of the adapters."""
-        return self.model.lora_alpha or LORA_SCALE * self.model.lora_rank
+        """Scale of the adapters; a setting of 0 stands for twice the rank."""
+        return self.model.lora_alpha or 2 * self.model.lora_rank
 
     @property
     def leaves_one_out(self) -> bool:
@@ -135,29 +132,23 @@ class Recipe:
 
 
 def build_recipe(request: TrainingRequest, policy: str) -> Recipe:
-    """Build the recipe of the training that `request` describes.
+    """Build the recipe of the training that `request`, with complete parameters, describes.
 
-    Args:
-        request: with complete parameters.
-        policy: argument of `from_pretrained` for the policy of the spec.
+    `policy` is the argument of `from_pretrained` for the policy of the spec.
     """
     spec, params = request.spec, request.params
     info = load_task_info(spec.task, params)
     weights = {name: float(params.get(f"reward_weights.{name}", 0.0)) for name in info.rewards}
     largest = max(weights.values())
+    names = [name for name, weight in weights.items() if weight > 0]
+    shaping = {name: _describe_shaping(name, info, params, spec) for name in names}
     return Recipe(
         name=f"{spec.name}-{request.label}",
         note=request.note,
         policy=policy,
         rewards=tuple(
-            ExportedReward(
-                name,
-                weight / largest,
-                *info.rewards[name],
-                _describe_shaping(name, info, params, spec),
-            )
-            for name, weight in weights.items()
-            if weight > 0
+            ExportedReward(name, weights[name] / largest, *info.rewards[name], shaping[name])
+            for name in names
         ),
         params=params,
         seed=request.seed,

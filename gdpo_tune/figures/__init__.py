@@ -1,4 +1,4 @@
-"""Pictures of a sweep: an interactive report and a PNG of the front. One file per picture."""
+"""Pictures of a sweep: an interactive report and a PNG of the front, a file per kind of picture."""
 
 from __future__ import annotations
 

@@ -37,10 +37,7 @@ def draw_sides(comparison: Comparison) -> go.Figure:
     """Draw a panel per pair of objectives: points of both sides over the attainment difference.
 
     Blue background: the left side's front reaches there more often when its configurations are
-    resampled; orange: the right side's.
-
-    Args:
-        comparison: with at least two objectives.
+    resampled; orange: the right side's. `comparison` has at least two objectives.
     """
     pairs = list(combinations(range(len(comparison.left.objectives)), 2))
     figure, cells = make_panels(len(pairs))

@@ -39,14 +39,7 @@ _SUPERIORITY = (
 def write_comparison(
     comparison: Comparison, verdict: Verdict, notes: Sequence[str], path: Path
 ) -> Path:
-    """Write the page and return its path; it appears whole or not at all.
-
-    Args:
-        comparison: what was measured.
-        verdict: what follows from it.
-        notes: what limits it.
-        path: its directory exists.
-    """
+    """Write the page and return its path, in a directory that exists; it appears whole or not."""
     title = f"{comparison.left.name} against {comparison.right.name}"
     headline = f'<p class="verdict">{escape(verdict.headline)}</p>'
     head = f"<header><h1>{escape(title)}</h1>{headline}</header>"

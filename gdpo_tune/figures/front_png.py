@@ -44,12 +44,8 @@ def write_front_png(
     """Draw the front and return the path of the picture, which appears whole or not at all.
 
     Colours and symbols are those of the report: better is right and up, filled means several seeds.
-
-    Args:
-        spec: the sweep.
-        records: all its trials; there may be none.
-        path: default: `front.png` in the sweep's directory.
-        chosen: number of the trial that a person picked.
+    Default of `path`: `front.png` in the sweep's directory. `chosen` is the number of the trial
+    that a person picked.
 
     Raises:
         OSError: the file cannot be written.
@@ -82,8 +78,8 @@ def draw_front(front: Front, name: str) -> Figure:
     handles = _build_legend(front)
     if handles:
         count = min(len(handles), 4 if columns > 1 else 3)
-        place: dict[str, Any] = {"loc": "outside lower left", "ncols": count, "frameon": False}
-        figure.legend(handles=handles, fontsize=FONT_SIZE, **place)
+        place: dict[str, Any] = {"loc": "outside lower left", "ncols": count}
+        figure.legend(handles=handles, fontsize=FONT_SIZE, frameon=False, **place)
     # Labels can be placed only once the layout has given the panels their size.
     figure.draw_without_rendering()
     for axis, panel in zip(axes, panels, strict=False):
@@ -178,10 +174,7 @@ def _annotate(axis: Axes, front: Front, panel: Panel) -> None:
 
 def _build_legend(front: Front) -> list[Line2D]:
     searched = [c for c in front.configurations if c.role == "search"]
-    handles = [
-        _make_handle(name, mark.matplotlib, mark.color, mark.color)
-        for name, mark in list_legend(front)
-    ]
+    handles = [_make_handle(n, m.matplotlib, m.color, m.color) for n, m in list_legend(front)]
     if any(c.on_front and c.provisional for c in front.configurations):
         handles.append(_make_handle("one seed, provisional", "o", style.PAPER, style.MUTED))
     if any(c.feasible and not c.on_front for c in searched):

@@ -9,13 +9,11 @@ import plotly.graph_objects as go
 
 from gdpo_tune.analysis.effects import Effects, estimate_effects
 from gdpo_tune.analysis.front import Front
+from gdpo_tune.figures.curves import draw_learning, draw_population, draw_rungs, read_all_steps
 from gdpo_tune.figures.hypervolume import draw_hypervolume
 from gdpo_tune.figures.importance import draw_importance
-from gdpo_tune.figures.learning import draw_learning, read_all_steps
 from gdpo_tune.figures.pairs import draw_pairs
 from gdpo_tune.figures.parallel import draw_parallel
-from gdpo_tune.figures.population_curves import draw_population
-from gdpo_tune.figures.rung_curves import draw_rungs
 from gdpo_tune.figures.shares import draw_shares
 from gdpo_tune.figures.slices import draw_slices, list_sliced
 from gdpo_tune.figures.surfaces import draw_surfaces
@@ -27,17 +25,14 @@ if TYPE_CHECKING:
 Gallery = Mapping[str, Callable[[], go.Figure]]
 
 
-def build_gallery(spec: SweepSpec, front: Front, known: Effects | None = None) -> Gallery:
+def build_gallery(spec: SweepSpec, front: Front, effects: Effects | None = None) -> Gallery:
     """Return name -> function that draws it, for the figures that there is data for.
 
-    Args:
-        spec: the sweep.
-        front: its front.
-        known: the parameters' effects; default: they are estimated here.
+    `effects` are the parameters'; by default they are estimated here.
     """
     dimensions, records = spec.space.dimensions, front.records
     gpus = spec.resources.total_gpus
-    importance = known or estimate_front_effects(spec, front)
+    importance = effects or estimate_effects(front.configurations, dimensions, front.objectives)
     steps = read_all_steps(records)
     trained = [c for c in front.configurations if c.role != "untrained"]
     started = any(r.started is not None for r in records)
@@ -55,8 +50,3 @@ def build_gallery(spec: SweepSpec, front: Front, known: Effects | None = None) -
         "timeline": (started, lambda: draw_timeline(records)),
     }
     return {name: draw for name, (data, draw) in drawers.items() if data}
-
-
-def estimate_front_effects(spec: SweepSpec, front: Front) -> Effects:
-    """Return the effects of the searched parameters."""
-    return estimate_effects(front.configurations, spec.space.dimensions, front.objectives)

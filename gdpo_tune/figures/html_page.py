@@ -25,13 +25,8 @@ _LONG_NUMBER = re.compile(r"-?\d+\.\d{7,}(e-?\d+)?")
 def build_page(title: str, head: str, sections: Iterable[str], footer: str = "") -> str:
     """Return a whole page, plotly.js included once.
 
-    Figures follow the reader's preference for dark or light, and are light on paper.
-
-    Args:
-        title: of the window.
-        head: HTML above the sections.
-        sections: HTML, as `build_section` returns it.
-        footer: a line of text.
+    Figures follow the reader's preference for dark or light, and are light on paper. `head` and
+    `sections` are HTML, `title` (of the window) and `footer` are text.
     """
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -53,13 +48,10 @@ def build_section(title: str, caption: str, body: str) -> str:
 def embed_figure(
     figure: go.Figure, name: str, *, buttons: bool = True, min_width: int = MIN_WIDTH
 ) -> str:
-    """Return a figure as data that the page draws.
+    """Return a figure as data that the page draws, in a width that the page decides.
 
-    Args:
-        figure: the page decides its width.
-        name: its id is `figure-` and this name, so that equal sweeps give equal files.
-        buttons: True shows plotly's buttons under the pointer.
-        min_width: pixels below which it scrolls.
+    Its id is `figure-` and `name`, so that equal sweeps give equal files. `buttons` shows plotly's
+    under the pointer; below `min_width` pixels it scrolls.
     """
     config = json.dumps({**_CONFIG, "displayModeBar": "hover" if buttons else False})
     # A picture cannot show more than six digits, and the others are half of a large page.

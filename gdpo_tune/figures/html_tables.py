@@ -127,13 +127,9 @@ def _build_trial_row(
         key = "" if test is None else test.mean
         is_empty = test is None and validation is None
         cells.append(EMPTY if is_empty else (_build_value_cell(test, validation), key))
-    verdicts: dict[bool | None, Cell] = {
-        None: EMPTY,
-        True: ("satisfied", 1),
-        False: ("violated", 0),
-    }
+    verdict: Cell = ("satisfied", 1) if record.feasible else ("violated", 0)
     cells += [
-        verdicts[record.feasible],
+        EMPTY if record.feasible is None else verdict,
         (format_duration(seconds), seconds) if seconds else EMPTY,
         (escape(record.reason), record.reason),
     ]

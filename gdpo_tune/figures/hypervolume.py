@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate
+from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -29,9 +30,7 @@ def draw_hypervolume(front: Front, gpus: float = 0.0) -> go.Figure:
     that had ended by then, or CPU-hours without a GPU. Replicates are marked: the curve may fall
     there, when they correct a lucky first trial. A failed or stopped trial leaves it level.
 
-    Args:
-        front: with at least one point of `hypervolume_over_trials`.
-        gpus: GPUs of one trial.
+    `front.hypervolume_over_trials` is not empty; `gpus` are those of one trial.
     """
     records = {record.number: record for record in front.records}
     ended = [records[point.number] for point in front.hypervolume_over_trials]
@@ -47,16 +46,16 @@ def draw_hypervolume(front: Front, gpus: float = 0.0) -> go.Figure:
         rows=1, cols=len(axes), shared_yaxes=True, horizontal_spacing=0.03
     )
     line = {"color": style.INK, "width": 1.6, "shape": "hv"}
+    size = 7 if len(ended) <= CROWDED else 4
     for column, (title, x) in enumerate(axes.items(), start=1):
-        curve = go.Scatter(
-            x=x, y=values, mode="lines", line=line, hoverinfo="skip", showlegend=False
+        cell: dict[str, Any] = {"row": 1, "col": column}
+        figure.add_scatter(
+            x=x, y=values, mode="lines", line=line, hoverinfo="skip", showlegend=False, **cell
         )
-        figure.add_trace(curve, row=1, col=column)
         for name, mark in KINDS.items():
             indices = [index for index, record in enumerate(ended) if _classify(record) == name]
             if indices:
-                size = 7 if len(ended) <= CROWDED else 4
-                marks = go.Scatter(
+                figure.add_scatter(
                     x=[x[index] for index in indices],
                     y=[values[index] for index in indices],
                     mode="markers",
@@ -66,9 +65,9 @@ def draw_hypervolume(front: Front, gpus: float = 0.0) -> go.Figure:
                     name=name,
                     legendgroup=name,
                     showlegend=column == 1,
+                    **cell,
                 )
-                figure.add_trace(marks, row=1, col=column)
-        figure.update_xaxes(title_text=title, rangemode="tozero", row=1, col=column)
+        figure.update_xaxes(title_text=title, rangemode="tozero", **cell)
     figure.update_layout(**make_layout(330))
     figure.update_yaxes(rangemode="tozero")
     figure.update_yaxes(title_text="hypervolume", col=1)

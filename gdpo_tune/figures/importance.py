@@ -13,11 +13,7 @@ from gdpo_tune.figures.layout import make_layout
 
 
 def draw_importance(effects: Effects) -> go.Figure:
-    """Draw a panel per objective and a bar per parameter, pale without a detectable effect.
-
-    Args:
-        effects: not empty.
-    """
+    """Draw a panel per objective and a bar per parameter, pale without a detectable effect."""
     objectives = list(dict.fromkeys(effect.objective for effect in effects.estimates))
     parameters = list(dict.fromkeys(effect.parameter for effect in effects.estimates))[::-1]
     figure: go.Figure = make_subplots(
@@ -31,7 +27,7 @@ def draw_importance(effects: Effects) -> go.Figure:
     color = style.REWARDS[0]
     for column, objective in enumerate(objectives, start=1):
         shown = [by_pair[objective, parameter] for parameter in parameters]
-        bar = go.Bar(
+        figure.add_bar(
             x=[effect.importance for effect in shown],
             y=[abbreviate_parameter(effect.parameter) for effect in shown],
             orientation="h",
@@ -52,8 +48,9 @@ def draw_importance(effects: Effects) -> go.Figure:
             textposition="none",
             hovertemplate="%{y}: %{x:.0%}<br>%{text}<extra></extra>",
             showlegend=False,
+            row=1,
+            col=column,
         )
-        figure.add_trace(bar, row=1, col=column)
     figure.update_layout(**make_layout(140 + 34 * len(parameters), t=64, b=56), bargap=0.4)
     figure.update_xaxes(title_text="share of variance", tickformat=".0%", range=[0, 1])
     return figure

@@ -35,14 +35,11 @@ def place_labels(
 
     adjustText pushes texts away from points and from one another, and may get stuck in a cloud of
     points. So it starts from several sides: the first places without an overlap are taken, else
-    those with the fewest. Equal input gives equal places.
+    those with the fewest. Equal input gives equal places. The configurations of `front` are kept
+    free, or the members and baselines of a large one.
 
-    Args:
-        front: its configurations are kept free, or the members and baselines of a large one.
-        panel: its labels are placed, one for each entry.
-        size: width and height of the panel, in points.
-        font_size: in points.
-        radius: half the size of a mark with some space around it, in points.
+    All lengths are in points; `size` is width and height of the panel, `radius` half the size of a
+    mark with some space around it.
     """
     if not panel.labels:
         return []

@@ -35,9 +35,7 @@ TEMPLATE = go.layout.Template(layout={"xaxis": AXIS, "yaxis": AXIS})
 def make_layout(height: float, **margins: int) -> dict[str, Any]:
     """Return the layout of a figure: light, with its legend in one line above.
 
-    Args:
-        height: in pixels.
-        margins: `l`, `r`, `t` or `b` in pixels, where they differ from `MARGINS`.
+    Lengths are in pixels; `margins` are `l`, `r`, `t` or `b`, where they differ from `MARGINS`.
     """
     return {
         "template": TEMPLATE,
@@ -93,8 +91,3 @@ def title_axes(figure: go.Figure, goals: Sequence[Objective], cell: Mapping[str,
     for update, goal in zip((figure.update_xaxes, figure.update_yaxes), goals, strict=True):
         towards = "reversed" if goal.direction == "minimize" else True
         update(title_text=title_axis(goal), autorange=towards, **cell)
-
-
-def make_curve_line(color: str, *, strong: bool) -> dict[str, Any]:
-    """Return the line of a trial's curve: strong on the front, faint otherwise."""
-    return {"color": color if strong else style.fade(color, 0.3), "width": 2 if strong else 1}

@@ -33,12 +33,8 @@ def draw_pairs(front: Front, constraints: Mapping[str, Constraint] | None = None
     """Draw a panel for each pair of objectives; better is right and up in each.
 
     Filled points are means over several seeds, hollow ones have one seed; dominated points are
-    faded; a small cross marks a configuration that violates a constraint. A dotted line is a
-    constraint on an objective, where it lies within the panel.
-
-    Args:
-        front: all its configurations are drawn.
-        constraints: metric -> bound.
+    faded; a small cross marks a configuration that violates a constraint. A dotted line is one of
+    `constraints` (metric -> bound) on an objective, where it lies within the panel.
     """
     panels = build_panels(front)
     figure, cells = make_panels(len(panels))
@@ -50,10 +46,8 @@ def draw_pairs(front: Front, constraints: Mapping[str, Constraint] | None = None
         figure.update_yaxes(title_text=panel.y.title, range=panel.y.range, **cell)
         for annotation in _annotate(front, panel, get_panel_size(len(panels))):
             figure.add_annotation(**annotation, **cell)
-        for draw, where, axis in (
-            (figure.add_vline, "x", panel.x),
-            (figure.add_hline, "y", panel.y),
-        ):
+        lines = (figure.add_vline, "x", panel.x), (figure.add_hline, "y", panel.y)
+        for draw, where, axis in lines:
             bound = (constraints or {}).get(axis.objective.name) if axis.objective else None
             if bound is not None and axis.low < bound.bound < axis.high:
                 draw(**{where: bound.bound}, line=_BOUND, layer="below", **cell)

@@ -19,11 +19,8 @@ from gdpo_tune.figures.layout import make_layout
 def draw_parallel(front: Front, dimensions: Sequence[str]) -> go.Figure:
     """Draw a line per trained configuration; an axis per searched parameter and per objective.
 
-    Dragging along an axis keeps the lines that pass there.
-
-    Args:
-        front: configurations that violate a constraint are drawn too.
-        dimensions: names of the searched parameters, in the order of their axes.
+    Dragging along an axis keeps the lines that pass there. Configurations that violate a constraint
+    are drawn too. `dimensions` are the searched parameters, in the order of their axes.
     """
     shown = [c for c in front.configurations if c.role != "untrained"]
     modes = sorted({get_mode(c.params) for c in shown})

@@ -7,11 +7,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gdpo_tune.analysis.effects import estimate_effects
 from gdpo_tune.analysis.findings import describe_findings
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.figures.gallery import build_gallery, estimate_front_effects
+from gdpo_tune.figures.gallery import build_gallery
 from gdpo_tune.figures.html_page import build_bullets, build_page, build_section, embed_figure
 from gdpo_tune.figures.html_tables import build_front_table, build_trials_table
 from gdpo_tune.figures.report_texts import (
@@ -102,13 +103,8 @@ def write_report(
 ) -> Path:
     """Write the interactive report and return its path; it appears whole or not at all.
 
-    Args:
-        spec: the sweep.
-        records: all its trials; there may be none.
-        path: default: `report.html` in the sweep's directory.
-        ending: why nothing was left to run, if so.
-        chosen: the trial that a person picked.
-        sessions: the processes that worked on the sweep, as `Ledger.sessions` returns them.
+    Default of `path`: `report.html` in the sweep's directory. `ending` says why nothing was left to
+    run, if so; `sessions` are as `Ledger.get_sessions` returns them.
 
     Raises:
         OSError: the file cannot be written.
@@ -145,7 +141,8 @@ def _describe_age(records: Sequence[TrialRecord]) -> str:
 def _build_sections(
     spec: SweepSpec, front: Front, sessions: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    dimensions, effects = spec.space.dimensions, estimate_front_effects(spec, front)
+    dimensions = spec.space.dimensions
+    effects = estimate_effects(front.configurations, dimensions, front.objectives)
     figures = {
         name: embed_figure(
             draw(), name, buttons=name != "all", min_width=_MIN_WIDTHS.get(name, 560)

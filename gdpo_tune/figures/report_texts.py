@@ -41,23 +41,16 @@ def build_head(
 ) -> str:
     """Return the head of the report: the sweep's settings, and its main numbers in tiles.
 
-    Args:
-        spec: the sweep.
-        front: its front.
-        ending: why nothing was left to run, if so.
-        chosen: the trial that a person picked.
+    `ending` says why nothing was left to run, if so.
     """
     states = Counter(record.state for record in front.records)
+    others = describe_other_states(states) or "none failed"
     provisional = sum(member.provisional for member in front.members)
     duration = format_duration(measure_wall_time(front.records))
     work = format_duration(sum(record.cost.seconds for record in front.records))
     completions = sum(record.cost.completions for record in front.records)
     tiles = [
-        (
-            "Trials complete",
-            str(states["complete"]),
-            describe_other_states(states) or "none failed",
-        ),
+        ("Trials complete", str(states["complete"]), others),
         ("On the front", str(len(front.members)), f"{provisional} provisional"),
         ("Hypervolume", format_number(front.hypervolume), _describe_hypervolume(front)),
         ("Wall-clock time", duration, f"{work} of trials, {completions:,} completions"),

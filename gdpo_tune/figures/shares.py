@@ -10,8 +10,8 @@ from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.formatting import abbreviate_parameter, get_mode
 from gdpo_tune.figures import style
+from gdpo_tune.figures.curves import REWARD, Steps, list_rewards
 from gdpo_tune.figures.layout import make_layout
-from gdpo_tune.figures.learning import REWARD, Steps, list_rewards
 
 MAX_BARS = 24
 
@@ -20,14 +20,13 @@ def draw_shares(front: Front, steps: Steps) -> go.Figure:
     """Draw a bar for each front member and the published weights, split into rewards' shares.
 
     The share of reward k is |w_k sigma_k| over the sum of all, averaged over steps and seeds: the
-    effect of a weight once the spread of its reward is counted.
-
-    Args:
-        front: its members are drawn, best in the first objective on top.
-        steps: not empty.
+    effect of a weight once the spread of its reward is counted. The best member in the first
+    objective is on top; many are thinned evenly, so that they can be read.
     """
-    shown = [c for c in _list_shown(front) if any(number in steps for number in c.numbers)]
-    shown.reverse()
+    published = [c for c in front.baselines if c.role == "published" and not c.on_front]
+    stride = math.ceil(len(front.members) / MAX_BARS) or 1
+    listed = [*front.members[::stride], *published]
+    shown = [c for c in reversed(listed) if any(number in steps for number in c.numbers)]
     names = [
         f"trial {c.first} ({get_mode(c.params)}{', published' if c.role == 'published' else ''})"
         for c in shown
@@ -53,13 +52,6 @@ def draw_shares(front: Front, steps: Steps) -> go.Figure:
     figure.update_xaxes(title_text="share of the training signal", tickformat=".0%", range=[0, 1])
     figure.update_yaxes(ticks="", showline=False)
     return figure
-
-
-def _list_shown(front: Front) -> list[Configuration]:
-    """Return the members, thinned evenly if there are too many to read, and published weights."""
-    published = [c for c in front.baselines if c.role == "published" and not c.on_front]
-    stride = math.ceil(len(front.members) / MAX_BARS) or 1
-    return [*front.members[::stride], *published]
 
 
 def _average_share(configuration: Configuration, steps: Steps, reward: str) -> float:

@@ -28,8 +28,7 @@ LEVELS = ((0.975, "conservative", "dot"), (0.5, "median", "solid"), (0.025, "opt
 def draw_surfaces(front: Front) -> go.Figure:
     """Draw a panel for each pair of objectives: what 97.5 %, half and 2.5 % of the fronts attain.
 
-    Args:
-        front: with members, and at least two objectives.
+    `front` has members, and at least two objectives.
     """
     pairs = list(combinations(range(len(front.objectives)), 2))
     figure, cells = make_panels(len(pairs))

@@ -27,9 +27,7 @@ def draw_timeline(records: Sequence[TrialRecord]) -> go.Figure:
     """Draw a bar per trial from its start to its end, in as few rows as trials ran side by side.
 
     A trial that waited at a rung or continued in a later session has one bar over all of that time.
-
-    Args:
-        records: at least one has started.
+    At least one of `records` has started.
     """
     shown = sorted((r for r in records if r.started is not None), key=lambda r: r.started or 0.0)
     now = max(r.finished or r.started or 0.0 for r in shown)
@@ -75,9 +73,9 @@ def describe_utilisation(
         finished = session.get("finished", last)
         if finished is not None:
             offered += (finished - session["started"]) * session["slots"]
-    spent = sum(record.cost.seconds for record in records)
     if not offered:
         return ""
+    spent = sum(record.cost.seconds for record in records)
     return (
         f"Slot utilisation: {format_percent(min(1.0, spent / offered))}. Trials ran for "
         f"{format_duration(spent)}; slots were available for {format_duration(offered)}. The rest "

@@ -69,9 +69,7 @@ class FrontWatch:
     ) -> Iterator[FrontProjection]:
         """Yield new fronts, each with those `trials` that changed; start a computation when due.
 
-        Args:
-            records: every trial so far, by number.
-            wait: whether to compute the front of exactly these before returning.
+        `wait` computes the front of exactly these `records` before returning.
         """
         yield from self._take(wait=wait)
         if self.is_stale and (wait or (self._job is None and time.monotonic() >= self._due)):
@@ -102,6 +100,7 @@ class FrontWatch:
 def project_front(spec: SweepSpec, records: Sequence[TrialRecord]) -> FrontProjection:
     """Return the front of `records` as content of runs: every trial so far, by number."""
     front = build_front(records, spec.list_objectives())
+    ranks = {number: c.rank for c in front.configurations for number in c.numbers}
     finished = {record.number: record.finished or 0.0 for record in front.records}
     size = [["pareto/size", len(front.members), None, 0]] if front.configurations else []
     hypervolume = [
@@ -111,7 +110,7 @@ def project_front(spec: SweepSpec, records: Sequence[TrialRecord]) -> FrontProje
     note = {"mlflow.note.content": _format_note(spec, front)}
     table = {"name": "front.csv", "text": _format_table(front)}
     return FrontProjection(
-        trials=_build_trial_messages(front),
+        trials={r.number: _build_trial_message(r, ranks.get(r.number, -1)) for r in front.records},
         sweep=[
             {"run": SWEEP, "metrics": hypervolume},
             {"run": SWEEP, "tags": note, "metrics": size},
@@ -121,20 +120,13 @@ def project_front(spec: SweepSpec, records: Sequence[TrialRecord]) -> FrontProje
     )
 
 
-def _build_trial_messages(front: Front) -> dict[int, Message]:
-    ranks = {number: c.rank for c in front.configurations for number in c.numbers}
-    messages: dict[int, Message] = {}
-    for record in front.records:
-        rank = ranks.get(record.number, -1)
-        messages[record.number] = {
-            "run": str(record.number),
-            "tags": {
-                "pareto": "true" if rank == 0 else "false",
-                "mlflow.runColor": choose_color(record, on_front=rank == 0),
-            },
-            "metrics": [["pareto/rank", float(rank), None, 0]] if rank >= 0 else [],
-        }
-    return messages
+def _build_trial_message(record: TrialRecord, rank: int) -> Message:
+    color = choose_color(record, on_front=rank == 0)
+    return {
+        "run": str(record.number),
+        "tags": {"pareto": str(rank == 0).lower(), "mlflow.runColor": color},
+        "metrics": [["pareto/rank", float(rank), None, 0]] if rank >= 0 else [],
+    }
 
 
 def choose_color(record: TrialRecord, *, on_front: bool) -> str:
@@ -169,10 +161,8 @@ def _format_note(spec: SweepSpec, front: Front) -> str:
     """Return the description of the sweep's run, in Markdown."""
     goals = ", ".join(f"{goal.direction} `{goal.name}`" for goal in front.objectives)
     states = [record.state for record in front.records]
-    interval = ""
-    if front.members:
-        bounds = front.hypervolume_interval
-        interval = f" (95 %: {bounds.low:.4f} to {bounds.high:.4f})"
+    bounds = front.hypervolume_interval
+    interval = f" (95 %: {bounds.low:.4f} to {bounds.high:.4f})" if front.members else ""
     return (
         f"{views.format_links()}. These pages load {views.LOADED} trials, the front first; "
         "`report.html` among this run's artifacts shows all.\n\n"
@@ -189,18 +179,19 @@ def _build_final_messages(spec: SweepSpec, front: Front) -> list[Message]:
     """Return the versions of the registry, and for each its file that says where its policy is."""
     policies = {record.number: record.policy for record in front.records}
     messages: list[Message] = []
+    versions: list[dict[str, Any]] = []
     for member in front.members:
-        trial = member.first
+        trial, policy = member.first, policies[member.first]
         text = (
             f"The policy of trial {trial} of sweep {spec.name}: "
-            f"`{policies[trial] or 'its checkpoint was not kept'}`\n\n"
+            f"`{policy or 'its checkpoint was not kept'}`\n\n"
             "Train it again, or export its setting to another library:\n\n"
             f"    python -m gdpo_tune.train --from {spec.location}:{trial}\n"
             f"    python -m gdpo_tune.export {spec.location}:{trial} --to trl\n"
         )
         artifact = {"name": f"{POLICY}/README.md", "text": text}
         messages.append({"run": str(trial), "artifact": artifact})
-    versions = [_build_version(front, m, policies[m.first]) for m in front.members]
+        versions.append(_build_version(front, member, policy))
     return [*messages, {"run": SWEEP, "models": {"name": spec.name, "versions": versions}}]
 
 

@@ -70,16 +70,13 @@ class MlflowSink:
                 self._open(event.records)
             case events.SearchStarted() | events.IncidentOccurred():
                 pass  # the ledger has it; MLflow shows trials
-            case events.TrialStarted():
-                # Not sooner: a sweep that was finished has nothing to start, and stays as it is.
-                self._add({"run": SWEEP, "status": "RUNNING"})
-                self._update_trial(event.record)
             case events.TrialProgress():
                 self._add_curves(event.number, _date(event, self._now()))
-            case events.TrialPaused():
-                self._update_trial(event.record)
-            case events.TrialFinished():
-                if event.record.state == "failed":
+            case events.TrialStarted() | events.TrialPaused() | events.TrialFinished():
+                if isinstance(event, events.TrialStarted):
+                    # Not sooner: a sweep that was finished has nothing to start, and stays as is.
+                    self._add({"run": SWEEP, "status": "RUNNING"})
+                elif event.record.state == "failed":
                     self._add_missing_curves(event.record)  # it never sent what it held back
                 self._update_trial(event.record)
             case events.SweepFinished():
@@ -102,19 +99,16 @@ class MlflowSink:
         return self._writer.get_front_link() if self._writer else ""
 
     def close(self, timeout: float = CLOSING_SECONDS) -> str:
-        """Send what is left, for at most `timeout` seconds.
+        """Send what is left, for at most `timeout` seconds; return a warning for the user.
 
-        Returns:
-            A warning for the user: how much is left or was refused, and what happens to it. Empty
-            if everything was sent.
+        It says how much is left or was refused, and what happens to it; empty if all was sent.
         """
-        if self._spool is None or self._sender is None:
+        if self._spool is None or self._sender is None or self._front is None:
             return ""
         # A run without a status is one that MLflow has just created, and shows as running.
         if self._spool.runs[SWEEP].status in ("", "RUNNING"):
             self._finish(list(self._records.values()), "FAILED")
-        if self._front is not None:
-            self._front.close()
+        self._front.close()
         left = self._sender.close(timeout)
         self._spool.close()
         uri = hide_passwords(self._spec.tracking.uri)
@@ -194,13 +188,11 @@ class MlflowSink:
 
     def _add_missing_curves(self, record: TrialRecord) -> None:
         """Add step metrics that a trial wrote to its file and that are not on the spool."""
-        if record.directory is not None and record.started is not None:
-            started = record.started
-            measurements = read_steps(record.directory)
-            self._add_curves(
-                record.number,
-                ((m, to_milliseconds(started + m.cost.seconds)) for m in measurements),
-            )
+        directory, started = record.directory, record.started
+        if directory is not None and started is not None:
+            steps = read_steps(directory)
+            times = (to_milliseconds(started + step.cost.seconds) for step in steps)
+            self._add_curves(record.number, zip(steps, times, strict=True))
 
     def _add_curves(self, number: int, measurements: Iterator[tuple[Measurement, int]]) -> None:
         """Add step metrics in one message, except those that were spooled before a restart."""

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from gdpo_tune.tracking import views
 from gdpo_tune.tracking.run_content import SWEEP, SweepIdentity
@@ -25,8 +25,6 @@ from gdpo_tune.tracking.spool import Message, MessageRefused, ServerUnavailable,
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
-
-T = TypeVar("T")
 
 METRICS_PER_BATCH = 800
 ENTRIES_PER_BATCH = 100
@@ -38,12 +36,9 @@ EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
 
 
 class MlflowWriter:
-    """Receives messages and writes them to the experiment at `uri`.
+    """Receives messages and writes them to the experiment at `uri`, an absolute one.
 
-    Args:
-        uri: tracking URI, after `server.make_absolute`.
-        identity: of the sweep that the runs belong to.
-        delivered: yields what was delivered before, oldest first.
+    `delivered` yields what was delivered before, oldest first.
     """
 
     def __init__(
@@ -135,8 +130,8 @@ class MlflowWriter:
             client.log_batch(run_id, *batch)
         inputs: list[DatasetInput] = []
         for entry in message.get("inputs", ()):
-            fields = {name: text for name, text in entry.items() if name != "context"}
-            context = InputTag("mlflow.data.context", entry["context"])
+            fields = dict(entry)
+            context = InputTag("mlflow.data.context", fields.pop("context"))
             inputs.append(DatasetInput(Dataset(**fields), [context]))
         if inputs:
             client.log_inputs(run_id, inputs)
@@ -166,10 +161,8 @@ class MlflowWriter:
             if "models" in message:
                 register_models(client, message["models"], self._runs, self._runs[SWEEP])
                 return True
-            run_id, artifact = (
-                self._find_or_create_run(client, message),
-                message.get("artifact", {}),
-            )
+            artifact = message.get("artifact", {})
+            run_id = self._find_or_create_run(client, message)
             if "text" in artifact:
                 client.log_text(run_id, artifact["text"], artifact["name"])
             elif Path(artifact["file"]).exists():
@@ -197,11 +190,8 @@ def find_experiment(client: MlflowClient, uri: str, name: str) -> str:
 def find_runs(client: MlflowClient, experiment: str, identity: SweepIdentity) -> dict[str, str]:
     """Return `SWEEP` or a trial's number -> id of its run; duplicates are deleted."""
     query = f"tags.role = '{SWEEP}' AND tags.identity = '{identity.identity}'"
-    sweeps = [
-        run
-        for run in _search_runs(client, experiment, query)
-        if run.data.tags["sweep"] == identity.name
-    ]
+    candidates = _search_runs(client, experiment, query)
+    sweeps = [run for run in candidates if run.data.tags["sweep"] == identity.name]
     ours = [run for run in sweeps if run.data.tags["sweep_id"] == identity.sweep_id]
     if not ours and identity.adopt:
         ours = sweeps[-1:]
@@ -273,10 +263,7 @@ def _translate_errors() -> Generator[None]:
 
 
 def _merge_by_run(messages: Iterable[Message]) -> list[Message]:
-    """Return one message per run with the content of all of its messages, files aside.
-
-    A message that replaces the run drops the earlier ones.
-    """
+    """Merge the messages of each run, files aside; one that replaces the run drops earlier ones."""
     merged: dict[str, Message] = {}
     for message in messages:
         key = message["run"]
@@ -295,6 +282,5 @@ def _merge_by_run(messages: Iterable[Message]) -> list[Message]:
     return list(merged.values())
 
 
-def _split(items: list[T], size: int) -> Iterator[list[T]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
+def _split(items: list[Any], size: int) -> Iterator[list[Any]]:
+    return (items[start : start + size] for start in range(0, len(items), size))

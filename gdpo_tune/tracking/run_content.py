@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.steps import is_kept
-from gdpo_tune.core.trials import Estimate, Measurement, Objective, State, TrialRecord
+from gdpo_tune.core.trials import Measurement, Objective, State, TrialRecord
 from gdpo_tune.tracking.spool import Message, Point
 
 if TYPE_CHECKING:
@@ -133,10 +133,7 @@ def build_trial_message(
 
 
 def build_trial_tags(record: TrialRecord, sweep: str) -> dict[str, str]:
-    """Return the tags of a trial's run; an empty text removes an earlier one.
-
-    A checkpoint may be deleted, for example.
-    """
+    """Return the tags of a trial's run; an empty text removes one, such as a deleted checkpoint."""
     tags = {
         "sweep": sweep,
         "trial": str(record.number),
@@ -168,15 +165,13 @@ def build_trial_values(record: TrialRecord, objectives: Sequence[Objective]) -> 
     left out: MLflow stores inf as the largest float.
     """
     names = {objective.name for objective in objectives}
-    estimates: dict[str, Estimate] = {}
-    for name, estimate in record.test.items():
-        estimates[f"objective/{name}" if name in names else f"test/{name}"] = estimate
-    for name, estimate in record.validation.items():
-        if name in names:
-            estimates[f"objective/{name}_validation"] = estimate
+    estimates = {f"{'objective' if n in names else 'test'}/{n}": e for n, e in record.test.items()}
+    estimates |= {
+        f"objective/{n}_validation": record.validation[n] for n in record.validation if n in names
+    }
     values = {name: estimate.mean for name, estimate in estimates.items()}
     values |= {f"{name}_se": estimate.se for name, estimate in estimates.items()}
-    if record.state in ("complete", "pruned", "failed"):
+    if not record.is_open:
         values |= {f"cost/{name}": float(spent) for name, spent in asdict(record.cost).items()}
     return _clean_values(values)
 
@@ -186,10 +181,7 @@ def build_curve_points(
     training: TrainingSettings,
     steps: Mapping[str, int],
 ) -> list[Point]:
-    """Return the points of step metrics that are beyond the highest `steps` so far.
-
-    `measurements` come with their times in milliseconds.
-    """
+    """Return the points of step metrics beyond the highest `steps` so far; times are in ms."""
     return [
         [name, value, when, measurement.step]
         for measurement, when in measurements
@@ -208,9 +200,7 @@ def select_curve_values(measurement: Measurement, training: TrainingSettings) ->
     evaluation = -(-step // training.evaluate_every)
     if is_kept(evaluation, -(-last // training.evaluate_every)):
         kept = (*kept, "validation/")
-    return _clean_values(
-        {k: v for k, v in measurement.metrics.items() if kept and k.startswith(kept)}
-    )
+    return _clean_values({k: v for k, v in measurement.metrics.items() if k.startswith(kept)})
 
 
 def _clean_values(values: Mapping[str, float]) -> dict[str, float]:

@@ -56,9 +56,8 @@ class Sender:
 
     def get_state(self) -> TrackingState:
         """Return how far delivery is, without disk access."""
-        problem, pending = self.problem or self._find_crash(), self._spool.count_pending()
-        if self._spool.leftover:
-            problem = problem or LEFTOVER
+        pending = self._spool.count_pending()
+        problem = self.problem or self._find_crash() or (LEFTOVER if self._spool.leftover else "")
         if problem:
             return TrackingState("away", pending, problem)
         return TrackingState("catching up" if self._catching_up else "up to date", pending, "")

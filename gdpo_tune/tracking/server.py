@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import urllib.parse
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,6 @@ ANSWER_SECONDS = 1.5
 SQLITE = "sqlite:///"
 PAGE = "/api/2.0/mlflow/experiments/search"
 """Not `/health`: a server with users answers that without credentials."""
-UNAUTHORIZED = 401
 ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the sender tries again, and delays nothing
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",  # a batch takes a busy server seconds
@@ -117,7 +117,7 @@ def _find_http_problem(address: urllib.parse.SplitResult) -> str:
         return f"it is not an address ({error})"
     except httpx.HTTPError as error:
         return f"it does not answer ({error})"
-    if answer.status_code == UNAUTHORIZED:
+    if answer.status_code == HTTPStatus.UNAUTHORIZED:
         return CREDENTIALS
     return "" if answer.is_success else f"it answers {answer.status_code} {answer.reason_phrase}"
 

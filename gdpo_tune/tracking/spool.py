@@ -11,6 +11,7 @@ import hashlib
 import json
 import mmap
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Required, TypedDict
@@ -40,9 +41,7 @@ class Message(TypedDict, total=False):
     experiment: dict[str, str]  # tags of the experiment; only in messages of the sweep
     artifact: dict[str, str]  # `name` and `text`, or `file`, read when it is sent, and `sha256`
     models: dict[str, Any]  # `name`, and `versions` with `trial`, `tags` and `aliases`
-    renew: bool
-    """True if this first message replaces an earlier run: the ledger lost that trial in a crash and
-    gave its number again."""
+    renew: bool  # replaces an earlier run: the ledger lost it in a crash, and gave its number again
 
 
 class ServerUnavailable(Exception):
@@ -136,13 +135,10 @@ def _find_changes(spooled: Mapping[str, str], content: Mapping[str, str]) -> dic
 class Spool:
     """An append-only file of messages, and a small file with the position of delivery.
 
-    One process writes. A line that a crash cut short is dropped when the file is opened. A position
-    that belongs to another destination counts as nothing delivered.
-
-    Args:
-        path: the JSONL file; the position is in the file with the suffix `.offset`.
-        destination: names the receiver, such as a tracking URI. Only its hash is written, because a
-            URI may hold a password.
+    One process writes. A line that a crash cut short is dropped when the file is opened. The
+    position is in the file with the suffix `.offset`; one that belongs to another destination
+    counts as nothing delivered. Only a hash of the destination, such as a tracking URI, is written,
+    because a URI may hold a password.
     """
 
     def __init__(self, path: Path, destination: str) -> None:
@@ -245,9 +241,8 @@ class Spool:
             position = json.loads(self._position.read_text())
         except (FileNotFoundError, json.JSONDecodeError):
             return
-        if not isinstance(position, dict):
-            return  # a damaged file: everything is delivered again, and stored once
-        if position["destination"] == self._destination:
+        # With a damaged file, everything is delivered again, and stored once.
+        if isinstance(position, dict) and position["destination"] == self._destination:
             self.offset = min(position["offset"], self._size)
             self.leftover = position["leftover"]
 
@@ -277,8 +272,6 @@ def _read_lines(path: Path, start: int, end: int) -> Iterator[bytes]:
 
 def _parse(lines: Iterable[bytes]) -> Iterator[Message]:
     for line in lines:
-        try:
+        # A power cut may leave blocks of zeros inside the file; the lines after them are whole.
+        with suppress(ValueError):
             yield json.loads(line)
-        except ValueError:
-            # A power cut may leave blocks of zeros inside the file; the lines after them are whole.
-            continue

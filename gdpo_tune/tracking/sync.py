@@ -24,9 +24,7 @@ def sync(spec: SweepSpec) -> int:
     """Bring MLflow up to date with the ledger, the metric files and the pictures of a sweep.
 
     It sends what the spool still holds, and writes again what MLflow lost, even a whole database.
-
-    Returns:
-        Exit status: 1 if something is left; stderr has the reason.
+    The result is the exit status: 1 if something is left; stderr has the reason.
 
     Raises:
         LedgerHeldError: the sweep runs, and sends by itself.

@@ -105,12 +105,10 @@ def build_experiment_tags(spec: SweepSpec, created: int) -> dict[str, str]:
     hypervolume = [_build_line("hypervolume", across) for across in ("step", "time")]
     children = f"tags.`mlflow.parentRunId` = '{PARENT}'"
     front = f"{children} AND tags.pareto = 'true'"
-    curves = _build_curves(spec)
+    charts = {PAIRS: pairs, CURVES: _build_curves(spec), PARAMETERS: [parallel]}
     states = {
         "trials": _build_state(children, columns, {PAIRS: pairs, PARAMETERS: [parallel]}),
-        "front": _build_state(
-            front, columns, {PAIRS: pairs, CURVES: curves, PARAMETERS: [parallel]}
-        ),
+        "front": _build_state(front, columns, charts),
         "progress": _build_state(f"attributes.run_id = '{PARENT}'", [], {PAIRS: hypervolume}),
     }
     tags = {"mlflow.note.content": format_note_line(spec.name)}
@@ -129,17 +127,16 @@ def _build_state(
     search: str, columns: Sequence[str], sections: Mapping[str, Sequence[Chart]]
 ) -> dict[str, Any]:
     """Return the page's state of a view: runs, columns, and charts by section."""
-    size = {name: {"columns": COLUMNS[name], "cardHeight": CHART_HEIGHT} for name in sections}
     return {
         **FIXED["state"],
         "searchFilter": search,
         "selectedColumns": ["attributes.`Duration`", *columns],
         "compareRunSections": [
-            *({**_build_section(name, name, display=True), **size[name]} for name in sections),
             *(
-                _build_section(f"automatic {name}", name, display=False)
-                for name in FIXED["automatic_sections"]
+                _build_section(name, display=True, columns=COLUMNS[name], cardHeight=CHART_HEIGHT)
+                for name in sections
             ),
+            *map(_build_section, FIXED["automatic_sections"]),
         ],
         "compareRunCharts": [
             {**chart, "uuid": f"{name} {index}", "metricSectionId": name}
@@ -149,8 +146,9 @@ def _build_state(
     }
 
 
-def _build_section(uuid: str, name: str, *, display: bool) -> dict[str, Any]:
-    return {"uuid": uuid, "name": name, "display": display, **FIXED["section"]}
+def _build_section(name: str, *, display: bool = False, **more: int) -> dict[str, Any]:
+    uuid = name if display else f"automatic {name}"
+    return {"uuid": uuid, "name": name, "display": display, **FIXED["section"], **more}
 
 
 def _build_chart(kind: str, **more: Any) -> Chart:
@@ -160,11 +158,8 @@ def _build_chart(kind: str, **more: Any) -> Chart:
 def _build_curves(spec: SweepSpec) -> list[Chart]:
     """Return charts of the objectives on validation prompts, then of the rewards of training."""
     weights = (name.partition(".") for name in spec.space.domains)
-    rewards = [reward for family, _, reward in weights if family == "reward_weights"]
-    names = [
-        *(f"validation/{name}" for name in spec.objectives),
-        *(f"train/reward/{name}/mean" for name in rewards),
-    ]
+    names = [f"validation/{name}" for name in spec.objectives]
+    names += [f"train/reward/{r}/mean" for family, _, r in weights if family == "reward_weights"]
     return [_build_line(clean_name(name)) for name in names[:MOST_CURVES]]
 
 

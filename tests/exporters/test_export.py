@@ -446,7 +446,7 @@ def test_a_library_without_gdpo_is_refused_with_the_reason(library, capsys):
 
 def test_help_imports_nothing_heavy():
     program = (
-        "import sys; from gdpo_tune import export; print(export.parser().format_help());"
+        "import sys; from gdpo_tune import export; print(export.build_parser().format_help());"
         "print({'torch', 'optuna', 'pydantic', 'rich', 'ray', 'numpy'} & set(sys.modules))"
     )
     done = subprocess.run(

@@ -18,17 +18,17 @@ from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.formatting import format_estimate, get_mode
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung, TrialRecord
 from gdpo_tune.figures import style
-from gdpo_tune.figures.hypervolume import draw_hypervolume
-from gdpo_tune.figures.learning import (
+from gdpo_tune.figures.curves import (
     MAX_CURVES,
     draw_learning,
+    draw_rungs,
     list_rewards,
     read_all_steps,
 )
+from gdpo_tune.figures.hypervolume import draw_hypervolume
 from gdpo_tune.figures.pairs import describe_configuration, describe_standing, draw_pairs
 from gdpo_tune.figures.parallel import draw_parallel
 from gdpo_tune.figures.report_texts import build_samples
-from gdpo_tune.figures.rung_curves import draw_rungs
 from gdpo_tune.figures.shares import MAX_BARS, draw_shares
 from gdpo_tune.figures.slices import draw_slices
 from gdpo_tune.figures.surfaces import draw_surfaces
@@ -70,7 +70,7 @@ def fill(trace, index):
 def test_every_configuration_is_drawn_in_every_panel(front):
     points = drawn(draw_pairs(front))
     for configuration in front.configurations:
-        a, b, c = configuration.values(front.objectives)
+        a, b, c = configuration.get_values(front.objectives)
         assert {(a, b), (a, c), (b, c)} <= set(points)
 
 
@@ -78,7 +78,7 @@ def test_hollow_means_one_seed_and_filled_means_more(front):
     points = drawn(draw_pairs(front))
     seen = set()
     for configuration in front.members:
-        trace, index = points[configuration.values(front.objectives)[:2]]
+        trace, index = points[configuration.get_values(front.objectives)[:2]]
         hollow = fill(trace, index) == style.PAPER
         assert hollow == configuration.provisional
         seen.add(hollow)
@@ -88,8 +88,8 @@ def test_hollow_means_one_seed_and_filled_means_more(front):
 def test_error_bars_are_the_standard_errors(front):
     points = drawn(draw_pairs(front))
     for configuration in (*front.members, *front.baselines):
-        trace, index = points[configuration.values(front.objectives)[:2]]
-        errors = configuration.errors(front.objectives)
+        trace, index = points[configuration.get_values(front.objectives)[:2]]
+        errors = configuration.get_errors(front.objectives)
         assert trace.error_x.array[index] == errors[0]
         assert trace.error_y.array[index] == errors[1]
 
@@ -98,7 +98,7 @@ def test_colour_and_symbol_are_those_of_the_mode(front):
     points = drawn(draw_pairs(front))
     for configuration in front.members:
         if configuration.role == "search":
-            trace, _ = points[configuration.values(front.objectives)[:2]]
+            trace, _ = points[configuration.get_values(front.objectives)[:2]]
             mark = style.get_mark(get_mode(configuration.params))
             assert trace.marker.symbol == mark.plotly
             assert trace.marker.line.color == mark.color
@@ -107,7 +107,7 @@ def test_colour_and_symbol_are_those_of_the_mode(front):
 def test_baselines_have_markers_of_their_own(front):
     points = drawn(draw_pairs(front))
     symbols = {
-        baseline.role: points[baseline.values(front.objectives)[:2]][0].marker.symbol
+        baseline.role: points[baseline.get_values(front.objectives)[:2]][0].marker.symbol
         for baseline in front.baselines
     }
     assert symbols == {"untrained": "x", "published": "star"}
@@ -120,7 +120,7 @@ def test_an_infeasible_configuration_is_a_small_cross(front):
     broken = [c for c in front.configurations if not c.feasible]
     assert broken
     for configuration in broken:
-        trace, _ = points[configuration.values(front.objectives)[:2]]
+        trace, _ = points[configuration.get_values(front.objectives)[:2]]
         assert trace.marker.symbol == "x-thin"
 
 

@@ -13,8 +13,8 @@ from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.formatting import format_number, get_mode
 from gdpo_tune.core.trials import Cost, Exploit, Incident, Rung, TrialRecord
 from gdpo_tune.figures import style, write_front_png, write_report
+from gdpo_tune.figures.curves import draw_population
 from gdpo_tune.figures.front_png import DPI, draw_front
-from gdpo_tune.figures.population_curves import draw_population
 from gdpo_tune.figures.report_page import build_report
 from tests.support.figures import NASTY, make_records, make_spec, write_steps
 

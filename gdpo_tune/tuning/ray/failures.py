@@ -13,7 +13,7 @@ from ray import cloudpickle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from ray.tune import Callback
 
-from gdpo_tune.core.trials import TrialConfig
+from gdpo_tune.core.trials import IS_TRIED_AGAIN, WAS_LOST, TrialConfig
 from gdpo_tune.tuning.ray.messages import (
     NODE_DIED,
     AttemptError,
@@ -143,7 +143,7 @@ class Attempts(Callback):
         else:
             write_error(unpack_attempt(trial.config).trial, error)
             if again:
-                self._searcher.record_incident(f"is tried again: {reason}", [name])
+                self._searcher.record_incident(f"{IS_TRIED_AGAIN}: {reason}", [name])
         if not again:
             outage = getattr(getattr(error, "cause", None), "outage", None)  # of a store
             set_given_up(trial, LOST_AGAIN if cause == "lost" else outage or reason)
@@ -184,7 +184,7 @@ class Attempts(Callback):
                         history.given_up = None
                 if history.cut_from == node.id:
                     cut.append(name)
-            self._searcher.record_incident(f"node {node} was lost", [*ran, *excused, *cut])
+            self._searcher.record_incident(f"node {node} {WAS_LOST}", [*ran, *excused, *cut])
         for node in joined:
             self._searcher.record_incident(f"node {node} has joined", [])
         self._searcher.resize(self._nodes.list_alive())
