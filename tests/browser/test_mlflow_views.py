@@ -16,7 +16,8 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from gdpo_tune.tracking.mlflow_writer import create_database
 from tests.support.made_up_sweep import send_sweep
-from tests.support.mlflow_servers import PATIENCE, ROOT, MlflowServer
+from tests.support.mlflow_servers import PATIENCE, MlflowServer
+from tests.support.paths import ROOT
 
 pytestmark = [
     pytest.mark.browser,

@@ -24,8 +24,9 @@ from gdpo_tune.clusters.schedule_decisions import open_context
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.clusters.tick import tick
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
+from tests.support.paths import ROOT
 from tests.support.render import KUBERAY, LOCAL
-from tests.support.schedule import ROOT, Clock, FakeBackend, Plan, Waiting, context_of, scheduled
+from tests.support.schedule import Clock, FakeBackend, Plan, Waiting, context_of, scheduled
 
 
 def elsewhere(directory: Path) -> JobHandle:

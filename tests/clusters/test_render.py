@@ -13,8 +13,9 @@ from gdpo_tune.clusters.load_schedules import load_sweeps
 from gdpo_tune.clusters.render import TARGETS
 from gdpo_tune.clusters.render.base import find_left_out
 from gdpo_tune.core.errors import SpecError, UsageError
+from tests.support.paths import ROOT
 from tests.support.render import GOLDEN, KUBERAY, LOCAL, SLURM, files, render
-from tests.support.schedule import ROOT, scheduled
+from tests.support.schedule import scheduled
 
 EXAMPLES = {
     "kuberay": (KUBERAY, {}),

@@ -28,8 +28,9 @@ from gdpo_tune.clusters.backends.kuberay import KubeRay
 from gdpo_tune.clusters.cron import CronSchedule
 from gdpo_tune.clusters.load_schedules import load_sweeps
 from gdpo_tune.clusters.outside_calls import ProgramAnswer
+from tests.support.paths import ROOT
 from tests.support.render import HEAD, KUBERAY, LOCAL, SLURM, files, render
-from tests.support.schedule import ROOT, scheduled
+from tests.support.schedule import scheduled
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,8 @@ import pytest
 from gdpo_tune.clusters.load_schedules import list_overrides, load_sweeps
 from gdpo_tune.clusters.schedule_spec import LocalBackend, RayJobBackend
 from gdpo_tune.core.errors import SpecError, UsageError
-from tests.support.schedule import ROOT, scheduled
+from tests.support.paths import ROOT
+from tests.support.schedule import scheduled
 
 GOOD = """name: nightly
 space: search_spaces/gpu.yaml

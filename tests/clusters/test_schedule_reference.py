@@ -15,7 +15,8 @@ from gdpo_tune.clusters.schedule_spec import (
     parse_duration,
 )
 from gdpo_tune.core.registry import load
-from tests.support.schedule import ROOT, scheduled
+from tests.support.paths import ROOT
+from tests.support.schedule import scheduled
 
 PAGE = ROOT / "docs" / "schedule.md"
 

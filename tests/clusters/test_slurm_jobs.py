@@ -14,8 +14,9 @@ import pytest
 from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob, build_backend
 from gdpo_tune.clusters.schedule_state import JobHandle, ScheduleHistory
 from gdpo_tune.clusters.schedule_storage import ScheduleStorage
+from tests.support.paths import ROOT
 from tests.support.render import render
-from tests.support.schedule import ROOT, scheduled
+from tests.support.schedule import scheduled
 from tests.support.slurm_cluster import program, slurm
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]

@@ -15,8 +15,9 @@ from gdpo_tune import sweep
 from gdpo_tune.clusters.backends import jobs_api, submit
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError, UsageError
 from tests.support.jobs import Client, serve_dashboard, without_tokens
+from tests.support.paths import ROOT
 
-SPACES = Path(__file__).parents[2] / "search_spaces"
+SPACES = ROOT / "search_spaces"
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune import cli
+from tests.support.paths import ROOT
 
 COMPLETE = """
 source "$1"; shift
@@ -64,6 +65,5 @@ def test_bash_completes(tmp_path: Path, words: tuple[str, ...], completions: lis
     script = tmp_path / "completion.bash"
     script.write_text(run("--print-completion", "bash").stdout)
     command = ["bash", "-c", COMPLETE, "bash", str(script), *words]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == completions

@@ -6,15 +6,14 @@ import shlex
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
 
 import mlflow
 import pytest
 
 from gdpo_tune.results.pick_language import parse_pick
 from gdpo_tune.spec import load_spec
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 FOR_GPUS = sorted((ROOT / "search_spaces").glob("*_qwen.yaml"))
 SPACES = [path for path in sorted((ROOT / "search_spaces").glob("*.yaml")) if path not in FOR_GPUS]
 SHORT = [

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -18,8 +17,9 @@ from gdpo_tune.core.errors import (
 )
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import load_spec
+from tests.support.paths import ROOT
 
-SPACE = Path(__file__).parents[2] / "search_spaces" / "code.yaml"
+SPACE = ROOT / "search_spaces" / "code.yaml"
 
 pytestmark = pytest.mark.integration
 

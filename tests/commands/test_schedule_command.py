@@ -15,7 +15,8 @@ from gdpo_tune.clusters.backends.base import build_backend
 from gdpo_tune.clusters.outcome import read_figures
 from gdpo_tune.clusters.schedule_decisions import ScheduleContext
 from gdpo_tune.core.errors import BackendUnreachableError, SpecError, StoreError
-from tests.support.schedule import ROOT, Clock, FakeBackend, Plan, scheduled
+from tests.support.paths import ROOT
+from tests.support.schedule import Clock, FakeBackend, Plan, scheduled
 
 NIGHTLY = 'space: search_spaces/code.yaml\nschedule: {cron: "0 2 * * *"}\n'
 

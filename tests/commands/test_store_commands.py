@@ -22,10 +22,11 @@ from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning.ray.remote_attempts import download_trial, upload_trial
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.mlflow_servers import PostgresServer, run_postgres_server
+from tests.support.paths import ROOT
 from tests.support.s3_servers import BUCKET, S3Server, start_s3_server
 
 pytestmark = pytest.mark.integration
-SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "code.yaml"
+SPACE = ROOT / "search_spaces" / "code.yaml"
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,9 @@ from gdpo_tune.tuning import runner
 from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.ray.cluster import Cluster
 from gdpo_tune.tuning.ray.nodes import Nodes
+from tests.support.paths import ROOT
 
-SPACE = str(Path(__file__).parents[2] / "search_spaces" / "code.yaml")
+SPACE = str(ROOT / "search_spaces" / "code.yaml")
 
 
 def record(number, state, role="search"):

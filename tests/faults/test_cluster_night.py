@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.support.cluster_sweeps import ROWS
-from tests.support.killed_sweeps import ROOT
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.fault
 pytest.importorskip("aiohttp_cors", reason="the dashboard of Ray needs ray[default]")

@@ -38,7 +38,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount"
 class InDatabase(KilledSweep):
     """Its ledger is in a table."""
 
-    def journal(self) -> list[str]:
+    def read_journal(self) -> list[str]:
         """The records of the ledger."""
         table = PostgresJournal(self.spec.ledger, self.spec.name, read_only=True)
         try:

@@ -18,7 +18,8 @@ import pytest
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import find_newest_checkpoint, read_checkpoint
-from tests.support.killed_sweeps import ROOT, SPACE, WAIT, read_steps_written, wait_until
+from tests.support.killed_sweeps import SPACE, WAIT, read_steps_written, wait_until
+from tests.support.paths import ROOT
 from tests.support.sweep_properties import find_mlflow_trials
 
 pytestmark = pytest.mark.fault

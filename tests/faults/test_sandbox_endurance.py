@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
+
 pytestmark = pytest.mark.fault
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "sandbox_endurance.py"
+SCRIPT = ROOT / "benchmarks" / "sandbox_endurance.py"
 MOST_MIB = 3.0
 """Growth of all processes together that is taken for noise of their allocators."""
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.policies.load_policy import load_policy
-from tests.support.killed_sweeps import ROOT, SPACE, wait_until
+from tests.support.killed_sweeps import SPACE, wait_until
+from tests.support.paths import ROOT
 
 ARGUMENTS = [
     str(SPACE),

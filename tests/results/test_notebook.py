@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -11,9 +10,10 @@ import pytest
 from gdpo_tune import load_sweep
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.ledger import Ledger
+from tests.support.paths import ROOT
 from tests.support.tuning import outcome, spec_in
 
-DOC = Path(__file__).parents[2] / "docs" / "notebook.md"
+DOC = ROOT / "docs" / "notebook.md"
 
 
 @pytest.fixture(scope="module")

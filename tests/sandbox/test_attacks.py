@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.sandbox import CodeSandbox, Job, Stream
+from tests.support.paths import ROOT
 from tests.support.sandbox_attacks import CALLS, HONEST, LIMITS, PATIENT, TESTS, load_attacks
 
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).parents[2]
 ATTACK = "tests.support.sandbox_attacks"
 ATTACKS = load_attacks()
 CATEGORIES = sorted({name.partition("/")[0] for name in ATTACKS})

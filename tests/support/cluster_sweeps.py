@@ -20,7 +20,8 @@ import psutil
 import pytest
 
 from gdpo_tune.ledger import Ledger
-from tests.support.killed_sweeps import ROOT, KilledSweep, wait_until
+from tests.support.killed_sweeps import KilledSweep, wait_until
+from tests.support.paths import ROOT
 from tests.support.ray_nodes import RayCluster, RayNode, read_command
 from tests.support.sweep_properties import (
     check_every_trial_once,

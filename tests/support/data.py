@@ -5,8 +5,9 @@ from pathlib import Path
 
 from gdpo_tune.core.settings import DataSettings
 from gdpo_tune.tasks.base import Problem, Sample
+from tests.support.paths import ROOT
 
-FOLDER = Path(__file__).parents[1] / "data"
+DIRECTORY = ROOT / "tests" / "data"
 
 
 def build_sample(completion: str, tokens: int = 1, limit: int = 1, **data) -> Sample:
@@ -16,12 +17,12 @@ def build_sample(completion: str, tokens: int = 1, limit: int = 1, **data) -> Sa
 
 def read_rows(layout: str) -> list[dict]:
     """The rows of a layout's file."""
-    return [json.loads(line) for line in (FOLDER / f"{layout}.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (DIRECTORY / f"{layout}.jsonl").read_text().splitlines()]
 
 
 def build_data_settings(layout: str) -> DataSettings:
     """Settings that read a layout's file."""
-    return DataSettings(source=str(FOLDER / f"{layout}.jsonl"), layout=layout)
+    return DataSettings(source=str(DIRECTORY / f"{layout}.jsonl"), layout=layout)
 
 
 def write_enlarged(layout: str, column: str, folder: Path, times: int = 5) -> DataSettings:

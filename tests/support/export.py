@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from ruamel.yaml import YAML
 
@@ -13,8 +12,8 @@ from gdpo_tune.exporters.base import Exported
 from gdpo_tune.exporters.recipe import Recipe, build_recipe
 from gdpo_tune.policies.load_policy import resolve_policy
 from gdpo_tune.results.retrain import TrainingRequest, build_request_from_file
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 KEYS = ROOT / "tests" / "data" / "export_keys"
 FIXED = (
     "space.normalization=gdpo",

@@ -8,8 +8,9 @@ from pathlib import Path
 from gdpo_tune.analysis.racing import choose_replicate
 from gdpo_tune.core.trials import Cost, Estimate, TrialRecord
 from gdpo_tune.spec import ObjectiveSpec, SweepSpec, load_spec
+from tests.support.paths import ROOT
 
-YAML = Path(__file__).parents[2] / "search_spaces" / "code.yaml"
+YAML = ROOT / "search_spaces" / "code.yaml"
 OBJECTIVES = {
     "correctness": ObjectiveSpec(direction="maximize", reference=0.0),
     "format": ObjectiveSpec(direction="maximize", reference=0.0),

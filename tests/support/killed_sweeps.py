@@ -26,8 +26,8 @@ from typing import Any
 import psutil
 
 from gdpo_tune.spec import SweepSpec, load_spec
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SPACE = ROOT / "search_spaces" / "code.yaml"
 FAKE = """
 import sys

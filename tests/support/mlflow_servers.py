@@ -21,9 +21,9 @@ import pytest
 
 from tests.support import tracking_driver
 from tests.support.free_ports import find_free_port
+from tests.support.paths import ROOT
 
 DRIVER = Path(tracking_driver.__file__)
-ROOT = DRIVER.parents[2]
 PATIENCE = 240.0
 
 

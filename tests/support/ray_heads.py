@@ -15,8 +15,7 @@ from pathlib import Path
 import psutil
 
 from tests.support.free_ports import find_free_port
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.paths import ROOT
 
 
 @contextmanager

@@ -18,7 +18,8 @@ import psutil
 from ray._raylet import GcsClient
 
 from tests.support.free_ports import find_free_port
-from tests.support.ray_heads import ROOT, wait_for_dashboard
+from tests.support.paths import ROOT
+from tests.support.ray_heads import wait_for_dashboard
 
 RAY = (sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block")
 PORTS = (

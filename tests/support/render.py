@@ -7,7 +7,8 @@ from pathlib import Path
 
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
 from gdpo_tune.clusters.render.base import render_all
-from tests.support.schedule import ROOT, scheduled
+from tests.support.paths import ROOT
+from tests.support.schedule import scheduled
 
 PROJECT = "/srv/search"
 PYTHON = f"{PROJECT}/.venv/bin/python"

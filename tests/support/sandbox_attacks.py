@@ -29,8 +29,9 @@ from gdpo_tune.core.errors import SandboxInfraError
 from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits
 from gdpo_tune.sandbox.inside.syscalls import MACHINES
 from tests.support import sandbox_containers
+from tests.support.paths import ROOT
 
-ATTACKS = Path(__file__).parents[1] / "sandbox" / "attacks"
+ATTACKS = ROOT / "tests" / "sandbox" / "attacks"
 LIMITS = Limits(cpu_seconds=0.2, wall_seconds=0.6, memory_bytes=128 << 20)
 # An attack that should not end by a clock gets clocks that a slow or busy machine does not reach.
 PATIENT = Limits(cpu_seconds=10.0, wall_seconds=60.0, memory_bytes=LIMITS.memory_bytes)
@@ -87,7 +88,7 @@ def run_all() -> dict[str, object]:
             "@DIRECTORY@": directory,
             "@PORT@": str(loopback.getsockname()[1]),
             "@ABSTRACT@": f"sandbox-{os.getpid()}",
-            "@ROOT@": str(Path(__file__).parents[2]),
+            "@ROOT@": str(ROOT),
         }
         for name, attack in load_attacks().items():
             code = re.sub("@[A-Z]+@", lambda match: targets[match[0]], attack.code)

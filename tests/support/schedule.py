@@ -15,8 +15,8 @@ from gdpo_tune.clusters.schedule_state import JobHandle, ScheduledRun, ScheduleH
 from gdpo_tune.clusters.schedule_storage import ScheduleStorage
 from gdpo_tune.clusters.tick import tick
 from gdpo_tune.core.errors import BackendUnreachableError
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 

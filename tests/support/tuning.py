@@ -14,8 +14,9 @@ from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.model import SPEC
 from gdpo_tune.tuning.ray import reporter
 from gdpo_tune.tuning.ray.messages import AttemptConfig, Setup, TrialUpdate, unpack_message
+from tests.support.paths import ROOT
 
-SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "code.yaml"
+SPACE = ROOT / "search_spaces" / "code.yaml"
 
 
 def spec_in(folder: Path, overrides: Sequence[str] = (), space: Path = SPACE) -> SweepSpec:

@@ -22,6 +22,7 @@ from gdpo_tune.core.steps import read_steps
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import checkpoints, train, worker_cache
 from gdpo_tune.training.checkpoints import find_checkpoint, find_newest_checkpoint
+from tests.support.paths import ROOT
 from tests.support.training import SETTINGS, ToyTask, register, trial, write_policy
 
 STEPS = 4
@@ -175,7 +176,7 @@ train(config, resume=None, report=lambda *_: None)
 
 @pytest.mark.integration
 def test_a_sigkill_before_the_checkpoint_gets_its_name(policy, tmp_path, whole):
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", KILLED, policy, str(tmp_path / "t")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]

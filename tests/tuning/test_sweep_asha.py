@@ -12,6 +12,7 @@ from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.tuning.ray.stopping import HALT
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.fake_training import list_executions
+from tests.support.paths import ROOT
 
 pytestmark = [
     pytest.mark.integration,
@@ -21,14 +22,14 @@ pytestmark = [
 ]
 
 HERE = Path(__file__).resolve().parent
-SPACE = HERE.parents[1] / "search_spaces" / "code.yaml"
+SPACE = ROOT / "search_spaces" / "code.yaml"
 SMALL = ("search.sampler=random", "training.steps=4", "search.replicates.max_runs=2")
 
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the trials' processes find the fake training and, from any folder, the package."""
-    folders = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    folders = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
 
 

@@ -20,6 +20,7 @@ from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training import train, worker_cache
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.fake_training import list_executions
+from tests.support.paths import ROOT
 
 pytestmark = [
     pytest.mark.integration,
@@ -29,7 +30,7 @@ pytestmark = [
 ]
 
 HERE = Path(__file__).resolve().parent
-SPACE = HERE.parents[1] / "search_spaces" / "code.yaml"
+SPACE = ROOT / "search_spaces" / "code.yaml"
 MEMBERS = 4
 POPULATION = [
     f"search={{trials: {MEMBERS}, scheduler: {{type: pbt, interval: 0.5}}}}",
@@ -51,7 +52,7 @@ run_sweep(load_spec(space, overrides, "sweep"), train="tests.support.fake_traini
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the trials' processes find the fake training and, from any folder, the package."""
-    folders = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    folders = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
 
 

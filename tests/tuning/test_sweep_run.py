@@ -32,6 +32,7 @@ from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.ray.failures import RETRIES
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.fake_training import list_executions
+from tests.support.paths import ROOT
 
 pytestmark = [
     pytest.mark.integration,
@@ -41,7 +42,7 @@ pytestmark = [
 ]
 
 HERE = Path(__file__).resolve().parent
-SPACE = HERE.parents[1] / "search_spaces" / "code.yaml"
+SPACE = ROOT / "search_spaces" / "code.yaml"
 TRAIN = "tests.support.fake_training:train"
 SMALL = [
     "search.sampler=random",
@@ -62,7 +63,7 @@ print(json.dumps({"interrupted": result.interrupted, "trials": len(result.record
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the trials' processes find the fake training and, from any folder, the package."""
-    folders = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    folders = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
 
 

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -16,10 +15,10 @@ from gdpo_tune.core.errors import SandboxUnavailable
 from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tasks.code import CodeTask
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).parents[2]
 SPACE = ROOT / "search_spaces" / "code.yaml"
 ON_A_MAC = """
 import os, types

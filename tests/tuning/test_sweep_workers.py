@@ -17,6 +17,7 @@ import pytest
 from gdpo_tune.core.steps import STEPS_FILE, read_steps
 from gdpo_tune.spec import SweepSpec, count_local_cpus, load_spec
 from gdpo_tune.tuning.runner import run_sweep
+from tests.support.paths import ROOT
 
 pytestmark = [
     pytest.mark.integration,
@@ -26,7 +27,6 @@ pytestmark = [
     pytest.mark.skipif(count_local_cpus() < 2, reason="two workers need two cores"),
 ]
 
-ROOT = Path(__file__).resolve().parents[2]
 SPACE = ROOT / "search_spaces" / "code.yaml"
 SMALL = [
     "resources.workers=2",
