@@ -70,14 +70,14 @@ LIMIT_SECONDS = 120.0
 
 def trials_on(node: RayNode) -> list[psutil.Process]:
     """Processes of trials that run there."""
-    return [process for process in node.processes() if read_command(process).startswith(TRIAL)]
+    return [process for process in node.list_processes() if read_command(process).startswith(TRIAL)]
 
 
 def driver_on(node: RayNode) -> psutil.Process:
     """The driver of the sweep, which is the job itself and not the shell that started it."""
     (driver,) = [
         process
-        for process in node.processes()
+        for process in node.list_processes()
         if "-m gdpo_tune.sweep night.yaml" in read_command(process) and "sh" not in process.name()
     ]
     return driver
@@ -148,7 +148,7 @@ def run(
         if status:
             raise SystemExit(f"the run ended with {status}\n{told(night)}")
         found["wall_seconds"] = round(time.monotonic() - began, 1)
-        left = [*trials_on(head), *(p for p in head.processes() if p.status() == "zombie")]
+        left = [*trials_on(head), *(p for p in head.list_processes() if p.status() == "zombie")]
         found["processes_left"] = len(left)
     check_every_trial_once(night)
     check_no_trial_goes_back(night)

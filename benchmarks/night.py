@@ -42,7 +42,7 @@ class Night(KilledSweep):
     def spec(self) -> SweepSpec:
         """What is asked."""
         return load_spec(
-            self.folder / "night.yaml", [f"storage={self.folder / 'shared'}"], name=f"night-{RUN}"
+            self.directory / "night.yaml", [f"storage={self.directory / 'shared'}"], name=f"night-{RUN}"
         )
 
 
@@ -97,10 +97,10 @@ def scheduled(night: Night) -> Iterator[subprocess.Popen[bytes]]:
     command = ["-m", "gdpo_tune.schedule", "sweeps/", "run", "night", "--at", TICK, "--wait"]
     environment = {name: v for name, v in os.environ.items() if name != "RAY_ADDRESS"}
     environment |= {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    with (night.folder / "told.txt").open("ab") as told:
+    with (night.directory / "told.txt").open("ab") as told:
         process = subprocess.Popen(
             [sys.executable, *command, "--every", "2"],
-            cwd=night.folder,
+            cwd=night.directory,
             env={**environment, "RAY_AUTH_MODE": "disabled"},
             stdout=told,
             stderr=told,
@@ -114,7 +114,7 @@ def scheduled(night: Night) -> Iterator[subprocess.Popen[bytes]]:
 
 def told(night: Night) -> str:
     """What the command has said."""
-    return (night.folder / "told.txt").read_text()
+    return (night.directory / "told.txt").read_text()
 
 
 def wait(

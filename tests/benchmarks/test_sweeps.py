@@ -8,7 +8,7 @@ import pytest
 
 from gdpo_tune.core.trials import Cost, Estimate, State, TrialRecord
 from sweeps import Sweep, figures, markdown, medians, panels, read
-from tests.support.tuning import spec_in
+from tests.support.tuning import load_code_spec
 
 
 def trial(number: int, state: State, worth: float, completions: int, seconds: float) -> TrialRecord:
@@ -39,8 +39,8 @@ def pair(tmp_path: Path) -> tuple[Sweep, Sweep]:
         trial(2, "complete", 0.5, 50, 6.0),
     ]
     return (
-        read(spec_in(tmp_path, ["search.scheduler={type: fifo}"]), fifo, session),
-        read(spec_in(tmp_path), asha, session),
+        read(load_code_spec(tmp_path, ["search.scheduler={type: fifo}"]), fifo, session),
+        read(load_code_spec(tmp_path), asha, session),
     )
 
 

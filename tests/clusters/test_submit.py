@@ -14,7 +14,7 @@ import gdpo_tune
 from gdpo_tune import sweep
 from gdpo_tune.clusters.backends import jobs_api, submit
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError, UsageError
-from tests.support.jobs import Client, serve_dashboard, without_tokens
+from tests.support.jobs import Client, hide_tokens, serve_dashboard
 from tests.support.paths import ROOT
 
 SPACES = ROOT / "search_spaces"
@@ -22,7 +22,7 @@ SPACES = ROOT / "search_spaces"
 
 @pytest.fixture
 def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HTTPServer]:
-    without_tokens(monkeypatch, tmp_path / "home")
+    hide_tokens(monkeypatch, tmp_path / "home")
     project = tmp_path / "project"
     project.mkdir()
     (project / "code.yaml").write_text((SPACES / "code.yaml").read_text())

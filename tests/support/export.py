@@ -1,4 +1,4 @@
-"""Recipes for the tests of exporters, and the keys that the libraries know."""
+"""Recipes for the tests of exporters, and the keys that the libraries accept."""
 
 from __future__ import annotations
 
@@ -62,6 +62,6 @@ def flatten(settings: Mapping[str, object], prefix: str = "") -> dict[str, objec
 
 
 def read_known_keys(library: str) -> set[str]:
-    """Return the keys that the library's source knows."""
+    """Return the keys that the library accepts."""
     lines = (KEYS / f"{library}.txt").read_text(encoding="utf-8").splitlines()
     return {line for line in lines if not line.startswith("#")}

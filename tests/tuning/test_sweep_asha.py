@@ -1,4 +1,4 @@
-"""Sweeps that stop trials at rungs, on a real Ray, with a training that takes no time."""
+"""Sweeps that stop trials at rungs, on a real Ray, with the fake training."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ SMALL = ("search.sampler=random", "training.steps=4", "search.replicates.max_run
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the trials' processes find the fake training and, from any folder, the package."""
+    """Put the package and the fake training on the PYTHONPATH of the trials."""
     folders = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
 
 
-def sweep(folder: Path, variant: str) -> SweepSpec:
+def load_asha_spec(directory: Path, variant: str) -> SweepSpec:
     scheduler = f"search.scheduler={{type: asha, grace: 0.1, variant: {variant}}}"
-    given = [f"storage={folder}", *SMALL, "search.trials=20", scheduler]
-    return load_spec(SPACE, given, "sweep")
+    overrides = [f"storage={directory}", *SMALL, "search.trials=20", scheduler]
+    return load_spec(SPACE, overrides, "sweep")
 
 
 @pytest.mark.parametrize("variant", ["stop", "promote"])
-def test_stopped_trials_take_no_step_past_their_rung_and_leave_nothing(
+def test_stopped_trials_take_no_step_past_their_rung_and_leave_no_files(
     tmp_path: Path, variant: str
 ):
-    spec = sweep(tmp_path, variant)
+    spec = load_asha_spec(tmp_path, variant)
     result = run_sweep(spec, train="tests.support.fake_training:train")
     with Ledger.open(spec, read_only=True) as ledger:
         states = {trial.state.name for trial in ledger.study.trials}
