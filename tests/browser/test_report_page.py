@@ -53,8 +53,8 @@ addEventListener("load", () => {
 def report(tmp_path_factory):
     if not CHROMIUM:
         pytest.skip("no Chromium on this machine")
-    folder = tmp_path_factory.mktemp("report")
-    spec = make_spec(folder)
+    directory = tmp_path_factory.mktemp("report")
+    spec = make_spec(directory)
     records = make_records(spec, 18, replicates=4, failed=(4, 7))
     for record in records[1:]:
         write_steps(record)

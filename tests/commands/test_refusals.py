@@ -1,4 +1,4 @@
-"""Input that the sweep command refuses with exit status 2 and one message, before it starts work."""
+"""Input that the sweep command refuses with exit status 2 and one message, before any work."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def refuse(tmp_path, monkeypatch):
-    """A function that runs the command with overrides in an empty directory and returns its error."""
+    """A function that runs the command in an empty directory and returns its error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 

@@ -140,12 +140,12 @@ def test_two_sweeps_are_compared(tmp_path, capsys):
 
 
 def test_two_modes_of_one_sweep_are_compared(tmp_path, capsys):
-    folder = run_made_up_sweep(tmp_path, "both", mode="grpo")
-    assert report.main([str(folder), "--modes", "gdpo", "grpo"]) == 0
+    directory = run_made_up_sweep(tmp_path, "both", mode="grpo")
+    assert report.main([str(directory), "--modes", "gdpo", "grpo"]) == 0
     assert "gdpo and grpo: no significant difference" in capsys.readouterr().out
     assert (
         "the 6 and 6 configurations that no model proposed"
-        in (folder / "comparison_gdpo_grpo.html").read_text()
+        in (directory / "comparison_gdpo_grpo.html").read_text()
     )
 
 

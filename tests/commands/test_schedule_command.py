@@ -46,7 +46,7 @@ def test_a_run_from_tick_to_tick(tmp_path, backend, capsys):
     load_scheduled_sweep(tmp_path, NIGHTLY)
     assert run_schedule(tmp_path, "tick") == 0
     assert capsys.readouterr().out == ""
-    backend.clock.pass_by(hours=1)
+    backend.clock.advance(hours=1)
     assert run_schedule(tmp_path, "tick") == 0
     name = "nightly-20260101T020000Z"
     assert capsys.readouterr().out.splitlines() == [
@@ -60,7 +60,7 @@ def test_a_run_from_tick_to_tick(tmp_path, backend, capsys):
     backend.takes_to_stop = timedelta(seconds=30)
     assert run_schedule(tmp_path, "stop", "nightly") == 0
     assert capsys.readouterr().out == f"{name} was asked to stop already, and has not ended yet\n"
-    backend.clock.pass_by(minutes=1)
+    backend.clock.advance(minutes=1)
     assert run_schedule(tmp_path, "tick") == 0
     assert capsys.readouterr().out.endswith(f"{name} stopped: stopped by name.\n")
     assert run_schedule(tmp_path, "run", "nightly", "--at", "2026-01-01T02:00:00Z") == 0
@@ -71,7 +71,7 @@ def test_wrong_files_do_not_stop_other_sweeps(tmp_path, backend, capsys):
     load_scheduled_sweep(tmp_path, NIGHTLY)
     (tmp_path / "sweeps" / "bad.yaml").write_text("space: nowhere.yaml\n")
     assert run_schedule(tmp_path, "tick") == 2
-    backend.clock.pass_by(hours=1)
+    backend.clock.advance(hours=1)
     assert run_schedule(tmp_path, "tick") == 2
     printed = capsys.readouterr()
     assert "there is no file nowhere.yaml" in printed.err
@@ -83,7 +83,7 @@ def test_wrong_files_do_not_stop_other_sweeps(tmp_path, backend, capsys):
 def test_exit_statuses(tmp_path, backend, capsys):
     load_scheduled_sweep(tmp_path, NIGHTLY)
     assert run_schedule(tmp_path, "run", "nightly", "--now") == 0
-    backend.clock.pass_by(minutes=5)
+    backend.clock.advance(minutes=5)
     assert run_schedule(tmp_path, "run", "nightly", "--now", "--wait") == 3
     assert "skipped (overlap)" in capsys.readouterr().out
     backend.down = True
@@ -91,7 +91,7 @@ def test_exit_statuses(tmp_path, backend, capsys):
     assert "the fake backend is down" in capsys.readouterr().err
     backend.down = False
     for _ in range(2):
-        backend.clock.pass_by(hours=1.1)
+        backend.clock.advance(hours=1.1)
         assert run_schedule(tmp_path, "tick") == 0
     backend.down = True
     with pytest.raises(BackendUnreachableError) as caught:
@@ -149,7 +149,7 @@ def test_a_sweep_whose_disk_fails_does_not_stop_others(tmp_path, backend, capsys
 
     monkeypatch.setattr(console, "tick", broken)
     assert run_schedule(tmp_path, "tick") == 1
-    backend.clock.pass_by(hours=1)
+    backend.clock.advance(hours=1)
     assert run_schedule(tmp_path, "tick") == 1
     printed = capsys.readouterr()
     assert "other-20260101T020000Z is started." in printed.out
@@ -170,11 +170,11 @@ def test_status_of_a_damaged_history_shows_the_others(tmp_path, backend, capsys)
 
 def test_status_reports_a_clock_that_was_ahead(tmp_path, backend, capsys):
     load_scheduled_sweep(tmp_path, NIGHTLY)
-    backend.clock.pass_by(days=30)
+    backend.clock.advance(days=30)
     assert run_schedule(tmp_path, "tick") == 0
     assert run_schedule(tmp_path, "status") == 0
     assert "held back" not in capsys.readouterr().out
-    backend.clock.pass_by(days=-28)
+    backend.clock.advance(days=-28)
     assert run_schedule(tmp_path, "tick") == 0
     assert run_schedule(tmp_path, "status") == 0
     printed = capsys.readouterr().out

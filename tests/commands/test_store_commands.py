@@ -1,4 +1,4 @@
-"""A sweep on a real S3 server with its ledger in a real PostgreSQL: commands that read or refuse it."""
+"""A sweep on a real S3 server with its ledger in a real PostgreSQL, and commands on it."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def run_two_trials(spec: SweepSpec, node: Path) -> None:
         params = spec.space.complete_baseline({})
         for number in range(2):
             ledger.start(params, "search", "model", 7 + number)
-            folder = node / str(number)
+            directory = node / str(number)
             files = StoreDirectory(f"{spec.address}/trials/{number}")
-            download_trial(files, folder, "this")
-            append_step(folder, Measurement(1, {"train/loss": 0.5}, Cost(64, 1.0)))
-            write_checkpoint(folder, 4, Cost(256, 2.0), lambda at: (at / "weights").touch())
-            upload_trial(files, folder)
+            download_trial(files, directory, "this")
+            append_step(directory, Measurement(1, {"train/loss": 0.5}, Cost(64, 1.0)))
+            write_checkpoint(directory, 4, Cost(256, 2.0), lambda at: (at / "weights").touch())
+            upload_trial(files, directory)
             values = {n: Estimate(0.5 + number / 10, 0.01) for n in spec.objectives}
             checkpoint = ledger.get_trial_directory(number) / "checkpoint-4"
             ledger.complete(number, Outcome(values, values, Cost(640, 2.0), checkpoint))

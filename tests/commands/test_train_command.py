@@ -56,7 +56,7 @@ class FakeTraining:
             if callable(action):
                 action()
             written = write_checkpoint(
-                config.directory, step, Cost(), lambda folder: (folder / "x").touch()
+                config.directory, step, Cost(), lambda directory: (directory / "x").touch()
             )
             measured = Measurement(step, {"train/reward/format/mean": 0.5}, Cost(step))
             append_step(config.directory, measured)
@@ -79,7 +79,7 @@ def fake(monkeypatch, tmp_path):
 def test_a_file_with_fixed_values_is_trained(fake, tmp_path, capsys):
     arguments = [*FILE, "--steps", "3", "--seed", "5", "--threads", "2"]
     assert train.main(arguments) == 0
-    (config,) = fake.asked
+    (config,) = fake.configs
     assert config.params["normalization"] == "grpo"
     assert config.params["reward_weights.length"] == 0.25
     assert config.params["temperature"] == 1.0
@@ -102,7 +102,7 @@ def test_all_parameters_without_a_fixed_value_are_listed(fake):
         "space.reward_weights.length",
     ]
     assert "--set space.learning_rate=9.49e-05" in str(caught.value)
-    assert fake.asked == []
+    assert fake.configs == []
 
 
 def test_the_same_command_on_a_finished_training_starts_nothing(fake, capsys):
@@ -110,7 +110,7 @@ def test_the_same_command_on_a_finished_training_starts_nothing(fake, capsys):
     first = capsys.readouterr().out
     assert train.main([*FILE, "--steps", "2"]) == 0
     again = capsys.readouterr().out
-    assert len(fake.asked) == 1
+    assert len(fake.configs) == 1
     assert "already finished" in again
     assert first.splitlines()[-8:] == again.splitlines()[-8:]
 
@@ -129,7 +129,7 @@ def test_a_file_of_several_workers_is_refused(fake):
         UsageError, match=r"gdpo_tune\.sweep starts several\n.* --set resources\.workers=1"
     ):
         train.main([*FILE, "--set", "resources.workers=2"])
-    assert fake.asked == []
+    assert fake.configs == []
 
 
 def test_a_directory_in_which_another_process_trains_is_refused(fake, tmp_path):
@@ -140,7 +140,7 @@ def test_a_directory_in_which_another_process_trains_is_refused(fake, tmp_path):
 
 
 def test_a_signal_ends_the_training_and_the_same_command_resumes_it(fake, capsys):
-    fake.at[2] = lambda: signal.raise_signal(signal.SIGTERM)
+    fake.actions[2] = lambda: signal.raise_signal(signal.SIGTERM)
     arguments = [*FILE, "--steps", "4"]
     assert train.main(arguments) == 130
     captured = capsys.readouterr()
@@ -156,7 +156,7 @@ def test_a_training_that_fails_says_why_and_can_be_started_again(fake, tmp_path)
     def fail():
         raise TrialFailure("loss is nan at step 2")
 
-    fake.at[2] = fail
+    fake.actions[2] = fail
     with pytest.raises(TrialFailure, match="loss is nan"):
         train.main([*FILE, "--steps", "3"])
     assert not (tmp_path / "runs" / "code-train-3" / train.RESULT).exists()
@@ -167,13 +167,13 @@ def test_a_training_that_ran_out_of_memory_resumes_with_smaller_micro_batches(fa
     def fail():
         raise TrialFailure("out of memory: set training.micro_batch_size below 64")
 
-    fake.at[2] = fail
+    fake.actions[2] = fail
     arguments = [*FILE, "--steps", "3"]
     with pytest.raises(TrialFailure, match="out of memory"):
         train.main(arguments)
     assert train.main([*arguments, "--set", "training.micro_batch_size=8"]) == 0
     assert fake.resumed == [None, "checkpoint-1"]
-    assert fake.asked[-1].training.micro_batch_size == 8
+    assert fake.configs[-1].training.micro_batch_size == 8
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def searched(tmp_path):
 def test_a_trial_of_a_sweep_is_trained_again(fake, searched, tmp_path, pick, number, label):
     source = f"{searched.directory}:{pick}"
     assert train.main(["--from", source, "--steps", "3"]) == 0
-    (config,) = fake.asked
+    (config,) = fake.configs
     assert config.params["reward_weights.format"] == pytest.approx(0.1 * (number + 1))
     assert config.seed == 70 + number
     assert config.training.length_limit == 20
@@ -237,7 +237,7 @@ def test_a_population_member_is_retrained_with_the_schedule_of_its_lineage(fake,
             ledger.record_generation(Generation(step, (0, 1, 2), (exploit,)))
     assert train.main(["--from", f"{spec.directory}:2"]) == 0
     assert train.main(["--from", f"{spec.directory}:2", "--steps", "6"]) == 0
-    same, shorter = fake.asked
+    same, shorter = fake.configs
     assert same.seed == 71
     assert [same.params_at(n)["reward_weights.format"] for n in (0, 20, 40)] == [0.2, 0.2, 0.4]
     assert [segment.step for segment in shorter.schedule] == [2, 4]
@@ -254,10 +254,10 @@ def test_a_schedule_is_part_of_a_request(fake, searched):
 
 
 def test_a_pick_by_conditions_is_trained_under_its_trial_number(fake, searched, capsys):
-    folder, choice = str(searched.directory), "max correctness where format >= 0.5"
-    assert train.main(["--from", folder, "--pick", choice, "--steps", "1"]) == 0
-    assert train.main(["--from", f"{folder}:{choice}", "--steps", "1"]) == 0
-    (config,) = fake.asked
+    directory, choice = str(searched.directory), "max correctness where format >= 0.5"
+    assert train.main(["--from", directory, "--pick", choice, "--steps", "1"]) == 0
+    assert train.main(["--from", f"{directory}:{choice}", "--steps", "1"]) == 0
+    (config,) = fake.configs
     assert (config.seed, config.directory.name) == (72, "sweep-trial-2-1")
     sentence = f"chosen by {choice!r}: trial 2: correctness 0.700 ± 0.010, format 0.700 ± 0.010"
     assert capsys.readouterr().out.count(sentence) == 2
@@ -273,7 +273,7 @@ def test_two_picks_are_refused(fake, searched):
 def test_a_sweep_that_was_moved_is_read_from_its_new_directory(fake, searched, tmp_path):
     moved = searched.directory.rename(tmp_path / "elsewhere")
     assert train.main(["--from", f"{moved}:knee", "--steps", "1"]) == 0
-    assert fake.asked[0].seed == 72
+    assert fake.configs[0].seed == 72
 
 
 def test_the_sweep_is_not_modified(searched):

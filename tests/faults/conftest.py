@@ -34,7 +34,7 @@ def no_authentication(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def empty_cluster(no_authentication: None) -> Iterator[RayCluster]:
     """A cluster without nodes, for a test that leaves it unusable."""
-    with make_short_directory() as folder, open_ray_cluster(folder, **VARIABLES) as cluster:
+    with make_short_directory() as directory, open_ray_cluster(directory, **VARIABLES) as cluster:
         yield cluster
 
 
@@ -43,8 +43,8 @@ def cluster() -> Iterator[RayCluster]:
     """Two nodes, for tests that leave them intact."""
     with (
         pytest.MonkeyPatch.context() as patch,
-        make_short_directory() as folder,
-        open_ray_cluster(folder, **VARIABLES) as cluster,
+        make_short_directory() as directory,
+        open_ray_cluster(directory, **VARIABLES) as cluster,
     ):
         disable_authentication(patch)
         cluster.start(2, **NODE)
@@ -53,9 +53,9 @@ def cluster() -> Iterator[RayCluster]:
 
 @pytest.fixture(scope="session")
 def whole(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> UndisturbedSweeps:
-    folder = tmp_path_factory.mktemp("whole")
+    directory = tmp_path_factory.mktemp("whole")
     sweeps = {
-        name: build_slow_sweep(folder / name, overrides, cluster)
+        name: build_slow_sweep(directory / name, overrides, cluster)
         for name, overrides in (("fifo", FIFO), ("asha", ASHA))
     }
     for sweep in sweeps.values():

@@ -1,4 +1,4 @@
-"""Clusters with a process or node that does not answer for a minute, by SIGSTOP or a cut network."""
+"""Clusters with a process or node that is stopped or cut off for a minute."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def run_ip_command(*words: str) -> None:
 
 @contextmanager
 def create_network() -> Iterator[None]:
-    """Create a bridge at `NETWORK`.1 and a namespace at `NETWORK`.2, connected by a virtual cable."""
+    """Create a bridge at `NETWORK`.1, connected with a namespace at `NETWORK`.2."""
     try:
         run_ip_command("link", "add", "gdpo-bridge", "type", "bridge")
         run_ip_command("address", "add", f"{NETWORK}.1/24", "dev", "gdpo-bridge")
@@ -147,8 +147,8 @@ def test_the_network_of_a_node(
     settings = {"ip": f"{NETWORK}.1", **VARIABLES}
     with (
         create_network(),
-        make_short_directory() as folder,
-        open_ray_cluster(folder, **settings) as cluster,
+        make_short_directory() as directory,
+        open_ray_cluster(directory, **settings) as cluster,
     ):
         cluster.start_head(**NODE)
         node = cluster.add_node(f"{NETWORK}.2", ("ip", "netns", "exec", "gdpo-node"), **NODE)

@@ -103,7 +103,7 @@ def test_the_shared_directory(
                     run_mount("--bind", tmp_path / "kept" / "runs", mounted)
                 assert process.wait(600) == 0, sweep.read_errors()
             check_recovery(cluster, sweep, whole["fifo"])
-            assert add_row(f"shared folder gone, its mountpoint {mountpoint}", sweep, fault)
+            assert add_row(f"shared directory gone, its mountpoint {mountpoint}", sweep, fault)
 
 
 @needs_root

@@ -45,7 +45,7 @@ def load_short_spec(directory: Path) -> SweepSpec:
 
 @contextmanager
 def start_sweep(directory: Path) -> Iterator[subprocess.Popen[str]]:
-    """The command, as a person runs it in `directory`, in a process group of its own."""
+    """Start the command in `directory`, in its own process group."""
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     with subprocess.Popen(
         [sys.executable, "-m", "gdpo_tune.sweep", *list_arguments()],

@@ -46,9 +46,9 @@ def sweep(
     monkeypatch.setenv(CACHE, str(tmp_path / "driver"))
     one, two = (("env", f"{CACHE}={tmp_path / name}") for name in ("one", "two"))
     with (
-        make_short_directory() as folder,
+        make_short_directory() as directory,
         run_postgres() as ledger,
-        open_ray_cluster(folder, **VARIABLES) as cluster,
+        open_ray_cluster(directory, **VARIABLES) as cluster,
     ):
         cluster.start_head(one, **NODE, gpus=1)
         node = cluster.add_node(prefix=two, **NODE, gpus=1)

@@ -61,7 +61,7 @@ def test_a_server_that_fails_for_a_while_receives_everything_once(tmp_path, serv
 
 
 def test_a_server_that_never_comes_back_costs_one_warning(tmp_path, server):
-    with server.hung():
+    with server.keep_hung():
         driver = start_driver(tmp_path, server.uri, 0.0, 10.0, **TIMEOUT)
         out, _ = driver.communicate(timeout=PATIENCE)
         assert driver.returncode == 0

@@ -55,7 +55,7 @@ ASHA = (*SWEEP, "search.scheduler={type: asha, grace: 0.1, variant: stop}")
 TRIAL = "ray::ImplicitFunc"
 """Start of the command line of a trial's process."""
 STANDSTILL_SECONDS = 1.0
-"""Seconds without a step after which a trial counts as delayed; a step takes a third of a second."""
+"""Seconds without a step after which a trial counts as delayed; a step takes 0.3 s."""
 MINUTE = 60.0
 ROWS: list[tuple[str, ...]] = []
 """Rows of the table that is printed at the end of all tests."""

@@ -65,7 +65,7 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
             config.directory,
             step,
             cost,
-            lambda folder: (folder / "weights").touch(),
+            lambda directory: (directory / "weights").touch(),
             measurement.validation,
         ).path
         if not SHARED_DIRECTORY:

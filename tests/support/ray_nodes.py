@@ -177,20 +177,20 @@ class RayCluster:
     ) -> RayNode:
         self._count += 1
         name = f"{kind}{self._count}"
-        folder = self._folder / name
-        folder.mkdir()
+        directory = self._folder / name
+        directory.mkdir()
         command = [
-            *(*prefix, *RAY, *options, f"--node-name={name}", f"--temp-dir={folder}"),
+            *(*prefix, *RAY, *options, f"--node-name={name}", f"--temp-dir={directory}"),
             *(f"--{port}={find_free_port()}" for port in PORTS),
             *(f"--num-{resource}={count}" for resource, count in resources.items()),
             # workers find their own: two nodes of one machine would hand out the same ones
             *("--min-worker-port=0", "--max-worker-port=0", "--object-store-memory=134217728"),
         ]
-        with (folder / "out.txt").open("w") as out:
+        with (directory / "out.txt").open("w") as out:
             process = subprocess.Popen(
                 command, env=self._environment, stdout=out, stderr=out, start_new_session=True
             )
-        self.nodes.append(RayNode(name, folder, process))
+        self.nodes.append(RayNode(name, directory, process))
         return self.nodes[-1]
 
     def _wait_for(self, node: RayNode) -> RayNode:
@@ -207,7 +207,7 @@ class RayCluster:
 
 @contextmanager
 def make_short_directory() -> Iterator[Path]:
-    """Make a temporary directory with a short path: names of sockets have at most 107 characters."""
+    """Make a temporary directory; its path is short, since sockets have at most 107 characters."""
     with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as name:
         yield Path(name)
 

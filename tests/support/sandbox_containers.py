@@ -20,7 +20,7 @@ NUMBERS = {
 
 
 def refuse_namespaces():
-    """Refuse the calls that Docker's default profile refuses to a container without capabilities."""
+    """Refuse the calls that Docker's default profile refuses without capabilities."""
     refused = "unshare setns mount umount2 pivot_root fsopen fsmount move_mount open_tree"
     _load_filter(
         dict.fromkeys(refused.split(), bpf.refuse(errno.EPERM))

@@ -42,7 +42,7 @@ def list_step_times(zone: str, step: int) -> list[datetime]:
 
 
 def draw_calls(chance: random.Random, every: float) -> list[tuple[datetime, bool]]:
-    """Draw irregular times of calls of `tick`, and whether the backend answers, with outages of both."""
+    """Draw irregular times of calls of `tick`, and whether the backend answers."""
     calls, now = [], START
     while now < END:
         gap = every * chance.uniform(0.3, 1.7)

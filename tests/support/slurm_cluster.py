@@ -19,12 +19,12 @@ SlurmctldPort={ports[0]}
 SlurmUser=root
 AuthType=auth/none
 CredType=cred/none
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
-SlurmctldPidFile={folder}/controller.pid
-SlurmdPidFile={folder}/%n.pid
-SlurmctldLogFile={folder}/controller.log
-SlurmdLogFile={folder}/%n.log
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/spool-%n
+SlurmctldPidFile={directory}/controller.pid
+SlurmdPidFile={directory}/%n.pid
+SlurmctldLogFile={directory}/controller.log
+SlurmdLogFile={directory}/%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
@@ -75,7 +75,7 @@ def write_configuration(directory: Path) -> None:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         ports = [each.getsockname()[1] for each in sockets]
-    text = CONFIGURATION.format(host=socket.gethostname(), folder=directory, ports=ports)
+    text = CONFIGURATION.format(host=socket.gethostname(), directory=directory, ports=ports)
     (directory / "slurm.conf").write_text(text)
     (directory / "gres.conf").write_text(f"Name=gpu File={directory}/gpu[0-3]\n")
     for number in range(4):

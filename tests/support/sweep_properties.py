@@ -42,8 +42,8 @@ def check_every_trial_once(sweep: KilledSweep) -> None:
     assert sorted(closed) == numbers
     ends = [e["trial_id"] for e in written if {"outcome", "end"} & e.get("user_attr", {}).keys()]
     assert sorted(ends) == numbers
-    folders = {int(folder.name) for folder in (spec.directory / "trials").iterdir()}
-    assert folders | {0} == set(numbers)  # the untrained policy may need none
+    directories = {int(directory.name) for directory in (spec.directory / "trials").iterdir()}
+    assert directories | {0} == set(numbers)  # the untrained policy may need none
 
     roles = Counter(record.role for record in records)
     assert (roles["untrained"], roles["published"]) == (1, 1)
@@ -167,7 +167,7 @@ def collect_facts(sweep: KilledSweep) -> dict[str, Any]:
 
 
 def collect_search_facts(sweep: KilledSweep) -> list[dict[str, Any]]:
-    """Collect the facts of all trials except replicates, whose choice depends on the order of ends."""
+    """Collect the facts of all trials except replicates, which depend on the order of ends."""
     return [trial for trial in collect_facts(sweep)["trials"] if trial["role"] != "replicate"]
 
 

@@ -22,7 +22,7 @@ SPACE = ROOT / "search_spaces" / "code.yaml"
 def load_code_spec(
     directory: Path, overrides: Sequence[str] = (), space: Path = SPACE
 ) -> SweepSpec:
-    """The shipped search space, kept in `directory`."""
+    """Load the shipped search space with its storage in `directory`."""
     return load_spec(space, [f"storage={directory}", *overrides], "sweep")
 
 
@@ -58,7 +58,7 @@ def build_measurement(
 
 
 def build_trial_config(directory: Path) -> TrialConfig:
-    """Trial 3, of 100 steps, of the sweep in `directory`."""
+    """Build the configuration of trial 3, of 100 steps, of the sweep in `directory`."""
     (directory / SPEC).touch()
     (directory / "trials" / "3").mkdir(parents=True)
     training = TrainingSettings(steps=100)

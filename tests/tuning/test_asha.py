@@ -400,11 +400,11 @@ def test_checkpoints_of_stopped_trials_stay_only_if_all_do(tmp_path: Path, keep:
             driver.report(
                 trial, build_measurement(7, correctness=value, format=value, length=value)
             )
-        folder = ledger.get_trial_directory(3)
-        write_checkpoint(folder, 7, ledger.get_record(3).cost, lambda path: (path / "w").touch())
+        directory = ledger.get_trial_directory(3)
+        write_checkpoint(directory, 7, ledger.get_record(3).cost, lambda path: (path / "w").touch())
         driver.end(trials[1], interrupted=True)
-        assert (folder / "checkpoint-7").exists() is stays
+        assert (directory / "checkpoint-7").exists() is stays
         driver.end(trials[0])
         delete_unkept_checkpoints(ledger)
-        assert (folder / "checkpoint-7").exists() is stays
+        assert (directory / "checkpoint-7").exists() is stays
         assert ledger.get_record(3).state == "pruned"

@@ -117,7 +117,7 @@ def save_checkpoint(config: TrialConfig, state: State, evaluated: bool) -> Path:
         config.directory,
         len(state),
         cost,
-        lambda folder: (folder / "state").write_text(json.dumps(state)) and None,
+        lambda directory: (directory / "state").write_text(json.dumps(state)) and None,
         validation,
     )
     keep_newest(config.directory)
@@ -248,7 +248,7 @@ def test_the_result_does_not_depend_on_the_number_of_slots(
 
 @pytest.fixture
 def writes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int | None], int]]:
-    """A function that starts a new count of writes and sets after how many of them each one kills."""
+    """A function that restarts the count of writes; each one after `kill_after` kills."""
     count, last = 0, None
 
     def counted(original: Callable[..., object]) -> Callable[..., object]:

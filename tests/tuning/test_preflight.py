@@ -68,7 +68,7 @@ def nodes(table: NodeTable) -> Nodes:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def directory(tmp_path: Path) -> Path:
     created = tmp_path / "runs" / "code"
     created.mkdir(parents=True)
     return created
@@ -78,38 +78,38 @@ def folder(tmp_path: Path) -> Path:
 def check(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A function that checks nodes with a fake probe."""
 
-    def check_with(spec: SweepSpec, folder: Path, nodes: Nodes, probe: object) -> None:
+    def check_with(spec: SweepSpec, directory: Path, nodes: Nodes, probe: object) -> None:
         monkeypatch.setattr(preflight, "probe_by_tasks", probe)
-        check_nodes(spec, folder, nodes)
+        check_nodes(spec, directory, nodes)
 
     return check_with
 
 
-def test_a_directory_that_every_node_sees_is_left_as_it_was(tmp_path, folder, nodes, check):
-    check(load_code_spec(tmp_path), folder, nodes, FakeProbe(tmp_path))
-    assert os.listdir(folder) == []
+def test_a_directory_that_every_node_sees_is_left_as_it_was(tmp_path, directory, nodes, check):
+    check(load_code_spec(tmp_path), directory, nodes, FakeProbe(tmp_path))
+    assert os.listdir(directory) == []
 
 
-def test_a_directory_that_is_local_to_a_node_is_refused(tmp_path, folder, nodes, check):
+def test_a_directory_that_is_local_to_a_node_is_refused(tmp_path, directory, nodes, check):
     with pytest.raises(
         ClusterError, match=r"is another directory on node two \(bbbbbbbb\)"
     ) as caught:
-        check(load_code_spec(tmp_path), folder, nodes, FakeProbe(tmp_path, local=["two"]))
+        check(load_code_spec(tmp_path), directory, nodes, FakeProbe(tmp_path, local=["two"]))
     assert "fix: --set storage=FOLDER, one that is mounted on every node" in str(caught.value)
-    assert os.listdir(folder) == []
+    assert os.listdir(directory) == []
 
 
 def test_a_node_that_sees_the_directory_and_writes_elsewhere_is_refused(
-    tmp_path, folder, nodes, check
+    tmp_path, directory, nodes, check
 ):
     def probe(mark: Path, nodes: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
         return {node.id: NodeAnswer() for node in nodes}
 
     with pytest.raises(ClusterError, match=r"node one \(aaaaaaaa\), two"):
-        check(load_code_spec(tmp_path), folder, nodes, probe)
+        check(load_code_spec(tmp_path), directory, nodes, probe)
 
 
-def test_a_node_that_may_not_write(tmp_path, folder, nodes, check, monkeypatch):
+def test_a_node_that_may_not_write(tmp_path, directory, nodes, check, monkeypatch):
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -118,27 +118,27 @@ def test_a_node_that_may_not_write(tmp_path, folder, nodes, check, monkeypatch):
         return {node.id: probe_node(mark, "x", needed) for node in nodes}
 
     with pytest.raises(ClusterError, match=r"one .* cannot write into the sweep's directory \(P"):
-        check(load_code_spec(tmp_path), folder, nodes, probe)
+        check(load_code_spec(tmp_path), directory, nodes, probe)
 
 
-def test_a_node_without_room_for_a_trial_is_not_checked(tmp_path, folder, nodes, check):
+def test_a_node_without_room_for_a_trial_is_not_checked(tmp_path, directory, nodes, check):
     spec = load_code_spec(tmp_path).model_copy(update={"resources": Resources(cpus=4)})
 
     def probe(mark: Path, nodes: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
         assert not nodes
         return {}
 
-    check(spec, folder, nodes, probe)
+    check(spec, directory, nodes, probe)
 
 
-def test_files_that_trials_read_must_exist_on_every_node(tmp_path, folder, nodes, check):
+def test_files_that_trials_read_must_exist_on_every_node(tmp_path, directory, nodes, check):
     policy = tmp_path / "policy"
     policy.mkdir()
     spec = load_code_spec(tmp_path).model_copy(update={"policy": str(policy)})
     assert list_needed_paths(spec) == [str(policy)]
     assert list_needed_paths(load_code_spec(tmp_path)) == []
     with pytest.raises(ClusterError, match=r"two \(bbbbbbbb\) lacks .*policy-nowhere"):
-        check(spec, folder, nodes, FakeProbe(tmp_path, lacking="two"))
+        check(spec, directory, nodes, FakeProbe(tmp_path, lacking="two"))
 
 
 def test_the_file_of_a_custom_task_must_exist_on_nodes(tmp_path):
@@ -148,7 +148,7 @@ def test_the_file_of_a_custom_task_must_exist_on_nodes(tmp_path):
     assert list_needed_paths(spec) == [str(file)]
 
 
-def test_a_node_that_dies_during_the_check_is_ignored(tmp_path, folder, nodes, check, table):
+def test_a_node_that_dies_during_the_check_is_ignored(tmp_path, directory, nodes, check, table):
     died = ClusterError("node two cannot run trials: The node died.")
     of_two = {"bbbbbbbbbb": died}
 
@@ -157,14 +157,14 @@ def test_a_node_that_dies_during_the_check_is_ignored(tmp_path, folder, nodes, c
         return {one: probe_node(mark, f"{mark.name}-{one}", needed), **of_two}
 
     with pytest.raises(ClusterError) as caught:
-        check(load_code_spec(tmp_path), folder, nodes, probe)
+        check(load_code_spec(tmp_path), directory, nodes, probe)
     assert caught.value is died
     of_two.clear()  # Ray would not place a task there
-    check(load_code_spec(tmp_path), folder, nodes, probe)
+    check(load_code_spec(tmp_path), directory, nodes, probe)
 
 
 def test_a_node_that_is_lost_during_the_check_need_not_answer(
-    tmp_path, folder, nodes, check, table
+    tmp_path, directory, nodes, check, table
 ):
     died = ClusterError("node two cannot run trials: The node died.")
 
@@ -173,7 +173,7 @@ def test_a_node_that_is_lost_during_the_check_need_not_answer(
         one = nodes[0].id
         return {one: probe_node(mark, f"{mark.name}-{one}", needed), "bbbbbbbbbb": died}
 
-    check(load_code_spec(tmp_path), folder, nodes, probe)
+    check(load_code_spec(tmp_path), directory, nodes, probe)
 
 
 def test_a_node_reports_whether_it_can_write_to_the_object_store(tmp_path, monkeypatch):

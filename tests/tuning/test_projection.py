@@ -99,7 +99,7 @@ def test_members_of_a_population_are_left_out_and_so_are_their_replicates(spec: 
 
 
 def run_trials(projection: Projection, trials: int, width: int = 2) -> list[Suggestion]:
-    """Propose `trials` times with `width` trials in flight, which end in the order of their start."""
+    """Propose `trials` times with `width` trials in flight, which end in order of start."""
     suggestions: list[Suggestion] = []
     flying: list[TrialRecord] = []
     for number in range(trials):
@@ -263,7 +263,7 @@ def load_projection(spec: SweepSpec, records: Iterable[TrialRecord]) -> Projecti
 
 
 def measure_distance(spec: SweepSpec, one: Params, other: Params) -> float:
-    """Return the largest difference in a dimension, as a share of its range; 1 for another choice."""
+    """Return the largest difference in a dimension, as a share of its range; 1 for choices."""
     shares = [float(one[n] != other[n]) for n in ("normalization", "group_size")]
     for name in ("reward_weights.format", "reward_weights.length", "learning_rate"):
         domain = spec.space.domains[name]

@@ -20,7 +20,7 @@ from tests.support.tuning import load_code_spec
 
 
 class SlowProjection:
-    """Proposes the number of records at the start of the call; blocks until the test releases it."""
+    """Proposes its number of records; blocks until the test releases it."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []

@@ -134,7 +134,7 @@ class WorkCounter:
 def test_the_work_of_rebuilding_is_linear_in_ended_trials(
     monkeypatch: pytest.MonkeyPatch, variant: Variant
 ):
-    """Both cases have the same number of open trials. Repeating all decisions would take 16 times the work."""
+    """Both have equally many open trials; repeating all decisions would take 16 times the work."""
     work_done: list[float] = []
     for trials in (500, 2000):
         work, history = WorkCounter(monkeypatch), History(0, trials, 0)

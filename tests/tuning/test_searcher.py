@@ -327,9 +327,9 @@ class CheckpointDriver(Driver):
 
     def end(self, trial_id: str, **result: Any) -> None:
         config = self.in_flight[trial_id]
-        folder = config.directory / "checkpoint-60"
-        folder.mkdir(parents=True)
-        super().end(trial_id, outcome=replace(build_trade_off(config.params), checkpoint=folder))
+        directory = config.directory / "checkpoint-60"
+        directory.mkdir(parents=True)
+        super().end(trial_id, outcome=replace(build_trade_off(config.params), checkpoint=directory))
 
 
 def test_checkpoints_of_a_finished_sweep_are_deleted_by_the_next_process(

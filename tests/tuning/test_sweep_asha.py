@@ -29,8 +29,8 @@ SMALL = ("search.sampler=random", "training.steps=4", "search.replicates.max_run
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the package and the fake training on the PYTHONPATH of the trials."""
-    folders = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
+    directories = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, directories)))
 
 
 def load_asha_spec(directory: Path, variant: str) -> SweepSpec:
@@ -56,9 +56,9 @@ def test_stopped_trials_take_no_step_past_their_rung_and_leave_no_files(
         # the fake training measures after every step
         assert [rung.step for rung in record.rungs] == list(range(1, len(record.rungs) + 1))
         assert f"stopped at rung {64 * len(record.rungs):,}: dominated by #" in record.reason
-        folder = spec.directory / "trials" / str(record.number)
-        assert not list(folder.glob("checkpoint-*"))
-        assert not (folder / HALT).exists()
+        directory = spec.directory / "trials" / str(record.number)
+        assert not list(directory.glob("checkpoint-*"))
+        assert not (directory / HALT).exists()
 
     starts = [execution["from"] for execution in list_executions(spec.directory)]
     if variant == "stop":

@@ -52,8 +52,8 @@ run_sweep(load_spec(space, overrides, "sweep"), train="tests.support.fake_traini
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the package and the fake training on the PYTHONPATH of the trials."""
-    folders = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
+    directories = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, directories)))
 
 
 def test_a_member_of_a_real_population_is_one_training_bit_for_bit(tmp_path: Path):

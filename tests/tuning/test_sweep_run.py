@@ -63,8 +63,8 @@ print(json.dumps({"interrupted": result.interrupted, "trials": len(result.record
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the package and the fake training on the PYTHONPATH of the trials."""
-    folders = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
+    directories = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, directories)))
 
 
 def load_small_spec(directory: Path, *overrides: str) -> SweepSpec:

@@ -51,8 +51,8 @@ sys.exit(130 if run_sweep(load_spec(space, overrides, "sweep")).interrupted else
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the package on the PYTHONPATH of the trials."""
-    folders = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
+    directories = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, directories)))
 
 
 def load_small_spec(directory: Path, *overrides: str) -> SweepSpec:
@@ -71,11 +71,11 @@ def test_a_sweep_with_two_workers_a_trial(tmp_path: Path):
     untrained, *trained = result.records
     assert untrained.cost.completions == 0
     for record in trained:
-        folder = get_trial_directory(spec, record.number)
-        assert [m.step for m in read_steps(folder)] == [1, 2, 3, 4]
-        assert len((folder / STEPS_FILE).read_text().splitlines()) == 4, "one of the two writes"
+        directory = get_trial_directory(spec, record.number)
+        assert [m.step for m in read_steps(directory)] == [1, 2, 3, 4]
+        assert len((directory / STEPS_FILE).read_text().splitlines()) == 4, "one of the two writes"
         assert record.cost.completions == 4 * 16
-        assert record.checkpoint == folder / "checkpoint-4"
+        assert record.checkpoint == directory / "checkpoint-4"
         assert len(list(record.checkpoint.glob("rng_state_?.pth"))) == 2
         assert record.environment["sandbox"]
         assert all(e.mean >= 0 for e in record.test.values())
@@ -110,20 +110,22 @@ def list_workers(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
 def test_a_killed_worker_costs_an_attempt_and_an_interruption_nothing(tmp_path: Path):
     steps = "training.steps=40"
     spec = load_small_spec(tmp_path, steps)
-    folder = get_trial_directory(spec, 1)
+    directory = get_trial_directory(spec, 1)
     with start_sweep(spec, steps) as process:
-        wait_for_condition(lambda: list(folder.glob("checkpoint-*")))
+        wait_for_condition(lambda: list(directory.glob("checkpoint-*")))
         list_workers(process)[-1].kill()
-        lines = len((folder / STEPS_FILE).read_text().splitlines())
+        lines = len((directory / STEPS_FILE).read_text().splitlines())
         # It goes on with another attempt, from its newest checkpoint and not from the start.
-        wait_for_condition(lambda: len((folder / STEPS_FILE).read_text().splitlines()) > lines + 3)
-        written = [m.step for m in read_steps(folder)]
+        wait_for_condition(
+            lambda: len((directory / STEPS_FILE).read_text().splitlines()) > lines + 3
+        )
+        written = [m.step for m in read_steps(directory)]
         assert written == list(range(1, len(written) + 1))
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=240) == 130
-    before = read_steps(folder)
+    before = read_steps(directory)
     result = run_sweep(spec)
     assert [record.state for record in result.records] == ["complete"] * 3
-    after = read_steps(folder)
+    after = read_steps(directory)
     assert [m.step for m in after] == list(range(1, 41))
     assert after[: len(before)] == before, "nothing was trained twice after the interruption"
