@@ -5,7 +5,7 @@ import pytest
 from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.task_files import build_task, load_task_info
 from gdpo_tune.spec import load_spec
-from gdpo_tune.tuning.search.plan import published
+from gdpo_tune.tuning.search.plan import build_published
 from tests.support.paths import ROOT
 
 CODE = ROOT / "search_spaces" / "code.yaml"
@@ -25,7 +25,7 @@ def test_a_weight_switches_the_reward_on():
     assert spec.compute_identity() != load_spec(CODE).compute_identity()
     assert "reward_weights.bug_free" in spec.space.searched
     assert spec.space.domains["conditioning.length"].values() == ("none",)
-    setting = published(spec)
+    setting = build_published(spec)
     assert setting["reward_weights.bug_free"] == 1
     assert setting["partial_credit"] is True
     with build_task(spec.task, spec.training, spec.sandbox, spec.data, spec.space.domains) as task:

@@ -69,7 +69,7 @@ def write_weights(directory: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TrialMessage]]:
+def messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TrialMessage]]:
     """Messages to the driver."""
     messages: list[TrialMessage] = []
     monkeypatch.setattr(MemoryFileSystem, "store", {})
