@@ -71,14 +71,14 @@ LIMIT_SECONDS = 120.0
 
 def list_trial_processes(node: RayNode) -> list[psutil.Process]:
     """Return the processes of trials on a node."""
-    return [process for process in node.processes() if read_command(process).startswith(TRIAL)]
+    return [process for process in node.list_processes() if read_command(process).startswith(TRIAL)]
 
 
 def find_driver(node: RayNode) -> psutil.Process:
     """Return the driver's process: the job itself, not the shell that started it."""
     (driver,) = [
         process
-        for process in node.processes()
+        for process in node.list_processes()
         if "-m gdpo_tune.sweep night.yaml" in read_command(process) and "sh" not in process.name()
     ]
     return driver
@@ -156,7 +156,7 @@ def run(
         figures["wall_seconds"] = round(time.monotonic() - began, 1)
         remaining = [
             *list_trial_processes(head),
-            *(p for p in head.processes() if p.status() == "zombie"),
+            *(p for p in head.list_processes() if p.status() == "zombie"),
         ]
         figures["processes_left"] = len(remaining)
     check_every_trial_once(night)

@@ -42,7 +42,9 @@ class Night(KilledSweep):
     def spec(self) -> SweepSpec:
         """Spec of the sweep."""
         return load_spec(
-            self.folder / "night.yaml", [f"storage={self.folder / 'shared'}"], name=f"night-{RUN}"
+            self.directory / "night.yaml",
+            [f"storage={self.directory / 'shared'}"],
+            name=f"night-{RUN}",
         )
 
 
@@ -101,10 +103,10 @@ def run_schedule(night: Night) -> Iterator[subprocess.Popen[bytes]]:
     command = ["-m", "gdpo_tune.schedule", "sweeps/", "run", "night", "--at", TICK, "--wait"]
     environment = {name: v for name, v in os.environ.items() if name != "RAY_ADDRESS"}
     environment |= {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    with (night.folder / "output.txt").open("ab") as output:
+    with (night.directory / "output.txt").open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, *command, "--every", "2"],
-            cwd=night.folder,
+            cwd=night.directory,
             env={**environment, "RAY_AUTH_MODE": "disabled"},
             stdout=output,
             stderr=output,
@@ -118,7 +120,7 @@ def run_schedule(night: Night) -> Iterator[subprocess.Popen[bytes]]:
 
 def read_output(night: Night) -> str:
     """Return the output of the schedule command so far."""
-    return (night.folder / "output.txt").read_text()
+    return (night.directory / "output.txt").read_text()
 
 
 def wait(

@@ -10,7 +10,7 @@ from hypothesis import settings
 
 from gdpo_tune.core import parameters, registry
 
-# No deadline: a test says nothing about time. CI has the same examples every time, others new ones.
+# No deadline: a busy machine is no failure. CI runs the same examples every time, others new ones.
 settings.register_profile("project", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("project")
 
@@ -20,15 +20,15 @@ TABLES = {
     for name, table in vars(module).items()
     if name.isupper() and isinstance(table, dict)
 }
-"""What exists, by name: every test of a process sees the same."""
+"""Registries by name, which all tests of a process share."""
 
 
-def copies() -> dict[str, dict[str, object]]:
+def copy_tables() -> dict[str, dict[str, object]]:
     return {name: dict(table) for name, table in TABLES.items()}
 
 
-def restore(before: dict[str, dict[str, object]]) -> list[str]:
-    """Make the tables what they were; return the names of those that were not."""
+def restore_tables(before: dict[str, dict[str, object]]) -> list[str]:
+    """Restore the tables; return the names of those that had changed."""
     changed = [name for name, table in TABLES.items() if table != before[name]]
     for name in changed:
         TABLES[name].clear()
@@ -36,21 +36,21 @@ def restore(before: dict[str, dict[str, object]]) -> list[str]:
     return changed
 
 
-AT_FIRST = copies()
+INITIAL_TABLES = copy_tables()
 
 
 def pytest_collection_finish() -> None:
-    # Training collects garbage after every trial; all that was imported by now is none.
+    # Training collects garbage after every trial; objects of imported modules are exempt.
     gc.collect()
     gc.freeze()
-    changed = restore(AT_FIRST)
+    changed = restore_tables(INITIAL_TABLES)
     if changed:
         raise pytest.UsageError(f"importing a test module changed {', '.join(changed)}")
 
 
 @pytest.fixture(autouse=True)
-def environment_stays_as_it_is() -> Iterator[None]:
-    """Take back what a command that was called in this process has set for its children."""
+def unchanged_environment() -> Iterator[None]:
+    """Restore environment variables that a command in this process has set for its children."""
     before = dict(os.environ)
     yield
     os.environ.clear()
@@ -58,11 +58,11 @@ def environment_stays_as_it_is() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def tables_stay_as_they_are() -> Iterator[None]:
-    """Refuse a test that leaves a change for the others, and take the change back."""
-    before = copies()
+def unchanged_tables() -> Iterator[None]:
+    """Fail a test that leaves a table changed, and restore the table."""
+    before = copy_tables()
     yield
-    changed = restore(before)
+    changed = restore_tables(before)
     assert not changed, f"the test left {', '.join(changed)} changed: use monkeypatch.setitem"
 
 
@@ -71,15 +71,13 @@ OTHER_PROCESSES = {"integration", "fault", "browser", "vllm", "gpu"}
 
 
 @pytest.fixture(autouse=True)
-def unit_tests_start_no_ray(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Keep Ray from starting a cluster, which it does for any question, and wait for proposals."""
+def no_ray_in_unit_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep Ray from starting a cluster at any call, and wait longer for proposals."""
     if OTHER_PROCESSES & {mark.name for mark in request.node.iter_markers()}:
         return
     if "ray" in sys.modules:
         monkeypatch.setattr("ray._private.auto_init_hook.enable_auto_connect", False)
     if "gdpo_tune.tuning.search.proposals" in sys.modules:
-        # On a busy machine, a quick sampler may be slower than the loop has time for.
+        # On a busy machine, a quick sampler may exceed the waits of the loop.
         monkeypatch.setattr("gdpo_tune.tuning.search.proposals.BUSY_WAIT_SECONDS", 60.0)
         monkeypatch.setattr("gdpo_tune.tuning.search.proposals.IDLE_WAIT_SECONDS", 60.0)

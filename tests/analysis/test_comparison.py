@@ -21,8 +21,8 @@ from gdpo_tune.analysis.resampling import (
 from gdpo_tune.analysis.sides import build_side
 from gdpo_tune.analysis.verdict import judge
 from gdpo_tune.core.trials import Objective
-from tests.support.analysis import GOALS, trial
-from tests.support.comparison import search, side
+from tests.support.analysis import GOALS, build_trial
+from tests.support.comparison import build_simulated_side, simulate_search
 
 SETS = st.integers(0, 2**32 - 1).map(lambda seed: np.random.default_rng(seed))
 
@@ -30,7 +30,11 @@ SETS = st.integers(0, 2**32 - 1).map(lambda seed: np.random.default_rng(seed))
 def error_rate(pairs, trials=12):
     wrong = 0
     for seed in range(pairs):
-        p = correct_p_values(compute_p_values(side(2 * seed, trials), side(2 * seed + 1, trials)))
+        p = correct_p_values(
+            compute_p_values(
+                build_simulated_side(2 * seed, trials), build_simulated_side(2 * seed + 1, trials)
+            )
+        )
         wrong += min(p) <= ALPHA
     return wrong / pairs
 
@@ -46,7 +50,10 @@ def test_equal_searches_are_called_different_in_at_most_one_of_twenty():
 
 
 def test_a_large_difference_is_called_whichever_side_has_it():
-    strong, weak = side(1, 24, 1.5, "strong"), side(2, 24, 1.0, "weak")
+    strong, weak = (
+        build_simulated_side(1, 24, 1.5, "strong"),
+        build_simulated_side(2, 24, 1.0, "weak"),
+    )
     verdict = judge(compare(strong, weak))
     assert verdict.winner == "left"
     assert verdict.headline == "strong beats weak: its front covers more."
@@ -56,7 +63,7 @@ def test_a_large_difference_is_called_whichever_side_has_it():
 
 
 def test_a_comparison_turned_round_says_the_same():
-    one, other = side(3, 15), side(4, 10, 1.2)
+    one, other = build_simulated_side(3, 15), build_simulated_side(4, 10, 1.2)
     there, back = compare(one, other), compare(other, one)
     assert there.ratio.value == pytest.approx(1 / back.ratio.value)
     assert there.coverage[0][0] == back.coverage[1][0]
@@ -66,7 +73,7 @@ def test_a_comparison_turned_round_says_the_same():
 
 
 def test_intervals_hold_what_was_seen():
-    found = compare(side(5, 12), side(6, 18))
+    found = compare(build_simulated_side(5, 12), build_simulated_side(6, 18))
     shown = [found.ratio, *found.superiority.values()]
     pairs = [(effect.value, effect.interval) for effect in shown]
     for value, interval in [*pairs, *found.coverage, *found.attained]:
@@ -74,16 +81,23 @@ def test_intervals_hold_what_was_seen():
 
 
 def test_a_side_without_a_front_is_beaten():
-    broken = [replace(record, feasible=False) for record in search(2, 16)]
-    verdict = judge(compare(build_side("broken", broken, GOALS), side(1, 16, name="whole")))
+    broken = [replace(record, feasible=False) for record in simulate_search(2, 16)]
+    verdict = judge(
+        compare(build_side("broken", broken, GOALS), build_simulated_side(1, 16, name="whole"))
+    )
     assert verdict.headline.startswith("whole beats broken: its front covers more")
     assert "each: broken has 0 and whole 0." in verdict.reasons[0]
-    assert judge(compare(side(1, 16), build_side("broken", broken, GOALS))).winner == "left"
+    assert (
+        judge(compare(build_simulated_side(1, 16), build_side("broken", broken, GOALS))).winner
+        == "left"
+    )
 
 
 def test_two_sides_without_a_front_are_not_told_apart():
     sides = [
-        build_side(name, [replace(record, feasible=False) for record in search(seed, 16)], GOALS)
+        build_side(
+            name, [replace(record, feasible=False) for record in simulate_search(seed, 16)], GOALS
+        )
         for seed, name in enumerate("ab")
     ]
     verdict = judge(compare(*sides))
@@ -92,15 +106,15 @@ def test_two_sides_without_a_front_are_not_told_apart():
 
 
 def test_a_side_that_trades_one_objective_for_the_other_is_mixed():
-    a = [trial(n, 0.8 + 0.002 * n, 0.2 + 0.002 * n) for n in range(20)]
-    b = [trial(n, 0.2 + 0.002 * n, 0.8 + 0.002 * n) for n in range(20)]
+    a = [build_trial(n, 0.8 + 0.002 * n, 0.2 + 0.002 * n) for n in range(20)]
+    b = [build_trial(n, 0.2 + 0.002 * n, 0.8 + 0.002 * n) for n in range(20)]
     verdict = judge(compare(build_side("a", a, GOALS), build_side("b", b, GOALS)))
     assert verdict.winner == "mixed"
     assert verdict.headline.startswith("a is better in a and b is better in b;")
 
 
 def test_too_few_trials_are_said_to_be_too_few():
-    found = compare(side(1, 3, 2.0), side(2, 3))
+    found = compare(build_simulated_side(1, 3, 2.0), build_simulated_side(2, 3))
     assert found.smallest_p == pytest.approx(3 * 2 / 20)
     verdict = judge(found)
     assert verdict.winner == "too few"
@@ -109,19 +123,19 @@ def test_too_few_trials_are_said_to_be_too_few():
 
 @pytest.mark.parametrize(("left", "right"), [(0, 0), (0, 5), (5, 0)])
 def test_an_empty_side_is_too_few_and_breaks_nothing(left, right):
-    verdict = judge(compare(side(1, left), side(2, right)))
+    verdict = judge(compare(build_simulated_side(1, left), build_simulated_side(2, right)))
     assert verdict.winner == "too few"
     assert not verdict.differs
 
 
 def test_the_same_points_on_both_sides_are_as_good_as_equal():
-    records = [trial(n, 0.5 + 0.0001 * n, 0.5 - 0.0001 * n) for n in range(30)]
+    records = [build_trial(n, 0.5 + 0.0001 * n, 0.5 - 0.0001 * n) for n in range(30)]
     verdict = judge(compare(build_side("a", records, GOALS), build_side("b", records, GOALS)))
     assert verdict.winner == "equal"
 
 
 def test_what_counts_as_tried():
-    records = search(7, 6)
+    records = simulate_search(7, 6)
     records[1] = replace(records[1], state="pruned", test={}, validation={})
     records[2] = replace(records[2], state="failed", test={}, validation={}, reason="NaN")
     records[3] = replace(records[3], feasible=False)
@@ -132,7 +146,9 @@ def test_what_counts_as_tried():
 
 
 def test_what_a_model_proposed_is_not_compared_one_by_one_within_a_sweep():
-    records = [replace(r, proposer="startup" if r.number < 4 else "model") for r in search(9, 12)]
+    records = [
+        replace(r, proposer="startup" if r.number < 4 else "model") for r in simulate_search(9, 12)
+    ]
     assert len(build_side("x", records, GOALS).independent) == 12
     found = build_side("x", records, GOALS, shared=True)
     assert [c.first for c in found.independent] == [0, 1, 2, 3]
@@ -140,7 +156,7 @@ def test_what_a_model_proposed_is_not_compared_one_by_one_within_a_sweep():
 
 
 def test_more_trials_do_not_make_a_better_search():
-    found = compare(side(8, 10), side(8, 30))
+    found = compare(build_simulated_side(8, 10), build_simulated_side(8, 30))
     assert found.count == 10
     whole = compute_hypervolume([c.get_values(GOALS) for c in found.right.configurations], GOALS)
     assert found.hypervolumes[1] < whole

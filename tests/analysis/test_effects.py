@@ -10,7 +10,7 @@ from gdpo_tune.analysis.effects import Change, ParameterEffect, estimate_effects
 from gdpo_tune.analysis.findings import SURE, describe_effect, describe_findings
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.analysis.probability import Interval
-from tests.support.analysis import GOALS, trial
+from tests.support.analysis import GOALS, build_trial
 
 DIMENSIONS = ("mode", "weight", "idle")
 
@@ -23,7 +23,7 @@ def sweep(seed, count=40, weight=0.0, mode=0.0, noise=0.02):
         place, name = rng.uniform(-1, 1), str(rng.choice(["gdpo", "grpo"]))
         a = 0.5 - weight * place + mode * (name == "grpo") + rng.normal(0, noise)
         params = {"mode": name, "weight": 10**place, "idle": float(rng.random())}
-        records.append(trial(number, a, 0.5 + rng.normal(0, noise), params=params))
+        records.append(build_trial(number, a, 0.5 + rng.normal(0, noise), params=params))
     return build_front(records, GOALS)
 
 
@@ -84,7 +84,7 @@ def test_a_change_that_always_came_with_another_one_is_not_told():
         kind = "abc"[number % 3]
         params = {"kind": kind, "mode": "grpo" if kind == "c" else "gdpo", "idle": rng.random()}
         a = 0.5 + 0.1 * (kind == "c") + 0.05 * (kind == "b") + rng.normal(0, 0.01)
-        records.append(trial(number, a, 0.5, params=params))
+        records.append(build_trial(number, a, 0.5, params=params))
     known = estimate_effects(
         build_front(records, GOALS).configurations, ("kind", "mode", "idle"), GOALS[:1]
     )
@@ -100,7 +100,7 @@ def test_intervals_of_large_effects_hold_the_truth(slope):
     rng = np.random.default_rng(0)
     places = rng.uniform(-1, 1, 300)
     records = [
-        trial(number, slope * place + rng.normal(0, 0.002), 0.5, params={"weight": 2 + place})
+        build_trial(number, slope * place + rng.normal(0, 0.002), 0.5, params={"weight": 2 + place})
         for number, place in enumerate(places)
     ]
     (found,) = estimate_effects(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from gdpo_tune.analysis.lineage import Training, trace_training
 from gdpo_tune.analysis.replicates import merge_trials
 from gdpo_tune.core.trials import Exploit, Segment, TrialRecord
-from tests.support.analysis import GOALS, trial
+from tests.support.analysis import GOALS, build_trial
 
 
 def member(number: int, *lineage: Exploit, **fields) -> TrialRecord:
-    return trial(number, 0.5, 0.5, role="member", lineage=lineage, **fields)
+    return build_trial(number, 0.5, 0.5, role="member", lineage=lineage, **fields)
 
 
 def rate(value: float) -> dict[str, float]:
@@ -17,7 +17,7 @@ def rate(value: float) -> dict[str, float]:
 
 
 def test_a_trial_that_took_nothing_over_is_its_own_training():
-    records = [trial(0, 1, 1), member(1)]
+    records = [build_trial(0, 1, 1), member(1)]
     for number in (0, 1):
         assert trace_training(records, number) == Training(number, records[number].params, number)
 
@@ -42,7 +42,11 @@ def test_a_lineage_leads_through_donors_as_they_were_at_the_time():
 
 
 def test_a_replicate_is_the_training_of_its_original_with_its_own_seed():
-    records = [member(0), member(1, Exploit(1, 0, 10, rate(0.5))), trial(2, 1, 1, of=1)]
+    records = [
+        member(0),
+        member(1, Exploit(1, 0, 10, rate(0.5))),
+        build_trial(2, 1, 1, replicate_of=1),
+    ]
     expected = Training(0, records[0].params, 2, (Segment(10, rate(0.5)),))
     assert trace_training(records, 2) == expected
 
@@ -52,7 +56,7 @@ def test_a_member_that_took_over_is_a_configuration_of_its_own():
     records = [
         member(0, params=params),
         member(1, Exploit(1, 0, 10, rate(0.5)), params=params),
-        trial(2, 0.5, 0.5, of=1, params=params),
-        trial(3, 0.5, 0.5, params=params),
+        build_trial(2, 0.5, 0.5, replicate_of=1, params=params),
+        build_trial(3, 0.5, 0.5, params=params),
     ]
     assert [c.numbers for c in merge_trials(records, GOALS)] == [(0, 3), (1, 2)]

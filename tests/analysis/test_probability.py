@@ -17,7 +17,7 @@ from gdpo_tune.analysis.probability import (
     estimate_hypervolume_interval,
 )
 from gdpo_tune.core.trials import Objective
-from tests.support.analysis import GOALS, trial
+from tests.support.analysis import GOALS, build_trial
 
 ONE = (Objective("a", "maximize", 0.0),)
 
@@ -89,8 +89,8 @@ def test_the_interval_covers_the_truth_of_many_noisy_fronts():
 
 
 def test_replicates_tell_the_interval_what_training_adds_to_the_noise():
-    alone = [trial(0, 0.5, 0.5), trial(1, 0.2, 0.7)]
-    again = trial(2, 0.3, 0.7, of=1)
+    alone = [build_trial(0, 0.5, 0.5), build_trial(1, 0.2, 0.7)]
+    again = build_trial(2, 0.3, 0.7, replicate_of=1)
     one, two = (build_front(records, GOALS) for records in (alone, [*alone, again]))
     assert not one.has_replicates
     assert two.has_replicates
@@ -99,13 +99,13 @@ def test_replicates_tell_the_interval_what_training_adds_to_the_noise():
 
 
 def test_a_lead_within_noise_is_called_a_tie():
-    far = build_front([trial(0, 0.9, 0.1), trial(1, 0.5, 0.6)], GOALS)
+    far = build_front([build_trial(0, 0.9, 0.1), build_trial(1, 0.5, 0.6)], GOALS)
     assert [far.list_ties(goal.name) for goal in GOALS] == [[], []]
     assert far.list_labels(far.members[0], ties=True) == ["knee", "highest a"]
-    near = build_front([trial(0, 0.52, 0.1), trial(1, 0.5, 0.6)], GOALS)
+    near = build_front([build_trial(0, 0.52, 0.1), build_trial(1, 0.5, 0.6)], GOALS)
     assert [[c.first for c in near.list_ties(goal.name)] for goal in GOALS] == [[1], []]
     # a rival that is dominated, by noise perhaps, counts as well
-    hidden = build_front([trial(0, 0.52, 0.1), trial(1, 0.51, 0.09)], GOALS)
+    hidden = build_front([build_trial(0, 0.52, 0.1), build_trial(1, 0.51, 0.09)], GOALS)
     assert hidden.list_labels(hidden.members[0]) == ["knee", "highest a", "highest b"]
     assert hidden.list_labels(hidden.members[0], ties=True) == [
         "knee",
@@ -115,7 +115,7 @@ def test_a_lead_within_noise_is_called_a_tie():
 
 
 def test_of_many_ties_the_closest_are_named():
-    records = [trial(n, 0.5 - n / 1000, 0.2) for n in range(6)]
+    records = [build_trial(n, 0.5 - n / 1000, 0.2) for n in range(6)]
     (member,) = build_front(records, GOALS).members
     names = build_front(records, GOALS)
     assert "highest a (tied with 1, 2, 3 and 2 more)" in names.list_labels(
@@ -126,7 +126,7 @@ def test_of_many_ties_the_closest_are_named():
 
 def test_the_extreme_of_a_minimised_objective_is_the_lowest():
     goals = (GOALS[0], replace(GOALS[1], direction="minimize"))
-    front = build_front([trial(0, 0.9, 0.1)], goals)
+    front = build_front([build_trial(0, 0.9, 0.1)], goals)
     assert front.list_labels(front.members[0]) == ["knee", "highest a", "lowest b"]
 
 

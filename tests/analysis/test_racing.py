@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from gdpo_tune.analysis.racing import choose_replicate, count_expected_changes
 from gdpo_tune.core.trials import Objective
-from tests.support.analysis import GOALS, front_numbers, trial
+from tests.support.analysis import GOALS, build_trial, list_front_numbers
 
 
 def test_nothing_to_replicate_without_a_front():
     assert choose_replicate([], GOALS, 2, 8) is None
-    assert choose_replicate([trial(0, 0.5, 0.5, feasible=False)], GOALS, 2, 8) is None
-    assert choose_replicate([trial(0, 0.5, 0.5, role="untrained")], GOALS, 2, 8) is None
+    assert choose_replicate([build_trial(0, 0.5, 0.5, feasible=False)], GOALS, 2, 8) is None
+    assert choose_replicate([build_trial(0, 0.5, 0.5, role="untrained")], GOALS, 2, 8) is None
 
 
 @pytest.mark.parametrize(("gap", "error", "seeds"), [(0.0, 0.1, 1), (0.05, 0.1, 1), (0.2, 0.1, 3)])
@@ -45,7 +45,7 @@ def test_a_point_with_several_rivals_decides_about_all_that_it_would_beat():
 
 def test_the_next_seed_goes_where_it_decides_most():
     # 0 is far ahead in b; 1 and 2 are half a standard error apart, and one of them is in doubt
-    records = [trial(0, 0.1, 0.9), trial(1, 0.5, 0.5), trial(2, 0.49, 0.49)]
+    records = [build_trial(0, 0.1, 0.9), build_trial(1, 0.5, 0.5), build_trial(2, 0.49, 0.49)]
     found = choose_replicate(records, GOALS, 2, 8)
     assert found is not None
     assert found.original in (1, 2)
@@ -53,37 +53,45 @@ def test_the_next_seed_goes_where_it_decides_most():
 
 
 def test_a_rival_just_below_the_front_may_be_trained_again():
-    records = [trial(0, 0.5, 0.5, se=0.001), trial(1, 0.49, 0.49, se=0.1)]
+    records = [build_trial(0, 0.5, 0.5, se=0.001), build_trial(1, 0.49, 0.49, se=0.1)]
     found = choose_replicate(records, GOALS, 2, 8)
     assert found is not None
     assert found.original == 1
 
 
 def test_members_that_nothing_threatens_take_turns():
-    records = [trial(0, 0.1, 0.9), trial(1, 0.9, 0.1), trial(2, 0.9, 0.1, of=1)]
+    records = [
+        build_trial(0, 0.1, 0.9),
+        build_trial(1, 0.9, 0.1),
+        build_trial(2, 0.9, 0.1, replicate_of=1),
+    ]
     found = choose_replicate(records, GOALS, 2, 8)
     assert found is not None
     assert found.original == 0
 
 
 def test_replicates_on_their_way_count():
-    records = [trial(0, 0.1, 0.9), trial(1, 0.9, 0.1), trial(2, 0, 0, of=0, state="running")]
+    records = [
+        build_trial(0, 0.1, 0.9),
+        build_trial(1, 0.9, 0.1),
+        build_trial(2, 0, 0, replicate_of=0, state="running"),
+    ]
     found = choose_replicate(records, GOALS, 2, 8)
     assert found is not None
     assert found.original == 1
-    records.append(trial(3, 0, 0, of=1, state="running"))
+    records.append(build_trial(3, 0, 0, replicate_of=1, state="running"))
     assert choose_replicate(records, GOALS, 1, 8) is None
     assert choose_replicate(records, GOALS, 2, 2) is None
 
 
 def test_a_configuration_that_keeps_failing_is_not_trained_for_ever():
-    records = [trial(0, 0.5, 0.5)]
-    records += [trial(n, 0, 0, of=0, state="failed") for n in (1, 2)]
+    records = [build_trial(0, 0.5, 0.5)]
+    records += [build_trial(n, 0, 0, replicate_of=0, state="failed") for n in (1, 2)]
     assert choose_replicate(records, GOALS, 2, 8) is None
 
 
 def test_dominated_configurations_are_not_trained_again():
-    records = [trial(0, 0.9, 0.9), trial(1, 0.1, 0.1)]
+    records = [build_trial(0, 0.9, 0.9), build_trial(1, 0.1, 0.1)]
     assert plan(records, per_point=2, max_runs=8) == [0, 0]
 
 
@@ -96,8 +104,8 @@ def test_dominated_configurations_are_not_trained_again():
 def test_limits_hold_and_the_whole_front_gets_its_runs_where_they_suffice(
     points, per_point, max_runs
 ):
-    records = [trial(number, *point) for number, point in enumerate(points)]
-    members = front_numbers(records)
+    records = [build_trial(number, *point) for number, point in enumerate(points)]
+    members = list_front_numbers(records)
     planned = plan(records, per_point, max_runs)
     assert min(max_runs, per_point * len(members)) <= len(planned) <= max_runs
     assert all(planned.count(number) <= per_point for number in planned)
@@ -111,6 +119,6 @@ def plan(records, per_point, max_runs):
     while (found := choose_replicate(records, GOALS, per_point, max_runs)) is not None:
         original = records[found.original]
         a, b = (original.test[goal.name].mean for goal in GOALS)
-        records.append(trial(len(records), a, b, of=found.original))
+        records.append(build_trial(len(records), a, b, replicate_of=found.original))
         planned.append(found.original)
     return planned

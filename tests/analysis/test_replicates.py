@@ -10,20 +10,24 @@ from gdpo_tune.analysis.front import build_front
 from gdpo_tune.analysis.pareto import NOT_RANKED
 from gdpo_tune.analysis.replicates import merge_trials, pool_estimates
 from gdpo_tune.core.trials import Estimate, Objective
-from tests.support.analysis import GOALS, trial
+from tests.support.analysis import GOALS, build_trial
 
 # One configuration over its seeds
 
 
 def test_one_seed_keeps_its_bootstrap_error_and_is_provisional():
-    (only,) = merge_trials([trial(0, 0.5, 0.4, se=0.03)], GOALS)
+    (only,) = merge_trials([build_trial(0, 0.5, 0.4, se=0.03)], GOALS)
     assert only.mean["a"] == Estimate(0.5, 0.03)
     assert only.seeds == 1
     assert only.provisional
 
 
 def test_seeds_are_averaged_and_their_spread_is_the_error():
-    records = [trial(0, 0.5, 0.4), trial(1, 0.7, 0.4, of=0), trial(2, 0.9, 0.4, of=0)]
+    records = [
+        build_trial(0, 0.5, 0.4),
+        build_trial(1, 0.7, 0.4, replicate_of=0),
+        build_trial(2, 0.9, 0.4, replicate_of=0),
+    ]
     (merged,) = merge_trials(records, GOALS)
     assert merged.numbers == (0, 1, 2)
     assert merged.first == 0
@@ -34,7 +38,7 @@ def test_seeds_are_averaged_and_their_spread_is_the_error():
 
 
 def test_seeds_that_agree_keep_the_evaluations_own_noise():
-    records = [trial(0, 0.5, 0.4, se=0.03), trial(1, 0.5, 0.4, se=0.04, of=0)]
+    records = [build_trial(0, 0.5, 0.4, se=0.03), build_trial(1, 0.5, 0.4, se=0.04, replicate_of=0)]
     (merged,) = merge_trials(records, GOALS)
     assert merged.mean["a"].se == pytest.approx(0.05 / 2)
 
@@ -53,10 +57,14 @@ def test_the_pooled_error_is_never_below_spread_or_evaluation(seeds):
 
 def test_what_seeds_differ_by_anywhere_is_the_least_error_everywhere():
     # configuration 0: means .4 .6, squares .02; configuration 2: .1 .4 .7, squares .18; 3 degrees
-    pair = [trial(0, 0.4, 0.5), trial(1, 0.6, 0.5, of=0)]
-    three = [trial(2, 0.1, 0.5), trial(3, 0.4, 0.5, of=2), trial(4, 0.7, 0.5, of=2)]
-    alone = trial(5, 0.5, 0.5, se=0.03)
-    untrained = trial(6, 0.2, 0.2, se=0.03, role="untrained")
+    pair = [build_trial(0, 0.4, 0.5), build_trial(1, 0.6, 0.5, replicate_of=0)]
+    three = [
+        build_trial(2, 0.1, 0.5),
+        build_trial(3, 0.4, 0.5, replicate_of=2),
+        build_trial(4, 0.7, 0.5, replicate_of=2),
+    ]
+    alone = build_trial(5, 0.5, 0.5, se=0.03)
+    untrained = build_trial(6, 0.2, 0.2, se=0.03, role="untrained")
     known = {c.first: c for c in merge_trials([*pair, *three, alone, untrained], GOALS)}
     sigma = math.sqrt(0.2 / 3)
     assert known[5].mean["a"] == Estimate(0.5, pytest.approx(sigma))
@@ -67,20 +75,23 @@ def test_what_seeds_differ_by_anywhere_is_the_least_error_everywhere():
 
 
 def test_equal_parameters_are_one_configuration_even_without_a_replicate():
-    records = [trial(0, 0.5, 0.5), trial(1, 0.7, 0.5, params={"lr": 0.0})]
+    records = [build_trial(0, 0.5, 0.5), build_trial(1, 0.7, 0.5, params={"lr": 0.0})]
     (merged,) = merge_trials(records, GOALS)
     assert merged.numbers == (0, 1)
 
 
 def test_published_weights_that_the_search_also_tried_stay_published():
-    records = [trial(0, 0.5, 0.5, role="published"), trial(1, 0.7, 0.5, params={"lr": 0.0})]
+    records = [
+        build_trial(0, 0.5, 0.5, role="published"),
+        build_trial(1, 0.7, 0.5, params={"lr": 0.0}),
+    ]
     (merged,) = merge_trials(records, GOALS)
     assert merged.role == "published"
 
 
 def test_the_untrained_policy_is_never_merged_nor_on_the_front():
-    untrained = trial(0, 0.99, 0.99, role="untrained", params={"lr": 1.0})
-    records = [untrained, trial(1, 0.5, 0.5)]
+    untrained = build_trial(0, 0.99, 0.99, role="untrained", params={"lr": 1.0})
+    records = [untrained, build_trial(1, 0.5, 0.5)]
     found = merge_trials(records, GOALS)
     assert [c.numbers for c in found] == [(0,), (1,)]
     assert [c.rank for c in found] == [NOT_RANKED, 0]
@@ -89,24 +100,31 @@ def test_the_untrained_policy_is_never_merged_nor_on_the_front():
 
 @pytest.mark.parametrize("state", ["running", "paused", "pruned", "failed"])
 def test_only_complete_trials_count(state):
-    records = [trial(0, 0.5, 0.5), trial(1, 0.9, 0.9, state=state)]
+    records = [build_trial(0, 0.5, 0.5), build_trial(1, 0.9, 0.9, state=state)]
     assert [c.first for c in merge_trials(records, GOALS)] == [0]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_value_that_is_not_finite_never_enters(bad):
-    records = [trial(0, 0.5, 0.5), trial(1, bad, 0.9), trial(2, 0.5, 0.9, of=0, se=bad)]
+    records = [
+        build_trial(0, 0.5, 0.5),
+        build_trial(1, bad, 0.9),
+        build_trial(2, 0.5, 0.9, replicate_of=0, se=bad),
+    ]
     (only,) = merge_trials(records, GOALS)
     assert only.numbers == (0,)
 
 
 def test_a_missing_objective_is_not_a_complete_trial():
-    assert merge_trials([trial(0, 0.5, 0.5, test={"a": Estimate(1, 0)})], GOALS) == []
+    assert merge_trials([build_trial(0, 0.5, 0.5, test={"a": Estimate(1, 0)})], GOALS) == []
 
 
 def test_metrics_that_are_no_objectives_are_merged_where_all_seeds_have_them():
     both = {"a": Estimate(0.5, 0), "b": Estimate(0.5, 0), "c": Estimate(4, 0)}
-    records = [trial(0, 0, 0, test=both), trial(1, 0, 0, of=0, test={**both, "d": Estimate(1, 0)})]
+    records = [
+        build_trial(0, 0, 0, test=both),
+        build_trial(1, 0, 0, replicate_of=0, test={**both, "d": Estimate(1, 0)}),
+    ]
     (merged,) = merge_trials(records, GOALS)
     assert set(merged.mean) == {"a", "b", "c"}
 
@@ -124,7 +142,7 @@ def test_metrics_that_are_no_objectives_are_merged_where_all_seeds_have_them():
 )
 def test_more_than_half_of_the_seeds_decide_feasibility(verdicts, feasible):
     records = [
-        trial(number, 0.5, 0.5, of=0 if number else None, feasible=verdict)
+        build_trial(number, 0.5, 0.5, replicate_of=0 if number else None, feasible=verdict)
         for number, verdict in enumerate(verdicts)
     ]
     (merged,) = merge_trials(records, GOALS)
@@ -133,7 +151,11 @@ def test_more_than_half_of_the_seeds_decide_feasibility(verdicts, feasible):
 
 
 def test_an_infeasible_configuration_dominates_nobody():
-    records = [trial(0, 0.9, 0.9, feasible=False), trial(1, 0.5, 0.5), trial(2, 0.4, 0.4)]
+    records = [
+        build_trial(0, 0.9, 0.9, feasible=False),
+        build_trial(1, 0.5, 0.5),
+        build_trial(2, 0.4, 0.4),
+    ]
     assert [c.rank for c in merge_trials(records, GOALS)] == [NOT_RANKED, 0, 1]
 
 
@@ -147,7 +169,7 @@ def test_an_empty_front():
 
 
 def test_a_front_of_one():
-    front = build_front([trial(0, 0.5, 0.4)], GOALS)
+    front = build_front([build_trial(0, 0.5, 0.4)], GOALS)
     assert [member.first for member in front.members] == [0]
     assert front.knee is front.members[0]
     assert front.extremes == {"a": front.members[0], "b": front.members[0]}
@@ -155,7 +177,12 @@ def test_a_front_of_one():
 
 
 def test_members_run_from_the_best_to_the_worst_first_objective():
-    records = [trial(0, 0.1, 0.9), trial(1, 0.9, 0.1), trial(2, 0.5, 0.5), trial(3, 0.4, 0.4)]
+    records = [
+        build_trial(0, 0.1, 0.9),
+        build_trial(1, 0.9, 0.1),
+        build_trial(2, 0.5, 0.5),
+        build_trial(3, 0.4, 0.4),
+    ]
     front = build_front(records, GOALS)
     assert [member.first for member in front.members] == [1, 2, 0]
     assert {name: c.first for name, c in front.extremes.items()} == {"a": 1, "b": 0}
@@ -164,19 +191,22 @@ def test_members_run_from_the_best_to_the_worst_first_objective():
 
 
 def test_baselines_are_the_untrained_policy_and_the_published_weights():
-    records = [trial(0, 0.1, 0.1, role="untrained"), trial(1, 0.9, 0.9, role="published")]
-    front = build_front([*records, trial(2, 0.5, 0.5)], GOALS)
+    records = [
+        build_trial(0, 0.1, 0.1, role="untrained"),
+        build_trial(1, 0.9, 0.9, role="published"),
+    ]
+    front = build_front([*records, build_trial(2, 0.5, 0.5)], GOALS)
     assert [c.role for c in front.baselines] == ["untrained", "published"]
     assert [c.first for c in front.members] == [1]
 
 
 def test_the_hypervolume_falls_when_a_replicate_corrects_a_lucky_trial():
     records = [
-        trial(0, 0.8, 0.5, finished=3.0),
-        trial(1, 0.2, 0.2, finished=1.0),
-        trial(2, 0.0, 0.0, state="failed", finished=2.0, test={}),
-        trial(3, 0.4, 0.5, of=0, finished=4.0),
-        trial(4, 0.9, 0.9, state="running", finished=None),
+        build_trial(0, 0.8, 0.5, finished=3.0),
+        build_trial(1, 0.2, 0.2, finished=1.0),
+        build_trial(2, 0.0, 0.0, state="failed", finished=2.0, test={}),
+        build_trial(3, 0.4, 0.5, replicate_of=0, finished=4.0),
+        build_trial(4, 0.9, 0.9, state="running", finished=None),
     ]
     trace = build_front(records, GOALS).hypervolume_over_trials
     assert [point.number for point in trace] == [1, 2, 0, 3]
@@ -187,7 +217,9 @@ def test_the_hypervolume_falls_when_a_replicate_corrects_a_lucky_trial():
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.integers(0, 3)), max_size=12))
 def test_the_trace_equals_the_front_rebuilt_after_each_trial(rows):
     records = [
-        trial(number, a, b, of=group if group < number else None, feasible=group != 2)
+        build_trial(
+            number, a, b, replicate_of=group if group < number else None, feasible=group != 2
+        )
         for number, (a, b, group) in enumerate(rows)
     ]
     trace = build_front(records, GOALS).hypervolume_over_trials
@@ -196,13 +228,13 @@ def test_the_trace_equals_the_front_rebuilt_after_each_trial(rows):
 
 
 def test_the_trace_without_replicates_never_falls():
-    records = [trial(n, 0.1 * (n % 4) + 0.2, 0.9 - 0.2 * (n % 4)) for n in range(8)]
+    records = [build_trial(n, 0.1 * (n % 4) + 0.2, 0.9 - 0.2 * (n % 4)) for n in range(8)]
     trace = build_front(records, GOALS).hypervolume_over_trials
     assert all(later.hypervolume >= earlier.hypervolume for earlier, later in pairwise(trace))
 
 
 def test_probabilities_are_the_same_every_time():
-    records = [trial(n, 0.5 + 0.01 * n, 0.5 - 0.01 * n) for n in range(6)]
+    records = [build_trial(n, 0.5 + 0.01 * n, 0.5 - 0.01 * n) for n in range(6)]
     first, second = (merge_trials(records, GOALS) for _ in range(2))
     assert [c.probability for c in first] == [c.probability for c in second]
     assert any(0 < c.probability < 1 for c in first)

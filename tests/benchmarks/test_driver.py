@@ -9,7 +9,7 @@ from typing import Any
 import driver
 import pytest
 
-from tests.support.tuning import spec_in
+from tests.support.tuning import load_code_spec
 
 
 def test_rays_trials_report_as_often_as_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -24,7 +24,7 @@ def test_rays_trials_report_as_often_as_ours(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr("ray.tune.Tuner", FakeTuner)
     monkeypatch.setattr("gdpo_tune.tuning.ray.cluster.open_cluster", nullcontext)
-    run = driver.run_ray(spec_in(tmp_path), [3, 3, 1])
+    run = driver.run_ray(load_code_spec(tmp_path), [3, 3, 1])
     assert asked["fitted"]
     assert asked["param_space"] == {"results": {"grid_search": [3, 3, 1]}}
     assert asked["tune_config"].num_samples == 1

@@ -21,7 +21,7 @@ from gdpo_tune.tuning.ray.messages import (
     unpack_message,
 )
 from gdpo_tune.tuning.ray.stopping import HALT
-from tests.support.tuning import spec_in
+from tests.support.tuning import load_code_spec
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_what_the_driver_spends_passes_for_trials_too(monkeypatch: pytest.Monkey
 
 
 def test_a_simulated_trial_ends_where_it_is_halted(clock: Clock, tmp_path: Path):
-    spec = spec_in(tmp_path)
+    spec = load_code_spec(tmp_path)
     directory = tmp_path / "trials" / "0"
     trial = spec.build_trial_config(spec.space.complete_baseline({}), 0, directory)
     trial = SimpleNamespace(**{**vars(trial), "evaluate_at": (2,)})

@@ -33,8 +33,9 @@ from simulator import History, Simulation, Verdict, Visit, find_completed
 
 from gdpo_tune.core.trials import Params
 from gdpo_tune.spec import Constraint, ObjectiveSpec, Uniform
+from tests.support.paths import ROOT
 
-SEARCH = Path(__file__).resolve().parents[2] / "benchmarks" / "search"
+SEARCH = ROOT / "benchmarks" / "search"
 
 
 class Line:

@@ -15,8 +15,9 @@ from table import SHIPPED, Curves, read_table, write_table
 
 from gdpo_tune.spec import Choices, SweepSpec, Uniform, load_spec
 from gdpo_tune.tuning.search import quasi_random
+from tests.support.paths import ROOT
 
-SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "math.yaml"
+SPACE = ROOT / "search_spaces" / "math.yaml"
 LEVELS = tuple(64 * step for step in STEPS)
 COUNT = 48
 

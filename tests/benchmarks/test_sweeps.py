@@ -8,7 +8,7 @@ import pytest
 
 from gdpo_tune.core.trials import Cost, Estimate, State, TrialRecord
 from sweeps import Sweep, build_figures, build_panels, compute_medians, read_sweep, render_markdown
-from tests.support.tuning import spec_in
+from tests.support.tuning import load_code_spec
 
 
 def trial(number: int, state: State, worth: float, completions: int, seconds: float) -> TrialRecord:
@@ -39,8 +39,8 @@ def pair(tmp_path: Path) -> tuple[Sweep, Sweep]:
         trial(2, "complete", 0.5, 50, 6.0),
     ]
     return (
-        read_sweep(spec_in(tmp_path, ["search.scheduler={type: fifo}"]), fifo, session),
-        read_sweep(spec_in(tmp_path), asha, session),
+        read_sweep(load_code_spec(tmp_path, ["search.scheduler={type: fifo}"]), fifo, session),
+        read_sweep(load_code_spec(tmp_path), asha, session),
     )
 
 

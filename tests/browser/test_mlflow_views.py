@@ -1,4 +1,4 @@
-"""A real sweep in MLflow in a real browser: its link opens a scatter of every trial.
+"""A real sweep in MLflow in a real browser: its link opens a scatter plot of all trials.
 
 The content of a view is documented nowhere, so this shows that the installed MLflow reads it.
 """
@@ -16,7 +16,8 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from gdpo_tune.tracking.mlflow_writer import create_database
 from tests.support.made_up_sweep import send_sweep
-from tests.support.mlflow_servers import PATIENCE, ROOT, MlflowServer
+from tests.support.mlflow_servers import PATIENCE, MlflowServer
+from tests.support.paths import ROOT
 
 pytestmark = [
     pytest.mark.browser,
@@ -92,22 +93,22 @@ def sweep(tmp_path_factory, server):
     return done.stdout
 
 
-def open_figures(browser, address, kind, least=1):
-    """Open a page and return its figures of a kind, once there are enough of them."""
+def open_figures(browser, address, kind, at_least=1):
+    """Open a page and return its figures of a kind, once it has enough of them."""
     browser.get("about:blank")  # else a new fragment would not load the page again
     browser.get(address)
 
     def ready(_):
         figures = browser.execute_script(FIGURES)
         figures = [figure for figure in figures if figure["type"] == kind]
-        return figures if len(figures) >= least else None
+        return figures if len(figures) >= at_least else None
 
     return WebDriverWait(browser, PATIENCE).until(ready)
 
 
 def test_the_link_in_the_console_opens_a_scatter_of_every_trial(browser, server, sweep):
     (link,) = re.findall(rf"in MLflow +({server.uri}/#\S+)", sweep)
-    scatters = open_figures(browser, link, "scatter", least=2)
+    scatters = open_figures(browser, link, "scatter", at_least=2)
     client = MlflowClient(server.uri)
     runs = client.search_runs(["1"], "tags.trial != ''")
     assert len(runs) >= 6  # both baselines and four of the search
@@ -135,14 +136,14 @@ def test_the_report_opens_among_the_artifacts_of_the_sweeps_run(browser, server,
 
 def test_views_of_many_trials_hold_the_front(browser, server, tmp_path):
     _, records, link = send_sweep(tmp_path, server.uri, 150, steps=False)
-    (scatter, *_) = open_figures(browser, link, "scatter", least=3)
+    (scatter, *_) = open_figures(browser, link, "scatter", at_least=3)
     client = MlflowClient(server.uri)
     front = client.search_runs(["1", "2"], "tags.pareto = 'true' and tags.sweep = 'made_up'")
     assert len(records) > 150
     assert scatter["count"] >= 99
     assert {run.info.run_name for run in front} <= set(scatter["names"])
 
-    members = open_figures(browser, link.replace("-trials", "-front"), "scatter", least=3)[0]
+    members = open_figures(browser, link.replace("-trials", "-front"), "scatter", at_least=3)[0]
     assert sorted(members["names"]) == sorted(run.info.run_name for run in front)
-    trace = open_figures(browser, link.replace("-trials", "-progress"), "scatter", least=2)[0]
+    trace = open_figures(browser, link.replace("-trials", "-progress"), "scatter", at_least=2)[0]
     assert trace["count"] > 1

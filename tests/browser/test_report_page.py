@@ -1,4 +1,4 @@
-"""The report in a real browser: figures are drawn, the table sorts, nothing is asked of anyone."""
+"""The report in a real browser: figures are drawn, the table sorts, no request is sent."""
 
 import re
 import shutil
@@ -53,8 +53,8 @@ addEventListener("load", () => {
 def report(tmp_path_factory):
     if not CHROMIUM:
         pytest.skip("no Chromium on this machine")
-    folder = tmp_path_factory.mktemp("report")
-    spec = make_spec(folder)
+    directory = tmp_path_factory.mktemp("report")
+    spec = make_spec(directory)
     records = make_records(spec, 18, replicates=4, failed=(4, 7))
     for record in records[1:]:
         write_steps(record)
@@ -63,20 +63,20 @@ def report(tmp_path_factory):
     return report
 
 
-def opened(report, *flags):
-    """The page as Chromium has it once its scripts have run."""
+def render_page(report, *flags):
+    """Return the page as Chromium renders it, after its scripts."""
     profile = f"--user-data-dir={report.parent / 'profile'}"
     command = [CHROMIUM, *FLAGS, profile, *flags, "--dump-dom", f"file://{report}"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    return re.sub(r"<script.*?</script>", "", found.stdout, flags=re.DOTALL)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    return re.sub(r"<script.*?</script>", "", done.stdout, flags=re.DOTALL)
 
 
 @pytest.fixture(scope="module")
 def page(report):
-    return opened(report)
+    return render_page(report)
 
 
-def attribute(page, name):
+def read_attribute(page, name):
     return page.rpartition(f'data-{name}="')[2].partition('"')[0]
 
 
@@ -89,7 +89,7 @@ def test_every_figure_is_drawn(page):
 
 
 def test_a_click_sorts_numbers_and_keeps_missing_values_last(page):
-    rising, falling = (attribute(page, name).split(" ") for name in ("rising", "falling"))
+    rising, falling = (read_attribute(page, name).split(" ") for name in ("rising", "falling"))
     values = [float(value) for value in rising if value]
     assert values == sorted(values)
     assert len(values) > 10
@@ -97,19 +97,19 @@ def test_a_click_sorts_numbers_and_keeps_missing_values_last(page):
     assert [float(value) for value in falling if value] == values[::-1]
 
 
-def test_the_page_asks_for_nothing(page):
-    assert attribute(page, "requests") == "0"
+def test_the_page_requests_no_other_resource(page):
+    assert read_attribute(page, "requests") == "0"
 
 
 def test_the_page_is_light_by_default(page):
-    assert attribute(page, "paper") == attribute(page, "figure") == "rgb(255, 255, 255)"
+    assert read_attribute(page, "paper") == read_attribute(page, "figure") == "rgb(255, 255, 255)"
 
 
-def test_page_and_figures_are_dark_where_that_is_preferred(report):
-    page = opened(report, "--blink-settings=preferredColorScheme=0")
-    assert attribute(page, "paper") == attribute(page, "figure") == "rgb(20, 24, 30)"
+def test_page_and_figures_are_dark_if_the_browser_prefers_dark(report):
+    page = render_page(report, "--blink-settings=preferredColorScheme=0")
+    assert read_attribute(page, "paper") == read_attribute(page, "figure") == "rgb(20, 24, 30)"
 
 
 def test_on_a_phone_figures_and_tables_scroll_and_the_page_does_not(report):
-    page = opened(report, f"--window-size={PHONE},2000")
-    assert int(attribute(page, "width")) <= int(attribute(page, "window"))
+    page = render_page(report, f"--window-size={PHONE},2000")
+    assert int(read_attribute(page, "width")) <= int(read_attribute(page, "window"))

@@ -24,8 +24,16 @@ from gdpo_tune.clusters.schedule_decisions import open_context
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.clusters.tick import tick
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
+from tests.support.paths import ROOT
 from tests.support.render import KUBERAY, LOCAL
-from tests.support.schedule import ROOT, Clock, FakeBackend, Plan, Waiting, context_of, scheduled
+from tests.support.schedule import (
+    Clock,
+    FakeBackend,
+    Plan,
+    Waiting,
+    build_context,
+    load_scheduled_sweep,
+)
 
 
 def elsewhere(directory: Path) -> JobHandle:
@@ -52,9 +60,9 @@ def test_a_machine_with_a_recent_heartbeat_is_not_lost(tmp_path):
 
 
 def test_the_directory_of_jobs_on_a_given_machine(tmp_path):
-    backend = local.build_backend_here(scheduled(tmp_path, LOCAL))
+    backend = local.build_backend_here(load_scheduled_sweep(tmp_path, LOCAL))
     assert backend.directory == tmp_path / "runs" / ".schedule" / "nightly" / "jobs"
-    sweep = scheduled(tmp_path, LOCAL)
+    sweep = load_scheduled_sweep(tmp_path, LOCAL)
     settings = sweep.settings.model_copy(update={"storage": "s3://bucket/sweeps"})
     backend = local.build_backend_here(replace(sweep, settings=settings))
     assert backend.directory.parts[-2:] == ("gdpo-tune", "nightly")
@@ -64,7 +72,7 @@ def test_the_directory_of_jobs_on_a_given_machine(tmp_path):
 def test_here_runs_on_this_machine_for_every_backend(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = KUBERAY.replace("/mnt/sweeps", str(tmp_path / "sweeps.d"))
-    scheduled(tmp_path, text)
+    load_scheduled_sweep(tmp_path, text)
     words = [str(tmp_path / "sweeps"), "run", "nightly"]
     plain, here = (
         schedule.build_parser().parse_args([*words, *more]) for more in ((), ("--here",))
@@ -76,8 +84,8 @@ def test_here_runs_on_this_machine_for_every_backend(tmp_path, monkeypatch):
 def test_once_leaves_a_run_that_failed_as_it_is(tmp_path):
     clock = Clock()
     backend = FakeBackend(clock, lambda _: Plan(1, status=1))
-    sweep = scheduled(tmp_path, LOCAL.replace("max_runtime: 10h", "max_attempts: 1"))
-    context = context_of(sweep, clock, backend)
+    sweep = load_scheduled_sweep(tmp_path, LOCAL.replace("max_runtime: 10h", "max_attempts: 1"))
+    context = build_context(sweep, clock, backend)
     at = clock()
 
     def run(*, once: bool) -> int:
@@ -86,7 +94,7 @@ def test_once_leaves_a_run_that_failed_as_it_is(tmp_path):
             at,
             wait=True,
             once=once,
-            taken_back=Waiting(lambda _: clock.pass_by(minutes=30)),
+            taken_back=Waiting(lambda _: clock.advance(minutes=30)),
         )
 
     assert run(once=True) == 1
@@ -99,7 +107,7 @@ def test_once_leaves_a_run_that_failed_as_it_is(tmp_path):
 def test_a_job_of_another_backend_is_left_alone(tmp_path):
     clock = Clock()
     backend = FakeBackend(clock, lambda _: Plan(1))
-    context = context_of(scheduled(tmp_path, LOCAL), clock, backend)
+    context = build_context(load_scheduled_sweep(tmp_path, LOCAL), clock, backend)
     run_by_name(context, clock(), wait=False)
     (run,) = context.state.runs
     assert run.job.backend == "fake"
@@ -123,10 +131,10 @@ class Taken(FakeBackend):
 def test_a_machine_that_is_taken_away(tmp_path, monkeypatch):
     clock = Clock()
     backend = Taken(clock, lambda _: Plan(5), takes_to_stop=timedelta(seconds=1))
-    sweep = scheduled(tmp_path, LOCAL)
+    sweep = load_scheduled_sweep(tmp_path, LOCAL)
     monkeypatch.setattr(schedule, "read_clock", clock)
     monkeypatch.setattr(local, "build_backend_here", lambda _: backend)
-    sleep = SimpleNamespace(sleep=lambda seconds: clock.pass_by(seconds=seconds))
+    sleep = SimpleNamespace(sleep=lambda seconds: clock.advance(seconds=seconds))
     monkeypatch.setattr(named_runs, "time", sleep)
     words = [str(sweep.file), "run", "nightly", "--now", "--wait", "--every", "0.1"]
     with pytest.raises(KeyboardInterrupt):
@@ -144,7 +152,7 @@ def test_a_machine_that_is_taken_away(tmp_path, monkeypatch):
 def test_a_machine_that_is_taken_away_before_anything_runs(tmp_path):
     clock, taken_back = Clock(), threading.Event()
     backend = FakeBackend(clock, lambda _: Plan(0, status=2))  # refused: the next attempt waits
-    context = context_of(scheduled(tmp_path, LOCAL), clock, backend)
+    context = build_context(load_scheduled_sweep(tmp_path, LOCAL), clock, backend)
     taken_back.set()
     with pytest.raises(KeyboardInterrupt):
         run_by_name(context, clock(), wait=True, taken_back=taken_back)

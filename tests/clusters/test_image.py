@@ -8,7 +8,7 @@ import tomllib
 from packaging.requirements import Requirement
 
 from gdpo_tune.clusters.schedule_spec import KubeRayBackend
-from tests.support.schedule import ROOT
+from tests.support.paths import ROOT
 
 RECIPE = (ROOT / "docker" / "Dockerfile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -16,14 +16,14 @@ from tests.support.schedule import FIRST, NIGHTLY, START, Plan, Scene, Waiting
 
 def test_a_run_is_stopped_after_max_runtime_and_resumed_by_name(tmp_path):
     scene = Scene(tmp_path, NIGHTLY + "policy: {max_runtime: 3h}\n", a1=Plan(2, 1), a2=Plan(9))
-    scene.at(2)
-    scene.at(4)
-    assert scene.at(5) == ["stopping"]
-    assert scene.at(5.1) == ["ended"]
+    scene.tick_at(2)
+    scene.tick_at(4)
+    assert scene.tick_at(5) == ["stopping"]
+    assert scene.tick_at(5.1) == ["ended"]
     assert (scene.run.state, scene.run.stop_reason) == ("stopped", "max_runtime = 3h is over")
     assert run_by_name(scene.context, FIRST, wait=False) == 0
     assert (scene.run.state, scene.run.attempt) == ("running", 3)
-    assert scene.at(6.2) == ["ended"]
+    assert scene.tick_at(6.2) == ["ended"]
     assert scene.run.state == "finished"
 
 
@@ -31,12 +31,12 @@ def test_repeated_requests_for_a_run_by_name_mean_the_same_run(tmp_path):
     scene = Scene(tmp_path)
     scene.clock.now = FIRST + timedelta(minutes=1)
     for _ in range(2):
-        context = scene.open()
+        context = scene.open_context()
         assert choose_due_time(context, None, now=False) == FIRST
         assert run_by_name(context, FIRST, wait=False) == 0
     scene.context.history.refresh()
-    assert scene.at(2.1) == []  # and the schedule does not start it again
-    assert scene.at(4) == ["ended"]
+    assert scene.tick_at(2.1) == []  # and the schedule does not start it again
+    assert scene.tick_at(4) == ["ended"]
     assert run_by_name(scene.context, FIRST, wait=True) == 0
     assert len(scene.backend.jobs) == 1
 
@@ -50,7 +50,7 @@ def test_waiting_for_a_run_ends_with_its_status(tmp_path, plan, status):
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
-        scene.clock.pass_by(seconds=seconds)
+        scene.clock.advance(seconds=seconds)
 
     assert (
         run_by_name(scene.context, FIRST, wait=True, every=600, taken_back=Waiting(sleep)) == status
@@ -62,54 +62,54 @@ def test_a_run_is_stopped_while_a_process_waits_for_it(tmp_path):
     scene = Scene(tmp_path, a1=Plan(50))
 
     def sleep(seconds: float) -> None:
-        scene.clock.pass_by(seconds=seconds)
+        scene.clock.advance(seconds=seconds)
         if scene.clock.now > START + timedelta(hours=2):
-            stop_by_name(scene.open())
+            stop_by_name(scene.open_context())
 
     assert run_by_name(scene.context, FIRST, wait=True, every=600, taken_back=Waiting(sleep)) == 5
 
 
 def test_a_run_by_name_that_overlaps_is_skipped_or_queued(tmp_path):
     scene = Scene(tmp_path, a1=Plan(5))
-    scene.at(2)
+    scene.tick_at(2)
     later = START + timedelta(hours=3)
     scene.clock.now = later
     assert run_by_name(scene.context, later, wait=True) == 3
     assert scene.run.due == FIRST
 
     queue = Scene(tmp_path, NIGHTLY + "policy: {overlap: queue}\n", a1=Plan(5))
-    queue.at(2)
+    queue.tick_at(2)
     queue.clock.now = later
     assert run_by_name(queue.context, later, wait=False) == 0
     assert queue.context.state.queued == later
-    assert queue.at(7) == ["ended", "started", "submitted"]
+    assert queue.tick_at(7) == ["ended", "started", "submitted"]
     assert queue.run.due == later
 
 
 def test_a_run_by_name_replaces_another(tmp_path):
     scene = Scene(tmp_path, NIGHTLY + "policy: {overlap: replace}\n", a1=Plan(5))
-    scene.at(2)
+    scene.tick_at(2)
     later = START + timedelta(hours=3)
     scene.clock.now = later
-    sleep = lambda seconds: scene.clock.pass_by(seconds=seconds)  # noqa: E731
+    sleep = lambda seconds: scene.clock.advance(seconds=seconds)  # noqa: E731
     assert run_by_name(scene.context, later, wait=True, every=60, taken_back=Waiting(sleep)) == 0
     assert [run.state for run in scene.context.state.runs] == ["stopped", "finished"]
 
 
 def test_stop_ends_the_active_run_and_skips_the_queued_one(tmp_path):
     scene = Scene(tmp_path, NIGHTLY + "policy: {overlap: queue}\n", a1=Plan(100))
-    scene.at(2)
-    assert scene.at(26) == ["queued"]
+    scene.tick_at(2)
+    assert scene.tick_at(26) == ["queued"]
     assert stop_by_name(scene.context)
-    assert scene.at(27) == ["ended"]
+    assert scene.tick_at(27) == ["ended"]
     assert scene.run.state == "stopped"
-    assert scene.at(28) == []
+    assert scene.tick_at(28) == []
     assert not stop_by_name(scene.context)
 
 
 def test_stop_ends_a_run_that_no_backend_has_yet(tmp_path):
     scene = Scene(tmp_path, a1=Plan(0, 2))
-    scene.at(2)
+    scene.tick_at(2)
     assert stop_by_name(scene.context)
     assert scene.run.state == "stopped"
 
@@ -134,16 +134,16 @@ def test_a_run_by_name_is_refused_while_the_backend_does_not_answer(tmp_path):
 def test_waiting_for_a_queued_run_ends_when_it_is_skipped(tmp_path, how):
     policy = "queue" if how == "stopped by name" else "replace"
     scene = Scene(tmp_path, NIGHTLY + f"policy: {{overlap: {policy}}}\n", a1=Plan(50))
-    scene.at(2)
+    scene.tick_at(2)
     scene.backend.takes_to_stop = timedelta(hours=5)
     later = START + timedelta(hours=3)
     scene.clock.now = later
     done: list[None] = []
 
     def sleep(seconds: float) -> None:
-        scene.clock.pass_by(seconds=seconds)
+        scene.clock.advance(seconds=seconds)
         if not done:
-            other = scene.open()
+            other = scene.open_context()
             if policy == "queue":
                 stop_by_name(other)
             else:
@@ -153,7 +153,7 @@ def test_waiting_for_a_queued_run_ends_when_it_is_skipped(tmp_path, how):
     status = run_by_name(scene.context, later, wait=True, every=60, taken_back=Waiting(sleep))
     assert status == (5 if policy == "queue" else 3)
     assert len(done) == 1
-    context = scene.open()
+    context = scene.open_context()
     assert context.state.find_run(later) is None
     assert context.state.queued == (None if policy == "queue" else later + timedelta(minutes=1))
 
@@ -177,7 +177,7 @@ def test_an_active_run_is_waited_for_despite_errors_of_its_backend(tmp_path):
 
     def sleep(seconds: float) -> None:
         scene.backend.poll = refuse
-        scene.clock.pass_by(seconds=seconds)
+        scene.clock.advance(seconds=seconds)
 
     def report(context: ScheduleContext) -> None:
         reported.extend(map(str, context.trouble))

@@ -13,8 +13,9 @@ from gdpo_tune.clusters.load_schedules import load_sweeps
 from gdpo_tune.clusters.render import TARGETS
 from gdpo_tune.clusters.render.base import find_left_out
 from gdpo_tune.core.errors import SpecError, UsageError
-from tests.support.render import GOLDEN, KUBERAY, LOCAL, SLURM, files, render
-from tests.support.schedule import ROOT, scheduled
+from tests.support.paths import ROOT
+from tests.support.render import GOLDEN, KUBERAY, LOCAL, SLURM, render, render_nightly
+from tests.support.schedule import load_scheduled_sweep
 
 EXAMPLES = {
     "kuberay": (KUBERAY, {}),
@@ -45,7 +46,7 @@ def test_examples_in_full(tmp_path, example):
     """The examples are in tests/data/rendered; users have applied such files."""
     text, options = EXAMPLES[example]
     target = "kuberay" if example == "ray_cron_job" else example
-    for name, found in files(tmp_path, text, target, **options).items():
+    for name, found in render_nightly(tmp_path, text, target, **options).items():
         expected = GOLDEN / (f"ray_cron_job-{name}" if options else name)
         assert found == expected.read_text(), expected
 
@@ -59,7 +60,7 @@ def test_every_limit_is_named_in_every_file(tmp_path, target):
     text = TEXT_OF[target].replace("gpu_hours: 80", "gpu_hours: 80, gpu_hours_per_30d: 500")
     text = text.replace("max_runtime: 10h", "max_runtime: 10h, max_attempts: 7")
     text += "notify: {webhook_env: HOOK}\n"
-    for found in files(tmp_path, text, target).values():
+    for found in render_nightly(tmp_path, text, target).values():
         head = "\n".join(line for line in found.splitlines() if line.startswith("#"))
         for each in (
             "30 2 * * 1-5 in Europe/Berlin",
@@ -75,7 +76,7 @@ def test_every_limit_is_named_in_every_file(tmp_path, target):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_is_left_out_is_in_every_file(tmp_path, target):
-    found = render(scheduled(tmp_path, TEXT_OF[target]), target)
+    found = render(load_scheduled_sweep(tmp_path, TEXT_OF[target]), target)
     left_out = find_left_out(found)
     assert left_out
     for text in found.values():
@@ -102,19 +103,23 @@ def test_what_targets_leave_out(tmp_path, target, old, new, message):
     text = text.replace(old, new) if old else text + new
     if "2026-03-30" in message:  # a Monday after the Sunday on which Berlin's clocks change
         text, message = text.replace("1-5", "*"), "the run of 2026-03-29: systemd skips"
-    assert any(message in each for each in find_left_out(render(scheduled(tmp_path, text), target)))
+    assert any(
+        message in each
+        for each in find_left_out(render(load_scheduled_sweep(tmp_path, text), target))
+    )
 
 
 def test_a_schedule_outside_of_the_missing_hour_loses_no_run(tmp_path):
     text = LOCAL.replace("30 2 * * 1-5", "30 3 * * *")
     assert not any(
-        "clocks" in each for each in find_left_out(render(scheduled(tmp_path, text), "systemd"))
+        "clocks" in each
+        for each in find_left_out(render(load_scheduled_sweep(tmp_path, text), "systemd"))
     )
 
 
 def test_policies_reach_kubernetes(tmp_path):
     def spec(old: str, new: str) -> dict:
-        (text,) = files(tmp_path, KUBERAY.replace(old, new), "kuberay").values()
+        (text,) = render_nightly(tmp_path, KUBERAY.replace(old, new), "kuberay").values()
         return documents(text)[-1]["spec"]
 
     found = spec("max_runtime", "max_runtime")
@@ -129,37 +134,39 @@ def test_policies_reach_kubernetes(tmp_path):
 
 def test_policies_reach_a_ray_job(tmp_path):
     text = KUBERAY.replace("max_runtime: 10h", "max_runtime: 10h, max_attempts: 4")
-    (found,) = files(tmp_path, text, "rayjob").values()
+    (found,) = render_nightly(tmp_path, text, "rayjob").values()
     spec = documents(found)[0]["spec"]
     assert spec["backoffLimit"] == 3
     assert spec["activeDeadlineSeconds"] == 11 * 3600
     assert spec["shutdownAfterJobFinishes"] is True
     assert "suspend" not in spec
     queued = text.replace("claim: sweeps", "claim: sweeps, queue: night")
-    (document,) = documents(*files(tmp_path, queued, "rayjob").values())
+    (document,) = documents(*render_nightly(tmp_path, queued, "rayjob").values())
     assert document["spec"]["suspend"] is True
     assert document["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "night"
 
 
 def test_a_ray_job_on_an_existing_cluster(tmp_path):
     text = KUBERAY.replace("claim: sweeps", "cluster: shared")
-    spec = documents(*files(tmp_path, text, "rayjob").values())[0]["spec"]
+    spec = documents(*render_nightly(tmp_path, text, "rayjob").values())[0]["spec"]
     assert spec["clusterSelector"] == {"ray.io/cluster": "shared"}
     assert not {"rayClusterSpec", "backoffLimit", "shutdownAfterJobFinishes", "suspend"} & set(spec)
 
 
 def test_a_project_in_an_archive(tmp_path):
     text = KUBERAY.replace("claim: sweeps", "claim: sweeps, working_dir: 's3://b/search.zip'")
-    spec = documents(*files(tmp_path, text, "rayjob").values())[0]["spec"]
+    spec = documents(*render_nightly(tmp_path, text, "rayjob").values())[0]["spec"]
     assert spec["runtimeEnvYAML"] == "working_dir: s3://b/search.zip\n"
     assert spec["entrypoint"].startswith("python -m gdpo_tune.schedule ")
     with pytest.raises(SpecError, match="reads the file of the sweep from its image"):
-        files(tmp_path, text, "kuberay")
+        render_nightly(tmp_path, text, "kuberay")
 
 
 def test_text_that_kubernetes_would_read_as_something_else(tmp_path):
     text = KUBERAY.replace("image: search:1", 'image: "on", secret: "no", service_account: "1e3"')
-    container = documents(*files(tmp_path, text, "rayjob").values())[0]["spec"]["rayClusterSpec"]
+    container = documents(*render_nightly(tmp_path, text, "rayjob").values())[0]["spec"][
+        "rayClusterSpec"
+    ]
     pod = container["headGroupSpec"]["template"]["spec"]
     assert pod["containers"][0]["image"] == "on"
     assert pod["containers"][0]["envFrom"] == [{"secretRef": {"name": "no"}}]
@@ -169,7 +176,7 @@ def test_text_that_kubernetes_would_read_as_something_else(tmp_path):
 def test_paths_with_spaces_and_percents(tmp_path):
     folder = tmp_path / "100% mine $now"
     folder.mkdir()
-    sweep = scheduled(folder, LOCAL)
+    sweep = load_scheduled_sweep(folder, LOCAL)
     (crontab,) = render(sweep, "crontab").values()
     (line,) = [line for line in crontab.splitlines() if line.startswith("30 2")]
     command = line.split(" ", 5)[5].replace("\\%", "%")
@@ -214,7 +221,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_targets_refuse(tmp_path, case):
     target, text, old, new, message = REFUSED[case]
-    sweep = scheduled(tmp_path, text.replace(old, new))
+    sweep = load_scheduled_sweep(tmp_path, text.replace(old, new))
     with pytest.raises(SpecError) as caught:
         render(sweep, target)
     (problem,) = caught.value.problems
@@ -224,17 +231,19 @@ def test_what_targets_refuse(tmp_path, case):
 
 
 def test_versions_of_kuberay(tmp_path):
-    sweep = scheduled(tmp_path, KUBERAY)
+    sweep = load_scheduled_sweep(tmp_path, KUBERAY)
     with pytest.raises(SpecError, match=r"KubeRay 1\.5 has no RayCronJob, which came with 1\.6"):
         render(sweep, "kuberay", kuberay=(1, 5), ray_cron_job=True)
     with pytest.raises(SpecError, match=r"RayCronJob of KubeRay 1\.6 has no time zone"):
         render(sweep, "kuberay", kuberay=(1, 6), ray_cron_job=True)
     with pytest.raises(SpecError, match=r"KubeRay 1\.1 does not know backoffLimit"):
         render(sweep, "rayjob", kuberay=(1, 1))
-    queued = scheduled(tmp_path, KUBERAY.replace("claim: sweeps", "claim: sweeps, queue: night"))
+    queued = load_scheduled_sweep(
+        tmp_path, KUBERAY.replace("claim: sweeps", "claim: sweeps, queue: night")
+    )
     with pytest.raises(SpecError, match="the label by which Kueue knows them"):
         render(queued, "kuberay", ray_cron_job=True)
-    in_utc = scheduled(tmp_path, KUBERAY.replace("Europe/Berlin", "UTC"))
+    in_utc = load_scheduled_sweep(tmp_path, KUBERAY.replace("Europe/Berlin", "UTC"))
     found = render(in_utc, "kuberay", kuberay=(1, 6), ray_cron_job=True)
     (document,) = documents(*found.values())
     assert "timeZone" not in document["spec"]
@@ -248,7 +257,7 @@ def call(folder, *words: str) -> int:
 
 def test_the_command_prints_or_writes(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(schedule, "read_clock", lambda: datetime(2026, 1, 1, tzinfo=UTC))
-    scheduled(tmp_path, LOCAL)
+    load_scheduled_sweep(tmp_path, LOCAL)
     assert call(tmp_path, "--to", "systemd") == 0
     printed = capsys.readouterr()
     assert printed.out.count("# gdpo-nightly.") == 2
@@ -261,16 +270,16 @@ def test_the_command_prints_or_writes(tmp_path, capsys, monkeypatch):
 
 
 def test_several_manifests_make_one_stream(tmp_path, capsys):
-    scheduled(tmp_path, KUBERAY)
-    scheduled(tmp_path, KUBERAY, "weekly")
+    load_scheduled_sweep(tmp_path, KUBERAY)
+    load_scheduled_sweep(tmp_path, KUBERAY, "weekly")
     assert call(tmp_path, "--to", "rayjob") == 0
     names = [each["metadata"]["generateName"] for each in documents(capsys.readouterr().out)]
     assert names == ["nightly-", "weekly-"]
 
 
 def test_every_problem_of_all_sweeps_at_once(tmp_path):
-    scheduled(tmp_path, LOCAL)
-    scheduled(tmp_path, LOCAL, "weekly")
+    load_scheduled_sweep(tmp_path, LOCAL)
+    load_scheduled_sweep(tmp_path, LOCAL, "weekly")
     with pytest.raises(SpecError) as caught:
         call(tmp_path, "--to", "slurm")
     assert len(caught.value.problems) == 2
@@ -292,7 +301,7 @@ def test_wrong_arguments(tmp_path, capsys, words, message):
 
 
 def test_an_option_for_another_target(tmp_path):
-    scheduled(tmp_path, LOCAL)
+    load_scheduled_sweep(tmp_path, LOCAL)
     with pytest.raises(UsageError, match="--ray-cron-job is for --to kuberay"):
         call(tmp_path, "--to", "crontab", "--ray-cron-job")
     with pytest.raises(UsageError, match="--kuberay is for --to kuberay and rayjob"):
@@ -300,7 +309,7 @@ def test_an_option_for_another_target(tmp_path):
 
 
 def test_a_directory_that_cannot_be_written(tmp_path):
-    sweep = scheduled(tmp_path, LOCAL)
+    sweep = load_scheduled_sweep(tmp_path, LOCAL)
     for place in (sweep.file, sweep.file / "below", tmp_path / ("x" * 300)):
         with pytest.raises(UsageError, match="cannot be written"):
             call(tmp_path, "--to", "systemd", "--out", str(place))

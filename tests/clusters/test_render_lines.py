@@ -18,7 +18,7 @@ from gdpo_tune.clusters.render import cron_line
 from gdpo_tune.clusters.render.base import RenderRequest
 from gdpo_tune.core.errors import SpecError
 from tests.support.render import LOCAL, NOW, render
-from tests.support.schedule import scheduled
+from tests.support.schedule import load_scheduled_sweep
 
 
 def request_of(line: str, zone: str = "UTC") -> RenderRequest:
@@ -107,7 +107,7 @@ def test_calendar_events(line, events):
 
 
 def test_several_events_are_several_lines(tmp_path):
-    sweep = scheduled(tmp_path, LOCAL.replace("* * 1-5", "1 * 1"))
+    sweep = load_scheduled_sweep(tmp_path, LOCAL.replace("* * 1-5", "1 * 1"))
     timer = render(sweep, "systemd")["gdpo-nightly.timer"]
     assert timer.count("OnCalendar=") == 2
 
@@ -130,4 +130,4 @@ def test_days_that_spring_moves(line, zone, days):
 
 def test_refusals_name_the_line(tmp_path):
     with pytest.raises(SpecError, match=r"schedule.cron = 30 2 LW \* \*"):
-        render(scheduled(tmp_path, LOCAL.replace("* * 1-5", "LW * *")), "crontab")
+        render(load_scheduled_sweep(tmp_path, LOCAL.replace("* * 1-5", "LW * *")), "crontab")

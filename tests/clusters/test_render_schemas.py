@@ -28,8 +28,9 @@ from gdpo_tune.clusters.backends.kuberay import KubeRay
 from gdpo_tune.clusters.cron import CronSchedule
 from gdpo_tune.clusters.load_schedules import load_sweeps
 from gdpo_tune.clusters.outside_calls import ProgramAnswer
-from tests.support.render import HEAD, KUBERAY, LOCAL, SLURM, files, render
-from tests.support.schedule import ROOT, scheduled
+from tests.support.paths import ROOT
+from tests.support.render import HEAD, KUBERAY, LOCAL, SLURM, render, render_nightly
+from tests.support.schedule import load_scheduled_sweep
 
 pytestmark = pytest.mark.slow
 
@@ -151,7 +152,7 @@ def closed(schema: Any) -> Any:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_cron_jobs(schemas, tmp_path, variant):
-    for text in files(tmp_path, VARIANTS[variant], "kuberay").values():
+    for text in render_nightly(tmp_path, VARIANTS[variant], "kuberay").values():
         found = documents(text)
         assert found[-1]["kind"] == "CronJob"
         for document in found:
@@ -160,7 +161,7 @@ def test_cron_jobs(schemas, tmp_path, variant):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_ray_jobs(schemas, tmp_path, variant):
-    (document,) = documents(*files(tmp_path, VARIANTS[variant], "rayjob").values())
+    (document,) = documents(*render_nightly(tmp_path, VARIANTS[variant], "rayjob").values())
     check_kuberay(schemas, document)
     assert (
         not {"backoffLimit", "suspend"} & set(document["spec"])
@@ -170,7 +171,7 @@ def test_ray_jobs(schemas, tmp_path, variant):
 
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "a queue"])
 def test_ray_cron_jobs(schemas, tmp_path, variant):
-    (text,) = files(tmp_path, VARIANTS[variant], "kuberay", ray_cron_job=True).values()
+    (text,) = render_nightly(tmp_path, VARIANTS[variant], "kuberay", ray_cron_job=True).values()
     check_kuberay(schemas, *documents(text))
 
 
@@ -182,7 +183,7 @@ def test_ray_jobs_that_the_backend_submits(schemas, tmp_path, variant):
         texts.append(text)
         return ProgramAnswer(0, "", "")
 
-    sweep = scheduled(tmp_path, VARIANTS[variant])
+    sweep = load_scheduled_sweep(tmp_path, VARIANTS[variant])
     job = ScheduledJob(
         "nightly-20260329T010000Z-a1", "nightly-20260329T010000Z", ("s.yaml",), tmp_path
     )
@@ -193,7 +194,7 @@ def test_ray_jobs_that_the_backend_submits(schemas, tmp_path, variant):
 
 
 def test_the_checks_refuse_wrong_manifests(schemas, tmp_path):
-    (text,) = files(tmp_path, KUBERAY, "rayjob").values()
+    (text,) = render_nightly(tmp_path, KUBERAY, "rayjob").values()
     for old, new in (
         ("backoffLimit: 2", "backOffLimit: 2"),
         ("backoffLimit: 2", 'backoffLimit: "2"'),
@@ -202,7 +203,7 @@ def test_the_checks_refuse_wrong_manifests(schemas, tmp_path):
         (document,) = documents(text.replace(old, new))
         with pytest.raises((AssertionError, jsonschema.ValidationError)):
             check_kuberay(schemas, document)
-    (text,) = files(tmp_path, KUBERAY, "kuberay").values()
+    (text,) = render_nightly(tmp_path, KUBERAY, "kuberay").values()
     document = documents(text.replace("timeZone", "timezone"))[-1]
     with pytest.raises(jsonschema.ValidationError):
         check_kubernetes(schemas, document)
@@ -226,7 +227,7 @@ needs_systemd = pytest.mark.skipif(
 def test_units(tmp_path, text):
     folder = tmp_path / "100% mine"
     folder.mkdir()
-    for name, unit in render(scheduled(folder, text), "systemd").items():
+    for name, unit in render(load_scheduled_sweep(folder, text), "systemd").items():
         (tmp_path / name).write_text(unit.replace("/srv/search/.venv/bin/python", sys.executable))
     units = [str(tmp_path / f"gdpo-nightly.{kind}") for kind in ("service", "timer")]
     words = ["systemd-analyze", "verify", "--user", "--man=no", *units]
@@ -274,7 +275,7 @@ LINES = [
 def test_timers_elapse_when_the_line_is_due(tmp_path, line):
     zone = "Asia/Kolkata"  # without changes of the clock, which systemd sees otherwise
     text = LOCAL.replace("30 2 * * 1-5", line).replace("Europe/Berlin", zone)
-    timer = render(scheduled(tmp_path, text), "systemd")["gdpo-nightly.timer"]
+    timer = render(load_scheduled_sweep(tmp_path, text), "systemd")["gdpo-nightly.timer"]
     count, start = 60, datetime(2026, 1, 1, tzinfo=UTC)
     due = CronSchedule(cron=line, timezone=zone).iterate_times(start)
     found = sorted({each for event in events_of(timer) for each in elapses(event, count)})
@@ -294,7 +295,7 @@ def test_systemd_skips_the_hour_that_spring_skips():
 @pytest.mark.parametrize("line", [line for line in LINES if not re.search(r"[L#]", line)])
 def test_crontabs_by_a_parser(tmp_path, line):
     text = LOCAL.replace("30 2 * * 1-5", line)
-    (crontab,) = render(scheduled(tmp_path, text), "crontab").values()
+    (crontab,) = render(load_scheduled_sweep(tmp_path, text), "crontab").values()
     zone, entry = [each for each in crontab.splitlines() if not each.startswith("#")]
     assert zone == "CRON_TZ=Europe/Berlin"
     fields = " ".join(entry.split()[:5])
@@ -304,5 +305,5 @@ def test_crontabs_by_a_parser(tmp_path, line):
 
 
 def test_batch_scripts_by_a_shell(tmp_path):
-    text = files(tmp_path, SLURM, "slurm")["nightly.sbatch"]
+    text = render_nightly(tmp_path, SLURM, "slurm")["nightly.sbatch"]
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)

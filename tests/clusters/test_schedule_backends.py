@@ -7,7 +7,7 @@ import pytest
 from gdpo_tune.clusters import console
 from gdpo_tune.clusters.load_schedules import load_sweeps
 from tests.support.render import KUBERAY, SLURM
-from tests.support.schedule import scheduled
+from tests.support.schedule import load_scheduled_sweep
 
 NAME = "a name in Kubernetes"
 CASES = {
@@ -126,7 +126,7 @@ def test_bad_file(tmp_path, case):
     text, old, new, key, reason, fix = CASES[case]
     assert old in text
     folder = tmp_path / "sweeps"
-    scheduled(tmp_path, text)
+    load_scheduled_sweep(tmp_path, text)
     (folder / "nightly.yaml").write_text(text.replace(old, new, 1))
     error = load_sweeps(folder / "nightly.yaml").error
     assert error is not None
@@ -140,15 +140,15 @@ def test_bad_file(tmp_path, case):
 
 
 def test_the_longest_name_fits(tmp_path):
-    sweep = scheduled(tmp_path, KUBERAY.replace("space:", f"name: {'n' * 25}\nspace:"))
+    sweep = load_scheduled_sweep(tmp_path, KUBERAY.replace("space:", f"name: {'n' * 25}\nspace:"))
     job = f"{sweep.name}-20260329t010000z-a100"
     assert len(job) == 47
 
 
 def test_a_tracking_file_in_a_pod_is_warned_of(tmp_path):
-    (doubt,) = console.find_warnings(scheduled(tmp_path, KUBERAY))
+    (doubt,) = console.find_warnings(load_scheduled_sweep(tmp_path, KUBERAY))
     assert "lies in the job's own directory" in doubt
-    assert not console.find_warnings(scheduled(tmp_path, SLURM))
+    assert not console.find_warnings(load_scheduled_sweep(tmp_path, SLURM))
     assert not console.find_warnings(
-        scheduled(tmp_path, KUBERAY + "tracking: http://mlflow:5000\n")
+        load_scheduled_sweep(tmp_path, KUBERAY + "tracking: http://mlflow:5000\n")
     )

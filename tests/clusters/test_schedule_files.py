@@ -11,7 +11,8 @@ import pytest
 from gdpo_tune.clusters.load_schedules import list_overrides, load_sweeps
 from gdpo_tune.clusters.schedule_spec import LocalBackend, RayJobBackend
 from gdpo_tune.core.errors import SpecError, UsageError
-from tests.support.schedule import ROOT, scheduled
+from tests.support.paths import ROOT
+from tests.support.schedule import load_scheduled_sweep
 
 GOOD = """name: nightly
 space: search_spaces/gpu.yaml
@@ -311,7 +312,7 @@ CASES = {
 
 def problems_of(folder: Path, text: str):
     good = folder / "sweeps"
-    scheduled(folder, GOOD)
+    load_scheduled_sweep(folder, GOOD)
     (good / "nightly.yaml").write_text(text)
     loaded = load_sweeps(good)
     assert loaded.error is not None
@@ -336,7 +337,7 @@ def test_bad_file(case, tmp_path):
 
 
 def test_a_good_file_in_full(tmp_path):
-    sweep = scheduled(tmp_path, GOOD)
+    sweep = load_scheduled_sweep(tmp_path, GOOD)
     assert sweep.name == "nightly"
     assert sweep.storage == str(tmp_path / "runs")
     assert sweep.root == tmp_path
@@ -352,7 +353,7 @@ def test_every_problem_at_once(tmp_path):
 
 
 def test_a_space_that_does_not_validate_shows_its_own_lines(tmp_path):
-    sweep = scheduled(tmp_path, GOOD)
+    sweep = load_scheduled_sweep(tmp_path, GOOD)
     space = tmp_path / "search_spaces" / "gpu.yaml"
     space.write_text(space.read_text().replace("task: code", "task: cod"))
     loaded = load_sweeps(sweep.file)
@@ -373,7 +374,7 @@ def test_a_budget_that_no_trial_can_spend_is_reported_at_its_own_line(tmp_path):
 
 
 def test_two_sweeps_of_one_name_are_both_refused(tmp_path):
-    scheduled(tmp_path, GOOD)
+    load_scheduled_sweep(tmp_path, GOOD)
     other = tmp_path / "sweeps" / "other.yaml"
     other.write_text("# another\n" + GOOD)
     third = tmp_path / "sweeps" / "third.yaml"
@@ -390,7 +391,7 @@ def test_two_sweeps_of_one_name_are_both_refused(tmp_path):
 
 
 def test_a_stem_is_a_name_too(tmp_path):
-    scheduled(tmp_path, GOOD)
+    load_scheduled_sweep(tmp_path, GOOD)
     (tmp_path / "sweeps" / "b.yaml").write_text(GOOD.replace("name: nightly\n", ""))
     loaded = load_sweeps(tmp_path / "sweeps")
     assert loaded.error is None
@@ -409,7 +410,9 @@ def test_a_job_gets_the_object_store_and_the_database(tmp_path):
     text = GOOD.replace(
         "storage: runs", "storage: s3://bucket/sweeps\nledger: postgresql://me@db/s"
     )
-    scheduled(tmp_path, text.replace("kind: local", "kind: ray-job, address: http://head:8265"))
+    load_scheduled_sweep(
+        tmp_path, text.replace("kind: local", "kind: ray-job, address: http://head:8265")
+    )
     loaded = load_sweeps(tmp_path / "sweeps")
     assert loaded.error is None
     (sweep,) = loaded.sweeps
@@ -449,7 +452,7 @@ def test_files_that_are_not_mappings(tmp_path, text, reason):
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
 def test_a_pipe_or_directory_is_not_read_and_keeps_no_other_sweep_from_running(tmp_path, make):
-    scheduled(tmp_path, GOOD)
+    load_scheduled_sweep(tmp_path, GOOD)
     make(tmp_path / "sweeps" / "x.yaml")
     loaded = load_sweeps(tmp_path / "sweeps")
     assert [sweep.name for sweep in loaded.sweeps] == ["nightly"]
@@ -458,7 +461,7 @@ def test_a_pipe_or_directory_is_not_read_and_keeps_no_other_sweep_from_running(t
 
 
 def test_files_of_an_editor_are_not_sweeps(tmp_path):
-    scheduled(tmp_path, GOOD)
+    load_scheduled_sweep(tmp_path, GOOD)
     (tmp_path / "sweeps" / ".#nightly.yaml").symlink_to("somebody@machine.4711:1")
     (tmp_path / "sweeps" / ".nightly.yaml").write_text("spa")
     loaded = load_sweeps(tmp_path / "sweeps")
@@ -466,7 +469,7 @@ def test_files_of_an_editor_are_not_sweeps(tmp_path):
 
 
 def test_a_broken_link_is_not_suggested_for_itself(tmp_path):
-    scheduled(tmp_path, GOOD)
+    load_scheduled_sweep(tmp_path, GOOD)
     (tmp_path / "sweeps" / "x.yaml").symlink_to("nowhere")
     message = str(load_sweeps(tmp_path / "sweeps").error)
     assert "x.yaml: there is no such file" in message

@@ -16,7 +16,7 @@ from gdpo_tune.clusters.outside_calls import ProgramAnswer, call_program
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from tests.support.render import KUBERAY
-from tests.support.schedule import scheduled
+from tests.support.schedule import load_scheduled_sweep
 
 NAME = "nightly-20260329T010000Z-a1"
 REFUSED = "Unable to connect to the server: dial tcp 10.0.0.1:6443: connect: connection refused"
@@ -68,7 +68,7 @@ def cluster() -> Cluster:
 
 @pytest.fixture
 def backend(tmp_path, cluster) -> KubeRay:
-    sweep = scheduled(tmp_path, KUBERAY)
+    sweep = load_scheduled_sweep(tmp_path, KUBERAY)
     return KubeRay(sweep, sweep.settings.backend, cluster)
 
 

@@ -26,10 +26,10 @@ from gdpo_tune.clusters.schedule_state import ScheduledRun, ScheduleHistory, Sch
 from gdpo_tune.clusters.schedule_storage import ScheduleStorage
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import load_spec
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).resolve().parents[2]
 SPACE = f"""extends: {ROOT / "search_spaces" / "code.yaml"}
 search: {{trials: 1, scheduler: {{type: fifo}}, replicates: {{max_runs: 0}}}}
 training: {{steps: 4, checkpoint_every: 1, validation_prompts: 16, test_prompts: 16}}

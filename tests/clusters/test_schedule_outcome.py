@@ -6,15 +6,15 @@ import pytest
 
 from gdpo_tune.clusters.outcome import describe_figures, read_figures
 from gdpo_tune.ledger import Ledger
-from tests.support.schedule import scheduled
-from tests.support.tuning import outcome, spec_in
+from tests.support.schedule import load_scheduled_sweep
+from tests.support.tuning import build_outcome, load_code_spec
 
 TEXT = 'space: search_spaces/code.yaml\nschedule: {cron: "0 2 * * *"}\n'
 
 
 def search(folder, name, shift=0.0, trials=14, overrides=()):
     """A run of some trials along a trade-off."""
-    spec = spec_in(folder, ["search.trials=14", *overrides])
+    spec = load_code_spec(folder, ["search.trials=14", *overrides])
     spec = spec.model_copy(update={"name": name, "storage": str(folder / "runs")})
     with Ledger.open(spec) as ledger:
         for number in range(trials):
@@ -23,12 +23,12 @@ def search(folder, name, shift=0.0, trials=14, overrides=()):
             ledger.start(params, "search", "startup", seed=number)
             share = number / trials
             ledger.complete(
-                number, outcome(0.2 + 0.5 * share + shift, 0.7 - 0.5 * share + shift, 0.5)
+                number, build_outcome(0.2 + 0.5 * share + shift, 0.7 - 0.5 * share + shift, 0.5)
             )
 
 
 def test_figures_of_a_run(tmp_path):
-    sweep = scheduled(tmp_path, TEXT)
+    sweep = load_scheduled_sweep(tmp_path, TEXT)
     search(tmp_path, "nightly-1", trials=5)
     found = read_figures(sweep, "nightly-1", None)
     assert (found["trials"], found["failed_trials"], found["front"]) == (5, 0, 5)
@@ -41,7 +41,7 @@ def test_figures_of_a_run(tmp_path):
 
 @pytest.mark.parametrize(("shift", "verdict"), [(0.25, "better"), (-0.15, "worse"), (0.0, "equal")])
 def test_a_run_against_the_last_one(tmp_path, shift, verdict):
-    sweep = scheduled(tmp_path, TEXT)
+    sweep = load_scheduled_sweep(tmp_path, TEXT)
     search(tmp_path, "nightly-1")
     search(tmp_path, "nightly-2", shift)
     found = read_figures(sweep, "nightly-2", "nightly-1")["comparison"]
@@ -55,14 +55,14 @@ def test_a_run_against_the_last_one(tmp_path, shift, verdict):
 
 
 def test_a_run_that_never_began_has_cost_nothing(tmp_path):
-    found = read_figures(scheduled(tmp_path, TEXT), "nightly-1", None)
+    found = read_figures(load_scheduled_sweep(tmp_path, TEXT), "nightly-1", None)
     assert found == {"gpu_hours": 0.0}
     assert describe_figures(found) == ""
 
 
 def test_a_ledger_that_cannot_be_read_from_here(tmp_path):
     elsewhere = "backend: {kind: ray-job, address: http://head:8265}\n"
-    sweep = scheduled(tmp_path, TEXT + elsewhere)
+    sweep = load_scheduled_sweep(tmp_path, TEXT + elsewhere)
     found = read_figures(sweep, "nightly-1", None)
     assert list(found) == ["unknown"]
     assert "Its result is not known here: nightly-1: there is no sweep" in describe_figures(found)
@@ -73,7 +73,7 @@ def test_a_ledger_that_cannot_be_read_from_here(tmp_path):
 
 
 def test_a_run_that_found_nothing(tmp_path):
-    sweep = scheduled(tmp_path, TEXT)
+    sweep = load_scheduled_sweep(tmp_path, TEXT)
     search(tmp_path, "nightly-1", trials=0)
     search(tmp_path, "nightly-2", trials=3)
     found = read_figures(sweep, "nightly-1", "nightly-2")

@@ -22,8 +22,8 @@ from gdpo_tune.clusters.backends.ray_jobs import RayJobs
 from gdpo_tune.clusters.load_schedules import list_overrides
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
-from tests.support.jobs import Client, serve_dashboard, without_tokens
-from tests.support.schedule import scheduled
+from tests.support.jobs import Client, hide_tokens, serve_dashboard
+from tests.support.schedule import load_scheduled_sweep
 
 TEXT = """space: search_spaces/code.yaml
 backend: {kind: ray-job, address_env: RAY_HEAD, token_env: RAY_TOKEN}
@@ -33,7 +33,7 @@ storage: shared
 
 @pytest.fixture
 def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HTTPServer]:
-    without_tokens(monkeypatch, tmp_path / "home")
+    hide_tokens(monkeypatch, tmp_path / "home")
     with serve_dashboard() as server:
         monkeypatch.setenv("RAY_HEAD", server.url)
         monkeypatch.setenv("RAY_TOKEN", "letmein")
@@ -67,7 +67,7 @@ def job_for(sweep) -> ScheduledJob:
 
 
 def test_a_job_is_submitted_once(tmp_path, head, client):
-    sweep = scheduled(tmp_path, TEXT)
+    sweep = load_scheduled_sweep(tmp_path, TEXT)
     backend = backend_with(client, sweep)
     for _ in range(2):
         assert backend.submit(job_for(sweep)) == JobHandle(backend="ray-job", id="nightly-1-a1")
@@ -86,7 +86,9 @@ def test_a_job_is_submitted_once(tmp_path, head, client):
 
 
 def test_the_space_is_named_as_it_is_found_in_what_is_sent(tmp_path, head, client):
-    sweep = scheduled(tmp_path, TEXT.replace("RAY_TOKEN", "RAY_TOKEN, working_dir: search_spaces"))
+    sweep = load_scheduled_sweep(
+        tmp_path, TEXT.replace("RAY_TOKEN", "RAY_TOKEN, working_dir: search_spaces")
+    )
     backend_with(client, sweep).submit(job_for(sweep))
     assert "gdpo_tune.sweep code.yaml --name" in client.submitted[0]["entrypoint"]
 
@@ -103,7 +105,7 @@ def test_the_space_is_named_as_it_is_found_in_what_is_sent(tmp_path, head, clien
     ],
 )
 def test_the_state_of_a_job(tmp_path, head, client, status, code, running, seen, reason):
-    sweep = scheduled(tmp_path, TEXT)
+    sweep = load_scheduled_sweep(tmp_path, TEXT)
     backend = backend_with(client, sweep)
     known = backend.submit(job_for(sweep))
     message = f"Job entrypoint command\n failed with exit code {code}"
@@ -115,7 +117,7 @@ def test_the_state_of_a_job(tmp_path, head, client, status, code, running, seen,
 
 
 def test_a_job_that_the_cluster_does_not_know_any_more(tmp_path, head, client):
-    backend = backend_with(client, scheduled(tmp_path, TEXT))
+    backend = backend_with(client, load_scheduled_sweep(tmp_path, TEXT))
     state = backend.poll(JobHandle(backend="ray-job", id="gone"))
     assert not state.running
     assert state.exit_status is None
@@ -123,7 +125,7 @@ def test_a_job_that_the_cluster_does_not_know_any_more(tmp_path, head, client):
 
 
 def test_a_job_is_stopped(tmp_path, head, client):
-    sweep = scheduled(tmp_path, TEXT)
+    sweep = load_scheduled_sweep(tmp_path, TEXT)
     backend = backend_with(client, sweep)
     known = backend.submit(job_for(sweep))
     backend.stop(known, 0.0)
@@ -131,7 +133,7 @@ def test_a_job_is_stopped(tmp_path, head, client):
 
 
 def test_a_job_that_the_cluster_refuses(tmp_path, head, client):
-    sweep = scheduled(tmp_path, TEXT)
+    sweep = load_scheduled_sweep(tmp_path, TEXT)
     backend = backend_with(client, sweep)
 
     def refuse(**_: object) -> None:
@@ -144,7 +146,7 @@ def test_a_job_that_the_cluster_refuses(tmp_path, head, client):
 
 def test_a_call_that_hangs_is_given_up(tmp_path, head, client, monkeypatch):
     monkeypatch.setattr(jobs_api, "CALL_SECONDS", 0.1)
-    backend = backend_with(client, scheduled(tmp_path, TEXT))
+    backend = backend_with(client, load_scheduled_sweep(tmp_path, TEXT))
     client.get_job_info = lambda _: time.sleep(5)
     with pytest.raises(BackendUnreachableError, match="no answer within"):
         backend.poll(JobHandle(backend="ray-job", id="x"))
@@ -154,30 +156,32 @@ def test_a_call_that_hangs_is_given_up(tmp_path, head, client, monkeypatch):
 def test_a_variable_that_is_not_set(tmp_path, head, monkeypatch, name):
     monkeypatch.delenv(name)
     with pytest.raises(BackendError, match=f"= {name}, and that variable is not set"):
-        build_backend(scheduled(tmp_path, TEXT))
+        build_backend(load_scheduled_sweep(tmp_path, TEXT))
 
 
 def test_an_address_without_a_token(tmp_path, head):
     head.token = "another"
     text = TEXT.replace(", token_env: RAY_TOKEN", "")
     with pytest.raises(BackendError, match=r"asks for a token \(401\)\n.*token_env"):
-        build_backend(scheduled(tmp_path, text)).check()
+        build_backend(load_scheduled_sweep(tmp_path, text)).check()
     with pytest.raises(BackendError, match=r"does not take the token \(403\)"):
-        build_backend(scheduled(tmp_path, TEXT)).check()
+        build_backend(load_scheduled_sweep(tmp_path, TEXT)).check()
     head.token = "letmein"
-    build_backend(scheduled(tmp_path, TEXT)).check()
+    build_backend(load_scheduled_sweep(tmp_path, TEXT)).check()
 
 
 def test_a_token_that_ray_finds_by_itself_is_sent_too(tmp_path, head, monkeypatch):
     head.token = "of the file"
     (tmp_path / "token").write_text("of the file\n")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
-    build_backend(scheduled(tmp_path, TEXT.replace(", token_env: RAY_TOKEN", ""))).check()
+    build_backend(
+        load_scheduled_sweep(tmp_path, TEXT.replace(", token_env: RAY_TOKEN", ""))
+    ).check()
 
 
 def test_an_address_that_does_not_answer(tmp_path, head, monkeypatch):
     monkeypatch.setenv("RAY_HEAD", "http://127.0.0.1:9")
-    backend = build_backend(scheduled(tmp_path, TEXT))
+    backend = build_backend(load_scheduled_sweep(tmp_path, TEXT))
     with pytest.raises(BackendUnreachableError, match=r"127.0.0.1:9 does not answer \(.*refused"):
         backend.check()
 
@@ -186,13 +190,13 @@ def test_an_address_that_does_not_answer(tmp_path, head, monkeypatch):
 def test_an_address_that_is_not_valid(tmp_path, head, monkeypatch, address):
     monkeypatch.setenv("RAY_HEAD", address)
     with pytest.raises(BackendError, match="write http://HOST:8265"):
-        build_backend(scheduled(tmp_path, TEXT))
+        build_backend(load_scheduled_sweep(tmp_path, TEXT))
 
 
 def test_an_address_of_something_else(tmp_path, head):
     head.says = b"<html>"
     with pytest.raises(BackendError, match="is not the dashboard of a Ray cluster"):
-        build_backend(scheduled(tmp_path, TEXT)).check()
+        build_backend(load_scheduled_sweep(tmp_path, TEXT)).check()
 
 
 @pytest.mark.parametrize(
@@ -209,7 +213,7 @@ def test_an_address_of_another_protocol(tmp_path, head, monkeypatch, says):
         thread = threading.Thread(target=answer, args=[server])
         thread.start()
         with pytest.raises(BackendError, match="is not the dashboard of a Ray cluster"):
-            build_backend(scheduled(tmp_path, TEXT)).check()
+            build_backend(load_scheduled_sweep(tmp_path, TEXT)).check()
         thread.join()
 
 
@@ -228,5 +232,5 @@ def test_secrets_that_cannot_be_sent_are_not_shown(
 ):
     monkeypatch.setenv(name, value)
     with pytest.raises(BackendError, match=message) as caught:
-        build_backend(scheduled(tmp_path, TEXT))
+        build_backend(load_scheduled_sweep(tmp_path, TEXT))
     assert "sec" not in str(caught.value).replace("such as", "")

@@ -15,7 +15,8 @@ from gdpo_tune.clusters.schedule_decisions import open_context
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.clusters.tick import build_job
 from gdpo_tune.core.errors import BackendError
-from tests.support.ray_heads import ROOT, start_ray_head
+from tests.support.paths import ROOT
+from tests.support.ray_heads import start_ray_head
 
 pytestmark = [
     pytest.mark.integration,

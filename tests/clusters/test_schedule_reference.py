@@ -15,7 +15,8 @@ from gdpo_tune.clusters.schedule_spec import (
     parse_duration,
 )
 from gdpo_tune.core.registry import load
-from tests.support.schedule import ROOT, scheduled
+from tests.support.paths import ROOT
+from tests.support.schedule import load_scheduled_sweep
 
 PAGE = ROOT / "docs" / "schedule.md"
 
@@ -43,7 +44,7 @@ def test_a_page_without_the_marks_is_refused():
 
 def test_the_example_is_valid(tmp_path):
     (example,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    sweep = scheduled(tmp_path, example.replace("code.yaml", "gpu.yaml"))
+    sweep = load_scheduled_sweep(tmp_path, example.replace("code.yaml", "gpu.yaml"))
     assert sweep.settings.policy.max_runtime == 36_000
 
 

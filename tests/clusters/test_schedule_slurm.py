@@ -16,7 +16,7 @@ from gdpo_tune.clusters.backends.slurm import Slurm
 from gdpo_tune.clusters.outside_calls import ProgramAnswer
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from tests.support.render import SLURM
-from tests.support.schedule import scheduled
+from tests.support.schedule import load_scheduled_sweep
 
 AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 GONE = "slurm_load_jobs error: Invalid job id specified"
@@ -71,7 +71,7 @@ def controller() -> Controller:
 
 @pytest.fixture
 def backend(tmp_path, controller) -> Slurm:
-    sweep = scheduled(tmp_path, SLURM)
+    sweep = load_scheduled_sweep(tmp_path, SLURM)
     return Slurm(sweep, sweep.settings.backend, controller)
 
 

@@ -25,8 +25,8 @@ from tests.support.schedule import (
     MemoryStorage,
     Plan,
     Scene,
-    context_of,
-    scheduled,
+    build_context,
+    load_scheduled_sweep,
 )
 
 
@@ -116,7 +116,7 @@ def test_a_state_that_is_damaged_is_named(tmp_path, content):
     scene = Scene(tmp_path)
     scene.storage.files[".schedule/nightly/00000002.json"] = content.encode()
     with pytest.raises(StoreError, match=r"00000002\.json is damaged, or.*\n    fix: restore it"):
-        scene.open()
+        scene.open_context()
 
 
 def forge(scene: Scene, key: str, value: object) -> None:
@@ -144,10 +144,10 @@ def forge(scene: Scene, key: str, value: object) -> None:
 )
 def test_a_run_with_one_wrong_value_is_named(tmp_path, key, value):
     scene = Scene(tmp_path)
-    assert scene.at(2) == ["started", "submitted"]
+    assert scene.tick_at(2) == ["started", "submitted"]
     forge(scene, key, value)
     with pytest.raises(StoreError, match=r"00000003\.json is damaged"):
-        scene.open()
+        scene.open_context()
 
 
 def test_a_history_that_was_moved_away_under_a_reader():
@@ -228,12 +228,14 @@ def test_many_ticks_at_once_start_one_run(tmp_path: Path, kind: str):
     address = str(tmp_path / "runs") if kind == "directory" else f"memory://{uuid.uuid4().hex}"
     clock = Clock(START.replace(hour=3))
     backend = FakeBackend(clock, lambda _: Plan(5))
-    sweep = scheduled(tmp_path, NIGHTLY)
+    sweep = load_scheduled_sweep(tmp_path, NIGHTLY)
     kinds: list[str] = []
-    tick(context_of(sweep, clock, backend, ScheduleStorage(address)))
+    tick(build_context(sweep, clock, backend, ScheduleStorage(address)))
     for _ in range(10):
-        clock.pass_by(hours=24)
-        contexts = [context_of(sweep, clock, backend, ScheduleStorage(address)) for _ in range(8)]
+        clock.advance(hours=24)
+        contexts = [
+            build_context(sweep, clock, backend, ScheduleStorage(address)) for _ in range(8)
+        ]
         barrier = threading.Barrier(len(contexts))
         threads = [threading.Thread(target=tick_at, args=(barrier, each)) for each in contexts]
         for thread in threads:
@@ -256,22 +258,22 @@ def test_killed_between_claim_and_submission_the_next_tick_submits(tmp_path: Pat
 
     scene.backend.submit = kill
     with pytest.raises(KeyboardInterrupt):
-        scene.at(3)
+        scene.tick_at(3)
     scene.backend.submit = submit
-    scene.context = scene.open()
-    assert scene.at(3) == ["submitted"]
+    scene.context = scene.open_context()
+    assert scene.tick_at(3) == ["submitted"]
     assert scene.backend.submissions == ["nightly-20260101T020000Z-a1"]
 
 
 def test_killed_between_submission_and_its_record_the_next_tick_submits_the_same(tmp_path: Path):
     scene = Scene(tmp_path)
-    assert scene.at(3) == ["started", "submitted"]
+    assert scene.tick_at(3) == ["started", "submitted"]
     del scene.storage.files[max(scene.storage.files)]
-    scene.context = scene.open()
-    scene.at(5)
+    scene.context = scene.open_context()
+    scene.tick_at(5)
     assert len(scene.backend.submissions) == 2
     assert list(scene.backend.jobs) == ["nightly-20260101T020000Z-a1"]
-    (run,) = scene.open().state.runs
+    (run,) = scene.open_context().state.runs
     assert run.state == "finished"
 
 
@@ -281,20 +283,20 @@ def test_a_run_that_is_stopped_while_it_is_submitted_leaves_no_job(tmp_path: Pat
 
     def stopped_meanwhile(job: ScheduledJob) -> JobHandle:
         handle = submit(job)
-        assert stop_by_name(scene.open())
+        assert stop_by_name(scene.open_context())
         return handle
 
     scene.backend.submit = stopped_meanwhile
-    scene.at(2)
+    scene.tick_at(2)
     assert list(scene.backend.stops) == ["nightly-20260101T020000Z-a1"]
-    (run,) = scene.open().state.runs
-    assert (run.state, scene.open().state.active) == ("stopped", None)
+    (run,) = scene.open_context().state.runs
+    assert (run.state, scene.open_context().state.active) == ("stopped", None)
 
 
 def test_two_that_submit_one_attempt_do_not_stop_it(tmp_path: Path):
     scene = Scene(tmp_path)
     submit = scene.backend.submit
-    other = scene.open()
+    other = scene.open_context()
 
     def submitted_twice(job: ScheduledJob) -> JobHandle:
         scene.backend.submit = submit
@@ -303,6 +305,6 @@ def test_two_that_submit_one_attempt_do_not_stop_it(tmp_path: Path):
         return submit(job)
 
     scene.backend.submit = submitted_twice
-    kinds = scene.at(2) + [event.kind for event in other.events]
+    kinds = scene.tick_at(2) + [event.kind for event in other.events]
     assert scene.backend.stops == {}
     assert kinds.count("submitted") == 1

@@ -15,43 +15,49 @@ from gdpo_tune.clusters.schedule_decisions import ScheduleContext
 from gdpo_tune.clusters.schedule_state import KEPT_STATES, Notice
 from gdpo_tune.clusters.tick import tick
 from gdpo_tune.core.errors import BackendUnreachableError
-from tests.support.schedule import Clock, FakeBackend, MemoryStorage, context_of, scheduled
+from tests.support.schedule import (
+    Clock,
+    FakeBackend,
+    MemoryStorage,
+    build_context,
+    load_scheduled_sweep,
+)
 from tests.support.schedule_oracle import (
     HOUR,
     STOPS_IN,
     Oracle,
-    calls_of_a_year,
-    plan_of,
-    star_times,
-    wall_times,
+    build_plan,
+    draw_calls,
+    list_step_times,
+    list_wall_times,
 )
 
 SCENES = {
     "nightly in Berlin, skip": (
         '{cron: "30 2 * * *", timezone: Europe/Berlin}',
         "{overlap: skip, missed_grace: 6h, max_attempts: 3}",
-        lambda: wall_times("Europe/Berlin", (2,), 30),
+        lambda: list_wall_times("Europe/Berlin", (2,), 30),
         {"overlap": "skip", "grace": 6 * HOUR, "attempts": 3, "longest": None},
         {"every": 25, "longest": 12, "month": 60.0},
     ),
     "twice in the hours that change in New York, queue": (
         '{cron: "15 1,2 * * *", timezone: America/New_York}',
         "{overlap: queue, missed_grace: 3h, max_attempts: 2, max_runtime: 20h}",
-        lambda: wall_times("America/New_York", (1, 2), 15),
+        lambda: list_wall_times("America/New_York", (1, 2), 15),
         {"overlap": "queue", "grace": 3 * HOUR, "attempts": 2, "longest": 20 * HOUR},
         {"every": 40, "longest": 14, "month": 60.0},
     ),
     "every six hours of Berlin, replace": (
         '{cron: "0 */6 * * *", timezone: Europe/Berlin}',
         "{overlap: replace, missed_grace: 2h, max_attempts: 2}",
-        lambda: star_times("Europe/Berlin", 6),
+        lambda: list_step_times("Europe/Berlin", 6),
         {"overlap": "replace", "grace": 2 * HOUR, "attempts": 2, "longest": None},
         {"every": 35, "longest": 6, "month": 120.0},
     ),
     "on time or not at all": (
         '{cron: "0 4 * * *", timezone: Australia/Lord_Howe}',
         "{overlap: skip, missed: skip, max_attempts: 1, max_runtime: 9h}",
-        lambda: wall_times("Australia/Lord_Howe", (4,), 0),
+        lambda: list_wall_times("Australia/Lord_Howe", (4,), 0),
         {"overlap": "skip", "grace": timedelta(minutes=10), "attempts": 1, "longest": 9 * HOUR},
         {"every": 12, "longest": 12, "month": 30.0},
     ),
@@ -72,24 +78,24 @@ def test_a_year_finds_no_run_twice_and_none_missing(scene, limited, tmp_path):
     month = scale["month"] if limited else None
     budget = f"budget: {{gpu_hours_per_30d: {month}}}\n" if month else ""
     text = f"space: search_spaces/gpu.yaml\nschedule: {schedule}\npolicy: {policy}\n{budget}"
-    sweep = scheduled(tmp_path, text)
+    sweep = load_scheduled_sweep(tmp_path, text)
     seed = sorted(SCENES).index(scene)
-    plan = plan_of(seed, scale["longest"], 6.0)
+    plan = build_plan(seed, scale["longest"], 6.0)
     clock, storage = Clock(), MemoryStorage()
     backend = FakeBackend(clock, plan, takes_to_stop=STOPS_IN)
     oracle = Oracle(times_of(), month=month, plan=plan, **rules)
 
-    context, record = context_of(sweep, clock, backend, storage), Observed()
+    context, record = build_context(sweep, clock, backend, storage), Observed()
     chance = random.Random(seed)
-    for now, up in calls_of_a_year(chance, scale["every"]):
+    for now, up in draw_calls(chance, scale["every"]):
         clock.now, backend.down = now, not up
         if chance.random() < 0.002:
-            context = context_of(sweep, clock, backend, storage)  # another process or machine
+            context = build_context(sweep, clock, backend, storage)  # another process or machine
         context.events.clear()
         tick(context)
         if context.events:
             record.add(context)
-        oracle.call(now, up)
+        oracle.handle_call(now, up)
 
     assert len(storage.files) == KEPT_STATES
     fates = record.fates(oracle.times)
@@ -139,31 +145,31 @@ def test_killed_and_simultaneous_ticks_find_no_run_twice_and_none_missing(scene,
     """Without an oracle, which does not know when a tick dies: by what must hold in any case."""
     schedule, policy, times_of, _, scale = SCENES[scene]
     text = f"space: search_spaces/gpu.yaml\nschedule: {schedule}\npolicy: {policy}\n"
-    sweep, clock, record = scheduled(tmp_path, text), Clock(), Observed()
+    sweep, clock, record = load_scheduled_sweep(tmp_path, text), Clock(), Observed()
     chance = random.Random(scene)
     storage = DyingStorage(chance)
-    plan = plan_of(1, scale["longest"], 6.0)
+    plan = build_plan(1, scale["longest"], 6.0)
     backend = FakeBackend(clock, plan, takes_to_stop=STOPS_IN)
 
     def tick_once() -> None:
         with suppress(Killed):
-            tick(context_of(sweep, clock, backend, storage))
-        record.add(context_of(sweep, clock, backend, storage))
+            tick(build_context(sweep, clock, backend, storage))
+        record.add(build_context(sweep, clock, backend, storage))
 
     def other_tick() -> None:
         if chance.random() < 0.5:
             return tick_once()
-        context = context_of(sweep, clock, backend, storage)
+        context = build_context(sweep, clock, backend, storage)
         with suppress(Killed, BackendUnreachableError):
             run_by_name(context, clock(), wait=False)
-        return record.add(context_of(sweep, clock, backend, storage))
+        return record.add(build_context(sweep, clock, backend, storage))
 
     storage.other_tick = other_tick
-    for now, up in calls_of_a_year(chance, scale["every"])[:1200]:
+    for now, up in draw_calls(chance, scale["every"])[:1200]:
         clock.now, backend.down = now, not up
         tick_once()
 
-    times, state = times_of(), context_of(sweep, clock, backend, storage).state
+    times, state = times_of(), build_context(sweep, clock, backend, storage).state
     fates = record.fates(times)
     assert max(Counter(t for t, _ in fates).values()) == 1  # none twice
     expected = {t for t in times if state.since < t <= state.handled} - {state.queued}
@@ -204,6 +210,6 @@ class Observed:
 
 def never_two_at_once(backend: FakeBackend) -> None:
     """Of the jobs of a schedule one runs at a time."""
-    spans = sorted((began, backend.end(name)) for name, (began, _) in backend.jobs.items())
+    spans = sorted((began, backend.compute_end(name)) for name, (began, _) in backend.jobs.items())
     for (_, end), (began, _) in itertools.pairwise(spans):
         assert end <= began

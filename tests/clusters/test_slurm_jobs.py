@@ -14,9 +14,10 @@ import pytest
 from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob, build_backend
 from gdpo_tune.clusters.schedule_state import JobHandle, ScheduleHistory
 from gdpo_tune.clusters.schedule_storage import ScheduleStorage
+from tests.support.paths import ROOT
 from tests.support.render import render
-from tests.support.schedule import ROOT, scheduled
-from tests.support.slurm_cluster import program, slurm
+from tests.support.schedule import load_scheduled_sweep
+from tests.support.slurm_cluster import start_slurm, write_program
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
@@ -42,7 +43,7 @@ esac
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with slurm(tmp_path_factory.mktemp("slurm")) as found:
+    with start_slurm(tmp_path_factory.mktemp("slurm")) as found:
         yield found
 
 
@@ -57,7 +58,7 @@ def wait_for(condition: Callable[[], Any], seconds: float = 60) -> Any:
 def sweep_in(folder: Path, programs: Path) -> Any:
     folder.mkdir(exist_ok=True)
     (folder / "small.yaml").write_text(SPACE)
-    return scheduled(folder, SWEEP.format(path=programs))
+    return load_scheduled_sweep(folder, SWEEP.format(path=programs))
 
 
 def test_slurm_accepts_rendered_scripts(tmp_path, programs):
@@ -79,7 +80,7 @@ def test_slurm_accepts_rendered_scripts(tmp_path, programs):
 def test_jobs_from_start_to_end(tmp_path, programs):
     stubs = tmp_path / "stubs"
     stubs.mkdir()
-    program(stubs, "python", STUB)
+    write_program(stubs, "python", STUB)
     backend = build_backend(sweep_in(tmp_path / "project", Path(f"{stubs}:{programs}")))
     backend.check()
 

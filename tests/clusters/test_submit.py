@@ -14,14 +14,15 @@ import gdpo_tune
 from gdpo_tune import sweep
 from gdpo_tune.clusters.backends import jobs_api, submit
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError, UsageError
-from tests.support.jobs import Client, serve_dashboard, without_tokens
+from tests.support.jobs import Client, hide_tokens, serve_dashboard
+from tests.support.paths import ROOT
 
-SPACES = Path(__file__).parents[2] / "search_spaces"
+SPACES = ROOT / "search_spaces"
 
 
 @pytest.fixture
 def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HTTPServer]:
-    without_tokens(monkeypatch, tmp_path / "home")
+    hide_tokens(monkeypatch, tmp_path / "home")
     project = tmp_path / "project"
     project.mkdir()
     (project / "code.yaml").write_text((SPACES / "code.yaml").read_text())
@@ -99,7 +100,7 @@ def test_the_same_command_finds_its_job_again_while_it_runs(head, client, capsys
     for _ in range(2):
         assert sweep.main(["code.yaml", "--submit", head.url, "--detach"]) == 0
     assert f"code is active already, as job {job_of(client)}" in capsys.readouterr().out
-    client.end(job_of(client), "FAILED", 1)
+    client.end_job(job_of(client), "FAILED", 1)
     assert submit.find_active_job(client, f"{Path.cwd()}/runs/code") is None
     assert submit.find_active_job(client, f"{Path.cwd()}/runs/another") is None
 
@@ -111,7 +112,7 @@ def test_a_log_is_printed_once_although_the_connection_breaks(head, client, monk
 
     async def last(name: str):
         if len(client.logs) == 1:
-            client.end(name, "SUCCEEDED", 0)
+            client.end_job(name, "SUCCEEDED", 0)
         async for part in tail(name):
             yield part
 
@@ -126,7 +127,7 @@ def test_a_log_is_printed_once_although_the_connection_breaks(head, client, monk
 )
 def test_the_exit_status_is_that_of_the_job(head, client, status, code, exit_status, capsys):
     client.submit_job(submission_id="x")
-    client.end("x", status, code)
+    client.end_job("x", status, code)
     client.logs = [["hello\n"]]
     assert submit.follow_job(submit.build_jobs_api(head.url), "x") == exit_status
     ended = capsys.readouterr().err

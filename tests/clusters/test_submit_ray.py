@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ray_heads import ROOT, start_ray_head
+from tests.support.paths import ROOT
+from tests.support.ray_heads import start_ray_head
 
 pytestmark = pytest.mark.integration
 pytest.importorskip("aiohttp_cors", reason="the dashboard of Ray needs ray[default]")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune import cli
+from tests.support.paths import ROOT
 
 COMPLETE = """
 source "$1"; shift
@@ -16,21 +17,21 @@ printf '%s\\n' "${COMPREPLY[@]}"
 """
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
+def run_command(*words: str) -> subprocess.CompletedProcess[str]:
     program = "from gdpo_tune import cli; cli.main()"
     command = [sys.executable, "-c", program, *words]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_help_lists_the_commands():
-    done = run("--help")
+    done = run_command("--help")
     assert done.returncode == 0
     assert all(name in done.stdout for name in cli.COMMANDS)
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
-def test_a_command_takes_the_words_behind_its_name(name: str):
-    done = run(name, "--help")
+def test_a_command_gets_the_arguments_after_its_name(name: str):
+    done = run_command(name, "--help")
     module = [sys.executable, "-m", f"gdpo_tune.{name}", "--help"]
     assert done.returncode == 0
     assert done.stdout == subprocess.run(module, capture_output=True, text=True).stdout
@@ -45,8 +46,8 @@ def test_a_command_takes_the_words_behind_its_name(name: str):
         (("sweep", "nowhere.yaml"), "nowhere.yaml"),
     ],
 )
-def test_a_wrong_request_ends_with_status_2(words: tuple[str, ...], message: str):
-    done = run(*words)
+def test_wrong_arguments_end_with_status_2(words: tuple[str, ...], message: str):
+    done = run_command(*words)
     assert done.returncode == 2
     assert message in done.stderr
 
@@ -62,8 +63,7 @@ def test_a_wrong_request_ends_with_status_2(words: tuple[str, ...], message: str
 )
 def test_bash_completes(tmp_path: Path, words: tuple[str, ...], completions: list[str]):
     script = tmp_path / "completion.bash"
-    script.write_text(run("--print-completion", "bash").stdout)
+    script.write_text(run_command("--print-completion", "bash").stdout)
     command = ["bash", "-c", COMPLETE, "bash", str(script), *words]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == completions

@@ -1,4 +1,4 @@
-"""Every shipped search space and every command of the README, run as a person runs them."""
+"""Every shipped search space and every command of the README, run as commands."""
 
 import os
 import re
@@ -6,15 +6,14 @@ import shlex
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
 
 import mlflow
 import pytest
 
 from gdpo_tune.results.pick_language import parse_pick
 from gdpo_tune.spec import load_spec
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 FOR_GPUS = sorted((ROOT / "search_spaces").glob("*_qwen.yaml"))
 SPACES = [path for path in sorted((ROOT / "search_spaces").glob("*.yaml")) if path not in FOR_GPUS]
 SHORT = [
@@ -29,12 +28,12 @@ RUN_BY_A_PERSON = ("pip ", "pytest", "mlflow ui")
 pytestmark = pytest.mark.integration
 
 
-def command(arguments, folder, check=True, timeout=300):
-    """Run `python -m gdpo_tune.<arguments>` in `folder`, away from any cluster."""
+def run_command(arguments, directory, check=True, timeout=300):
+    """Run `python -m gdpo_tune.<arguments>` in `directory`, without an existing cluster."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_ADDRESS")}
     done = subprocess.run(
         [sys.executable, "-m", *arguments],
-        cwd=folder,
+        cwd=directory,
         env={**environment, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -45,19 +44,19 @@ def command(arguments, folder, check=True, timeout=300):
     return done
 
 
-def shortened():
+def list_short_overrides():
     return [word for override in SHORT for word in ("--set", override)]
 
 
-def runs_of(folder, experiment):
-    client = mlflow.MlflowClient(f"sqlite:///{folder}/mlflow.db")
-    found = client.get_experiment_by_name(experiment)
-    assert found is not None
-    return client.search_runs([found.experiment_id], max_results=1000)
+def list_runs(directory, experiment):
+    client = mlflow.MlflowClient(f"sqlite:///{directory}/mlflow.db")
+    record = client.get_experiment_by_name(experiment)
+    assert record is not None
+    return client.search_runs([record.experiment_id], max_results=1000)
 
 
-def readme_commands():
-    """The indented lines of the README that call this package."""
+def list_readme_commands():
+    """List the indented lines of the README that call this package."""
     prose = "".join((ROOT / "README.md").read_text().split("```")[::2])
     lines = re.findall(r"^    (\S.*)$", prose, re.MULTILINE)
     return [
@@ -70,9 +69,9 @@ def readme_commands():
 
 @pytest.mark.parametrize("space", SPACES, ids=lambda path: path.stem)
 def test_a_shipped_space_is_searched_and_a_second_run_starts_nothing(space, tmp_path):
-    arguments = ["gdpo_tune.sweep", str(space), *shortened()]
-    first = command(arguments, tmp_path)
-    runs = runs_of(tmp_path, space.stem)
+    arguments = ["gdpo_tune.sweep", str(space), *list_short_overrides()]
+    first = run_command(arguments, tmp_path)
+    runs = list_runs(tmp_path, space.stem)
     roles = [run.data.tags["role"] for run in runs]
     assert sorted(set(roles)) == ["published", "replicate", "search", "sweep", "untrained"]
     assert roles.count("search") == 3
@@ -82,25 +81,25 @@ def test_a_shipped_space_is_searched_and_a_second_run_starts_nothing(space, tmp_
     assert "knee" in first.stdout
 
     if space.stem == "code":  # the same for every task
-        second = command(arguments, tmp_path)
+        second = run_command(arguments, tmp_path)
         assert "finished" in second.stdout
-        assert len(runs_of(tmp_path, space.stem)) == len(runs)
-        report = command(["gdpo_tune.report", str(space), *shortened()], tmp_path)
+        assert len(list_runs(tmp_path, space.stem)) == len(runs)
+        report = run_command(["gdpo_tune.report", str(space), *list_short_overrides()], tmp_path)
         assert "report.html" in report.stdout
 
 
 @pytest.mark.parametrize("space", FOR_GPUS, ids=lambda path: path.stem)
-def test_a_shipped_space_for_gpus_is_sound(space):
+def test_a_shipped_space_for_gpus_is_valid(space):
     """Its policy and data are on the Hub, so it is only read; ToolRL's file is one of ours."""
     pytest.importorskip("peft")
     local = "source: data/" in space.read_text()
     ours = ["--set", f"data.source={ROOT / 'tests' / 'data' / 'toolrl.parquet'}"] if local else []
-    shown = command(["gdpo_tune.sweep", str(space), "--dry-run", *ours], ROOT).stdout
+    shown = run_command(["gdpo_tune.sweep", str(space), "--dry-run", *ours], ROOT).stdout
     assert "vllm; vLLM gets" in shown
     assert "policy: Qwen/Qwen2.5" in shown
 
 
-@pytest.mark.parametrize("line", readme_commands())
+@pytest.mark.parametrize("line", list_readme_commands())
 def test_the_readme_commands_exist(line):
     """Each names a command and a file that ship; the sweeps themselves run above."""
     words = shlex.split(line)
@@ -114,14 +113,14 @@ def test_the_readme_commands_exist(line):
     assert (ROOT / file).exists()
     if words[2] == "gdpo_tune.sweep":
         dry = [*words[2:], *([] if "--dry-run" in words else ["--dry-run"])]
-        assert "completions" in command(dry, ROOT).stdout
+        assert "completions" in run_command(dry, ROOT).stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("space", SPACES, ids=lambda path: path.stem)
 def test_a_shipped_space_in_full(space, tmp_path):
-    command(["gdpo_tune.sweep", str(space)], tmp_path, timeout=3600)
-    runs = runs_of(tmp_path, space.stem)
+    run_command(["gdpo_tune.sweep", str(space)], tmp_path, timeout=3600)
+    runs = list_runs(tmp_path, space.stem)
     assert sum(run.data.tags["role"] == "search" for run in runs) == 16
     front = [run for run in runs if run.data.tags.get("pareto") == "true"]
     assert len(front) >= 3

@@ -1,8 +1,7 @@
-"""What the sweep command refuses, with exit status 2, one clear message, and nothing started."""
+"""Input that the sweep command refuses with exit status 2 and one message, before any work."""
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -18,15 +17,16 @@ from gdpo_tune.core.errors import (
 )
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import load_spec
+from tests.support.paths import ROOT
 
-SPACE = Path(__file__).parents[2] / "search_spaces" / "code.yaml"
+SPACE = ROOT / "search_spaces" / "code.yaml"
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
 def refuse(tmp_path, monkeypatch):
-    """Run the command with overrides in an empty folder; return the error that it ends with."""
+    """A function that runs the command in an empty directory and returns its error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
@@ -45,7 +45,7 @@ def test_a_missing_file(tmp_path):
         sweep.main([str(tmp_path / "absent.yaml")])
 
 
-def test_a_policy_folder_that_is_not_there(refuse, tmp_path):
+def test_a_missing_policy_directory(refuse, tmp_path):
     message = refuse("policy=./absent", error=PolicyError)
     assert "absent" in message
     assert not (tmp_path / "runs").exists()
@@ -66,7 +66,7 @@ def test_a_policy_without_a_pad_or_end_token(refuse, tmp_path, missing):
     assert ("pad" if missing == "pad_token" else "end") in message
 
 
-def test_gpus_of_a_machine_that_has_none(refuse, monkeypatch):
+def test_gpus_on_a_machine_without_gpus(refuse, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     message = refuse("resources.gpus=1", error=(ResourcesError, SpecError))
     assert "gpus" in message

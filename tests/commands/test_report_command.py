@@ -1,4 +1,4 @@
-"""`python -m gdpo_tune.report`: which sweep it draws, and the trial that it marks."""
+"""`python -m gdpo_tune.report`: the sweep that it draws, and the trial that it marks."""
 
 from __future__ import annotations
 
@@ -11,71 +11,71 @@ from gdpo_tune.core.errors import PickError, SpecError, UsageError
 from gdpo_tune.core.trials import Cost
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.results.retrain import build_request_from_sweep
-from tests.support.tuning import outcome, spec_in
+from tests.support.tuning import build_outcome, load_code_spec
 
 
 @pytest.fixture
 def searched(tmp_path):
-    spec = spec_in(tmp_path)
+    spec = load_code_spec(tmp_path)
     with Ledger.open(spec) as ledger:
         for number, (correct, form) in enumerate([(0.9, 0.2), (0.7, 0.7), (0.2, 0.9)]):
             params = spec.space.complete_baseline({"reward_weights.format": 0.1 * (number + 1)})
             ledger.start(params, "search", "model", seed=70 + number)
-            ledger.complete(number, outcome(correct, form, 0.5))
+            ledger.complete(number, build_outcome(correct, form, 0.5))
     return spec.directory
 
 
-def test_a_choice_is_marked_and_told(searched, capsys):
+def test_a_picked_trial_is_marked_and_printed(searched, capsys):
     choice = "max correctness where format >= 0.5"
     assert report.main([str(searched), "--pick", choice]) == 0
     page = (searched / "report.html").read_text()
-    told = "trial 1: correctness 0.700 ± 0.010, format 0.700 ± 0.010"
-    assert told in page
+    sentence = "trial 1: correctness 0.700 ± 0.010, format 0.700 ± 0.010"
+    assert sentence in page
     assert '<span class="badge chosen">chosen</span>' in page
     printed = capsys.readouterr().out
-    assert told in printed
+    assert sentence in printed
     assert f"python -m gdpo_tune.train --from {searched}:1" in printed
     assert f"python -m gdpo_tune.export {searched}:1 --to trl" in printed
     assert (searched / "front.png").stat().st_size > 0
 
 
-def test_without_a_choice_nothing_is_marked(searched, capsys):
+def test_without_a_pick_no_trial_is_marked(searched, capsys):
     assert report.main([str(searched)]) == 0
     assert "badge chosen" not in (searched / "report.html").read_text()
     assert "chosen" not in capsys.readouterr().out
 
 
-def test_a_choice_behind_a_colon(searched):
+def test_a_pick_after_a_colon(searched):
     assert report.main([f"{searched}:max_format"]) == 0
     assert "trial 2: correctness" in (searched / "report.html").read_text()
 
 
-def test_what_cannot_be_drawn(searched, tmp_path):
+def test_sweeps_and_picks_that_cannot_be_drawn_are_refused(searched, tmp_path):
     with pytest.raises(PickError, match="did you mean 'knee'"):
         report.main([f"{searched}:kne"])
     with pytest.raises(UsageError, match="there is no sweep in"):
         report.main([str(tmp_path / "nowhere")])
 
 
-def test_a_folder_with_a_colon_in_its_name(searched, tmp_path, capsys):
-    there = tmp_path / "at 12:30" / "sweep"
-    there.parent.mkdir()
-    searched.rename(there)
-    assert report.main([str(there)]) == 0
-    assert report.main([f"{there}:max_format"]) == 0
+def test_a_directory_with_a_colon_in_its_name(searched, tmp_path, capsys):
+    directory = tmp_path / "at 12:30" / "sweep"
+    directory.parent.mkdir()
+    searched.rename(directory)
+    assert report.main([str(directory)]) == 0
+    assert report.main([f"{directory}:max_format"]) == 0
     assert "trial 2: correctness" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [[":"], [":knee:knee"], [":knee", "--pick", "knee"]])
-def test_what_to_take_is_said_once(words, searched):
+def test_two_picks_are_refused(words, searched):
     with pytest.raises(UsageError, match="choose once, behind a single colon or by --pick"):
         report.main([f"{searched}{words[0]}", *words[1:]])
 
 
 def test_a_sweep_that_was_moved_is_drawn_again_by_its_own_command(searched, tmp_path, capsys):
-    there = searched.rename(tmp_path / "moved")
-    assert report.main([str(there)]) == 0
-    assert f"python -m gdpo_tune.report {there}\n" in capsys.readouterr().out
+    moved = searched.rename(tmp_path / "moved")
+    assert report.main([str(moved)]) == 0
+    assert f"python -m gdpo_tune.report {moved}\n" in capsys.readouterr().out
 
 
 def test_a_report_that_cannot_be_written(searched):
@@ -85,14 +85,14 @@ def test_a_report_that_cannot_be_written(searched):
     assert not list(searched.glob(".report.html*"))
 
 
-def test_a_sweep_is_read_without_what_only_its_run_needed(tmp_path, monkeypatch):
+def test_a_sweep_is_read_without_the_files_that_only_its_run_needs(tmp_path, monkeypatch):
     """Elsewhere, and with the earlier sweep, the data and a package gone."""
     monkeypatch.chdir(tmp_path)
     rows = tmp_path / "rows.jsonl"
     rows.touch()
-    earlier = search(tmp_path / "runs", "earlier", overrides=WITH_DATA)
+    earlier = run_made_up_sweep(tmp_path / "runs", "earlier", overrides=WITH_DATA)
     warm = ["search.warm_start=[runs/earlier]", *WITH_DATA]
-    later = search(tmp_path / "runs", "later", overrides=warm)
+    later = run_made_up_sweep(tmp_path / "runs", "later", overrides=warm)
     shutil.rmtree(earlier)
     rows.unlink()
     monkeypatch.setattr("gdpo_tune.spec.sandbox_section._is_installed", lambda _: False)
@@ -110,9 +110,11 @@ def test_a_sweep_is_read_without_what_only_its_run_needed(tmp_path, monkeypatch)
 WITH_DATA = ["data={source: rows.jsonl, layout: mbpp}", "sandbox.modules=[numpy]"]
 
 
-def search(folder, name, shift=0.0, mode="gdpo", overrides=(), trials=12):
-    """A sweep of some trials along a trade-off."""
-    spec = spec_in(folder, ["search.trials=12", *overrides]).model_copy(update={"name": name})
+def run_made_up_sweep(directory, name, shift=0.0, mode="gdpo", overrides=(), trials=12):
+    """Write a ledger with trials along a trade-off; return the sweep's directory."""
+    spec = load_code_spec(directory, ["search.trials=12", *overrides]).model_copy(
+        update={"name": name}
+    )
     with Ledger.open(spec) as ledger:
         for number in range(trials):
             of_mode = mode if number % 2 else "gdpo"
@@ -122,12 +124,12 @@ def search(folder, name, shift=0.0, mode="gdpo", overrides=(), trials=12):
             )
             ledger.start(params, "search", "startup", seed=number)
             share = (number + 1) / 14
-            ledger.complete(number, outcome(share + shift, 1 - share + shift, 0.5 + shift))
+            ledger.complete(number, build_outcome(share + shift, 1 - share + shift, 0.5 + shift))
     return spec.directory
 
 
 def test_two_sweeps_are_compared(tmp_path, capsys):
-    better, worse = search(tmp_path, "better", 0.3), search(tmp_path, "worse")
+    better, worse = run_made_up_sweep(tmp_path, "better", 0.3), run_made_up_sweep(tmp_path, "worse")
     assert report.main([str(better), str(worse)]) == 0
     printed = capsys.readouterr().out
     assert "better beats worse: its front covers more." in printed
@@ -138,63 +140,68 @@ def test_two_sweeps_are_compared(tmp_path, capsys):
 
 
 def test_two_modes_of_one_sweep_are_compared(tmp_path, capsys):
-    folder = search(tmp_path, "both", mode="grpo")
-    assert report.main([str(folder), "--modes", "gdpo", "grpo"]) == 0
+    directory = run_made_up_sweep(tmp_path, "both", mode="grpo")
+    assert report.main([str(directory), "--modes", "gdpo", "grpo"]) == 0
     assert "gdpo and grpo: no significant difference" in capsys.readouterr().out
     assert (
         "the 6 and 6 configurations that no model proposed"
-        in (folder / "comparison_gdpo_grpo.html").read_text()
+        in (directory / "comparison_gdpo_grpo.html").read_text()
     )
 
 
-def test_what_sweeps_differ_in_besides_is_said(tmp_path, capsys):
-    one = search(tmp_path, "one")
-    other = search(tmp_path, "other", overrides=["training.steps=80"])
+def test_other_differences_between_sweeps_are_reported(tmp_path, capsys):
+    one = run_made_up_sweep(tmp_path, "one")
+    other = run_made_up_sweep(tmp_path, "other", overrides=["training.steps=80"])
     assert report.main([str(one), str(other)]) == 0
     assert "one has training.steps = 60, not 80 as other" in capsys.readouterr().out
 
 
-def halved(folder, name):
-    """A sweep whose odd trials were stopped at a third of the others' completions."""
-    spec = spec_in(folder, ["search.trials=12", "search.scheduler={type: asha}"])
+def run_half_stopped_sweep(directory, name):
+    """Write a ledger whose odd trials were stopped at a third of the completions."""
+    spec = load_code_spec(directory, ["search.trials=12", "search.scheduler={type: asha}"])
     spec = spec.model_copy(update={"name": name})
     with Ledger.open(spec) as ledger:
         for number in range(12):
             params = spec.space.complete_baseline({"reward_weights.format": 0.06 + 0.1 * number})
             ledger.start(params, "search", "startup", seed=number)
             if number % 2:
-                ledger.prune(number, "dominated", Cost(outcome(0, 0, 0).cost.completions // 10))
+                ledger.prune(
+                    number, "dominated", Cost(build_outcome(0, 0, 0).cost.completions // 10)
+                )
             else:
                 share = (number + 1) / 14
-                ledger.complete(number, outcome(share, 1 - share, 0.5))
+                ledger.complete(number, build_outcome(share, 1 - share, 0.5))
     return spec.directory
 
 
-def test_what_one_search_stopped_and_saved_is_said(tmp_path, capsys):
+def test_stopped_trials_and_saved_completions_are_reported(tmp_path, capsys):
     fifo = ["search.scheduler={type: fifo}"]
-    one, other = halved(tmp_path, "one"), search(tmp_path, "other", overrides=fifo)
+    one, other = (
+        run_half_stopped_sweep(tmp_path, "one"),
+        run_made_up_sweep(tmp_path, "other", overrides=fifo),
+    )
     assert report.main([str(one), str(other)]) == 0
     printed = capsys.readouterr().out
     assert "one has search.scheduler = " in printed
     assert "6 of one and 0 of other were stopped early" in printed
     assert "A configuration of other took 640 completions on average, one of one 352" in printed
-    assert report.main([str(other), str(search(tmp_path, "third", overrides=fifo))]) == 0
+    assert report.main([str(other), str(run_made_up_sweep(tmp_path, "third", overrides=fifo))]) == 0
     printed = capsys.readouterr().out
     assert not any(word in printed for word in ("search.scheduler", "stopped early", "on average"))
 
 
 def test_a_name_under_runs_is_enough(tmp_path, capsys, monkeypatch):
-    search(tmp_path / "runs", "one")
-    search(tmp_path / "runs", "other")
+    run_made_up_sweep(tmp_path / "runs", "one")
+    run_made_up_sweep(tmp_path / "runs", "other")
     monkeypatch.chdir(tmp_path)
     assert report.main(["one", "other"]) == 0
     assert "no significant difference" in capsys.readouterr().out
     assert report.main(["one"]) == 0
 
 
-def test_what_cannot_be_compared(tmp_path):
-    one = str(search(tmp_path, "one"))
-    other = str(search(tmp_path, "other", overrides=["objectives.format.reference=0.1"]))
+def test_sweeps_that_cannot_be_compared_are_refused(tmp_path):
+    one = str(run_made_up_sweep(tmp_path, "one"))
+    other = str(run_made_up_sweep(tmp_path, "other", overrides=["objectives.format.reference=0.1"]))
     with pytest.raises(UsageError, match=r"objectives.format = .*reference: 0"):
         report.main([one, other])
     with pytest.raises(UsageError, match="are the same sweep"):
@@ -204,7 +211,7 @@ def test_what_cannot_be_compared(tmp_path):
     with pytest.raises(UsageError, match="name two different modes"):
         report.main([one, "--modes", "gdpo", "gdpo"])
     with pytest.raises(UsageError, match="it has none yet"):
-        report.main([str(search(tmp_path, "none", trials=0)), "--modes", "gdpo", "grpo"])
+        report.main([str(run_made_up_sweep(tmp_path, "none", trials=0)), "--modes", "gdpo", "grpo"])
     with pytest.raises(UsageError, match="none cannot be compared: no configuration of it"):
         report.main([one, str(tmp_path / "none")])
     with pytest.raises(UsageError, match="no sweep in"):

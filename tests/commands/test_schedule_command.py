@@ -1,4 +1,4 @@
-"""The command: what it prints, and its exit status."""
+"""The schedule command: its output and its exit status."""
 
 from __future__ import annotations
 
@@ -15,86 +15,87 @@ from gdpo_tune.clusters.backends.base import build_backend
 from gdpo_tune.clusters.outcome import read_figures
 from gdpo_tune.clusters.schedule_decisions import ScheduleContext
 from gdpo_tune.core.errors import BackendUnreachableError, SpecError, StoreError
-from tests.support.schedule import ROOT, Clock, FakeBackend, Plan, scheduled
+from tests.support.paths import ROOT
+from tests.support.schedule import Clock, FakeBackend, Plan, load_scheduled_sweep
 
 NIGHTLY = 'space: search_spaces/code.yaml\nschedule: {cron: "0 2 * * *"}\n'
 
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
-    """The backend of every sweep, with its clock."""
+    """A fake backend of every sweep, with its clock."""
     clock = Clock(datetime(2026, 1, 1, 1, tzinfo=UTC))
     fake = FakeBackend(clock, lambda _: Plan(1))
     monkeypatch.setattr(schedule, "read_clock", clock)
-    monkeypatch.setattr(ScheduleContext.__init__, "__defaults__", defaults(fake))
+    monkeypatch.setattr(ScheduleContext.__init__, "__defaults__", replace_defaults(fake))
     return fake
 
 
-def defaults(fake: FakeBackend) -> tuple[object, ...]:
+def replace_defaults(fake: FakeBackend) -> tuple[object, ...]:
     old = ScheduleContext.__init__.__defaults__
     assert old is not None
     changed = {build_backend: lambda _: fake, read_figures: lambda *_: {}}
     return tuple(changed.get(value, value) if callable(value) else value for value in old)
 
 
-def call(folder: Path, *words: str) -> int:
-    return schedule.main([str(folder / "sweeps"), *words])
+def run_schedule(directory: Path, *words: str) -> int:
+    return schedule.main([str(directory / "sweeps"), *words])
 
 
 def test_a_run_from_tick_to_tick(tmp_path, backend, capsys):
-    scheduled(tmp_path, NIGHTLY)
-    assert call(tmp_path, "tick") == 0
+    load_scheduled_sweep(tmp_path, NIGHTLY)
+    assert run_schedule(tmp_path, "tick") == 0
     assert capsys.readouterr().out == ""
-    backend.clock.pass_by(hours=1)
-    assert call(tmp_path, "tick") == 0
+    backend.clock.advance(hours=1)
+    assert run_schedule(tmp_path, "tick") == 0
     name = "nightly-20260101T020000Z"
     assert capsys.readouterr().out.splitlines() == [
         f"2026-01-01T02:00:00Z  {name} is started.",
         f"2026-01-01T02:00:00Z  {name} runs, attempt 1.",
     ]
-    assert call(tmp_path, "status") == 0
+    assert run_schedule(tmp_path, "status") == 0
     assert f"last run              {name}, attempt 1: running" in capsys.readouterr().out
-    assert call(tmp_path, "stop", "nightly") == 0
+    assert run_schedule(tmp_path, "stop", "nightly") == 0
     assert "is asked to stop: stopped by name." in capsys.readouterr().out
     backend.takes_to_stop = timedelta(seconds=30)
-    assert call(tmp_path, "stop", "nightly") == 0
+    assert run_schedule(tmp_path, "stop", "nightly") == 0
     assert capsys.readouterr().out == f"{name} was asked to stop already, and has not ended yet\n"
-    backend.clock.pass_by(minutes=1)
-    assert call(tmp_path, "tick") == 0
+    backend.clock.advance(minutes=1)
+    assert run_schedule(tmp_path, "tick") == 0
     assert capsys.readouterr().out.endswith(f"{name} stopped: stopped by name.\n")
-    assert call(tmp_path, "run", "nightly", "--at", "2026-01-01T02:00:00Z") == 0
+    assert run_schedule(tmp_path, "run", "nightly", "--at", "2026-01-01T02:00:00Z") == 0
     assert f"{name} runs, attempt 2." in capsys.readouterr().out
 
 
-def test_wrong_files_keep_no_other_sweep_from_running(tmp_path, backend, capsys):
-    scheduled(tmp_path, NIGHTLY)
+def test_wrong_files_do_not_stop_other_sweeps(tmp_path, backend, capsys):
+    load_scheduled_sweep(tmp_path, NIGHTLY)
     (tmp_path / "sweeps" / "bad.yaml").write_text("space: nowhere.yaml\n")
-    assert call(tmp_path, "tick") == 2
-    backend.clock.pass_by(hours=1)
-    assert call(tmp_path, "tick") == 2
+    assert run_schedule(tmp_path, "tick") == 2
+    backend.clock.advance(hours=1)
+    assert run_schedule(tmp_path, "tick") == 2
     printed = capsys.readouterr()
     assert "there is no file nowhere.yaml" in printed.err
     assert "is started" in printed.out
-    assert call(tmp_path, "next") == 2
+    assert run_schedule(tmp_path, "next") == 2
     assert "2026-01-02T02:00:00Z" in capsys.readouterr().out
 
 
 def test_exit_statuses(tmp_path, backend, capsys):
-    scheduled(tmp_path, NIGHTLY)
-    assert call(tmp_path, "run", "nightly", "--now") == 0
-    backend.clock.pass_by(minutes=5)
-    assert call(tmp_path, "run", "nightly", "--now", "--wait") == 3
+    load_scheduled_sweep(tmp_path, NIGHTLY)
+    assert run_schedule(tmp_path, "run", "nightly", "--now") == 0
+    backend.clock.advance(minutes=5)
+    assert run_schedule(tmp_path, "run", "nightly", "--now", "--wait") == 3
     assert "skipped (overlap)" in capsys.readouterr().out
     backend.down = True
-    assert call(tmp_path, "tick") == 6
+    assert run_schedule(tmp_path, "tick") == 6
     assert "the fake backend is down" in capsys.readouterr().err
     backend.down = False
     for _ in range(2):
-        backend.clock.pass_by(hours=1.1)
-        assert call(tmp_path, "tick") == 0
+        backend.clock.advance(hours=1.1)
+        assert run_schedule(tmp_path, "tick") == 0
     backend.down = True
     with pytest.raises(BackendUnreachableError) as caught:
-        call(tmp_path, "run", "nightly", "--now")
+        run_schedule(tmp_path, "run", "nightly", "--now")
     assert caught.value.exit_status == 6
     with pytest.raises(SpecError, match="there is no such file"):
         schedule.main([str(tmp_path / "nothing"), "status"])
@@ -102,45 +103,43 @@ def test_exit_statuses(tmp_path, backend, capsys):
 
 def test_validate_checks_the_machine_too(tmp_path, capsys, monkeypatch):
     text = NIGHTLY + "backend: {kind: ray-job, address: http://127.0.0.1:9}\n"
-    scheduled(tmp_path, text + "notify: {webhook_env: HOOK}\n")
-    assert call(tmp_path, "validate", "--files-only") == 0
-    assert call(tmp_path, "validate") == 6
+    load_scheduled_sweep(tmp_path, text + "notify: {webhook_env: HOOK}\n")
+    assert run_schedule(tmp_path, "validate", "--files-only") == 0
+    assert run_schedule(tmp_path, "validate") == 6
     printed = capsys.readouterr().err
     assert "nightly.yaml: backend ray-job: http://127.0.0.1:9 does not answer" in printed
     assert "HOOK is not set, so no notification would be sent" in printed
     assert "lies in the job's own directory" in printed
-    scheduled(tmp_path, text + "enabled: false\n")
-    assert call(tmp_path, "validate") == 0
+    load_scheduled_sweep(tmp_path, text + "enabled: false\n")
+    assert run_schedule(tmp_path, "validate") == 0
     printed = capsys.readouterr()
     (line,) = printed.err.splitlines()  # no warning about the webhook
     assert "nightly.yaml: disabled; it could not run here: backend ray-job" in line
     assert "error:" not in line
     assert printed.out == "1 valid: nightly\n"
     monkeypatch.setenv("HOOK", "http://127.0.0.1:9")
-    scheduled(tmp_path, NIGHTLY)
-    assert call(tmp_path, "validate") == 0
+    load_scheduled_sweep(tmp_path, NIGHTLY)
+    assert run_schedule(tmp_path, "validate") == 0
     assert capsys.readouterr().out == "1 valid: nightly\n"
     (tmp_path / "runs").rename(tmp_path / "elsewhere")
     (tmp_path / "runs.d").touch()
-    scheduled(tmp_path, NIGHTLY + "storage: runs.d/below\n")
-    assert call(tmp_path, "validate") == 2
+    load_scheduled_sweep(tmp_path, NIGHTLY + "storage: runs.d/below\n")
+    assert run_schedule(tmp_path, "validate") == 2
     assert "runs.d/below: Not a directory" in capsys.readouterr().err
 
 
-def test_a_storage_that_cannot_be_written(tmp_path, backend, capsys):
+def test_storage_that_is_not_writable(tmp_path, backend, capsys):
     (tmp_path / "file").touch()
-    scheduled(tmp_path, NIGHTLY + "storage: file/runs\n")
-    assert call(tmp_path, "tick") == 2
+    load_scheduled_sweep(tmp_path, NIGHTLY + "storage: file/runs\n")
+    assert run_schedule(tmp_path, "tick") == 2
     assert capsys.readouterr().err.count("Not a directory") == 1
     with pytest.raises(StoreError):
-        call(tmp_path, "run", "nightly")
+        run_schedule(tmp_path, "run", "nightly")
 
 
-def test_a_sweep_whose_disk_fails_keeps_no_other_from_running(
-    tmp_path, backend, capsys, monkeypatch
-):
-    scheduled(tmp_path, NIGHTLY)
-    scheduled(tmp_path, NIGHTLY, name="other")
+def test_a_sweep_whose_disk_fails_does_not_stop_others(tmp_path, backend, capsys, monkeypatch):
+    load_scheduled_sweep(tmp_path, NIGHTLY)
+    load_scheduled_sweep(tmp_path, NIGHTLY, name="other")
     real = console.tick
 
     def broken(context: ScheduleContext) -> None:
@@ -149,20 +148,20 @@ def test_a_sweep_whose_disk_fails_keeps_no_other_from_running(
         real(context)
 
     monkeypatch.setattr(console, "tick", broken)
-    assert call(tmp_path, "tick") == 1
-    backend.clock.pass_by(hours=1)
-    assert call(tmp_path, "tick") == 1
+    assert run_schedule(tmp_path, "tick") == 1
+    backend.clock.advance(hours=1)
+    assert run_schedule(tmp_path, "tick") == 1
     printed = capsys.readouterr()
     assert "other-20260101T020000Z is started." in printed.out
     assert f"error: {tmp_path}/sweeps/nightly.yaml: [Errno 13] Permission denied" in printed.err
 
 
 def test_status_of_a_damaged_history_shows_the_others(tmp_path, backend, capsys):
-    scheduled(tmp_path, NIGHTLY)
-    scheduled(tmp_path, NIGHTLY, name="other")
-    assert call(tmp_path, "tick") == 0
+    load_scheduled_sweep(tmp_path, NIGHTLY)
+    load_scheduled_sweep(tmp_path, NIGHTLY, name="other")
+    assert run_schedule(tmp_path, "tick") == 0
     (tmp_path / "runs/.schedule/nightly/00000001.json").write_text("{")
-    assert call(tmp_path, "status") == 2
+    assert run_schedule(tmp_path, "status") == 2
     printed = capsys.readouterr()
     assert "other\n  next" in printed.out
     assert "nightly.yaml: storage" in printed.err
@@ -170,14 +169,14 @@ def test_status_of_a_damaged_history_shows_the_others(tmp_path, backend, capsys)
 
 
 def test_status_reports_a_clock_that_was_ahead(tmp_path, backend, capsys):
-    scheduled(tmp_path, NIGHTLY)
-    backend.clock.pass_by(days=30)
-    assert call(tmp_path, "tick") == 0
-    assert call(tmp_path, "status") == 0
+    load_scheduled_sweep(tmp_path, NIGHTLY)
+    backend.clock.advance(days=30)
+    assert run_schedule(tmp_path, "tick") == 0
+    assert run_schedule(tmp_path, "status") == 0
     assert "held back" not in capsys.readouterr().out
-    backend.clock.pass_by(days=-28)
-    assert call(tmp_path, "tick") == 0
-    assert call(tmp_path, "status") == 0
+    backend.clock.advance(days=-28)
+    assert run_schedule(tmp_path, "tick") == 0
+    assert run_schedule(tmp_path, "status") == 0
     printed = capsys.readouterr().out
     assert "no run by the schedule until 2026-01-31 01:00:00" in printed
     assert "next                  2026-01-31T02:00:00Z" in printed
@@ -189,9 +188,9 @@ def test_a_directory_with_a_name_that_is_too_long(capsys):
 
 
 def test_status_and_next_write_nothing(tmp_path, backend):
-    scheduled(tmp_path, NIGHTLY)
-    assert call(tmp_path, "status") == 0
-    assert call(tmp_path, "next") == 0
+    load_scheduled_sweep(tmp_path, NIGHTLY)
+    assert run_schedule(tmp_path, "status") == 0
+    assert run_schedule(tmp_path, "next") == 0
     assert not (tmp_path / "runs").exists()
 
 
@@ -211,13 +210,13 @@ def test_status_and_next_write_nothing(tmp_path, backend):
 )
 def test_wrong_arguments(tmp_path, capsys, words, message):
     with pytest.raises(SystemExit) as caught:
-        call(tmp_path, *words)
+        run_schedule(tmp_path, *words)
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
 
 
 def test_errors_reach_a_shell(tmp_path):
-    scheduled(tmp_path, NIGHTLY)
+    load_scheduled_sweep(tmp_path, NIGHTLY)
     words = [sys.executable, "-m", "gdpo_tune.schedule", str(tmp_path / "sweeps"), "run", "nightli"]
     done = subprocess.run(
         words, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin"}

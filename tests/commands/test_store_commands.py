@@ -1,4 +1,4 @@
-"""A sweep on a real S3 server, its ledger in a real PostgreSQL: who reads it, who is refused."""
+"""A sweep on a real S3 server with its ledger in a real PostgreSQL, and commands on it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning.ray.remote_attempts import download_trial, upload_trial
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.mlflow_servers import PostgresServer, run_postgres_server
+from tests.support.paths import ROOT
 from tests.support.s3_servers import BUCKET, S3Server, start_s3_server
 
 pytestmark = pytest.mark.integration
-SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "code.yaml"
+SPACE = ROOT / "search_spaces" / "code.yaml"
 
 
 @pytest.fixture(scope="module")
 def database() -> Iterator[PostgresServer]:
-    with run_postgres_server() as made:
-        yield made
+    with run_postgres_server() as server:
+        yield server
 
 
 @pytest.fixture
@@ -52,38 +53,38 @@ def spec(
 
 
 def run_two_trials(spec: SweepSpec, node: Path) -> None:
-    """What a driver and the processes of trials leave behind."""
+    """Write the files and records of two complete trials."""
     with Ledger.open(spec) as ledger:
         SweepStore(spec).write_spec()
         params = spec.space.complete_baseline({})
         for number in range(2):
             ledger.start(params, "search", "model", 7 + number)
-            folder = node / str(number)
+            directory = node / str(number)
             files = StoreDirectory(f"{spec.address}/trials/{number}")
-            download_trial(files, folder, "this")
-            append_step(folder, Measurement(1, {"train/loss": 0.5}, Cost(64, 1.0)))
-            write_checkpoint(folder, 4, Cost(256, 2.0), lambda at: (at / "weights").touch())
-            upload_trial(files, folder)
+            download_trial(files, directory, "this")
+            append_step(directory, Measurement(1, {"train/loss": 0.5}, Cost(64, 1.0)))
+            write_checkpoint(directory, 4, Cost(256, 2.0), lambda at: (at / "weights").touch())
+            upload_trial(files, directory)
             values = {n: Estimate(0.5 + number / 10, 0.01) for n in spec.objectives}
             checkpoint = ledger.get_trial_directory(number) / "checkpoint-4"
             ledger.complete(number, Outcome(values, values, Cost(640, 2.0), checkpoint))
 
 
-def test_whoever_knows_the_address_reads_the_sweep(
+def test_load_sweep_reads_a_sweep_by_its_store_address(
     spec: SweepSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     run_two_trials(spec, tmp_path / "node")
     shutil.rmtree(tmp_path / "cache")
-    found = load_sweep(spec.address)
-    assert len(found.trials) == 2
-    record = found.records[1]
+    sweep = load_sweep(spec.address)
+    assert len(sweep.trials) == 2
+    record = sweep.records[1]
     assert record.policy == f"s3://{BUCKET}/runs/night/trials/1/checkpoint-4"
     assert (spec.directory / "trials" / "1" / "steps.jsonl").exists()
 
     assert report.main([spec.address, "--pick", "knee"]) == 0
-    told = capsys.readouterr().out
-    assert found.records[0].policy in told
-    assert f"--from {spec.address}:0" in told
+    printed = capsys.readouterr().out
+    assert sweep.records[0].policy in printed
+    assert f"--from {spec.address}:0" in printed
     assert (spec.directory / "report.html").stat().st_size > 10_000
 
     for source in (f"{spec.address}:1", f"{spec.directory}:1"):  # the address, or its copy here
@@ -93,8 +94,8 @@ def test_whoever_knows_the_address_reads_the_sweep(
         load_sweep(f"s3://{BUCKET}/runs/other")
 
 
-def refused(spec: SweepSpec) -> str:
-    """Why a sweep is not even begun."""
+def read_refusal(spec: SweepSpec) -> str:
+    """Return the error with which a sweep is refused."""
     with pytest.raises(UsageError) as caught:
         run_sweep(spec, train="none:none")
     assert caught.value.exit_status == 2
@@ -103,14 +104,14 @@ def refused(spec: SweepSpec) -> str:
 
 def test_a_bucket_that_does_not_exist_is_refused_before_any_work(spec: SweepSpec):
     missing = spec.model_copy(update={"storage": "s3://nobody/runs"})
-    assert "storage s3://nobody/runs: The specified bucket does not exist" in refused(missing)
+    assert "storage s3://nobody/runs: The specified bucket does not exist" in read_refusal(missing)
     assert not spec.directory.exists()
 
 
 @pytest.mark.slow
-def test_a_server_that_does_not_answer_is_told_at_once(spec: SweepSpec, store: S3Server):
-    with store.away():
-        assert "Could not connect to the endpoint" in refused(spec)
+def test_a_store_that_does_not_answer_is_refused_at_once(spec: SweepSpec, store: S3Server):
+    with store.keep_stopped():
+        assert "Could not connect to the endpoint" in read_refusal(spec)
     assert store.list_names() == []
 
 
@@ -134,10 +135,10 @@ def test_an_earlier_sweep_is_never_overwritten(
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_moved_aside_can_be_read(spec: SweepSpec, tmp_path: Path):
+def test_a_sweep_that_was_moved_aside_can_be_read(spec: SweepSpec, tmp_path: Path):
     run_two_trials(spec, tmp_path / "node")
     with Ledger.open(spec, fresh=True) as ledger:
         aside = ledger.moved_aside
     assert aside is not None
-    found = load_sweep(f"s3://{BUCKET}/runs/{aside.name}")
-    assert [record.state for record in found.records] == ["complete", "complete"]
+    sweep = load_sweep(f"s3://{BUCKET}/runs/{aside.name}")
+    assert [record.state for record in sweep.records] == ["complete", "complete"]

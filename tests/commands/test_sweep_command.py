@@ -18,11 +18,12 @@ from gdpo_tune.tuning import runner
 from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.ray.cluster import Cluster
 from gdpo_tune.tuning.ray.nodes import Nodes
+from tests.support.paths import ROOT
 
-SPACE = str(Path(__file__).parents[2] / "search_spaces" / "code.yaml")
+SPACE = str(ROOT / "search_spaces" / "code.yaml")
 
 
-def record(number, state, role="search"):
+def build_record(number, state, role="search"):
     params = {"normalization": "gdpo", "group_size": 8, "learning_rate": 1e-4}
     weights = {f"reward_weights.{name}": 1.0 for name in ("correctness", "format", "length")}
     return TrialRecord(number, role, state, {**params, **weights}, 0, "model", reason="ran dry")
@@ -30,7 +31,7 @@ def record(number, state, role="search"):
 
 @pytest.fixture
 def end_with(monkeypatch, tmp_path):
-    """Let the search end at once with these records; return what the command returns."""
+    """A function that runs the command with a search that ends with these records."""
     monkeypatch.chdir(tmp_path)
     Path("runs/code").mkdir(parents=True)
     monkeypatch.setattr(cli, "probe_environment", lambda spec: {})
@@ -44,22 +45,22 @@ def end_with(monkeypatch, tmp_path):
 
 
 def test_a_sweep_with_a_trained_trial_succeeds(end_with):
-    assert end_with(record(0, "failed"), record(1, "complete")) == 0
+    assert end_with(build_record(0, "failed"), build_record(1, "complete")) == 0
 
 
-def test_a_sweep_in_which_all_failed_does_not(end_with, capsys):
-    assert end_with(record(0, "complete", "untrained"), record(1, "failed")) == 1
+def test_a_sweep_in_which_all_trials_failed_ends_with_an_error(end_with, capsys):
+    assert end_with(build_record(0, "complete", "untrained"), build_record(1, "failed")) == 1
     assert "every trial failed" in capsys.readouterr().err
 
 
-def test_an_interrupted_sweep_prints_the_line_that_continues(end_with, capsys):
+def test_an_interrupted_sweep_prints_the_command_that_resumes_it(end_with, capsys):
     options = ["--fresh", "--set", "search.trials= 8"]
-    assert end_with(record(0, "complete"), interrupted=True, options=options) == 130
+    assert end_with(build_record(0, "complete"), interrupted=True, options=options) == 130
     line = capsys.readouterr().err.strip().splitlines()[-1].strip()
     assert line == f"python -m gdpo_tune.sweep {SPACE} --set 'search.trials= 8'"
 
 
-def test_a_sweep_that_lost_its_cluster_prints_the_line_that_continues(
+def test_a_sweep_that_lost_its_cluster_prints_the_command_that_resumes_it(
     end_with, monkeypatch, capsys
 ):
     def lose(*_, **__):
@@ -105,7 +106,7 @@ def test_options_are_not_abbreviated(capsys):
     assert "--fres" in capsys.readouterr().err
 
 
-def ends_with(ending):
+def build_main(ending):
     def main(arguments):
         if isinstance(ending, BaseException):
             raise ending
@@ -115,7 +116,7 @@ def ends_with(ending):
 
 
 @pytest.mark.parametrize(
-    ("ending", "status", "told"),
+    ("ending", "status", "message"),
     [
         (0, 0, ""),
         (UsageError("no"), 2, "error: no\n"),
@@ -124,15 +125,15 @@ def ends_with(ending):
         (OSError(errno.EDQUOT, "Disk quota exceeded", "/a"), 1, "Disk quota exceeded: '/a'; make"),
     ],
 )
-def test_how_a_command_ends(ending, status, told, capsys):
+def test_how_a_command_ends(ending, status, message, capsys):
     with pytest.raises(SystemExit) as caught:
-        cli.run_command(ends_with(ending))
+        cli.run_command(build_main(ending))
     assert caught.value.code == status
     error = capsys.readouterr().err
-    assert told in error
-    assert bool(told) == bool(error)
+    assert message in error
+    assert bool(message) == bool(error)
 
 
-def test_a_command_that_broke_shows_where():
+def test_an_unexpected_error_shows_its_traceback():
     with pytest.raises(PermissionError):
-        cli.run_command(ends_with(PermissionError(errno.EACCES, "Permission denied", "/a")))
+        cli.run_command(build_main(PermissionError(errno.EACCES, "Permission denied", "/a")))

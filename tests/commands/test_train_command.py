@@ -1,4 +1,4 @@
-"""`python -m gdpo_tune.train`: what it trains, where, and how it ends and goes on."""
+"""`python -m gdpo_tune.train`: requests, directories, ends and resumption."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gdpo_tune.results.retrain import (
 )
 from gdpo_tune.spec.model import list_differences
 from gdpo_tune.training.checkpoints import write_checkpoint
-from tests.support.tuning import SPACE, outcome, spec_in
+from tests.support.tuning import SPACE, build_outcome, load_code_spec
 
 FIXED = [
     "space.normalization=grpo",
@@ -40,29 +40,29 @@ FILE = [str(SPACE), *(word for override in FIXED for word in ("--set", override)
 
 
 class FakeTraining:
-    """Stands for `train()`: writes a checkpoint a step, and can be told to do something at one."""
+    """A fake `train()` that writes a checkpoint per step and calls `actions` by step."""
 
     def __init__(self) -> None:
-        self.asked = []
+        self.configs = []
         self.resumed = []
-        self.at: dict[int, object] = {}
+        self.actions: dict[int, object] = {}
 
     def __call__(self, config, *, resume, report) -> Outcome:
-        self.asked.append(config)
+        self.configs.append(config)
         self.resumed.append(None if resume is None else resume.name)
         first = 0 if resume is None else int(resume.name.rpartition("-")[2])
         for step in range(first + 1, config.training.steps + 1):
-            action = self.at.pop(step, None)
+            action = self.actions.pop(step, None)
             if callable(action):
                 action()
             written = write_checkpoint(
-                config.directory, step, Cost(), lambda folder: (folder / "x").touch()
+                config.directory, step, Cost(), lambda directory: (directory / "x").touch()
             )
             measured = Measurement(step, {"train/reward/format/mean": 0.5}, Cost(step))
             append_step(config.directory, measured)
             report(measured, written.path)
-        known = outcome(0.7, test_shift=0.1)
-        return Outcome(known.validation, known.test, known.cost, written.path, {})
+        result = build_outcome(0.7, test_shift=0.1)
+        return Outcome(result.validation, result.test, result.cost, written.path, {})
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def fake(monkeypatch, tmp_path):
 def test_a_file_with_fixed_values_is_trained(fake, tmp_path, capsys):
     arguments = [*FILE, "--steps", "3", "--seed", "5", "--threads", "2"]
     assert train.main(arguments) == 0
-    (config,) = fake.asked
+    (config,) = fake.configs
     assert config.params["normalization"] == "grpo"
     assert config.params["reward_weights.length"] == 0.25
     assert config.params["temperature"] == 1.0
@@ -92,7 +92,7 @@ def test_a_file_with_fixed_values_is_trained(fake, tmp_path, capsys):
     assert f"policy: {config.directory / 'checkpoint-3'}" in printed
 
 
-def test_what_the_file_leaves_open_is_listed_whole(fake):
+def test_all_parameters_without_a_fixed_value_are_listed(fake):
     with pytest.raises(SpecError) as caught:
         train.main([str(SPACE), "--set", "space.normalization=gdpo"])
     assert [problem.key for problem in caught.value.problems] == [
@@ -102,7 +102,7 @@ def test_what_the_file_leaves_open_is_listed_whole(fake):
         "space.reward_weights.length",
     ]
     assert "--set space.learning_rate=9.49e-05" in str(caught.value)
-    assert fake.asked == []
+    assert fake.configs == []
 
 
 def test_the_same_command_on_a_finished_training_starts_nothing(fake, capsys):
@@ -110,12 +110,12 @@ def test_the_same_command_on_a_finished_training_starts_nothing(fake, capsys):
     first = capsys.readouterr().out
     assert train.main([*FILE, "--steps", "2"]) == 0
     again = capsys.readouterr().out
-    assert len(fake.asked) == 1
+    assert len(fake.configs) == 1
     assert "already finished" in again
     assert first.splitlines()[-8:] == again.splitlines()[-8:]
 
 
-def test_another_training_in_the_same_folder_is_refused(fake):
+def test_another_training_in_the_same_directory_is_refused(fake):
     out = ["--out", "here"]
     assert train.main([*FILE, "--steps", "2", *out]) == 0
     with pytest.raises(UsageError) as caught:
@@ -129,18 +129,18 @@ def test_a_file_of_several_workers_is_refused(fake):
         UsageError, match=r"gdpo_tune\.sweep starts several\n.* --set resources\.workers=1"
     ):
         train.main([*FILE, "--set", "resources.workers=2"])
-    assert fake.asked == []
+    assert fake.configs == []
 
 
-def test_a_folder_that_another_process_trains_in_is_refused(fake, tmp_path):
+def test_a_directory_in_which_another_process_trains_is_refused(fake, tmp_path):
     lease = Lease(tmp_path / "here" / train.LOCK)
     with pytest.raises(LedgerHeldError, match="--out"):
         train.main([*FILE, "--out", "here"])
     lease.release()
 
 
-def test_a_signal_ends_the_training_where_the_same_command_goes_on(fake, capsys):
-    fake.at[2] = lambda: signal.raise_signal(signal.SIGTERM)
+def test_a_signal_ends_the_training_and_the_same_command_resumes_it(fake, capsys):
+    fake.actions[2] = lambda: signal.raise_signal(signal.SIGTERM)
     arguments = [*FILE, "--steps", "4"]
     assert train.main(arguments) == 130
     captured = capsys.readouterr()
@@ -156,31 +156,31 @@ def test_a_training_that_fails_says_why_and_can_be_started_again(fake, tmp_path)
     def fail():
         raise TrialFailure("loss is nan at step 2")
 
-    fake.at[2] = fail
+    fake.actions[2] = fail
     with pytest.raises(TrialFailure, match="loss is nan"):
         train.main([*FILE, "--steps", "3"])
     assert not (tmp_path / "runs" / "code-train-3" / train.RESULT).exists()
     assert train.main([*FILE, "--steps", "3"]) == 0
 
 
-def test_a_training_that_ran_out_of_memory_goes_on_with_smaller_micro_batches(fake):
+def test_a_training_that_ran_out_of_memory_resumes_with_smaller_micro_batches(fake):
     def fail():
         raise TrialFailure("out of memory: set training.micro_batch_size below 64")
 
-    fake.at[2] = fail
+    fake.actions[2] = fail
     arguments = [*FILE, "--steps", "3"]
     with pytest.raises(TrialFailure, match="out of memory"):
         train.main(arguments)
     assert train.main([*arguments, "--set", "training.micro_batch_size=8"]) == 0
     assert fake.resumed == [None, "checkpoint-1"]
-    assert fake.asked[-1].training.micro_batch_size == 8
+    assert fake.configs[-1].training.micro_batch_size == 8
 
 
 @pytest.mark.parametrize(
     ("gpus", "before", "after"),
     [("0", "0,1", ""), ("1", "2,3", "2"), ("0.5", None, "0")],
 )
-def test_a_training_sees_the_gpus_that_it_asks_for(fake, monkeypatch, gpus, before, after):
+def test_a_training_sees_the_gpus_that_it_requests(fake, monkeypatch, gpus, before, after):
     if before is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     else:
@@ -195,14 +195,14 @@ def test_a_training_sees_the_gpus_that_it_asks_for(fake, monkeypatch, gpus, befo
 @pytest.fixture
 def searched(tmp_path):
     """A sweep with the untrained policy and three trials on its front."""
-    spec = spec_in(tmp_path, ["training.length_limit=20"])
+    spec = load_code_spec(tmp_path, ["training.length_limit=20"])
     values = [(0.1, 0.1), (0.9, 0.2), (0.7, 0.7), (0.2, 0.9)]
     with Ledger.open(spec) as ledger:
         for number, (correct, form) in enumerate(values):
             role = "untrained" if number == 0 else "search"
             params = spec.space.complete_baseline({"reward_weights.format": 0.1 * (number + 1)})
             ledger.start(params, role, "model", seed=70 + number)
-            ledger.complete(number, outcome(correct, form, 0.5))
+            ledger.complete(number, build_outcome(correct, form, 0.5))
     return spec
 
 
@@ -218,7 +218,7 @@ def searched(tmp_path):
 def test_a_trial_of_a_sweep_is_trained_again(fake, searched, tmp_path, pick, number, label):
     source = f"{searched.directory}:{pick}"
     assert train.main(["--from", source, "--steps", "3"]) == 0
-    (config,) = fake.asked
+    (config,) = fake.configs
     assert config.params["reward_weights.format"] == pytest.approx(0.1 * (number + 1))
     assert config.seed == 70 + number
     assert config.training.length_limit == 20
@@ -226,8 +226,8 @@ def test_a_trial_of_a_sweep_is_trained_again(fake, searched, tmp_path, pick, num
     assert config.directory == tmp_path / f"sweep-{label}-3"
 
 
-def test_a_member_of_a_population_is_trained_as_the_one_training_it_comes_from(fake, tmp_path):
-    spec = spec_in(tmp_path, ["training.steps=60"])
+def test_a_population_member_is_retrained_with_the_schedule_of_its_lineage(fake, tmp_path):
+    spec = load_code_spec(tmp_path, ["training.steps=60"])
     with Ledger.open(spec) as ledger:
         for number in range(3):
             params = spec.space.complete_baseline({"reward_weights.format": 0.1 * (number + 1)})
@@ -237,7 +237,7 @@ def test_a_member_of_a_population_is_trained_as_the_one_training_it_comes_from(f
             ledger.record_generation(Generation(step, (0, 1, 2), (exploit,)))
     assert train.main(["--from", f"{spec.directory}:2"]) == 0
     assert train.main(["--from", f"{spec.directory}:2", "--steps", "6"]) == 0
-    same, shorter = fake.asked
+    same, shorter = fake.configs
     assert same.seed == 71
     assert [same.params_at(n)["reward_weights.format"] for n in (0, 20, 40)] == [0.2, 0.2, 0.4]
     assert [segment.step for segment in shorter.schedule] == [2, 4]
@@ -253,30 +253,30 @@ def test_a_schedule_is_part_of_a_request(fake, searched):
     assert difference.startswith("schedule = [], not [{step: 2")
 
 
-def test_a_choice_by_conditions_is_trained_under_the_number_of_its_trial(fake, searched, capsys):
-    folder, choice = str(searched.directory), "max correctness where format >= 0.5"
-    assert train.main(["--from", folder, "--pick", choice, "--steps", "1"]) == 0
-    assert train.main(["--from", f"{folder}:{choice}", "--steps", "1"]) == 0
-    (config,) = fake.asked
+def test_a_pick_by_conditions_is_trained_under_its_trial_number(fake, searched, capsys):
+    directory, choice = str(searched.directory), "max correctness where format >= 0.5"
+    assert train.main(["--from", directory, "--pick", choice, "--steps", "1"]) == 0
+    assert train.main(["--from", f"{directory}:{choice}", "--steps", "1"]) == 0
+    (config,) = fake.configs
     assert (config.seed, config.directory.name) == (72, "sweep-trial-2-1")
-    told = f"chosen by {choice!r}: trial 2: correctness 0.700 ± 0.010, format 0.700 ± 0.010"
-    assert capsys.readouterr().out.count(told) == 2
+    sentence = f"chosen by {choice!r}: trial 2: correctness 0.700 ± 0.010, format 0.700 ± 0.010"
+    assert capsys.readouterr().out.count(sentence) == 2
 
 
-def test_a_choice_is_given_once(fake, searched):
+def test_two_picks_are_refused(fake, searched):
     with pytest.raises(UsageError, match=r"choose once, .*leave out :knee"):
         train.main(["--from", f"{searched.directory}:knee", "--pick", "7"])
     with pytest.raises(SystemExit):
         train.main([str(SPACE), "--pick", "knee"])
 
 
-def test_a_sweep_that_was_moved_is_read_where_it_is(fake, searched, tmp_path):
+def test_a_sweep_that_was_moved_is_read_from_its_new_directory(fake, searched, tmp_path):
     moved = searched.directory.rename(tmp_path / "elsewhere")
     assert train.main(["--from", f"{moved}:knee", "--steps", "1"]) == 0
-    assert fake.asked[0].seed == 72
+    assert fake.configs[0].seed == 72
 
 
-def test_the_sweep_itself_stays_as_it_is(searched):
+def test_the_sweep_is_not_modified(searched):
     before = {f: f.read_bytes() for f in searched.directory.rglob("*") if f.is_file()}
     request = build_request_from_sweep(
         f"{searched.directory}:knee", ["training.lr_schedule=cosine"]
@@ -296,25 +296,25 @@ def test_the_sweep_itself_stays_as_it_is(searched):
         ("0", "trial 0 is the untrained policy"),
     ],
 )
-def test_what_cannot_be_taken_from_a_sweep(fake, searched, pick, message):
+def test_picks_that_a_sweep_does_not_have_are_refused(fake, searched, pick, message):
     with pytest.raises(UsageError, match=message):
         train.main(["--from", f"{searched.directory}:{pick}"])
 
 
 def test_a_sweep_without_a_front_has_no_knee(fake, tmp_path):
-    with Ledger.open(spec_in(tmp_path)):
+    with Ledger.open(load_code_spec(tmp_path)):
         pass
     with pytest.raises(UsageError, match="nothing is on the front"):
         train.main(["--from", f"{tmp_path / 'sweep'}:knee"])
 
 
 @pytest.mark.parametrize("source", ["runs/code", ":knee", "runs/code:"])
-def test_a_source_without_its_two_halves(fake, source):
+def test_a_source_without_directory_or_pick_is_refused(fake, source):
     with pytest.raises(UsageError, match="runs/code:knee, runs/code:max_correctness"):
         train.main(["--from", source])
 
 
-def test_a_folder_without_a_sweep(fake):
+def test_a_directory_without_a_sweep(fake):
     with pytest.raises(UsageError, match="there is no sweep in runs/code"):
         train.main(["--from", "runs/code:knee"])
 
@@ -337,7 +337,7 @@ def test_parameters_of_a_trial_cannot_be_overridden(fake, searched):
         [str(SPACE), "--seed", "4294967296"],
     ],
 )
-def test_arguments_that_make_no_request(arguments, capsys):
+def test_wrong_arguments_are_refused(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         train.main(arguments)
     assert caught.value.code == 2
@@ -355,9 +355,9 @@ def test_help_imports_nothing_heavy():
     assert done.stdout.strip() == "set()"
 
 
-def test_the_request_is_kept_as_json(fake, tmp_path):
+def test_the_request_is_written_as_json(fake, tmp_path):
     train.main([*FILE, "--steps", "1", "--out", "here"])
-    kept = json.loads((tmp_path / "here" / train.REQUEST).read_text())
-    assert kept["params.reward_weights.format"] == 0.5
-    assert kept["training.steps"] == 1
-    assert "directory" not in kept
+    request = json.loads((tmp_path / "here" / train.REQUEST).read_text())
+    assert request["params.reward_weights.format"] == 0.5
+    assert request["training.steps"] == 1
+    assert "directory" not in request

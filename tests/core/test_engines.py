@@ -6,7 +6,6 @@ import json
 import re
 import struct
 import tomllib
-from pathlib import Path
 
 import pytest
 from trl import import_utils
@@ -26,6 +25,7 @@ from gdpo_tune.spec import (
     render_dry_run,
 )
 from gdpo_tune.spec.machine import GIB, compute_least_share
+from tests.support.paths import ROOT
 from tests.support.spec_cases import GOOD
 
 GOOD_VLLM, CPU_VLLM = VLLM("0.30.0", on_cpu=False), VLLM("0.31.0", on_cpu=True)
@@ -101,7 +101,7 @@ def test_versions(version, supported):
 
 def test_the_range_is_that_of_the_extra_and_within_trl_s(monkeypatch):
     """Whoever moves one of the three learns of the others here."""
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     (extra,) = project["project"]["optional-dependencies"]["vllm"]
     assert f"{OLDEST} {NEWEST}" == "{}.0 {}.0".format(*re.findall(r"0\.\d+", extra))
     for version in (OLDEST, NEWEST):  # TRL warns of others, and a warning fails this test

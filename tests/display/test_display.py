@@ -23,7 +23,7 @@ from gdpo_tune.display.tables import build_front_table
 from gdpo_tune.figures import write_front_png, write_report
 from gdpo_tune.spec import Constraint
 from tests.support.figures import NASTY, make_records, make_spec
-from tests.support.tuning import measured
+from tests.support.tuning import build_measurement
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def events(records, planned=30):
     yield SweepStarted((), planned)
     for record in records:
         yield TrialStarted(replace(record, state="running"))
-        yield TrialProgress(record.number, measured(30, format=0.5))
+        yield TrialProgress(record.number, build_measurement(30, format=0.5))
         yield TrialFinished(record)
     yield SweepFinished(tuple(records), interrupted=False)
 
@@ -156,7 +156,7 @@ def test_the_picture_shows_counts_running_trials_and_the_front(spec):
     for event in list(events(records))[:-1]:
         display(event)
     display(TrialStarted(replace(records[2], number=12, state="running")))
-    display(TrialProgress(12, measured(30, format=0.5)))
+    display(TrialProgress(12, build_measurement(30, format=0.5)))
     text = picture(display)
     assert "12 of at most 30 trials done, 1 running, 1 failed" in text
     assert "30/60" in text
@@ -169,7 +169,7 @@ def test_the_picture_shows_counts_running_trials_and_the_front(spec):
 def test_validation_values_stay_until_there_are_newer_ones(spec):
     display = LiveDisplay(spec, paper(140, terminal=True))
     display(TrialStarted(replace(make_records(spec, 3)[2], state="running")))
-    display(TrialProgress(2, measured(30, format=0.5)))
+    display(TrialProgress(2, build_measurement(30, format=0.5)))
     display(TrialProgress(2, Measurement(31, {"train/loss": 1.0}, Cost())))
     text = picture(display)
     assert "31/60" in text

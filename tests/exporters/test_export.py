@@ -23,7 +23,7 @@ from tests.support.export import (
     parse_settings,
     read_known_keys,
 )
-from tests.support.tuning import outcome, spec_in
+from tests.support.tuning import build_outcome, load_code_spec
 
 MODES = {
     "trl": ("gdpo", "grpo", "grpo_no_std", "grpo_batch"),
@@ -352,12 +352,12 @@ def test_the_page_describes_the_shaping_of_the_rewards():
 
 @pytest.fixture
 def sweep(tmp_path):
-    spec = spec_in(tmp_path)
+    spec = load_code_spec(tmp_path)
     with Ledger.open(spec) as ledger:
         for number, (correct, form) in enumerate([(0.9, 0.2), (0.7, 0.7), (0.2, 0.9)]):
             params = spec.space.complete_baseline({"reward_weights.format": 0.1 * (number + 1)})
             ledger.start(params, "search", "model", seed=70 + number)
-            ledger.complete(number, outcome(correct, form, 0.5))
+            ledger.complete(number, build_outcome(correct, form, 0.5))
     return spec
 
 
@@ -377,10 +377,10 @@ def test_a_trial_of_a_sweep_is_exported(sweep, tmp_path, capsys):
 
 
 def test_a_name_under_runs_is_enough(tmp_path, monkeypatch):
-    spec = spec_in(tmp_path / "runs")
+    spec = load_code_spec(tmp_path / "runs")
     with Ledger.open(spec) as ledger:
         ledger.start(spec.space.complete_baseline({}), "search", "model", seed=7)
-        ledger.complete(0, outcome(0.9, 0.2, 0.5))
+        ledger.complete(0, build_outcome(0.9, 0.2, 0.5))
     monkeypatch.chdir(tmp_path)
     assert export.main([f"{spec.name}:knee", "--to", "trl", "--out", "o"]) == 0
     assert (tmp_path / "o" / "grpo.yaml").is_file()

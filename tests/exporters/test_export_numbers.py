@@ -14,7 +14,7 @@ from trl.scripts.utils import DatasetMixtureConfig
 from gdpo_tune.training.normalization import compute_advantages
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
 from tests.support.export import export_to, make_recipe, make_request, parse_settings
-from tests.support.training import plain_trainer, trl_advantages, write_policy
+from tests.support.training import build_plain_trainer, compute_trl_advantages, write_policy
 
 ON_CPU = ("model.dtype=float32", "model.gradient_checkpointing=off")
 
@@ -64,7 +64,7 @@ def test_trl_reads_adapters(tmp_path):
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory):
     directory = tmp_path_factory.mktemp("trl")
-    return plain_trainer(write_policy(directory / "policy"), directory / "out")
+    return build_plain_trainer(write_policy(directory / "policy"), directory / "out")
 
 
 @pytest.mark.parametrize("mode", ["gdpo", "grpo", "grpo_no_std", "grpo_batch"])
@@ -73,7 +73,7 @@ def test_trl_computes_the_advantages_of_the_trial_from_the_exported_file(trainer
     generator = torch.Generator().manual_seed(0)
     rewards = torch.randint(0, 2, (64, 3), generator=generator).double()
     rewards[:, 0] += torch.rand(64, generator=generator, dtype=torch.float64)
-    theirs = trl_advantages(
+    theirs = compute_trl_advantages(
         trainer,
         rewards,
         written["reward_weights"],

@@ -1,4 +1,4 @@
-"""Clusters that tests disturb, a sweep that nothing disturbs, and the table of what faults cost."""
+"""Clusters that tests disturb, an undisturbed sweep, and the table of the cost of faults."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.support.cluster_sweeps import (
     NODE,
     ROWS,
     VARIABLES,
-    Whole,
+    UndisturbedSweeps,
     build_slow_sweep,
     format_table,
 )
 from tests.support.ray_nodes import RayCluster, make_short_directory, open_ray_cluster
 
 
-def let_in_all(patch: pytest.MonkeyPatch) -> None:
+def disable_authentication(patch: pytest.MonkeyPatch) -> None:
     patch.setenv("RAY_AUTH_MODE", "disabled")
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     patch.delenv("RAY_ADDRESS", raising=False)
@@ -27,36 +27,36 @@ def let_in_all(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_authentication(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For one test: those that come after it in the same session have what they had."""
-    let_in_all(monkeypatch)
+    """Disable authentication of Ray for one test."""
+    disable_authentication(monkeypatch)
 
 
 @pytest.fixture
 def empty_cluster(no_authentication: None) -> Iterator[RayCluster]:
-    """A cluster without nodes, for who disturbs it so that nobody else could use it."""
-    with make_short_directory() as folder, open_ray_cluster(folder, **VARIABLES) as cluster:
+    """A cluster without nodes, for a test that leaves it unusable."""
+    with make_short_directory() as directory, open_ray_cluster(directory, **VARIABLES) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[RayCluster]:
-    """Two nodes, for who leaves them as they were."""
+    """Two nodes, for tests that leave them intact."""
     with (
         pytest.MonkeyPatch.context() as patch,
-        make_short_directory() as folder,
-        open_ray_cluster(folder, **VARIABLES) as cluster,
+        make_short_directory() as directory,
+        open_ray_cluster(directory, **VARIABLES) as cluster,
     ):
-        let_in_all(patch)
+        disable_authentication(patch)
         cluster.start(2, **NODE)
         yield cluster
 
 
 @pytest.fixture(scope="session")
-def whole(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    folder = tmp_path_factory.mktemp("whole")
+def whole(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> UndisturbedSweeps:
+    directory = tmp_path_factory.mktemp("whole")
     sweeps = {
-        name: build_slow_sweep(folder / name, given, cluster)
-        for name, given in (("fifo", FIFO), ("asha", ASHA))
+        name: build_slow_sweep(directory / name, overrides, cluster)
+        for name, overrides in (("fifo", FIFO), ("asha", ASHA))
     }
     for sweep in sweeps.values():
         sweep.finish()

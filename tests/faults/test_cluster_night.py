@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.support.cluster_sweeps import ROWS
-from tests.support.killed_sweeps import ROOT
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.fault
 pytest.importorskip("aiohttp_cors", reason="the dashboard of Ray needs ray[default]")
@@ -24,14 +24,14 @@ def test_a_night_with_two_losses():
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["same_trials"]
-    node, driver = found["node"], found["driver"]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["same_trials"]
+    node, driver = result["node"], result["driver"]
     assert len(node["trials"]) == 4
     assert driver["trials"]
-    for name, hit, back in (
+    for name, lost, back in (
         ("scheduled job: node killed", node["trials"], node),
         ("scheduled job: then its driver", driver["trials"], driver),
     ):
         times = [f"{back[key]:.1f} s" for key in ("first_back_seconds", "all_back_seconds")]
-        ROWS.append((name, "", str(len(hit)), str(len(hit)), str(back["steps_again"]), *times))
+        ROWS.append((name, "", str(len(lost)), str(len(lost)), str(back["steps_again"]), *times))

@@ -1,4 +1,4 @@
-"""A cluster of which something does not answer for a minute: stopped by SIGSTOP, or cut off."""
+"""Clusters with a process or node that is stopped or cut off for a minute."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.support.cluster_sweeps import (
     MINUTE,
     NODE,
     VARIABLES,
-    Whole,
+    UndisturbedSweeps,
     add_row,
     build_slow_sweep,
     check_recovery,
     find_training_processes,
-    let_last,
     run_until_under_way,
     time_fault,
+    wait_during_fault,
 )
 from tests.support.killed_sweeps import KilledSweep
 from tests.support.ray_nodes import RayCluster, RayNode, make_short_directory, open_ray_cluster
@@ -37,52 +37,56 @@ NETWORK = "10.231.77"
 """First three numbers of the addresses of a network that exists on this machine alone."""
 
 
-def disturbed(
+def run_disturbed(
     sweep: KilledSweep,
     node: RayNode,
     stop: Callable[[subprocess.Popen[bytes]], Callable[[], None]],
     name: str,
     seconds: float = MINUTE,
 ) -> int:
-    """A sweep that something stops for a while in the middle; `stop` returns what ends that.
+    """Run a sweep with a fault in the middle; `stop` returns a function that ends the fault.
 
     Returns:
-        How many trials have felt it.
+        The number of delayed trials.
     """
     with run_until_under_way(sweep, node) as process:
-        with time_fault() as known:
+        with time_fault() as fault:
             go_on = stop(process)
-            let_last(seconds, process)
+            wait_during_fault(seconds, process)
             go_on()
         assert process.wait(600) == 0, sweep.read_errors()
-    return add_row(name, sweep, known)
+    return add_row(name, sweep, fault)
 
 
-def stopped(process: psutil.Process) -> Callable[[], None]:
+def stop_process(process: psutil.Process) -> Callable[[], None]:
     process.send_signal(signal.SIGSTOP)
     return lambda: process.send_signal(signal.SIGCONT)
 
 
-@pytest.mark.parametrize("who", ["driver", "trial", "raylet"])
-def test_a_process(tmp_path: Path, empty_cluster: RayCluster, whole: Whole, who: str):
+@pytest.mark.parametrize("victim", ["driver", "trial", "raylet"])
+def test_a_process(
+    tmp_path: Path, empty_cluster: RayCluster, whole: UndisturbedSweeps, victim: str
+):
     cluster = empty_cluster
     _, node = cluster.start(2, **NODE)
 
     def stop(driver: subprocess.Popen[bytes]) -> Callable[[], None]:
-        if who == "driver":
-            return stopped(psutil.Process(driver.pid))
-        return stopped(
-            find_training_processes(sweep, node)[0] if who == "trial" else node.server("raylet")
+        if victim == "driver":
+            return stop_process(psutil.Process(driver.pid))
+        return stop_process(
+            find_training_processes(sweep, node)[0]
+            if victim == "trial"
+            else node.find_server("raylet")
         )
 
     sweep = build_slow_sweep(tmp_path, ASHA, cluster)
-    hit = disturbed(sweep, node, stop, f"{who} stopped")
-    assert hit or who == "raylet"  # those that run need none, and may be done before it is back
+    hit = run_disturbed(sweep, node, stop, f"{victim} stopped")
+    assert hit or victim == "raylet"  # those that run need none, and may be done before it is back
     check_recovery(cluster, sweep, whole["asha"])
 
 
-def test_a_whole_node(tmp_path: Path, empty_cluster: RayCluster, whole: Whole):
-    """As a hypervisor does that moves a machine, or a laptop that is closed."""
+def test_a_whole_node(tmp_path: Path, empty_cluster: RayCluster, whole: UndisturbedSweeps):
+    """Like a hypervisor that moves a machine, or a laptop that is closed."""
     cluster = empty_cluster
     _, node = cluster.start(2, **NODE)
 
@@ -91,23 +95,23 @@ def test_a_whole_node(tmp_path: Path, empty_cluster: RayCluster, whole: Whole):
         return node.resume
 
     sweep = build_slow_sweep(tmp_path, FIFO, cluster)
-    assert disturbed(sweep, node, stop, "node stopped")
+    assert run_disturbed(sweep, node, stop, "node stopped")
     check_recovery(cluster, sweep, whole["fifo"])
 
 
-def ip(*words: str) -> None:
+def run_ip_command(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
 @contextmanager
-def network() -> Iterator[None]:
-    """A bridge at `NETWORK`.1, and a namespace at `NETWORK`.2 that a cable leads to."""
+def create_network() -> Iterator[None]:
+    """Create a bridge at `NETWORK`.1, connected with a namespace at `NETWORK`.2."""
     try:
-        ip("link", "add", "gdpo-bridge", "type", "bridge")
-        ip("address", "add", f"{NETWORK}.1/24", "dev", "gdpo-bridge")
-        ip("link", "set", "gdpo-bridge", "up")
-        ip("netns", "add", "gdpo-node")
-        ip(
+        run_ip_command("link", "add", "gdpo-bridge", "type", "bridge")
+        run_ip_command("address", "add", f"{NETWORK}.1/24", "dev", "gdpo-bridge")
+        run_ip_command("link", "set", "gdpo-bridge", "up")
+        run_ip_command("netns", "add", "gdpo-node")
+        run_ip_command(
             "link",
             "add",
             "gdpo-cable",
@@ -119,14 +123,14 @@ def network() -> Iterator[None]:
             "netns",
             "gdpo-node",
         )
-        ip("link", "set", "gdpo-cable", "master", "gdpo-bridge", "up")
+        run_ip_command("link", "set", "gdpo-cable", "master", "gdpo-bridge", "up")
         for words in (("address", "add", f"{NETWORK}.2/24", "dev", "eth0"), *UP):
-            ip("-n", "gdpo-node", *words)
+            run_ip_command("-n", "gdpo-node", *words)
         yield
     finally:
         for words in (("netns", "del", "gdpo-node"), ("link", "del", "gdpo-bridge")):
             with suppress(subprocess.CalledProcessError):
-                ip(*words)
+                run_ip_command(*words)
 
 
 UP = (("link", "set", "eth0", "up"), ("link", "set", "lo", "up"))
@@ -137,22 +141,22 @@ UP = (("link", "set", "eth0", "up"), ("link", "set", "lo", "up"))
 )
 @pytest.mark.parametrize("seconds", [20, MINUTE])
 def test_the_network_of_a_node(
-    tmp_path: Path, no_authentication: None, whole: Whole, seconds: float
+    tmp_path: Path, no_authentication: None, whole: UndisturbedSweeps, seconds: float
 ):
     """The node is in a network namespace, and its cable is pulled. Its disk is not."""
-    given = {"ip": f"{NETWORK}.1", **VARIABLES}
+    settings = {"ip": f"{NETWORK}.1", **VARIABLES}
     with (
-        network(),
-        make_short_directory() as folder,
-        open_ray_cluster(folder, **given) as cluster,
+        create_network(),
+        make_short_directory() as directory,
+        open_ray_cluster(directory, **settings) as cluster,
     ):
         cluster.start_head(**NODE)
         node = cluster.add_node(f"{NETWORK}.2", ("ip", "netns", "exec", "gdpo-node"), **NODE)
 
         def cut(_: subprocess.Popen[bytes]) -> Callable[[], None]:
-            ip("link", "set", "gdpo-cable", "down")
-            return lambda: ip("link", "set", "gdpo-cable", "up")
+            run_ip_command("link", "set", "gdpo-cable", "down")
+            return lambda: run_ip_command("link", "set", "gdpo-cable", "up")
 
         sweep = build_slow_sweep(tmp_path, FIFO, cluster)
-        assert disturbed(sweep, node, cut, "network of a node cut", seconds)
+        assert run_disturbed(sweep, node, cut, "network of a node cut", seconds)
         check_recovery(cluster, sweep, whole["fifo"])

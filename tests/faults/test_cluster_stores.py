@@ -1,4 +1,4 @@
-"""A cluster whose stores fail: the database of the ledger, the shared folder, the disk."""
+"""Clusters whose stores fail: the database of the ledger, the shared directory, the disk."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.support.cluster_sweeps import (
     FIFO,
     MARKS,
     MINUTE,
-    Whole,
+    UndisturbedSweeps,
     add_row,
     build_slow_sweep,
     check_recovery,
-    let_last,
     list_incidents,
     run_until_under_way,
     time_fault,
+    wait_during_fault,
 )
 from tests.support.killed_sweeps import KilledSweep
 from tests.support.mlflow_servers import run_postgres_server
@@ -35,11 +35,11 @@ pytestmark = MARKS
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount")
 
 
-class InDatabase(KilledSweep):
-    """Its ledger is in a table."""
+class DatabaseSweep(KilledSweep):
+    """A sweep whose ledger is in a table of a database."""
 
-    def journal(self) -> list[str]:
-        """The records of the ledger."""
+    def read_journal(self) -> list[str]:
+        """Read the records of the ledger."""
         table = PostgresJournal(self.spec.ledger, self.spec.name, read_only=True)
         try:
             return [json.dumps(record) for record in table.read_logs(0)]
@@ -47,79 +47,81 @@ class InDatabase(KilledSweep):
             table.close()
 
 
-def test_the_database_of_the_ledger(tmp_path: Path, cluster: RayCluster, whole: Whole):
+def test_the_database_of_the_ledger(tmp_path: Path, cluster: RayCluster, whole: UndisturbedSweeps):
     """`kill -9` of all of its processes, and a start a minute later."""
     with run_postgres_server() as server:
-        given = (f"ledger={server.uri}", *ASHA)
-        sweep = InDatabase(tmp_path, given, fake=True, address=cluster.address)
+        overrides = (f"ledger={server.uri}", *ASHA)
+        sweep = DatabaseSweep(tmp_path, overrides, fake=True, address=cluster.address)
         sweep.slow_down()
         with run_until_under_way(sweep) as process:
-            with time_fault() as known:
+            with time_fault() as fault:
                 server.kill()
-                let_last(MINUTE, process)
+                wait_during_fault(MINUTE, process)
                 server.start()
             assert process.wait(600) == 0, sweep.read_errors()
         assert "waiting for the ledger" in sweep.read_errors()
         check_recovery(cluster, sweep, whole["asha"])
-        assert add_row("database of the ledger killed", sweep, known)
+        assert add_row("database of the ledger killed", sweep, fault)
 
 
-def mount(*words: str | Path) -> None:
+def run_mount(*words: str | Path) -> None:
     subprocess.run(["mount", *map(str, words)], check=True)
 
 
-def unmount(place: Path) -> None:
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+def run_umount(directory: Path) -> None:
+    subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
 @contextmanager
-def mounted(place: Path, *words: str | Path) -> Iterator[None]:
-    place.mkdir(parents=True)
-    mount(*words, place)
+def mount_directory(directory: Path, *words: str | Path) -> Iterator[None]:
+    directory.mkdir(parents=True)
+    run_mount(*words, directory)
     try:
         yield
     finally:
-        unmount(place)
+        run_umount(directory)
 
 
 @needs_root
 @pytest.mark.parametrize("mountpoint", ["read-only", "writable"])
-def test_the_shared_folder(tmp_path: Path, cluster: RayCluster, whole: Whole, mountpoint: str):
-    """It is unmounted for a minute, from under all that run; a mountpoint is left."""
+def test_the_shared_directory(
+    tmp_path: Path, cluster: RayCluster, whole: UndisturbedSweeps, mountpoint: str
+):
+    """The directory is unmounted for a minute during the sweep; the mountpoint stays."""
     (tmp_path / "kept" / "runs").mkdir(parents=True)
-    with mounted(tmp_path / "place", "-t", "tmpfs", "none"):
-        place = tmp_path / "place" / "runs"
-        with mounted(place, "--bind", tmp_path / "kept" / "runs"):
+    with mount_directory(tmp_path / "mounted", "-t", "tmpfs", "none"):
+        mounted = tmp_path / "mounted" / "runs"
+        with mount_directory(mounted, "--bind", tmp_path / "kept" / "runs"):
             if mountpoint == "read-only":
-                mount("-o", "remount,ro", tmp_path / "place")
-            given = (f"storage={place}", *FIFO)
-            sweep = build_slow_sweep(tmp_path, given, cluster)
+                run_mount("-o", "remount,ro", tmp_path / "mounted")
+            overrides = (f"storage={mounted}", *FIFO)
+            sweep = build_slow_sweep(tmp_path, overrides, cluster)
             with run_until_under_way(sweep) as process:
-                with time_fault() as known:
-                    unmount(place)
-                    let_last(MINUTE, process)
-                    mount("--bind", tmp_path / "kept" / "runs", place)
+                with time_fault() as fault:
+                    run_umount(mounted)
+                    wait_during_fault(MINUTE, process)
+                    run_mount("--bind", tmp_path / "kept" / "runs", mounted)
                 assert process.wait(600) == 0, sweep.read_errors()
             check_recovery(cluster, sweep, whole["fifo"])
-            assert add_row(f"shared folder gone, its mountpoint {mountpoint}", sweep, known)
+            assert add_row(f"shared directory gone, its mountpoint {mountpoint}", sweep, fault)
 
 
 @needs_root
-def test_the_disk(tmp_path: Path, cluster: RayCluster, whole: Whole):
+def test_the_disk(tmp_path: Path, cluster: RayCluster, whole: UndisturbedSweeps):
     """It is full until somebody makes room; then the command is repeated."""
-    with mounted(tmp_path / "runs", "-t", "tmpfs", "-o", "size=32m", "none"):
+    with mount_directory(tmp_path / "runs", "-t", "tmpfs", "-o", "size=32m", "none"):
         sweep = build_slow_sweep(tmp_path, FIFO, cluster)
-        with run_until_under_way(sweep) as process, time_fault() as known:
-            fill(tmp_path / "runs" / "others")
+        with run_until_under_way(sweep) as process, time_fault() as fault:
+            fill_disk(tmp_path / "runs" / "others")
             assert process.wait(300) == 1
             (tmp_path / "runs" / "others").unlink()
         assert "no space left for" in sweep.read_errors()
         sweep.finish()
         check_recovery(cluster, sweep, whole["fifo"])
-        assert add_row("disk full, room made, command repeated", sweep, known)
+        assert add_row("disk full, room made, command repeated", sweep, fault)
 
 
-def fill(file: Path) -> None:
+def fill_disk(file: Path) -> None:
     with file.open("wb", buffering=0) as full:
         try:
             while True:
@@ -128,12 +130,12 @@ def fill(file: Path) -> None:
             return
 
 
-def test_what_a_trial_fails_of_by_itself_is_not_tried_for_ever(
-    tmp_path: Path, cluster: RayCluster, whole: Whole
+def test_failures_of_a_trial_are_retried_only_a_few_times(
+    tmp_path: Path, cluster: RayCluster, whole: UndisturbedSweeps
 ):
     """NaN, a GPU that is too small, and a process that the kernel kills for its memory."""
     sweep = KilledSweep(tmp_path, FIFO, fake=True, address=cluster.address)
-    sweep.misbehave({"all": "slow", "3": "nonfinite", "4": "memory", "5": "die"})
+    sweep.set_faults({"all": "slow", "3": "nonfinite", "4": "memory", "5": "die"})
     sweep.finish()
     with Ledger.open(sweep.spec, read_only=True) as ledger:
         failed = {r.number: r.reason for r in ledger.get_records() if r.state == "failed"}
@@ -144,4 +146,4 @@ def test_what_a_trial_fails_of_by_itself_is_not_tried_for_ever(
     assert failed == {}
     starts = [entry["trial"] for entry in sweep.list_starts()]
     assert [starts.count(trial) for trial in ("3", "4", "5")] == [1, 1, 3]
-    assert sum("is tried again" in what for what in list_incidents(sweep)) == 2
+    assert sum("is tried again" in incident for incident in list_incidents(sweep)) == 2

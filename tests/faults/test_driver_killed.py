@@ -18,7 +18,8 @@ import pytest
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import find_newest_checkpoint, read_checkpoint
-from tests.support.killed_sweeps import ROOT, SPACE, WAIT, read_steps_written, wait_until
+from tests.support.killed_sweeps import SPACE, WAIT, read_steps_written, wait_for_condition
+from tests.support.paths import ROOT
 from tests.support.sweep_properties import find_mlflow_trials
 
 pytestmark = pytest.mark.fault
@@ -34,21 +35,21 @@ SHORT = (
 )
 
 
-def arguments() -> list[str]:
+def list_arguments() -> list[str]:
     return [str(SPACE), *(word for override in SHORT for word in ("--set", override))]
 
 
-def spec_in(folder: Path) -> SweepSpec:
-    return load_spec(SPACE, [f"storage={folder / 'runs'}", *SHORT])
+def load_short_spec(directory: Path) -> SweepSpec:
+    return load_spec(SPACE, [f"storage={directory / 'runs'}", *SHORT])
 
 
 @contextmanager
-def sweep_in(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """The command, as a person runs it in `folder`, in a process group of its own."""
+def start_sweep(directory: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start the command in `directory`, in its own process group."""
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     with subprocess.Popen(
-        [sys.executable, "-m", "gdpo_tune.sweep", *arguments()],
-        cwd=folder,
+        [sys.executable, "-m", "gdpo_tune.sweep", *list_arguments()],
+        cwd=directory,
         env={**environment, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -63,7 +64,7 @@ def sweep_in(folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_driver_killed_again_and_again_ends_every_trial_exactly_once(tmp_path: Path):
-    sweep = spec_in(tmp_path).directory
+    sweep = load_short_spec(tmp_path).directory
     moments: list[Callable[[], bool]] = [
         lambda: (sweep / "ledger.journal").exists(),
         lambda: len(read_steps_written(sweep / "trials" / "1")) >= 3,
@@ -71,15 +72,15 @@ def test_a_driver_killed_again_and_again_ends_every_trial_exactly_once(tmp_path:
         lambda: (sweep / "trials" / "4").exists(),
     ]
     for moment in moments:
-        with sweep_in(tmp_path) as process:
-            wait_until(process, moment)
+        with start_sweep(tmp_path) as process:
+            wait_for_condition(process, moment)
             process.send_signal(signal.SIGKILL)
             process.wait()
-    with sweep_in(tmp_path) as process:
-        _, told = process.communicate()
-        assert process.returncode == 0, told
+    with start_sweep(tmp_path) as process:
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
 
-    with Ledger.open(spec_in(tmp_path), read_only=True) as ledger:
+    with Ledger.open(load_short_spec(tmp_path), read_only=True) as ledger:
         records = ledger.get_records()
         sessions = ledger.get_sessions()
     assert {record.state for record in records} == {"complete"}
@@ -102,14 +103,14 @@ def test_a_driver_killed_again_and_again_ends_every_trial_exactly_once(tmp_path:
     assert {run.info.status for run in runs} == {"FINISHED"}
 
 
-def test_ctrl_c_says_how_to_go_on_and_the_trial_does_at_the_step_it_stopped_at(tmp_path: Path):
-    trial = spec_in(tmp_path).directory / "trials" / "1"
-    with sweep_in(tmp_path) as process:
-        wait_until(process, lambda: len(read_steps_written(trial)) >= 3)
+def test_ctrl_c_prints_how_to_resume_and_the_trial_resumes_at_its_step(tmp_path: Path):
+    trial = load_short_spec(tmp_path).directory / "trials" / "1"
+    with start_sweep(tmp_path) as process:
+        wait_for_condition(process, lambda: len(read_steps_written(trial)) >= 3)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
-        _, told = process.communicate()
-        assert process.returncode == 130, told
-    assert f"Resume with:\n  python -m gdpo_tune.sweep {SPACE} --set search.trials=4" in told
+        _, errors = process.communicate()
+        assert process.returncode == 130, errors
+    assert f"Resume with:\n  python -m gdpo_tune.sweep {SPACE} --set search.trials=4" in errors
     checkpoint = find_newest_checkpoint(trial)
     assert checkpoint is not None
     stopped = read_checkpoint(checkpoint).step
@@ -117,32 +118,32 @@ def test_ctrl_c_says_how_to_go_on_and_the_trial_does_at_the_step_it_stopped_at(t
         range(1, stopped + 1)
     )  # nothing after the checkpoint is lost
 
-    with sweep_in(tmp_path) as process:
-        wait_until(process, lambda: len(read_steps_written(trial)) > stopped)
+    with start_sweep(tmp_path) as process:
+        wait_for_condition(process, lambda: len(read_steps_written(trial)) > stopped)
         os.killpg(process.pid, signal.SIGINT)
         process.communicate()
     assert read_steps_written(trial) == list(range(1, len(read_steps_written(trial)) + 1))
 
 
 @pytest.mark.parametrize("server", ["raylet", "gcs_server"])
-def test_a_killed_server_of_ray_ends_the_command_which_then_goes_on(tmp_path: Path, server: str):
-    trial = spec_in(tmp_path).directory / "trials" / "1"
-    with sweep_in(tmp_path) as process:
-        wait_until(process, lambda: find_newest_checkpoint(trial) is not None)
+def test_a_killed_ray_server_ends_the_command_which_then_resumes(tmp_path: Path, server: str):
+    trial = load_short_spec(tmp_path).directory / "trials" / "1"
+    with start_sweep(tmp_path) as process:
+        wait_for_condition(process, lambda: find_newest_checkpoint(trial) is not None)
         below = psutil.Process(process.pid).children(recursive=True)
         (victim,) = [child for child in below if child.name() == server]
         victim.kill()
-        _, told = process.communicate(timeout=WAIT)
-        assert process.returncode == 1, told
-    assert "error: a server of Ray is gone" in told
-    assert f"Resume with:\n  python -m gdpo_tune.sweep {SPACE} --set search.trials=4" in told
+        _, errors = process.communicate(timeout=WAIT)
+        assert process.returncode == 1, errors
+    assert "error: a server of Ray is gone" in errors
+    assert f"Resume with:\n  python -m gdpo_tune.sweep {SPACE} --set search.trials=4" in errors
     _, alive = psutil.wait_procs(below, timeout=WAIT)  # no trial goes on writing
     assert alive == []
     written, checkpoint = read_steps_written(trial), find_newest_checkpoint(trial)
     assert checkpoint is not None
 
-    with sweep_in(tmp_path) as process:
-        wait_until(process, lambda: len(read_steps_written(trial)) > len(written))
+    with start_sweep(tmp_path) as process:
+        wait_for_condition(process, lambda: len(read_steps_written(trial)) > len(written))
         os.killpg(process.pid, signal.SIGINT)
         process.communicate()
     assert read_steps_written(trial)[: len(written)] == written

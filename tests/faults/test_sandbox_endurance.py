@@ -1,4 +1,4 @@
-"""Thousands of jobs that end in every way there is leave nothing behind: no process, no memory."""
+"""Thousands of jobs with all kinds of ends leak no process and no memory."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
+
 pytestmark = pytest.mark.fault
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "sandbox_endurance.py"
+SCRIPT = ROOT / "benchmarks" / "sandbox_endurance.py"
 MOST_MIB = 3.0
 """Growth of all processes together that is taken for noise of their allocators."""
 
 
-def test_many_jobs_leave_no_process_no_descriptor_and_no_memory():
+def test_many_jobs_leak_no_process_descriptor_or_memory():
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--jobs", "2000"], capture_output=True, text=True, check=True
     )

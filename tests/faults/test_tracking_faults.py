@@ -1,4 +1,4 @@
-"""Tracking servers that fail while a sweep runs: everything is stored, and stored once."""
+"""Tracking servers that fail while a sweep runs: everything is stored exactly once."""
 
 import shutil
 from pathlib import Path
@@ -37,10 +37,10 @@ def server(tmp_path, empty_database):
     server.kill()
 
 
-@pytest.mark.parametrize("fault", ["killed", "hung", "failing", "full"])
+@pytest.mark.parametrize("fault", ["keep_killed", "keep_hung", "keep_failing", "keep_full"])
 @pytest.mark.parametrize("begin", ["at once", "on the way"])
-def test_a_server_that_fails_for_a_while_gets_everything_once(tmp_path, server, fault, begin):
-    arguments = [tmp_path / "mlflow.db"] if fault == "full" else []
+def test_a_server_that_fails_for_a_while_receives_everything_once(tmp_path, server, fault, begin):
+    arguments = [tmp_path / "mlflow.db"] if fault == "keep_full" else []
     trouble = getattr(server, fault)(*arguments)
     client = MlflowClient(server.uri)
     if begin == "at once":
@@ -61,7 +61,7 @@ def test_a_server_that_fails_for_a_while_gets_everything_once(tmp_path, server, 
 
 
 def test_a_server_that_never_comes_back_costs_one_warning(tmp_path, server):
-    with server.hung():
+    with server.keep_hung():
         driver = start_driver(tmp_path, server.uri, 0.0, 10.0, **TIMEOUT)
         out, _ = driver.communicate(timeout=PATIENCE)
         assert driver.returncode == 0

@@ -1,4 +1,4 @@
-"""A training that is killed goes on by the same command and ends as if nothing had happened."""
+"""A killed training resumes by the same command and has the same result as without the kill."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.policies.load_policy import load_policy
-from tests.support.killed_sweeps import ROOT, SPACE, wait_until
+from tests.support.killed_sweeps import SPACE, wait_for_condition
+from tests.support.paths import ROOT
 
 ARGUMENTS = [
     str(SPACE),
@@ -27,10 +28,10 @@ ARGUMENTS = [
 pytestmark = pytest.mark.fault
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
+def start_training(directory: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "gdpo_tune.train", *ARGUMENTS],
-        cwd=folder,
+        cwd=directory,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -38,13 +39,13 @@ def start(folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def result(folder: Path) -> dict[str, object]:
-    kept = json.loads((folder / "runs" / "code-train-8" / "result.json").read_text())
-    return {split: kept[split] for split in ("validation", "test", "checkpoint")}
+def read_result(directory: Path) -> dict[str, object]:
+    result = json.loads((directory / "runs" / "code-train-8" / "result.json").read_text())
+    return {split: result[split] for split in ("validation", "test", "checkpoint")}
 
 
-def finish(folder: Path) -> str:
-    process = start(folder)
+def finish_training(directory: Path) -> str:
+    process = start_training(directory)
     printed, _ = process.communicate(timeout=300)
     assert process.returncode == 0, printed
     return printed
@@ -54,12 +55,12 @@ def test_a_training_that_is_killed_is_continued_bitwise(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     whole.mkdir()
     broken.mkdir()
-    finish(whole)
-    process = start(broken)
+    finish_training(whole)
+    process = start_training(broken)
     checkpoint = broken / "runs" / "code-train-8" / "checkpoint-4"
-    wait_until(process, checkpoint.exists, lambda: process.communicate()[0])
+    wait_for_condition(process, checkpoint.exists, lambda: process.communicate()[0])
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert "resumes from checkpoint-" in finish(broken)
-    assert result(broken) == result(whole)
+    assert "resumes from checkpoint-" in finish_training(broken)
+    assert read_result(broken) == read_result(whole)
     load_policy(str(broken / "runs" / "code-train-8" / "checkpoint-8"))

@@ -9,7 +9,7 @@ import pytest
 from gdpo_tune.core.trials import Exploit, Generation, Params
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
-from tests.support.tuning import spec_in
+from tests.support.tuning import load_code_spec
 
 FIRST = Generation(12, (0, 1, 2), (Exploit(2, 0, 12, {"learning_rate": 1e-4}),))
 SECOND = Generation(24, (0, 1, 2), (Exploit(0, 1, 24, {"learning_rate": 2e-4}),))
@@ -18,7 +18,7 @@ THIRD = Generation(36, (0, 1, 2), (Exploit(2, 0, 36, {"reward_weights.format": 1
 
 @pytest.fixture
 def spec(tmp_path: Path) -> SweepSpec:
-    return spec_in(tmp_path)
+    return load_code_spec(tmp_path)
 
 
 def begin(ledger: Ledger) -> None:

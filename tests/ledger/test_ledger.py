@@ -23,7 +23,7 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.journal import repair
 from gdpo_tune.ledger.trial_encoding import encode_outcome
 from gdpo_tune.spec import SweepSpec
-from tests.support.tuning import measured, outcome, spec_in
+from tests.support.tuning import build_measurement, build_outcome, load_code_spec
 
 HOLD = """
 import sys
@@ -39,7 +39,7 @@ with Ledger.open(spec_in(Path(sys.argv[1]))) as ledger:
 
 @pytest.fixture
 def spec(tmp_path: Path) -> SweepSpec:
-    return spec_in(tmp_path)
+    return load_code_spec(tmp_path)
 
 
 def start(ledger: Ledger, **params: float | str) -> TrialRecord:
@@ -57,7 +57,7 @@ def test_a_trial_reads_back_as_it_was_recorded(spec: SweepSpec):
         params = ledger.spec.space.complete_baseline({"normalization": "grpo"})
         ledger.start(params, "search", "enqueued", seed=11)
         replicate = ledger.start(params, "replicate", "replicate", seed=12, replicate_of=0)
-        done = ledger.complete(0, outcome(0.6, test_shift=0.05))
+        done = ledger.complete(0, build_outcome(0.6, test_shift=0.05))
         written = ledger.get_records()
     assert reopened(spec) == written
     assert (done.state, done.seed, done.proposer, done.params) == (
@@ -76,7 +76,7 @@ def test_a_trial_reads_back_as_it_was_recorded(spec: SweepSpec):
 def test_the_study_holds_validation_values_in_the_order_of_the_objectives(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         start(ledger)
-        ledger.complete(0, outcome(0.1, 0.2, 0.3, test_shift=0.5))
+        ledger.complete(0, build_outcome(0.1, 0.2, 0.3, test_shift=0.5))
         assert ledger.study.trials[0].values == [0.1, 0.2, 0.3]
         assert [direction.name for direction in ledger.study.directions] == ["MAXIMIZE"] * 3
 
@@ -87,7 +87,7 @@ def test_every_complete_trial_carries_its_constraints(
 ):
     with Ledger.open(spec) as ledger:
         start(ledger)
-        record = ledger.complete(0, outcome(correctness))
+        record = ledger.complete(0, build_outcome(correctness))
         assert record.feasible is feasible
         assert ledger.study.trials[0].constraints["correctness"] == pytest.approx(0.2 - correctness)
 
@@ -96,7 +96,7 @@ def test_every_complete_trial_carries_its_constraints(
 def test_a_value_that_is_not_finite_is_a_failure_with_its_reason(spec: SweepSpec, value: float):
     with Ledger.open(spec) as ledger:
         start(ledger)
-        record = ledger.complete(0, outcome(format=value))
+        record = ledger.complete(0, build_outcome(format=value))
     assert record.state == "failed"
     assert record.reason == f"validation format is {value}"
     assert reopened(spec) == [record]
@@ -107,7 +107,7 @@ def test_a_measurement_that_is_not_finite_is_no_rung(spec: SweepSpec, value: flo
     with Ledger.open(spec) as ledger:
         start(ledger)
         with pytest.raises(NonFiniteError, match=f"validation format is {value} at step 20"):
-            ledger.record_rung(0, measured(20, correctness=0.5, format=value))
+            ledger.record_rung(0, build_measurement(20, correctness=0.5, format=value))
     assert [record.rungs for record in reopened(spec)] == [()]
 
 
@@ -124,7 +124,7 @@ def test_a_failure_after_a_restart_costs_what_was_recorded_before(spec: SweepSpe
     spent = Cost(completions=1920, seconds=3.0)
     with Ledger.open(spec) as ledger:
         start(ledger)
-        ledger.record_rung(0, measured(30, spent, format=0.5))
+        ledger.record_rung(0, build_measurement(30, spent, format=0.5))
     with Ledger.open(spec) as ledger:
         assert ledger.fail(0, "the trial's process died").cost == spent
 
@@ -164,7 +164,7 @@ def test_a_failed_write_leaves_the_ledger_as_it_was(
             with pytest.raises(OSError, match=r"full|space"):
                 ledger.fail(0, "broken")
         assert (spec.directory / "ledger.journal").read_bytes() == before
-        ledger.complete(0, outcome())  # there is room again
+        ledger.complete(0, build_outcome())  # there is room again
     assert [record.state for record in reopened(spec)] == ["complete"]
 
 
@@ -180,7 +180,7 @@ def test_the_end_of_a_trial_waits_for_the_disk_once(
         before = path.read_bytes().count(b"\n")
         monkeypatch.setattr(os, "fsync", lambda _: waits.append(path.read_bytes().count(b"\n")))
         if ends == "complete":
-            ledger.complete(0, outcome())
+            ledger.complete(0, build_outcome())
         elif ends == "prune":
             ledger.prune(0, "dominated", cost)
         else:
@@ -196,7 +196,7 @@ def test_a_running_trial_shows_its_cost_so_far(spec: SweepSpec):
         start(ledger)
         for step in (30, 60):
             cost = Cost(completions=64 * step, seconds=step / 10)
-            ledger.record_rung(0, measured(step, cost, format=0.5))
+            ledger.record_rung(0, build_measurement(step, cost, format=0.5))
         assert ledger.get_record(0).cost.completions == 64 * 60
 
 
@@ -205,8 +205,8 @@ def test_rungs_read_back_with_their_standard_errors(spec: SweepSpec):
     began = time.time()
     with Ledger.open(spec) as ledger:
         start(ledger)
-        ledger.record_rung(0, measured(30, format=0.6, correctness=0.3))
-        ledger.record_rung(0, measured(20, spent, se=0.02, format=0.5, correctness=0.25))
+        ledger.record_rung(0, build_measurement(30, format=0.6, correctness=0.3))
+        ledger.record_rung(0, build_measurement(20, spent, se=0.02, format=0.5, correctness=0.25))
         written = ledger.get_record(0).rungs
     read = reopened(spec)[0].rungs
     assert read == written
@@ -224,18 +224,18 @@ def test_the_order_of_rungs_over_all_trials_survives_the_process(spec: SweepSpec
         for _ in range(3):
             start(ledger)
         for number, step in written[:2]:
-            ledger.record_rung(number, measured(step, format=0.5))
+            ledger.record_rung(number, build_measurement(step, format=0.5))
     with Ledger.open(spec) as ledger:
         for number, step in written[2:]:
-            ledger.record_rung(number, measured(step, format=0.5))
+            ledger.record_rung(number, build_measurement(step, format=0.5))
         assert [(number, rung.step) for number, rung in ledger.get_rungs()] == written
 
 
 def test_the_first_measurement_at_a_rung_stays(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         start(ledger)
-        assert ledger.record_rung(0, measured(20, format=0.5))
-        assert not ledger.record_rung(0, measured(20, format=0.9))
+        assert ledger.record_rung(0, build_measurement(20, format=0.5))
+        assert not ledger.record_rung(0, build_measurement(20, format=0.9))
         assert ledger.get_record(0).rungs[0].validation["format"].mean == 0.5
 
 
@@ -252,7 +252,7 @@ def test_a_ledger_with_rungs_of_an_older_version_is_refused(
 ):
     with Ledger.open(spec) as ledger:
         start(ledger)
-        ledger.record_rung(0, measured(20, format=0.5))
+        ledger.record_rung(0, build_measurement(20, format=0.5))
         rung = dict(ledger.study.trials[0].user_attrs["rung:1280"])
         del rung[missing]
         set_attribute(ledger, "rung:1280", rung)
@@ -280,7 +280,7 @@ def test_a_paused_trial_waits_until_it_is_resumed(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         start(ledger)
         start(ledger)
-        ledger.record_rung(0, measured(20, format=0.5))
+        ledger.record_rung(0, build_measurement(20, format=0.5))
         assert ledger.pause(0).state == "paused"
         assert ledger.get_record(0).paused_at == 1280
         assert [record.number for record in ledger.list_unfinished()] == [1]
@@ -288,7 +288,7 @@ def test_a_paused_trial_waits_until_it_is_resumed(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         assert ledger.resume(0).state == "running"
         assert ledger.get_record(0).paused_at == 1280
-        ledger.record_rung(0, measured(30, format=0.5))
+        ledger.record_rung(0, build_measurement(30, format=0.5))
         assert ledger.pause(0).paused_at == 1920
         assert ledger.prune(0, "never promoted", Cost(640)).state == "pruned"
 
@@ -303,10 +303,10 @@ def test_no_write_reads_all_trials(spec: SweepSpec, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(ledger.study._storage, "get_all_trials", refuse)
         start(ledger)
         start(ledger)
-        ledger.record_rung(0, measured(20, format=0.5))
+        ledger.record_rung(0, build_measurement(20, format=0.5))
         ledger.pause(0)
         ledger.resume(0)
-        ledger.complete(0, outcome())
+        ledger.complete(0, build_outcome())
         ledger.prune(1, "dominated", Cost(640))
         ledger.fail(2, "broken")
         assert ledger.get_sampler_state(0) == {}
@@ -324,7 +324,7 @@ def test_repeated_strings_are_in_memory_once(spec: SweepSpec):
 
 
 def test_optuna_parameters_are_the_searched_active_ones_inside_of_their_domain(tmp_path: Path):
-    spec = spec_in(tmp_path, ["space.reward_weights.length={log: [0.05, 0.5]}"])
+    spec = load_code_spec(tmp_path, ["space.reward_weights.length={log: [0.05, 0.5]}"])
     with Ledger.open(spec) as ledger:
         start(ledger, **{"reward_weights.length": 1.0})
         params = ledger.study.trials[0].params
@@ -334,7 +334,7 @@ def test_optuna_parameters_are_the_searched_active_ones_inside_of_their_domain(t
 def test_another_identity_under_the_same_name_is_refused(spec: SweepSpec, tmp_path: Path):
     Ledger.open(spec).close()
     with pytest.raises(IdentityError) as caught:
-        Ledger.open(spec_in(tmp_path, ["training.steps=61", "space.group_size=8"]))
+        Ledger.open(load_code_spec(tmp_path, ["training.steps=61", "space.group_size=8"]))
     assert str(caught.value).splitlines() == [
         f"{spec.directory} holds another sweep: space.group_size = [4, 8], not 8; "
         "training.steps = 60, not 61",
@@ -348,7 +348,7 @@ def test_the_message_lists_the_first_of_many_differences(spec: SweepSpec, tmp_pa
     changed = ["steps=61", "length_limit=20", "test_prompts=9", "validation_prompts=9"]
     overrides = ["sandbox.cpu_seconds=2", *(f"training.{setting}" for setting in changed)]
     with pytest.raises(IdentityError, match=r"steps = 60, not 61; .*; 1 more\n"):
-        Ledger.open(spec_in(tmp_path, overrides))
+        Ledger.open(load_code_spec(tmp_path, overrides))
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("task: [")])
@@ -358,22 +358,22 @@ def test_another_identity_is_refused_without_a_readable_spec_file(
     Ledger.open(spec).close()
     damage(spec.directory / "spec.yaml")
     with pytest.raises(IdentityError, match=r"another task, policy.*\n.*--name"):
-        Ledger.open(spec_in(tmp_path, ["training.steps=61"]))
+        Ledger.open(load_code_spec(tmp_path, ["training.steps=61"]))
 
 
 def test_a_password_in_an_address_is_no_difference(tmp_path: Path):
-    spec = spec_in(tmp_path, ["tracking.uri=http://me:secret@host", "training.steps=61"])
+    spec = load_code_spec(tmp_path, ["tracking.uri=http://me:secret@host", "training.steps=61"])
     Ledger.open(spec).close()
     with pytest.raises(IdentityError) as caught:
-        Ledger.open(spec_in(tmp_path))
+        Ledger.open(load_code_spec(tmp_path))
     assert "secret" not in str(caught.value)
 
 
 def test_budget_and_constraints_may_change(spec: SweepSpec, tmp_path: Path):
     with Ledger.open(spec) as ledger:
         start(ledger)
-        ledger.complete(0, outcome(0.25))
-    stricter = spec_in(tmp_path, ["search.trials=40", "constraints.format='>= 0.6'"])
+        ledger.complete(0, build_outcome(0.25))
+    stricter = load_code_spec(tmp_path, ["search.trials=40", "constraints.format='>= 0.6'"])
     (record,) = reopened(stricter)
     assert record.feasible is False
 
@@ -386,14 +386,14 @@ def test_a_sweep_continues_with_a_new_constraint_on_a_cost(
     with Ledger.open(spec) as ledger:
         for _ in range(3):
             start(ledger)
-        ledger.record_rung(0, measured(20, spent, format=0.5))
-        ledger.complete(0, outcome())
-        ledger.record_rung(1, measured(20, spent, format=0.5))
+        ledger.record_rung(0, build_measurement(20, spent, format=0.5))
+        ledger.complete(0, build_outcome())
+        ledger.record_rung(1, build_measurement(20, spent, format=0.5))
         # As if killed before the trial had its new state.
-        ended = encode_outcome(outcome(), spec.directory)
+        ended = encode_outcome(build_outcome(), spec.directory)
         trial_id = ledger.study.trials[2]._trial_id
         ledger.study._storage.set_trial_user_attr(trial_id, "outcome", ended)
-    bounded = spec_in(tmp_path, [f"constraints.seconds='{bound}'"])
+    bounded = load_code_spec(tmp_path, [f"constraints.seconds='{bound}'"])
     with Ledger.open(bounded) as ledger:
         done, under_way, closed = ledger.get_records()
         rungs = ledger.get_rungs()
@@ -411,8 +411,8 @@ def test_an_outcome_without_its_end_is_closed_under_a_new_constraint_on_a_missin
 ):
     with Ledger.open(spec) as ledger:
         start(ledger)
-        set_attribute(ledger, "outcome", encode_outcome(outcome(), spec.directory))
-    (record,) = reopened(spec_in(tmp_path, ["constraints.bug_rate='<= 0.5'"]))
+        set_attribute(ledger, "outcome", encode_outcome(build_outcome(), spec.directory))
+    (record,) = reopened(load_code_spec(tmp_path, ["constraints.bug_rate='<= 0.5'"]))
     assert (record.state, record.feasible) == ("complete", False)
 
 
@@ -424,11 +424,11 @@ def closed_excess(bound: str) -> float:
 def test_a_stored_cost_metric_does_not_change_with_the_resources(tmp_path: Path):
     judged = "constraints.gpu_hours='<= 1'"
     spent = Cost(completions=640, seconds=1800.0)
-    with Ledger.open(spec_in(tmp_path, [judged, "resources.gpus=1"])) as ledger:
+    with Ledger.open(load_code_spec(tmp_path, [judged, "resources.gpus=1"])) as ledger:
         start(ledger)
-        ledger.record_rung(0, measured(20, spent, format=0.5))
-        ledger.complete(0, replace(outcome(), cost=spent))
-    (record,) = reopened(spec_in(tmp_path, [judged, "resources.gpus=4"]))
+        ledger.record_rung(0, build_measurement(20, spent, format=0.5))
+        ledger.complete(0, replace(build_outcome(), cost=spent))
+    (record,) = reopened(load_code_spec(tmp_path, [judged, "resources.gpus=4"]))
     assert record.feasible
     assert record.validation["gpu_hours"] == record.rungs[0].validation["gpu_hours"]
     assert record.validation["gpu_hours"] == Estimate(0.5, 0.0)
@@ -473,8 +473,8 @@ def test_a_lease_on_a_directory_that_was_moved_aside_is_taken_again(
 def test_a_directory_that_cannot_hold_a_sweep_is_refused_with_a_fix(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"file.*--set storage="):
-        Ledger.open(spec_in(tmp_path / "file" / "runs"))
-    spec = spec_in(tmp_path)
+        Ledger.open(load_code_spec(tmp_path / "file" / "runs"))
+    spec = load_code_spec(tmp_path)
     (spec.directory / "ledger.journal").mkdir(parents=True)
     for read_only in (True, False):
         with pytest.raises(UsageError, match=r"directory.*--set storage="):
@@ -496,7 +496,7 @@ def test_a_directory_that_cannot_hold_a_sweep_is_refused_with_a_fix(tmp_path: Pa
 def test_a_resolved_spec_with_a_password_is_private(
     override: str, umask: int, mode: int, tmp_path: Path
 ):
-    spec = spec_in(tmp_path, [override])
+    spec = load_code_spec(tmp_path, [override])
     before = os.umask(umask)
     try:
         Ledger.open(spec).close()
@@ -510,7 +510,7 @@ def test_a_reader_works_beside_the_writer(spec: SweepSpec):
         start(writer)
         with Ledger.open(spec, read_only=True) as reader:
             assert [record.state for record in reader.get_records()] == ["running"]
-            writer.complete(0, outcome())
+            writer.complete(0, build_outcome())
             assert [record.state for record in reader.get_records()] == ["complete"]
 
 
@@ -545,7 +545,7 @@ def test_a_ledger_cut_at_any_byte_of_its_last_two_records_opens_with_every_compl
 ):
     with Ledger.open(spec) as ledger:
         start(ledger)
-        ledger.complete(0, outcome())
+        ledger.complete(0, build_outcome())
         start(ledger)
         ledger.fail(1, "broken")
         first = ledger.get_records()[0]
@@ -571,7 +571,7 @@ def test_a_ledger_cut_anywhere_in_a_completion_completes_the_trial_or_runs_it_ag
     with Ledger.open(spec) as ledger:
         start(ledger)
         before = (spec.directory / "ledger.journal").stat().st_size
-        done = ledger.complete(0, outcome())
+        done = ledger.complete(0, build_outcome())
     journal = spec.directory / "ledger.journal"
     content = journal.read_bytes()
     outcome_end = content.index(b"\n", before) + 1
@@ -628,7 +628,7 @@ def test_opening_a_ledger_reads_each_record_once(spec: SweepSpec, monkeypatch: p
     with Ledger.open(spec) as ledger:
         for number in range(10):
             start(ledger)
-            ledger.complete(number, outcome())
+            ledger.complete(number, build_outcome())
     lines = (spec.directory / "ledger.journal").read_bytes().count(b"\n")
     decoded: list[str] = []
     decode = json.JSONDecoder.decode
@@ -657,7 +657,7 @@ def test_a_sweep_that_died_while_it_was_created_opens(spec: SweepSpec):
         os.truncate(journal, cut)
         assert reopened(spec) == []
         with pytest.raises(IdentityError):
-            Ledger.open(spec_in(spec.storage, ["training.steps=61"]))
+            Ledger.open(load_code_spec(spec.storage, ["training.steps=61"]))
 
 
 def test_a_moved_sweep_finds_its_checkpoints(spec: SweepSpec, tmp_path: Path):
@@ -667,11 +667,11 @@ def test_a_moved_sweep_finds_its_checkpoints(spec: SweepSpec, tmp_path: Path):
         start(ledger)
         policy = ledger.get_trial_directory(0) / "checkpoint-60"
         policy.mkdir(parents=True)
-        ledger.complete(0, replace(outcome(), checkpoint=policy))
+        ledger.complete(0, replace(build_outcome(), checkpoint=policy))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (spec.directory).rename(elsewhere / "sweep")
-    (record,) = reopened(spec_in(elsewhere))
+    (record,) = reopened(load_code_spec(elsewhere))
     assert record.checkpoint == elsewhere / "sweep" / "trials" / "0" / "checkpoint-60"
 
 
@@ -690,12 +690,14 @@ def test_sessions_record_when_and_where_the_sweep_ran(spec: SweepSpec):
 
 def test_a_cost_that_an_objective_or_constraint_names_is_a_metric(tmp_path: Path):
     objective = "{direction: minimize, reference: 60}"
-    spec = spec_in(tmp_path, [f"objectives.seconds={objective}", 'constraints.cpu_seconds="<= 1"'])
+    spec = load_code_spec(
+        tmp_path, [f"objectives.seconds={objective}", 'constraints.cpu_seconds="<= 1"']
+    )
     with Ledger.open(spec) as ledger:
         start(ledger)
-        halfway = Measurement(1, {}, Cost(64, 1.0, 0.5), outcome().validation)
+        halfway = Measurement(1, {}, Cost(64, 1.0, 0.5), build_outcome().validation)
         ledger.record_rung(0, halfway)
-        ledger.complete(0, outcome())  # 2 s of wall time, 1.5 s of CPU time
+        ledger.complete(0, build_outcome())  # 2 s of wall time, 1.5 s of CPU time
         assert ledger.study.trials[0].values[-1] == 2.0
         assert ledger.study.trials[0].constraints["cpu_seconds"] == 0.5
     (record,) = reopened(spec)
@@ -723,6 +725,6 @@ def test_records_that_optuna_cannot_replay_are_refused(spec: SweepSpec, record: 
 def test_a_constraint_on_a_missing_metric_is_not_met(spec: SweepSpec, tmp_path: Path):
     with Ledger.open(spec) as ledger:
         start(ledger)
-        ledger.complete(0, outcome())
-    (record,) = reopened(spec_in(tmp_path, ["constraints.bug_rate='<= 0.5'"]))
+        ledger.complete(0, build_outcome())
+    (record,) = reopened(load_code_spec(tmp_path, ["constraints.bug_rate='<= 0.5'"]))
     assert record.feasible is False

@@ -28,9 +28,10 @@ from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials
 from tests.support.mlflow_servers import PostgresServer, run_postgres_server
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.integration
-SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "code.yaml"
+SPACE = ROOT / "search_spaces" / "code.yaml"
 HOLD = """
 import sys
 from gdpo_tune.ledger import Ledger

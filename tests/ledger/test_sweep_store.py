@@ -15,7 +15,7 @@ from gdpo_tune.ledger.sweep_store import SweepStore, fetch_spec
 from gdpo_tune.results.picking import load_and_pick
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
-from tests.support.tuning import spec_in
+from tests.support.tuning import load_code_spec
 
 LEDGER = "ledger=postgresql+psycopg2://me:secret@db/sweeps"
 
@@ -30,7 +30,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StoreDirectory:
 
 @pytest.fixture
 def spec(tmp_path: Path) -> SweepSpec:
-    return spec_in(tmp_path, ["storage=memory://bucket/runs", LEDGER])
+    return load_code_spec(tmp_path, ["storage=memory://bucket/runs", LEDGER])
 
 
 def put_trial(store: StoreDirectory, directory: Path, number: int, *steps: int) -> None:
@@ -131,9 +131,9 @@ def test_a_record_names_the_path_or_address_of_its_policy():
 
 def test_new_files_go_beside_a_local_sweep_or_into_runs(spec: SweepSpec, tmp_path: Path):
     assert spec.output_directory == Path("runs")
-    assert spec_in(tmp_path).output_directory == tmp_path
+    assert load_code_spec(tmp_path).output_directory == tmp_path
     assert spec.location == "memory://bucket/runs/sweep"
-    assert spec_in(tmp_path).location == str(tmp_path / "sweep")
+    assert load_code_spec(tmp_path).location == str(tmp_path / "sweep")
 
 
 def test_the_name_of_a_copied_sweep_is_refused_with_its_address(

@@ -18,6 +18,7 @@ from recipes.make_policy import RECIPES, build_task, list_demonstrations, main
 from recipes.tokenizer import ANSWER_TAGS
 from recipes.warm_start import Schedule
 from tests.support.data import build_sample
+from tests.support.paths import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +186,7 @@ def test_shipped_policies_were_measured_and_show_the_trade_off(task, gain):
 
 @pytest.mark.parametrize("task", RECIPES)
 def test_recipes_measure_with_the_lengths_of_the_shipped_sweep(task):
-    spec = load_spec(Path(__file__).parents[2] / "search_spaces" / f"{task}.yaml")
+    spec = load_spec(ROOT / "search_spaces" / f"{task}.yaml")
     settings = RECIPES[task].settings
     assert spec.training.max_completion_length == settings.max_completion_length
     assert spec.training.length_limit == settings.length_limit

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -11,15 +10,16 @@ import pytest
 from gdpo_tune import load_sweep
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.ledger import Ledger
-from tests.support.tuning import outcome, spec_in
+from tests.support.paths import ROOT
+from tests.support.tuning import build_outcome, load_code_spec
 
-DOC = Path(__file__).parents[2] / "docs" / "notebook.md"
+DOC = ROOT / "docs" / "notebook.md"
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("notebook")
-    spec = spec_in(folder / "runs").model_copy(update={"name": "code"})
+    spec = load_code_spec(folder / "runs").model_copy(update={"name": "code"})
     with Ledger.open(spec) as ledger:
         for number in range(14):
             mode, weight = ("gdpo", "grpo")[number % 2], 0.06 + 0.1 * number
@@ -31,7 +31,7 @@ def runs(tmp_path_factory):
                 ledger.fail(number, "NaN in the loss")
                 continue
             share = (number + 1) / 15
-            ledger.complete(number, outcome(share, 1 - share, 0.5))
+            ledger.complete(number, build_outcome(share, 1 - share, 0.5))
     return folder
 
 
@@ -67,7 +67,7 @@ def test_every_figure_is_drawn_by_its_name(runs):
 
 
 def test_a_sweep_without_a_finished_trial_has_empty_tables(tmp_path):
-    spec = spec_in(tmp_path)
+    spec = load_code_spec(tmp_path)
     with Ledger.open(spec):
         pass
     sweep = load_sweep(str(spec.directory))

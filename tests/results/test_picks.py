@@ -13,7 +13,7 @@ from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
 from gdpo_tune.results.pick_language import Bound, Metric, parse_pick
 from gdpo_tune.results.picking import pick_trial
 from gdpo_tune.spec.model import ObjectiveSpec
-from tests.support.analysis import GOALS, trial
+from tests.support.analysis import GOALS, build_trial
 
 BOUNDS = "max correctness where length >= 0.9 and format >= 0.95"
 
@@ -35,9 +35,14 @@ class Spec:
 
 
 SPEC: Any = Spec()
-FRONT = [trial(0, 0.9, 0.1), trial(1, 0.8, 0.5), trial(2, 0.6, 0.7), trial(3, 0.1, 0.9)]
+FRONT = [
+    build_trial(0, 0.9, 0.1),
+    build_trial(1, 0.8, 0.5),
+    build_trial(2, 0.6, 0.7),
+    build_trial(3, 0.1, 0.9),
+]
 """All four are on the front; 4 is dominated."""
-RECORDS = [*FRONT, trial(4, 0.5, 0.5)]
+RECORDS = [*FRONT, build_trial(4, 0.5, 0.5)]
 
 
 def pick_number(text: str, records: list[TrialRecord] = RECORDS, spec: Any = SPEC) -> int:
@@ -166,7 +171,7 @@ def test_an_empty_front_is_refused():
 
 def test_a_metric_that_is_no_objective_can_be_picked():
     def with_cost(record: TrialRecord, cost: float) -> TrialRecord:
-        return trial(
+        return build_trial(
             record.number,
             record.test["a"].mean,
             record.test["b"].mean,
@@ -188,7 +193,7 @@ def test_a_pick_is_described():
 
 def test_the_wrong_end_of_an_objective_is_pointed_out():
     spec: Any = Spec((GOALS[0], Objective("b", "minimize", 1.0)))
-    records = [trial(0, 0.9, 0.8), trial(1, 0.5, 0.2)]
+    records = [build_trial(0, 0.9, 0.8), build_trial(1, 0.5, 0.2)]
     assert pick_number("min b", records, spec) == 1
     lines = pick_trial(records, spec, parse_pick("max_b")).lines
     assert "trial 0" in lines[0]

@@ -4,7 +4,7 @@ import pytest
 
 from gdpo_tune.sandbox import external
 from gdpo_tune.sandbox.external import ExternalSandbox
-from tests.support.sandbox_service import serve
+from tests.support.sandbox_service import serve_double
 
 
 @pytest.fixture
@@ -15,12 +15,12 @@ def no_long_pauses(monkeypatch):
 @pytest.fixture(scope="module")
 def shared():
     """A sandbox on a service that both serve a whole file."""
-    with serve() as server, ExternalSandbox(server.url, 2) as sandbox:
+    with serve_double() as server, ExternalSandbox(server.url, 2) as sandbox:
         yield sandbox
 
 
 @pytest.fixture
 def double():
     """A service of one's own."""
-    with serve() as server:
+    with serve_double() as server:
         yield server

@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.sandbox import CodeSandbox, Job, Stream
+from tests.support.paths import ROOT
 from tests.support.sandbox_attacks import CALLS, HONEST, LIMITS, PATIENT, TESTS, load_attacks
 
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).parents[2]
 ATTACK = "tests.support.sandbox_attacks"
 ATTACKS = load_attacks()
 CATEGORIES = sorted({name.partition("/")[0] for name in ATTACKS})
 ENVIRONMENTS = {
     "here": (),
     "user": (),
-    "container": ("without_namespaces",),
-    "container_without_landlock": ("without_namespaces", "without_landlock"),
+    "container": ("refuse_namespaces",),
+    "container_without_landlock": ("refuse_namespaces", "refuse_landlock"),
 }
 USER = 12345
 SECRET = {"SANDBOX_TEST_SECRET": "hunter2"}
@@ -196,11 +196,11 @@ START = "from gdpo_tune.sandbox import CodeSandbox\nCodeSandbox()"
     ("pretend", "step"),
     [
         (
-            f"{RESTRICT}without_seccomp()",
+            f"{RESTRICT}refuse_seccomp()",
             "seccomp: the kernel or the container refuses",
         ),
         (
-            f"{RESTRICT}without_files_in_memory()",
+            f"{RESTRICT}refuse_files_in_memory()",
             "memfd: Permission denied; a service can run",
         ),
         ("import sys; sys.platform = 'darwin'", "platform: "),

@@ -6,7 +6,7 @@ import pytest
 
 from gdpo_tune.sandbox import Call, Job, Limits, Stream
 from gdpo_tune.sandbox.external import ExternalSandbox
-from tests.support.external import GOOD, one
+from tests.support.external import GOOD, run_one_job
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("no_long_pauses")]
 
@@ -62,7 +62,7 @@ RIGHT = {
 def test_right_programs_pass(shared, name):
     code, test = RIGHT[name]
     once = name in ("seeded", "long_value")
-    result = one(shared, Job(code, asserts=(test,) if once else (test, test)))
+    result = run_one_job(shared, Job(code, asserts=(test,) if once else (test, test)))
     assert (result.status, set(result.verdicts)) == ("passed", {"passed"}), result
 
 
@@ -96,7 +96,7 @@ def test_wrong_programs_get_their_reason(shared, name):
     limits = SHORT if name in ENDING_BY_THE_CLOCK else PATIENT
     if name == "returns_more_than_allowed":
         limits = replace(limits, output_bytes=100_000)
-    result = one(shared, Job(code, (Call("f", (1,), 2), Call("f", (2,), 3)), limits=limits))
+    result = run_one_job(shared, Job(code, (Call("f", (1,), 2), Call("f", (2,), 3)), limits=limits))
     assert result.status == status, result
     assert "passed" not in result.verdicts
     assert len(result.verdicts) == 2
@@ -105,7 +105,7 @@ def test_wrong_programs_get_their_reason(shared, name):
 def test_a_job_goes_on_after_a_test_that_failed_and_stops_after_the_last_answer(shared):
     code = "import os\ndef f(x):\n    if x == 3: os._exit(0)\n    return x if x < 2 else 0"
     calls = tuple(Call("f", (x,), x) for x in range(6))
-    result = one(shared, Job(code, calls))
+    result = run_one_job(shared, Job(code, calls))
     verdicts = ("passed", "passed", "failed", "error", "not_run", "not_run")
     assert (result.status, result.verdicts) == ("crash", verdicts)
 
@@ -141,13 +141,13 @@ def test_streams(shared, name):
     code, verdicts, status = STREAMS[name]
     streams = (Stream("1\n", "2"), Stream("2\n", "4\n"))
     limits = SHORT if name in ENDING_BY_THE_CLOCK else PATIENT
-    result = one(shared, Job(code, streams=streams, limits=limits))
+    result = run_one_job(shared, Job(code, streams=streams, limits=limits))
     assert (result.verdicts, result.status) == (verdicts, status), result
 
 
 def test_numbers_of_a_stream_may_be_off_by_their_tolerance(shared):
     job = Job("print(0.3333)", streams=(Stream("", "0.33333", 1e-3), Stream("", "0.33333")))
-    assert one(shared, job).verdicts == ("passed", "failed")
+    assert run_one_job(shared, job).verdicts == ("passed", "failed")
 
 
 # Attacks ----------------------------------------------------------------------------------
@@ -203,15 +203,15 @@ ATTACKS = {
 def test_attacks_do_not_pass(shared, name):
     calls = (Call("f", (1,), 1234567), Call("f", (2,), 7654321))
     limits = SHORT if name in ENDING_BY_THE_CLOCK else PATIENT
-    result = one(shared, Job(ATTACKS[name], calls, limits=limits))
+    result = run_one_job(shared, Job(ATTACKS[name], calls, limits=limits))
     assert result.status != "passed", result
     assert "passed" not in result.verdicts
-    assert one(shared, GOOD).passed
+    assert run_one_job(shared, GOOD).passed
 
 
 def test_what_replaces_undecodable_output_is_no_fault_of_the_service(shared):
     code = FIND + "os.write(channel._stream.fileno(), b'\\xff' * 9)\ndef f(x): return 2"
-    assert one(shared, Job(code, (Call("f", (1,), 2),))).status == "violation"
+    assert run_one_job(shared, Job(code, (Call("f", (1,), 2),))).status == "violation"
 
 
 def test_expected_values_never_leave(double):

@@ -8,8 +8,8 @@ import pytest
 from gdpo_tune.core.errors import SandboxInfraError, SandboxUnavailable
 from gdpo_tune.sandbox import Job, Limits, external
 from gdpo_tune.sandbox.external import ExternalSandbox
-from tests.support.external import GOOD, answering, hang, hang_up, one, ran
-from tests.support.sandbox_service import response
+from tests.support.external import GOOD, build_answer, build_run_answer, hang, hang_up, run_one_job
+from tests.support.sandbox_service import build_response
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("no_long_pauses")]
 
@@ -24,35 +24,50 @@ def hang_up_in_the_middle(handler):
 
 
 FAULTS = {
-    "error": (answering({"detail": "oops"}, 500), "HTTP 500"),
-    "gateway": (answering(b"<html>", 504, kind="text/html"), "HTTP 504"),
-    "busy": (answering({}, 429), "HTTP 429"),
-    "request_timeout": (answering({}, 408), "HTTP 408"),
+    "error": (build_answer({"detail": "oops"}, 500), "HTTP 500"),
+    "gateway": (build_answer(b"<html>", 504, kind="text/html"), "HTTP 504"),
+    "busy": (build_answer({}, 429), "HTTP 429"),
+    "request_timeout": (build_answer({}, 408), "HTTP 408"),
     "hangs_up": (hang_up, "disconnected without sending a response"),
     "hangs_up_in_the_middle": (hang_up_in_the_middle, "received 16 bytes, expected 1000"),
-    "no_json": (answering(b'{"status": '), "not JSON"),
-    "deep_json": (answering(b"[" * 10**5), "not JSON"),
-    "html": (answering(b"<html>hello</html>", kind="text/html"), "not JSON: <html>hello"),
-    "huge_html": (answering(b"x" * (10 << 20), kind="text/html"), "more than"),
-    "empty": (answering(b""), "not JSON"),
-    "list": (answering([]), "another form"),
-    "no_result": (answering({"status": "Success"}), "another form"),
-    "null_result": (answering(response("Success", None)), "failed: Success"),
-    "strange_status": (answering(response("Fine", {})), "failed: Fine"),
-    "sandbox_error": (answering(response("SandboxError", None, "no disk")), "failed: no disk"),
-    "run_error": (answering(ran(status="Error", stderr="exception")), "failed: exception"),
-    "no_return_code": (answering(ran(code=None)), "another form"),
-    "wrong_types": (answering(ran(stdout=[1])), "another form"),
+    "no_json": (build_answer(b'{"status": '), "not JSON"),
+    "deep_json": (build_answer(b"[" * 10**5), "not JSON"),
+    "html": (build_answer(b"<html>hello</html>", kind="text/html"), "not JSON: <html>hello"),
+    "huge_html": (build_answer(b"x" * (10 << 20), kind="text/html"), "more than"),
+    "empty": (build_answer(b""), "not JSON"),
+    "list": (build_answer([]), "another form"),
+    "no_result": (build_answer({"status": "Success"}), "another form"),
+    "null_result": (build_answer(build_response("Success", None)), "failed: Success"),
+    "strange_status": (build_answer(build_response("Fine", {})), "failed: Fine"),
+    "sandbox_error": (
+        build_answer(build_response("SandboxError", None, "no disk")),
+        "failed: no disk",
+    ),
+    "run_error": (
+        build_answer(build_run_answer(status="Error", stderr="exception")),
+        "failed: exception",
+    ),
+    "no_return_code": (build_answer(build_run_answer(code=None)), "another form"),
+    "wrong_types": (build_answer(build_run_answer(stdout=[1])), "another form"),
     "endless_return_code": (
-        answering(json.dumps(ran(code=7)).replace("7", "1e400").encode()),
+        build_answer(json.dumps(build_run_answer(code=7)).replace("7", "1e400").encode()),
         "another form",
     ),
-    "no_output": (answering(ran()), "not started: return code 0"),
-    "wrong_nonce": (answering(ran('0000 ["begin"]\n0000 ["value",2]\n')), "not started"),
-    "canned": (answering(ran('["value",2]\n')), "not started"),
-    "old_python": (answering(ran(code=1, stderr="a\nSyntaxError: x\n")), "SyntaxError: x"),
-    "slow_start": (answering(ran(status="TimeLimitExceeded")), "not started: timed out"),
-    "no_content": (answering(b"", 204), "instead of 200"),
+    "no_output": (build_answer(build_run_answer()), "not started: return code 0"),
+    "wrong_nonce": (
+        build_answer(build_run_answer('0000 ["begin"]\n0000 ["value",2]\n')),
+        "not started",
+    ),
+    "canned": (build_answer(build_run_answer('["value",2]\n')), "not started"),
+    "old_python": (
+        build_answer(build_run_answer(code=1, stderr="a\nSyntaxError: x\n")),
+        "SyntaxError: x",
+    ),
+    "slow_start": (
+        build_answer(build_run_answer(status="TimeLimitExceeded")),
+        "not started: timed out",
+    ),
+    "no_content": (build_answer(b"", 204), "instead of 200"),
 }
 
 
@@ -62,7 +77,7 @@ def test_a_fault_is_retried_and_then_raised(double, name):
     with ExternalSandbox(double.url, 1, attempts=3) as sandbox:
         before = len(double.bodies)
         double.faults.extend([fault, fault])
-        assert one(sandbox, GOOD).passed
+        assert run_one_job(sandbox, GOOD).passed
         double.faults.extend([fault] * 9)
         with pytest.raises(SandboxInfraError, match="no verdict in 3 attempts") as caught:
             sandbox.run_batch([GOOD])
@@ -70,7 +85,7 @@ def test_a_fault_is_retried_and_then_raised(double, name):
         assert double.url in str(caught.value)
         assert len(double.bodies) - before == 6
         double.faults.clear()
-        assert one(sandbox, GOOD).passed
+        assert run_one_job(sandbox, GOOD).passed
 
 
 def test_a_service_that_hangs_is_a_fault(double):
@@ -107,7 +122,7 @@ def test_an_answer_that_never_ends_is_a_fault_in_time(double, lines):
         double.faults.extend([trickle(*lines)] * 2)
         with pytest.raises(SandboxInfraError, match="2 attempts: no response in time"):
             sandbox.run_batch([Job(GOOD.code, GOOD.calls, limits=limits)])
-        assert one(sandbox, GOOD).passed
+        assert run_one_job(sandbox, GOOD).passed
 
 
 def test_a_handshake_that_never_ends_is_a_fault_in_time(monkeypatch):
@@ -120,9 +135,9 @@ def test_a_handshake_that_never_ends_is_a_fault_in_time(monkeypatch):
 
 def test_an_output_that_has_no_end_is_the_programs_and_not_the_services_fault(double):
     with ExternalSandbox(double.url, 1) as sandbox:
-        double.faults.append(answering(ran("x" * (20 << 20))))
-        assert one(sandbox, GOOD).status == "output"
-        assert one(sandbox, GOOD).passed
+        double.faults.append(build_answer(build_run_answer("x" * (20 << 20))))
+        assert run_one_job(sandbox, GOOD).status == "output"
+        assert run_one_job(sandbox, GOOD).passed
 
 
 def test_retry_after_is_respected(double, monkeypatch):
@@ -133,12 +148,14 @@ def test_retry_after_is_respected(double, monkeypatch):
             pauses.append(seconds)
 
         monkeypatch.setattr(external, "sleep", note_pause)
-        double.faults.append(answering({}, 429, [("Retry-After", "7")]))
-        double.faults.append(answering({}, 503, [("Retry-After", "Wed, 21 Oct 2015 07:28:00 GMT")]))
-        assert one(sandbox, GOOD).passed
-        double.faults.append(answering({}, 429, [("Retry-After", "86400")]))
-        double.faults.append(answering({}, 429, [("Retry-After", "soon")]))
-        assert one(sandbox, GOOD).passed
+        double.faults.append(build_answer({}, 429, [("Retry-After", "7")]))
+        double.faults.append(
+            build_answer({}, 503, [("Retry-After", "Wed, 21 Oct 2015 07:28:00 GMT")])
+        )
+        assert run_one_job(sandbox, GOOD).passed
+        double.faults.append(build_answer({}, 429, [("Retry-After", "86400")]))
+        double.faults.append(build_answer({}, 429, [("Retry-After", "soon")]))
+        assert run_one_job(sandbox, GOOD).passed
     assert (pauses[0], pauses[2]) == (7, 60)
     assert pauses[1] < 1
     assert pauses[3] < 1
@@ -146,11 +163,11 @@ def test_retry_after_is_respected(double, monkeypatch):
 
 REFUSALS = {
     "bad_request": (
-        answering({"detail": "no  field " + "x" * 999}, 422),
+        build_answer({"detail": "no  field " + "x" * 999}, 422),
         "422.*no field x+\\.\\.\\.",
     ),
-    "forbidden": (answering(b"who are you?", 401), "401 Unauthorized: who are you\\?"),
-    "redirect": (answering(b"", 307, [("Location", "http://elsewhere/")]), "redirects are not"),
+    "forbidden": (build_answer(b"who are you?", 401), "401 Unauthorized: who are you\\?"),
+    "redirect": (build_answer(b"", 307, [("Location", "http://elsewhere/")]), "redirects are not"),
 }
 
 
@@ -163,7 +180,7 @@ def test_a_refusal_is_final(double, name):
         with pytest.raises(SandboxUnavailable, match=reason):
             sandbox.run_batch([GOOD])
         assert len(double.bodies) == before + 1
-        assert one(sandbox, GOOD).passed
+        assert run_one_job(sandbox, GOOD).passed
 
 
 # Before any work --------------------------------------------------------------------------
@@ -179,7 +196,7 @@ def test_a_dead_port_is_refused():
 
 def test_a_wrong_path_is_refused(double):
     # The double knows `/run_code` under any path, as behind a gateway, and nothing else.
-    double.faults.append(answering({"detail": "Not Found"}, 404))
+    double.faults.append(build_answer({"detail": "Not Found"}, 404))
     with pytest.raises(SandboxUnavailable, match=r"404 Not Found.*Not Found"):
         ExternalSandbox(double.url + "/elsewhere")
     assert double.paths == ["/elsewhere/run_code"]
@@ -189,7 +206,7 @@ def test_a_service_that_does_not_run_what_it_is_sent_is_refused(double):
     def repeat(handler):
         code = json.loads(double.bodies[-1])["code"]
         nonce = code.partition("main(\n'[\"")[2][:32]
-        handler.answer(ran(f'{nonce} ["begin"]\n{nonce} ["value",4]\n'))
+        handler.answer(build_run_answer(f'{nonce} ["begin"]\n{nonce} ["value",4]\n'))
 
     double.faults.append(repeat)
     with pytest.raises(SandboxUnavailable, match="came back as failed"):

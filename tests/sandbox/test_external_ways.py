@@ -13,8 +13,15 @@ import pytest
 from gdpo_tune.core.errors import SandboxInfraError, SandboxUnavailable
 from gdpo_tune.sandbox import Call, Job
 from gdpo_tune.sandbox.external import ExternalSandbox
-from tests.support.external import GOOD, answering, hang, one, run_and_hang_up, wait_until
-from tests.support.sandbox_service import serve
+from tests.support.external import (
+    GOOD,
+    build_answer,
+    hang,
+    run_and_hang_up,
+    run_one_job,
+    wait_until,
+)
+from tests.support.sandbox_service import serve_double
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("no_long_pauses")]
 
@@ -27,7 +34,7 @@ def test_credentials_are_sent_and_never_shown(double):
     with ExternalSandbox(url, 1) as sandbox:
         assert sandbox.info.tier == "external"
         assert sandbox.info.layers == (double.url,)
-        double.faults.extend([answering({}, 500)] * 3)
+        double.faults.extend([build_answer({}, 500)] * 3)
         with pytest.raises(SandboxInfraError) as caught:
             sandbox.run_batch([GOOD])
     assert double.headers[0]["Authorization"] == "Basic bWU6c0BjcmV0cw=="
@@ -45,7 +52,7 @@ def test_a_proxy_of_the_environment_is_used_except_for_this_machine(double, monk
     assert double.paths == ["http://sandbox.invalid:81/run_code"]
     assert double.headers[0]["Host"] == "sandbox.invalid:81"
     assert double.headers[0]["Proxy-Authorization"] == "Basic dTpw"
-    with serve() as other, ExternalSandbox(other.url):
+    with serve_double() as other, ExternalSandbox(other.url):
         assert other.paths == ["/run_code"]
 
 
@@ -58,24 +65,24 @@ def test_tls_is_checked(tmp_path, monkeypatch):
     subprocess.run(["openssl", *options.split()], check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    with serve(context) as double:
+    with serve_double(context) as double:
         with pytest.raises(SandboxUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
             ExternalSandbox(double.url)
         assert double.bodies == []
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         with ExternalSandbox(double.url) as sandbox:
-            assert one(sandbox, GOOD).passed
+            assert run_one_job(sandbox, GOOD).passed
 
 
 def test_a_connection_is_kept_and_replaced_when_it_has_been_closed(double):
     with ExternalSandbox(double.url, 1, attempts=1) as sandbox:
         for _ in range(3):
-            assert one(sandbox, GOOD).passed
+            assert run_one_job(sandbox, GOOD).passed
         assert len(double.connections) == 1
         double.faults.append(run_and_hang_up)
-        assert one(sandbox, GOOD).passed
+        assert run_one_job(sandbox, GOOD).passed
         wait_until(lambda: double.closed)
-        assert one(sandbox, GOOD).passed
+        assert run_one_job(sandbox, GOOD).passed
         assert len(double.connections) == 2
 
 
@@ -122,7 +129,7 @@ def test_a_slow_job_does_not_hold_up_others(double):
 
 def test_a_refused_job_ends_a_batch_whose_first_job_hangs(double):
     with ExternalSandbox(double.url, 2, timeout=120.0) as sandbox:
-        double.faults.extend([hang, answering({}, 422)])
+        double.faults.extend([hang, build_answer({}, 422)])
         start = time.monotonic()
         with pytest.raises(SandboxUnavailable, match="HTTP 422"):
             sandbox.run_batch([GOOD] * 2)

@@ -13,10 +13,10 @@ import pytest
 
 from gdpo_tune.core.errors import SandboxInfraError
 from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).parents[2]
 GOOD = Job("def f(x): return x + 1", (Call("f", (1,), 2),))
 PATIENT = Limits(cpu_seconds=500, wall_seconds=1000)
 SLOW = Job("import time\ndef f(x):\n    time.sleep(0.3)\n    return x + 1", (Call("f", (1,), 2),))

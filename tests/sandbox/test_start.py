@@ -4,16 +4,15 @@ import shutil
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import psutil
 import pytest
 
 from gdpo_tune.core.errors import SandboxUnavailable
 from gdpo_tune.sandbox import CodeSandbox, process, worker
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.integration
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-from pathlib import Path
 
 import pytest
 
@@ -19,6 +18,7 @@ from gdpo_tune.spec import (
 )
 from gdpo_tune.spec.machine import count_visible_gpus
 from gdpo_tune.tasks import code
+from tests.support.paths import ROOT
 from tests.support.spec_cases import GOOD
 
 
@@ -124,9 +124,7 @@ def test_replicates_cost_nothing_when_there_are_none(load):
 
 @pytest.mark.parametrize("task", ["code", "math", "tools"])
 def test_the_sweeps_that_ship_for_embedded_policies_have_no_lint(task):
-    assert (
-        list_warnings(load_spec(Path(__file__).parents[2] / "search_spaces" / f"{task}.yaml")) == []
-    )
+    assert list_warnings(load_spec(ROOT / "search_spaces" / f"{task}.yaml")) == []
 
 
 LINTS = {

@@ -14,14 +14,12 @@ from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.spec import Choices, Constraint, Fixed, Uniform, load_spec
+from tests.support.paths import ROOT
 from tests.support.spec_cases import GOOD
 
-REPOSITORY = Path(__file__).parents[2]
 # Those for GPUs want packages and data that are not everywhere: see test_commands.
 SHIPPED = sorted(
-    path
-    for path in (REPOSITORY / "search_spaces").glob("*.yaml")
-    if not path.stem.endswith("_qwen")
+    path for path in (ROOT / "search_spaces").glob("*.yaml") if not path.stem.endswith("_qwen")
 )
 
 
@@ -47,7 +45,7 @@ def test_shipped_files_load_and_round_trip(path, tmp_path):
 
 
 def test_there_are_shipped_files():
-    assert REPOSITORY / "search_spaces" / "code.yaml" in SHIPPED
+    assert ROOT / "search_spaces" / "code.yaml" in SHIPPED
 
 
 def test_defaults(load):
@@ -396,7 +394,7 @@ def test_identity_is_the_same_in_another_process(load, tmp_path):
         capture_output=True,
         text=True,
         check=True,
-        cwd=REPOSITORY,
+        cwd=ROOT,
     )
     assert run.stdout.strip() == expected
     assert len(expected) == 12
@@ -410,7 +408,7 @@ def test_loading_imports_nothing_heavy():
         "print(sorted(heavy & sys.modules.keys()))"
     )
     run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert run.stdout.strip() == "[]"
 

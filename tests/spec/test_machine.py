@@ -1,13 +1,12 @@
 """What fits on the machine at hand, and what is refused because it does not."""
 
-from pathlib import Path
-
 import pytest
 
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.spec import Resources, check_resources, load_spec, machine
+from tests.support.paths import ROOT
 
-SPACE = Path(__file__).parents[2] / "search_spaces" / "code.yaml"
+SPACE = ROOT / "search_spaces" / "code.yaml"
 
 
 @pytest.mark.parametrize(

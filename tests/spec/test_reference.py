@@ -1,7 +1,6 @@
 """The generated reference page."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
@@ -10,8 +9,9 @@ from gdpo_tune.core.parameters import PARAMETERS
 from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.reference import read_function_doc, render_reference
+from tests.support.paths import ROOT
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
+PAGE = ROOT / "docs" / "reference.md"
 
 
 def test_the_page_is_up_to_date():

@@ -8,7 +8,7 @@ import pytest
 
 from gdpo_tune.spec import choose_sampler, render_dry_run
 from gdpo_tune.tuning.search.projection import Projection
-from tests.support.tuning import spec_in
+from tests.support.tuning import load_code_spec
 
 FIFO = "search.scheduler={type: fifo}"
 FOUR = "objectives.mean_length={direction: minimize, reference: 64}"
@@ -39,7 +39,7 @@ CHOICES = (
 def test_auto_picks_by_what_is_asked_and_says_why(
     tmp_path: Path, overrides: tuple[str, ...], slots: int | None, name: str, why: str
 ):
-    spec = spec_in(tmp_path, overrides)
+    spec = load_code_spec(tmp_path, overrides)
     chosen = choose_sampler(spec, slots)
     assert chosen.name == name
     assert why in chosen.why
@@ -47,17 +47,19 @@ def test_auto_picks_by_what_is_asked_and_says_why(
 
 
 def test_trials_that_run_side_by_side_still_learn_from_an_earlier_sweep(tmp_path: Path):
-    spec = spec_in(tmp_path)
+    spec = load_code_spec(tmp_path)
     assert choose_sampler(spec, 16).name == "qmc"
     warm = spec.search.model_copy(update={"warm_start": ("runs/code",)})
     assert choose_sampler(spec.model_copy(update={"search": warm}), 16).name == "gp"
 
 
 def test_the_dry_run_says_why(tmp_path: Path):
-    spec = spec_in(tmp_path)
+    spec = load_code_spec(tmp_path)
     assert f"# Sampler: {choose_sampler(spec)}" in render_dry_run(spec)
     assert "# Ends early: never" in render_dry_run(spec)
-    limited = spec_in(tmp_path, ["search.budget={hours: 1.5, trials: 1000}", "search.patience=5"])
+    limited = load_code_spec(
+        tmp_path, ["search.budget={hours: 1.5, trials: 1000}", "search.patience=5"]
+    )
     assert (
         "# Ends early: after 1,000 trials, after 1.5 hours, after 5 trials in a row that do not "
         "move the hypervolume"

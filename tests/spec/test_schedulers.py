@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.spec import AshaSettings, SweepSpec, list_warnings
-from tests.support.tuning import spec_in
+from tests.support.tuning import load_code_spec
 
 
 @pytest.mark.parametrize(
@@ -33,16 +33,18 @@ def doubts(spec: SweepSpec) -> list[str]:
 
 @pytest.mark.parametrize("steps", [2, 3, 4, 10, 60])
 def test_the_defaults_compare_trials_of_two_steps_and_more(tmp_path: Path, steps: int):
-    spec = spec_in(tmp_path, [f"training.steps={steps}"])
+    spec = load_code_spec(tmp_path, [f"training.steps={steps}"])
     assert AshaSettings().list_rungs(steps)
     assert not doubts(spec)
 
 
 def test_trials_too_short_to_be_compared_are_doubted_and_run(tmp_path: Path):
-    one = spec_in(tmp_path, ["training.steps=1"])
+    one = load_code_spec(tmp_path, ["training.steps=1"])
     (doubt,) = doubts(one)
     assert doubt.startswith("training.steps = 1: ")
-    assert not doubts(spec_in(tmp_path, ["training.steps=1", "search.scheduler={type: fifo}"]))
+    assert not doubts(
+        load_code_spec(tmp_path, ["training.steps=1", "search.scheduler={type: fifo}"])
+    )
     close = "search.scheduler={type: asha, reduction_factor: 1.05, grace: 0.95}"
-    assert doubts(spec_in(tmp_path, ["training.steps=4", close]))
-    assert not doubts(spec_in(tmp_path, [close]))
+    assert doubts(load_code_spec(tmp_path, ["training.steps=4", close]))
+    assert not doubts(load_code_spec(tmp_path, [close]))

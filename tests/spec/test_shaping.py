@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +13,10 @@ from gdpo_tune.core.registry import UNKNOWN_RANGE
 from gdpo_tune.spec import load_spec
 from gdpo_tune.spec.lint import list_warnings
 from gdpo_tune.tasks import code
+from tests.support.paths import ROOT
 from tests.support.spec_cases import GOOD
 
-CODE = Path(__file__).parents[2] / "search_spaces" / "code.yaml"
+CODE = ROOT / "search_spaces" / "code.yaml"
 SHAPED = (
     "space.conditioning={length: [none, correctness], format: [none, correctness, length]}",
     "space.conditioning_threshold.length={range: [0.5, 1]}",

@@ -11,19 +11,25 @@ from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
 GOALS = (Objective("a", "maximize", 0.0), Objective("b", "maximize", 0.0))
 
 
-def trial(
-    number: int, a: float, b: float, *, se: float = 0.02, of: int | None = None, **fields: Any
+def build_trial(
+    number: int,
+    a: float,
+    b: float,
+    *,
+    se: float = 0.02,
+    replicate_of: int | None = None,
+    **fields: Any,
 ) -> TrialRecord:
-    """A complete trial; `of` makes it a replicate."""
+    """Build a complete trial; with `replicate_of`, a replicate."""
     test = {"a": Estimate(a, se), "b": Estimate(b, se)}
     defaults = {
         "number": number,
-        "role": "search" if of is None else "replicate",
+        "role": "search" if replicate_of is None else "replicate",
         "state": "complete",
-        "params": {"lr": float(number if of is None else of)},
+        "params": {"lr": float(number if replicate_of is None else replicate_of)},
         "seed": number,
         "proposer": "model",
-        "replicate_of": of,
+        "replicate_of": replicate_of,
         "validation": test,
         "test": test,
         "feasible": True,
@@ -32,6 +38,6 @@ def trial(
     return TrialRecord(**{**defaults, **fields})
 
 
-def front_numbers(records: Sequence[TrialRecord]) -> list[int]:
-    """Who is on the front, by first trial."""
+def list_front_numbers(records: Sequence[TrialRecord]) -> list[int]:
+    """List the first trials of the members of the front."""
     return [member.first for member in build_front(records, GOALS).members]

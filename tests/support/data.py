@@ -1,43 +1,44 @@
-"""Small files in the schema of each layout, sentences of our own; samples to judge."""
+"""Small files in the schema of each layout, and samples to score."""
 
 import json
 from pathlib import Path
 
 from gdpo_tune.core.settings import DataSettings
 from gdpo_tune.tasks.base import Problem, Sample
+from tests.support.paths import ROOT
 
-FOLDER = Path(__file__).parents[1] / "data"
+DIRECTORY = ROOT / "tests" / "data"
 
 
 def build_sample(completion: str, tokens: int = 1, limit: int = 1, **data) -> Sample:
-    """A completion of a problem with this data."""
+    """Build a sample from a completion of a problem with this data."""
     return Sample(Problem("", "", data), completion, tokens, limit)
 
 
 def read_rows(layout: str) -> list[dict]:
-    """The rows of a layout's file."""
-    return [json.loads(line) for line in (FOLDER / f"{layout}.jsonl").read_text().splitlines()]
+    """Read the rows of a layout's file."""
+    return [json.loads(line) for line in (DIRECTORY / f"{layout}.jsonl").read_text().splitlines()]
 
 
 def build_data_settings(layout: str) -> DataSettings:
-    """Settings that read a layout's file."""
-    return DataSettings(source=str(FOLDER / f"{layout}.jsonl"), layout=layout)
+    """Build settings that read a layout's file."""
+    return DataSettings(source=str(DIRECTORY / f"{layout}.jsonl"), layout=layout)
 
 
-def write_enlarged(layout: str, column: str, folder: Path, times: int = 5) -> DataSettings:
-    """A layout's rows several times over, each with a prompt of its own: no split is empty."""
+def write_enlarged(layout: str, column: str, directory: Path, times: int = 5) -> DataSettings:
+    """Write a layout's rows several times, each with its own prompt, so that no split is empty."""
     lines = [
         json.dumps({**row, column: f"({time}) {row[column]}"})
         for time in range(times)
         for row in read_rows(layout)
     ]
-    file = folder / f"{layout}.jsonl"
+    file = directory / f"{layout}.jsonl"
     file.write_text("\n".join(lines))
     return DataSettings(source=str(file), layout=layout)
 
 
 def read_solutions(layout: str) -> list[str]:
-    """The right program of each row of a code layout."""
+    """Read the correct program of each row of a code layout."""
     take = {
         "mbpp": lambda row: row["code"],
         "mbpp_sanitized": lambda row: row["code"],

@@ -1,10 +1,9 @@
-"""Recipes for the tests of exporters, and the keys that the libraries know."""
+"""Recipes for the tests of exporters, and the keys that the libraries accept."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from ruamel.yaml import YAML
 
@@ -13,8 +12,8 @@ from gdpo_tune.exporters.base import Exported
 from gdpo_tune.exporters.recipe import Recipe, build_recipe
 from gdpo_tune.policies.load_policy import resolve_policy
 from gdpo_tune.results.retrain import TrainingRequest, build_request_from_file
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 KEYS = ROOT / "tests" / "data" / "export_keys"
 FIXED = (
     "space.normalization=gdpo",
@@ -63,6 +62,6 @@ def flatten(settings: Mapping[str, object], prefix: str = "") -> dict[str, objec
 
 
 def read_known_keys(library: str) -> set[str]:
-    """Return the keys that the library's source knows."""
+    """Return the keys that the library accepts."""
     lines = (KEYS / f"{library}.txt").read_text(encoding="utf-8").splitlines()
     return {line for line in lines if not line.startswith("#")}

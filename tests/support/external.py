@@ -3,7 +3,7 @@
 import time
 
 from gdpo_tune.sandbox import Call, Job
-from tests.support.sandbox_service import response
+from tests.support.sandbox_service import build_response
 
 GOOD = Job("def f(x): return x + 1", (Call("f", (1,), 2),))
 
@@ -13,7 +13,7 @@ def wait_until(condition):
         time.sleep(0.005)
 
 
-def one(sandbox, job):
+def run_one_job(sandbox, job):
     [result] = sandbox.run_batch([job])
     return result
 
@@ -31,10 +31,10 @@ def run_and_hang_up(handler):
     handler.close_connection = True
 
 
-def answering(content, status=200, headers=(), kind="application/json"):
+def build_answer(content, status=200, headers=(), kind="application/json"):
     return lambda handler: handler.answer(content, status, headers, kind)
 
 
-def ran(stdout="", status="Finished", code=0, stderr=""):
+def build_run_answer(stdout="", status="Finished", code=0, stderr=""):
     run = {"status": status, "execution_time": 0.1, "return_code": code}
-    return response("Success", run | {"stdout": stdout, "stderr": stderr})
+    return build_response("Success", run | {"stdout": stdout, "stderr": stderr})

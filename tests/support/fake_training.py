@@ -1,9 +1,9 @@
-"""A `train()` without training: instant, deterministic, and it misbehaves on request.
+"""A `train()` without training: instant, deterministic, with faults on request.
 
-`faults.json` in the sweep's folder maps a trial's number to what it does; `log.jsonl` there tells
-which process began at which step, and where checkpoints were written. Trials import this module by
-name, so its folder is on PYTHONPATH. Of a sweep on an object store nodes have no folder in common:
-both files are then where the variable `FAKE_SWEEP` says.
+`faults.json` in the sweep's directory maps a trial's number to its fault. `log.jsonl` there lists
+the start of each process with its step, and each checkpoint. Trials import this module by name, so
+its directory is on PYTHONPATH. With an object store, nodes share no directory: both files are then
+in the directory that the variable `FAKE_SWEEP` names.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from gdpo_tune.training.checkpoints import read_checkpoint, write_checkpoint
 from gdpo_tune.tuning.ray import trainable
 
 GATE = "go"
-"""File of the sweep's folder that opens the gate."""
-STORED = os.environ.get("FAKE_SWEEP", "")
+"""File in the sweep's directory that opens the gate."""
+SHARED_DIRECTORY = os.environ.get("FAKE_SWEEP", "")
 SECONDS = 0.05
-"""What a trial says it took."""
+"""Duration that a trial reports."""
 
 
 def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcome:
-    """Train nothing, in as many steps as asked, with a checkpoint at each."""
-    sweep = find_sweep(config)
+    """Simulate the configured steps, with a checkpoint at each."""
+    sweep = find_sweep_directory(config)
     fault = read_fault(config)
     attempts = len(list_executions(sweep, config.directory.name))
-    known = read_checkpoint(resume) if resume else None
-    start = known.step if known else 0
-    note(config, {"from": start, **describe_place()})
-    if known:
-        report(Measurement(start, {}, known.cost, known.validation), resume)
+    resumed = read_checkpoint(resume) if resume else None
+    start = resumed.step if resumed else 0
+    append_log_entry(config, {"from": start, **describe_node()})
+    if resumed:
+        report(Measurement(start, {}, resumed.cost, resumed.validation), resume)
     checkpoint = resume
     if fault == "grow":
         trainable.MEMORY_SHARE = 0.0  # this process is too large for a second trial
@@ -60,58 +60,58 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
         if fault == "die" or (fault == "die once" and step == 2 and not attempts):
             os.kill(os.getpid(), signal.SIGKILL)
         cost = Cost(step * config.training.completions_per_step, SECONDS)
-        found = build_measurement(config, step, cost)
+        measurement = build_measurement(config, step, cost)
         checkpoint = write_checkpoint(
             config.directory,
             step,
             cost,
-            lambda folder: (folder / "weights").touch(),
-            found.validation,
+            lambda directory: (directory / "weights").touch(),
+            measurement.validation,
         ).path
-        if not STORED:
-            note(config, {"checkpoint": step})
-        report(found, checkpoint)
-        if STORED:  # only then others can know of it
-            note(config, {"checkpoint": step})
+        if not SHARED_DIRECTORY:
+            append_log_entry(config, {"checkpoint": step})
+        report(measurement, checkpoint)
+        if SHARED_DIRECTORY:  # only then others can know of it
+            append_log_entry(config, {"checkpoint": step})
     estimates = {name: Estimate(value, 0.01) for name, value in compute_values(config).items()}
     cost = Cost(config.training.steps * config.training.completions_per_step, SECONDS)
     return Outcome(estimates, estimates, cost, checkpoint, {"process": str(os.getpid())})
 
 
-def find_sweep(config: TrialConfig) -> Path:
-    """The folder of the log and of the faults."""
-    return Path(STORED) if STORED else config.directory.parent.parent
+def find_sweep_directory(config: TrialConfig) -> Path:
+    """Find the directory of the log and of the faults."""
+    return Path(SHARED_DIRECTORY) if SHARED_DIRECTORY else config.directory.parent.parent
 
 
 def wait_at_gate(sweep: Path, step: int) -> None:
-    """Let nobody past the second checkpoint before the gate is open, and nobody hurry then."""
+    """Wait after the second checkpoint until the gate is open; slow each step down."""
     while step == 3 and not (sweep / GATE).exists():
         time.sleep(0.05)
     time.sleep(0.1)
 
 
-def describe_place() -> dict[str, str]:
-    """On which node of a cluster this is, and which GPUs of it."""
+def describe_node() -> dict[str, str]:
+    """Return the id of this node and the visible GPUs."""
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return {"node": ray.get_runtime_context().get_node_id(), "gpus": gpus}
 
 
-def note(config: TrialConfig, entry: dict[str, object]) -> None:
-    """Add a line to the log of the sweep: who, when, what."""
-    known = {"trial": config.directory.name, "pid": os.getpid(), "time": time.time()}
-    with (find_sweep(config) / "log.jsonl").open("a") as log:
-        log.write(json.dumps({**known, **entry}) + "\n")
+def append_log_entry(config: TrialConfig, entry: dict[str, object]) -> None:
+    """Append an entry with trial, process and time to the log of the sweep."""
+    common = {"trial": config.directory.name, "pid": os.getpid(), "time": time.time()}
+    with (find_sweep_directory(config) / "log.jsonl").open("a") as log:
+        log.write(json.dumps({**common, **entry}) + "\n")
 
 
 def build_measurement(config: TrialConfig, step: int, cost: Cost) -> Measurement:
-    """What an evaluation after each step finds."""
-    found = {name: Estimate(value, 0.01) for name, value in compute_values(config).items()}
-    flat = {f"validation/{name}": estimate.mean for name, estimate in found.items()}
-    return Measurement(step, flat, cost, found)
+    """Build the measurement of the evaluation after a step."""
+    estimates = {name: Estimate(value, 0.01) for name, value in compute_values(config).items()}
+    flat = {f"validation/{name}": estimate.mean for name, estimate in estimates.items()}
+    return Measurement(step, flat, cost, estimates)
 
 
 def allocate_too_much(config: TrialConfig) -> None:
-    """What a trial does whose tensors do not fit, inside of what guards all of its work."""
+    """Raise an out-of-memory error inside the guard of the trainer."""
     import torch
 
     from gdpo_tune.training.out_of_memory import explain_out_of_memory
@@ -121,7 +121,7 @@ def allocate_too_much(config: TrialConfig) -> None:
 
 
 def compute_values(config: TrialConfig) -> dict[str, float]:
-    """Objectives that trade off over the weight of `format`, with a little noise of the seed.
+    """Compute objectives that trade off over the weight of `format`, with noise from the seed.
 
     A larger learning rate is better in all.
     """
@@ -133,14 +133,14 @@ def compute_values(config: TrialConfig) -> dict[str, float]:
 
 
 def read_fault(config: TrialConfig) -> str:
-    """What this trial is to do wrong."""
-    path = find_sweep(config) / "faults.json"
+    """Return the fault of this trial; empty without one."""
+    path = find_sweep_directory(config) / "faults.json"
     faults = json.loads(path.read_text()) if path.exists() else {}
     return faults.get(config.directory.name, faults.get("all", ""))
 
 
 def list_executions(sweep: Path, trial: str | None = None) -> list[dict[str, object]]:
-    """Which starts of `train` the log holds, of one trial or of all."""
+    """List the starts of `train` in the log, of one trial or of all."""
     path = sweep / "log.jsonl"
     entries = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [e for e in entries if "from" in e and trial in (None, e["trial"])]

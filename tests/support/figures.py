@@ -8,8 +8,9 @@ from pathlib import Path
 from gdpo_tune.analysis.racing import choose_replicate
 from gdpo_tune.core.trials import Cost, Estimate, TrialRecord
 from gdpo_tune.spec import ObjectiveSpec, SweepSpec, load_spec
+from tests.support.paths import ROOT
 
-YAML = Path(__file__).parents[2] / "search_spaces" / "code.yaml"
+SPACE = ROOT / "search_spaces" / "code.yaml"
 OBJECTIVES = {
     "correctness": ObjectiveSpec(direction="maximize", reference=0.0),
     "format": ObjectiveSpec(direction="maximize", reference=0.0),
@@ -20,7 +21,7 @@ NASTY = "<script>alert('x')</script> [bold]&amp; \"quoted\"\nsecond line </table
 
 
 def make_spec(storage: Path, objectives: int = 3) -> SweepSpec:
-    spec = load_spec(YAML, [f"storage={storage}"], "made_up")
+    spec = load_spec(SPACE, [f"storage={storage}"], "made_up")
     chosen = dict(list(OBJECTIVES.items())[:objectives])
     return spec.model_copy(update={"objectives": chosen})
 
@@ -28,21 +29,21 @@ def make_spec(storage: Path, objectives: int = 3) -> SweepSpec:
 def make_records(
     spec: SweepSpec, search: int, *, replicates: int = 0, failed: tuple[int, ...] = ()
 ) -> list[TrialRecord]:
-    """Both baselines, `search` trials, then replicates of the front; as many as asked for."""
+    """Make both baselines, `search` trials and `replicates` replicates of the front."""
     draw = random.Random(search)
-    records = [_trial(spec, 0, "untrained", _params(draw), draw)]
-    records.append(_trial(spec, 1, "published", _params(draw), draw))
+    records = [_draw_trial(spec, 0, "untrained", _draw_params(draw), draw)]
+    records.append(_draw_trial(spec, 1, "published", _draw_params(draw), draw))
     for number in range(2, 2 + search):
         state = "failed" if number in failed else "complete"
-        records.append(_trial(spec, number, "search", _params(draw), draw, state=state))
+        records.append(_draw_trial(spec, number, "search", _draw_params(draw), draw, state=state))
     for _ in range(replicates):
-        found = choose_replicate(records, spec.list_objectives(), 2, replicates)
-        assert found is not None
+        choice = choose_replicate(records, spec.list_objectives(), 2, replicates)
+        assert choice is not None
         number = len(records)
-        again = _trial(spec, number, "replicate", found.params, draw, of=found.original)
+        again = _draw_trial(spec, number, "replicate", choice.params, draw, of=choice.original)
         near = {
             name: Estimate(first.mean * draw.uniform(0.97, 1.03), first.se)
-            for name, first in records[found.original].test.items()
+            for name, first in records[choice.original].test.items()
         }
         records.append(replace(again, test=near, validation=near))
     return records
@@ -62,7 +63,7 @@ def write_steps(record: TrialRecord, steps: int = 12) -> None:
     (record.directory / "steps.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _params(draw: random.Random):
+def _draw_params(draw: random.Random):
     return {
         "normalization": draw.choice(["gdpo", "grpo", "grpo_no_std"]),
         "group_size": draw.choice([4, 8]),
@@ -73,7 +74,7 @@ def _params(draw: random.Random):
     }
 
 
-def _trial(spec, number, role, params, draw, *, state="complete", of=None):
+def _draw_trial(spec, number, role, params, draw, *, state="complete", of=None):
     done = state == "complete"
     scale = {"mean_length": 40.0}
     test = {

@@ -1,4 +1,4 @@
-"""Ports for servers that are to listen a while after they were chosen."""
+"""Free ports for servers that start to listen some time later."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ import socket
 from contextlib import closing
 
 RANGE = range(20_000, 32_768)
-"""Above those that Ray gives its workers, and below those that Linux gives to connections: one of
-these would be taken now and then by a connection before the server that was to have it is up."""
+"""Above the ports of Ray's workers and below the ports that Linux gives to outgoing connections.
+
+Such a connection could otherwise take the port before the server listens."""
 _left: list[int] = []
-"""Not handed out yet, in an order of this process's own."""
+"""Ports that were not handed out yet, in random order."""
 
 
 def find_free_port() -> int:
-    """One that nothing listens at, and that this process has not handed out before."""
+    """Find a port without a listener that this process has not handed out before."""
     if not _left:
         _left.extend(random.sample(RANGE, len(RANGE)))
     while True:
         port = _left.pop()
         with closing(socket.socket()) as probe:
-            # as servers do: what is left of a connection does not matter
+            # as servers do, so that closed connections do not block the port
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
-            except OSError:  # somebody else's
+            except OSError:  # another process listens there
                 continue
         return port

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections import Counter
 
-from tests.support.killed_sweeps import KilledSweep, wait_until
+from tests.support.killed_sweeps import KilledSweep, wait_for_condition
 
 GATED = (
     "search.sampler=random",
@@ -18,20 +18,20 @@ GATED = (
 
 def close_gate(sweep: KilledSweep) -> None:
     """Let no trial past its second checkpoint."""
-    sweep.misbehave({"all": "gate"})
+    sweep.set_faults({"all": "gate"})
 
 
 def open_gate(sweep: KilledSweep) -> None:
-    """Let them go on, now and from now on."""
-    (sweep.fake_folder / "go").touch()
+    """Let all trials pass the gate."""
+    (sweep.fake_directory / "go").touch()
 
 
 def wait_at_gate(sweep: KilledSweep, process: subprocess.Popen[bytes], slots: int) -> None:
-    """Until as many trials as there are slots wait, two on each GPU, beyond a checkpoint."""
+    """Wait until `slots` trials wait at the gate, two on each GPU."""
 
     def all_wait() -> bool:
         return sum(entry.get("checkpoint") == 2 for entry in sweep.read_log()) == slots
 
-    wait_until(process, all_wait, sweep.read_errors)
-    taken = Counter((entry["node"], entry["gpus"]) for entry in sweep.list_starts())
-    assert sorted(taken.values()) == [2] * (slots // 2), taken
+    wait_for_condition(process, all_wait, sweep.read_errors)
+    trials_by_gpu = Counter((entry["node"], entry["gpus"]) for entry in sweep.list_starts())
+    assert sorted(trials_by_gpu.values()) == [2] * (slots // 2), trials_by_gpu

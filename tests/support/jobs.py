@@ -15,11 +15,11 @@ from gdpo_tune.core import ray_access
 
 
 class Dashboard(BaseHTTPRequestHandler):
-    """Answers `/api/version`, to those with the right token if one is asked for."""
+    """Answers `/api/version`, to requests with the right token if the server has one."""
 
     def do_GET(self) -> None:
-        wanted, given = self.server.token, self.headers.get("Authorization")
-        code = 200 if not wanted or given == f"Bearer {wanted}" else 401 if not given else 403
+        token, sent = self.server.token, self.headers.get("Authorization")
+        code = 200 if not token or sent == f"Bearer {token}" else 401 if not sent else 403
         self.send_response(code)
         self.end_headers()
         self.wfile.write(self.server.says)
@@ -30,7 +30,7 @@ class Dashboard(BaseHTTPRequestHandler):
 
 @contextmanager
 def serve_dashboard() -> Iterator[HTTPServer]:
-    """A dashboard with `url`, `token` (empty: it asks for none) and what it `says`."""
+    """Serve a dashboard with `url`, `token` (empty: none is required) and the response `says`."""
     with HTTPServer(("127.0.0.1", 0), Dashboard) as server:
         server.token, server.says = "", json.dumps({"ray_version": "2.60.0"}).encode()
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -41,7 +41,7 @@ def serve_dashboard() -> Iterator[HTTPServer]:
         thread.join()
 
 
-def without_tokens(monkeypatch: pytest.MonkeyPatch, home: object) -> None:
+def hide_tokens(monkeypatch: pytest.MonkeyPatch, home: object) -> None:
     """Hide tokens that this machine may have."""
     monkeypatch.setenv("HOME", str(home))
     for name in (ray_access.MODE, ray_access.TOKEN, ray_access.FILE, ray_access.ADDRESS):
@@ -58,16 +58,16 @@ class Client:
         self.logs: list[list[str]] = []
         """Parts of the log for each call; an empty part breaks the connection."""
 
-    def submit_job(self, *, submission_id: str, **about: object) -> None:
+    def submit_job(self, *, submission_id: str, **fields: object) -> None:
         if submission_id in self.jobs:
             raise RuntimeError(
                 "Request failed with status code 500: ... ValueError: Job with submission_id "
                 f"{submission_id} already exists. Please use a different submission_id."
             )
-        self.submitted.append({"submission_id": submission_id, **about})
+        self.submitted.append({"submission_id": submission_id, **fields})
         self.jobs[submission_id] = SimpleNamespace(
             submission_id=submission_id,
-            metadata=about.get("metadata"),
+            metadata=fields.get("metadata"),
             status="RUNNING",
             driver_exit_code=None,
             message="Job is currently running.",
@@ -87,7 +87,7 @@ class Client:
                 raise RuntimeError("WebSocket connection closed unexpectedly with close code 1006")
             yield part
 
-    def end(self, name: str, status: str, code: int | None) -> None:
+    def end_job(self, name: str, status: str, code: int | None) -> None:
         self.jobs[name].status, self.jobs[name].driver_exit_code = status, code
 
     def stop_job(self, name: str) -> bool:

@@ -1,10 +1,10 @@
-"""Sweeps in a process of their own, and what kills that process at a random moment.
+"""Sweeps in their own processes, which are killed at random moments.
 
 The moments are seeded. A quarter lie in the start-up of the process, the others come up to `LATE`
 seconds after a record of the ledger's file: so they spread over the life of a sweep on a machine of
-any speed. Half of the kills take the driver alone, as somebody does who names its pid. The others
-take every process below it too and leave half a record at the end of the ledger's file, as the loss
-of the machine does.
+any speed. Half of the kills end the driver alone, like `kill -9 PID`. The others also end every
+process below it and leave half a record at the end of the ledger's file, like the loss of the
+machine.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import Any
 import psutil
 
 from gdpo_tune.spec import SweepSpec, load_spec
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SPACE = ROOT / "search_spaces" / "code.yaml"
 FAKE = """
 import sys
@@ -38,48 +38,48 @@ run_sweep(load_spec(space, overrides), train="tests.support.fake_training:train"
 """
 """A program: a sweep that trains nothing, without tracking and display."""
 WAIT = 600.0
-"""Seconds after which something that was waited for is taken never to come."""
+"""Seconds after which a wait fails."""
 LATE = 0.4
-"""Seconds, at most, from a record in the ledger to the kill that it sets off."""
+"""Maximum seconds from a record in the ledger to the kill after it."""
 STARTING = 3.0
-"""Seconds in which no sweep gets past the start of Ray."""
+"""Seconds within which no sweep gets past the start of Ray."""
 TORN = b'{"op_code":8,"worker_id":"'
 
 
 @dataclass(frozen=True)
 class KilledSweep:
-    """A sweep of the embedded policy, in a folder of its own."""
+    """A sweep of the embedded policy, in its own directory."""
 
-    folder: Path
+    directory: Path
     overrides: tuple[str, ...]
     fake: bool
-    """Whether the training is the fake one, slowed down; else it is the real command."""
+    """True if the training is the fake one; otherwise the real command runs."""
     address: str = ""
-    """Of the Ray cluster that it joins; empty: it has one of its own."""
+    """Address of the Ray cluster to join; empty: the sweep starts its own."""
 
     @property
     def spec(self) -> SweepSpec:
-        """What is asked."""
-        return load_spec(SPACE, [f"storage={self.folder / 'runs'}", *self.overrides])
+        """The spec of the sweep."""
+        return load_spec(SPACE, [f"storage={self.directory / 'runs'}", *self.overrides])
 
     @contextmanager
-    def running(self) -> Iterator[subprocess.Popen[bytes]]:
-        """The command, always the same, in a process group of its own."""
-        given = [f"storage={self.folder / 'runs'}", *self.overrides]
-        command = ["-c", FAKE, str(SPACE), *given]
+    def start(self) -> Iterator[subprocess.Popen[bytes]]:
+        """Start the command in its own process group; kill it at the end if it still runs."""
+        overrides = [f"storage={self.directory / 'runs'}", *self.overrides]
+        command = ["-c", FAKE, str(SPACE), *overrides]
         if not self.fake:
-            words = [word for override in given for word in ("--set", override)]
+            words = [word for override in overrides for word in ("--set", override)]
             command = ["-m", "gdpo_tune.sweep", str(SPACE), *words]
         environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT)])
         if self.address:
             environment["RAY_ADDRESS"] = self.address
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(parents=True, exist_ok=True)
         with (
-            (self.folder / "errors.txt").open("ab") as errors,
+            (self.directory / "errors.txt").open("ab") as errors,
             subprocess.Popen(
                 [sys.executable, *command],
-                cwd=self.folder,
+                cwd=self.directory,
                 env=environment,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
@@ -93,49 +93,49 @@ class KilledSweep:
                     process.kill()
 
     def finish(self) -> None:
-        """Run it to its end."""
-        with self.running() as process:
+        """Run the command to its end."""
+        with self.start() as process:
             status = process.wait()
         assert status == 0, self.read_errors()
 
     def read_errors(self) -> str:
-        """What it wrote on standard error."""
-        return (self.folder / "errors.txt").read_text(errors="replace")
+        """Read the standard error of the command."""
+        return (self.directory / "errors.txt").read_text(errors="replace")
 
     def read_journal(self) -> list[str]:
-        """The records of the ledger's file that are whole."""
+        """Read the complete records of the ledger's file."""
         return read_whole_lines(self.spec.directory / "ledger.journal")
 
     def has_records(self, count: int) -> bool:
-        """Whether so many were written."""
+        """Return whether the ledger has at least `count` records."""
         return len(self.read_journal()) >= count
 
     @property
-    def fake_folder(self) -> Path:
-        """Where the fake training has its log and is told what to do."""
+    def fake_directory(self) -> Path:
+        """The directory with the log and the faults of the fake training."""
         return self.spec.directory
 
-    def misbehave(self, faults: dict[str, str]) -> None:
-        """Let trials of the fake training do something wrong, by their numbers, or `all`."""
-        self.fake_folder.mkdir(parents=True, exist_ok=True)
-        (self.fake_folder / "faults.json").write_text(json.dumps(faults))
+    def set_faults(self, faults: dict[str, str]) -> None:
+        """Set the faults of the fake training, by trial number or for `all`."""
+        self.fake_directory.mkdir(parents=True, exist_ok=True)
+        (self.fake_directory / "faults.json").write_text(json.dumps(faults))
 
     def slow_down(self) -> None:
-        """Let each step of the fake training take a while, so that kills find it at work."""
-        self.misbehave({"all": "slow"})
+        """Slow down each step of the fake training, so that kills hit running trials."""
+        self.set_faults({"all": "slow"})
 
     def read_log(self) -> list[dict[str, Any]]:
-        """What trials of the fake training have done, line by line."""
-        file = self.fake_folder / "log.jsonl"
+        """Read the log entries of the fake training."""
+        file = self.fake_directory / "log.jsonl"
         return [json.loads(line) for line in read_whole_lines(file)]
 
     def list_starts(self) -> list[dict[str, Any]]:
-        """Which trials have begun, where, and from which step on."""
+        """List the log entries of starts: trial, node and first step."""
         return [entry for entry in self.read_log() if "from" in entry]
 
 
-def kill_again_and_again(sweep: KilledSweep, kills: int, records: int, seed: int) -> None:
-    """Kill a sweep so many times: once in each of as many equal parts of its first records."""
+def kill_repeatedly(sweep: KilledSweep, kills: int, records: int, seed: int) -> None:
+    """Kill a sweep once in each of `kills` equal parts of its first `records` records."""
     chance = random.Random(seed)
     for part in range(kills):
         moment = 1 + int((part + chance.random()) * (records - 1) / kills)
@@ -144,23 +144,27 @@ def kill_again_and_again(sweep: KilledSweep, kills: int, records: int, seed: int
             chance.random(),
             chance.random() < 0.5,
         )
-        with sweep.running() as process:
+        with sweep.start() as process:
             if not starting:
-                wait_until(process, partial(sweep.has_records, moment), sweep.read_errors)
+                wait_for_condition(process, partial(sweep.has_records, moment), sweep.read_errors)
             time.sleep(late * (STARTING if starting else LATE))
-            assert process.poll() is None, f"it ended before it was killed\n{sweep.read_errors()}"
-            kill(process, whole_machine=whole_machine)
+            assert process.poll() is None, (
+                f"the sweep ended before it was killed\n{sweep.read_errors()}"
+            )
+            kill_driver(process, whole_machine=whole_machine)
         if whole_machine and sweep.read_journal():
             with (sweep.spec.directory / "ledger.journal").open("ab") as file:
                 file.write(TORN)
-        what = "the whole machine" if whole_machine else "the driver"
+        victim = "the whole machine" if whole_machine else "the driver"
         when = "as it started" if starting else f"from record {moment} on"
-        print(f"killed {what} {when}, at record {len(sweep.read_journal())}")
+        print(f"killed {victim} {when}, at record {len(sweep.read_journal())}")
 
 
-def kill(process: subprocess.Popen[bytes], *, whole_machine: bool) -> None:
-    """`kill -9`, of a driver alone or with all that it has started; the driver comes first, so that
-    it hears of no other death."""
+def kill_driver(process: subprocess.Popen[bytes], *, whole_machine: bool) -> None:
+    """Kill a driver with SIGKILL, alone or with all its children.
+
+    The driver is killed first, so that it does not notice the end of a child.
+    """
     below = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     for child in below if whole_machine else ():
@@ -169,35 +173,35 @@ def kill(process: subprocess.Popen[bytes], *, whole_machine: bool) -> None:
     assert process.wait() == -signal.SIGKILL
 
 
-def wait_until(
+def wait_for_condition(
     process: subprocess.Popen[Any],
     condition: Callable[[], bool],
     read_errors: Callable[[], str] | None = None,
 ) -> None:
-    """Wait for a moment in the life of a sweep that must not end before it.
+    """Wait for a condition during a sweep that must not end before it.
 
     Args:
         process: of the sweep.
-        condition: whether the moment has come.
-        told: what the sweep says of its end; None: what comes out of its standard error.
+        condition: returns whether the wait is over.
+        read_errors: reads the errors of the sweep; None: its standard error is read.
     """
     deadline = time.monotonic() + WAIT
     while not condition():
         if process.poll() is not None:
-            said = read_errors() if read_errors else process.stderr and process.stderr.read()
-            raise AssertionError(f"it ended too soon\n{said}")
-        assert time.monotonic() < deadline, "waited in vain"
+            errors = read_errors() if read_errors else process.stderr and process.stderr.read()
+            raise AssertionError(f"the process ended too soon\n{errors}")
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.02)
 
 
 def read_steps_written(directory: Path) -> list[int]:
-    """The step of every line that a trial has written, repeated ones too."""
+    """Read the step of every line that a trial has written, with repetitions."""
     file = directory / "steps.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
     return [json.loads(line)["step"] for line in lines if line.endswith("}")]
 
 
 def read_whole_lines(file: Path) -> list[str]:
-    """Those that were written to their end; none of a file that is not there yet."""
+    """Read the complete lines of a file; none if the file does not exist."""
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []
     return [line for line in lines if line.endswith("\n")]

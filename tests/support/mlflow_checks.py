@@ -1,4 +1,4 @@
-"""Checks that MLflow holds the whole sweep of `tracking_driver`, and everything once."""
+"""Checks that MLflow holds the whole sweep of `tracking_driver` exactly once."""
 
 import time
 

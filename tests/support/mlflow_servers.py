@@ -21,9 +21,9 @@ import pytest
 
 from tests.support import tracking_driver
 from tests.support.free_ports import find_free_port
+from tests.support.paths import ROOT
 
 DRIVER = Path(tracking_driver.__file__)
-ROOT = DRIVER.parents[2]
 PATIENCE = 240.0
 
 
@@ -56,7 +56,7 @@ class MlflowServer:
                 stderr=log,
                 start_new_session=True,
             )
-        wait_for(f"{self.uri}/health")
+        wait_for_server(f"{self.uri}/health")
 
     def kill(self) -> None:
         if self._process is None:
@@ -68,23 +68,23 @@ class MlflowServer:
         self._process.wait()
 
     @contextmanager
-    def killed(self) -> Iterator[None]:
+    def keep_killed(self) -> Iterator[None]:
         self.kill()
         yield
         self.start()
 
     @contextmanager
-    def hung(self) -> Iterator[None]:
-        """Accept connections without an answer; answer every request afterwards."""
+    def keep_hung(self) -> Iterator[None]:
+        """Accept connections without an answer; answer all requests afterwards."""
         os.killpg(self._process.pid, signal.SIGSTOP)
         yield
         os.killpg(self._process.pid, signal.SIGCONT)
 
     @contextmanager
-    def failing(self) -> Iterator[None]:
+    def keep_failing(self) -> Iterator[None]:
         """Answer every request with 500."""
         self.kill()
-        with http.server.ThreadingHTTPServer(("127.0.0.1", self.port), _Failing) as stub:
+        with http.server.ThreadingHTTPServer(("127.0.0.1", self.port), _ErrorHandler) as stub:
             thread = threading.Thread(target=stub.serve_forever, args=(0.05,))
             thread.start()
             yield
@@ -93,7 +93,7 @@ class MlflowServer:
         self.start()
 
     @contextmanager
-    def full(self, database: Path) -> Iterator[None]:
+    def keep_full(self, database: Path) -> Iterator[None]:
         """Let no file of the server grow beyond the size of the database now."""
         main = psutil.Process(self._process.pid)
         processes = [main, *main.children(recursive=True)]
@@ -106,7 +106,7 @@ class MlflowServer:
             resource.prlimit(process.pid, resource.RLIMIT_FSIZE, unlimited)
 
 
-class _Failing(http.server.BaseHTTPRequestHandler):
+class _ErrorHandler(http.server.BaseHTTPRequestHandler):
     def _fail(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.send_error(500)
@@ -117,7 +117,7 @@ class _Failing(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def wait_for(url: str) -> None:
+def wait_for_server(url: str) -> None:
     deadline = time.monotonic() + PATIENCE
     while True:
         try:

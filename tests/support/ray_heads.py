@@ -1,4 +1,4 @@
-"""A real Ray cluster of one node on this machine, with a temporary folder of its own."""
+"""A real Ray cluster of one node on this machine, with its own temporary directory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from pathlib import Path
 import psutil
 
 from tests.support.free_ports import find_free_port
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.paths import ROOT
 
 
 @contextmanager
-def start_ray_head(folder: Path, **variables: str) -> Iterator[str]:
-    """The dashboard of a cluster of one node, which has these environment variables."""
+def start_ray_head(directory: Path, **variables: str) -> Iterator[str]:
+    """Start a cluster of one node with these environment variables; yield its dashboard's URL."""
     port, dashboard = find_free_port(), find_free_port()
     environment = {name: v for name, v in os.environ.items() if name != "RAY_ADDRESS"}
     environment |= {
@@ -35,17 +34,17 @@ def start_ray_head(folder: Path, **variables: str) -> Iterator[str]:
         *(sys.executable, "-c", "from ray.scripts.scripts import main; main()"),
         *("start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}"),
         *("--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", "--num-cpus=2"),
-        *("--object-store-memory=134217728", f"--temp-dir={folder}", "--include-dashboard=true"),
+        *("--object-store-memory=134217728", f"--temp-dir={directory}", "--include-dashboard=true"),
     ]
     with (
-        (folder / "out.txt").open("w") as out,
+        (directory / "out.txt").open("w") as out,
         subprocess.Popen(
             command, env=environment, stdout=out, stderr=out, start_new_session=True
         ) as server,
     ):
         try:
             url = f"http://127.0.0.1:{dashboard}"
-            wait_for_dashboard(url, server, folder / "out.txt")
+            wait_for_dashboard(url, server, directory / "out.txt")
             yield url
         finally:
             with suppress(psutil.NoSuchProcess):
@@ -63,7 +62,7 @@ def wait_for_dashboard(url: str, server: subprocess.Popen[bytes], out: Path) -> 
         try:
             urllib.request.urlopen(f"{url}/api/version", timeout=2).close()
             return
-        except urllib.error.HTTPError as error:  # it is there, and wants a token
+        except urllib.error.HTTPError as error:  # it answers, and requires a token
             error.close()
             return
         except OSError:

@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, each with processes and a folder of its own."""
+"""A Ray cluster of several nodes on this machine, each with its own processes and directory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ import psutil
 from ray._raylet import GcsClient
 
 from tests.support.free_ports import find_free_port
-from tests.support.ray_heads import ROOT, wait_for_dashboard
+from tests.support.paths import ROOT
+from tests.support.ray_heads import wait_for_dashboard
 
 RAY = (sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block")
 PORTS = (
     *("node-manager-port", "object-manager-port", "dashboard-agent-listen-port"),
     *("dashboard-agent-grpc-port", "runtime-env-agent-port", "metrics-export-port"),
 )
-"""Of each node; the defaults would be those of any other cluster on this machine."""
+"""Ports of each node; the defaults would clash with other clusters on this machine."""
 PATIENCE = 90.0
 
 
@@ -34,33 +35,35 @@ class RayNode:
     """`ray start` and everything below it."""
 
     name: str
-    folder: Path
+    directory: Path
     process: subprocess.Popen[bytes]
     id: str = ""
     _stopped: list[psutil.Process] = field(default_factory=list)
 
-    def processes(self) -> list[psutil.Process]:
-        """Those that run now: its servers, and the trials and drivers on it.
+    def list_processes(self) -> list[psutil.Process]:
+        """List the running processes of the node: servers, trials and drivers.
 
-        Most are of its session, and jobs have sessions of their own below it.
+        Most belong to its session; jobs have their own sessions below it.
         """
-        found = {p.pid: p for p in psutil.process_iter() if read_session(p.pid) == self.process.pid}
+        processes = {
+            p.pid: p for p in psutil.process_iter() if read_session(p.pid) == self.process.pid
+        }
         with suppress(psutil.NoSuchProcess):
             below = psutil.Process(self.process.pid).children(recursive=True)
-            found |= {process.pid: process for process in below}
+            processes |= {process.pid: process for process in below}
         if self.process.poll() is not None:  # it has noticed the loss of a server, and ended
-            found.pop(self.process.pid, None)
-        return list(found.values())
+            processes.pop(self.process.pid, None)
+        return list(processes.values())
 
-    def server(self, name: str) -> psutil.Process:
-        """Its `raylet` or its `gcs_server`."""
-        (found,) = [process for process in self.processes() if read_name(process) == name]
-        return found
+    def find_server(self, name: str) -> psutil.Process:
+        """Find the process of a server: `raylet` or `gcs_server`."""
+        (server,) = [process for process in self.list_processes() if read_name(process) == name]
+        return server
 
     def kill(self) -> None:
-        """`kill -9` of all of it at once, as the loss of its machine is."""
-        processes = self.processes()
-        for process in processes:  # so that none hears of the end of another
+        """Kill all processes at once, like the loss of the machine."""
+        processes = self.list_processes()
+        for process in processes:  # so that none notices the end of another
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGSTOP)
         for process in processes:
@@ -68,19 +71,19 @@ class RayNode:
                 process.kill()
         self.process.wait()
         deadline = time.monotonic() + PATIENCE
-        while not all(map(is_dead, processes)):
+        while not all(map(has_ended, processes)):
             assert time.monotonic() < deadline, processes
             time.sleep(0.02)
 
     def pause(self) -> None:
-        """Stop the clock of all of it, as a hypervisor does."""
-        self._stopped = self.processes()
+        """Stop all processes, like a hypervisor that pauses a machine."""
+        self._stopped = self.list_processes()
         for process in self._stopped:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on, from where it was."""
+        """Continue all stopped processes."""
         for process in self._stopped:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGCONT)
@@ -88,21 +91,21 @@ class RayNode:
 
 
 class RayCluster:
-    """Nodes that `ray start` begins, the head first."""
+    """Nodes that `ray start` starts, the head first."""
 
-    def __init__(self, folder: Path, ip: str = "127.0.0.1", **variables: str) -> None:
+    def __init__(self, directory: Path, ip: str = "127.0.0.1", **variables: str) -> None:
         """
         Args:
-            folder: for what Ray writes; short, since sockets have short names.
-            ip: of the head.
-            variables: of every node's environment.
+            directory: for files of Ray; a short path, since names of sockets are short.
+            ip: address of the head.
+            variables: environment variables of every node.
         """
         self.ip = ip
         self.port, self._dashboard = find_free_port(), find_free_port()
         self.address = f"{ip}:{self.port}"
         self.url = f"http://{ip}:{self._dashboard}"
         self.nodes: list[RayNode] = []
-        self._folder = folder
+        self._folder = directory
         self._count = 0
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         self._environment = {name: v for name, v in os.environ.items() if name != "RAY_ADDRESS"}
@@ -115,52 +118,54 @@ class RayCluster:
         }
 
     def start(self, count: int, **resources: float) -> list[RayNode]:
-        """Start the head and others beside it, each with `cpus` and `gpus`.
+        """Start the head and `count - 1` other nodes, each with `cpus` and `gpus`.
 
-        They wait for the head by themselves, so all are up sooner than one after the other.
+        The nodes wait for the head themselves, so they start in parallel.
         """
-        begun = [self._start("head", self._as_head(), resources)]
-        begun += [self._start("node", self._as_node(), resources) for _ in range(count - 1)]
+        begun = [self._start("head", self._build_head_options(), resources)]
+        begun += [
+            self._start("node", self._build_node_options(), resources) for _ in range(count - 1)
+        ]
         return [self._wait_for(node) for node in begun]
 
     def start_head(
-        self, within: Sequence[str] = (), *, dashboard: bool = False, **resources: float
+        self, prefix: Sequence[str] = (), *, dashboard: bool = False, **resources: float
     ) -> RayNode:
-        """Start the head, always at the same address; `within` and `resources`: of `add_node`."""
-        node = self._start("head", self._as_head(dashboard), resources, within)
+        """Start the head, always at the same address; `prefix` and `resources` as in `add_node`."""
+        node = self._start("head", self._build_head_options(dashboard), resources, prefix)
         if dashboard:
-            wait_for_dashboard(self.url, node.process, node.folder / "out.txt")
+            wait_for_dashboard(self.url, node.process, node.directory / "out.txt")
         return self._wait_for(node)
 
-    def add_node(self, ip: str = "", within: Sequence[str] = (), **resources: float) -> RayNode:
+    def add_node(self, ip: str = "", prefix: Sequence[str] = (), **resources: float) -> RayNode:
         """Start another node.
 
         Args:
             ip: its address; empty: that of the head.
-            within: what comes before the command, such as `ip netns exec NAME` or `env NAME=VALUE`.
+            prefix: words before the command, such as `ip netns exec NAME` or `env NAME=VALUE`.
             resources: `cpus` and `gpus`.
         """
-        return self._wait_for(self._start("node", self._as_node(ip), resources, within))
+        return self._wait_for(self._start("node", self._build_node_options(ip), resources, prefix))
 
-    def alive(self) -> dict[str, str]:
-        """Name of each node that the head takes for alive, and its id."""
-        found = GcsClient(address=self.address).get_all_node_info(timeout=10)
-        return {about.node_name: about.node_id.hex() for about in found.values() if not about.state}
+    def list_alive_nodes(self) -> dict[str, str]:
+        """Return name -> id of each node that the head considers alive."""
+        nodes = GcsClient(address=self.address).get_all_node_info(timeout=10)
+        return {node.node_name: node.node_id.hex() for node in nodes.values() if not node.state}
 
     def stop(self) -> None:
-        """End everything, those that were stopped as well."""
+        """Kill all nodes, also stopped ones."""
         for node in self.nodes:
             node.kill()
         self.nodes.clear()
 
-    def _as_head(self, dashboard: bool = False) -> list[str]:
+    def _build_head_options(self, dashboard: bool = False) -> list[str]:
         return [
             *("--head", f"--port={self.port}", f"--node-ip-address={self.ip}"),
             *(f"--dashboard-host={self.ip}", f"--dashboard-port={self._dashboard}"),
             f"--include-dashboard={str(dashboard).lower()}",
         ]
 
-    def _as_node(self, ip: str = "") -> list[str]:
+    def _build_node_options(self, ip: str = "") -> list[str]:
         return [f"--address={self.address}", f"--node-ip-address={ip or self.ip}"]
 
     def _start(
@@ -168,51 +173,51 @@ class RayCluster:
         kind: str,
         options: Sequence[str],
         resources: dict[str, float],
-        within: Sequence[str] = (),
+        prefix: Sequence[str] = (),
     ) -> RayNode:
         self._count += 1
         name = f"{kind}{self._count}"
-        folder = self._folder / name
-        folder.mkdir()
+        directory = self._folder / name
+        directory.mkdir()
         command = [
-            *(*within, *RAY, *options, f"--node-name={name}", f"--temp-dir={folder}"),
+            *(*prefix, *RAY, *options, f"--node-name={name}", f"--temp-dir={directory}"),
             *(f"--{port}={find_free_port()}" for port in PORTS),
-            *(f"--num-{what}={count}" for what, count in resources.items()),
+            *(f"--num-{resource}={count}" for resource, count in resources.items()),
             # workers find their own: two nodes of one machine would hand out the same ones
             *("--min-worker-port=0", "--max-worker-port=0", "--object-store-memory=134217728"),
         ]
-        with (folder / "out.txt").open("w") as out:
+        with (directory / "out.txt").open("w") as out:
             process = subprocess.Popen(
                 command, env=self._environment, stdout=out, stderr=out, start_new_session=True
             )
-        self.nodes.append(RayNode(name, folder, process))
+        self.nodes.append(RayNode(name, directory, process))
         return self.nodes[-1]
 
     def _wait_for(self, node: RayNode) -> RayNode:
         deadline = time.monotonic() + PATIENCE
         while not node.id:
-            out = (node.folder / "out.txt").read_text()
+            out = (node.directory / "out.txt").read_text()
             assert node.process.poll() is None, out
             assert time.monotonic() < deadline, out
-            with suppress(Exception):  # Ray has several for a head that is not there yet
-                node.id = self.alive().get(node.name, "")
+            with suppress(Exception):  # Ray raises several errors while the head starts
+                node.id = self.list_alive_nodes().get(node.name, "")
             time.sleep(0.1)
         return node
 
 
 @contextmanager
 def make_short_directory() -> Iterator[Path]:
-    """A temporary folder with a short name: names of sockets have 107 characters at most."""
+    """Make a temporary directory; its path is short, since sockets have at most 107 characters."""
     with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as name:
         yield Path(name)
 
 
 @contextmanager
 def open_ray_cluster(
-    folder: Path, make: Callable[..., RayCluster] = RayCluster, **given: Any
+    directory: Path, make: Callable[..., RayCluster] = RayCluster, **options: Any
 ) -> Iterator[RayCluster]:
-    """A cluster without nodes yet; all that it gets are ended at the end."""
-    cluster = make(folder, **given)
+    """Make a cluster without nodes; kill all its nodes at the end."""
+    cluster = make(directory, **options)
     try:
         yield cluster
     finally:
@@ -220,15 +225,15 @@ def open_ray_cluster(
 
 
 def read_session(pid: int) -> int:
-    """The session of a process; 0 if it is gone."""
+    """Return the session of a process; 0 if the process does not exist."""
     try:
         return os.getsid(pid)
     except ProcessLookupError:
         return 0
 
 
-def is_dead(process: psutil.Process) -> bool:
-    """Whether a process has ended; it may be long until somebody buries an orphan."""
+def has_ended(process: psutil.Process) -> bool:
+    """Return whether a process has ended; an orphan may stay a zombie for long."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -236,7 +241,7 @@ def is_dead(process: psutil.Process) -> bool:
 
 
 def read_name(process: psutil.Process) -> str:
-    """The name of a process; empty if it is gone."""
+    """Return the name of a process; empty if the process does not exist."""
     try:
         return process.name()
     except psutil.Error:
@@ -244,7 +249,7 @@ def read_name(process: psutil.Process) -> str:
 
 
 def read_command(process: psutil.Process) -> str:
-    """What a process was called with, or calls itself; empty if it is gone."""
+    """Return the command line or title of a process; empty if the process does not exist."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
 from gdpo_tune.clusters.render.base import render_all
-from tests.support.schedule import ROOT, scheduled
+from tests.support.paths import ROOT
+from tests.support.schedule import load_scheduled_sweep
 
 PROJECT = "/srv/search"
 PYTHON = f"{PROJECT}/.venv/bin/python"
@@ -32,8 +33,8 @@ def render(
     kuberay: tuple[int, int] | None = None,
     ray_cron_job: bool = False,
 ) -> dict[str, str]:
-    """The files of one sweep for a target."""
-    (found,) = render_all(
+    """Render the files of one sweep for a target."""
+    (files,) = render_all(
         [sweep],
         target,
         python=PYTHON,
@@ -42,10 +43,10 @@ def render(
         kuberay=kuberay,
         ray_cron_job=ray_cron_job,
     )
-    return found
+    return files
 
 
-def files(folder: Path, text: str, target: str, **options: bool) -> dict[str, str]:
-    """The files of a sweep `nightly`, as they would be in /srv/search."""
-    found = render(scheduled(folder, text), target, **options)
-    return {name: each.replace(str(folder), PROJECT) for name, each in found.items()}
+def render_nightly(directory: Path, text: str, target: str, **options: bool) -> dict[str, str]:
+    """Render the files of a sweep `nightly`, as they would be in /srv/search."""
+    files = render(load_scheduled_sweep(directory, text), target, **options)
+    return {name: each.replace(str(directory), PROJECT) for name, each in files.items()}

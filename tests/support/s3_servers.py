@@ -1,4 +1,4 @@
-"""A real S3 server on this machine, which can be away for a while and come back as it was."""
+"""A real S3 server on this machine, which can be stopped and restarted with its content."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUCKET = "sweeps"
 
 
 class S3Server:
-    """moto's, whose buckets outlive a stop because they are in this process."""
+    """Moto's server; its buckets survive a stop because they are in this process."""
 
     def __init__(self) -> None:
         self.port = find_free_port()
@@ -25,7 +25,7 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process has to find to reach it."""
+        """The environment variables with which a process reaches the server."""
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
             "AWS_ACCESS_KEY_ID": "test",
@@ -40,8 +40,8 @@ class S3Server:
         self._server.stop()
 
     @contextmanager
-    def away(self) -> Iterator[None]:
-        """Nothing answers for a while."""
+    def keep_stopped(self) -> Iterator[None]:
+        """Keep the server stopped during the block."""
         self.stop()
         try:
             yield
@@ -50,13 +50,13 @@ class S3Server:
             self.start()
 
     def list_names(self) -> list[str]:
-        """Names of all objects in the bucket, without a request."""
+        """List the names of all objects in the bucket, without a request."""
         return sorted(self._bucket().keys.keys())
 
     def read(self, name: str) -> bytes:
-        """The content of an object, without a request; empty if it does not exist."""
-        found = self._bucket().keys.get(name)
-        return found.value if found is not None else b""
+        """Read an object without a request; empty if the object does not exist."""
+        stored = self._bucket().keys.get(name)
+        return stored.value if stored is not None else b""
 
     def _bucket(self) -> FakeBucket:
         return s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[BUCKET]
@@ -64,13 +64,15 @@ class S3Server:
 
 @contextmanager
 def start_s3_server() -> Iterator[S3Server]:
-    """A server with an empty bucket; this process reaches it by its environment."""
+    """Start a server with an empty bucket; the environment of this process points to it."""
     server = S3Server()
     before = {name: os.environ.get(name) for name in server.environment}
     os.environ.update(server.environment)
     server.start()
     try:
-        fsspec.get_filesystem_class("s3").clear_instance_cache()  # it knows the last one's port
+        fsspec.get_filesystem_class(
+            "s3"
+        ).clear_instance_cache()  # the cached instance has the port of the last server
         fsspec.filesystem("s3", skip_instance_cache=True).mkdir(BUCKET)
         yield server
     finally:

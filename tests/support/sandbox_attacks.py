@@ -29,8 +29,9 @@ from gdpo_tune.core.errors import SandboxInfraError
 from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits
 from gdpo_tune.sandbox.inside.syscalls import MACHINES
 from tests.support import sandbox_containers
+from tests.support.paths import ROOT
 
-ATTACKS = Path(__file__).parents[1] / "sandbox" / "attacks"
+ATTACKS = ROOT / "tests" / "sandbox" / "attacks"
 LIMITS = Limits(cpu_seconds=0.2, wall_seconds=0.6, memory_bytes=128 << 20)
 # An attack that should not end by a clock gets clocks that a slow or busy machine does not reach.
 PATIENT = Limits(cpu_seconds=10.0, wall_seconds=60.0, memory_bytes=LIMITS.memory_bytes)
@@ -69,7 +70,7 @@ def load_attacks() -> dict[str, Attack]:
     return attacks
 
 
-def run_all() -> dict[str, object]:
+def run_all_attacks() -> dict[str, object]:
     """Run every attack by calls and by tests, an honest program after each, and look for harm."""
     outcomes: dict[str, object] = {}
     harmed: list[str] = []
@@ -87,11 +88,11 @@ def run_all() -> dict[str, object]:
             "@DIRECTORY@": directory,
             "@PORT@": str(loopback.getsockname()[1]),
             "@ABSTRACT@": f"sandbox-{os.getpid()}",
-            "@ROOT@": str(Path(__file__).parents[2]),
+            "@ROOT@": str(ROOT),
         }
         for name, attack in load_attacks().items():
             code = re.sub("@[A-Z]+@", lambda match: targets[match[0]], attack.code)
-            outcomes[name] = _run(sandbox, attack._replace(code=code))
+            outcomes[name] = _run_attack(sandbox, attack._replace(code=code))
             if os.listdir(directory) != ["victim"] or victim.read_text() != "untouched":
                 harmed.append(name)
         loopback.setblocking(False)
@@ -99,13 +100,13 @@ def run_all() -> dict[str, object]:
         return {
             "tier": sandbox.info.tier,
             "layers": sandbox.info.layers,
-            "visitors": sum(map(_has_visitor, (loopback, abstract))),
+            "visitors": sum(map(_has_connection, (loopback, abstract))),
             "harmed": harmed,
             "outcomes": outcomes,
         }
 
 
-def _run(sandbox: CodeSandbox, attack: Attack) -> list[object]:
+def _run_attack(sandbox: CodeSandbox, attack: Attack) -> list[object]:
     honest = Job(HONEST, CALLS, asserts=TESTS, limits=PATIENT)
     # NOTE: a worker takes two jobs at once, so each attack has an honest one of its own.
     jobs = [
@@ -121,7 +122,7 @@ def _run(sandbox: CodeSandbox, attack: Attack) -> list[object]:
     return [[r.status, r.verdicts, r.untrusted_detail] for r in results]
 
 
-def _has_visitor(server: socket.socket) -> bool:
+def _has_connection(server: socket.socket) -> bool:
     try:
         server.accept()[0].close()
         return True
@@ -132,4 +133,4 @@ def _has_visitor(server: socket.socket) -> bool:
 if __name__ == "__main__":
     for restriction in sys.argv[1:]:
         getattr(sandbox_containers, restriction)()
-    json.dump(run_all(), sys.stdout)
+    json.dump(run_all_attacks(), sys.stdout)

@@ -1,4 +1,4 @@
-"""Restricts this process, and all that it starts, as some containers do."""
+"""Restrictions of this process and its children, as in some containers."""
 
 import errno
 import os
@@ -19,10 +19,10 @@ NUMBERS = {
 }
 
 
-def without_namespaces():
-    """Refuse what Docker's default profile refuses to a container without capabilities."""
+def refuse_namespaces():
+    """Refuse the calls that Docker's default profile refuses without capabilities."""
     refused = "unshare setns mount umount2 pivot_root fsopen fsmount move_mount open_tree"
-    _load(
+    _load_filter(
         dict.fromkeys(refused.split(), bpf.refuse(errno.EPERM))
         | {
             "clone": bpf.ArgumentRule(
@@ -33,25 +33,25 @@ def without_namespaces():
     )
 
 
-def without_landlock():
+def refuse_landlock():
     """Act like a kernel that was built without Landlock."""
-    _load({"landlock_create_ruleset": bpf.refuse(errno.ENOSYS)})
+    _load_filter({"landlock_create_ruleset": bpf.refuse(errno.ENOSYS)})
 
 
-def without_seccomp():
+def refuse_seccomp():
     """Act like a container that refuses to load a filter."""
     rule = bpf.ArgumentRule(
         0, bpf.JUMP_EQUAL, (PR_SET_SECCOMP,), yes=bpf.refuse(errno.EINVAL), no=bpf.ALLOW
     )
-    _load({"prctl": rule})
+    _load_filter({"prctl": rule})
 
 
-def without_files_in_memory():
+def refuse_files_in_memory():
     """Act like a kernel whose `vm.memfd_noexec` is 2."""
-    _load({"memfd_create": bpf.refuse(errno.EACCES)})
+    _load_filter({"memfd_create": bpf.refuse(errno.EACCES)})
 
 
-def _load(rules):
+def _load_filter(rules):
     name = os.uname().machine
     machine = MACHINES[name]
     numbers = dict(machine.numbers)

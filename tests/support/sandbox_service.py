@@ -1,4 +1,4 @@
-"""A small double of SandboxFusion: same fields, same ways of running and of reading output."""
+"""A small double of SandboxFusion: same fields, same execution and same reading of output."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ FIELDS = {
 
 
 class ServiceDouble(ThreadingHTTPServer):
-    """Really runs what it is sent, except where `faults` holds another answer."""
+    """A server that runs the programs it receives; `faults` holds other answers."""
 
     daemon_threads = True
 
@@ -38,12 +38,12 @@ class ServiceDouble(ThreadingHTTPServer):
         self.closed += 1
 
     def handle_error(self, request, client_address):
-        """Clients that hang up are part of the tests."""
+        """Ignore clients that hang up, which are part of the tests."""
 
 
 @contextmanager
-def serve(tls=None):
-    """A running double; behind TLS if there is a context for it."""
+def serve_double(tls=None):
+    """Run a double, with TLS if a context is given."""
     server = ServiceDouble()
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
@@ -82,9 +82,9 @@ class _Handler(BaseHTTPRequestHandler):
         request = json.loads(self.body)
         assert set(request) == FIELDS
         assert request["language"] == "python"
-        run = asyncio.run(_run(request))
+        run = asyncio.run(_run_program(request))
         good = run["status"] == "Finished" and run["return_code"] == 0
-        self.answer(response("Success" if good else "Failed", run))
+        self.answer(build_response("Success" if good else "Failed", run))
 
     def answer(self, content, status=200, headers=(), kind="application/json"):
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
@@ -97,10 +97,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format, *args):
-        """Nothing on the terminal."""
+        """Print nothing."""
 
 
-def response(status, run, message=""):
+def build_response(status, run, message=""):
     return {
         "status": status,
         "message": message,
@@ -111,7 +111,7 @@ def response(status, run, message=""):
     }
 
 
-async def _run(request):
+async def _run_program(request):
     with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
         file.write(request["code"])
         file.flush()
@@ -127,7 +127,7 @@ async def _run(request):
         started = time.monotonic()
         status = "Finished"
         try:
-            # Nobody reads while it runs, beyond what the streams buffer by themselves.
+            # Its output is not read while it runs, except for what the streams buffer.
             await asyncio.wait_for(process.wait(), request["run_timeout"])
         except TimeoutError:
             status = "TimeLimitExceeded"
@@ -136,15 +136,15 @@ async def _run(request):
             "status": status,
             "execution_time": time.monotonic() - started,
             "return_code": process.returncode if status == "Finished" else None,
-            "stdout": await _read(process.stdout),
-            "stderr": await _read(process.stderr),
+            "stdout": await _read_stream(process.stdout),
+            "stderr": await _read_stream(process.stderr),
         }
         await process.wait()
         process._transport.close()
         return run
 
 
-async def _read(stream):
+async def _read_stream(stream):
     try:
         data = await asyncio.wait_for(stream.read(1 << 20), 0.2)
     except TimeoutError:

@@ -15,19 +15,19 @@ from gdpo_tune.clusters.schedule_state import JobHandle, ScheduledRun, ScheduleH
 from gdpo_tune.clusters.schedule_storage import ScheduleStorage
 from gdpo_tune.clusters.tick import tick
 from gdpo_tune.core.errors import BackendUnreachableError
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def scheduled(folder: Path, text: str, name: str = "nightly") -> ScheduledSweep:
-    """Load the sweep of a file, in a project with the code search space."""
-    (folder / "sweeps").mkdir(parents=True, exist_ok=True)
-    (folder / "search_spaces").mkdir(exist_ok=True)
+def load_scheduled_sweep(directory: Path, text: str, name: str = "nightly") -> ScheduledSweep:
+    """Write a schedule file in a project with the code search space; load its sweep."""
+    (directory / "sweeps").mkdir(parents=True, exist_ok=True)
+    (directory / "search_spaces").mkdir(exist_ok=True)
     space = (ROOT / "search_spaces" / "code.yaml").read_text()
-    (folder / "search_spaces" / "code.yaml").write_text(space)
-    (folder / "search_spaces" / "gpu.yaml").write_text(space.replace("gpus: 0", "gpus: 1"))
-    path = folder / "sweeps" / f"{name}.yaml"
+    (directory / "search_spaces" / "code.yaml").write_text(space)
+    (directory / "search_spaces" / "gpu.yaml").write_text(space.replace("gpus: 0", "gpus: 1"))
+    path = directory / "sweeps" / f"{name}.yaml"
     path.write_text(text)
     loaded = load_sweeps(path)
     assert loaded.error is None, loaded.error
@@ -35,7 +35,7 @@ def scheduled(folder: Path, text: str, name: str = "nightly") -> ScheduledSweep:
 
 
 class Clock:
-    """A clock that only a test sets."""
+    """A clock that the test sets."""
 
     def __init__(self, now: datetime = START) -> None:
         self.now = now
@@ -43,13 +43,13 @@ class Clock:
     def __call__(self) -> datetime:
         return self.now
 
-    def pass_by(self, **span: float) -> None:
+    def advance(self, **span: float) -> None:
         self.now += timedelta(**span)
 
 
 @dataclass
 class Waiting:
-    """An event that never comes; a test decides what waiting for it does."""
+    """An event that is never set; the test decides what a wait does."""
 
     wait_for: Callable[[float], None]
 
@@ -98,7 +98,7 @@ class FakeBackend:
     clock: Clock
     plan: Callable[[str], Plan]
     jobs: dict[str, tuple[datetime, Plan]] = field(default_factory=dict[str, Any])
-    """Id -> when it began, and its plan."""
+    """Id -> start time and plan."""
     stops: dict[str, datetime] = field(default_factory=dict[str, Any])
     down: bool = False
     submissions: list[str] = field(default_factory=list[str])
@@ -115,7 +115,7 @@ class FakeBackend:
         self.jobs.setdefault(job.id, (self.clock(), self.plan(job.id)))
         return JobHandle(backend=self.kind, id=job.id)
 
-    def end(self, name: str) -> datetime:
+    def compute_end(self, name: str) -> datetime:
         began, plan = self.jobs[name]
         end = began + timedelta(hours=plan.hours)
         return min(end, self.stops[name] + self.takes_to_stop) if name in self.stops else end
@@ -123,9 +123,9 @@ class FakeBackend:
     def poll(self, job: JobHandle) -> JobStatus:
         self.check()
         began, plan = self.jobs[job.id]
-        if self.clock() < self.end(job.id):
+        if self.clock() < self.compute_end(job.id):
             return JobStatus(running=True)
-        if self.end(job.id) < began + timedelta(hours=plan.hours):
+        if self.compute_end(job.id) < began + timedelta(hours=plan.hours):
             return JobStatus(running=False, exit_status=130, reason="stopped")
         return JobStatus(False, plan.status, "" if plan.status == 0 else "it broke")
 
@@ -133,25 +133,27 @@ class FakeBackend:
         self.check()
         self.stops.setdefault(job.id, self.clock())
 
-    def gpu_hours(self, run: str) -> float:
+    def sum_gpu_hours(self, run: str) -> float:
         """Return what was spent on a run, over all its attempts."""
-        known = [
+        attempts = [
             (name, plan) for name, (_, plan) in self.jobs.items() if name.startswith(f"{run}-a")
         ]
-        return sum(plan.gpu_hours for _, plan in known)
+        return sum(plan.gpu_hours for _, plan in attempts)
 
 
-def context_of(
+def build_context(
     sweep: ScheduledSweep,
     clock: Clock,
     backend: FakeBackend,
     storage: ScheduleStorage | None = None,
 ) -> ScheduleContext:
-    """A schedule with everything fake."""
+    """Build a schedule context with only fakes."""
 
     def figures(sweep: ScheduledSweep, run: str, earlier: str | None) -> dict[str, Any]:
-        found = {"trials": 3, "front": 2, "gpu_hours": backend.gpu_hours(run)}
-        return {**found, "comparison": {"with": earlier, "unknown": "faked"}} if earlier else found
+        values = {"trials": 3, "front": 2, "gpu_hours": backend.sum_gpu_hours(run)}
+        return (
+            {**values, "comparison": {"with": earlier, "unknown": "faked"}} if earlier else values
+        )
 
     context = ScheduleContext(
         sweep,
@@ -170,26 +172,26 @@ FIRST = datetime(2026, 1, 1, 2, tzinfo=UTC)
 
 
 class Scene:
-    """A schedule that was first seen at midnight; the test calls its ticks."""
+    """A schedule whose first tick was at midnight; the test calls further ticks."""
 
-    def __init__(self, folder: Path, text: str = NIGHTLY, **plans: Plan) -> None:
+    def __init__(self, directory: Path, text: str = NIGHTLY, **plans: Plan) -> None:
         self.clock = Clock(START)
         self.plans = {name.replace("_", "-"): plan for name, plan in plans.items()}
-        self.backend = FakeBackend(self.clock, self.plan)
+        self.backend = FakeBackend(self.clock, self.get_plan)
         self.storage = MemoryStorage()
-        self.folder = folder
-        self.sweep = scheduled(folder, text)
-        self.context = self.open()
+        self.directory = directory
+        self.sweep = load_scheduled_sweep(directory, text)
+        self.context = self.open_context()
         tick(self.context)
 
-    def plan(self, job: str) -> Plan:
+    def get_plan(self, job: str) -> Plan:
         return self.plans.get(job[-2:], Plan(1))
 
-    def open(self) -> ScheduleContext:
-        return context_of(self.sweep, self.clock, self.backend, self.storage)
+    def open_context(self) -> ScheduleContext:
+        return build_context(self.sweep, self.clock, self.backend, self.storage)
 
-    def at(self, hour: float) -> list[str]:
-        """Call `tick` so many hours after the start; return the kinds of changes."""
+    def tick_at(self, hour: float) -> list[str]:
+        """Call `tick` at `hour` hours after the start; return the kinds of events."""
         self.clock.now = START + timedelta(hours=hour)
         self.context.events.clear()
         tick(self.context)

@@ -1,5 +1,7 @@
-"""An oracle for a simulated year: what should happen at each call, from the plan of the jobs
-and a calendar that knows no cron library. It shares no code with what is tested.
+"""An oracle for a simulated year: the expected result of each call of `tick`.
+
+It follows from the plan of the jobs and a calendar without a cron library, and shares no code with
+the package.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ HOUR = timedelta(hours=1)
 STOPS_IN = timedelta(minutes=1)
 
 
-def wall_times(zone: str, hours: tuple[int, ...], minute: int) -> list[datetime]:
-    """Instants of fixed times of day: once in autumn, right after the gap in spring."""
-    found = set()
+def list_wall_times(zone: str, hours: tuple[int, ...], minute: int) -> list[datetime]:
+    """List the instants of fixed times of day: once in autumn, right after the gap in spring."""
+    instants = set()
     for number in range(-1, 367):
         for hour in hours:
             wall = datetime.combine(date(2026, 1, 1) + timedelta(days=number), time(hour, minute))
@@ -29,34 +31,34 @@ def wall_times(zone: str, hours: tuple[int, ...], minute: int) -> list[datetime]
                 if instant.astimezone(ZoneInfo(zone)).replace(tzinfo=None) == wall:
                     break
                 wall += timedelta(minutes=1)
-            found.add(instant)
-    return sorted(found)
+            instants.add(instant)
+    return sorted(instants)
 
 
-def star_times(zone: str, step: int) -> list[datetime]:
-    """Instants at which the wall clock shows a full hour that `step` divides."""
+def list_step_times(zone: str, step: int) -> list[datetime]:
+    """List the instants at which the wall clock shows a full hour that `step` divides."""
     hours = (START + HOUR * number for number in range(366 * 24))
     return [t for t in hours if t.astimezone(ZoneInfo(zone)).hour % step == 0]
 
 
-def calls_of_a_year(chance: random.Random, every: float) -> list[tuple[datetime, bool]]:
-    """When `tick` is called, and whether the backend answers: irregular, with outages of both."""
-    found, now = [], START
+def draw_calls(chance: random.Random, every: float) -> list[tuple[datetime, bool]]:
+    """Draw irregular times of calls of `tick`, and whether the backend answers."""
+    calls, now = [], START
     while now < END:
         gap = every * chance.uniform(0.3, 1.7)
         if chance.random() < 0.004:
             gap = chance.uniform(60, 60 * 60)  # no call for up to 60 hours
         now += timedelta(minutes=gap)
-        found.append((now.replace(microsecond=0), True))
+        calls.append((now.replace(microsecond=0), True))
     for _ in range(25):
         start = START + (END - START) * chance.random()
         length = timedelta(hours=chance.uniform(0.5, 20))
-        found = [(t, up and not start <= t < start + length) for t, up in found]
-    return found
+        calls = [(t, up and not start <= t < start + length) for t, up in calls]
+    return calls
 
 
-def plan_of(seed: int, longest: float, gpus: float):
-    """A plan for every job: some fail, some last long."""
+def build_plan(seed: int, longest: float, gpus: float):
+    """Build a plan for every job: some fail, some last long."""
 
     def plan(job: str) -> Plan:
         chance = random.Random(f"{seed}/{job}")
@@ -69,7 +71,7 @@ def plan_of(seed: int, longest: float, gpus: float):
 
 @dataclass
 class Oracle:
-    """What should happen to every time, by the plan alone."""
+    """The expected fate of every scheduled time, by the plan alone."""
 
     times: list[datetime]
     overlap: str
@@ -94,8 +96,8 @@ class Oracle:
     since: datetime | None = None
     done: datetime | None = None
 
-    def call(self, now: datetime, up: bool) -> None:
-        """One call of `tick`."""
+    def handle_call(self, now: datetime, up: bool) -> None:
+        """Handle one call of `tick`."""
         if self.since is None:
             self.since = self.done = now
         self.follow(now, up)
@@ -110,14 +112,14 @@ class Oracle:
                 self.stop(now)
                 self.follow(now, up)
                 continue
-            if not self.due(now, up):
+            if not self.settle_due_times(now, up):
                 return None
 
     def late(self, now: datetime) -> None:
-        """A run waits that cannot start; times that become due meanwhile are not decided yet."""
+        """Leave times undecided that become due while a queued run cannot start."""
 
-    def due(self, now: datetime, up: bool) -> bool:
-        """Decide what happens to due times; return whether anything changed."""
+    def settle_due_times(self, now: datetime, up: bool) -> bool:
+        """Settle due times; return whether anything changed."""
         due = self.times[bisect_right(self.times, self.done) : bisect_right(self.times, now)]
         if not due:
             return False
@@ -164,7 +166,7 @@ class Oracle:
         self.stopped = True
 
     def follow(self, now: datetime, up: bool) -> None:
-        """Bring the active run as far as it gets."""
+        """Advance the active run as far as possible."""
         while self.active is not None:
             over = self.longest is not None and now - self.began >= self.longest
             if not self.stopped and (over or (self.queued and self.overlap == "replace")):

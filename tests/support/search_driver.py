@@ -1,4 +1,4 @@
-"""A stand-in for Ray Tune, for the tests of the search."""
+"""A fake of Ray Tune, for the tests of the search."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from gdpo_tune.tuning.ray.messages import (
     unpack_attempt,
 )
 from gdpo_tune.tuning.search.searcher import LedgerSearcher
-from tests.support.tuning import trade_off
+from tests.support.tuning import build_trade_off
 
 
 class Driver:
-    """Plays Ray Tune: keeps as many trials in flight as it gets."""
+    """A fake of Ray Tune that keeps as many trials in flight as the searcher suggests."""
 
     def __init__(self, ledger: Ledger, slots: int = 2) -> None:
         self.events: list[Event] = []
@@ -33,19 +33,19 @@ class Driver:
         chosen = registry.SCHEDULERS[ledger.spec.search.scheduler.type]
         self.scheduler = registry.load(chosen.target)(ledger)
         self.searcher = LedgerSearcher(ledger, setup, slots, self.events.append, self.scheduler)
-        self.flying: dict[str, TrialConfig] = {}
+        self.in_flight: dict[str, TrialConfig] = {}
         self.ends_at: dict[str, tuple[int, ...]] = {}
         self._count = 0
 
     def ask(self) -> Any:
-        """One suggestion: a trial's id, None, or FINISHED."""
+        """Request a suggestion: a trial's id, None, or FINISHED."""
         trial_id = f"ray{self._count}"
         answer = self.searcher.suggest(trial_id)
         if not isinstance(answer, dict):
             return answer
         self._count += 1
         attempt = unpack_attempt(answer)
-        self.flying[trial_id] = attempt.trial
+        self.in_flight[trial_id] = attempt.trial
         self.ends_at[trial_id] = tuple(attempt.ends_at)
         return trial_id
 
@@ -58,9 +58,9 @@ class Driver:
         fatal: Exception | None = None,
         interrupted: bool = False,
     ) -> None:
-        """End one trial; by default well."""
-        config = self.flying.pop(trial_id)
-        result: TrialResult = Finished(outcome or trade_off(config.params))
+        """End one trial, by default with an outcome."""
+        config = self.in_flight.pop(trial_id)
+        result: TrialResult = Finished(outcome or build_trade_off(config.params))
         if failure:
             result = Failed(failure)
         elif fatal is not None:
@@ -70,14 +70,14 @@ class Driver:
         self.searcher.on_trial_complete(trial_id, pack(result))
 
     def report(self, trial_id: str, measurement: Measurement) -> None:
-        """One trial has measured something."""
+        """Report a measurement of one trial."""
         self.searcher.on_trial_result(trial_id, pack(TrialUpdate(measurement)))
 
     def run(self) -> None:
-        """Until the searcher says that there is nothing more."""
+        """Run trials until the searcher is finished."""
         while True:
             answer = self.ask()
             if answer == self.searcher.FINISHED:
                 return
-            if answer is None and self.flying:  # else a sampler is thinking
-                self.end(next(iter(self.flying)))
+            if answer is None and self.in_flight:  # else a sampler is thinking
+                self.end(next(iter(self.in_flight)))

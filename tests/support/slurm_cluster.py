@@ -19,12 +19,12 @@ SlurmctldPort={ports[0]}
 SlurmUser=root
 AuthType=auth/none
 CredType=cred/none
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
-SlurmctldPidFile={folder}/controller.pid
-SlurmdPidFile={folder}/%n.pid
-SlurmctldLogFile={folder}/controller.log
-SlurmdLogFile={folder}/%n.log
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/spool-%n
+SlurmctldPidFile={directory}/controller.pid
+SlurmdPidFile={directory}/%n.pid
+SlurmctldLogFile={directory}/controller.log
+SlurmdLogFile={directory}/%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
@@ -48,47 +48,47 @@ exit 0
 
 
 @contextlib.contextmanager
-def slurm(folder: Path) -> Iterator[Path]:
+def start_slurm(directory: Path) -> Iterator[Path]:
     """Start Slurm in a directory and yield a directory of programs for PATH, `ray` among them."""
     for program in ("slurmctld", "slurmd", "sbatch"):
         if shutil.which(program) is None:
             pytest.skip(f"no {program} here: apt-get install slurmctld slurmd slurm-client")
     if os.geteuid():
         pytest.skip("nodes of Slurm run as root")
-    write(folder)
-    environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+    write_configuration(directory)
+    environment = {**os.environ, "SLURM_CONF": str(directory / "slurm.conf")}
     commands = [["slurmctld", "-D"], *(["slurmd", "-D", "-N", f"node{n}"] for n in (1, 2))]
     with contextlib.ExitStack() as started, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+        patch.setenv("SLURM_CONF", str(directory / "slurm.conf"))
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         for command in commands:
             process = started.enter_context(subprocess.Popen(command, env=environment, **quiet))
             started.callback(process.terminate)
             time.sleep(0.5)
         wait_for_nodes()
-        yield folder / "bin"
+        yield directory / "bin"
 
 
-def write(folder: Path) -> None:
+def write_configuration(directory: Path) -> None:
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(3)]
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         ports = [each.getsockname()[1] for each in sockets]
-    text = CONFIGURATION.format(host=socket.gethostname(), folder=folder, ports=ports)
-    (folder / "slurm.conf").write_text(text)
-    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-3]\n")
+    text = CONFIGURATION.format(host=socket.gethostname(), directory=directory, ports=ports)
+    (directory / "slurm.conf").write_text(text)
+    (directory / "gres.conf").write_text(f"Name=gpu File={directory}/gpu[0-3]\n")
     for number in range(4):
-        (folder / f"gpu{number}").touch()
+        (directory / f"gpu{number}").touch()
     for name in ("state", "bin"):
-        (folder / name).mkdir()
-    program(folder / "bin", "ray", RAY)
+        (directory / name).mkdir()
+    write_program(directory / "bin", "ray", RAY)
 
 
-def program(folder: Path, name: str, text: str) -> None:
+def write_program(directory: Path, name: str, text: str) -> None:
     """Write a program."""
-    (folder / name).write_text(text)
-    (folder / name).chmod(0o755)
+    (directory / name).write_text(text)
+    (directory / name).chmod(0o755)
 
 
 def wait_for_nodes() -> None:

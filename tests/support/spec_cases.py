@@ -1129,7 +1129,7 @@ CASES = {
         "there is no sweep in this directory",
         "runs/code",
     ),
-    "warm start from one folder": (
+    "warm start from one directory": (
         "trials: 16",
         "warm_start: runs/code",
         14,
@@ -1628,7 +1628,7 @@ CASES = {
         "not a .jsonl or .parquet file",
         "convert it",
     ),
-    "data in a folder without data": (
+    "data in a directory without data": (
         "search:",
         "data: {source: '{folder}', layout: mbpp}\nsearch:",
         14,

@@ -1,4 +1,4 @@
-"""What holds at the end of a sweep, however often its driver was killed."""
+"""Properties of a finished sweep, regardless of how often its driver was killed."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from gdpo_tune.tuning.schedulers.rung_decisions import NEVER_PROMOTED
 from tests.support.killed_sweeps import KilledSweep, read_steps_written
 
 
-def check(sweep: KilledSweep) -> None:
-    """All that holds of any sweep under `asha`."""
+def check_sweep(sweep: KilledSweep) -> None:
+    """Check all properties of a sweep under `asha`."""
     check_every_trial_once(sweep)
     check_no_trial_goes_back(sweep)
     check_rungs_decide(sweep)
 
 
 def check_every_trial_once(sweep: KilledSweep) -> None:
-    """One start, one end and one folder of each trial; none failed, none is left running."""
+    """Check that each trial has one start, one end and one directory, and none failed or runs."""
     spec = sweep.spec
     with Ledger.open(spec, read_only=True) as ledger:
         records = ledger.get_records()
@@ -42,8 +42,8 @@ def check_every_trial_once(sweep: KilledSweep) -> None:
     assert sorted(closed) == numbers
     ends = [e["trial_id"] for e in written if {"outcome", "end"} & e.get("user_attr", {}).keys()]
     assert sorted(ends) == numbers
-    folders = {int(folder.name) for folder in (spec.directory / "trials").iterdir()}
-    assert folders | {0} == set(numbers)  # the untrained policy may need none
+    directories = {int(directory.name) for directory in (spec.directory / "trials").iterdir()}
+    assert directories | {0} == set(numbers)  # the untrained policy may need none
 
     roles = Counter(record.role for record in records)
     assert (roles["untrained"], roles["published"]) == (1, 1)
@@ -51,14 +51,16 @@ def check_every_trial_once(sweep: KilledSweep) -> None:
     assert 1 <= roles["replicate"] <= spec.search.replicates.max_runs
     assert len({record.seed for record in records}) == len(records)
     if not sweep.fake:
-        runs = find_mlflow_trials(sweep.folder, spec.tracking.experiment)
+        runs = find_mlflow_trials(sweep.directory, spec.tracking.experiment)
         assert sorted(int(run.data.tags["trial"]) for run in runs) == numbers
         assert "RUNNING" not in {run.info.status for run in runs}
 
 
 def check_no_trial_goes_back(sweep: KilledSweep) -> None:
-    """A trial begins at 0 once, unless it was killed before its first checkpoint; then it goes on
-    from the newest one that is known to have been there."""
+    """Check that each start of a trial resumes from its newest checkpoint.
+
+    A trial starts at 0 only until it has written its first checkpoint.
+    """
     spec = sweep.spec
     with Ledger.open(spec, read_only=True) as ledger:
         numbers = [record.number for record in ledger.get_records()]
@@ -66,9 +68,9 @@ def check_no_trial_goes_back(sweep: KilledSweep) -> None:
         newest: dict[int, int] = {}
         for entry in sweep.read_log():
             number = int(entry["trial"])
-            known = newest.get(number, 0)
-            assert entry.get("from", known) >= known, entry
-            newest[number] = entry.get("checkpoint", known)
+            checkpoint = newest.get(number, 0)
+            assert entry.get("from", checkpoint) >= checkpoint, entry
+            newest[number] = entry.get("checkpoint", checkpoint)
         assert sorted(newest) == numbers
         return
     every = spec.training.checkpoint_every
@@ -81,8 +83,11 @@ def check_no_trial_goes_back(sweep: KilledSweep) -> None:
 
 
 def check_rungs_decide(sweep: KilledSweep) -> None:
-    """No rung is lost or there twice, and a scheduler that is told of all of them in their order
-    decides what became of each trial."""
+    """Check that the recorded rungs explain the end of each trial.
+
+    No rung is lost or recorded twice. A scheduler that gets all rungs in their order makes the same
+    decisions.
+    """
     with Ledger.open(sweep.spec, read_only=True) as ledger:
         records, rungs = ledger.get_records(), ledger.get_rungs()
         orders = [r["order"] for trial in ledger.study.trials for r in list_stored_rungs(trial)]
@@ -120,16 +125,16 @@ def check_rungs_decide(sweep: KilledSweep) -> None:
 
 
 def list_promotable(scheduler: Scheduler) -> set[int]:
-    """Every trial that could go on now, if slots were free."""
-    later, found = copy.deepcopy(scheduler), set[int]()
+    """List every trial that could be promoted now if slots were free."""
+    later, numbers = copy.deepcopy(scheduler), set[int]()
     while (number := later.find_promotable()) is not None:
-        found.add(number)
+        numbers.add(number)
         later.promote(number)
-    return found
+    return numbers
 
 
 def list_expected_steps(sweep: KilledSweep, record: TrialRecord) -> list[int]:
-    """Steps at which a trial has measured something, up to its last one."""
+    """List the steps with a measurement of a trial, up to its last one."""
     if record.role == "untrained" and not sweep.fake:
         return []
     training = sweep.spec.training
@@ -146,14 +151,14 @@ def list_expected_steps(sweep: KilledSweep, record: TrialRecord) -> list[int]:
 
 
 def read_settings(sweep: KilledSweep) -> AshaSettings:
-    """Those of the scheduler."""
+    """Return the settings of the scheduler."""
     chosen = sweep.spec.search.scheduler
     assert isinstance(chosen, AshaSettings)
     return chosen
 
 
 def collect_facts(sweep: KilledSweep) -> dict[str, Any]:
-    """Everything that a sweep has decided and measured, clocks aside."""
+    """Collect all decisions and measurements of a sweep, without times."""
     with Ledger.open(sweep.spec, read_only=True) as ledger:
         return {
             "order of rungs": [(number, rung.step) for number, rung in ledger.get_rungs()],
@@ -162,12 +167,12 @@ def collect_facts(sweep: KilledSweep) -> dict[str, Any]:
 
 
 def collect_search_facts(sweep: KilledSweep) -> list[dict[str, Any]]:
-    """The facts of all trials but replicates: which ones get those is decided by who ends first."""
+    """Collect the facts of all trials except replicates, which depend on the order of ends."""
     return [trial for trial in collect_facts(sweep)["trials"] if trial["role"] != "replicate"]
 
 
 def describe_record(record: TrialRecord) -> dict[str, Any]:
-    """What there is to know of a trial that no clock is in."""
+    """Describe a trial without its times."""
     return {
         "number": record.number,
         "role": record.role,
@@ -184,11 +189,11 @@ def describe_record(record: TrialRecord) -> dict[str, Any]:
     }
 
 
-def find_mlflow_trials(folder: Path, experiment: str) -> list[mlflow.entities.Run]:
-    """MLflow's runs of the trials of the one sweep in a folder, which has a run of its own."""
-    client = mlflow.MlflowClient(f"sqlite:///{folder}/mlflow.db")
-    found = client.get_experiment_by_name(experiment)
-    assert found is not None
-    runs = client.search_runs([found.experiment_id], max_results=1000)
+def find_mlflow_trials(directory: Path, experiment: str) -> list[mlflow.entities.Run]:
+    """Find MLflow's runs of the trials of the one sweep in a directory."""
+    client = mlflow.MlflowClient(f"sqlite:///{directory}/mlflow.db")
+    record = client.get_experiment_by_name(experiment)
+    assert record is not None
+    runs = client.search_runs([record.experiment_id], max_results=1000)
     assert [run.data.tags["role"] for run in runs].count("sweep") == 1
     return [run for run in runs if run.data.tags["role"] != "sweep"]

@@ -1,4 +1,4 @@
-"""A sweep as tracking sees it: a small spec and records that a ledger could hold."""
+"""A small spec and records as a ledger holds them, for the tests of tracking."""
 
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, TrialRecord
 from gdpo_tune.spec import load_spec

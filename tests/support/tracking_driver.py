@@ -46,7 +46,7 @@ def make_record(number, started, finished=None):
 
 
 class Times:
-    """Start and end of each trial, which is all of the ledger that is needed here."""
+    """Start and end of each trial, in place of a ledger."""
 
     def __init__(self, path):
         self._path = path
@@ -86,7 +86,7 @@ def main(directory, uri, pause=0.0, timeout=120.0):
                 metrics["validation/correctness"] = step / 100
             cost = Cost(64 * step, step / 4, step / 5)
             sink(TrialProgress(number, Measurement(step, metrics, cost)))
-        # Its checkpoint is deleted by the end, as that of a trial beside the front.
+        # Its checkpoint is deleted by then, like that of a trial that is not on the front.
         sink(TrialFinished(replace(times.finish(number), checkpoint=directory / "checkpoint")))
     sink(SweepFinished(times.make_records(), interrupted=False))
     (spec.directory / "report.html").write_text("<html><body>a report</body></html>")

@@ -31,15 +31,17 @@ SETTINGS = TrainingSettings(
 )
 
 
-def mostly_slow(cases: Iterable[tuple[Any, ...]], quick: Collection[tuple[Any, ...]]) -> list[Any]:
-    """Cases for `parametrize`: a few that always run, the others marked `slow`."""
+def mark_slow_cases(
+    cases: Iterable[tuple[Any, ...]], quick: Collection[tuple[Any, ...]]
+) -> list[Any]:
+    """Mark all cases for `parametrize` as `slow` except the quick ones."""
     cases = list(cases)
     assert set(quick) <= set(cases)
     return [c if c in quick else pytest.param(*c, marks=pytest.mark.slow) for c in cases]
 
 
 class ToyTask:
-    """Rewards that vary on random text: letters of the prompt, vowels, shortness."""
+    """A task whose rewards vary on random text: letters of the prompt, vowels, shortness."""
 
     rewards = ("hits", "vowels", "length")
     metrics = ("hits", "length")
@@ -94,7 +96,7 @@ TARGET = f"{__name__}:TOY"
 """The toy task's line in `registry.TASKS`."""
 
 
-def register(monkeypatch, task: type = ToyTask) -> None:
+def register_toy_task(monkeypatch, task: type = ToyTask) -> None:
     """Register the toy task as `toy`."""
     monkeypatch.setitem(globals(), "TOY", replace(TOY, build=task))
     monkeypatch.setitem(registry.TASKS, "toy", TARGET)
@@ -141,7 +143,9 @@ def write_policy(directory: Path, layers: int = 2, kv_heads: int = 2) -> str:
     return str(directory)
 
 
-def trial(policy: str, directory: Path, seed: int = 0, settings=SETTINGS, **params) -> TrialConfig:
+def build_trial_config(
+    policy: str, directory: Path, seed: int = 0, settings=SETTINGS, **params
+) -> TrialConfig:
     """Build a complete config; `params` such as `group_size=8`."""
     infos = list_parameters(TOY)
     defaults = {name: info.default for name, info in infos.items()}
@@ -149,7 +153,7 @@ def trial(policy: str, directory: Path, seed: int = 0, settings=SETTINGS, **para
     return TrialConfig("toy", policy, seed, complete, settings, directory)
 
 
-def plain_trainer(policy: str, directory: Path, cls: type | None = None, **changes):
+def build_plain_trainer(policy: str, directory: Path, cls: type | None = None, **changes):
     """Build TRL's trainer (or `cls`) on the tiny policy, with one constant reward by default."""
     from datasets import Dataset
     from transformers import PrinterCallback
@@ -159,7 +163,7 @@ def plain_trainer(policy: str, directory: Path, cls: type | None = None, **chang
 
     model, tokenizer = load_policy(policy)
     extra = {key: changes.pop(key) for key in ("normalization", "rollout_func") if key in changes}
-    rewards = changes.pop("reward_funcs", [constant])
+    rewards = changes.pop("reward_funcs", [score_constantly])
     letters = string.ascii_lowercase
     usual = [letter * (1 + i % 5) + "=" for i, letter in enumerate(letters)]
     prompts = changes.pop("prompts", usual)
@@ -194,7 +198,7 @@ def plain_trainer(policy: str, directory: Path, cls: type | None = None, **chang
     return trainer
 
 
-def trl_advantages(trainer, rewards, weights, group, aggregation, scale_rewards):
+def compute_trl_advantages(trainer, rewards, weights, group, aggregation, scale_rewards):
     """Compute advantages by TRL's own code, in the dtype of `rewards`."""
     import torch
 
@@ -211,5 +215,5 @@ def trl_advantages(trainer, rewards, weights, group, aggregation, scale_rewards)
     return trainer._generate_and_score_completions([{"prompt": "a"}] * count)["advantages"]
 
 
-def constant(completions, **_):
+def score_constantly(completions, **_):
     return [0.0] * len(completions)

@@ -1,4 +1,4 @@
-"""Run by `tests/training/test_processes.py`, once alone and once as two processes.
+"""Script of `tests/training/test_processes.py`, which runs it as one process and as two.
 
 Every process scores its part of one generation batch, in which a group straddles the processes, and
 rank 0 writes everyone's advantages for each mode.
@@ -22,17 +22,17 @@ from gdpo_tune.training.trainer import GDPOTrainer
 ROWS, GROUP = 24, 8
 
 
-def column(seed: int, missing: int):
+def draw_column(seed: int, missing: int):
     values = (6 * torch.rand(ROWS, generator=torch.Generator().manual_seed(seed)) - 3).tolist()
     values[GROUP : 2 * GROUP] = [0.7] * GROUP  # the group in the middle is dead in this reward
     return [None if row == missing else value for row, value in enumerate(values)]
 
 
-TABLE = {"one": column(1, missing=3), "two": column(2, missing=21)}
+TABLE = {"one": draw_column(1, missing=3), "two": draw_column(2, missing=21)}
 TABLE["two"][9] = 1.9
 
 
-def reward(name: str):
+def build_reward(name: str):
     def look_up(row, **_):
         return [TABLE[name][index] for index in row]
 
@@ -40,10 +40,10 @@ def reward(name: str):
     return look_up
 
 
-def build(mode: str, folder: str) -> GDPOTrainer:
+def build_trainer(mode: str, directory: str) -> GDPOTrainer:
     model, tokenizer = load_policy("embedded")
     arguments = GRPOConfig(
-        output_dir=folder,
+        output_dir=directory,
         per_device_train_batch_size=ROWS // PROCESSES,
         num_generations=GROUP,
         reward_weights=[1.0, 0.3],
@@ -56,7 +56,7 @@ def build(mode: str, folder: str) -> GDPOTrainer:
     )
     return GDPOTrainer(
         normalization=mode,
-        reward_funcs=[reward("one"), reward("two")],
+        reward_funcs=[build_reward("one"), build_reward("two")],
         model=model,
         args=arguments,
         train_dataset=Dataset.from_dict({"prompt": ["f"] * ROWS}),
@@ -64,11 +64,11 @@ def build(mode: str, folder: str) -> GDPOTrainer:
     )
 
 
-def main(processes: int, folder: str) -> None:
+def main(processes: int, directory: str) -> None:
     """Write `advantages-<processes>.json`: mode -> 24 advantages."""
     result = {}
     for mode in NORMALIZATIONS:
-        trainer = build(mode, folder)
+        trainer = build_trainer(mode, directory)
         trainer.model.train()
         count = ROWS // processes
         first = trainer.accelerator.process_index * count
@@ -78,7 +78,7 @@ def main(processes: int, folder: str) -> None:
         result[mode] = trainer.accelerator.gather(part).tolist()
         assert all(math.isfinite(value) for value in result[mode])
     if trainer.accelerator.is_main_process:
-        Path(folder, f"advantages-{processes}.json").write_text(json.dumps(result))
+        Path(directory, f"advantages-{processes}.json").write_text(json.dumps(result))
     trainer.accelerator.wait_for_everyone()
     # Ends the process group, whose threads sometimes abort at the interpreter's exit.
     trainer.accelerator.end_training()

@@ -1,4 +1,4 @@
-"""Run by `tests/training/test_processes.py`, once alone and once as two processes.
+"""Script of `tests/training/test_processes.py`, which runs it as one process and as two.
 
 Trains the toy task with completions that depend on the prompt alone, so that both runs see the same
 rewards. Each process writes the metrics that it reported.
@@ -19,12 +19,12 @@ from gdpo_tune.core import registry
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import ranks, rollout, train
 from gdpo_tune.training.checkpoints import find_newest_checkpoint
-from tests.support.training import SETTINGS, TARGET, trial
+from tests.support.training import SETTINGS, TARGET, build_trial_config
 
 LETTERS = list(range(2, 28))
 
 
-def fixed_rollout(prompts, trainer):
+def sample_fixed_completions(prompts, trainer):
     """Derive completions from the prompt, the step and the place in the group."""
     places: Counter[str] = Counter()
     completions = []
@@ -38,7 +38,7 @@ def fixed_rollout(prompts, trainer):
     return {"prompt_ids": tokens, "completion_ids": completions, "logprobs": None}
 
 
-def run(config, resume=None, stop=None):
+def run_trial(config, resume=None, stop=None):
     reports = []
 
     def report(measurement, checkpoint):
@@ -53,22 +53,24 @@ def run(config, resume=None, stop=None):
     return reports, {name: [e.mean, e.se] for name, e in outcome.test.items()}
 
 
-def weights(checkpoint: Path) -> float:
+def sum_weights(checkpoint: Path) -> float:
     tensors = load_policy(str(checkpoint))[0].state_dict().values()
     return float(sum(tensor.double().abs().sum() for tensor in tensors))
 
 
-def main(policy: str, folder: Path) -> None:
+def main(policy: str, directory: Path) -> None:
     registry.TASKS["toy"] = TARGET
     settings = dataclasses.replace(SETTINGS, steps=4)
-    result = {"sampled": run(trial(policy, folder / "sampled", settings=settings))}
-    cut = trial(policy, folder / "cut", settings=settings)
-    first, _ = run(cut, stop=3)
+    result = {
+        "sampled": run_trial(build_trial_config(policy, directory / "sampled", settings=settings))
+    }
+    cut = build_trial_config(policy, directory / "cut", settings=settings)
+    first, _ = run_trial(cut, stop=3)
     # As tuning does: the checkpoint is chosen once, before the processes start.
     resume = ranks.broadcast_from_first(find_newest_checkpoint(cut.directory))
-    rest, outcome = run(cut, resume=resume)
+    rest, outcome = run_trial(cut, resume=resume)
     result["resumed"] = [first + rest, outcome]
-    rollout.sample_for_trainer = fixed_rollout
+    rollout.sample_for_trainer = sample_fixed_completions
     # Losses that are means over tokens, of all workers (dapo) and of each worker (bnpo).
     for name, loss_type, size in (
         ("fixed", "dapo", 0),
@@ -77,10 +79,12 @@ def main(policy: str, folder: Path) -> None:
         ("each_parts", "bnpo", 2),
     ):
         parts = dataclasses.replace(settings, micro_batch_size=size)
-        config = trial(policy, folder / name, settings=parts, loss_type=loss_type, beta=0.01)
-        result[name] = run(config)
-        result[f"{name}_weights"] = weights(folder / name / "checkpoint-4")
-    (folder / f"seen-{ranks.get_rank()}.json").write_text(json.dumps(result))
+        config = build_trial_config(
+            policy, directory / name, settings=parts, loss_type=loss_type, beta=0.01
+        )
+        result[name] = run_trial(config)
+        result[f"{name}_weights"] = sum_weights(directory / name / "checkpoint-4")
+    (directory / f"seen-{ranks.get_rank()}.json").write_text(json.dumps(result))
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()

@@ -14,19 +14,22 @@ from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.model import SPEC
 from gdpo_tune.tuning.ray import reporter
 from gdpo_tune.tuning.ray.messages import AttemptConfig, Setup, TrialUpdate, unpack_message
+from tests.support.paths import ROOT
 
-SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "code.yaml"
-
-
-def spec_in(folder: Path, overrides: Sequence[str] = (), space: Path = SPACE) -> SweepSpec:
-    """The shipped search space, kept in `folder`."""
-    return load_spec(space, [f"storage={folder}", *overrides], "sweep")
+SPACE = ROOT / "search_spaces" / "code.yaml"
 
 
-def outcome(
+def load_code_spec(
+    directory: Path, overrides: Sequence[str] = (), space: Path = SPACE
+) -> SweepSpec:
+    """Load the shipped search space with its storage in `directory`."""
+    return load_spec(space, [f"storage={directory}", *overrides], "sweep")
+
+
+def build_outcome(
     correctness: float = 0.5, format: float = 0.5, length: float = 0.5, test_shift: float = 0.0
 ) -> Outcome:
-    """An outcome whose test values lie `test_shift` above its validation values."""
+    """Build an outcome whose test values are `test_shift` above its validation values."""
     values = {"correctness": correctness, "format": format, "length": length}
     return Outcome(
         validation={name: Estimate(value, 0.01) for name, value in values.items()},
@@ -37,35 +40,39 @@ def outcome(
     )
 
 
-def trade_off(params: Params) -> Outcome:
-    """An outcome in which weight on the format costs correctness."""
+def build_trade_off(params: Params) -> Outcome:
+    """Build an outcome in which weight on the format costs correctness."""
     weight = float(params["reward_weights.format"])
-    return outcome(1 / (1 + weight), weight / (1 + weight), float(params["learning_rate"]) * 1e3)
+    return build_outcome(
+        1 / (1 + weight), weight / (1 + weight), float(params["learning_rate"]) * 1e3
+    )
 
 
-def measured(step: int, cost: Cost | None = None, se: float = 0.01, **values: float) -> Measurement:
-    """A measurement on validation prompts; 64 completions a step if no cost is given."""
-    found = {name: Estimate(value, se) for name, value in values.items()}
+def build_measurement(
+    step: int, cost: Cost | None = None, se: float = 0.01, **values: float
+) -> Measurement:
+    """Build a measurement on validation prompts; the default cost is 64 completions per step."""
+    estimates = {name: Estimate(value, se) for name, value in values.items()}
     flat = {f"validation/{name}": value for name, value in values.items()}
-    return Measurement(step, flat, cost or Cost(completions=64 * step), found)
+    return Measurement(step, flat, cost or Cost(completions=64 * step), estimates)
 
 
-def trial_in(folder: Path) -> TrialConfig:
-    """Trial 3, of 100 steps, of the sweep in `folder`."""
-    (folder / SPEC).touch()
-    (folder / "trials" / "3").mkdir(parents=True)
+def build_trial_config(directory: Path) -> TrialConfig:
+    """Build the configuration of trial 3, of 100 steps, of the sweep in `directory`."""
+    (directory / SPEC).touch()
+    (directory / "trials" / "3").mkdir(parents=True)
     training = TrainingSettings(steps=100)
-    return TrialConfig("code", "embedded", 0, {}, training, folder / "trials" / "3")
+    return TrialConfig("code", "embedded", 0, {}, training, directory / "trials" / "3")
 
 
-def attempt_at(trial: TrialConfig, train: str = "none:none", **setup: Any) -> AttemptConfig:
-    """An attempt at a trial in the directory of its sweep."""
+def build_attempt(trial: TrialConfig, train: str = "none:none", **setup: Any) -> AttemptConfig:
+    """Build an attempt at a trial in the directory of its sweep."""
     spec_file = trial.directory.parent.parent / SPEC
     return AttemptConfig(trial, Setup(train, spec_file, **setup))
 
 
-def sent_to_ray(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
-    """Measurements that reach Ray from now on."""
+def record_reports(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
+    """Record the measurements that are sent to Ray from now on."""
     arrived: list[Measurement] = []
 
     def receive(result: dict[str, Any]) -> None:

@@ -21,9 +21,10 @@ from gdpo_tune.tasks.base import Failures, Problem, Scores
 from gdpo_tune.tasks.custom import RewardFunctionTask, choose_row_split, name_reward
 from gdpo_tune.training import scoring, train, worker_cache
 from gdpo_tune.training.evaluation import estimate_metrics
+from tests.support.paths import ROOT
 from tests.support.training import write_policy
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "own_task.md"
+GUIDE = ROOT / "docs" / "own_task.md"
 SETTINGS = TrainingSettings(
     steps=2,
     completions_per_step=16,

@@ -13,7 +13,7 @@ from gdpo_tune.tasks.data import dataset
 from gdpo_tune.tasks.data import rows as reader
 from gdpo_tune.tasks.data.dataset import check_data, describe_data, select_problems
 from gdpo_tune.tasks.generation import choose_split
-from tests.support.data import FOLDER, build_data_settings, read_rows
+from tests.support.data import DIRECTORY, build_data_settings, read_rows
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ def test_a_folder_is_read_whole_and_parquet_says_the_same_as_json_lines(tmp_path
     (tmp_path / "notes.txt").write_text("no data")
     folder = DataSettings(source=str(tmp_path), layout="gsm8k")
     assert sum(sizes(folder).values()) == 2 * sum(sizes(settings).values()) == 20
-    parquet = DataSettings(source=str(FOLDER / "toolrl.parquet"), layout="toolrl")
+    parquet = DataSettings(source=str(DIRECTORY / "toolrl.parquet"), layout="toolrl")
     lines = build_data_settings("toolrl")
     assert dataset.collect_data(parquet).splits == dataset.collect_data(lines).splits
 
@@ -165,7 +165,7 @@ def test_broken_and_other_parquet(tmp_path):
     file.write_bytes(b"PAR1 no table PAR1")
     with pytest.raises(DataError, match=r"rows\.parquet cannot be read as Parquet: "):
         dataset.collect_data(DataSettings(source=str(file), layout="toolrl"))
-    other = DataSettings(source=str(FOLDER / "toolrl.parquet"), layout="gsm8k")
+    other = DataSettings(source=str(DIRECTORY / "toolrl.parquet"), layout="gsm8k")
     with pytest.raises(DataError, match=r"no column question, answer; there are data_source, prom"):
         dataset.collect_data(other)
 

@@ -12,7 +12,7 @@ from gdpo_tune.tasks.execution import build_job
 from gdpo_tune.tasks.layouts import competition_math
 from gdpo_tune.tasks.rewards.tool_correctness import HIGHEST, measure_agreement
 from gdpo_tune.tasks.rewards.tool_format import score_tool_format
-from tests.support.data import FOLDER, build_sample, read_rows
+from tests.support.data import DIRECTORY, build_sample, read_rows
 
 CODE = ("mbpp", "mbpp_sanitized", "humaneval", "apps", "code_contests")
 
@@ -259,4 +259,4 @@ def test_the_first_tests_are_kept():
 
 
 def test_the_files_are_where_the_tests_look():
-    assert {file.stem for file in FOLDER.glob("*.jsonl")} == set(registry.LAYOUTS)
+    assert {file.stem for file in DIRECTORY.glob("*.jsonl")} == set(registry.LAYOUTS)

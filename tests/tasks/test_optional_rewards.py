@@ -1,15 +1,14 @@
 """Optional rewards in a sweep file: on where the space has a weight for them, else absent."""
 
-from pathlib import Path
-
 import pytest
 
 from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.task_files import build_task, load_task_info
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tuning.search.plan import build_published
+from tests.support.paths import ROOT
 
-CODE = Path(__file__).parents[2] / "search_spaces" / "code.yaml"
+CODE = ROOT / "search_spaces" / "code.yaml"
 ON = "space.reward_weights.bug_free=[0, 1]"
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-from pathlib import Path
 
 import pytest
 
@@ -18,10 +17,10 @@ from gdpo_tune.tasks.data import dataset
 from gdpo_tune.tasks.data.columns import RowError
 from gdpo_tune.training import train, worker_cache
 from tests.support.data import read_rows, read_solutions, write_enlarged
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).parents[2]
 
 LAYOUTS = ("mbpp", "mbpp_sanitized", "humaneval", "apps", "code_contests")
 FEW = TrainingSettings(

@@ -24,7 +24,7 @@ from gdpo_tune.training.evaluation import (
 )
 from gdpo_tune.training.rollout import generate
 from gdpo_tune.training.worker_cache import WorkerCache
-from tests.support.training import SETTINGS, ToyTask, trial, write_policy
+from tests.support.training import SETTINGS, ToyTask, build_trial_config, write_policy
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def policy(tmp_path_factory):
 def build_evaluator(policy, task, seed=0, prompts=6) -> Evaluator:
     """Build an evaluator of the toy task's first validation prompts."""
     settings = dataclasses.replace(SETTINGS, validation_prompts=prompts)
-    config = trial("", Path(), seed=seed, settings=settings)
+    config = build_trial_config("", Path(), seed=seed, settings=settings)
     _, tokenizer = policy
     cache = WorkerCache(config, task, tokenizer, PromptFormat(tokenizer), None)
     return Evaluator(config, cache, generate)

@@ -22,7 +22,14 @@ from gdpo_tune.core.steps import read_steps
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import checkpoints, train, worker_cache
 from gdpo_tune.training.checkpoints import find_checkpoint, find_newest_checkpoint
-from tests.support.training import SETTINGS, ToyTask, register, trial, write_policy
+from tests.support.paths import ROOT
+from tests.support.training import (
+    SETTINGS,
+    ToyTask,
+    build_trial_config,
+    register_toy_task,
+    write_policy,
+)
 
 STEPS = 4
 RESUMABLE = dataclasses.replace(SETTINGS, steps=STEPS, checkpoint_every=1, evaluate_every=4)
@@ -39,7 +46,7 @@ def policy(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch):
-    register(monkeypatch)
+    register_toy_task(monkeypatch)
     worker_cache.release()
     yield
     worker_cache.release()
@@ -49,8 +56,8 @@ def toy(monkeypatch):
 def whole(policy, tmp_path_factory):
     """A trial without any failure."""
     with pytest.MonkeyPatch.context() as patch:
-        register(patch)
-        return run(trial(policy, tmp_path_factory.mktemp("whole"), settings=RESUMABLE))
+        register_toy_task(patch)
+        return run(build_trial_config(policy, tmp_path_factory.mktemp("whole"), settings=RESUMABLE))
 
 
 def run(config, resume=None):
@@ -96,7 +103,7 @@ class DiskFailure:
 def count_operations(policy, directory, whole) -> int:
     with pytest.MonkeyPatch.context() as patch:
         failure = DiskFailure(patch, 0, Killed())
-        assert_equal(run(trial(policy, directory, settings=RESUMABLE)), whole)
+        assert_equal(run(build_trial_config(policy, directory, settings=RESUMABLE)), whole)
     return failure.count
 
 
@@ -105,7 +112,7 @@ def test_a_trial_that_dies_at_any_operation_resumes_bitwise_equal(policy, tmp_pa
     total = count_operations(policy, tmp_path / "count", whole)
     assert total > 10 * STEPS
     for point in range(stride % total, total + 1, stride):
-        config = trial(policy, tmp_path / str(point), settings=RESUMABLE)
+        config = build_trial_config(policy, tmp_path / str(point), settings=RESUMABLE)
         with pytest.MonkeyPatch.context() as patch:
             DiskFailure(patch, point, Killed())
             with pytest.raises(Killed):
@@ -119,7 +126,7 @@ def test_a_trial_that_dies_at_any_operation_resumes_bitwise_equal(policy, tmp_pa
 def test_a_full_disk_ends_the_trial_in_one_line_and_it_can_be_resumed(policy, tmp_path, whole):
     total = count_operations(policy, tmp_path / "count", whole)
     for number, point in ((errno.ENOSPC, total // 2), (errno.EDQUOT, total // 2 + 5)):
-        config = trial(policy, tmp_path / str(point), settings=RESUMABLE)
+        config = build_trial_config(policy, tmp_path / str(point), settings=RESUMABLE)
         with pytest.MonkeyPatch.context() as patch:
             DiskFailure(patch, point, OSError(number, os.strerror(number)))
             with pytest.raises((DiskFullError, OSError)) as caught:
@@ -132,7 +139,7 @@ def test_a_full_disk_ends_the_trial_in_one_line_and_it_can_be_resumed(policy, tm
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt", "rng_state.pth"])
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before(policy, tmp_path, whole, file):
-    config = trial(policy, tmp_path / "t", settings=RESUMABLE)
+    config = build_trial_config(policy, tmp_path / "t", settings=RESUMABLE)
 
     def report(measurement, _):
         if measurement.step == 3:
@@ -175,11 +182,11 @@ train(config, resume=None, report=lambda *_: None)
 
 @pytest.mark.integration
 def test_a_sigkill_before_the_checkpoint_gets_its_name(policy, tmp_path, whole):
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", KILLED, policy, str(tmp_path / "t")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
-    config = trial(policy, tmp_path / "t", settings=RESUMABLE)
+    config = build_trial_config(policy, tmp_path / "t", settings=RESUMABLE)
     assert (config.directory / ".unfinished-3").is_dir()
     newest = find_newest_checkpoint(config.directory)
     assert newest == config.directory / "checkpoint-2"

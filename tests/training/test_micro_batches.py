@@ -23,10 +23,10 @@ from gdpo_tune.training.trainer import GDPOTrainer
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
 from tests.support.training import (
     SETTINGS,
-    mostly_slow,
-    plain_trainer,
-    register,
-    trial,
+    build_plain_trainer,
+    build_trial_config,
+    mark_slow_cases,
+    register_toy_task,
     write_policy,
 )
 
@@ -50,7 +50,7 @@ def one_thread():
 
 @pytest.fixture
 def toy(monkeypatch):
-    register(monkeypatch)
+    register_toy_task(monkeypatch)
     worker_cache.release()
     yield
     worker_cache.release()
@@ -174,7 +174,7 @@ def run_two_steps(policy, tmp_path, size, **changes):
         return drawn
 
     passes = changes.get("num_iterations", 1)
-    trainer = plain_trainer(
+    trainer = build_plain_trainer(
         policy,
         tmp_path,
         cls=GDPOTrainer,
@@ -228,7 +228,7 @@ QUICK = [*((loss_type, 0.5, 2, False) for loss_type in LOSS_TYPES), ("dapo", 0.0
 COUNTED_BY_TOKEN = ("loss", "grad_norm", "entropy", "kl", "clip_ratio/region_mean")
 
 
-@pytest.mark.parametrize(("loss_type", "beta", "passes", "padded"), mostly_slow(STEPS, QUICK))
+@pytest.mark.parametrize(("loss_type", "beta", "passes", "padded"), mark_slow_cases(STEPS, QUICK))
 def test_a_step_in_micro_batches_equals_the_step_at_once(
     policy, tmp_path, whole, loss_type, beta, passes, padded
 ):
@@ -320,7 +320,9 @@ def weights(outcome):
 
 def test_the_setting_becomes_arguments_of_TRL(policy, tmp_path, toy):
     def shape(size):
-        config = trial(policy, tmp_path, settings=settings(micro_batch_size=size), num_iterations=2)
+        config = build_trial_config(
+            policy, tmp_path, settings=settings(micro_batch_size=size), num_iterations=2
+        )
         arguments = build_trainer_arguments(config, ("hits", "vowels", "length"))
         return (
             arguments.per_device_train_batch_size,
@@ -336,7 +338,7 @@ def test_the_setting_becomes_arguments_of_TRL(policy, tmp_path, toy):
 
 @pytest.mark.parametrize("size", [5, 32])
 def test_a_size_that_does_not_divide_the_step_ends_the_trial(policy, tmp_path, toy, size):
-    config = trial(policy, tmp_path / "t", settings=settings(micro_batch_size=size))
+    config = build_trial_config(policy, tmp_path / "t", settings=settings(micro_batch_size=size))
     message = f"micro_batch_size {size} does not divide the 16 completions of a step"
     with pytest.raises(TrialFailure, match=message):
         run(config)
@@ -350,7 +352,7 @@ def test_a_trial_in_micro_batches_reports_what_it_reports_at_once(policy, tmp_pa
 
     def configure(directory, size):
         training = settings(micro_batch_size=size)
-        config = trial(policy, tmp_path / directory, settings=training, **parameters)
+        config = build_trial_config(policy, tmp_path / directory, settings=training, **parameters)
         return dataclasses.replace(config, model=model)
 
     whole, expected = run(configure("whole", 0))
@@ -380,14 +382,14 @@ def stopped_at(config, step):
 
 
 @pytest.mark.parametrize(
-    ("stop", "passes"), mostly_slow(itertools.product((3, 5), (1, 2)), [(3, 2)])
+    ("stop", "passes"), mark_slow_cases(itertools.product((3, 5), (1, 2)), [(3, 2)])
 )
 def test_a_resumed_trial_in_micro_batches_is_bitwise_equal(policy, tmp_path, toy, stop, passes):
     # 6 steps of 4 prompts pass twice over 12 prompts, so a resume also crosses that boundary.
     six_steps = settings(steps=6, lr_schedule="cosine", warmup_share=0.3, micro_batch_size=4)
     parameters = {"num_iterations": passes, "beta": 0.01, "settings": six_steps}
-    whole, expected = run(trial(policy, tmp_path / "whole", **parameters))
-    config = trial(policy, tmp_path / "cut", **parameters)
+    whole, expected = run(build_trial_config(policy, tmp_path / "whole", **parameters))
+    config = build_trial_config(policy, tmp_path / "cut", **parameters)
     newest = stopped_at(config, stop)
     torch.rand(3)
     rest, outcome = run(config, resume=newest)
@@ -399,7 +401,9 @@ def test_a_resumed_trial_in_micro_batches_is_bitwise_equal(policy, tmp_path, toy
 
 def test_a_trial_resumes_with_smaller_micro_batches(policy, tmp_path, toy):
     """A user does this after memory ran out."""
-    config = trial(policy, tmp_path / "t", learning_rate=1e-3, settings=settings(steps=4))
+    config = build_trial_config(
+        policy, tmp_path / "t", learning_rate=1e-3, settings=settings(steps=4)
+    )
     whole, _ = run(dataclasses.replace(config, directory=tmp_path / "whole"))
     newest = stopped_at(config, 2)
     smaller = dataclasses.replace(config.training, micro_batch_size=2)

@@ -19,7 +19,14 @@ from gdpo_tune.training import train, worker_cache
 from gdpo_tune.training.lora import ADAPTER, build_adapter_config, load_adapter
 from gdpo_tune.training.trainer import GDPOTrainer
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
-from tests.support.training import SETTINGS, ToyTask, mostly_slow, register, trial, write_policy
+from tests.support.training import (
+    SETTINGS,
+    ToyTask,
+    build_trial_config,
+    mark_slow_cases,
+    register_toy_task,
+    write_policy,
+)
 
 CHAT = (
     "{% for m in messages %}{{ m['role'][0] }}={{ m['content'] }}={% endfor %}"
@@ -36,7 +43,7 @@ class InstructedTask(ToyTask):
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch):
-    register(monkeypatch)
+    register_toy_task(monkeypatch)
     worker_cache.release()
     yield
     worker_cache.release()
@@ -76,7 +83,7 @@ def chat(policy, tmp_path_factory):
 
 
 def configure(policy, directory: Path, model: ModelSettings, **params):
-    return dataclasses.replace(trial(policy, directory, **params), model=model)
+    return dataclasses.replace(build_trial_config(policy, directory, **params), model=model)
 
 
 def run(config, resume=None):
@@ -147,7 +154,10 @@ def test_the_reference_is_of_the_same_revision(policy, tmp_path):
     arguments = build_trainer_arguments(config, ToyTask.rewards)
     assert arguments.model_init_kwargs == {"revision": "v2"}
     assert (
-        build_trainer_arguments(trial(policy, tmp_path), ToyTask.rewards).model_init_kwargs is None
+        build_trainer_arguments(
+            build_trial_config(policy, tmp_path), ToyTask.rewards
+        ).model_init_kwargs
+        is None
     )
 
 
@@ -200,7 +210,7 @@ def test_adapters_start_from_the_trials_seed_whatever_ran_before(peft, policy, t
 
 @pytest.mark.parametrize(
     ("step", "dtype"),
-    mostly_slow(product((1, 2), ("auto", "bfloat16")), [(2, "auto"), (1, "bfloat16")]),
+    mark_slow_cases(product((1, 2), ("auto", "bfloat16")), [(2, "auto"), (1, "bfloat16")]),
 )
 def test_a_resumed_trial_with_an_adapter_is_bitwise_equal(peft, policy, tmp_path, step, dtype):
     model = dataclasses.replace(LORA, dtype=dtype)
@@ -263,7 +273,7 @@ def seen_prompts(monkeypatch):
 def test_training_and_held_out_prompts_are_rendered_alike(
     chat, tmp_path, monkeypatch, instructions, first
 ):
-    register(monkeypatch, InstructedTask)
+    register_toy_task(monkeypatch, InstructedTask)
     seen = seen_prompts(monkeypatch)
     config = configure(chat, tmp_path, ModelSettings(instructions=instructions))
     with worker_cache.open_worker_cache(config) as cache:
@@ -278,7 +288,7 @@ def test_training_and_held_out_prompts_are_rendered_alike(
 
 
 def test_a_policy_without_a_template_gets_instructions_as_plain_text(policy, tmp_path, monkeypatch):
-    register(monkeypatch, InstructedTask)
+    register_toy_task(monkeypatch, InstructedTask)
     seen = seen_prompts(monkeypatch)
     instructed, _ = run(configure(policy, tmp_path / "a", ModelSettings()))
     assert all(len(tokens) > len("answer") + len(prompt) for prompt, tokens in seen)
@@ -301,6 +311,6 @@ def test_every_end_token_of_a_chat_policy_ends_a_completion(chat, tmp_path, monk
     monkeypatch.setattr(GDPOTrainer, "_generate", generate)
     _, tokenizer = load_policy(chat)
     ends = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("z")}
-    run(trial(chat, tmp_path, temperature=1.3))
+    run(build_trial_config(chat, tmp_path, temperature=1.3))
     assert all(ends.isdisjoint(tokens[:-1]) for tokens in completions)
     assert {tokens[-1] for tokens in completions if len(tokens) < 8} == ends

@@ -14,7 +14,7 @@ from gdpo_tune.core.errors import NonFiniteError
 from gdpo_tune.core.registry import NORMALIZATIONS
 from gdpo_tune.training.normalization import compute_advantages
 from tests.support import training as training_support
-from tests.support.training import plain_trainer, write_policy
+from tests.support.training import build_plain_trainer, write_policy
 
 MODES = tuple(NORMALIZATIONS)
 SUM_MODES = ("grpo", "grpo_no_std", "grpo_batch")
@@ -365,13 +365,15 @@ BRANCHES = {
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trl")
-    return plain_trainer(write_policy(folder / "policy"), folder / "out")
+    return build_plain_trainer(write_policy(folder / "policy"), folder / "out")
 
 
 def trl_advantages(trainer, rewards, weights, group, mode, scale_rewards=None):
     aggregation, scale = BRANCHES[mode]
     scale = scale_rewards or scale
-    return training_support.trl_advantages(trainer, rewards, weights, group, aggregation, scale)
+    return training_support.compute_trl_advantages(
+        trainer, rewards, weights, group, aggregation, scale
+    )
 
 
 @pytest.mark.parametrize("mode", BRANCHES)

@@ -12,14 +12,14 @@ from gdpo_tune.core.settings import ModelSettings, RolloutSettings
 from gdpo_tune.training import train, worker_cache
 from gdpo_tune.training.out_of_memory import explain_out_of_memory, list_remedies
 from gdpo_tune.training.trainer import GDPOTrainer
-from tests.support.training import register, trial, write_policy
+from tests.support.training import build_trial_config, register_toy_task, write_policy
 
 CPU = "[enforce fail at alloc_cpu.cpp:119] . DefaultCPUAllocator: can't allocate memory: you tried"
 
 
 @pytest.fixture
 def config(tmp_path):
-    return trial("embedded", tmp_path)
+    return build_trial_config("embedded", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_with_vllm_its_share_is_named_and_not_the_batch_that_is_sampled(config, 
 
 
 def test_a_trial_that_runs_out_of_memory_fails_and_closes_its_cache(tmp_path, monkeypatch):
-    register(monkeypatch)
+    register_toy_task(monkeypatch)
     policy = write_policy(tmp_path / "policy")
 
     def exhausted(self, *_, **__):
@@ -93,5 +93,5 @@ def test_a_trial_that_runs_out_of_memory_fails_and_closes_its_cache(tmp_path, mo
 
     monkeypatch.setattr(GDPOTrainer, "compute_loss", exhausted)
     with pytest.raises(TrialFailure, match=r"out of memory: set training\.micro_batch_size below"):
-        train(trial(policy, tmp_path / "trial"), resume=None, report=lambda *_: None)
+        train(build_trial_config(policy, tmp_path / "trial"), resume=None, report=lambda *_: None)
     assert worker_cache._cache is None

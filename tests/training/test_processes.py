@@ -6,15 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from gdpo_tune.core.registry import NORMALIZATIONS
 from gdpo_tune.core.steps import STEPS_FILE, read_steps
+from tests.support.paths import ROOT
 from tests.support.training import ToyTask, write_policy
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "support" / "training_two_processes.py"
 TRIAL = ROOT / "tests" / "support" / "trial_in_processes.py"
 LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")

@@ -12,7 +12,7 @@ from gdpo_tune.training.fast_cpu.llama import is_small_llama
 from gdpo_tune.training.fast_cpu.sampler import sample
 from gdpo_tune.training.rollout import Decoding, generate, sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer
-from tests.support.training import constant, plain_trainer, write_policy
+from tests.support.training import build_plain_trainer, score_constantly, write_policy
 
 ENDS = (1, 7)
 PAD = 0
@@ -216,7 +216,7 @@ def batch(groups: int, group: int) -> tuple[torch.Tensor, torch.Tensor, int]:
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_packed_forward_and_gradient_equal_trls(policy, tmp_path, monkeypatch, width, temperature):
     monkeypatch.setattr(packing, "_WIDTH", width)
-    trainer = plain_trainer(policy, tmp_path, temperature=temperature)
+    trainer = build_plain_trainer(policy, tmp_path, temperature=temperature)
     model = trainer.model
     ids, mask, tail = batch(groups=4, group=5)
     theirs, entropies, _ = trainer._get_per_token_logps_and_entropies(
@@ -248,7 +248,7 @@ def test_packed_forward_and_gradient_equal_trls(policy, tmp_path, monkeypatch, w
 def test_packed_training_equals_unpacked_training(policy, tmp_path, monkeypatch, changes):
     def trained(packs: bool) -> list[torch.Tensor]:
         monkeypatch.setattr(packing, "can_pack", lambda model: packs)
-        trainer = plain_trainer(
+        trainer = build_plain_trainer(
             policy,
             tmp_path,
             cls=GDPOTrainer,
@@ -275,12 +275,12 @@ def vowels(completions, **_):
 
 def test_nothing_is_packed_where_the_gradient_would_be_wrong(policy, tmp_path):
     def packs(**changes) -> bool:
-        trainer = plain_trainer(
+        trainer = build_plain_trainer(
             policy,
             tmp_path,
             cls=GDPOTrainer,
             normalization="gdpo",
-            reward_funcs=[constant],
+            reward_funcs=[score_constantly],
             **changes,
         )
         return trainer._packs(trainer.model)

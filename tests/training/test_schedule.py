@@ -13,7 +13,13 @@ from gdpo_tune.core.trials import Segment, TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import train, worker_cache
 from gdpo_tune.training.checkpoints import adopt_checkpoint, find_newest_checkpoint
-from tests.support.training import SETTINGS, mostly_slow, register, trial, write_policy
+from tests.support.training import (
+    SETTINGS,
+    build_trial_config,
+    mark_slow_cases,
+    register_toy_task,
+    write_policy,
+)
 
 STEPS = 5
 SHAPED = dataclasses.replace(
@@ -29,7 +35,7 @@ def policy(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch):
-    register(monkeypatch)
+    register_toy_task(monkeypatch)
     worker_cache.release()
     yield
     worker_cache.release()
@@ -70,17 +76,19 @@ def assert_same(one, other):
 
 
 def test_a_schedule_from_the_start_equals_a_trial_without_one(policy, tmp_path):
-    expected = run(trial(policy, tmp_path / "plain", settings=SHAPED, **OTHER))
-    own = trial(policy, tmp_path / "own", settings=SHAPED, **OTHER)
+    expected = run(build_trial_config(policy, tmp_path / "plain", settings=SHAPED, **OTHER))
+    own = build_trial_config(policy, tmp_path / "own", settings=SHAPED, **OTHER)
     assert_same(run(add_schedule(own, Segment(0, OTHER))), expected)
-    replaced = trial(policy, tmp_path / "replaced", settings=SHAPED)
+    replaced = build_trial_config(policy, tmp_path / "replaced", settings=SHAPED)
     assert_same(run(add_schedule(replaced, Segment(0, OTHER))), expected)
 
 
 def test_new_values_hold_from_their_step_on(policy, tmp_path):
-    before, _ = run(trial(policy, tmp_path / "before", settings=SHAPED))
+    before, _ = run(build_trial_config(policy, tmp_path / "before", settings=SHAPED))
     changed, _ = run(
-        add_schedule(trial(policy, tmp_path / "changed", settings=SHAPED), Segment(2, OTHER))
+        add_schedule(
+            build_trial_config(policy, tmp_path / "changed", settings=SHAPED), Segment(2, OTHER)
+        )
     )
     assert changed[1] == before[1]
     assert changed[2] == before[2]
@@ -94,13 +102,15 @@ def test_new_values_hold_from_their_step_on(policy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("stop", "passes"), mostly_slow(product((1, 2, 3), (1, 2)), [(2, 2), (3, 1)])
+    ("stop", "passes"), mark_slow_cases(product((1, 2, 3), (1, 2)), [(2, 2), (3, 1)])
 )
 def test_a_trial_with_a_schedule_resumes_bitwise_equal(policy, tmp_path, stop, passes):
     segments = (Segment(2, OTHER), Segment(4, {"learning_rate": 1e-2}))
     parameters = {"settings": SHAPED, "num_iterations": passes}
-    expected = run(add_schedule(trial(policy, tmp_path / "whole", **parameters), *segments))
-    config = add_schedule(trial(policy, tmp_path / "cut", **parameters), *segments)
+    expected = run(
+        add_schedule(build_trial_config(policy, tmp_path / "whole", **parameters), *segments)
+    )
+    config = add_schedule(build_trial_config(policy, tmp_path / "cut", **parameters), *segments)
     newest = stop_after(config, stop)
     worker_cache.release()
     torch.rand(3)
@@ -108,9 +118,11 @@ def test_a_trial_with_a_schedule_resumes_bitwise_equal(policy, tmp_path, stop, p
 
 
 def test_an_adopted_checkpoint_continues_bitwise_as_one_training(policy, tmp_path):
-    donor = trial(policy, tmp_path / "donor", settings=SHAPED)
-    config = add_schedule(trial(policy, tmp_path / "member", settings=SHAPED), Segment(2, OTHER))
-    stop_after(trial(policy, tmp_path / "member", settings=SHAPED, seed=1), 3)
+    donor = build_trial_config(policy, tmp_path / "donor", settings=SHAPED)
+    config = add_schedule(
+        build_trial_config(policy, tmp_path / "member", settings=SHAPED), Segment(2, OTHER)
+    )
+    stop_after(build_trial_config(policy, tmp_path / "member", settings=SHAPED, seed=1), 3)
     adopt_checkpoint(stop_after(donor, 2), config.directory)
     adopted = find_newest_checkpoint(config.directory)
     assert adopted is not None
@@ -121,7 +133,7 @@ def test_an_adopted_checkpoint_continues_bitwise_as_one_training(policy, tmp_pat
 
 
 def test_the_order_in_which_segments_are_written_does_not_matter(policy, tmp_path):
-    config = trial(policy, tmp_path)
+    config = build_trial_config(policy, tmp_path)
     late, early = Segment(4, {"learning_rate": 2.0}), Segment(2, OTHER)
     config_with_schedule = add_schedule(config, late, early)
     assert config_with_schedule.params_at(1) == config.params

@@ -22,7 +22,7 @@ from gdpo_tune.training.shaping import (
     compute_threshold,
 )
 from tests.support.data import build_sample
-from tests.support.training import SETTINGS, TOY, ToyTask, trial
+from tests.support.training import SETTINGS, TOY, ToyTask, build_trial_config
 
 CALM = settings(deadline=None, database=None, derandomize=True)
 VALUE = st.one_of(st.none(), st.floats(-3, 3), st.sampled_from([0.0, 1.0]))
@@ -160,15 +160,15 @@ def test_partial_credit_exists_only_for_tasks_that_give_it(tmp_path):
     assert PARTIAL_CREDIT in list_parameters(TOY)
     info = dataclasses.replace(TOY, partial_reward=None)
     assert PARTIAL_CREDIT not in list_parameters(info)
-    assert not build_shaping(trial("", tmp_path), TOY).partial_credit
-    assert build_shaping(trial("", tmp_path, partial_credit=True), TOY).partial_credit
+    assert not build_shaping(build_trial_config("", tmp_path), TOY).partial_credit
+    assert build_shaping(build_trial_config("", tmp_path, partial_credit=True), TOY).partial_credit
 
 
 # Out of a trial's parameters
 
 
 def shaped(tmp_path, rewards, lengths, **params):
-    return build_shaping(trial("", tmp_path, **params), TOY).apply(rewards, lengths)
+    return build_shaping(build_trial_config("", tmp_path, **params), TOY).apply(rewards, lengths)
 
 
 REWARDS = {"hits": [8.0, 1.0, None], "vowels": [0.0, 2.0, 1.0], "length": [1.0, 0.0, None]}
@@ -193,7 +193,7 @@ def test_parameters_reach_the_rewards(tmp_path):
 
 def test_a_ramp_without_room_to_fall_leaves_the_step(tmp_path):
     settings = dataclasses.replace(SETTINGS, length_limit=SETTINGS.max_completion_length)
-    config = trial("", tmp_path, settings=settings, length_shape="ramp")
+    config = build_trial_config("", tmp_path, settings=settings, length_shape="ramp")
     assert build_shaping(config, TOY).apply(REWARDS, [4, 6, 8]) == REWARDS
 
 
@@ -201,7 +201,7 @@ def test_a_task_without_a_length_reward_has_no_length_shape(tmp_path):
     info = dataclasses.replace(TOY, length_reward=None)
     assert not set(LENGTH_PARAMETERS) & set(list_parameters(info))
     assert set(LENGTH_PARAMETERS) < set(list_parameters(TOY))
-    config = trial("", tmp_path, length_shape="ramp")
+    config = build_trial_config("", tmp_path, length_shape="ramp")
     assert build_shaping(config, info).apply(REWARDS, [1, 1, 1]) == REWARDS
 
 
@@ -218,7 +218,7 @@ def test_one_reward_has_nothing_to_be_conditioned_on(tmp_path):
 def test_shaping_changes_training_rewards_and_no_metric(tmp_path):
     task = ToyTask(SETTINGS)
     problems = task.problems("train", 2, 0)
-    shaping = build_shaping(trial("", tmp_path, length_shape="ramp"), TOY)
+    shaping = build_shaping(build_trial_config("", tmp_path, length_shape="ramp"), TOY)
     ids = [[2] * 4, [2] * 6]
     batch = {"completions": ["aeta", "aetaet"], "completion_ids": ids, "problem": [0, 1]}
     plain = [reward(**batch) for reward in build_reward_functions(task, problems)]

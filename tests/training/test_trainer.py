@@ -12,7 +12,7 @@ from gdpo_tune.core.registry import NORMALIZATIONS
 from gdpo_tune.training.normalization import compute_advantages
 from gdpo_tune.training.rollout import sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer, compute_reward_metrics
-from tests.support.training import plain_trainer, write_policy
+from tests.support.training import build_plain_trainer, write_policy
 
 pytestmark = pytest.mark.filterwarnings(
     # A reward that scored nothing makes TRL's own statistics of it empty.
@@ -35,7 +35,7 @@ def short(completion_ids, **_):
 
 def build(policy, tmp_path, **changes):
     settings = {"normalization": "gdpo", "reward_funcs": [vowels, short], **changes}
-    return plain_trainer(
+    return build_plain_trainer(
         policy, tmp_path, cls=GDPOTrainer, rollout_func=sample_for_trainer, **settings
     )
 

@@ -24,9 +24,9 @@ from tests.support.training import (
     SETTINGS,
     TOY,
     ToyTask,
-    mostly_slow,
-    register,
-    trial,
+    build_trial_config,
+    mark_slow_cases,
+    register_toy_task,
     write_policy,
 )
 
@@ -39,7 +39,7 @@ def policy(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def toy(monkeypatch):
     """Register the toy task; no cache passes from test to test."""
-    register(monkeypatch)
+    register_toy_task(monkeypatch)
     worker_cache.release()
     ToyTask.opened = ToyTask.closed = 0
     yield
@@ -55,7 +55,7 @@ def once(policy, tmp_path_factory):
         key = (settings, tuple(params.items()))
         if key not in results:
             folder = tmp_path_factory.mktemp("once")
-            results[key] = run(trial(policy, folder, settings=settings, **params))
+            results[key] = run(build_trial_config(policy, folder, settings=settings, **params))
         return results[key]
 
     return outcome
@@ -85,7 +85,7 @@ def have_same_weights(one: Path, other: Path) -> bool:
 
 
 def test_a_trial_from_start_to_end(policy, tmp_path):
-    config = trial(policy, tmp_path / "t")
+    config = build_trial_config(policy, tmp_path / "t")
     reports, outcome = run(config)
     assert [m.step for m, _ in reports] == [1, 2, 3]
     first = reports[0][0].metrics
@@ -122,9 +122,9 @@ def test_a_trial_from_start_to_end(policy, tmp_path):
 
 
 def test_a_rung_is_evaluated_and_changes_nothing_else(policy, tmp_path):
-    plain, outcome = run(trial(policy, tmp_path / "plain"))
+    plain, outcome = run(build_trial_config(policy, tmp_path / "plain"))
     reports, with_rung = run(
-        dataclasses.replace(trial(policy, tmp_path / "rung"), evaluate_at=(1,))
+        dataclasses.replace(build_trial_config(policy, tmp_path / "rung"), evaluate_at=(1,))
     )
     assert [bool(m.validation) for m, _ in reports] == [True, True, True]
     assert reports[0][0].validation.keys() == outcome.validation.keys()
@@ -133,7 +133,7 @@ def test_a_rung_is_evaluated_and_changes_nothing_else(policy, tmp_path):
 
 
 def test_untrained_baseline(policy, tmp_path):
-    config = dataclasses.replace(trial(policy, tmp_path / "t"), train=False)
+    config = dataclasses.replace(build_trial_config(policy, tmp_path / "t"), train=False)
     reports, outcome = run(config)
     assert reports == []
     assert outcome.checkpoint is None
@@ -151,8 +151,8 @@ def test_another_architecture_is_trained_through_transformers(policy, tmp_path):
     )  # fmt: skip
     GPT2LMHeadModel(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    first = run(trial(str(folder), tmp_path / "a"))
-    again = run(trial(str(folder), tmp_path / "b"))
+    first = run(build_trial_config(str(folder), tmp_path / "a"))
+    again = run(build_trial_config(str(folder), tmp_path / "b"))
     assert metrics_of(first[0]) == metrics_of(again[0])
     assert not have_same_weights(folder, first[1].checkpoint)
 
@@ -161,10 +161,10 @@ def test_another_architecture_is_trained_through_transformers(policy, tmp_path):
 
 
 def test_equal_configs_are_bitwise_equal_in_a_fresh_and_a_reused_process(policy, tmp_path):
-    fresh, outcome = run(trial(policy, tmp_path / "a"))
-    run(trial(policy, tmp_path / "between", seed=9, learning_rate=0.5, group_size=8))
+    fresh, outcome = run(build_trial_config(policy, tmp_path / "a"))
+    run(build_trial_config(policy, tmp_path / "between", seed=9, learning_rate=0.5, group_size=8))
     torch.rand(17)  # the process may have done anything else
-    reused, again = run(trial(policy, tmp_path / "b"))
+    reused, again = run(build_trial_config(policy, tmp_path / "b"))
     assert ToyTask.opened == 1, "the second and third trial reuse the task"
     assert metrics_of(fresh) == metrics_of(reused)
     assert (outcome.validation, outcome.test) == (again.validation, again.test)
@@ -172,31 +172,35 @@ def test_equal_configs_are_bitwise_equal_in_a_fresh_and_a_reused_process(policy,
 
 
 def test_another_seed_is_another_trial(policy, tmp_path):
-    first, _ = run(trial(policy, tmp_path / "a"))
-    second, _ = run(trial(policy, tmp_path / "b", seed=1))
+    first, _ = run(build_trial_config(policy, tmp_path / "a"))
+    second, _ = run(build_trial_config(policy, tmp_path / "b", seed=1))
     assert metrics_of(first) != metrics_of(second)
 
 
 def test_other_settings_get_their_own_cache(policy, tmp_path):
-    run(trial(policy, tmp_path / "a"))
-    run(trial(policy, tmp_path / "b", settings=dataclasses.replace(SETTINGS, length_limit=2)))
+    run(build_trial_config(policy, tmp_path / "a"))
+    run(
+        build_trial_config(
+            policy, tmp_path / "b", settings=dataclasses.replace(SETTINGS, length_limit=2)
+        )
+    )
     assert (ToyTask.opened, ToyTask.closed) == (2, 1)
 
 
 def test_another_sandbox_gets_its_own_cache(policy, tmp_path):
-    run(trial(policy, tmp_path / "a"))
+    run(build_trial_config(policy, tmp_path / "a"))
     settings = SandboxSettings(workers=2)
-    run(dataclasses.replace(trial(policy, tmp_path / "b"), sandbox=settings))
+    run(dataclasses.replace(build_trial_config(policy, tmp_path / "b"), sandbox=settings))
     assert (ToyTask.opened, ToyTask.closed) == (2, 1)
     assert worker_cache._cache is not None
     assert worker_cache._cache.task.sandbox == settings
 
 
 def test_a_policy_too_large_to_keep_twice_is_loaded_again(policy, tmp_path, monkeypatch):
-    kept, outcome = run(trial(policy, tmp_path / "a"))
+    kept, outcome = run(build_trial_config(policy, tmp_path / "a"))
     monkeypatch.setattr(worker_cache, "_COPIED_PARAMETERS", 0)
     for name in ("b", "c"):
-        loaded, again = run(trial(policy, tmp_path / name))
+        loaded, again = run(build_trial_config(policy, tmp_path / name))
         assert metrics_of(loaded) == metrics_of(kept)
         assert again.test == outcome.test
 
@@ -204,7 +208,7 @@ def test_a_policy_too_large_to_keep_twice_is_loaded_again(policy, tmp_path, monk
 def test_objectives_are_unweighted(policy, tmp_path):
     outcomes = []
     for weight in (1.0, 0.1):
-        config = trial(policy, tmp_path, **{"reward_weights.hits": weight})
+        config = build_trial_config(policy, tmp_path, **{"reward_weights.hits": weight})
         outcomes.append(run(dataclasses.replace(config, train=False))[1])
     assert outcomes[0].test == outcomes[1].test
 
@@ -231,14 +235,14 @@ def stop_at(config, step: int, reason: type[BaseException] = Stop) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("stop", "passes"), mostly_slow(product((2, 3, 5), (1, 2)), [(2, 1), (5, 2)])
+    ("stop", "passes"), mark_slow_cases(product((2, 3, 5), (1, 2)), [(2, 1), (5, 2)])
 )
 def test_a_resumed_trial_is_bitwise_equal(policy, tmp_path, stop, passes):
     # 6 steps of 4 prompts pass twice over 12 prompts, so a resume also crosses that boundary.
     settings = dataclasses.replace(SETTINGS, steps=6, lr_schedule="cosine", warmup_share=0.3)
     parameters = {"num_iterations": passes, "beta": 0.01, "settings": settings}
-    whole, expected = run(trial(policy, tmp_path / "whole", **parameters))
-    config = trial(policy, tmp_path / "cut", **parameters)
+    whole, expected = run(build_trial_config(policy, tmp_path / "whole", **parameters))
+    config = build_trial_config(policy, tmp_path / "cut", **parameters)
     newest = stop_at(config, stop)
     start = read_checkpoint(newest)
     worker_cache.release()
@@ -255,8 +259,8 @@ def test_a_resumed_trial_is_bitwise_equal(policy, tmp_path, stop, passes):
 
 
 def test_a_trial_that_stops_on_request_loses_no_step(policy, tmp_path):
-    _, expected = run(trial(policy, tmp_path / "whole"))
-    config = trial(policy, tmp_path / "cut")
+    _, expected = run(build_trial_config(policy, tmp_path / "whole"))
+    config = build_trial_config(policy, tmp_path / "cut")
     newest = stop_at(config, 1, SystemExit)
     assert read_checkpoint(newest).step == 1
     reports, outcome = run(config, resume=newest)
@@ -265,7 +269,7 @@ def test_a_trial_that_stops_on_request_loses_no_step(policy, tmp_path):
 
 
 def test_a_resumed_trial_reports_the_measurement_at_its_checkpoint_again(policy, tmp_path):
-    config = dataclasses.replace(trial(policy, tmp_path), evaluate_at=(1,))
+    config = dataclasses.replace(build_trial_config(policy, tmp_path), evaluate_at=(1,))
     reported = []
 
     def report(measurement, _):
@@ -284,8 +288,8 @@ def test_a_resumed_trial_reports_the_measurement_at_its_checkpoint_again(policy,
 
 
 def test_a_trial_that_died_after_its_last_step_reports_again_and_only_evaluates(policy, tmp_path):
-    whole, expected = run(trial(policy, tmp_path / "whole"))
-    config = trial(policy, tmp_path / "cut")
+    whole, expected = run(build_trial_config(policy, tmp_path / "whole"))
+    config = build_trial_config(policy, tmp_path / "cut")
     newest = stop_at(config, SETTINGS.steps)  # the report of that step never arrived
     reports, outcome = run(config, resume=newest)
     ((again, path),) = reports
@@ -297,7 +301,7 @@ def test_a_trial_that_died_after_its_last_step_reports_again_and_only_evaluates(
 
 
 def test_a_damaged_checkpoint_is_refused(policy, tmp_path):
-    config = trial(policy, tmp_path / "t")
+    config = build_trial_config(policy, tmp_path / "t")
     newest = stop_at(config, 2)
     (newest / "optimizer.pt").unlink()
     with pytest.raises(TrialFailure, match=r"checkpoint-2 is incomplete \(optimizer.pt is missing"):
@@ -313,7 +317,7 @@ def test_an_exception_of_report_passes_through_and_closes_the_cache(policy, tmp_
         raise reason
 
     with pytest.raises(reason):
-        train(trial(policy, tmp_path / "t"), resume=None, report=report)
+        train(build_trial_config(policy, tmp_path / "t"), resume=None, report=report)
     assert (ToyTask.opened, ToyTask.closed) == (1, 1)
 
 
@@ -324,7 +328,7 @@ def test_the_older_checkpoint_stays_until_the_newer_one_was_reported(policy, tmp
         if path is not None:
             seen.append(sorted(p.name for p in path.parent.glob("checkpoint-*")))
 
-    train(trial(policy, tmp_path / "t"), resume=None, report=report)
+    train(build_trial_config(policy, tmp_path / "t"), resume=None, report=report)
     assert seen == [["checkpoint-2"], ["checkpoint-2", "checkpoint-3"]]
 
 
@@ -342,16 +346,20 @@ class BrokenTask(ToyTask):
 
 
 def test_nan_from_the_task_ends_the_trial_with_a_reason(policy, tmp_path, monkeypatch):
-    register(monkeypatch, BrokenTask)
+    register_toy_task(monkeypatch, BrokenTask)
     with pytest.raises(NonFiniteError, match="reward vowels of completion 3 is nan at step 2"):
-        train(trial(policy, tmp_path / "t"), resume=None, report=lambda *_: None)
+        train(build_trial_config(policy, tmp_path / "t"), resume=None, report=lambda *_: None)
     assert [m.step for m in read_steps(tmp_path / "t")] == [1]
     assert ToyTask.closed == 1
 
 
 def test_group_size_has_to_divide_the_completions_of_a_step(policy, tmp_path):
     with pytest.raises(TrialFailure, match="group_size 5 does not divide completions_per_step 16"):
-        train(trial(policy, tmp_path / "t", group_size=5), resume=None, report=lambda *_: None)
+        train(
+            build_trial_config(policy, tmp_path / "t", group_size=5),
+            resume=None,
+            report=lambda *_: None,
+        )
 
 
 # Every parameter and every setting has an effect
@@ -366,7 +374,7 @@ def test_long_prompts_are_counted_in_every_trial(policy, tmp_path):
     settings = dataclasses.replace(QUICK, steps=1, test_prompts=12)
     data = DataSettings(max_prompt_length=5)
     for name in ("first", "again, in the same process"):
-        config = trial(policy, tmp_path / name, settings=settings)
+        config = build_trial_config(policy, tmp_path / name, settings=settings)
         outcome = run(dataclasses.replace(config, data=data))[1]
         assert outcome.environment == {
             "judge": "toy",
@@ -431,7 +439,7 @@ def test_each_loss_type_trains(policy, once, loss_type):
 
 def test_cispo_takes_the_upper_bound_and_the_others_the_distance(policy, tmp_path):
     def bound(loss_type):
-        config = trial(policy, tmp_path, loss_type=loss_type, epsilon_high=0.28)
+        config = build_trial_config(policy, tmp_path, loss_type=loss_type, epsilon_high=0.28)
         return build_trainer_arguments(config, ToyTask.rewards).epsilon_high
 
     assert bound("dapo") == 0.28
@@ -519,7 +527,9 @@ def test_threads(policy, tmp_path):
     before = torch.get_num_threads()
     try:
         for threads in (2, 1):
-            config = dataclasses.replace(trial(policy, tmp_path), train=False, threads=threads)
+            config = dataclasses.replace(
+                build_trial_config(policy, tmp_path), train=False, threads=threads
+            )
             run(config)
             assert torch.get_num_threads() == threads
     finally:
@@ -538,7 +548,7 @@ def test_training_order_repeats_no_prompt_within_a_pass():
 def test_gpu_metrics_are_stored_with_each_step(policy, tmp_path, monkeypatch):
     seen = {"train/gpu_utilisation": 0.5, "train/gpu_memory_gib": 3.0}
     monkeypatch.setattr(step_reporter, "read_gpu_metrics", lambda: dict(seen))
-    config = trial(policy, tmp_path, settings=dataclasses.replace(SETTINGS, steps=1))
+    config = build_trial_config(policy, tmp_path, settings=dataclasses.replace(SETTINGS, steps=1))
     reports, _ = run(config)
     (measurement, _), *_ = reports
     (step,) = read_steps(tmp_path)

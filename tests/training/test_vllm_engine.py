@@ -24,7 +24,7 @@ from gdpo_tune.training import gpu as gpu_module
 from gdpo_tune.training import rollout, step_reporter, train, vllm_engine, worker_cache
 from gdpo_tune.training.rollout import Decoding
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
-from tests.support.training import register, trial, write_policy
+from tests.support.training import build_trial_config, register_toy_task, write_policy
 
 GIB = 2**30
 
@@ -36,8 +36,8 @@ def policy(tmp_path_factory):
 
 @pytest.fixture
 def config(policy, tmp_path, monkeypatch):
-    register(monkeypatch)
-    yield trial(policy, tmp_path / "t", seed=7)
+    register_toy_task(monkeypatch)
+    yield build_trial_config(policy, tmp_path / "t", seed=7)
     worker_cache.release()
 
 

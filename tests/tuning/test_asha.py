@@ -1,4 +1,4 @@
-"""Sweeps that stop trials at rungs: what is recorded, what a trial hears, what a restart finds."""
+"""Sweeps that stop trials at rungs: records, requests to trials, and restarts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gdpo_tune.tuning.ray.stopping import HALT
 from gdpo_tune.tuning.schedulers.rungs import Rungs, Verdict
 from gdpo_tune.tuning.search.plan import is_finished
 from tests.support.search_driver import Driver
-from tests.support.tuning import measured, outcome, spec_in
+from tests.support.tuning import build_measurement, build_outcome, load_code_spec
 
 QUICK = ("search.sampler=random", "search.trials=9", "search.replicates.max_runs=0")
 FIFO = "search.scheduler={type: fifo}"
@@ -27,34 +27,34 @@ RUNGS = (7, 20)
 
 
 class Killed(Exception):
-    """The driver is gone."""
+    """Simulated kill of the driver."""
 
 
-class Steps(Driver):
-    """A driver whose trials train step by step, hear of a halt, and go on from where they were."""
+class StepDriver(Driver):
+    """A driver whose trials train from rung to rung, stop at a halt request, and resume."""
 
     def __init__(self, ledger: Ledger, slots: int = 2, dies_after: int = 10**9) -> None:
         super().__init__(ledger, slots)
-        self._left = dies_after
+        self._writes_left = dies_after
 
     def advance(self, trial_id: str) -> None:
-        """One trial goes on to its next rung or its end."""
-        config = self.flying[trial_id]
-        at = progress_of(config)
+        """Advance one trial to its next rung or its end."""
+        config = self.in_flight[trial_id]
+        at = read_progress(config)
         rungs = [step for step in config.evaluate_at if step > at]
         step = rungs[0] if rungs else config.training.steps
         self.tick()
-        self.report(trial_id, measured(step, **values(config)))
+        self.report(trial_id, build_measurement(step, **compute_values(config)))
         self.tick()
         write_progress(config, step)
         if (config.directory / HALT).exists():
             self.end(trial_id, interrupted=True)
         elif step == config.training.steps:
-            self.end(trial_id, outcome=final(config))
+            self.end(trial_id, outcome=build_final_outcome(config))
 
     def tick(self) -> None:
-        self._left -= 1
-        if self._left < 0:
+        self._writes_left -= 1
+        if self._writes_left < 0:
             raise Killed
 
     def run(self) -> None:
@@ -63,23 +63,23 @@ class Steps(Driver):
             if answer == self.searcher.FINISHED:
                 return
             if answer is None:
-                self.advance(next(iter(self.flying)))
+                self.advance(next(iter(self.in_flight)))
 
 
-def values(config: TrialConfig) -> dict[str, float]:
-    """Two objectives that trade off, and how far from the best trade-off a trial is."""
+def compute_values(config: TrialConfig) -> dict[str, float]:
+    """Compute two objectives that trade off, with a distance from the best trade-off."""
     weight = float(config.params["reward_weights.format"])
     loss = config.seed % 7 / 10
     share = weight / (1 + weight)
     return {"correctness": 1 - share - loss, "format": share - loss, "length": 0.5}
 
 
-def final(config: TrialConfig) -> Outcome:
+def build_final_outcome(config: TrialConfig) -> Outcome:
     spent = Cost(completions=64 * config.training.steps)
-    return replace(outcome(**values(config)), cost=spent)
+    return replace(build_outcome(**compute_values(config)), cost=spent)
 
 
-def progress_of(config: TrialConfig) -> int:
+def read_progress(config: TrialConfig) -> int:
     file = config.directory / "checkpoint"
     return int(file.read_text()) if file.exists() else 0
 
@@ -89,23 +89,23 @@ def write_progress(config: TrialConfig, step: int) -> None:
     (config.directory / "checkpoint").write_text(str(step))
 
 
-def sweep(folder: Path, *overrides: str) -> tuple[SweepSpec, list[TrialRecord]]:
-    spec = spec_in(folder, [*QUICK, *overrides])
+def run_sweep(directory: Path, *overrides: str) -> tuple[SweepSpec, list[TrialRecord]]:
+    spec = load_code_spec(directory, [*QUICK, *overrides])
     with Ledger.open(spec) as ledger:
-        Steps(ledger).run()
+        StepDriver(ledger).run()
         return spec, ledger.get_records()
 
 
-def essence(records: list[TrialRecord]) -> list[Any]:
-    """What has to be the same however often the driver was killed."""
+def list_facts(records: list[TrialRecord]) -> list[Any]:
+    """List the facts that kills of the driver must not change."""
     return [
         (r.number, r.role, r.state, r.params, r.seed, r.reason, r.rungs, r.validation)
         for r in records
     ]
 
 
-def test_trials_that_others_dominate_end_at_a_rung_and_say_so(tmp_path: Path):
-    spec, records = sweep(tmp_path, ASHA)
+def test_dominated_trials_end_at_a_rung_with_a_reason(tmp_path: Path):
+    spec, records = run_sweep(tmp_path, ASHA)
     pruned = [record for record in records if record.state == "pruned"]
     complete = [r for r in records if r.state == "complete" and r.role == "search"]
     assert len(pruned) + len(complete) == 9
@@ -122,14 +122,14 @@ def test_trials_that_others_dominate_end_at_a_rung_and_say_so(tmp_path: Path):
         assert [rung.step for rung in record.rungs] == [*RUNGS, 60]
 
 
-def test_no_other_scheduler_asks_for_rungs(tmp_path: Path):
-    _, records = sweep(tmp_path, FIFO)
+def test_fifo_uses_no_rungs(tmp_path: Path):
+    _, records = run_sweep(tmp_path, FIFO)
     assert {record.state for record in records} == {"complete"}
     assert {tuple(rung.step for rung in record.rungs) for record in records} == {(60,)}
 
 
-def test_baselines_and_replicates_are_compared_with_nobody(tmp_path: Path):
-    _, records = sweep(tmp_path, ASHA, "search.replicates={per_point: 2, max_runs: 4}")
+def test_baselines_and_replicates_are_not_compared_at_rungs(tmp_path: Path):
+    _, records = run_sweep(tmp_path, ASHA, "search.replicates={per_point: 2, max_runs: 4}")
     others = [record for record in records if record.role != "search"]
     assert {record.role for record in others} == {"untrained", "published", "replicate"}
     assert {record.state for record in others} == {"complete"}
@@ -139,28 +139,26 @@ def test_baselines_and_replicates_are_compared_with_nobody(tmp_path: Path):
 def test_less_grace_and_another_factor_move_the_rungs(tmp_path: Path):
     expected = {"reduction_factor: 2": {30}, "grace: 0.1": {7, 20}, "grace: 0.05": {3, 7, 20}}
     for index, (setting, steps) in enumerate(expected.items()):
-        _, records = sweep(tmp_path / str(index), f"search.scheduler={{type: asha, {setting}}}")
+        _, records = run_sweep(tmp_path / str(index), f"search.scheduler={{type: asha, {setting}}}")
         assert {rung.step for r in records for rung in r.rungs} == {*steps, 60}
 
 
 @pytest.mark.parametrize("scheduler", [ASHA, PROMOTE])
 @pytest.mark.parametrize("slots", [1, 3])
-def test_a_sweep_comes_to_its_end_with_nothing_left_running(
-    tmp_path: Path, scheduler: str, slots: int
-):
-    spec = spec_in(tmp_path, [*QUICK, "search.trials=30", scheduler])
+def test_a_sweep_ends_with_no_trial_running(tmp_path: Path, scheduler: str, slots: int):
+    spec = load_code_spec(tmp_path, [*QUICK, "search.trials=30", scheduler])
     with Ledger.open(spec) as ledger:
-        Steps(ledger, slots).run()
+        StepDriver(ledger, slots).run()
         records = ledger.get_records()
         assert {trial.state.name for trial in ledger.study.trials} == {"COMPLETE", "PRUNED"}
     assert is_finished(spec, records)
     assert len(records) == 32
 
 
-def test_a_waiting_trial_takes_no_slot_and_goes_on_where_it_was(tmp_path: Path):
-    spec = spec_in(tmp_path, [*QUICK, "search.trials=30", PROMOTE])
+def test_a_paused_trial_takes_no_slot_and_resumes_at_its_step(tmp_path: Path):
+    spec = load_code_spec(tmp_path, [*QUICK, "search.trials=30", PROMOTE])
     with Ledger.open(spec) as ledger:
-        driver = Steps(ledger, slots=1)
+        driver = StepDriver(ledger, slots=1)
         driver.run()
         records = ledger.get_records()
     paused = [event.record for event in driver.events if isinstance(event, TrialPaused)]
@@ -172,47 +170,47 @@ def test_a_waiting_trial_takes_no_slot_and_goes_on_where_it_was(tmp_path: Path):
     for record in promoted:
         steps = [rung.step for rung in record.rungs]
         assert steps == [*RUNGS, 60][: len(steps)], "each rung once: nothing was trained again"
-    told = [event.record.number for event in driver.events if isinstance(event, TrialFinished)]
-    assert sorted(told) == list(range(32))
+    ended = [event.record.number for event in driver.events if isinstance(event, TrialFinished)]
+    assert sorted(ended) == list(range(32))
 
 
 @pytest.mark.parametrize("scheduler", [ASHA, PROMOTE])
-def test_wherever_the_driver_is_killed_the_sweep_ends_as_if_it_had_not_been(
+def test_a_kill_of_the_driver_at_any_write_does_not_change_the_result(
     tmp_path: Path, scheduler: str
 ):
     points = ", ".join(f"{{learning_rate: {4 + i}.0e-5, group_size: 8}}" for i in range(12))
     overrides = [*QUICK, "search.trials=12", scheduler, f"enqueue=[{points}]"]
-    undisturbed = spec_in(tmp_path / "undisturbed", overrides)
+    undisturbed = load_code_spec(tmp_path / "undisturbed", overrides)
     with Ledger.open(undisturbed) as ledger:
-        Steps(ledger, slots=1).run()
+        StepDriver(ledger, slots=1).run()
         expected = ledger.get_records()
     for life in (1, 2, 5):
-        spec = spec_in(tmp_path / str(life), overrides)
+        spec = load_code_spec(tmp_path / str(life), overrides)
         lives = 0
         while True:
             lives += 1
             with Ledger.open(spec) as ledger:
                 try:
-                    Steps(ledger, slots=1, dies_after=life + lives % 2).run()
+                    StepDriver(ledger, slots=1, dies_after=life + lives % 2).run()
                 except Killed:
                     continue
                 records = ledger.get_records()
                 break
         assert lives > 3
-        assert essence(records) == essence(expected)
+        assert list_facts(records) == list_facts(expected)
 
 
-def test_a_verdict_that_was_not_carried_out_is_by_the_next_process(tmp_path: Path):
-    spec = spec_in(tmp_path, [*QUICK, ASHA])
+def test_the_next_process_carries_out_a_pending_verdict(tmp_path: Path):
+    spec = load_code_spec(tmp_path, [*QUICK, ASHA])
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
         driver.end(driver.ask())
         driver.end(driver.ask())
         good, bad = driver.ask(), driver.ask()
-        driver.report(good, measured(7, correctness=0.9, format=0.9, length=0.9))
-        driver.report(bad, measured(7, correctness=0.1, format=0.1, length=0.1))
-        assert not (driver.flying[good].directory / HALT).exists()
-        assert (driver.flying[bad].directory / HALT).exists()
+        driver.report(good, build_measurement(7, correctness=0.9, format=0.9, length=0.9))
+        driver.report(bad, build_measurement(7, correctness=0.1, format=0.1, length=0.1))
+        assert not (driver.in_flight[good].directory / HALT).exists()
+        assert (driver.in_flight[bad].directory / HALT).exists()
         assert ledger.get_record(3).state == "running"
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
@@ -220,16 +218,16 @@ def test_a_verdict_that_was_not_carried_out_is_by_the_next_process(tmp_path: Pat
         assert ledger.get_record(3).reason == "stopped at rung 448: dominated by #2"
         assert not (ledger.get_trial_directory(3) / HALT).exists()
         assert [event.record.number for event in driver.events] == [3]
-        assert driver.flying[driver.ask()].directory.name == "2"
+        assert driver.in_flight[driver.ask()].directory.name == "2"
 
 
 @pytest.mark.parametrize("scheduler", [ASHA, PROMOTE])
-def test_what_ended_trials_were_to_do_is_not_decided_again(
+def test_verdicts_on_ended_trials_are_not_decided_again(
     tmp_path: Path, scheduler: str, monkeypatch: pytest.MonkeyPatch
 ):
-    spec = spec_in(tmp_path, [*QUICK, "search.trials=30", scheduler])
+    spec = load_code_spec(tmp_path, [*QUICK, "search.trials=30", scheduler])
     with Ledger.open(spec) as ledger, pytest.raises(Killed):
-        Steps(ledger, slots=3, dies_after=61).run()
+        StepDriver(ledger, slots=3, dies_after=61).run()
     decided: set[int] = set()
     record = Rungs.record
 
@@ -247,48 +245,50 @@ def test_what_ended_trials_were_to_do_is_not_decided_again(
     assert decided
 
 
-def test_a_trial_that_fails_while_it_is_asked_to_end_is_pruned(tmp_path: Path):
-    spec = spec_in(tmp_path, [*QUICK, ASHA])
+def test_a_trial_that_fails_after_a_request_to_stop_is_pruned(tmp_path: Path):
+    spec = load_code_spec(tmp_path, [*QUICK, ASHA])
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger, slots=3)
         driver.end(driver.ask())
         driver.end(driver.ask())
         trials = [driver.ask() for _ in range(3)]
         for trial, value in zip(trials, (0.9, 0.2, 0.1), strict=True):
-            driver.report(trial, measured(7, correctness=value, format=value, length=value))
+            driver.report(
+                trial, build_measurement(7, correctness=value, format=value, length=value)
+            )
         driver.end(trials[1], failure="the disk is on fire")
-        driver.flying.pop(trials[2])
+        driver.in_flight.pop(trials[2])
         driver.searcher.on_failure(trials[2], "the trial's process died")
         assert [ledger.get_record(number).state for number in (3, 4)] == ["pruned", "pruned"]
         assert not (ledger.get_trial_directory(3) / HALT).exists()
 
 
 def test_a_trial_that_breaks_a_constraint_ends_before_one_that_does_not(tmp_path: Path):
-    spec = spec_in(tmp_path, [*QUICK, ASHA])  # correctness >= 0.2
+    spec = load_code_spec(tmp_path, [*QUICK, ASHA])  # correctness >= 0.2
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
         driver.end(driver.ask())
         driver.end(driver.ask())
         meets, breaks = driver.ask(), driver.ask()
-        driver.report(meets, measured(7, correctness=0.3, format=0.1, length=0.1))
-        driver.report(breaks, measured(7, correctness=0.1, format=0.9, length=0.9))
-        assert (driver.flying[breaks].directory / HALT).exists()
+        driver.report(meets, build_measurement(7, correctness=0.3, format=0.1, length=0.1))
+        driver.report(breaks, build_measurement(7, correctness=0.1, format=0.9, length=0.9))
+        assert (driver.in_flight[breaks].directory / HALT).exists()
 
 
 def test_nothing_is_promoted_once_the_budget_is_spent(tmp_path: Path):
-    given = [*QUICK, "search.trials=30", PROMOTE, "search.budget={completions: 30000}"]
-    spec = spec_in(tmp_path, given)
+    overrides = [*QUICK, "search.trials=30", PROMOTE, "search.budget={completions: 30000}"]
+    spec = load_code_spec(tmp_path, overrides)
     with Ledger.open(spec) as ledger:
-        Steps(ledger, slots=1).run()
+        StepDriver(ledger, slots=1).run()
         records = ledger.get_records()
     assert 3 < len(records) < 32
     assert 30000 <= sum(record.cost.completions for record in records) < 30000 + 60 * 64
     assert is_finished(spec, records)
 
 
-def test_what_trials_cost_may_be_what_they_are_compared_by(tmp_path: Path):
+def test_costs_may_be_objectives_at_rungs(tmp_path: Path):
     objective = "objectives.seconds={direction: minimize, reference: 100}"
-    spec = spec_in(tmp_path, [*QUICK, ASHA, objective])
+    spec = load_code_spec(tmp_path, [*QUICK, ASHA, objective])
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger, slots=3)
         driver.end(driver.ask())
@@ -296,37 +296,41 @@ def test_what_trials_cost_may_be_what_they_are_compared_by(tmp_path: Path):
         for value, seconds in [(0.5, 5), (0.4, 6), (0.4, 4)]:
             trial = driver.ask()
             cost = Cost(completions=448, seconds=seconds)
-            driver.report(trial, measured(7, cost, correctness=value, format=0.5, length=0.5))
-        halted = [(c.directory / HALT).exists() for c in driver.flying.values()]
+            driver.report(
+                trial, build_measurement(7, cost, correctness=value, format=0.5, length=0.5)
+            )
+        halted = [(c.directory / HALT).exists() for c in driver.in_flight.values()]
     assert halted == [False, True, False]
 
 
-def test_a_bound_on_a_cost_that_is_added_later_counts_for_trials_from_before(tmp_path: Path):
+def test_a_cost_constraint_that_is_added_later_applies_to_earlier_trials(tmp_path: Path):
     same = {"correctness": 0.5, "format": 0.5, "length": 0.5}
-    with Ledger.open(spec_in(tmp_path, [*QUICK, ASHA])) as ledger:
+    with Ledger.open(load_code_spec(tmp_path, [*QUICK, ASHA])) as ledger:
         driver = Driver(ledger, slots=3)
         driver.end(driver.ask())
         driver.end(driver.ask())
         for seconds in (5, 9):
             cost = Cost(completions=448, seconds=seconds)
-            driver.report(driver.ask(), measured(7, cost, **same))
-        assert not any((c.directory / HALT).exists() for c in driver.flying.values())
-    with Ledger.open(spec_in(tmp_path, [*QUICK, ASHA, "constraints.seconds='<= 6'"])) as ledger:
+            driver.report(driver.ask(), build_measurement(7, cost, **same))
+        assert not any((c.directory / HALT).exists() for c in driver.in_flight.values())
+    with Ledger.open(
+        load_code_spec(tmp_path, [*QUICK, ASHA, "constraints.seconds='<= 6'"])
+    ) as ledger:
         Driver(ledger)
         assert [ledger.get_record(number).state for number in (2, 3)] == ["running", "pruned"]
         assert ledger.get_record(3).reason == "stopped at rung 448: dominated by #2"
 
 
-def test_a_trial_that_waits_where_nobody_is_compared_any_more_is_closed_all_the_same(
+def test_a_paused_trial_at_a_removed_rung_is_closed(
     tmp_path: Path,
 ):
     def promoting(factor: int) -> SweepSpec:
         chosen = f"{{type: asha, variant: promote, grace: 0.2, reduction_factor: {factor}}}"
-        return spec_in(tmp_path, [*QUICK, "search.trials=4", f"search.scheduler={chosen}"])
+        return load_code_spec(tmp_path, [*QUICK, "search.trials=4", f"search.scheduler={chosen}"])
 
     def come_to(driver: Driver, trial: str, step: int, value: float) -> None:
-        driver.report(trial, measured(step, correctness=value, format=value, length=value))
-        if (driver.flying[trial].directory / HALT).exists():
+        driver.report(trial, build_measurement(step, correctness=value, format=value, length=value))
+        if (driver.in_flight[trial].directory / HALT).exists():
             driver.end(trial, interrupted=True)
 
     with Ledger.open(promoting(2)) as ledger:
@@ -348,35 +352,37 @@ def test_a_trial_that_waits_where_nobody_is_compared_any_more_is_closed_all_the_
     assert closed.reason.endswith("not promoted; stopped at rung 960: dominated by #2")
 
 
-def test_what_is_measured_after_a_verdict_counts_for_nothing(tmp_path: Path):
-    spec = spec_in(tmp_path, [*QUICK, PROMOTE])
+def test_measurements_after_a_verdict_are_ignored(tmp_path: Path):
+    spec = load_code_spec(tmp_path, [*QUICK, PROMOTE])
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
         driver.end(driver.ask())
         driver.end(driver.ask())
         good, bad = driver.ask(), driver.ask()
-        driver.report(good, measured(7, correctness=0.9, format=0.9, length=0.9))
+        driver.report(good, build_measurement(7, correctness=0.9, format=0.9, length=0.9))
         low = {"correctness": 0.1, "format": 0.1, "length": 0.1}
-        driver.report(bad, measured(7, **low))
-        driver.report(bad, measured(20, **low))  # its workers came so far before they heard of it
+        driver.report(bad, build_measurement(7, **low))
+        driver.report(
+            bad, build_measurement(20, **low)
+        )  # its workers came so far before they heard of it
         driver.end(bad, interrupted=True)
         late = ledger.get_record(3)
     assert (late.state, late.paused_at) == ("paused", 64 * 7)
     assert [rung.step for rung in late.rungs] == [7]
 
 
-def test_another_scheduler_takes_over_the_trials_of_the_last_one(tmp_path: Path):
-    promoting = spec_in(tmp_path, [*QUICK, PROMOTE])
+def test_another_scheduler_takes_over_the_trials(tmp_path: Path):
+    promoting = load_code_spec(tmp_path, [*QUICK, PROMOTE])
     with Ledger.open(promoting) as ledger:
-        driver = Steps(ledger, slots=1)
+        driver = StepDriver(ledger, slots=1)
         while not any(isinstance(event, TrialPaused) for event in driver.events):
             if driver.ask() is None:
-                driver.advance(next(iter(driver.flying)))
+                driver.advance(next(iter(driver.in_flight)))
     with Ledger.open(promoting) as ledger:
         assert "paused" in {record.state for record in ledger.get_records()}
-    plain = spec_in(tmp_path, [*QUICK, FIFO])
+    plain = load_code_spec(tmp_path, [*QUICK, FIFO])
     with Ledger.open(plain) as ledger:
-        Steps(ledger).run()
+        StepDriver(ledger).run()
         assert {record.state for record in ledger.get_records()} == {"complete"}
 
 
@@ -384,19 +390,21 @@ def test_another_scheduler_takes_over_the_trials_of_the_last_one(tmp_path: Path)
 def test_checkpoints_of_stopped_trials_stay_only_if_all_do(tmp_path: Path, keep: str, stays: bool):
     from gdpo_tune.training.checkpoints import write_checkpoint
 
-    spec = spec_in(tmp_path, [*QUICK, ASHA, f"keep={keep}"])
+    spec = load_code_spec(tmp_path, [*QUICK, ASHA, f"keep={keep}"])
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
         driver.end(driver.ask())
         driver.end(driver.ask())
         trials = [driver.ask(), driver.ask()]
         for trial, value in zip(trials, (0.9, 0.1), strict=True):
-            driver.report(trial, measured(7, correctness=value, format=value, length=value))
-        folder = ledger.get_trial_directory(3)
-        write_checkpoint(folder, 7, ledger.get_record(3).cost, lambda path: (path / "w").touch())
+            driver.report(
+                trial, build_measurement(7, correctness=value, format=value, length=value)
+            )
+        directory = ledger.get_trial_directory(3)
+        write_checkpoint(directory, 7, ledger.get_record(3).cost, lambda path: (path / "w").touch())
         driver.end(trials[1], interrupted=True)
-        assert (folder / "checkpoint-7").exists() is stays
+        assert (directory / "checkpoint-7").exists() is stays
         driver.end(trials[0])
         delete_unkept_checkpoints(ledger)
-        assert (folder / "checkpoint-7").exists() is stays
+        assert (directory / "checkpoint-7").exists() is stays
         assert ledger.get_record(3).state == "pruned"

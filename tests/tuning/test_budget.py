@@ -1,4 +1,4 @@
-"""What a sweep has spent, and how that or its patience ends it."""
+"""The spending of a sweep, and its end by a budget or by patience."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from gdpo_tune.tuning.search.plan import (
 )
 from gdpo_tune.tuning.search.proposals import Proposals
 from tests.support.search_driver import Driver
-from tests.support.tuning import outcome, spec_in
+from tests.support.tuning import build_outcome, load_code_spec
 
 SMALL = ["search.sampler=random", "search.trials=6", "search.replicates.max_runs=0"]
 
 
-def record(number: int, completions: int = 640, seconds: float = 1800.0) -> TrialRecord:
+def build_record(number: int, completions: int = 640, seconds: float = 1800.0) -> TrialRecord:
     role = ("untrained", "published")[number] if number < 2 else "search"
     cost = Cost(completions, seconds)
     return TrialRecord(number, role, "complete", {}, number, "model", cost=cost)
 
 
-def test_what_is_spent_is_summed_over_all_trials(tmp_path: Path):
-    spec = spec_in(tmp_path, ["resources={gpus: 1, workers: 2}"])
-    records = [record(0), replace(record(1), state="running"), record(2)]
+def test_spending_is_summed_over_all_trials(tmp_path: Path):
+    spec = load_code_spec(tmp_path, ["resources={gpus: 1, workers: 2}"])
+    records = [build_record(0), replace(build_record(1), state="running"), build_record(2)]
     spending = {"trials": 3, "completions": 1920, "gpu_hours": 3.0, "hours": 1.5}
     assert compute_spending(spec, records, 1.5) == spending
 
@@ -53,9 +53,9 @@ def test_what_is_spent_is_summed_over_all_trials(tmp_path: Path):
         ("{trials: 9, hours: 0.5}", "0.5 hours"),
     ],
 )
-def test_once_any_of_it_is_spent_nothing_starts(tmp_path: Path, budget: str, words: str):
-    spec = spec_in(tmp_path, [f"search.budget={budget}", "resources.gpus=1"])
-    records = [record(number) for number in range(4)]
+def test_no_trial_starts_once_a_budget_is_spent(tmp_path: Path, budget: str, words: str):
+    spec = load_code_spec(tmp_path, [f"search.budget={budget}", "resources.gpus=1"])
+    records = [build_record(number) for number in range(4)]
     assert describe_spent_budget(spec, records, 0.5) == f"the budget of {words} is spent"
     assert find_next_step(spec, records, 0.5) is None
     assert is_finished(spec, records, 0.5)
@@ -64,9 +64,9 @@ def test_once_any_of_it_is_spent_nothing_starts(tmp_path: Path, budget: str, wor
     assert describe_spent_budget(spec, records[:3], 0.49) == ""
 
 
-def test_no_budget_is_never_spent(tmp_path: Path):
-    many = [record(number, 10**9, 10**9) for number in range(4)]
-    assert describe_spent_budget(spec_in(tmp_path), many, 1e9) == ""
+def test_a_sweep_without_a_budget_never_runs_out(tmp_path: Path):
+    many = [build_record(number, 10**9, 10**9) for number in range(4)]
+    assert describe_spent_budget(load_code_spec(tmp_path), many, 1e9) == ""
 
 
 def test_hours_are_those_of_sessions_and_not_of_the_breaks_between_them():
@@ -77,9 +77,9 @@ def test_hours_are_those_of_sessions_and_not_of_the_breaks_between_them():
         {"started": started[2]},
     ]
     records = [
-        replace(record(0), started=10.0, finished=3500.0),
-        replace(record(1), started=36_100.0, finished=37_800.0),
-        replace(record(2), started=90_010.0, finished=None),
+        replace(build_record(0), started=10.0, finished=3500.0),
+        replace(build_record(1), started=36_100.0, finished=37_800.0),
+        replace(build_record(2), started=90_010.0, finished=None),
     ]
     assert compute_hours(sessions, records, now=93_600.0) == pytest.approx(1 + 0.5 + 1)
     assert compute_hours(sessions, records) == pytest.approx(1 + 0.5 + 10 / 3600)
@@ -92,29 +92,29 @@ def test_a_killed_session_lasted_at_least_until_its_last_rung():
         Rung(2, {}, Cost(), recorded=7200.0),
         Rung(3, {}, Cost()),
     )
-    resumed = replace(record(0), started=100.0, finished=99_000.0, rungs=rungs)
+    resumed = replace(build_record(0), started=100.0, finished=99_000.0, rungs=rungs)
     sessions = [{"started": 0.0}, {"started": 90_000.0, "finished": 93_600.0}]
     assert compute_hours(sessions, [resumed]) == pytest.approx(2 + 1)
 
 
 def test_a_budget_ends_a_sweep_and_a_larger_one_extends_it(tmp_path: Path):
-    first = spec_in(tmp_path, [*SMALL, "search.budget.completions=2000"])
+    first = load_code_spec(tmp_path, [*SMALL, "search.budget.completions=2000"])
     with Ledger.open(first) as ledger:
         Driver(ledger, slots=1).run()
         records = ledger.get_records()
     assert len(records) == 4  # three trials of 640 are too few, the fourth goes beyond
-    assert count_planned(spec_in(tmp_path, [*SMALL, "search.budget.trials=5"]), records) == 5
-    larger = spec_in(tmp_path, SMALL)
+    assert count_planned(load_code_spec(tmp_path, [*SMALL, "search.budget.trials=5"]), records) == 5
+    larger = load_code_spec(tmp_path, SMALL)
     with Ledger.open(larger) as ledger:
         Driver(ledger).run()
         assert len(ledger.get_records()) == 8
         assert explain_end(larger, ledger.get_records()) == "all 6 configurations were tried"
 
 
-def test_hours_pass_without_a_look_at_all_trials_while_nothing_changes(
+def test_hours_are_counted_without_reading_all_trials_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    spec = spec_in(tmp_path, [*SMALL, "search.budget.hours=1"])
+    spec = load_code_spec(tmp_path, [*SMALL, "search.budget.hours=1"])
     plans: list[int] = []
 
     def counted(*arguments: Any) -> Step | None:
@@ -137,13 +137,13 @@ def test_hours_pass_without_a_look_at_all_trials_while_nothing_changes(
 
 
 def test_patience_ends_the_proposals_and_leaves_the_replicates(tmp_path: Path):
-    wanted = "search.replicates={per_point: 1, max_runs: 1}"
+    replicates = "search.replicates={per_point: 1, max_runs: 1}"
     longer = ["search.sampler=random", "search.trials=30", "search.patience=3"]
-    spec = spec_in(tmp_path, [*longer, wanted])
+    spec = load_code_spec(tmp_path, [*longer, replicates])
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger, slots=1)
-        while isinstance(trial_id := driver.ask(), str) and trial_id in driver.flying:
-            driver.end(trial_id, outcome=outcome())
+        while isinstance(trial_id := driver.ask(), str) and trial_id in driver.in_flight:
+            driver.end(trial_id, outcome=build_outcome())
         records = ledger.get_records()
     roles = [record.role for record in records]
     # the first search trial is no better than the published setting: three tries are enough
@@ -151,11 +151,11 @@ def test_patience_ends_the_proposals_and_leaves_the_replicates(tmp_path: Path):
     assert explain_end(spec, records) == "3 trials in a row did not move the hypervolume"
 
 
-def test_points_to_try_first_are_tried_whatever_the_patience(tmp_path: Path):
+def test_enqueued_points_run_regardless_of_patience(tmp_path: Path):
     points = ", ".join(f"{{learning_rate: {rate}e-4}}" for rate in (1, 1.5, 2, 2.5))
-    spec = spec_in(tmp_path, [*SMALL, "search.patience=1", f"enqueue=[{points}]"])
+    spec = load_code_spec(tmp_path, [*SMALL, "search.patience=1", f"enqueue=[{points}]"])
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger, slots=1)
-        while isinstance(trial_id := driver.ask(), str) and trial_id in driver.flying:
-            driver.end(trial_id, outcome=outcome())
+        while isinstance(trial_id := driver.ask(), str) and trial_id in driver.in_flight:
+            driver.end(trial_id, outcome=build_outcome())
         assert [r.proposer for r in ledger.get_records()[2:]] == ["enqueued"] * 4

@@ -1,4 +1,4 @@
-"""Ray's processes: how they are started and watched, and what the next start ends of them."""
+"""Ray's processes: start, supervision, and the end of processes of a killed run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Spawn = Callable[[], subprocess.Popen[bytes]]
 
 @pytest.fixture
 def spawn() -> Iterator[Spawn]:
-    """Start a process that waits."""
+    """A function that starts a process that waits."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start() -> subprocess.Popen[bytes]:
@@ -46,7 +46,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "ray.processes"
 
 
-def test_only_processes_of_the_cluster_are_remembered(
+def test_only_processes_of_the_cluster_are_recorded(
     file: Path, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(cluster, "ENVIRONMENT", {})
@@ -65,10 +65,10 @@ def test_only_processes_of_the_cluster_are_remembered(
     assert not file.exists()
 
 
-def slow_starts(
+def slow_down_starts(
     spawn: Spawn, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> list[subprocess.Popen[bytes]]:
-    """Let Ray's servers take too long so often; return all that are started."""
+    """Let the first `times` starts of Ray time out; return all started processes."""
     monkeypatch.setattr(cluster, "ENVIRONMENT", {})
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -89,7 +89,7 @@ def test_servers_that_take_too_long_are_ended_and_started_again(
     file: Path, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
 ):
     other = spawn()
-    started = slow_starts(spawn, monkeypatch, times=2)
+    started = slow_down_starts(spawn, monkeypatch, times=2)
     with cluster.open_cluster(file):
         first, second, third = started
         assert (first.wait(), second.wait()) == (-signal.SIGKILL, -signal.SIGKILL)
@@ -100,21 +100,23 @@ def test_servers_that_take_too_long_are_ended_and_started_again(
 def test_a_cluster_that_never_starts_ends_the_sweep_in_one_line(
     file: Path, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
 ):
-    started = slow_starts(spawn, monkeypatch, times=cluster.STARTS)
+    started = slow_down_starts(spawn, monkeypatch, times=cluster.STARTS)
     late = pytest.raises(ClusterLostError, match="did not start in time, 4 times over")
     with late, cluster.open_cluster(file):
         pytest.fail("there is no cluster")
     assert len(started) == cluster.STARTS
 
 
-def test_another_error_of_ray_is_its_own(file: Path, spawn: Spawn, monkeypatch: pytest.MonkeyPatch):
-    slow_starts(spawn, monkeypatch, times=0)
+def test_other_errors_of_ray_are_raised_unchanged(
+    file: Path, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+):
+    slow_down_starts(spawn, monkeypatch, times=0)
     monkeypatch.setattr(ray, "init", lambda **_: 1 / 0)
     with pytest.raises(ZeroDivisionError), cluster.open_cluster(file):
         pytest.fail("there is no cluster")
 
 
-def test_what_a_killed_run_left_is_ended_and_a_pid_used_again_is_not(file: Path, spawn: Spawn):
+def test_processes_of_a_killed_run_are_ended_and_a_reused_pid_is_not(file: Path, spawn: Spawn):
     left, other = spawn(), spawn()
     created = psutil.Process(left.pid).create_time()
     file.write_text(json.dumps([(left.pid, created), (other.pid, created - 3600)]))
@@ -125,7 +127,7 @@ def test_what_a_killed_run_left_is_ended_and_a_pid_used_again_is_not(file: Path,
 
 
 @pytest.mark.parametrize("content", ["", "[[12", "[3]", "{}", '[["a", 1]]', "\0\0"])
-def test_a_torn_file_remembers_nothing(file: Path, content: str):
+def test_a_damaged_process_file_lists_no_processes(file: Path, content: str):
     file.write_text(content)
     cluster.end_orphans(file)
     assert not file.exists()
@@ -148,11 +150,11 @@ def test_a_process_of_another_user_is_left_alone(
 
 
 @pytest.mark.parametrize("buried", [False, True])
-def test_a_cluster_of_our_own_lives_as_long_as_every_server_of_it(
+def test_an_own_cluster_is_alive_while_all_its_servers_run(
     file: Path, spawn: Spawn, monkeypatch: pytest.MonkeyPatch, buried: bool
 ):
-    """Whether or not the exit status of the server that has ended was asked for."""
-    (started := slow_starts(spawn, monkeypatch, times=0)).extend([spawn(), spawn()])
+    """With and without a read of the exit status of the server that has ended."""
+    (started := slow_down_starts(spawn, monkeypatch, times=0)).extend([spawn(), spawn()])
     names = {started[0].pid: "raylet", started[1].pid: "monitor"}
     monkeypatch.setattr(cluster, "read_name", lambda process: names.get(process.pid, "gcs_server"))
     monkeypatch.setattr(cluster, "CHECK_SERVERS", -1.0)
@@ -169,11 +171,11 @@ def test_a_cluster_of_our_own_lives_as_long_as_every_server_of_it(
     assert started[2].wait() == -signal.SIGKILL  # trials would go on writing
 
 
-class Joined:
-    """A cluster that was joined: its head, its table of nodes, and the clock."""
+class JoinedCluster:
+    """A fake of a joined cluster: its head and its table of nodes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.watch, self.alive, self.asked = SimpleNamespace(silence=0.0), True, 0
+        self.watch, self.alive, self.requests = SimpleNamespace(silence=0.0), True, 0
         context = SimpleNamespace(get_node_id=lambda: "ours", gcs_address="head:6379")
         monkeypatch.setenv("RAY_ADDRESS", "head:6379")
         for name in cluster.ENVIRONMENT:
@@ -182,38 +184,36 @@ class Joined:
         monkeypatch.setattr(cluster, "join", lambda options, environment: None)
         monkeypatch.setattr(cluster, "watch_head", lambda head: nullcontext(self.watch))
         monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
-        monkeypatch.setattr(ray, "nodes", self.nodes)
+        monkeypatch.setattr(ray, "nodes", self.list_nodes)
         monkeypatch.setattr(ray, "shutdown", lambda: None)
 
-    def nodes(self) -> list[dict[str, object]]:
-        self.asked += 1
-        about = {"NodeManagerHostname": "here", "Resources": {}}
-        ours = {"NodeID": "ours", "Alive": self.alive, **about}
-        return [ours, {"NodeID": "other", "Alive": not self.alive, **about}]
+    def list_nodes(self) -> list[dict[str, object]]:
+        self.requests += 1
+        node = {"NodeManagerHostname": "here", "Resources": {}}
+        ours = {"NodeID": "ours", "Alive": self.alive, **node}
+        return [ours, {"NodeID": "other", "Alive": not self.alive, **node}]
 
 
-def test_a_cluster_that_was_joined_is_asked_for_our_node(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-):
-    joined = Joined(monkeypatch)
+def test_a_joined_cluster_is_checked_for_our_node(file: Path, monkeypatch: pytest.MonkeyPatch):
+    joined = JoinedCluster(monkeypatch)
     with cluster.open_cluster(file) as up:
         assert up.is_alive()
         joined.alive = False
         assert not up.is_alive()
 
 
-def test_a_silent_head_is_not_asked_through_ray(file: Path, monkeypatch: pytest.MonkeyPatch):
-    joined = Joined(monkeypatch)
+def test_a_silent_head_is_not_queried_through_ray(file: Path, monkeypatch: pytest.MonkeyPatch):
+    joined = JoinedCluster(monkeypatch)
     with cluster.open_cluster(file) as up:
         joined.watch.silence = LOST_SECONDS
-        asked = joined.asked
+        requests = joined.requests
         assert up.is_alive()
         joined.watch.silence += 1.0
         assert not up.is_alive()
-        assert joined.asked == asked
+        assert joined.requests == requests
 
 
-def test_a_cluster_is_asked_now_and_then(monkeypatch: pytest.MonkeyPatch):
+def test_a_cluster_is_checked_at_intervals(monkeypatch: pytest.MonkeyPatch):
     now = 100.0
     monkeypatch.setattr(cluster, "time", SimpleNamespace(monotonic=lambda: now))
     answers = [True, False]
@@ -237,7 +237,7 @@ def test_the_loss_of_the_cluster_ends_a_sweep_that_nobody_interrupted(tmp_path: 
     assert not interruption.requested
 
 
-def test_an_interruption_asks_trials_to_stop_and_ends_them_after_a_while(
+def test_an_interruption_requests_stops_and_later_ends_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(stopping, "GRACE", 0.05)
@@ -251,7 +251,7 @@ def test_an_interruption_asks_trials_to_stop_and_ends_them_after_a_while(
     assert interruption.stop_all()
 
 
-def test_requests_of_an_earlier_run_are_taken_back(tmp_path: Path):
+def test_stop_requests_of_an_earlier_run_are_removed(tmp_path: Path):
     flag = StopFlag(tmp_path)
     flag.request(3)
     assert (flag.is_set(3), flag.is_set(4)) == (True, False)
@@ -263,6 +263,6 @@ def test_requests_of_an_earlier_run_are_taken_back(tmp_path: Path):
 
 
 def test_a_trial_without_a_gpu_sees_none():
-    """Ray reads this name; it says what actors that ask for no GPU find in CUDA_VISIBLE_DEVICES."""
+    """Ray reads this variable for CUDA_VISIBLE_DEVICES of actors without a GPU."""
     name = accelerator.RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO_ENV_VAR
     assert cluster.ENVIRONMENT[name] == "1"

@@ -1,4 +1,4 @@
-"""Who is tried again: losses of nodes are nobody's fault, and nobody is tried for ever."""
+"""Retries of trials: lost nodes cost no attempt, and the number of attempts is limited."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ from gdpo_tune.tuning.ray.messages import (
 from gdpo_tune.tuning.ray.nodes import ClusterNode, Nodes
 from gdpo_tune.tuning.ray.trainable import run_trial
 from tests.support.search_driver import Driver
-from tests.support.tuning import attempt_at, measured, spec_in
+from tests.support.tuning import build_attempt, build_measurement, load_code_spec
 
 NODE_LOST = RayActorError(error_msg=f"The actor died because {NODE_DIED}. Node Id: b")
 DIED = ActorDiedError()
 BROKEN = ValueError("bad reward")
 
 
-def in_task(error: Exception) -> RayTaskError:
-    """An error of a trial's code, as Ray hands it to the driver."""
+def wrap_task_error(error: Exception) -> RayTaskError:
+    """Wrap an error of a trial's code as Ray passes it to the driver."""
     raised = RayTaskError("train", "a long traceback", error).as_instanceof_cause()
     return pickle.loads(cloudpickle.dumps(raised))
 
@@ -56,12 +56,16 @@ def in_task(error: Exception) -> RayTaskError:
 @pytest.mark.parametrize(
     ("error", "gone", "expected"),
     [
-        (in_task(BROKEN), False, "own"),
-        (in_task(BROKEN), True, "own"),
-        (in_task(AttemptError("changed", "the process has grown too large")), False, "changed"),
-        (in_task(AttemptError("lost", "a node died")), False, "lost"),
-        (in_task(AttemptError("store", "no route")), False, "store"),
-        (in_task(AttemptError("directory", "waited 3 s for it")), True, "directory"),
+        (wrap_task_error(BROKEN), False, "own"),
+        (wrap_task_error(BROKEN), True, "own"),
+        (
+            wrap_task_error(AttemptError("changed", "the process has grown too large")),
+            False,
+            "changed",
+        ),
+        (wrap_task_error(AttemptError("lost", "a node died")), False, "lost"),
+        (wrap_task_error(AttemptError("store", "no route")), False, "store"),
+        (wrap_task_error(AttemptError("directory", "waited 3 s for it")), True, "directory"),
         (DIED, False, "died"),
         (DIED, True, "lost"),
         (NODE_LOST, False, "lost"),
@@ -70,7 +74,7 @@ def in_task(error: Exception) -> RayTaskError:
         (None, False, "own"),
     ],
 )
-def test_what_an_attempt_ended_of(error, gone, expected):
+def test_errors_are_classified(error, gone, expected):
     assert classify_error(error, node_lost=gone) == expected
 
 
@@ -82,7 +86,7 @@ def test_a_process_of_several_that_lost_its_node_is_no_failure():
     assert cause.cause == "lost"
 
 
-def test_failures_of_its_own_are_counted():
+def test_failures_of_a_trial_are_counted():
     history = TrialHistory()
     assert [history.count("own", "a", 0.0) for _ in range(RETRIES + 1)] == [True] * RETRIES + [
         False
@@ -90,7 +94,7 @@ def test_failures_of_its_own_are_counted():
     assert TrialHistory().count("own", "a", 0.0)
 
 
-def test_lost_nodes_are_no_failures_and_are_counted_apart():
+def test_lost_nodes_are_counted_apart_from_failures():
     history = TrialHistory()
     assert all(history.count("lost", "a", 0.0) for _ in range(LOSSES))
     assert history.count("own", "a", 0.0)
@@ -111,8 +115,8 @@ def test_a_process_is_excused_if_its_node_turns_out_to_have_died_with_it():
     assert [history.failed for history in (one, other, late)] == [0, 1, 1]
 
 
-class Table:
-    """Ray's table of nodes."""
+class NodeTable:
+    """A fake of Ray's table of nodes."""
 
     def __init__(self, **alive: bool) -> None:
         self.alive = alive
@@ -125,12 +129,12 @@ class Table:
         ]
 
 
-def test_nodes_that_go_and_come_are_told_once():
-    table = Table(a=True, b=True, dead=False)
-    nodes, told = Nodes(table), list[tuple[list[str], list[str]]]()
+def test_lost_and_joined_nodes_are_reported_once():
+    table = NodeTable(a=True, b=True, dead=False)
+    nodes, changes = Nodes(table), list[tuple[list[str], list[str]]]()
 
     def listen(lost: Sequence[ClusterNode], joined: Sequence[ClusterNode]) -> None:
-        told.append(([node.id for node in lost], [node.id for node in joined]))
+        changes.append(([node.id for node in lost], [node.id for node in joined]))
 
     nodes.on_change = listen
     nodes.refresh()
@@ -140,12 +144,12 @@ def test_nodes_that_go_and_come_are_told_once():
     table.alive = {"a": True, "b": False, "c": True}
     nodes.refresh()
     nodes.refresh()
-    assert told == [(["b"], []), ([], ["c"])]
+    assert changes == [(["b"], []), ([], ["c"])]
     assert str(nodes.list_alive()[0]) == "h (a)"
 
 
 class RayTrial:
-    """One of Ray's trials, as far as callbacks look."""
+    """A fake of Ray's trial, with the attributes that callbacks read."""
 
     def __init__(self, name: str, config: dict[str, Any]) -> None:
         self.trial_id, self.config, self.max_failures = name, config, -1
@@ -155,23 +159,23 @@ class RayTrial:
         self.run_metadata = SimpleNamespace()
 
 
-class Sweep:
+class NodeSweep:
     """Two nodes with two trials each, in flight."""
 
     def __init__(self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ledger, self.driver = ledger, Driver(ledger, slots=4)
-        self.table = Table(a=True, b=True)
+        self.table = NodeTable(a=True, b=True)
         self.nodes = Nodes(self.table)
         self.attempts = Attempts(self.driver.searcher, self.nodes, lambda: None)
         monkeypatch.setattr(failures, "read_error", lambda trial: trial.error)
         monkeypatch.setattr(failures, "find_node", str)
-        self.trials = [RayTrial(*self._suggested()) for _ in range(4)]
+        self.trials = [RayTrial(*self._request_trial()) for _ in range(4)]
         for trial, actor in zip(self.trials, ["a", "a", "b", "b"], strict=True):
             self.start(trial, actor)
 
-    def _suggested(self) -> tuple[str, dict[str, Any]]:
+    def _request_trial(self) -> tuple[str, dict[str, Any]]:
         name = self.driver.ask()
-        return name, pack(attempt_at(self.driver.flying[name]))
+        return name, pack(build_attempt(self.driver.in_flight[name]))
 
     def start(self, trial: RayTrial, actor: str) -> None:
         trial.temporary_state.ray_actor = actor
@@ -181,98 +185,100 @@ class Sweep:
         trial.error = error
         self.attempts.on_trial_recover(0, [], trial)
 
-    def given_up(self, trial: RayTrial) -> str | Exception | None:
+    def get_reason_to_give_up(self, trial: RayTrial) -> str | Exception | None:
         return unpack_attempt(trial.config).given_up
 
-    def told(self) -> list[str]:
+    def list_incidents(self) -> list[str]:
         events = self.driver.events
         return [str(e.incident) for e in events if isinstance(e, IncidentOccurred)]
 
 
 @pytest.fixture
 def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with Ledger.open(spec_in(tmp_path, ["search.scheduler={type: fifo}"])) as ledger:
+    with Ledger.open(load_code_spec(tmp_path, ["search.scheduler={type: fifo}"])) as ledger:
         ledger.begin_session(0.0, 4, {})
-        yield Sweep(ledger, monkeypatch)
+        yield NodeSweep(ledger, monkeypatch)
 
 
-def test_a_lost_node_is_told_once_with_all_that_ran_there(sweep: Sweep):
+def test_a_lost_node_is_reported_once_with_its_trials(sweep: NodeSweep):
     for trial in sweep.trials[2:]:
         sweep.fail(trial, NODE_LOST)
     for trial in sweep.trials[2:]:
         sweep.start(trial, "a")
-    assert sweep.told() == [
+    assert sweep.list_incidents() == [
         "node h (b) was lost, with trials 2, 3",
         "trial 2 goes on at node h (a)",
         "trial 3 goes on at node h (a)",
     ]
     (session,) = sweep.ledger.get_sessions()
-    assert [str(incident) for incident in session["incidents"]] == sweep.told()
+    assert [str(incident) for incident in session["incidents"]] == sweep.list_incidents()
     assert all(isinstance(incident, Incident) for incident in session["incidents"])
 
 
-def test_a_node_whose_processes_died_first_excuses_them(sweep: Sweep):
+def test_a_node_whose_processes_died_first_excuses_them(sweep: NodeSweep):
     trial = sweep.trials[2]
     sweep.fail(trial, DIED)
     sweep.start(trial, "a")
     sweep.table.alive["b"] = False
     sweep.nodes.refresh()
-    assert sweep.told()[0].startswith("trial 2 is tried again: the trial's process died")
-    assert sweep.told()[1] == "node h (b) was lost, with trials 2, 3"
+    assert sweep.list_incidents()[0].startswith("trial 2 is tried again: the trial's process died")
+    assert sweep.list_incidents()[1] == "node h (b) was lost, with trials 2, 3"
     for _ in range(RETRIES):
-        sweep.fail(trial, in_task(BROKEN))
-    assert sweep.given_up(trial) is None
+        sweep.fail(trial, wrap_task_error(BROKEN))
+    assert sweep.get_reason_to_give_up(trial) is None
 
 
-def test_a_trial_that_was_given_up_is_excused_with_its_node_unless_it_was_told(sweep: Sweep):
+def test_a_trial_that_was_given_up_is_excused_with_its_node_unless_it_already_ended(
+    sweep: NodeSweep,
+):
     trial, other = sweep.trials[2], sweep.trials[3]
     for _ in range(RETRIES):
-        sweep.fail(trial, in_task(BROKEN))
-        sweep.fail(other, in_task(BROKEN))
+        sweep.fail(trial, wrap_task_error(BROKEN))
+        sweep.fail(other, wrap_task_error(BROKEN))
     for broken in (trial, other):
         sweep.start(broken, "b")
         sweep.fail(broken, DIED)
-        assert sweep.given_up(broken)
+        assert sweep.get_reason_to_give_up(broken)
     sweep.start(other, "a")  # where it finds that it is given up
     sweep.table.alive["b"] = False
     sweep.nodes.refresh()
-    assert sweep.given_up(trial) is None
+    assert sweep.get_reason_to_give_up(trial) is None
     assert trial.max_failures == FOR_EVER
-    assert sweep.given_up(other)
+    assert sweep.get_reason_to_give_up(other)
 
 
-def test_a_node_that_does_not_answer_is_lost_later(sweep: Sweep):
+def test_a_node_that_does_not_answer_is_lost_later(sweep: NodeSweep):
     sweep.fail(sweep.trials[2], ActorUnavailableError("connection reset", None))
     sweep.start(sweep.trials[2], "a")
     sweep.table.alive["b"] = False
     sweep.nodes.refresh()
     sweep.fail(sweep.trials[3], NODE_LOST)
-    assert sweep.told() == [
+    assert sweep.list_incidents() == [
         "trial 2 was cut off from node h (b)",
         "trial 2 goes on at node h (a)",
         "node h (b) was lost, with trials 2, 3",
     ]
 
 
-def test_a_trial_that_fails_by_itself_is_given_up(sweep: Sweep):
+def test_a_trial_that_fails_by_itself_is_given_up(sweep: NodeSweep):
     trial = sweep.trials[0]
     for _ in range(RETRIES):
-        sweep.fail(trial, in_task(BROKEN))
-        assert sweep.given_up(trial) is None
+        sweep.fail(trial, wrap_task_error(BROKEN))
+        assert sweep.get_reason_to_give_up(trial) is None
     sweep.fail(trial, NODE_LOST)
-    assert sweep.given_up(trial) is None
-    sweep.fail(trial, in_task(BROKEN))
-    assert sweep.given_up(trial) == "ValueError: bad reward"
+    assert sweep.get_reason_to_give_up(trial) is None
+    sweep.fail(trial, wrap_task_error(BROKEN))
+    assert sweep.get_reason_to_give_up(trial) == "ValueError: bad reward"
     assert trial.max_failures == 0
     assert unpack_message(run_trial(trial.config)) == Failed("ValueError: bad reward")
     error_file = unpack_attempt(trial.config).trial.directory / "error.txt"
     assert "a long traceback" in error_file.read_text()
 
 
-def test_a_trial_that_cannot_even_end_is_given_up_all_the_same(sweep: Sweep):
+def test_a_trial_that_cannot_report_its_end_is_given_up(sweep: NodeSweep):
     trial = sweep.trials[0]
     for _ in range(RETRIES + 1):
-        sweep.fail(trial, in_task(BROKEN))
+        sweep.fail(trial, wrap_task_error(BROKEN))
     trial.error = DIED
     sweep.attempts.on_trial_error(0, [], trial)
     record = sweep.ledger.get_record(0)
@@ -280,32 +286,32 @@ def test_a_trial_that_cannot_even_end_is_given_up_all_the_same(sweep: Sweep):
     assert trial.config == {}
 
 
-def test_a_trial_that_kills_node_after_node_is_given_up(sweep: Sweep):
+def test_a_trial_that_kills_node_after_node_is_given_up(sweep: NodeSweep):
     trial = sweep.trials[0]
     for _ in range(LOSSES):
         sweep.fail(trial, RayActorError(preempted=True))
         sweep.start(trial, "a")
-    assert sweep.given_up(trial) is None
-    sweep.attempts.on_trial_result(0, [], trial, pack(TrialUpdate(measured(1))))
+    assert sweep.get_reason_to_give_up(trial) is None
+    sweep.attempts.on_trial_result(0, [], trial, pack(TrialUpdate(build_measurement(1))))
     for _ in range(LOSSES):
         sweep.fail(trial, RayActorError(preempted=True))
         sweep.attempts.on_trial_result(0, [], trial, pack(TrialNotice("waits for the store")))
-    assert sweep.given_up(trial) is None
+    assert sweep.get_reason_to_give_up(trial) is None
     for _ in range(1):
         sweep.fail(trial, RayActorError(preempted=True))
-    assert sweep.given_up(trial) == failures.LOST_AGAIN
+    assert sweep.get_reason_to_give_up(trial) == failures.LOST_AGAIN
 
 
-def test_a_node_that_does_not_reach_the_store_is_left_and_no_fault_of_the_trials(sweep: Sweep):
+def test_a_node_without_the_store_is_avoided_and_costs_no_attempt(sweep: NodeSweep):
     trial = sweep.trials[0]
     away = StoreUnreachableError("s3://bucket/night", "no route", 600)
     for _ in range(LOSSES):
-        sweep.fail(trial, in_task(AttemptError("store", away.summary, away)))
+        sweep.fail(trial, wrap_task_error(AttemptError("store", away.summary, away)))
         sweep.start(trial, "a")
-    assert sweep.given_up(trial) is None
+    assert sweep.get_reason_to_give_up(trial) is None
     assert not (unpack_attempt(trial.config).trial.directory / "error.txt").exists()
-    assert sweep.told()[0] == f"trial 0 leaves node h (a): {away.summary}"
-    sweep.fail(trial, in_task(AttemptError("store", away.summary, away)))
+    assert sweep.list_incidents()[0] == f"trial 0 leaves node h (a): {away.summary}"
+    sweep.fail(trial, wrap_task_error(AttemptError("store", away.summary, away)))
     ended = run_trial(trial.config)
     result = unpack_message(ended)
     assert isinstance(result, Fatal)
@@ -315,7 +321,7 @@ def test_a_node_that_does_not_reach_the_store_is_left_and_no_fault_of_the_trials
     assert sweep.ledger.get_record(0).state == "running"  # the same command goes on with it
 
 
-def test_a_store_that_is_away_survives_the_way_between_processes():
+def test_a_store_error_can_be_pickled():
     outage = StoreUnreachableError("s3://bucket/night", "no route", 600)
     error = AttemptError("store", outage.summary, outage)
     again = pickle.loads(pickle.dumps(error))
@@ -323,28 +329,30 @@ def test_a_store_that_is_away_survives_the_way_between_processes():
     assert str(again.outage) == str(outage)
 
 
-def test_a_change_of_process_uses_up_no_attempt(sweep: Sweep):
+def test_a_change_of_process_uses_up_no_attempt(sweep: NodeSweep):
     trial = sweep.trials[0]
     for _ in range(10):
-        sweep.fail(trial, in_task(AttemptError("changed", "the process has grown too large")))
+        sweep.fail(
+            trial, wrap_task_error(AttemptError("changed", "the process has grown too large"))
+        )
         sweep.start(trial, "a")
-    assert sweep.given_up(trial) is None
-    assert sweep.told() == []
+    assert sweep.get_reason_to_give_up(trial) is None
+    assert sweep.list_incidents() == []
 
 
-def test_as_many_trials_are_handed_out_as_the_nodes_have_room_for(sweep: Sweep):
+def test_the_number_of_running_trials_follows_the_slots_of_the_nodes(sweep: NodeSweep):
     assert sweep.driver.ask() is None
     sweep.table.alive["c"] = True
     sweep.nodes.refresh()
-    assert sweep.told() == ["node h (c) has joined"]
+    assert sweep.list_incidents() == ["node h (c) has joined"]
     assert [sweep.driver.ask() is None for _ in range(3)] == [False, False, True]
     sweep.table.alive = {}
     sweep.nodes.refresh()
-    for name in list(sweep.driver.flying):
+    for name in list(sweep.driver.in_flight):
         sweep.driver.end(name)
     assert sweep.driver.ask() is None
     waits = "the sweep waits for nodes: a trial wants 1 CPUs and 0 GPUs, which no node has"
-    assert any(what.startswith(waits) for what in sweep.told())
+    assert any(incident.startswith(waits) for incident in sweep.list_incidents())
     sweep.table.alive["d"] = True
     sweep.nodes.refresh()
     assert sweep.driver.ask() is not None

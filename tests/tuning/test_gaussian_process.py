@@ -1,4 +1,4 @@
-"""Boxes of the Gaussian process: where they are, and that proposals stay inside."""
+"""Boxes of the Gaussian process, and proposals inside them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gdpo_tune.tuning.search.gaussian_process import (
     GaussianProcess,
     shrink_around,
 )
-from tests.support.tuning import spec_in
+from tests.support.tuning import load_code_spec
 
 GOALS = (Objective("up", "maximize", 0.0), Objective("down", "minimize", 1.0))
 SPACE = {
@@ -30,8 +30,8 @@ SPACE = {
 }
 
 
-def study_of(*trials: tuple[float, float, list[float], float]) -> optuna.Study:
-    """A study of complete trials: rate, weight, values, and by how much a constraint is broken."""
+def build_study(*trials: tuple[float, float, list[float], float]) -> optuna.Study:
+    """Build a study of complete trials: rate, weight, values, and excess over a constraint."""
     study = optuna.create_study(directions=["maximize", "minimize"])
     for rate, weight, values, excess in trials:
         study.add_trial(
@@ -45,8 +45,8 @@ def study_of(*trials: tuple[float, float, list[float], float]) -> optuna.Study:
     return study
 
 
-def spread(seed: int) -> list[tuple[float, float, list[float], float]]:
-    """Trials whose only one of worth has rate 1e-4 and weight 1."""
+def draw_trials(seed: int) -> list[tuple[float, float, list[float], float]]:
+    """Draw trials; only the one with rate 1e-4 and weight 1 is feasible and good."""
     rng = np.random.default_rng(seed)
     others = [
         (10 ** rng.uniform(-5, -3), rng.uniform(0, 2), [-1.0, 0.5], 0.0) for _ in range(BOX_STARTUP)
@@ -74,7 +74,7 @@ def test_around_an_end_stays_in_the_range():
 @pytest.mark.parametrize(
     "domain", [SPACE["mode"], IntDistribution(1, 8), FloatDistribution(0, 1, step=0.25)]
 )
-def test_what_is_counted_is_not_narrowed(domain: optuna.distributions.BaseDistribution):
+def test_discrete_domains_are_not_narrowed(domain: optuna.distributions.BaseDistribution):
     value = "a" if domain is SPACE["mode"] else 1
     assert shrink_around(value, domain) is domain
 
@@ -84,39 +84,41 @@ def test_local_proposals_lie_around_the_trial_that_adds_to_the_hypervolume(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(gaussian_process, "BOX_SHARE", 1.0)
-    study = study_of(*spread(seed))
+    study = build_study(*draw_trials(seed))
     study.sampler = GaussianProcess(GOALS, seed, 4)
     params = study.ask(SPACE).params
     assert abs(params["weight"] - 1) <= BOX_SIDE + 1e-9
     assert abs(math.log10(params["rate"]) + 4) <= BOX_SIDE + 1e-9
 
 
-def test_nothing_worth_a_box_leaves_the_whole_space(monkeypatch: pytest.MonkeyPatch):
+def test_without_a_feasible_trial_proposals_cover_the_whole_space(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gaussian_process, "BOX_SHARE", 1.0)
-    hopeless = [t for t in spread(0) if t[2] == [-1.0, 0.5] or t[3] > 0]
-    chosen = study_of(*hopeless)
+    hopeless = [t for t in draw_trials(0) if t[2] == [-1.0, 0.5] or t[3] > 0]
+    chosen = build_study(*hopeless)
     chosen.sampler = GaussianProcess(GOALS, 0, 4)
-    assert chosen.ask(SPACE).params == unboxed(monkeypatch, hopeless)
+    assert chosen.ask(SPACE).params == propose_without_box(monkeypatch, hopeless)
 
 
 def test_there_is_no_box_before_enough_trials_are_complete(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gaussian_process, "BOX_SHARE", 1.0)
-    few = spread(0)[-BOX_STARTUP + 1 :]
-    chosen = study_of(*few)
+    few = draw_trials(0)[-BOX_STARTUP + 1 :]
+    chosen = build_study(*few)
     chosen.sampler = GaussianProcess(GOALS, 0, 4)
-    assert chosen.ask(SPACE).params == unboxed(monkeypatch, few)
+    assert chosen.ask(SPACE).params == propose_without_box(monkeypatch, few)
 
 
-def unboxed(monkeypatch: pytest.MonkeyPatch, trials: list[tuple[float, float, list[float], float]]):
-    """What is proposed where no box is ever asked for."""
+def propose_without_box(
+    monkeypatch: pytest.MonkeyPatch, trials: list[tuple[float, float, list[float], float]]
+):
+    """Return the proposal without a box."""
     monkeypatch.setattr(gaussian_process, "BOX_SHARE", 0.0)
-    study = study_of(*trials)
+    study = build_study(*trials)
     study.sampler = GaussianProcess(GOALS, 0, 4)
     return study.ask(SPACE).params
 
 
-def test_what_makes_a_proposal_quick_is_still_known_to_optuna():
-    """Both are private there: under other names they would change nothing."""
+def test_private_names_of_optuna_that_speed_up_proposals_exist():
+    """Both names are private in Optuna; assigning to other names would have no effect."""
     plain = vars(optuna.samplers.GPSampler())
     ours = vars(GaussianProcess(GOALS, 0, 4))
     changed = {name for name in plain if name.startswith("_n_") and ours[name] != plain[name]}
@@ -125,8 +127,8 @@ def test_what_makes_a_proposal_quick_is_still_known_to_optuna():
 
 def test_about_half_of_the_proposals_are_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     boxes: list[int] = []
-    sampling = registry.load(registry.SAMPLERS["gp"].target)(spec_in(tmp_path))
-    study = study_of(*spread(0))
+    sampling = registry.load(registry.SAMPLERS["gp"].target)(load_code_spec(tmp_path))
+    study = build_study(*draw_trials(0))
     for seed in range(60):
         sampler = sampling.build(seed)
         monkeypatch.setattr(sampler, "_box", lambda _, space: boxes.append(1) or space)

@@ -1,4 +1,4 @@
-"""A cluster that exists already: its head is asked before Ray is, and watched from then on."""
+"""Joining an existing cluster: its head is checked before Ray connects, and watched afterwards."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ray.exceptions import AuthenticationError, RpcError
 
 from gdpo_tune.core.errors import ClusterError, UsageError
 from gdpo_tune.tuning.ray import joining
-from tests.support.jobs import without_tokens
+from tests.support.jobs import hide_tokens
 
 
 @pytest.fixture
 def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Somebody who listens, and whom nobody talks to."""
-    without_tokens(monkeypatch, tmp_path)
+    """Address of a socket that listens and never answers."""
+    hide_tokens(monkeypatch, tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        place = f"127.0.0.1:{server.getsockname()[1]}"
-        monkeypatch.setenv("RAY_ADDRESS", place)
-        # Ray takes 127.0.0.1 for another name of this machine, on which nobody listens here
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        # Ray replaces 127.0.0.1 by another address of this machine, which has no listener here
         monkeypatch.setattr("ray._private.services.canonicalize_bootstrap_address", str)
-        yield place
+        yield address
 
 
-def answer(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> None:
+def fake_client(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> None:
     def client(address: str) -> None:
         if error is not None:
             raise error
@@ -36,12 +36,12 @@ def answer(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> None:
     monkeypatch.setattr("ray._raylet.GcsClient", client)
 
 
-def test_a_cluster_is_joined_with_what_trials_are_to_find(head, monkeypatch):
-    answer(monkeypatch, None)
-    given = {}
-    monkeypatch.setattr(ray, "init", lambda **options: given.update(options))
+def test_a_cluster_is_joined_with_the_environment_of_trials(head, monkeypatch):
+    fake_client(monkeypatch, None)
+    environment = {}
+    monkeypatch.setattr(ray, "init", lambda **options: environment.update(options))
     joining.join({"log_to_driver": False}, {"A": "1"})
-    assert given == {
+    assert environment == {
         "address": head,
         "runtime_env": {"env_vars": {"A": "1"}},
         "log_to_driver": False,
@@ -49,37 +49,39 @@ def test_a_cluster_is_joined_with_what_trials_are_to_find(head, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("mode", "what"), [("", "asks for a token"), ("token", "does not take the token")]
+    ("mode", "message"), [("", "asks for a token"), ("token", "does not take the token")]
 )
-def test_a_cluster_that_wants_a_token(head, monkeypatch, mode, what):
-    answer(monkeypatch, AuthenticationError("no"))
+def test_a_cluster_that_wants_a_token(head, monkeypatch, mode, message):
+    fake_client(monkeypatch, AuthenticationError("no"))
     if mode:
         monkeypatch.setenv("RAY_AUTH_TOKEN", "another")
-    with pytest.raises(ClusterError, match=f"{head} {what}\n    fix: export RAY_AUTH_MODE=token"):
+    with pytest.raises(
+        ClusterError, match=f"{head} {message}\n    fix: export RAY_AUTH_MODE=token"
+    ):
         joining.join({}, {})
 
 
-def test_a_token_that_is_missing_is_told_before_ray_is_asked(head, monkeypatch):
+def test_a_missing_token_is_reported_before_ray_connects(head, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     with pytest.raises(UsageError, match="there is no token"):
         joining.join({}, {})
 
 
-def test_nobody_is_there(monkeypatch, tmp_path):
-    without_tokens(monkeypatch, tmp_path)
+def test_a_head_that_does_not_listen(monkeypatch, tmp_path):
+    hide_tokens(monkeypatch, tmp_path)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
     with pytest.raises(ClusterError, match=r":9 does not answer \(.*refused"):
         joining.join({}, {})
 
 
-def test_something_else_is_there(head, monkeypatch):
-    answer(monkeypatch, RpcError("Timed out while waiting for GCS to become available."))
+def test_a_server_that_is_no_ray_head(head, monkeypatch):
+    fake_client(monkeypatch, RpcError("Timed out while waiting for GCS to become available."))
     with pytest.raises(ClusterError, match="is not the head of a Ray cluster"):
         joining.join({}, {})
 
 
-def test_a_machine_that_is_no_node(head, monkeypatch):
-    answer(monkeypatch, None)
+def test_a_machine_that_is_not_a_node_of_the_cluster(head, monkeypatch):
+    fake_client(monkeypatch, None)
 
     def refuse(**_: object) -> None:
         raise ConnectionError("Failed to connect to Ray cluster")
@@ -89,7 +91,7 @@ def test_a_machine_that_is_no_node(head, monkeypatch):
         joining.join({}, {})
 
 
-def test_no_cluster_is_known_here(head, monkeypatch):
+def test_no_cluster_on_this_machine(head, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "auto")
 
     def nothing(_: str) -> str:
@@ -100,14 +102,14 @@ def test_no_cluster_is_known_here(head, monkeypatch):
         joining.join({}, {})
 
 
-def test_an_address_of_the_environment_that_is_none(monkeypatch):
+def test_an_invalid_address_in_the_environment(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
     with pytest.raises(UsageError, match="RAY_ADDRESS = ray://head:10001"):
         joining.join({}, {})
 
 
-def test_a_name_that_no_host_can_have(monkeypatch, tmp_path):
-    without_tokens(monkeypatch, tmp_path)
+def test_an_invalid_host_name(monkeypatch, tmp_path):
+    hide_tokens(monkeypatch, tmp_path)
     with pytest.raises(ClusterError, match=r"a\.\.b:6379 does not answer \("):
         joining.check_head("a..b:6379")
 
@@ -115,46 +117,46 @@ def test_a_name_that_no_host_can_have(monkeypatch, tmp_path):
 # The head, once joined
 
 
-class Head:
-    """A head that answers until it does not, and a clock."""
+class FakeHead:
+    """A fake head that may stop answering, with a fake clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.there, self.left = 100.0, True, 0
+        self.now, self.answers, self.leaves = 100.0, True, 0
         clock = SimpleNamespace(monotonic=lambda: self.now)
         monkeypatch.setattr(joining, "time", clock)
-        monkeypatch.setattr(joining, "find_silence", lambda *_: "" if self.there else "refused")
+        monkeypatch.setattr(joining, "find_silence", lambda *_: "" if self.answers else "refused")
         monkeypatch.setattr(joining, "leave", self.leave)
         self.watch = joining.HeadWatch("head:6379")
 
     def leave(self) -> None:
-        self.left += 1
+        self.leaves += 1
 
-    def after(self, seconds: float) -> joining.HeadWatch:
+    def check_after(self, seconds: float) -> joining.HeadWatch:
         self.now += seconds
         self.watch.check()
         return self.watch
 
 
-def test_the_process_leaves_some_time_after_the_head_is_lost(monkeypatch):
-    found = Head(monkeypatch)
-    assert found.after(1000.0).silence == 0
-    found.there = False
-    assert found.after(joining.LOST_SECONDS).silence == joining.LOST_SECONDS
-    assert found.after(joining.LEAVE_SECONDS).silence > joining.LOST_SECONDS
-    assert found.left == 0
-    found.after(1.0)
-    assert found.left == 1
+def test_the_process_disconnects_some_time_after_the_head_is_lost(monkeypatch):
+    head = FakeHead(monkeypatch)
+    assert head.check_after(1000.0).silence == 0
+    head.answers = False
+    assert head.check_after(joining.LOST_SECONDS).silence == joining.LOST_SECONDS
+    assert head.check_after(joining.LEAVE_SECONDS).silence > joining.LOST_SECONDS
+    assert head.leaves == 0
+    head.check_after(1.0)
+    assert head.leaves == 1
 
 
-def test_a_head_that_answers_again_was_never_lost(monkeypatch):
-    found = Head(monkeypatch)
-    found.there = False
-    found.after(joining.LOST_SECONDS - 1)
-    found.there = True
-    assert found.after(2.0).silence == 0
+def test_a_head_that_answers_again_is_not_lost(monkeypatch):
+    head = FakeHead(monkeypatch)
+    head.answers = False
+    head.check_after(joining.LOST_SECONDS - 1)
+    head.answers = True
+    assert head.check_after(2.0).silence == 0
 
 
-def test_who_listens():
+def test_find_silence_checks_who_listens():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         assert not joining.find_silence(address, 1.0)

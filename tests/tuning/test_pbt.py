@@ -1,4 +1,4 @@
-"""A population in a sweep: the same on any number of slots, and when it is killed at any moment."""
+"""A population in a sweep: equal results for any number of slots and any kill."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gdpo_tune.training.checkpoints import (
 from gdpo_tune.tuning.schedulers import exploits
 from gdpo_tune.tuning.search.plan import is_finished
 from tests.support.search_driver import Driver
-from tests.support.tuning import measured, outcome, spec_in
+from tests.support.tuning import build_measurement, build_outcome, load_code_spec
 
 STEPS = 10
 MEMBERS = 5
@@ -35,31 +35,31 @@ PBT = [
     "space.normalization=[gdpo, grpo]",
 ]
 State = list[str]
-"""What a simulated policy is: the step, seed and values of every step that made it."""
+"""A simulated policy: step, seed and values of every training step."""
 
 
 class Killed(BaseException):
-    """The end of the process, as far as the sweep can tell."""
+    """Simulated kill of the process."""
 
 
 @pytest.fixture
 def spec(tmp_path: Path) -> SweepSpec:
-    return spec_in(tmp_path, PBT)
+    return load_code_spec(tmp_path, PBT)
 
 
-def step_of(training: Training | TrialConfig, params: dict[str, object], step: int) -> str:
+def describe_step(training: Training | TrialConfig, params: dict[str, object], step: int) -> str:
     moving = [params[name] for name in sorted(params) if name.startswith(("lear", "reward_w"))]
     return json.dumps([step, training.seed, params["normalization"], *moving])
 
 
-def worth(state: State) -> Outcome:
-    """A trade-off over the values that made a policy, and its noise."""
+def evaluate_state(state: State) -> Outcome:
+    """Evaluate a simulated policy: a trade-off with noise."""
     noise = random.Random("".join(state)).uniform(0, 0.2)
-    return outcome(0.15 + noise, 0.4 - noise / 2 + len(state) / 50, (len(state) % 7) / 10)
+    return build_outcome(0.15 + noise, 0.4 - noise / 2 + len(state) / 50, (len(state) % 7) / 10)
 
 
 class Population(Driver):
-    """Plays Ray Tune and all trainings; what a checkpoint holds decides what comes of it."""
+    """A fake of Ray Tune and of all trainings, which depend on checkpoints alone."""
 
     def run(self) -> None:
         while True:
@@ -67,111 +67,119 @@ class Population(Driver):
             if answer == self.searcher.FINISHED:
                 return
             if answer is None:
-                self.train(next(iter(self.flying)))
+                self.train(next(iter(self.in_flight)))
 
     def train(self, trial_id: str) -> None:
-        config, ends_at = self.flying[trial_id], self.ends_at[trial_id]
+        config, ends_at = self.in_flight[trial_id], self.ends_at[trial_id]
         resume = find_newest_checkpoint(config.directory)
         state: State = json.loads((resume / "state").read_text()) if resume else []
         if resume:
-            known = read_checkpoint(resume)
-            if known.validation and not self.told(trial_id, known.step, state, ends_at):
+            checkpointed = read_checkpoint(resume)
+            if checkpointed.validation and not self.report_evaluation(
+                trial_id, checkpointed.step, state, ends_at
+            ):
                 return
         for step in range(len(state) + 1, config.training.steps + 1):
-            state.append(step_of(config, config.params_at(step - 1), step))
+            state.append(describe_step(config, config.params_at(step - 1), step))
             evaluated = step in config.evaluate_at or step == config.training.steps
             due = step % config.training.checkpoint_every == 0
             if due:
-                save(config, state, evaluated)
-            if evaluated and not self.told(trial_id, step, state, ends_at, due):
+                save_checkpoint(config, state, evaluated)
+            if evaluated and not self.report_evaluation(trial_id, step, state, ends_at, due):
                 return
-        checkpoint = save(config, state, evaluated=True)
-        found = worth(state)
-        self.end(trial_id, outcome=Outcome(found.validation, found.test, found.cost, checkpoint))
+        checkpoint = save_checkpoint(config, state, evaluated=True)
+        measured = evaluate_state(state)
+        self.end(
+            trial_id, outcome=Outcome(measured.validation, measured.test, measured.cost, checkpoint)
+        )
 
-    def told(
+    def report_evaluation(
         self, trial_id: str, step: int, state: State, ends_at: tuple[int, ...], saved: bool = True
     ) -> bool:
-        """Report an evaluation; whether the trial goes on."""
-        config = self.flying[trial_id]
-        values = {name: found.mean for name, found in worth(state).validation.items()}
-        self.report(trial_id, measured(step, **values))
+        """Report an evaluation; return whether the trial continues."""
+        config = self.in_flight[trial_id]
+        values = {
+            name: estimate.mean for name, estimate in evaluate_state(state).validation.items()
+        }
+        self.report(trial_id, build_measurement(step, **values))
         if step not in ends_at and not (config.directory / "halt").exists():
             return True
         if not saved:
-            save(config, state, evaluated=True)
+            save_checkpoint(config, state, evaluated=True)
         self.end(trial_id, interrupted=True)
         return False
 
 
-def save(config: TrialConfig, state: State, evaluated: bool) -> Path:
-    found = worth(state).validation if evaluated else None
+def save_checkpoint(config: TrialConfig, state: State, evaluated: bool) -> Path:
+    validation = evaluate_state(state).validation if evaluated else None
     cost = Cost(64 * len(state))
     written = write_checkpoint(
         config.directory,
         len(state),
         cost,
-        lambda folder: (folder / "state").write_text(json.dumps(state)) and None,
-        found,
+        lambda directory: (directory / "state").write_text(json.dumps(state)) and None,
+        validation,
     )
     keep_newest(config.directory)
     return written.path
 
 
-def sweep(spec: SweepSpec, slots: int = 2) -> None:
+def run_population(spec: SweepSpec, slots: int = 2) -> None:
     with Ledger.open(spec) as ledger:
         Population(ledger, slots).run()
 
 
-def members(records: list[TrialRecord]) -> list[TrialRecord]:
+def list_members(records: list[TrialRecord]) -> list[TrialRecord]:
     return [record for record in records if record.role == "member"]
 
 
-def result(spec: SweepSpec) -> tuple[object, ...]:
-    """What came of a population, without what happened on the way.
+def collect_results(spec: SweepSpec) -> tuple[object, ...]:
+    """Collect the results of a population.
 
-    Which configurations are replicated may hang on who ended first.
+    Replicates are left out: their choice depends on the order of ends.
     """
     with Ledger.open(spec, read_only=True) as ledger:
         records = [record for record in ledger.get_records() if record.role != "replicate"]
-        states = [ends_with(record) for record in records]
+        states = [read_final_state(record) for record in records]
         return ledger.get_generations(), [(r.role, r.state, r.validation) for r in records], states
 
 
-def ends_with(record: TrialRecord) -> State | None:
+def read_final_state(record: TrialRecord) -> State | None:
     if record.checkpoint is None:
         return None
     state: State = json.loads((record.checkpoint / "state").read_text())
     return state
 
 
-def trained(training: Training) -> State:
-    """One training from start to end."""
+def simulate_training(training: Training) -> State:
+    """Simulate one training from start to end."""
     config = TrialConfig(
         "code", "embedded", training.seed, training.params, None, Path(), schedule=training.schedule
     )
-    return [step_of(training, config.params_at(step - 1), step) for step in range(1, STEPS + 1)]
+    return [
+        describe_step(training, config.params_at(step - 1), step) for step in range(1, STEPS + 1)
+    ]
 
 
 def test_members_meet_at_every_interval_and_end_as_one_training_each(spec: SweepSpec):
-    sweep(spec)
+    run_population(spec)
     with Ledger.open(spec, read_only=True) as ledger:
         records, generations = ledger.get_records(), ledger.get_generations()
         assert is_finished(spec, records)
     roles = [record.role for record in records]
     assert roles == ["untrained", "published", *["member"] * MEMBERS, "replicate", "replicate"]
-    assert {record.proposer for record in members(records)} == {"startup"}
+    assert {record.proposer for record in list_members(records)} == {"startup"}
     assert all(record.state == "complete" for record in records)
     assert [generation.step for generation in generations] == [2, 4, 6, 8]
-    numbers = tuple(record.number for record in members(records))
+    numbers = tuple(record.number for record in list_members(records))
     assert all(generation.members == numbers for generation in generations)
     assert all(len(generation.exploits) == 1 for generation in generations)
     assert [e for g in generations for e in g.exploits] == sorted(
         (e for record in records for e in record.lineage), key=lambda e: e.step
     )
-    assert len({record.params["learning_rate"] for record in members(records)}) == MEMBERS
+    assert len({record.params["learning_rate"] for record in list_members(records)}) == MEMBERS
     for record in records[2:]:
-        assert ends_with(record) == trained(trace_training(records, record.number))
+        assert read_final_state(record) == simulate_training(trace_training(records, record.number))
 
 
 @pytest.mark.parametrize(
@@ -195,8 +203,8 @@ def test_members_meet_between_the_first_step_and_the_last(
 
 def test_every_setting_reaches_the_decisions(tmp_path: Path):
     settings = "{type: pbt, interval: 0.5, quantile: 0.4, factors: [0.5], resample: 0}"
-    spec = spec_in(tmp_path, [*PBT, f"search.scheduler={settings}"])
-    sweep(spec)
+    spec = load_code_spec(tmp_path, [*PBT, f"search.scheduler={settings}"])
+    run_population(spec)
     with Ledger.open(spec, read_only=True) as ledger:
         records, (generation,) = ledger.get_records(), ledger.get_generations()
     assert generation.step == 5
@@ -205,40 +213,42 @@ def test_every_setting_reaches_the_decisions(tmp_path: Path):
         for name, value in exploit.params.items():
             lowest = spec.space.domains[name].low
             assert value == max(records[exploit.donor].params[name] * 0.5, lowest)
-    drawn = spec_in(tmp_path / "drawn", [*PBT, f"search.scheduler={settings[:-2]}1}}"])
-    sweep(drawn)
+    drawn = load_code_spec(tmp_path / "drawn", [*PBT, f"search.scheduler={settings[:-2]}1}}"])
+    run_population(drawn)
     with Ledger.open(drawn, read_only=True) as ledger:
         (again,) = ledger.get_generations()
     assert [e.donor for e in again.exploits] == [e.donor for e in generation.exploits]
     assert [e.params for e in again.exploits] != [e.params for e in generation.exploits]
 
 
-def test_a_members_schedule_lies_in_its_folder(spec: SweepSpec):
-    sweep(spec)
+def test_the_schedule_of_a_member_is_in_its_directory(spec: SweepSpec):
+    run_population(spec)
     with Ledger.open(spec, read_only=True) as ledger:
         records = ledger.get_records()
-        for record in members(records):
+        for record in list_members(records):
             file = ledger.get_trial_directory(record.number) / "schedule.json"
-            told = json.loads(file.read_text())
+            schedule = json.loads(file.read_text())
             training = trace_training(records, record.number)
-            assert told["params"] == training.params
-            assert (told["seed"], told["began_as"]) == (training.seed, training.began_as)
-            assert [s["step"] for s in told["schedule"]] == [s.step for s in training.schedule]
+            assert schedule["params"] == training.params
+            assert (schedule["seed"], schedule["began_as"]) == (training.seed, training.began_as)
+            assert [s["step"] for s in schedule["schedule"]] == [s.step for s in training.schedule]
             steps = [(e.step, e.donor) for e in record.lineage]
-            assert [(e["step"], e["donor"]) for e in told["lineage"]] == steps
+            assert [(e["step"], e["donor"]) for e in schedule["lineage"]] == steps
 
 
 @pytest.mark.parametrize("slots", [1, 3, 8])
-def test_nothing_hangs_on_the_number_of_slots(spec: SweepSpec, tmp_path: Path, slots: int):
-    sweep(spec)
-    other = spec_in(tmp_path / "other", PBT)
-    sweep(other, slots)
-    assert result(other) == result(spec)
+def test_the_result_does_not_depend_on_the_number_of_slots(
+    spec: SweepSpec, tmp_path: Path, slots: int
+):
+    run_population(spec)
+    other = load_code_spec(tmp_path / "other", PBT)
+    run_population(other, slots)
+    assert collect_results(other) == collect_results(spec)
 
 
 @pytest.fixture
 def writes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int | None], int]]:
-    """Count the writes to ledger and checkpoints; from the n-th one on, each kills."""
+    """A function that restarts the count of writes; each one after `kill_after` kills."""
     count, last = 0, None
 
     def counted(original: Callable[..., object]) -> Callable[..., object]:
@@ -270,39 +280,39 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int | None], i
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_sweep_that_is_killed_again_and_again_comes_to_the_same(
+def test_a_sweep_that_is_killed_repeatedly_has_the_same_result(
     spec: SweepSpec, tmp_path: Path, writes: Callable[[int | None], int], seed: int
 ):
     writes(None)
-    sweep(spec)
+    run_population(spec)
     needed = writes(None)
     draw, killed = random.Random(seed), 0
-    other = spec_in(tmp_path / "other", PBT)
+    other = load_code_spec(tmp_path / "other", PBT)
     while True:
         writes(draw.randint(1, needed // 6))
         try:
-            sweep(other, slots=draw.choice([1, 2, 4]))
+            run_population(other, slots=draw.choice([1, 2, 4]))
         except Killed:
             killed += 1
         else:
             break
     writes(None)
     assert killed >= 3
-    assert result(other) == result(spec)
+    assert collect_results(other) == collect_results(spec)
 
 
-def test_a_member_that_fails_leaves_the_others_alone(spec: SweepSpec):
+def test_a_failed_member_does_not_affect_the_others(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         driver = Population(ledger, 3)
-        while not any(config.evaluate_at for config in driver.flying.values()):
+        while not any(config.evaluate_at for config in driver.in_flight.values()):
             if driver.ask() is None:
-                driver.train(next(iter(driver.flying)))
-        trial_id = next(id for id, config in driver.flying.items() if config.evaluate_at)
-        number = int(driver.flying.pop(trial_id).directory.name)
+                driver.train(next(iter(driver.in_flight)))
+        trial_id = next(id for id, config in driver.in_flight.items() if config.evaluate_at)
+        number = int(driver.in_flight.pop(trial_id).directory.name)
         driver.searcher.on_failure(trial_id, "broken")
         driver.run()
         records, generations = ledger.get_records(), ledger.get_generations()
-    assert [r.state for r in members(records)].count("complete") == MEMBERS - 1
+    assert [r.state for r in list_members(records)].count("complete") == MEMBERS - 1
     assert records[number].state == "failed"
     assert [generation.step for generation in generations] == [2, 4, 6, 8]
     assert not any(number in generation.members for generation in generations)
@@ -313,17 +323,17 @@ def test_more_members_catch_up_before_they_meet_the_others(spec: SweepSpec, tmp_
         driver = Population(ledger, 2)
         while len(ledger.get_generations()) < 2:
             if driver.ask() is None:
-                driver.train(next(iter(driver.flying)))
-    larger = spec_in(tmp_path, [*PBT, f"search.trials={MEMBERS + 2}"])
-    sweep(larger)
+                driver.train(next(iter(driver.in_flight)))
+    larger = load_code_spec(tmp_path, [*PBT, f"search.trials={MEMBERS + 2}"])
+    run_population(larger)
     with Ledger.open(larger, read_only=True) as ledger:
         records, generations = ledger.get_records(), ledger.get_generations()
     assert [generation.step for generation in generations] == [2, 4, 2, 4, 6, 8]
-    late = tuple(record.number for record in members(records))[MEMBERS:]
+    late = tuple(record.number for record in list_members(records))[MEMBERS:]
     assert [g.members for g in generations[2:4]] == [late, late]
     assert all(len(g.members) == MEMBERS + 2 for g in generations[4:])
     for record in records[2:]:
-        assert ends_with(record) == trained(trace_training(records, record.number))
+        assert read_final_state(record) == simulate_training(trace_training(records, record.number))
 
 
 def test_under_another_scheduler_members_go_on_without_meeting(spec: SweepSpec, tmp_path: Path):
@@ -331,18 +341,18 @@ def test_under_another_scheduler_members_go_on_without_meeting(spec: SweepSpec, 
         driver = Population(ledger, 2)
         while len(ledger.get_generations()) < 1:
             if driver.ask() is None:
-                driver.train(next(iter(driver.flying)))
-    plain = spec_in(tmp_path, [*PBT, "search.scheduler={type: fifo}"])
-    sweep(plain)
+                driver.train(next(iter(driver.in_flight)))
+    plain = load_code_spec(tmp_path, [*PBT, "search.scheduler={type: fifo}"])
+    run_population(plain)
     with Ledger.open(plain, read_only=True) as ledger:
         records = ledger.get_records()
         assert len(ledger.get_generations()) == 1
     assert all(record.state == "complete" for record in records)
-    for record in members(records):
-        assert ends_with(record) == trained(trace_training(records, record.number))
+    for record in list_members(records):
+        assert read_final_state(record) == simulate_training(trace_training(records, record.number))
 
 
-def test_a_donor_whose_checkpoint_is_damaged_gives_the_one_before(
+def test_a_donor_with_a_damaged_checkpoint_gives_the_previous_one(
     spec: SweepSpec, monkeypatch: pytest.MonkeyPatch
 ):
     adopted: list[int] = []
@@ -356,10 +366,10 @@ def test_a_donor_whose_checkpoint_is_damaged_gives_the_one_before(
         return before
 
     monkeypatch.setattr(exploits, "find_newest_checkpoint", damaged_first)
-    sweep(spec)
+    run_population(spec)
     assert adopted[0] == 0
     assert any(adopted)
     with Ledger.open(spec, read_only=True) as ledger:
         records = ledger.get_records()
-    for record in members(records):
-        assert ends_with(record) == trained(trace_training(records, record.number))
+    for record in list_members(records):
+        assert read_final_state(record) == simulate_training(trace_training(records, record.number))

@@ -1,4 +1,4 @@
-"""The plan: which points of `enqueue:` are still to be run, and how many trials there will be."""
+"""The plan: remaining points of `enqueue:`, and the number of trials."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from gdpo_tune.core.trials import Params, Proposer, Role, TrialRecord
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.search.plan import Step, count_planned, find_next_step
-from tests.support.tuning import spec_in
+from tests.support.tuning import load_code_spec
 
 CONDITIONAL = """
 task: code
@@ -26,50 +26,50 @@ space:
 """
 
 
-def in_order(spec: SweepSpec, records: Sequence[TrialRecord] = ()) -> list[TrialRecord]:
-    """`records` and the trials that the plan asks for, up to the sampler's first."""
-    found = list(records)
+def list_planned(spec: SweepSpec, records: Sequence[TrialRecord] = ()) -> list[TrialRecord]:
+    """List `records` and the planned trials up to the sampler's first."""
+    planned = list(records)
     while True:
-        step = find_next_step(spec, found)
+        step = find_next_step(spec, planned)
         if step is None or step.params is None:
-            return found
-        found.append(record(len(found), step.role, step.proposer, step.params))
+            return planned
+        planned.append(build_record(len(planned), step.role, step.proposer, step.params))
 
 
-def record(number: int, role: Role, proposer: Proposer, params: Params) -> TrialRecord:
+def build_record(number: int, role: Role, proposer: Proposer, params: Params) -> TrialRecord:
     return TrialRecord(number, role, "failed", params, number, proposer)
 
 
-def enqueued(records: Sequence[TrialRecord]) -> list[Params]:
+def list_enqueued(records: Sequence[TrialRecord]) -> list[Params]:
     return [record.params for record in records if record.proposer == "enqueued"]
 
 
 @pytest.mark.parametrize("points", [[1e-4, 2e-4], [2e-4, 1e-4]])
-def test_a_point_may_be_added_anywhere_to_a_sweep_that_goes_on(tmp_path: Path, points: list[float]):
+def test_a_point_may_be_added_at_any_place_of_a_resumed_sweep(tmp_path: Path, points: list[float]):
     def spec(*rates: float) -> SweepSpec:
-        given = [{"learning_rate": rate, "group_size": 4} for rate in rates]
-        return spec_in(tmp_path, [f"enqueue={json.dumps(given)}"])
+        points = [{"learning_rate": rate, "group_size": 4} for rate in rates]
+        return load_code_spec(tmp_path, [f"enqueue={json.dumps(points)}"])
 
-    before = in_order(spec(1e-4))
-    assert [params["learning_rate"] for params in enqueued(before)] == [1e-4]
-    after = in_order(spec(*points), before)
-    assert [params["learning_rate"] for params in enqueued(after)] == [1e-4, 2e-4]
+    before = list_planned(spec(1e-4))
+    assert [params["learning_rate"] for params in list_enqueued(before)] == [1e-4]
+    after = list_planned(spec(*points), before)
+    assert [params["learning_rate"] for params in list_enqueued(after)] == [1e-4, 2e-4]
     assert find_next_step(spec(*points), after) == Step("search", "model", None)
 
 
-def test_a_value_without_effect_does_not_bring_a_point_back(tmp_path: Path):
+def test_a_value_without_effect_does_not_repeat_a_point(tmp_path: Path):
     path = tmp_path / "conditional.yaml"
     path.write_text(CONDITIONAL)
-    spec = spec_in(tmp_path, [], path)
-    given = {"normalization": "grpo", "beta": 0.5}
-    spec = spec.model_copy(update={"enqueue": (given,)})
-    assert [params["normalization"] for params in enqueued(in_order(spec))] == ["grpo"]
+    spec = load_code_spec(tmp_path, [], path)
+    point = {"normalization": "grpo", "beta": 0.5}
+    spec = spec.model_copy(update={"enqueue": (point,)})
+    assert [params["normalization"] for params in list_enqueued(list_planned(spec))] == ["grpo"]
 
 
 @pytest.mark.parametrize(("per_point", "max_runs", "replicates"), [(2, 8, 8), (0, 8, 0), (2, 0, 0)])
-def test_replicates_that_cannot_come_are_not_planned(
+def test_replicates_that_are_impossible_are_not_planned(
     tmp_path: Path, per_point: int, max_runs: int, replicates: int
 ):
-    wanted = f"search.replicates={{per_point: {per_point}, max_runs: {max_runs}}}"
-    spec = spec_in(tmp_path, ["search.trials=4", wanted])
+    replicates = f"search.replicates={{per_point: {per_point}, max_runs: {max_runs}}}"
+    spec = load_code_spec(tmp_path, ["search.trials=4", replicates])
     assert count_planned(spec, []) == 2 + 4 + replicates

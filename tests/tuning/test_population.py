@@ -1,4 +1,4 @@
-"""Population-based training by dominance: who takes over from whom, and with which values."""
+"""Population-based training by dominance: which member copies which donor, with which values."""
 
 from __future__ import annotations
 
@@ -47,27 +47,32 @@ POPULATIONS = st.lists(
 )
 
 
-def member(number: int, a: float, b: float, excess: float = 0.0) -> MemberStanding:
+def build_member(number: int, a: float, b: float, excess: float = 0.0) -> MemberStanding:
     return MemberStanding(number, (a, b), START, (excess,))
 
 
-def population(rows: Sequence[tuple[float, float, float]]) -> list[MemberStanding]:
-    return [member(number, *row) for number, row in enumerate(rows)]
+def build_population(rows: Sequence[tuple[float, float, float]]) -> list[MemberStanding]:
+    return [build_member(number, *row) for number, row in enumerate(rows)]
 
 
-def numbers(members: Sequence[MemberStanding]) -> list[int]:
+def list_numbers(members: Sequence[MemberStanding]) -> list[int]:
     return [standing.number for standing in order_members(members, TWO)]
 
 
 def test_constraints_come_before_dominance():
-    broken = [member(3, 0.9, 0.1, excess=0.5), member(7, 0.9, 0.1, excess=0.2)]
-    members = [*broken, member(5, 0.2, 0.6), member(2, 0.3, 0.5)]
-    assert numbers(members) == [2, 5, 7, 3]
+    broken = [build_member(3, 0.9, 0.1, excess=0.5), build_member(7, 0.9, 0.1, excess=0.2)]
+    members = [*broken, build_member(5, 0.2, 0.6), build_member(2, 0.3, 0.5)]
+    assert list_numbers(members) == [2, 5, 7, 3]
 
 
 def test_in_a_front_the_crowded_come_later_and_the_extremes_first():
-    front = [member(0, 0.0, 0.0), member(1, 0.5, 0.5), member(2, 0.6, 0.6), member(3, 1.0, 1.0)]
-    assert numbers(front) == [0, 3, 1, 2]
+    front = [
+        build_member(0, 0.0, 0.0),
+        build_member(1, 0.5, 0.5),
+        build_member(2, 0.6, 0.6),
+        build_member(3, 1.0, 1.0),
+    ]
+    assert list_numbers(front) == [0, 3, 1, 2]
 
 
 def test_crowding_is_the_share_of_the_range_between_the_neighbours():
@@ -77,14 +82,14 @@ def test_crowding_is_the_share_of_the_range_between_the_neighbours():
 
 
 @given(POPULATIONS, st.permutations(range(24)), st.sampled_from([0.1, 0.25, 0.5]))
-def test_the_last_take_over_from_the_first_in_any_order_of_arrival(rows, order, quantile):
+def test_the_last_members_copy_the_first_in_any_order_of_arrival(rows, order, quantile):
     settings = PbtSettings(quantile=quantile)
-    members = population(rows)
+    members = build_population(rows)
     exploits = decide_exploits(10, members, TWO, DOMAINS, settings, 3)
     shuffled = [members[i] for i in order if i < len(members)]
     assert decide_exploits(10, shuffled, TWO, DOMAINS, settings, 3) == exploits
-    assert numbers(shuffled) == numbers(members)
-    ranking = numbers(members)
+    assert list_numbers(shuffled) == list_numbers(members)
+    ranking = list_numbers(members)
     count = len(exploits)
     assert count == min(len(members) // 2, max(1, int(quantile * len(members))))
     assert {e.member for e in exploits} == set(ranking[len(ranking) - count :])
@@ -95,8 +100,8 @@ def test_the_last_take_over_from_the_first_in_any_order_of_arrival(rows, order, 
 
 
 @given(POPULATIONS)
-def test_nobody_takes_over_from_someone_who_is_worse(rows):
-    members = population(rows)
+def test_no_member_copies_a_worse_member(rows):
+    members = build_population(rows)
     by_number = {standing.number: standing for standing in members}
     for exploit in decide_exploits(10, members, TWO, DOMAINS, USUAL, 0):
         (a, b), (c, d) = by_number[exploit.donor].values, by_number[exploit.member].values
@@ -108,7 +113,7 @@ def test_nobody_takes_over_from_someone_who_is_worse(rows):
 
 
 def test_decisions_follow_from_seed_and_step_alone():
-    members = population([(i / 8, i / 8, 0.0) for i in range(8)])
+    members = build_population([(i / 8, i / 8, 0.0) for i in range(8)])
 
     def rates(step: int, seed: int) -> list[float]:
         settings = PbtSettings(quantile=0.5)
@@ -117,11 +122,11 @@ def test_decisions_follow_from_seed_and_step_alone():
 
     drawn = [rates(step, seed) for step in (10, 20) for seed in (0, 1)]
     assert rates(10, 0) == drawn[0]
-    assert len({tuple(found) for found in drawn}) == 4
+    assert len({tuple(rates_of_seed) for rates_of_seed in drawn}) == 4
     assert len(set(drawn[0])) > 1, "each member has a chance of its own"
 
 
-def test_values_are_the_donors_and_not_the_members():
+def test_new_values_derive_from_the_donor():
     good = MemberStanding(0, (1.0, 0.0), {"learning_rate": 2e-4})
     bad = MemberStanding(1, (0.0, 1.0), {"learning_rate": 9e-4})
     fixed = PbtSettings(quantile=0.5, factors=(1.0,), resample=0.0)
@@ -163,6 +168,6 @@ def test_a_moved_value_stays_inside_and_never_goes_the_other_way(value, factor, 
         assert factor == 1 or result != value or at_end or result in (RATE.low, RATE.high, 2.0)
 
 
-def test_a_population_of_one_or_none_has_nothing_to_decide():
+def test_a_population_of_at_most_one_member_makes_no_decisions():
     assert decide_exploits(1, [], TWO, DOMAINS, USUAL, 0) == ()
-    assert decide_exploits(1, [member(0, 1, 1)], TWO, DOMAINS, USUAL, 0) == ()
+    assert decide_exploits(1, [build_member(0, 1, 1)], TWO, DOMAINS, USUAL, 0) == ()

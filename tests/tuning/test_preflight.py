@@ -1,4 +1,4 @@
-"""Clusters whose nodes do not see the same folder are refused before anything runs on them."""
+"""Clusters whose nodes do not share the directory are refused before any trial starts."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from gdpo_tune.tuning.ray.preflight import (
     list_needed_paths,
     probe_node,
 )
-from tests.support.tuning import spec_in
+from tests.support.tuning import load_code_spec
 
-TABLE = [
+NODES = [
     {"NodeID": "aaaaaaaaaa", "NodeManagerHostname": "one", "Resources": {"CPU": 2.0}},
     {"NodeID": "bbbbbbbbbb", "NodeManagerHostname": "two", "Resources": {"CPU": 2.0}},
 ]
 
 
-class Asked:
-    """Nodes, some of which have a disk of their own at that path, or none that is writable."""
+class FakeProbe:
+    """A fake probe of nodes, some with their own disk at the path, some without needed files."""
 
     def __init__(self, tmp_path: Path, *, local: Sequence[str] = (), lacking: str = "") -> None:
         self.local, self.lacking, self.elsewhere = local, lacking, tmp_path / "elsewhere"
@@ -41,144 +41,142 @@ class Asked:
     ) -> dict[str, NodeAnswer]:
         answers: dict[str, NodeAnswer] = {}
         for node in nodes:
-            seen = self.elsewhere / mark.name if node.host in self.local else mark
+            path_on_node = self.elsewhere / mark.name if node.host in self.local else mark
             paths = [f"{path}-nowhere" if node.host == self.lacking else path for path in needed]
-            answers[node.id] = probe_node(seen, f"{mark.name}-{node.id}", paths)
+            answers[node.id] = probe_node(path_on_node, f"{mark.name}-{node.id}", paths)
         return answers
 
 
-class Table:
-    """Ray's table of nodes."""
+class NodeTable:
+    """A fake of Ray's table of nodes."""
 
     def __init__(self) -> None:
         self.lost: set[str] = set()
 
     def __call__(self) -> list[dict[str, Any]]:
-        return [{**row, "Alive": row["NodeManagerHostname"] not in self.lost} for row in TABLE]
+        return [{**row, "Alive": row["NodeManagerHostname"] not in self.lost} for row in NODES]
 
 
 @pytest.fixture
-def table() -> Table:
-    return Table()
+def table() -> NodeTable:
+    return NodeTable()
 
 
 @pytest.fixture
-def nodes(table: Table) -> Nodes:
+def nodes(table: NodeTable) -> Nodes:
     return Nodes(table)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "runs" / "code"
-    made.mkdir(parents=True)
-    return made
+def directory(tmp_path: Path) -> Path:
+    created = tmp_path / "runs" / "code"
+    created.mkdir(parents=True)
+    return created
 
 
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Check nodes that answer as a function says."""
+    """A function that checks nodes with a fake probe."""
 
-    def check_with(spec: SweepSpec, folder: Path, nodes: Nodes, probe: object) -> None:
+    def check_with(spec: SweepSpec, directory: Path, nodes: Nodes, probe: object) -> None:
         monkeypatch.setattr(preflight, "probe_by_tasks", probe)
-        check_nodes(spec, folder, nodes)
+        check_nodes(spec, directory, nodes)
 
     return check_with
 
 
-def test_a_directory_that_every_node_sees_is_left_as_it_was(tmp_path, folder, nodes, check):
-    check(spec_in(tmp_path), folder, nodes, Asked(tmp_path))
-    assert os.listdir(folder) == []
+def test_a_directory_that_every_node_sees_is_left_as_it_was(tmp_path, directory, nodes, check):
+    check(load_code_spec(tmp_path), directory, nodes, FakeProbe(tmp_path))
+    assert os.listdir(directory) == []
 
 
-def test_a_directory_that_is_local_to_a_node_is_refused(tmp_path, folder, nodes, check):
+def test_a_directory_that_is_local_to_a_node_is_refused(tmp_path, directory, nodes, check):
     with pytest.raises(
         ClusterError, match=r"is another directory on node two \(bbbbbbbb\)"
     ) as caught:
-        check(spec_in(tmp_path), folder, nodes, Asked(tmp_path, local=["two"]))
+        check(load_code_spec(tmp_path), directory, nodes, FakeProbe(tmp_path, local=["two"]))
     assert "fix: --set storage=DIRECTORY, one that is mounted on every node" in str(caught.value)
-    assert os.listdir(folder) == []
+    assert os.listdir(directory) == []
 
 
 def test_a_node_that_sees_the_directory_and_writes_elsewhere_is_refused(
-    tmp_path, folder, nodes, check
+    tmp_path, directory, nodes, check
 ):
-    def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
-        return {node.id: NodeAnswer() for node in asked}
+    def probe(mark: Path, nodes: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
+        return {node.id: NodeAnswer() for node in nodes}
 
     with pytest.raises(ClusterError, match=r"node one \(aaaaaaaa\), two"):
-        check(spec_in(tmp_path), folder, nodes, probe)
+        check(load_code_spec(tmp_path), directory, nodes, probe)
 
 
-def test_a_node_that_may_not_write(tmp_path, folder, nodes, check, monkeypatch):
+def test_a_node_that_may_not_write(tmp_path, directory, nodes, check, monkeypatch):
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
+    def probe(mark: Path, nodes: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
         monkeypatch.setattr(Path, "touch", refuse)
-        return {node.id: probe_node(mark, "x", needed) for node in asked}
+        return {node.id: probe_node(mark, "x", needed) for node in nodes}
 
     with pytest.raises(ClusterError, match=r"one .* cannot write into the sweep's directory \(P"):
-        check(spec_in(tmp_path), folder, nodes, probe)
+        check(load_code_spec(tmp_path), directory, nodes, probe)
 
 
-def test_a_node_without_room_for_a_trial_is_not_asked(tmp_path, folder, nodes, check):
-    spec = spec_in(tmp_path).model_copy(update={"resources": Resources(cpus=4)})
+def test_a_node_without_room_for_a_trial_is_not_checked(tmp_path, directory, nodes, check):
+    spec = load_code_spec(tmp_path).model_copy(update={"resources": Resources(cpus=4)})
 
-    def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
-        assert not asked
+    def probe(mark: Path, nodes: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
+        assert not nodes
         return {}
 
-    check(spec, folder, nodes, probe)
+    check(spec, directory, nodes, probe)
 
 
-def test_what_trials_read_has_to_be_everywhere(tmp_path, folder, nodes, check):
+def test_files_that_trials_read_must_exist_on_every_node(tmp_path, directory, nodes, check):
     policy = tmp_path / "policy"
     policy.mkdir()
-    spec = spec_in(tmp_path).model_copy(update={"policy": str(policy)})
+    spec = load_code_spec(tmp_path).model_copy(update={"policy": str(policy)})
     assert list_needed_paths(spec) == [str(policy)]
-    assert list_needed_paths(spec_in(tmp_path)) == []
+    assert list_needed_paths(load_code_spec(tmp_path)) == []
     with pytest.raises(ClusterError, match=r"two \(bbbbbbbb\) lacks .*policy-nowhere"):
-        check(spec, folder, nodes, Asked(tmp_path, lacking="two"))
+        check(spec, directory, nodes, FakeProbe(tmp_path, lacking="two"))
 
 
-def test_a_task_of_ones_own_is_a_file_that_nodes_need(tmp_path):
+def test_the_file_of_a_custom_task_must_exist_on_nodes(tmp_path):
     file = tmp_path / "mine.py"
     file.touch()
-    spec = spec_in(tmp_path).model_copy(update={"task": f"{file}:Mine"})
+    spec = load_code_spec(tmp_path).model_copy(update={"task": f"{file}:Mine"})
     assert list_needed_paths(spec) == [str(file)]
 
 
-def test_a_node_that_dies_meanwhile_is_no_reason_to_refuse_the_others(
-    tmp_path, folder, nodes, check, table
-):
+def test_a_node_that_dies_during_the_check_is_ignored(tmp_path, directory, nodes, check, table):
     died = ClusterError("node two cannot run trials: The node died.")
     of_two = {"bbbbbbbbbb": died}
 
-    def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
-        one = asked[0].id
+    def probe(mark: Path, nodes: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
+        one = nodes[0].id
         return {one: probe_node(mark, f"{mark.name}-{one}", needed), **of_two}
 
     with pytest.raises(ClusterError) as caught:
-        check(spec_in(tmp_path), folder, nodes, probe)
+        check(load_code_spec(tmp_path), directory, nodes, probe)
     assert caught.value is died
     of_two.clear()  # Ray would not place a task there
-    check(spec_in(tmp_path), folder, nodes, probe)
+    check(load_code_spec(tmp_path), directory, nodes, probe)
 
 
-def test_a_node_that_is_lost_while_it_is_asked_need_not_answer(
-    tmp_path, folder, nodes, check, table
+def test_a_node_that_is_lost_during_the_check_need_not_answer(
+    tmp_path, directory, nodes, check, table
 ):
     died = ClusterError("node two cannot run trials: The node died.")
 
-    def probe(mark: Path, asked: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
+    def probe(mark: Path, nodes: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
         table.lost.add("two")
-        one = asked[0].id
+        one = nodes[0].id
         return {one: probe_node(mark, f"{mark.name}-{one}", needed), "bbbbbbbbbb": died}
 
-    check(spec_in(tmp_path), folder, nodes, probe)
+    check(load_code_spec(tmp_path), directory, nodes, probe)
 
 
-def test_of_an_object_store_a_node_says_whether_it_can_write_there(tmp_path, monkeypatch):
+def test_a_node_reports_whether_it_can_write_to_the_object_store(tmp_path, monkeypatch):
     monkeypatch.setattr(MemoryFileSystem, "store", {})
     assert probe_node("memory://bucket/runs", "", []) == NodeAnswer()
 

@@ -1,4 +1,4 @@
-"""The projection: what a sampler sees of the trials, and what it makes of it."""
+"""The projection of trials into the sampler's study, and proposals from it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gdpo_tune.tuning.search import quasi_random
 from gdpo_tune.tuning.search.projection import Projection, Suggestion
 from gdpo_tune.tuning.search.sampler_study import SamplerStudy
 from gdpo_tune.tuning.search.samplers import ParzenEstimator, SamplerFactory
-from tests.support.tuning import outcome, spec_in, trade_off
+from tests.support.tuning import build_outcome, build_trade_off, load_code_spec
 
 CONDITIONAL = """
 task: code
@@ -40,17 +40,17 @@ search: {trials: 30}
 
 @pytest.fixture
 def spec(tmp_path: Path) -> SweepSpec:
-    return spec_in(tmp_path)
+    return load_code_spec(tmp_path)
 
 
 @pytest.fixture
 def conditional(tmp_path: Path) -> SweepSpec:
     path = tmp_path / "conditional.yaml"
     path.write_text(CONDITIONAL)
-    return spec_in(tmp_path, ["search.sampler=tpe"], path)
+    return load_code_spec(tmp_path, ["search.sampler=tpe"], path)
 
 
-def record(
+def build_record(
     number: int,
     params: Params,
     measured: Outcome | None = None,
@@ -65,83 +65,89 @@ def record(
     )
 
 
-def point(spec: SweepSpec, **changes: float | str) -> Params:
+def build_point(spec: SweepSpec, **changes: float | str) -> Params:
     return {
         **spec.space.complete_baseline({}),
         **{k.replace("__", "."): v for k, v in changes.items()},
     }
 
 
-def seen(projection: Projection) -> list[tuple[str, list[float] | None]]:
-    """State and values of every configuration in the sampler's study."""
+def list_entries(projection: Projection) -> list[tuple[str, list[float] | None]]:
+    """List state and values of every configuration in the sampler's study."""
     trials = projection.study.trials
     return [(t.state.name, t.values) for t in trials if t.state != TrialState.FAIL]
 
 
 def test_members_of_a_population_are_left_out_and_so_are_their_replicates(spec: SweepSpec):
-    params, other = point(spec), point(spec, learning_rate=2e-4)
-    replicate = replace(record(1, params, outcome(), "replicate", "replicate"), replicate_of=0)
+    params, other = build_point(spec), build_point(spec, learning_rate=2e-4)
+    replicate = replace(
+        build_record(1, params, build_outcome(), "replicate", "replicate"), replicate_of=0
+    )
     alone = [
-        record(2, other, outcome()),
+        build_record(2, other, build_outcome()),
         replace(replicate, number=3, params=other, replicate_of=2),
     ]
-    known = [record(0, params, outcome(), "member", "startup"), replicate, *alone]
+    records = [build_record(0, params, build_outcome(), "member", "startup"), replicate, *alone]
     projection = Projection(spec)
-    projection.load((r, {}) for r in known)
-    one = seen(projection)
+    projection.load((r, {}) for r in records)
+    one = list_entries(projection)
     assert len(one) == 1
     watching = Projection(spec)
-    for r in known:
+    for r in records:
         watching.observe(r)
-    assert seen(watching) == one
+    assert list_entries(watching) == one
 
 
-def run(projection: Projection, trials: int, width: int = 2) -> list[Suggestion]:
-    """Ask `trials` times with `width` trials in flight, each ending in the order of its start."""
+def run_trials(projection: Projection, trials: int, width: int = 2) -> list[Suggestion]:
+    """Propose `trials` times with `width` trials in flight, which end in order of start."""
     suggestions: list[Suggestion] = []
     flying: list[TrialRecord] = []
     for number in range(trials):
         suggestion = projection.propose()
         suggestions.append(suggestion)
-        flying.append(record(number, suggestion.params, proposer=suggestion.proposer))
+        flying.append(build_record(number, suggestion.params, proposer=suggestion.proposer))
         projection.observe(flying[-1], suggestion.sampler_state)
         if len(flying) == width:
             done = flying.pop(0)
-            measured = trade_off(done.params)
-            projection.observe(record(done.number, done.params, measured, proposer=done.proposer))
+            measured = build_trade_off(done.params)
+            projection.observe(
+                build_record(done.number, done.params, measured, proposer=done.proposer)
+            )
     return suggestions
 
 
 def test_running_is_pending_and_complete_has_validation_values(spec: SweepSpec):
     projection = Projection(spec)
-    params = point(spec)
-    projection.observe(record(0, params))
-    assert seen(projection) == [("RUNNING", None)]
-    projection.observe(record(0, params, outcome(0.1, 0.2, 0.3, test_shift=0.5)))
-    assert seen(projection) == [("COMPLETE", [0.1, 0.2, 0.3])]
+    params = build_point(spec)
+    projection.observe(build_record(0, params))
+    assert list_entries(projection) == [("RUNNING", None)]
+    projection.observe(build_record(0, params, build_outcome(0.1, 0.2, 0.3, test_shift=0.5)))
+    assert list_entries(projection) == [("COMPLETE", [0.1, 0.2, 0.3])]
     assert projection.study.trials[0].constraints == {"correctness": pytest.approx(0.1)}
 
 
 def test_seeds_of_one_configuration_are_one_entry_with_their_mean(spec: SweepSpec):
     projection = Projection(spec)
-    params = point(spec)
-    projection.observe(record(0, params, outcome(0.2), role="published", proposer="baseline"))
-    projection.observe(record(1, params, outcome(0.4), role="search"))
-    projection.observe(record(2, params, role="replicate"))
-    assert seen(projection) == [("COMPLETE", [pytest.approx(0.3), 0.5, 0.5])]
-    projection.observe(record(2, params, outcome(0.6), role="replicate"))
-    assert seen(projection) == [("COMPLETE", [pytest.approx(0.4), 0.5, 0.5])]
+    params = build_point(spec)
+    projection.observe(
+        build_record(0, params, build_outcome(0.2), role="published", proposer="baseline")
+    )
+    projection.observe(build_record(1, params, build_outcome(0.4), role="search"))
+    projection.observe(build_record(2, params, role="replicate"))
+    assert list_entries(projection) == [("COMPLETE", [pytest.approx(0.3), 0.5, 0.5])]
+    projection.observe(build_record(2, params, build_outcome(0.6), role="replicate"))
+    assert list_entries(projection) == [("COMPLETE", [pytest.approx(0.4), 0.5, 0.5])]
     assert projection.study.trials[0].constraints == {"correctness": pytest.approx(-0.2)}
 
 
-@pytest.mark.parametrize(("sampler", "told"), [("tpe", 12), ("qmc", 0), ("random", 0)])
-def test_only_a_sampler_with_a_model_is_told_of_trials(tmp_path: Path, sampler: str, told: int):
-    projection = Projection(spec_in(tmp_path, [f"search.sampler={sampler}"]))
-    run(projection, 12)
-    assert len(seen(projection)) == told
+@pytest.mark.parametrize(("sampler", "count"), [("tpe", 12), ("qmc", 0), ("random", 0)])
+def test_only_a_sampler_with_a_model_receives_trials(tmp_path: Path, sampler: str, count: int):
+    projection = Projection(load_code_spec(tmp_path, [f"search.sampler={sampler}"]))
+    run_trials(projection, 12)
+    assert len(list_entries(projection)) == count
 
 
-def test_however_often_a_mean_changes_the_study_is_built_anew_once_for_a_proposal(
+def test_the_study_is_rebuilt_at_most_once_per_proposal(
     spec: SweepSpec, monkeypatch: pytest.MonkeyPatch
 ):
     projection = Projection(spec)
@@ -155,7 +161,9 @@ def test_however_often_a_mean_changes_the_study_is_built_anew_once_for_a_proposa
     monkeypatch.setattr("gdpo_tune.tuning.search.projection.SamplerStudy", Counted)
     for number in range(5):
         role = "replicate" if number else "search"
-        projection.observe(record(number, point(spec), outcome(number / 10), role=role))
+        projection.observe(
+            build_record(number, build_point(spec), build_outcome(number / 10), role=role)
+        )
     assert built == []
     projection.propose()
     assert [trial.values for trial in built[0].study.trials] == [[pytest.approx(0.2), 0.5, 0.5]]
@@ -165,33 +173,39 @@ def test_however_often_a_mean_changes_the_study_is_built_anew_once_for_a_proposa
 
 def test_a_failed_configuration_stays_pending(spec: SweepSpec):
     projection = Projection(spec)
-    projection.observe(record(0, point(spec), state="failed"))
-    assert seen(projection) == [("RUNNING", None)]
+    projection.observe(build_record(0, build_point(spec), state="failed"))
+    assert list_entries(projection) == [("RUNNING", None)]
 
 
-def test_what_teaches_a_sampler_nothing_is_left_out(tmp_path: Path):
-    spec = spec_in(tmp_path, ["space.reward_weights.length={log: [0.05, 0.5]}"])
+def test_trials_without_information_are_not_in_the_study(tmp_path: Path):
+    spec = load_code_spec(tmp_path, ["space.reward_weights.length={log: [0.05, 0.5]}"])
     projection = Projection(spec)
-    inside = point(spec, reward_weights__length=0.5)
-    projection.observe(record(0, inside, outcome(), role="untrained", proposer="baseline"))
+    inside = build_point(spec, reward_weights__length=0.5)
+    projection.observe(
+        build_record(0, inside, build_outcome(), role="untrained", proposer="baseline")
+    )
     outside = {**inside, "reward_weights.length": 1.0}
-    projection.observe(record(1, outside, outcome(), role="published", proposer="baseline"))
+    projection.observe(
+        build_record(1, outside, build_outcome(), role="published", proposer="baseline")
+    )
     elsewhere = {**inside, "temperature": 0.7}  # fixed at 1 in this space
-    projection.observe(record(2, elsewhere, outcome(), role="published", proposer="baseline"))
-    assert seen(projection) == []
+    projection.observe(
+        build_record(2, elsewhere, build_outcome(), role="published", proposer="baseline")
+    )
+    assert list_entries(projection) == []
 
 
-def test_an_inactive_parameter_sits_at_the_middle_of_its_domain(conditional: SweepSpec):
+def test_an_inactive_parameter_has_the_middle_value_of_its_domain(conditional: SweepSpec):
     projection = Projection(conditional)
     params = conditional.space.complete({"normalization": "grpo", "reward_weights.format": 1.0})
-    projection.observe(record(0, params, outcome()))
+    projection.observe(build_record(0, params, build_outcome()))
     assert projection.study.trials[0].params["beta"] == 0.5
     assert params["beta"] == 0.0  # what the trial itself runs with
 
 
-def test_proposals_of_a_conditional_space_ignore_what_has_no_effect(conditional: SweepSpec):
+def test_proposals_of_a_conditional_space_leave_out_inactive_parameters(conditional: SweepSpec):
     projection = Projection(conditional)
-    suggestions = run(projection, 30)
+    suggestions = run_trials(projection, 30)
     without = [s for s in suggestions if s.params["normalization"] == "grpo"]
     assert {s.params["beta"] for s in without} == {0.0}
     entries = [t for t in projection.study.trials if t.state != TrialState.FAIL]
@@ -202,9 +216,9 @@ def test_proposals_of_a_conditional_space_ignore_what_has_no_effect(conditional:
 
 @pytest.mark.parametrize("sampler", sorted(registry.SAMPLERS))
 def test_every_sampler_proposes_complete_points_of_the_space(tmp_path: Path, sampler: str):
-    spec = spec_in(tmp_path, [f"search.sampler={sampler}", "search.trials=6"])
+    spec = load_code_spec(tmp_path, [f"search.sampler={sampler}", "search.trials=6"])
     projection = Projection(spec)
-    suggestions = run(projection, 6)
+    suggestions = run_trials(projection, 6)
     for suggestion in suggestions:
         assert set(suggestion.params) == set(spec.space.domains)
         for name, domain in spec.space.domains.items():
@@ -217,7 +231,7 @@ def test_every_sampler_proposes_complete_points_of_the_space(tmp_path: Path, sam
 
 def test_the_default_sampler_leaves_at_least_half_of_a_default_sweep_to_its_model(spec: SweepSpec):
     projection = Projection(spec)
-    suggestions = run(projection, spec.search.trials, width=2)
+    suggestions = run_trials(projection, spec.search.trials, width=2)
     proposed = [s.proposer for s in suggestions]
     assert 2 * proposed.count("model") >= len(proposed)
     assert proposed == sorted(proposed, reverse=True)  # start-up first
@@ -227,27 +241,29 @@ def test_the_default_sampler_leaves_at_least_half_of_a_default_sweep_to_its_mode
     assert fmean(rates[startup:]) > 1.5 * fmean(rates[:startup])
 
 
-def test_a_model_keeps_away_from_a_configuration_that_failed(tmp_path: Path):
-    spec = spec_in(tmp_path, ["search.sampler=gp"])
+def test_a_model_avoids_a_configuration_that_failed(tmp_path: Path):
+    spec = load_code_spec(tmp_path, ["search.sampler=gp"])
     history = [
-        record(number, spec.space.complete(quasi_random.draw_point(spec, number)))
+        build_record(number, spec.space.complete(quasi_random.draw_point(spec, number)))
         for number in range(6)
     ]
-    known = [record(r.number, r.params, trade_off(r.params)) for r in history]
-    first = fed(spec, known).propose()
+    records = [build_record(r.number, r.params, build_trade_off(r.params)) for r in history]
+    first = load_projection(spec, records).propose()
     assert first.proposer == "model"
-    second = fed(spec, [*known, record(6, first.params, state="failed")]).propose()
-    assert distance(spec, first.params, second.params) > 0.05
+    second = load_projection(
+        spec, [*records, build_record(6, first.params, state="failed")]
+    ).propose()
+    assert measure_distance(spec, first.params, second.params) > 0.05
 
 
-def fed(spec: SweepSpec, records: Iterable[TrialRecord]) -> Projection:
+def load_projection(spec: SweepSpec, records: Iterable[TrialRecord]) -> Projection:
     projection = Projection(spec)
-    projection.load((known, {}) for known in records)
+    projection.load((record, {}) for record in records)
     return projection
 
 
-def distance(spec: SweepSpec, one: Params, other: Params) -> float:
-    """The largest difference in one dimension, as a share of its range; 1 for another choice."""
+def measure_distance(spec: SweepSpec, one: Params, other: Params) -> float:
+    """Return the largest difference in a dimension, as a share of its range; 1 for choices."""
     shares = [float(one[n] != other[n]) for n in ("normalization", "group_size")]
     for name in ("reward_weights.format", "reward_weights.length", "learning_rate"):
         domain = spec.space.domains[name]
@@ -256,55 +272,55 @@ def distance(spec: SweepSpec, one: Params, other: Params) -> float:
     return max(shares)
 
 
-def test_a_new_process_goes_on_with_the_start_up_where_the_old_one_was(spec: SweepSpec):
-    whole = run(Projection(spec), 4)
+def test_a_new_process_continues_the_startup_of_the_old_one(spec: SweepSpec):
+    whole = run_trials(Projection(spec), 4)
     stopped = Projection(spec)
-    run(stopped, 2)
-    records = [record(n, s.params, proposer="startup") for n, s in enumerate(whole[:2])]
-    assert fed(spec, records).propose().params == whole[2].params
+    run_trials(stopped, 2)
+    records = [build_record(n, s.params, proposer="startup") for n, s in enumerate(whole[:2])]
+    assert load_projection(spec, records).propose().params == whole[2].params
 
 
-def test_a_genetic_algorithm_finds_its_generations_again(tmp_path: Path):
-    spec = spec_in(tmp_path, ["search.sampler=nsga2", "search.trials=20"])
+def test_a_genetic_algorithm_restores_its_generations(tmp_path: Path):
+    spec = load_code_spec(tmp_path, ["search.sampler=nsga2", "search.trials=20"])
     projection = Projection(spec)
-    suggestions = run(projection, 14, width=1)
-    assert max(generation(s) for s in suggestions) >= 2
+    suggestions = run_trials(projection, 14, width=1)
+    assert max(read_generation(s) for s in suggestions) >= 2
     again = Projection(spec)
     again.load(
-        (record(n, s.params, trade_off(s.params), proposer=s.proposer), s.sampler_state)
+        (build_record(n, s.params, build_trade_off(s.params), proposer=s.proposer), s.sampler_state)
         for n, s in enumerate(suggestions)
     )
-    assert generation(again.propose()) >= max(generation(s) for s in suggestions)
+    assert read_generation(again.propose()) >= max(read_generation(s) for s in suggestions)
 
 
 @pytest.mark.parametrize("sampler", ["nsga2", "nsga3"])
 def test_the_model_of_a_genetic_algorithm_is_its_second_generation(tmp_path: Path, sampler: str):
-    spec = spec_in(tmp_path, [f"search.sampler={sampler}", "search.trials=20"])
+    spec = load_code_spec(tmp_path, [f"search.sampler={sampler}", "search.trials=20"])
     projection = Projection(spec)
     for number in (100, 101):
-        params = point(spec, learning_rate=number * 1e-6)
-        projection.observe(record(number, params, outcome(), "published", "baseline"))
-    suggestions = run(projection, 6, width=1)
+        params = build_point(spec, learning_rate=number * 1e-6)
+        projection.observe(build_record(number, params, build_outcome(), "published", "baseline"))
+    suggestions = run_trials(projection, 6, width=1)
     assert [s.proposer for s in suggestions] == ["startup"] * 2 + ["model"] * 4
-    assert [generation(s) for s in suggestions] == [0] * 2 + [1] * 4
+    assert [read_generation(s) for s in suggestions] == [0] * 2 + [1] * 4
 
 
 @pytest.mark.parametrize("sampler", ["gp", "tpe"])
-def test_no_copy_of_a_proposal_is_kept_beside_it(tmp_path: Path, sampler: str):
-    projection = Projection(spec_in(tmp_path, [f"search.sampler={sampler}"]))
-    suggestions = run(projection, 6)
+def test_a_model_proposal_has_no_sampler_state(tmp_path: Path, sampler: str):
+    projection = Projection(load_code_spec(tmp_path, [f"search.sampler={sampler}"]))
+    suggestions = run_trials(projection, 6)
     assert suggestions[-1].proposer == "model"
     assert [s.sampler_state for s in suggestions] == [{}] * 6
 
 
-def test_the_registry_says_who_learns(tmp_path: Path):
+def test_the_registry_lists_the_samplers_that_learn(tmp_path: Path):
     for name, info in registry.SAMPLERS.items():
         if name != "auto":
-            sampling = registry.load(info.target)(spec_in(tmp_path))
+            sampling = registry.load(info.target)(load_code_spec(tmp_path))
             assert sampling.has_model == info.learns
 
 
-def generation(suggestion: Suggestion) -> int:
+def read_generation(suggestion: Suggestion) -> int:
     state = suggestion.sampler_state.items()
     return next((value for key, value in state if key.endswith("generation")), 0)
 
@@ -316,37 +332,37 @@ def test_a_finite_space_is_searched_without_repeats_until_it_is_exhausted(tmp_pa
             "  beta: {range: [0.25, 0.75], when: {normalization: [gdpo]}}\n", ""
         )
     )
-    spec = spec_in(tmp_path, ["search.sampler=random"], path)
-    suggestions = run(Projection(spec), 6)
+    spec = load_code_spec(tmp_path, ["search.sampler=random"], path)
+    suggestions = run_trials(Projection(spec), 6)
     kinds = [(s.params["normalization"], s.params["reward_weights.format"]) for s in suggestions]
     assert sorted(set(kinds[:4])) == sorted(itertools.product(["gdpo", "grpo"], [0.5, 1]))
 
 
 class Stubborn(BaseSampler):
-    """Proposes one configuration again and again."""
+    """A sampler that always proposes the same configuration."""
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial):
-        return dict(first_trial(study).distributions)
+        return dict(get_first_trial(study).distributions)
 
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Any):
-        return dict(first_trial(study).params)
+        return dict(get_first_trial(study).params)
 
     def sample_independent(self, study: Study, trial: FrozenTrial, param_name: str, domain: Any):
         return RandomSampler(seed=0).sample_independent(study, trial, param_name, domain)
 
 
-def first_trial(study: Study) -> FrozenTrial:
-    """The first trial that the study was told of."""
+def get_first_trial(study: Study) -> FrozenTrial:
+    """Return the first trial of the study."""
     return study.get_trials(deepcopy=False)[0]
 
 
 def test_a_repeated_proposal_is_replaced_by_its_neighbours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    spec = spec_in(tmp_path, ["search.sampler=tpe"])
+    spec = load_code_spec(tmp_path, ["search.sampler=tpe"])
     projection = Projection(spec)
-    first = point(spec)
-    projection.observe(record(0, first, outcome()))
+    first = build_point(spec)
+    projection.observe(build_record(0, first, build_outcome()))
     stubborn = SamplerFactory(lambda seed: Stubborn(), startup=0, quasi_random=False)
     monkeypatch.setattr(projection, "_factory", stubborn)
     changed: list[str] = []
@@ -355,27 +371,27 @@ def test_a_repeated_proposal_is_replaced_by_its_neighbours(
         assert suggestion.proposer == "model"
         changed += [name for name, value in suggestion.params.items() if value != first[name]]
         assert len(changed) == number  # one parameter each
-        projection.observe(record(number, suggestion.params, outcome()))
+        projection.observe(build_record(number, suggestion.params, build_outcome()))
     assert set(changed) == set(spec.space.dimensions)
 
 
 def test_a_space_without_dimensions_proposes_its_one_point(tmp_path: Path):
     searched = ("normalization=gdpo", "group_size=8", "learning_rate=1e-4")
     weights = ("reward_weights.format=1", "reward_weights.length=1")
-    spec = spec_in(tmp_path, [f"space.{fixed}" for fixed in (*searched, *weights)])
+    spec = load_code_spec(tmp_path, [f"space.{fixed}" for fixed in (*searched, *weights)])
     assert Projection(spec).propose().params == spec.space.complete({})
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_the_order_of_records_does_not_change_what_is_seen(spec: SweepSpec, order: Sequence[int]):
-    params = point(spec)
-    records = [record(n, params, outcome(0.1 * (n + 1))) for n in range(3)]
+def test_the_order_of_records_does_not_change_the_study(spec: SweepSpec, order: Sequence[int]):
+    params = build_point(spec)
+    records = [build_record(n, params, build_outcome(0.1 * (n + 1))) for n in range(3)]
     projection = Projection(spec)
     for index in order:
         projection.observe(replace(records[index], state="running"))
     for index in order:
         projection.observe(records[index])
-    assert seen(projection) == [("COMPLETE", [pytest.approx(0.2), 0.5, 0.5])]
+    assert list_entries(projection) == [("COMPLETE", [pytest.approx(0.2), 0.5, 0.5])]
 
 
 def test_quasi_random_points_are_stable_and_cover_choices_evenly(spec: SweepSpec):
@@ -387,30 +403,28 @@ def test_quasi_random_points_are_stable_and_cover_choices_evenly(spec: SweepSpec
 
 
 @pytest.mark.parametrize("sampler", ["nsga2", "nsga3"])
-def test_a_genetic_algorithm_repeats_itself_where_nothing_interrupts_it(
-    tmp_path: Path, sampler: str
-):
-    spec = spec_in(tmp_path, [f"search.sampler={sampler}", "search.trials=12"])
-    one, two = ([s.params for s in run(Projection(spec), 10)] for _ in range(2))
+def test_a_genetic_algorithm_without_interruption_is_deterministic(tmp_path: Path, sampler: str):
+    spec = load_code_spec(tmp_path, [f"search.sampler={sampler}", "search.trials=12"])
+    one, two = ([s.params for s in run_trials(Projection(spec), 10)] for _ in range(2))
     assert one == two
 
 
 @pytest.mark.parametrize("sampler", ["gp", "tpe", "random", "qmc"])
 def test_proposals_follow_from_the_records_alone(tmp_path: Path, sampler: str):
-    """A process that was killed after any trial would have gone on with the same proposal."""
-    spec = spec_in(tmp_path, [f"search.sampler={sampler}", "search.trials=12"])
-    projection, known = Projection(spec), []
+    """A process that was killed after any trial would make the same proposal."""
+    spec = load_code_spec(tmp_path, [f"search.sampler={sampler}", "search.trials=12"])
+    projection, records = Projection(spec), []
     for number in range(8):
         again = Projection(spec)
-        again.load(known)
+        again.load(records)
         suggestion = projection.propose()
         assert again.propose().params == suggestion.params
-        started = record(number, suggestion.params, proposer=suggestion.proposer)
+        started = build_record(number, suggestion.params, proposer=suggestion.proposer)
         projection.observe(started, suggestion.sampler_state)
-        measured = trade_off(suggestion.params)
-        done = record(number, suggestion.params, measured, proposer=suggestion.proposer)
+        measured = build_trade_off(suggestion.params)
+        done = build_record(number, suggestion.params, measured, proposer=suggestion.proposer)
         projection.observe(done)
-        known.append((done, suggestion.sampler_state))
+        records.append((done, suggestion.sampler_state))
 
 
 def test_the_parzen_estimator_that_knows_its_dimensions_proposes_what_optunas_own_does(
@@ -419,14 +433,14 @@ def test_the_parzen_estimator_that_knows_its_dimensions_proposes_what_optunas_ow
     projection = Projection(conditional)
     for number in range(12):
         params = conditional.space.complete(quasi_random.draw_point(conditional, number))
-        projection.observe(record(number, params, trade_off(params)))
+        projection.observe(build_record(number, params, build_trade_off(params)))
     dimensions = {n: to_distribution(d) for n, d in conditional.space.searched.items()}
-    asked: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
     for sampler in (
         ParzenEstimator(dimensions, seed=7, startup=4),
         TPESampler(seed=7, n_startup_trials=4, multivariate=True),
     ):
         study = copy_study(projection.study)
         study.sampler = sampler
-        asked.append(study.ask(dimensions).params)
-    assert asked[0] == asked[1]
+        calls.append(study.ask(dimensions).params)
+    assert calls[0] == calls[1]

@@ -1,4 +1,4 @@
-"""A sampler that thinks beside the loop: what it knows, what the loop gets, and when."""
+"""A sampler that works in another thread than the loop: its records and its proposals."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from gdpo_tune.tuning.search import proposals
 from gdpo_tune.tuning.search.projection import Projection, Suggestion
 from gdpo_tune.tuning.search.proposals import Proposals
 from tests.support.search_driver import Driver
-from tests.support.tuning import spec_in
+from tests.support.tuning import load_code_spec
 
 
 class SlowProjection:
-    """Proposes how many records it knew when its asking began; takes as long as the test wants."""
+    """Proposes its number of records; blocks until the test releases it."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
         self.withdrawn: list[int] = []
-        self.askings = 0
+        self.proposals = 0
         self.go = threading.Semaphore(0)
         self.busy = False
 
     @property
-    def known(self) -> int:
+    def count(self) -> int:
         return len(self.numbers)
 
     def observe(self, record: TrialRecord, sampler_state: Any = None) -> None:
@@ -38,8 +38,8 @@ class SlowProjection:
         self.numbers.append(record.number)
 
     def propose(self) -> Suggestion:
-        self.busy, knew = True, self.known
-        self.askings += 1
+        self.busy, knew = True, self.count
+        self.proposals += 1
         assert self.go.acquire(timeout=60)
         self.busy = False
         return Suggestion({"knew": knew}, "model", {})
@@ -56,68 +56,66 @@ def slow() -> SlowProjection:
 @pytest.fixture
 def asking(slow: SlowProjection, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(proposals, "BUSY_WAIT_SECONDS", 0.001)
-    made = Proposals(slow)  # pyright: ignore[reportArgumentType]
-    yield made
+    created = Proposals(slow)  # pyright: ignore[reportArgumentType]
+    yield created
     for _ in range(3):
         slow.go.release()
-    made.close()
+    created.close()
 
 
-def record(number: int) -> TrialRecord:
+def build_record(number: int) -> TrialRecord:
     return TrialRecord(number, "search", "complete", {}, number, "model")
 
 
-def until(answer: Callable[[], Suggestion | None]) -> Suggestion:
-    """The first answer that is one."""
-    while (found := answer()) is None:
+def wait_for_suggestion(answer: Callable[[], Suggestion | None]) -> Suggestion:
+    """Call `answer` until it returns a suggestion."""
+    while (suggestion := answer()) is None:
         time.sleep(0.001)
-    return found
+    return suggestion
 
 
 def test_the_loop_goes_on_until_the_sampler_is_done(slow: SlowProjection, asking: Proposals):
     assert [asking.poll(idle=False) for _ in range(3)] == [None] * 3
-    assert slow.askings == 1
+    assert slow.proposals == 1
     slow.go.release()
-    assert until(lambda: asking.poll(idle=False)).params == {"knew": 0}
+    assert wait_for_suggestion(lambda: asking.poll(idle=False)).params == {"knew": 0}
 
 
-def test_results_that_come_in_meanwhile_reach_the_proposal(slow: SlowProjection, asking: Proposals):
+def test_results_that_arrive_during_a_proposal_reach_it(slow: SlowProjection, asking: Proposals):
     assert asking.poll(idle=False) is None
-    asking.observe(record(0))
+    asking.observe(build_record(0))
     assert slow.numbers == []  # the sampler is thinking
     slow.go.release()
     slow.go.release()
-    assert until(lambda: asking.poll(idle=False)).params == {"knew": 1}
+    assert wait_for_suggestion(lambda: asking.poll(idle=False)).params == {"knew": 1}
     assert slow.withdrawn == [0]
 
 
 def test_quick_results_do_not_starve_a_slow_sampler(slow: SlowProjection, asking: Proposals):
     assert asking.poll(idle=False) is None
-    asking.observe(record(0))
+    asking.observe(build_record(0))
     slow.go.release()
-    while slow.askings < 2:
+    while slow.proposals < 2:
         assert asking.poll(idle=False) is None
-    asking.observe(record(1))
+    asking.observe(build_record(1))
     slow.go.release()
-    assert until(lambda: asking.poll(idle=False)).params == {"knew": 1}
+    assert wait_for_suggestion(lambda: asking.poll(idle=False)).params == {"knew": 1}
     assert slow.numbers == [0, 1]
     assert slow.withdrawn == [0]
     # and the next proposal knows all
     slow.go.release()
-    assert until(lambda: asking.poll(idle=False)).params == {"knew": 2}
+    assert wait_for_suggestion(lambda: asking.poll(idle=False)).params == {"knew": 2}
 
 
-def test_few_results_beside_many_that_are_known_reach_the_next_proposal(
-    slow: SlowProjection, asking: Proposals
-):
+def test_few_results_after_many_wait_for_the_next_proposal(slow: SlowProjection, asking: Proposals):
     slow.numbers = list(range(1000))
     assert asking.poll(idle=False) is None
-    asking.observe(record(1000))
+    asking.observe(build_record(1000))
     slow.go.release()
-    assert until(lambda: asking.poll(idle=False)).params == {"knew": 1000}
+    assert wait_for_suggestion(lambda: asking.poll(idle=False)).params == {"knew": 1000}
     assert slow.withdrawn == []
     slow.go.release()
-    assert until(lambda: asking.poll(idle=False)).params == {"knew": 1001}
+    assert wait_for_suggestion(lambda: asking.poll(idle=False)).params == {"knew": 1001}
 
 
 def test_an_error_of_the_sampler_reaches_the_loop(asking: Proposals, slow: SlowProjection):
@@ -126,7 +124,7 @@ def test_an_error_of_the_sampler_reaches_the_loop(asking: Proposals, slow: SlowP
 
     slow.propose = broken
     with pytest.raises(TimeoutError, match="the sampler's own"):
-        until(lambda: asking.poll(idle=True))
+        wait_for_suggestion(lambda: asking.poll(idle=True))
 
 
 def test_a_free_slot_that_waits_for_a_proposal_is_not_the_end(
@@ -140,7 +138,7 @@ def test_a_free_slot_that_waits_for_a_proposal_is_not_the_end(
 
     monkeypatch.setattr(Projection, "propose", slow_ask)
     monkeypatch.setattr(proposals, "IDLE_WAIT_SECONDS", 0.01)
-    spec = spec_in(tmp_path, ["search.trials=3", "search.replicates.max_runs=0"])
+    spec = load_code_spec(tmp_path, ["search.trials=3", "search.replicates.max_runs=0"])
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger, slots=2)
         for trial_id in (driver.ask(), driver.ask()):  # the baselines
@@ -152,7 +150,7 @@ def test_a_free_slot_that_waits_for_a_proposal_is_not_the_end(
         started: list[str] = []
         while len(started) < 2:
             trial_id = driver.ask()
-            started += [trial_id] if trial_id in driver.flying else []
+            started += [trial_id] if trial_id in driver.in_flight else []
         assert driver.ask() is None  # no slot
         driver.end(started[0])
         while driver.ask() is None:
@@ -162,8 +160,8 @@ def test_a_free_slot_that_waits_for_a_proposal_is_not_the_end(
 
 
 @pytest.mark.parametrize(("sampler", "left"), [("random", []), ("nsga2", ["FAIL"])])
-def test_a_withdrawn_proposal_leaves_nothing_behind(tmp_path: Path, sampler: str, left: list[str]):
-    projection = Projection(spec_in(tmp_path, [f"search.sampler={sampler}"]))
+def test_a_withdrawn_proposal_is_not_in_the_study(tmp_path: Path, sampler: str, left: list[str]):
+    projection = Projection(load_code_spec(tmp_path, [f"search.sampler={sampler}"]))
     first = projection.propose()
     projection.withdraw(first)
     assert [trial.state.name for trial in projection.study.trials] == left

@@ -1,4 +1,4 @@
-"""Rungs that are rebuilt when a sweep goes on: the same decisions, and not each of them again."""
+"""Rungs that are rebuilt when a sweep resumes: same decisions, without repeating each of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEVELS = (10, 30)
 
 
 class History:
-    """Trials in the order of their recording at one level: values, excess, and who has ended."""
+    """Trials in the order of their recording at one level: values, excess, and open trials."""
 
     def __init__(self, seed: int, trials: int, open_trials: int) -> None:
         rng = np.random.default_rng(seed)
@@ -33,7 +33,7 @@ class History:
     def recall(self, core: Rungs, number: int) -> None:
         core.replay(number, 10, self.values[number].tolist(), self.excess[number].tolist())
 
-    def rebuilt(self, variant: Variant, until: int) -> Rungs:
+    def rebuild(self, variant: Variant, until: int) -> Rungs:
         core = Rungs(OBJECTIVES, LEVELS, 3, variant, 1)
         for number in range(until):
             if number in self.open:
@@ -45,13 +45,13 @@ class History:
 
 @pytest.mark.parametrize("variant", get_args(Variant))
 @pytest.mark.parametrize("seed", range(10))
-def test_rungs_that_are_rebuilt_decide_as_those_that_were_lost(seed: int, variant: Variant):
+def test_rebuilt_rungs_make_the_same_decisions(seed: int, variant: Variant):
     history = History(seed, 300, open_trials=[1, 20, 200][seed % 3])
     lost, killed_at = Rungs(OBJECTIVES, LEVELS, 3, variant, 1), 200
     verdicts = [history.record(lost, number) for number in range(killed_at)]
     for number in set(range(killed_at)) - history.open:
         lost.promote(number)  # it has ended, so it does not wait
-    core = history.rebuilt(variant, killed_at)
+    core = history.rebuild(variant, killed_at)
     for number in history.open & set(range(killed_at)):
         assert history.record(core, number) == verdicts[number]
     for number in range(killed_at, 300):
@@ -64,7 +64,7 @@ def test_rungs_that_are_rebuilt_decide_as_those_that_were_lost(seed: int, varian
             lost.promote(promoted)
 
 
-def test_a_trial_that_has_ended_goes_on_nowhere():
+def test_an_ended_trial_is_never_promoted():
     core = Rungs(OBJECTIVES, LEVELS, 3, "promote")
     for number in range(9):
         core.replay(number, 10, [1 - number / 10] * 3)
@@ -76,35 +76,37 @@ def test_a_trial_that_has_ended_goes_on_nowhere():
 
 
 @pytest.mark.parametrize("objectives", [1, 2, 3])
-def test_ranks_that_are_kept_up_to_date_are_those_that_sorting_all_gives(objectives: int):
+def test_incremental_ranks_equal_ranks_from_a_full_sort(objectives: int):
     rng = np.random.default_rng(objectives)
     points = rng.integers(0, 6, size=(120, objectives)).astype(float)
     broken = np.where(rng.random(120) < 0.2, rng.random(120), 0)
     rank = np.zeros(120, dtype=np.int64)
     for end in range(1, 121):
         update_ranks(points[:end], broken[:end], rank[:end])
-        assert rank[:end].tolist() == plain_ranks(points[:end], broken[:end])
+        assert rank[:end].tolist() == rank_plainly(points[:end], broken[:end])
     assert compute_ranks(points, broken).tolist() == rank.tolist()
 
 
-def plain_ranks(points: Floats, broken: Floats) -> list[int]:
-    """Front by front."""
+def rank_plainly(points: Floats, broken: Floats) -> list[int]:
+    """Rank points front by front, in plain Python."""
     rank = [0] * len(points)
     rest, front = [row for row in range(len(points)) if broken[row] == 0], 0
     while rest:
-        first = [row for row in rest if not any(dominates(points[o], points[row]) for o in rest)]
+        first = [
+            row for row in rest if not any(is_dominating(points[o], points[row]) for o in rest)
+        ]
         for row in first:
             rank[row] = front
         rest, front = [row for row in rest if row not in first], front + 1
     return rank
 
 
-def dominates(one: Floats, other: Floats) -> bool:
+def is_dominating(one: Floats, other: Floats) -> bool:
     return bool((one <= other).all() and (one < other).any())
 
 
-class Work:
-    """Counts the trials that others are compared with, and those that are ranked anew."""
+class WorkCounter:
+    """Counts of compared trials and of newly ranked trials."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.compared = self.pairs = self.ranked = 0
@@ -122,31 +124,31 @@ class Work:
             self.ranked += len(losses)
             return compute_ranks(losses, broken)
 
-        for where in (priority, module):
-            monkeypatch.setattr(where, "find_dominating", counted)
+        for owner in (priority, module):
+            monkeypatch.setattr(owner, "find_dominating", counted)
         monkeypatch.setattr(priority, "find_dominated", counted_pairs)
         monkeypatch.setattr(module, "compute_ranks", counted_ranks)
 
 
 @pytest.mark.parametrize("variant", get_args(Variant))
-def test_rebuilding_takes_four_times_as_much_for_four_times_as_many_ended_trials(
+def test_the_work_of_rebuilding_is_linear_in_ended_trials(
     monkeypatch: pytest.MonkeyPatch, variant: Variant
 ):
-    """As many are open at the end in both; to decide for all again would take 16 times as much."""
-    taken: list[float] = []
+    """Both have equally many open trials; repeating all decisions would take 16 times the work."""
+    work_done: list[float] = []
     for trials in (500, 2000):
-        work, history = Work(monkeypatch), History(0, trials, 0)
+        work, history = WorkCounter(monkeypatch), History(0, trials, 0)
         history.open = set(range(trials - 20, trials))
-        history.rebuilt(variant, trials)
+        history.rebuild(variant, trials)
         assert 0 < work.ranked < trials
-        taken.append(work.compared + work.pairs)
+        work_done.append(work.compared + work.pairs)
         monkeypatch.undo()
-    assert 2 < taken[1] / taken[0] < 6
+    assert 2 < work_done[1] / work_done[0] < 6
 
 
 def test_a_verdict_does_not_rank_all_trials_anew(monkeypatch: pytest.MonkeyPatch):
-    work, history = Work(monkeypatch), History(0, 1000, open_trials=1000)
-    history.rebuilt("promote", 1000)
+    work, history = WorkCounter(monkeypatch), History(0, 1000, open_trials=1000)
+    history.rebuild("promote", 1000)
     assert work.ranked < 200
     everyone = 1000 * 1000 / 2
     assert work.compared < 3 * everyone, "each at most three times with those before it"

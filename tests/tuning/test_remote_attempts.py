@@ -1,4 +1,4 @@
-"""One attempt at a trial on an object store: what `train` sees, what others see and when."""
+"""One attempt at a trial on an object store: local files, stored files and their order."""
 
 from __future__ import annotations
 
@@ -37,140 +37,142 @@ from gdpo_tune.tuning.ray.stopping import RemoteStopFlag
 from gdpo_tune.tuning.ray.trainable import run_trial
 
 SWEEP = "memory://bucket/night"
-at_step: dict[int, Callable[[], None]] = {}
-"""What happens as `train` below has done a step."""
+actions_by_step: dict[int, Callable[[], None]] = {}
+"""Functions that `train` below calls after a step."""
 
 
 def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcome:
-    """A checkpoint at every second step, until the last one."""
-    known = read_checkpoint(resume).step if resume else 0
+    """Write a checkpoint at every second step, up to the last one."""
+    resumed = read_checkpoint(resume).step if resume else 0
     checkpoint = resume
-    for step in range(known + 1, config.training.steps + 1):
+    for step in range(resumed + 1, config.training.steps + 1):
         config.directory.mkdir(parents=True, exist_ok=True)
         with (config.directory / "steps.jsonl").open("a") as file:
             file.write(f"{step}\n")
         written = None
         if step % 2 == 0:
-            written = write_checkpoint(config.directory, step, Cost(step), fill).path
+            written = write_checkpoint(config.directory, step, Cost(step), write_weights).path
             checkpoint = written
-        at_step.get(step, lambda: None)()
+        actions_by_step.get(step, lambda: None)()
         try:
             report(Measurement(step, {}, Cost(step)), written)
         except SystemExit:
             if written is None:
-                write_checkpoint(config.directory, step, Cost(step), fill)
+                write_checkpoint(config.directory, step, Cost(step), write_weights)
             raise
     (config.directory / "completions.jsonl").write_text("{}\n")
-    return Outcome({}, {}, Cost(known), checkpoint)
+    return Outcome({}, {}, Cost(resumed), checkpoint)
 
 
-def fill(folder: Path) -> None:
-    (folder / "weights").write_bytes(b"w" * 10)
+def write_weights(directory: Path) -> None:
+    (directory / "weights").write_bytes(b"w" * 10)
 
 
 @pytest.fixture(autouse=True)
-def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TrialMessage]]:
-    """What the driver is told."""
-    found: list[TrialMessage] = []
+def messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TrialMessage]]:
+    """Messages to the driver."""
+    messages: list[TrialMessage] = []
     monkeypatch.setattr(MemoryFileSystem, "store", {})
     monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
-    monkeypatch.setattr(reporter.tune, "report", lambda told: found.append(message(told)))
+    monkeypatch.setattr(reporter.tune, "report", lambda packed: messages.append(unpack(packed)))
     monkeypatch.setattr(trainable, "_trials_served", 0)
-    # which asks Ray
+    # the original queries Ray
     monkeypatch.setattr(trainable, "compute_memory_limit", lambda cpus: float("inf"))
     monkeypatch.setattr(stopping, "ASK_SECONDS", 0.0)  # steps take no time
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
-    yield found
-    at_step.clear()
+    yield messages
+    actions_by_step.clear()
 
 
-def message(told: dict[str, Any]) -> TrialMessage:
-    found = unpack_message(told)
-    assert found is not None
-    return found
+def unpack(packed: dict[str, Any]) -> TrialMessage:
+    message = unpack_message(packed)
+    assert message is not None
+    return message
 
 
-def run(driver: Path, steps: int = 6, begun: str = "this") -> TrialMessage:
+def run_attempt(driver: Path, steps: int = 6, begun: str = "this") -> TrialMessage:
     setup = Setup(f"{__name__}:train", driver / SPEC, SWEEP)
     trial = TrialConfig("code", "embedded", 0, {}, TrainingSettings(steps=steps), driver / "3")
-    return message(run_trial(pack(AttemptConfig(trial, setup, begun=begun))))
+    return unpack(run_trial(pack(AttemptConfig(trial, setup, begun=begun))))
 
 
-def files() -> StoreDirectory:
+def open_store() -> StoreDirectory:
     return StoreDirectory(f"{SWEEP}/trials/3")
 
 
-def newest() -> str:
-    return next(iterate_whole_checkpoints(files().sizes(), files().read))
+def find_newest() -> str:
+    return next(iterate_whole_checkpoints(open_store().sizes(), open_store().read))
 
 
-def test_a_trial_ends_with_everything_in_the_store_and_nothing_here(tmp_path: Path):
-    result = run(tmp_path)
+def test_a_trial_ends_with_all_files_in_the_store_and_none_on_the_node(tmp_path: Path):
+    result = run_attempt(tmp_path)
     assert isinstance(result, Finished)
     assert result.outcome.checkpoint == tmp_path / "3" / "checkpoint-6"  # as the driver sees it
-    assert newest() == "checkpoint-6"
-    assert files().read("steps.jsonl") == b"1\n2\n3\n4\n5\n6\n"
-    assert files().read("completions.jsonl") == b"{}\n"
+    assert find_newest() == "checkpoint-6"
+    assert open_store().read("steps.jsonl") == b"1\n2\n3\n4\n5\n6\n"
+    assert open_store().read("completions.jsonl") == b"{}\n"
     assert not (tmp_path / "3").exists()
     assert list((tmp_path / "cache" / "attempts").iterdir()) == []
 
 
-def test_nobody_hears_of_a_checkpoint_that_is_not_in_the_store(
-    tmp_path: Path, heard: list[TrialMessage], monkeypatch: pytest.MonkeyPatch
+def test_a_checkpoint_is_reported_only_after_its_upload(
+    tmp_path: Path, messages: list[TrialMessage], monkeypatch: pytest.MonkeyPatch
 ):
-    def hear(told: dict[str, Any]) -> None:
-        update = message(told)
+    def hear(packed: dict[str, Any]) -> None:
+        update = unpack(packed)
         assert isinstance(update, TrialUpdate)
         step = update.measurement.step
         if step % 2 == 0:
-            assert newest() == f"checkpoint-{step}"
-        heard.append(update)
+            assert find_newest() == f"checkpoint-{step}"
+        messages.append(update)
 
     monkeypatch.setattr(reporter.tune, "report", hear)
-    run(tmp_path)
-    assert len(heard) == 6
+    run_attempt(tmp_path)
+    assert len(messages) == 6
 
 
-def test_another_attempt_goes_on_from_the_newest_checkpoint(
-    tmp_path: Path, heard: list[TrialMessage]
+def test_another_attempt_resumes_from_the_newest_checkpoint(
+    tmp_path: Path, messages: list[TrialMessage]
 ):
     def die() -> None:
         raise RuntimeError("broken")
 
-    at_step[5] = die
+    actions_by_step[5] = die
     with pytest.raises(RuntimeError, match="broken"):
-        run(tmp_path)
-    assert files().read("steps.jsonl") == b"1\n2\n3\n4\n5\n"  # they tell why
-    at_step.clear()
-    heard.clear()
-    run(tmp_path)
-    assert [told.measurement.step for told in heard if isinstance(told, TrialUpdate)] == [5, 6]
+        run_attempt(tmp_path)
+    assert open_store().read("steps.jsonl") == b"1\n2\n3\n4\n5\n"  # they tell why
+    actions_by_step.clear()
+    messages.clear()
+    run_attempt(tmp_path)
+    assert [
+        message.measurement.step for message in messages if isinstance(message, TrialUpdate)
+    ] == [5, 6]
 
 
-def test_a_trial_that_is_asked_to_end_leaves_its_last_step_in_the_store(tmp_path: Path):
+def test_a_trial_that_is_stopped_leaves_its_last_step_in_the_store(tmp_path: Path):
     driver = RemoteStopFlag(SWEEP)
-    at_step[3] = driver.request
-    assert run(tmp_path) == Interrupted()
-    assert newest() == "checkpoint-3"
+    actions_by_step[3] = driver.request
+    assert run_attempt(tmp_path) == Interrupted()
+    assert find_newest() == "checkpoint-3"
     driver = RemoteStopFlag(SWEEP)  # of the next start
     driver.clear()
-    at_step[4], at_step[5] = lambda: driver.request(4), lambda: driver.request(3)
-    assert run(tmp_path) == Interrupted()
-    assert newest() == "checkpoint-5"
+    actions_by_step[4], actions_by_step[5] = lambda: driver.request(4), lambda: driver.request(3)
+    assert run_attempt(tmp_path) == Interrupted()
+    assert find_newest() == "checkpoint-5"
     driver.withdraw(3)
     assert StoreDirectory(SWEEP).read("stop") == b"4"
 
 
 def test_a_trial_that_is_halted_at_a_rung_takes_no_further_step(
-    tmp_path: Path, heard: list[TrialMessage], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, messages: list[TrialMessage], monkeypatch: pytest.MonkeyPatch
 ):
-    """However short ago it asked the store."""
+    """Regardless of the time of the last request to the store."""
     monkeypatch.setattr(stopping, "ASK_SECONDS", 1e9)
 
-    def hear(told: dict[str, Any]) -> None:  # Ray returns once the driver has dealt with it
-        update = message(told)
+    def hear(packed: dict[str, Any]) -> None:  # Ray returns once the driver has dealt with it
+        update = unpack(packed)
         assert isinstance(update, TrialUpdate)
-        heard.append(update)
+        messages.append(update)
         if update.measurement.has_validation:
             RemoteStopFlag(SWEEP).request(3)
 
@@ -178,12 +180,12 @@ def test_a_trial_that_is_halted_at_a_rung_takes_no_further_step(
     monkeypatch.setattr(
         Measurement, "has_validation", property(lambda measurement: measurement.step == 4)
     )
-    assert run(tmp_path) == Interrupted()
-    assert newest() == "checkpoint-4"
+    assert run_attempt(tmp_path) == Interrupted()
+    assert find_newest() == "checkpoint-4"
 
 
 @pytest.mark.parametrize("outage", ["hangs", "fails", "refuses"])
-def test_a_store_that_says_nothing_of_requests_stops_no_trial_and_holds_no_step_up(
+def test_a_store_that_does_not_answer_neither_stops_nor_delays_a_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outage: str
 ):
     monkeypatch.setattr(stopping, "ANSWER_SECONDS", 0.1)
@@ -210,7 +212,7 @@ def test_a_store_that_says_nothing_of_requests_stops_no_trial_and_holds_no_step_
         assert time.monotonic() < deadline
 
 
-def test_a_request_that_the_store_does_not_take_at_once_is_sent_later(
+def test_a_request_that_the_store_rejects_is_sent_again(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(stopping, "ANSWER_SECONDS", 0.1)
@@ -231,17 +233,17 @@ def test_a_request_that_the_store_does_not_take_at_once_is_sent_later(
         assert time.monotonic() < deadline
 
 
-def test_a_failure_of_its_own_is_told_as_ever(tmp_path: Path):
+def test_a_failure_of_the_trial_is_reported(tmp_path: Path):
     def fail() -> None:
         raise NonFiniteError("loss is nan at step 3")
 
-    at_step[3] = fail
-    assert run(tmp_path) == Failed("loss is nan at step 3")
-    assert files().read("steps.jsonl") == b"1\n2\n3\n"
+    actions_by_step[3] = fail
+    assert run_attempt(tmp_path) == Failed("loss is nan at step 3")
+    assert open_store().read("steps.jsonl") == b"1\n2\n3\n"
 
 
-def test_a_short_outage_costs_no_attempt_and_is_told(
-    tmp_path: Path, heard: list[TrialMessage], monkeypatch: pytest.MonkeyPatch
+def test_a_short_outage_costs_no_attempt_and_is_reported(
+    tmp_path: Path, messages: list[TrialMessage], monkeypatch: pytest.MonkeyPatch
 ):
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)
@@ -249,33 +251,33 @@ def test_a_short_outage_costs_no_attempt_and_is_told(
     left = [OSError("no route")] * 3
 
     def flaky(*args: Any, **kwargs: Any) -> Any:
-        if at_step.get(0) and left:
+        if actions_by_step.get(0) and left:
             raise left.pop()
         return put(*args, **kwargs)
 
     monkeypatch.setattr(MemoryFileSystem, "put", flaky)
-    at_step[2] = lambda: at_step.update({0: lambda: None})
-    assert isinstance(run(tmp_path), Finished)
+    actions_by_step[2] = lambda: actions_by_step.update({0: lambda: None})
+    assert isinstance(run_attempt(tmp_path), Finished)
     assert pauses == [1, 2, 4]
-    notes = [told.text for told in heard if isinstance(told, TrialNotice)]
+    notes = [message.text for message in messages if isinstance(message, TrialNotice)]
     assert [note.partition(":")[0] for note in notes] == ["waits for memory", "goes on"]
 
 
-def test_a_store_that_stays_away_ends_the_attempt_and_not_the_trial(
+def test_a_long_store_outage_ends_the_attempt_but_not_the_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def away(*_: Any) -> None:
         raise StoreUnreachableError(SWEEP, "no route", 600)
 
-    at_step[4] = lambda: monkeypatch.setattr(StoreDirectory, "upload", away)
+    actions_by_step[4] = lambda: monkeypatch.setattr(StoreDirectory, "upload", away)
     with pytest.raises(AttemptError) as caught:
-        run(tmp_path)
+        run_attempt(tmp_path)
     assert "has not answered for 600 s (no route)" in str(caught.value)
-    assert newest() == "checkpoint-2"
+    assert find_newest() == "checkpoint-2"
     assert list((tmp_path / "cache" / "attempts").iterdir()) == []
 
 
-def test_a_node_without_the_package_ends_the_sweep_with_what_to_install(
+def test_a_node_without_the_package_ends_the_sweep_and_names_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     import fsspec
@@ -284,7 +286,7 @@ def test_a_node_without_the_package_ends_the_sweep_with_what_to_install(
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr(fsspec, "url_to_fs", refuse)
-    result = run(tmp_path)
+    result = run_attempt(tmp_path)
     assert isinstance(result, Fatal)
     assert "Install s3fs" in str(result.error)
 
@@ -296,7 +298,7 @@ def test_a_store_that_refuses_ends_the_sweep_at_once(
         raise PermissionError("Access Denied")
 
     monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waited"))
-    at_step[2] = lambda: monkeypatch.setattr(MemoryFileSystem, "put", refuse)
-    result = run(tmp_path)
+    actions_by_step[2] = lambda: monkeypatch.setattr(MemoryFileSystem, "put", refuse)
+    result = run_attempt(tmp_path)
     assert isinstance(result, Fatal)
     assert str(result.error).startswith(f"storage {SWEEP}/trials/3: Access Denied\n    fix: ")

@@ -1,4 +1,4 @@
-"""A trial's directory on an object store: what is fetched, sent, kept and dropped."""
+"""A trial's directory on an object store: downloads, uploads and deletions."""
 
 from __future__ import annotations
 
@@ -23,70 +23,70 @@ from gdpo_tune.tuning.ray.remote_attempts import (
     upload_trial,
 )
 
-PLACE = "memory://bucket/night/trials/3"
+ADDRESS = "memory://bucket/night/trials/3"
 
 
 @pytest.fixture(autouse=True)
 def store(monkeypatch: pytest.MonkeyPatch) -> StoreDirectory:
     monkeypatch.setattr(MemoryFileSystem, "store", {})
     monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
-    return StoreDirectory(PLACE, patience=0.0)
+    return StoreDirectory(ADDRESS, patience=0.0)
 
 
-def fill(folder: Path) -> None:
-    (folder / "weights").write_bytes(b"w" * 10)
-    (folder / "state").mkdir()
-    (folder / "state" / "rng").write_bytes(folder.name.encode())
+def write_weights(directory: Path) -> None:
+    (directory / "weights").write_bytes(b"w" * 10)
+    (directory / "state").mkdir()
+    (directory / "state" / "rng").write_bytes(directory.name.encode())
 
 
-def train(folder: Path, *steps: int) -> None:
+def write_checkpoints(directory: Path, *steps: int) -> None:
     for step in steps:
-        write_checkpoint(folder, step, Cost(step), fill)
-        with (folder / "steps.jsonl").open("a") as file:
+        write_checkpoint(directory, step, Cost(step), write_weights)
+        with (directory / "steps.jsonl").open("a") as file:
             file.write(f"{step}\n")
 
 
-def begin(folder: Path, trial: str = "this") -> Callable[[], None]:
-    """Fetch the trial; return what sends it."""
-    files = StoreDirectory(PLACE, patience=0.0)
-    download_trial(files, folder, trial)
-    return partial(upload_trial, files, folder)
+def fetch_trial(directory: Path, trial: str = "this") -> Callable[[], None]:
+    """Download the trial; return a function that uploads it."""
+    files = StoreDirectory(ADDRESS, patience=0.0)
+    download_trial(files, directory, trial)
+    return partial(upload_trial, files, directory)
 
 
-def checkpoints(files: StoreDirectory) -> list[str]:
+def list_checkpoints(files: StoreDirectory) -> list[str]:
     return list(iterate_whole_checkpoints(files.sizes(), files.read))
 
 
-def test_another_node_goes_on_where_the_first_one_was(tmp_path: Path, store: StoreDirectory):
-    upload = begin(tmp_path / "one")
-    train(tmp_path / "one", 2, 4)
+def test_another_node_resumes_at_the_last_checkpoint(tmp_path: Path, store: StoreDirectory):
+    upload = fetch_trial(tmp_path / "one")
+    write_checkpoints(tmp_path / "one", 2, 4)
     upload()
-    begin(tmp_path / "two")
-    found = find_checkpoint(tmp_path / "two")
-    assert found.newest == tmp_path / "two" / "checkpoint-4"
-    assert not found.damaged
+    fetch_trial(tmp_path / "two")
+    checkpoints = find_checkpoint(tmp_path / "two")
+    assert checkpoints.newest == tmp_path / "two" / "checkpoint-4"
+    assert not checkpoints.damaged
     assert (tmp_path / "two" / "steps.jsonl").read_text() == "2\n4\n"
     assert not (tmp_path / "two" / "checkpoint-2").exists()  # the newest is enough
 
 
 def test_two_checkpoints_stay_in_the_store(tmp_path: Path, store: StoreDirectory):
-    upload = begin(tmp_path / "one")
+    upload = fetch_trial(tmp_path / "one")
     for step in (2, 4, 6):
-        train(tmp_path / "one", step)
+        write_checkpoints(tmp_path / "one", step)
         upload()
-    assert checkpoints(store) == ["checkpoint-6", "checkpoint-4"]
-    upload_again = begin(tmp_path / "two")
-    train(tmp_path / "two", 8)
+    assert list_checkpoints(store) == ["checkpoint-6", "checkpoint-4"]
+    upload_again = fetch_trial(tmp_path / "two")
+    write_checkpoints(tmp_path / "two", 8)
     upload_again()
-    assert checkpoints(store) == ["checkpoint-8", "checkpoint-6"]
+    assert list_checkpoints(store) == ["checkpoint-8", "checkpoint-6"]
     assert not any(name.startswith(("checkpoint-2/", "checkpoint-4/")) for name in store.sizes())
 
 
-def test_what_is_there_already_is_not_sent_again(
+def test_stored_files_are_not_uploaded_again(
     tmp_path: Path, store: StoreDirectory, monkeypatch: pytest.MonkeyPatch
 ):
-    upload = begin(tmp_path / "one")
-    train(tmp_path / "one", 2)
+    upload = fetch_trial(tmp_path / "one")
+    write_checkpoints(tmp_path / "one", 2)
     upload()
     sent: list[str] = []
     monkeypatch.setattr(StoreDirectory, "upload", lambda _, files: sent.extend(files))
@@ -98,13 +98,13 @@ def test_what_is_there_already_is_not_sent_again(
     assert sent == ["completions.jsonl"]
 
 
-def test_a_checkpoint_that_was_cut_short_is_none(
+def test_an_incomplete_checkpoint_is_ignored(
     tmp_path: Path, store: StoreDirectory, monkeypatch: pytest.MonkeyPatch
 ):
-    upload = begin(tmp_path / "one")
-    train(tmp_path / "one", 2)
+    upload = fetch_trial(tmp_path / "one")
+    write_checkpoints(tmp_path / "one", 2)
     upload()
-    train(tmp_path / "one", 4)
+    write_checkpoints(tmp_path / "one", 4)
     put = MemoryFileSystem.put
 
     def cut(self: MemoryFileSystem, sources: list[str], targets: list[str]) -> None:
@@ -117,44 +117,44 @@ def test_a_checkpoint_that_was_cut_short_is_none(
         upload()
     assert "checkpoint-4/weights" in store.sizes()
     monkeypatch.setattr(MemoryFileSystem, "put", put)
-    assert checkpoints(store) == ["checkpoint-2"]
-    begin(tmp_path / "two")
+    assert list_checkpoints(store) == ["checkpoint-2"]
+    fetch_trial(tmp_path / "two")
     assert find_checkpoint(tmp_path / "two").newest == tmp_path / "two" / "checkpoint-2"
 
 
 @pytest.mark.parametrize("harm", ["a file is missing", "other content"])
-def test_of_a_damaged_checkpoint_the_one_before_serves(
+def test_a_damaged_checkpoint_is_replaced_by_the_previous_one(
     harm: str, tmp_path: Path, store: StoreDirectory
 ):
-    upload = begin(tmp_path / "one")
-    train(tmp_path / "one", 2, 4)
+    upload = fetch_trial(tmp_path / "one")
+    write_checkpoints(tmp_path / "one", 2, 4)
     upload()
     if harm == "other content":
         store.write("checkpoint-4/weights", b"x" * 10)
     else:
         store.delete(["checkpoint-4/weights"])
-    begin(tmp_path / "two")
+    fetch_trial(tmp_path / "two")
     assert find_checkpoint(tmp_path / "two").newest == tmp_path / "two" / "checkpoint-2"
 
 
-def test_a_torn_marker_is_none(store: StoreDirectory):
+def test_a_damaged_marker_is_ignored(store: StoreDirectory):
     store.write("checkpoint-4/complete.json", b'{"files": {')
     store.write("checkpoint-2/complete.json", json.dumps({"files": {}}).encode())
-    assert checkpoints(store) == ["checkpoint-2"]
+    assert list_checkpoints(store) == ["checkpoint-2"]
 
 
-def test_what_another_trial_of_that_number_left_is_not_gone_on_from(
+def test_files_of_another_trial_with_the_same_number_are_ignored(
     tmp_path: Path, store: StoreDirectory
 ):
-    upload = begin(tmp_path / "one", "of a ledger that is gone")
-    train(tmp_path / "one", 2)
+    upload = fetch_trial(tmp_path / "one", "of a ledger that is gone")
+    write_checkpoints(tmp_path / "one", 2)
     upload()
-    begin(tmp_path / "two")
+    fetch_trial(tmp_path / "two")
     assert find_checkpoint(tmp_path / "two").newest is None
     assert list(store.sizes()) == ["begun"]
 
 
-def test_a_process_deletes_what_those_that_are_gone_left(
+def test_a_process_deletes_the_directories_of_ended_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv(CACHE, str(tmp_path))
@@ -162,7 +162,7 @@ def test_a_process_deletes_what_those_that_are_gone_left(
     names = {
         "gone": f"{socket.gethostname()}_{2**22 + 1}_5.00",
         "elsewhere": f"another-host_{os.getpid()}_5.00",
-        "below": f"{socket.gethostname()}_1_{_created(1):.2f}",
+        "below": f"{socket.gethostname()}_1_{_read_creation_time(1):.2f}",
     }
     for name in names.values():
         (attempts / name).mkdir(parents=True)
@@ -174,7 +174,7 @@ def test_a_process_deletes_what_those_that_are_gone_left(
     assert left == {own.name, names["elsewhere"], names["below"]}
 
 
-def _created(pid: int) -> float:
+def _read_creation_time(pid: int) -> float:
     import psutil
 
     return psutil.Process(pid).create_time()

@@ -1,4 +1,4 @@
-"""Successive halving by dominance: who goes on from a rung, whatever the order and the numbers."""
+"""Successive halving by dominance: which trials continue at a rung."""
 
 from __future__ import annotations
 
@@ -26,48 +26,52 @@ POINTS = st.lists(st.tuples(SHARE, SHARE), min_size=1, max_size=40)
 EXCESS = st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0])
 
 
-def rungs(variant: Variant = "stop", factor: float = 3, constraints: int = 0) -> Rungs:
+def build_rungs(variant: Variant = "stop", factor: float = 3, constraints: int = 0) -> Rungs:
     return Rungs(TWO, [10, 30], factor, variant, constraints)
 
 
-def positions(losses: Floats, excess: Floats) -> list[int]:
-    """The whole order, laid out front by front: slow and plain."""
+def compute_positions(losses: Floats, excess: Floats) -> list[int]:
+    """Compute the position of every trial front by front, in plain Python."""
     broken = sum_excess(excess)
-    place: dict[int, int] = {}
+    position: dict[int, int] = {}
     for value in np.unique(broken):
         rest = [row for row in range(len(losses)) if broken[row] == value]
         while rest:
-            front = [row for row in rest if value or not beaten(losses, row, rest)]
+            front = [row for row in rest if value or not is_dominated(losses, row, rest)]
             order = order_evenly(losses[front])
-            place |= {row: len(place) + int(order[i]) for i, row in enumerate(front)}
+            position |= {row: len(position) + int(order[i]) for i, row in enumerate(front)}
             rest = [row for row in rest if row not in front]
-    return [place[row] for row in range(len(losses))]
+    return [position[row] for row in range(len(losses))]
 
 
-def beaten(losses: Floats, row: int, others: Sequence[int]) -> bool:
+def is_dominated(losses: Floats, row: int, others: Sequence[int]) -> bool:
     return any((losses[o] <= losses[row]).all() and (losses[o] < losses[row]).any() for o in others)
 
 
 @given(POINTS)
-def test_who_is_on_the_front_goes_on_and_who_is_in_the_worst_third_does_not(
+def test_trials_on_the_front_continue_and_the_worst_third_stops(
     points: list[tuple[float, float]],
 ):
-    core = rungs()
+    core = build_rungs()
     for number, point in enumerate(points):
         verdict = core.record(number, 10, point)
-        seen = points[: number + 1]
-        rank = pareto.rank_points(seen, TWO)
-        place = positions(np.array([[-a, b] for a, b in seen]), np.empty((len(seen), 0)))[number]
+        points_so_far = points[: number + 1]
+        rank = pareto.rank_points(points_so_far, TWO)
+        position = compute_positions(
+            np.array([[-a, b] for a, b in points_so_far]), np.empty((len(points_so_far), 0))
+        )[number]
         if rank[number] == 0:
             assert verdict == "continue"
-        elif len(seen) >= 3 and place >= len(seen) * 2 / 3:
+        elif len(points_so_far) >= 3 and position >= len(points_so_far) * 2 / 3:
             assert verdict == "stop"
-        assert (verdict == "continue") == (rank[number] == 0 or place < max(1, len(seen) // 3))
+        assert (verdict == "continue") == (
+            rank[number] == 0 or position < max(1, len(points_so_far) // 3)
+        )
 
 
 @given(st.lists(st.tuples(SHARE, SHARE, EXCESS), min_size=1, max_size=30))
-def test_recording_the_same_again_gives_the_same_verdicts(points: list[tuple[float, float, float]]):
-    first, second = (rungs(constraints=1) for _ in range(2))
+def test_recording_a_rung_twice_gives_the_same_verdict(points: list[tuple[float, float, float]]):
+    first, second = (build_rungs(constraints=1) for _ in range(2))
     given_first = [first.record(n, 10, p[:2], p[2:]) for n, p in enumerate(points)]
     assert [second.record(n, 10, p[:2], p[2:]) for n, p in enumerate(points)] == given_first
     # a trial that was killed between its rung and its end asks again, whatever came in since
@@ -83,7 +87,7 @@ def test_the_last_verdict_does_not_depend_on_the_order_of_those_before(
     random.shuffle(shuffled)
     verdicts: list[str] = []
     for earlier in (before, shuffled):
-        core = rungs()
+        core = build_rungs()
         for number, point in enumerate(earlier):
             core.record(number, 10, point)
         verdicts.append(core.record(len(points), 10, last))
@@ -96,15 +100,15 @@ def test_the_last_verdict_does_not_depend_on_the_order_of_those_before(
     st.sets(st.integers(0, 29), min_size=1),
     st.integers(1, 10),
 )
-def test_the_first_of_some_is_the_one_that_laying_all_out_gives(
+def test_the_first_of_a_subset_equals_the_first_in_the_full_order(
     points: list[tuple[float, float, float]], chosen: set[int], room: int
 ):
     table = np.array(points)
     losses, excess = table[:, :2], table[:, 2:]
     candidates = np.array(sorted({row % len(points) for row in chosen}))
-    place = positions(losses, excess)
-    first = min(candidates, key=lambda row: place[row])
-    expected = first if place[first] < room else None
+    positions = compute_positions(losses, excess)
+    first = min(candidates, key=lambda row: positions[row])
+    expected = first if positions[first] < room else None
     broken = sum_excess(excess)
     assert find_first(losses, broken, compute_ranks(losses, broken), candidates, room) == expected
 
@@ -114,33 +118,33 @@ def test_a_front_is_ordered_by_its_ends_and_then_by_distance():
     assert order_evenly(front).tolist() == [2, 0, 3, 1, 4]
 
 
-def test_objectives_of_any_unit_count_alike_in_the_order_of_a_front():
+def test_the_order_of_a_front_does_not_depend_on_units():
     front = np.array([[0.45, 0.5], [0, 1], [0.1, 0.9], [1, 0], [0.9, 0.05]])
     assert order_evenly(front * [1, 1e6]).tolist() == order_evenly(front).tolist()
 
 
-def test_who_meets_the_constraints_comes_first_then_who_is_closest_to_them():
+def test_feasible_trials_come_first_then_the_least_violations():
     losses = np.array([[0.0, 0.0], [9.0, 9.0], [1.0, 1.0], [2.0, 2.0]])
     excess = np.array([[0.3], [-0.1], [0.1], [0.0]])
-    assert positions(losses, excess) == [3, 1, 2, 0]
+    assert compute_positions(losses, excess) == [3, 1, 2, 0]
 
 
-def test_no_constraint_drowns_another():
+def test_constraints_of_different_scales_count_alike():
     excess = np.array([[900.0, 0.1], [100.0, 0.2], [1000.0, 0.0]])
     # in shares of the largest: 0.9 + 0.5, 0.1 + 1, 1 + 0
-    assert positions(np.zeros((3, 1)), excess) == [2, 1, 0]
+    assert compute_positions(np.zeros((3, 1)), excess) == [2, 1, 0]
 
 
 def test_a_trial_that_breaks_a_constraint_is_stopped_by_one_that_does_not():
-    core = rungs(constraints=1)
+    core = build_rungs(constraints=1)
     assert core.record(0, 10, (0.1, 0.9), (0.0,)) == "continue"
     assert core.record(1, 10, (0.9, 0.1), (0.2,)) == "stop"
     assert core.list_dominating(1, 10) == (0,)
     assert core.record(2, 10, (0.9, 0.1), (-0.2,)) == "continue"
 
 
-def test_who_dominated_a_stopped_trial_is_known():
-    core = rungs()
+def test_the_dominating_trial_of_a_stopped_trial_is_named():
+    core = build_rungs()
     for number, point in enumerate([(0.5, 0.5), (0.9, 0.9), (0.6, 0.4), (0.4, 0.6)]):
         verdict = core.record(number, 10, point)
     assert verdict == "stop"
@@ -149,24 +153,24 @@ def test_who_dominated_a_stopped_trial_is_known():
 
 
 def test_a_measurement_between_the_levels_decides_nothing():
-    core = rungs()
+    core = build_rungs()
     core.record(0, 10, (0.9, 0.1))
     assert core.record(1, 20, (0.1, 0.9)) == "continue"
     assert core.record(1, 10, (0.1, 0.9)) == "stop"
 
 
-def test_another_reduction_factor_lets_others_go_on():
+def test_the_reduction_factor_changes_which_trials_continue():
     points = [(0.9, 0.1), (0.1, 0.9), (0.2, 0.8), (0.8, 0.2)]
     verdicts: dict[float, str] = {}
     for factor in (1.5, 3.0):
-        core = rungs(factor=factor)
+        core = build_rungs(factor=factor)
         for number, point in enumerate(points):
             verdicts[factor] = core.record(number, 10, point)
     assert verdicts == {1.5: "continue", 3.0: "stop"}
 
 
-def test_a_trial_waits_until_enough_have_come_in_behind_it():
-    core = rungs("promote")
+def test_a_trial_waits_until_enough_trials_rank_behind_it():
+    core = build_rungs("promote")
     assert core.record(0, 10, (0.9, 0.1)) == "continue"
     assert core.record(1, 10, (0.8, 0.2)) == "pause"
     assert core.find_promotable() is None
@@ -180,7 +184,7 @@ def test_a_trial_waits_until_enough_have_come_in_behind_it():
 
 
 def test_of_several_levels_the_highest_is_promoted_from_first():
-    core = rungs("promote")
+    core = build_rungs("promote")
     for completions in (30, 10):
         for number in range(6):
             core.record(number + completions, completions, (0.9 - number / 10, 0.1))
@@ -196,8 +200,8 @@ def test_of_several_levels_the_highest_is_promoted_from_first():
     st.integers(1, 4),
     st.sampled_from(["stop", "promote"]),
 )
-def test_it_never_comes_to_a_halt(points: list[tuple[float, float]], slots: int, variant: Variant):
-    """Every trial either ends, is stopped or waits, and a slot is never without work."""
+def test_a_slot_always_has_work(points: list[tuple[float, float]], slots: int, variant: Variant):
+    """Every trial ends, is stopped or is paused, and no slot is idle while a trial can run."""
     core = Rungs(TWO, (1, 3, 9), 3, variant)
     done: dict[int, int] = {}
     waiting: set[int] = set()

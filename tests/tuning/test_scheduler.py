@@ -1,4 +1,4 @@
-"""Which of Ray's trials is next."""
+"""The choice of Ray's next trial."""
 
 from typing import Any
 
@@ -11,19 +11,19 @@ NO_LEDGER: Any = None
 
 
 class FakeTrial:
-    """One of Ray's trials, of which the looks at its status are counted."""
+    """A fake of Ray's trial that counts the reads of its status."""
 
     def __init__(self, status: str = Trial.PENDING) -> None:
         self.state = status
-        self.looks = 0
+        self.reads = 0
 
     @property
     def status(self) -> str:
-        self.looks += 1
+        self.reads += 1
         return self.state
 
 
-def test_the_first_that_waits_is_next() -> None:
+def test_the_first_waiting_trial_is_next() -> None:
     scheduler = Scheduler(NO_LEDGER)
     running, first, second = FakeTrial(Trial.RUNNING), FakeTrial(), FakeTrial()
     for one in (running, first, second):
@@ -46,11 +46,11 @@ def test_a_trial_whose_process_died_is_chosen_again() -> None:
     assert scheduler.choose_trial_to_run(NO_CONTROLLER) is one
 
 
-def test_what_runs_or_has_ended_is_not_looked_at_again() -> None:
+def test_running_and_ended_trials_are_not_read_again() -> None:
     scheduler = Scheduler(NO_LEDGER)
     trials = [FakeTrial(status) for status in (Trial.RUNNING, Trial.TERMINATED) * 50]
     for one in trials:
         scheduler.on_trial_add(NO_CONTROLLER, one)
     for _ in range(10):
         scheduler.choose_trial_to_run(NO_CONTROLLER)
-    assert [one.looks for one in trials] == [1] * 100
+    assert [one.reads for one in trials] == [1] * 100

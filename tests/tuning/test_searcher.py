@@ -1,4 +1,4 @@
-"""The searcher without Ray's processes: what it hands out, in which order, and what it records."""
+"""The searcher without Ray's processes: suggestions, their order, and records."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from gdpo_tune.tuning.runner import run_sweep
 from gdpo_tune.tuning.search.plan import count_planned, derive_seed, is_finished
 from gdpo_tune.tuning.search.searcher import LedgerSearcher
 from tests.support.search_driver import Driver
-from tests.support.tuning import measured, outcome, spec_in, trade_off
+from tests.support.tuning import build_measurement, build_outcome, build_trade_off, load_code_spec
 
 QUICK = ["search.sampler=random", "search.trials=4"]
 
 
 @pytest.fixture
 def spec(tmp_path: Path) -> SweepSpec:
-    return spec_in(tmp_path, QUICK)
+    return load_code_spec(tmp_path, QUICK)
 
 
 def test_baselines_then_search_then_replicates_of_the_front(spec: SweepSpec):
@@ -58,7 +58,7 @@ def test_baselines_then_search_then_replicates_of_the_front(spec: SweepSpec):
     assert len({record.seed for record in records}) == len(records)
 
 
-def test_no_configuration_gets_more_replicates_than_asked(spec: SweepSpec):
+def test_no_configuration_gets_more_replicates_than_configured(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         Driver(ledger).run()
         repeated = Counter(r.replicate_of for r in ledger.get_records() if r.role == "replicate")
@@ -78,7 +78,7 @@ def test_a_trial_is_handed_out_only_when_a_slot_is_free(spec: SweepSpec):
 def test_the_baselines_are_the_policy_as_it_is_and_the_published_weights(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
-        untrained, published = (driver.flying[driver.ask()] for _ in range(2))
+        untrained, published = (driver.in_flight[driver.ask()] for _ in range(2))
     assert (untrained.train, published.train) == (False, True)
     assert published.params["normalization"] == "gdpo"
     assert set(published.reward_weights().values()) == {1.0}
@@ -86,29 +86,31 @@ def test_the_baselines_are_the_policy_as_it_is_and_the_published_weights(spec: S
 
 
 def test_trials_run_code_in_the_sandbox_of_the_sweep(tmp_path: Path):
-    spec = spec_in(tmp_path, [*QUICK, "sandbox={workers: 3, modules: [json], memory_mb: 100}"])
+    spec = load_code_spec(
+        tmp_path, [*QUICK, "sandbox={workers: 3, modules: [json], memory_mb: 100}"]
+    )
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
-        configs = [driver.flying[driver.ask()] for _ in range(2)]
-    wanted = SandboxSettings(workers=3, modules=("json",), memory_mb=100)
-    assert [config.sandbox for config in configs] == [wanted] * 2
+        configs = [driver.in_flight[driver.ask()] for _ in range(2)]
+    settings = SandboxSettings(workers=3, modules=("json",), memory_mb=100)
+    assert [config.sandbox for config in configs] == [settings] * 2
 
 
 @pytest.mark.parametrize(("gpus", "share"), [(0, 1.0), (0.25, 0.25), (1, 1.0), (2, 1.0)])
-def test_trials_know_their_engine_and_their_share_of_a_gpu(
+def test_trials_get_their_engine_and_their_share_of_a_gpu(
     tmp_path: Path, gpus: float, share: float
 ):
-    spec = spec_in(tmp_path, [*QUICK, "rollout.engine=vllm", f"resources.gpus={gpus}"])
+    spec = load_code_spec(tmp_path, [*QUICK, "rollout.engine=vllm", f"resources.gpus={gpus}"])
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
-        config = driver.flying[driver.ask()]
+        config = driver.in_flight[driver.ask()]
     assert config.rollout == RolloutSettings(engine="vllm")
     assert config.gpu_share == share
 
 
-def test_points_to_try_first_come_first_and_the_sampler_fills_them_up(tmp_path: Path):
+def test_enqueued_points_come_first_and_the_sampler_completes_them(tmp_path: Path):
     points = "enqueue=[{group_size: 4, normalization: grpo}, {learning_rate: 1.0e-4}]"
-    spec = spec_in(tmp_path, [*QUICK, points])
+    spec = load_code_spec(tmp_path, [*QUICK, points])
     with Ledger.open(spec) as ledger:
         Driver(ledger).run()
         search = [record for record in ledger.get_records() if record.role == "search"]
@@ -121,33 +123,33 @@ def test_points_to_try_first_come_first_and_the_sampler_fills_them_up(tmp_path: 
 
 def test_more_points_than_trials_do_not_make_more_trials(tmp_path: Path):
     points = "enqueue=[{group_size: 4}, {group_size: 8}]"
-    spec = spec_in(tmp_path, ["search.trials=1", "search.replicates.max_runs=0", points])
+    spec = load_code_spec(tmp_path, ["search.trials=1", "search.replicates.max_runs=0", points])
     with Ledger.open(spec) as ledger:
         Driver(ledger).run()
         assert [record.role for record in ledger.get_records()].count("search") == 1
 
 
-def test_an_unfinished_trial_goes_on_as_it_was(spec: SweepSpec):
+def test_an_unfinished_trial_resumes_unchanged(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
         done, lost = driver.ask(), driver.ask()
-        before = driver.flying[lost]
+        before = driver.in_flight[lost]
         driver.end(done)
-        third = driver.flying[driver.ask()]
+        third = driver.in_flight[driver.ask()]
     with Ledger.open(spec) as ledger:  # the process was killed
         driver = Driver(ledger)
-        assert driver.flying[driver.ask()] == before
-        assert driver.flying[driver.ask()] == third
+        assert driver.in_flight[driver.ask()] == before
+        assert driver.in_flight[driver.ask()] == third
         assert driver.ask() is None
         assert len(ledger.get_records()) == 3
-        driver.end(next(iter(driver.flying)))
+        driver.end(next(iter(driver.in_flight)))
         driver.run()
         records = ledger.get_records()
     assert is_finished(spec, records)
     assert [record.role for record in records].count("search") == 4
 
 
-def test_a_finished_sweep_has_nothing_more_and_a_larger_budget_extends_it(
+def test_a_finished_sweep_starts_no_trial_and_a_larger_budget_extends_it(
     spec: SweepSpec, tmp_path: Path
 ):
     with Ledger.open(spec) as ledger:
@@ -156,7 +158,7 @@ def test_a_finished_sweep_has_nothing_more_and_a_larger_budget_extends_it(
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
         assert driver.ask() == driver.searcher.FINISHED
-    larger = spec_in(tmp_path, ["search.sampler=random", "search.trials=6"])
+    larger = load_code_spec(tmp_path, ["search.sampler=random", "search.trials=6"])
     with Ledger.open(larger) as ledger:
         assert not is_finished(larger, ledger.get_records())
         Driver(ledger).run()
@@ -168,8 +170,8 @@ def test_a_finished_sweep_has_nothing_more_and_a_larger_budget_extends_it(
 
 
 def test_the_seed_of_a_trial_follows_from_the_seed_of_the_search_and_its_number(tmp_path: Path):
-    spec = spec_in(tmp_path, QUICK)
-    other = spec_in(tmp_path, [*QUICK, "search.seed=1"])
+    spec = load_code_spec(tmp_path, QUICK)
+    other = load_code_spec(tmp_path, [*QUICK, "search.seed=1"])
     assert derive_seed(spec, 3) == 996794743  # printf 0:3 | sha256sum, first 31 bits
     assert len({derive_seed(s, n) for s in (spec, other) for n in range(100)}) == 200
     assert all(0 <= derive_seed(spec, n) < 2**31 for n in range(100))
@@ -179,7 +181,7 @@ def test_the_seed_of_a_trial_follows_from_the_seed_of_the_search_and_its_number(
     ("result", "why"),
     [
         ({"failure": "loss is nan at step 3"}, "loss is nan at step 3"),
-        ({"outcome": outcome(correctness=float("nan"))}, "validation correctness is nan"),
+        ({"outcome": build_outcome(correctness=float("nan"))}, "validation correctness is nan"),
     ],
 )
 def test_a_failed_trial_is_recorded_and_counts_as_tried(
@@ -196,7 +198,7 @@ def test_a_failed_trial_is_recorded_and_counts_as_tried(
     assert [record.role for record in records].count("search") == 4
 
 
-def test_an_error_is_recorded_with_the_reason_that_ray_knows(spec: SweepSpec):
+def test_an_error_is_recorded_with_the_reason_of_ray(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
         trial_id = driver.ask()
@@ -210,39 +212,39 @@ def test_an_error_is_recorded_with_the_reason_that_ray_knows(spec: SweepSpec):
             "RuntimeError: broken",
             spent,
         )
-        driver.flying.clear()
+        driver.in_flight.clear()
         assert driver.ask() is not None  # the slot is free again
 
 
-def test_reasons_are_one_line_for_a_person():
+def test_reasons_are_one_readable_line():
     task = RayTaskError("train", "a long traceback", ValueError("bad reward"))
     assert describe_error(task) == "ValueError: bad reward"
     assert "process died" in describe_error(ActorDiedError())
     assert describe_error(None) == "unknown"
 
 
-def ray_trial(config: dict[str, Any], actor: object) -> Any:
-    """One of Ray's trials as a callback gets it, with a result that has statistics."""
+def build_ray_trial(config: dict[str, Any], actor: object) -> Any:
+    """Build one of Ray's trials with a result, as a callback gets it."""
     trial = Trial("none", config=config, evaluated_params=dict(config), stub=True)
     trial.temporary_state.ray_actor = actor
     trial.update_last_result({"loss": 0.5, "training_iteration": 1})
     return trial
 
 
-def test_processes_are_looked_for_when_ray_has_a_new_one(monkeypatch: pytest.MonkeyPatch):
+def test_processes_are_recorded_when_ray_starts_one(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Trial, "local_path", None)
     looked: list[str] = []
     nodes, searcher = Nodes(list), cast("LedgerSearcher", None)
     monkeypatch.setattr(failures, "find_node", lambda actor: "node")
     callback = Attempts(searcher, nodes, lambda: looked.append("again"))
     for actor in ("Actor(a)", "Actor(a)", "Actor(b)", "Actor(a)"):
-        callback.on_trial_start(0, [], ray_trial({}, actor))
+        callback.on_trial_start(0, [], build_ray_trial({}, actor))
     assert looked == ["again"] * 2
 
 
 def test_ray_keeps_nothing_of_a_trial_that_has_ended(spec: SweepSpec):
     config = {"trial": spec.build_trial_config({}, 0, spec.directory), "ends_at": (7,)}
-    trial = ray_trial(config, "Actor(a)")
+    trial = build_ray_trial(config, "Actor(a)")
     trial._default_result_or_future = "a reference to a remote object"
     assert trial.metric_analysis
     assert trial.metric_n_steps
@@ -254,7 +256,7 @@ def test_ray_keeps_nothing_of_a_trial_that_has_ended(spec: SweepSpec):
     assert trial._default_result_or_future is None
 
 
-def test_a_config_is_copied_by_ray_at_no_cost_and_named_in_short(spec: SweepSpec):
+def test_ray_copies_a_config_cheaply_and_names_it_briefly(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
         config = driver.searcher.suggest("ray0")
@@ -275,7 +277,7 @@ def test_an_interrupted_trial_stays_unfinished(spec: SweepSpec):
         assert [record.number for record in ledger.list_unfinished()] == [0]
 
 
-def test_what_every_trial_would_meet_ends_the_sweep(spec: SweepSpec):
+def test_an_error_that_affects_every_trial_ends_the_sweep(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
         error = SandboxUnavailable("no isolation")
@@ -285,7 +287,7 @@ def test_what_every_trial_would_meet_ends_the_sweep(spec: SweepSpec):
         assert len(ledger.list_unfinished()) == 1  # on a machine with isolation it goes on
 
 
-def test_a_ledger_that_cannot_be_written_to_ends_the_sweep(
+def test_a_ledger_that_is_not_writable_ends_the_sweep(
     spec: SweepSpec, monkeypatch: pytest.MonkeyPatch
 ):
     with Ledger.open(spec) as ledger:
@@ -293,22 +295,22 @@ def test_a_ledger_that_cannot_be_written_to_ends_the_sweep(
         trial_id = driver.ask()
         with monkeypatch.context() as patch:
             gone = OSError(errno.ESTALE, "Stale file handle")
-            patch.setattr(ledger, "complete", lambda *_: raised(gone))
+            patch.setattr(ledger, "complete", lambda *_: raise_error(gone))
             driver.end(trial_id)
         assert isinstance(driver.searcher.fatal, DirectoryLostError)
         assert "cannot be written to (Stale file handle)" in str(driver.searcher.fatal)
         assert driver.ask() == driver.searcher.FINISHED
 
 
-def raised(error: Exception) -> Any:
+def raise_error(error: Exception) -> Any:
     raise error
 
 
-def test_listeners_hear_of_every_trial(spec: SweepSpec):
+def test_listeners_get_the_events_of_every_trial(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
         trial_id = driver.ask()
-        measurement = measured(30, format=0.5)
+        measurement = build_measurement(30, format=0.5)
         driver.report(trial_id, measurement)
         driver.end(trial_id)
         done = ledger.get_record(0)
@@ -320,35 +322,35 @@ def test_listeners_hear_of_every_trial(spec: SweepSpec):
     assert [rung.validation for rung in done.rungs] == [measurement.validation]
 
 
-class Keeping(Driver):
-    """A driver whose trials leave their policies."""
+class CheckpointDriver(Driver):
+    """A driver whose trials write a checkpoint."""
 
     def end(self, trial_id: str, **result: Any) -> None:
-        config = self.flying[trial_id]
-        folder = config.directory / "checkpoint-60"
-        folder.mkdir(parents=True)
-        super().end(trial_id, outcome=replace(trade_off(config.params), checkpoint=folder))
+        config = self.in_flight[trial_id]
+        directory = config.directory / "checkpoint-60"
+        directory.mkdir(parents=True)
+        super().end(trial_id, outcome=replace(build_trade_off(config.params), checkpoint=directory))
 
 
-def test_checkpoints_are_cleared_of_a_finished_sweep_that_was_killed_before_it_did(
+def test_checkpoints_of_a_finished_sweep_are_deleted_by_the_next_process(
     spec: SweepSpec, tmp_path: Path
 ):
     with Ledger.open(spec) as ledger:
-        Keeping(ledger).run()
+        CheckpointDriver(ledger).run()
         assert all(record.checkpoint for record in ledger.get_records())
     records = run_sweep(spec).records
-    kept = {record.number for record in records if record.checkpoint}
+    with_checkpoint = {record.number for record in records if record.checkpoint}
     on_disk = {int(p.parent.name) for p in spec.directory.glob("trials/*/checkpoint-*")}
-    assert kept == on_disk
-    assert 0 < len(kept) < len(records)
-    without = spec_in(tmp_path, [*QUICK, "keep=none"])
+    assert with_checkpoint == on_disk
+    assert 0 < len(with_checkpoint) < len(records)
+    without = load_code_spec(tmp_path, [*QUICK, "keep=none"])
     assert not any(record.checkpoint for record in run_sweep(without).records)
 
 
-def test_policies_stay_while_no_trial_meets_the_constraints(tmp_path: Path):
-    spec = spec_in(tmp_path, [*QUICK, "constraints={correctness: '>= 1'}"])
+def test_checkpoints_stay_while_no_trial_is_feasible(tmp_path: Path):
+    spec = load_code_spec(tmp_path, [*QUICK, "constraints={correctness: '>= 1'}"])
     with Ledger.open(spec) as ledger:
-        Keeping(ledger).run()
+        CheckpointDriver(ledger).run()
     records = run_sweep(spec).records
     assert not any(record.feasible for record in records)
     assert all(record.checkpoint for record in records)

@@ -1,4 +1,4 @@
-"""Sweeps that stop trials at rungs, on a real Ray, with a training that takes no time."""
+"""Sweeps that stop trials at rungs, on a real Ray, with the fake training."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.tuning.ray.stopping import HALT
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.fake_training import list_executions
+from tests.support.paths import ROOT
 
 pytestmark = [
     pytest.mark.integration,
@@ -21,28 +22,28 @@ pytestmark = [
 ]
 
 HERE = Path(__file__).resolve().parent
-SPACE = HERE.parents[1] / "search_spaces" / "code.yaml"
+SPACE = ROOT / "search_spaces" / "code.yaml"
 SMALL = ("search.sampler=random", "training.steps=4", "search.replicates.max_runs=2")
 
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the trials' processes find the fake training and, from any folder, the package."""
-    folders = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
+    """Put the package and the fake training on the PYTHONPATH of the trials."""
+    directories = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, directories)))
 
 
-def sweep(folder: Path, variant: str) -> SweepSpec:
+def load_asha_spec(directory: Path, variant: str) -> SweepSpec:
     scheduler = f"search.scheduler={{type: asha, grace: 0.1, variant: {variant}}}"
-    given = [f"storage={folder}", *SMALL, "search.trials=20", scheduler]
-    return load_spec(SPACE, given, "sweep")
+    overrides = [f"storage={directory}", *SMALL, "search.trials=20", scheduler]
+    return load_spec(SPACE, overrides, "sweep")
 
 
 @pytest.mark.parametrize("variant", ["stop", "promote"])
-def test_stopped_trials_take_no_step_past_their_rung_and_leave_nothing(
+def test_stopped_trials_take_no_step_past_their_rung_and_leave_no_files(
     tmp_path: Path, variant: str
 ):
-    spec = sweep(tmp_path, variant)
+    spec = load_asha_spec(tmp_path, variant)
     result = run_sweep(spec, train="tests.support.fake_training:train")
     with Ledger.open(spec, read_only=True) as ledger:
         states = {trial.state.name for trial in ledger.study.trials}
@@ -55,9 +56,9 @@ def test_stopped_trials_take_no_step_past_their_rung_and_leave_nothing(
         # the fake training measures after every step
         assert [rung.step for rung in record.rungs] == list(range(1, len(record.rungs) + 1))
         assert f"stopped at rung {64 * len(record.rungs):,}: dominated by #" in record.reason
-        folder = spec.directory / "trials" / str(record.number)
-        assert not list(folder.glob("checkpoint-*"))
-        assert not (folder / HALT).exists()
+        directory = spec.directory / "trials" / str(record.number)
+        assert not list(directory.glob("checkpoint-*"))
+        assert not (directory / HALT).exists()
 
     starts = [execution["from"] for execution in list_executions(spec.directory)]
     if variant == "stop":

@@ -1,4 +1,4 @@
-"""The sweep's directory: trials do not fail because it is away."""
+"""The sweep's directory: trials do not fail while it is missing."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from gdpo_tune.tuning.ray.messages import (
 )
 from gdpo_tune.tuning.ray.reporter import Reporter, has_directory
 from gdpo_tune.tuning.ray.trainable import wait_for_directory
-from tests.support.tuning import attempt_at, trial_in
+from tests.support.tuning import build_attempt, build_trial_config
 
 
 @pytest.fixture
 def attempt(tmp_path: Path) -> AttemptConfig:
-    return attempt_at(trial_in(tmp_path))
+    return build_attempt(build_trial_config(tmp_path))
 
 
 @pytest.fixture
@@ -43,13 +43,15 @@ def test_an_empty_directory_in_its_place_is_not_the_directory(
     assert not has_directory(attempt.setup)
 
 
-def test_on_an_object_store_nothing_can_go_away(tmp_path: Path):
-    attempt = attempt_at(trial_in(tmp_path), address="s3://bucket/night")
+def test_an_object_store_has_no_directory_to_lose(tmp_path: Path):
+    attempt = build_attempt(build_trial_config(tmp_path), address="s3://bucket/night")
     (tmp_path / SPEC).unlink()
     assert has_directory(attempt.setup)
 
 
-def test_it_is_waited_for(attempt: AttemptConfig, spec_file: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_directory_is_waited_for(
+    attempt: AttemptConfig, spec_file: Path, monkeypatch: pytest.MonkeyPatch
+):
     spec_file.unlink()
     waits = list[float]()
 
@@ -59,12 +61,12 @@ def test_it_is_waited_for(attempt: AttemptConfig, spec_file: Path, monkeypatch: 
             spec_file.touch()
 
     monkeypatch.setattr(time, "sleep", sleep)
-    told = wait_for_directory(attempt.setup)
-    assert told == "the sweep's directory was away; waited 3 s for it"
+    notice = wait_for_directory(attempt.setup)
+    assert notice == "the sweep's directory was away; waited 3 s for it"
     assert waits == [1, 1, 1]
 
 
-def test_it_is_not_waited_for_for_ever(
+def test_the_wait_for_a_missing_directory_ends(
     attempt: AttemptConfig, spec_file: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(trainable, "PATIENCE", -1.0)
@@ -74,7 +76,7 @@ def test_it_is_not_waited_for_for_ever(
 
 
 @pytest.mark.parametrize("ends", ["failure", "error"])
-def test_an_attempt_during_which_it_is_away_does_not_count(
+def test_an_attempt_without_the_directory_does_not_count(
     attempt: AttemptConfig, spec_file: Path, monkeypatch: pytest.MonkeyPatch, ends: str
 ):
     def run(attempt: AttemptConfig) -> TrialResult:
@@ -89,7 +91,7 @@ def test_an_attempt_during_which_it_is_away_does_not_count(
         trainable.run_trial(pack(attempt))
 
 
-def test_a_directory_that_stays_away_ends_the_sweep(
+def test_a_directory_that_stays_missing_ends_the_sweep(
     attempt: AttemptConfig, spec_file: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(trainable, "PATIENCE", -1.0)
@@ -99,7 +101,7 @@ def test_a_directory_that_stays_away_ends_the_sweep(
     assert isinstance(result.error, DirectoryLostError)
 
 
-def test_otherwise_the_attempt_ends_as_it_does(
+def test_other_failures_are_returned_unchanged(
     attempt: AttemptConfig, monkeypatch: pytest.MonkeyPatch
 ):
     def fail(attempt: AttemptConfig) -> TrialResult:
@@ -112,7 +114,7 @@ def test_otherwise_the_attempt_ends_as_it_does(
         trainable.run_trial(pack(attempt))
 
 
-def test_a_report_while_it_is_away_counts_for_nothing(attempt: AttemptConfig, spec_file: Path):
+def test_a_report_without_the_directory_is_ignored(attempt: AttemptConfig, spec_file: Path):
     report = Reporter(attempt)
     spec_file.unlink()
     with pytest.raises(AttemptError, match="is away"):

@@ -1,4 +1,4 @@
-"""A population on a real Ray: the embedded policy trained for real, and a driver that is killed."""
+"""A population on a real Ray: real training of the embedded policy, and a killed driver."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training import train, worker_cache
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.fake_training import list_executions
+from tests.support.paths import ROOT
 
 pytestmark = [
     pytest.mark.integration,
@@ -29,7 +30,7 @@ pytestmark = [
 ]
 
 HERE = Path(__file__).resolve().parent
-SPACE = HERE.parents[1] / "search_spaces" / "code.yaml"
+SPACE = ROOT / "search_spaces" / "code.yaml"
 MEMBERS = 4
 POPULATION = [
     f"search={{trials: {MEMBERS}, scheduler: {{type: pbt, interval: 0.5}}}}",
@@ -50,9 +51,9 @@ run_sweep(load_spec(space, overrides, "sweep"), train="tests.support.fake_traini
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the trials' processes find the fake training and, from any folder, the package."""
-    folders = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
+    """Put the package and the fake training on the PYTHONPATH of the trials."""
+    directories = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, directories)))
 
 
 def test_a_member_of_a_real_population_is_one_training_bit_for_bit(tmp_path: Path):
@@ -83,8 +84,8 @@ def test_a_member_of_a_real_population_is_one_training_bit_for_bit(tmp_path: Pat
         worker_cache.release()
     assert (outcome.validation, outcome.test) == (taker.validation, taker.test)
     replay = read_steps(tmp_path / "again")
-    kept = {m.step: m.metrics for m in read_steps(taker.directory)}
-    assert [m.metrics for m in replay[2:]] == [kept[3], kept[4]]
+    metrics = {m.step: m.metrics for m in read_steps(taker.directory)}
+    assert [m.metrics for m in replay[2:]] == [metrics[3], metrics[4]]
     donor = records[exploit.donor].directory
     assert donor is not None
     before = {m.step: dict(m.metrics) for m in read_steps(donor)}
@@ -92,16 +93,16 @@ def test_a_member_of_a_real_population_is_one_training_bit_for_bit(tmp_path: Pat
     assert {**replay[1].metrics, **before[2]} == before[2]
 
 
-def spec_in(folder: Path) -> SweepSpec:
-    return load_spec(SPACE, overrides(folder), "sweep")
+def load_population_spec(directory: Path) -> SweepSpec:
+    return load_spec(SPACE, list_overrides(directory), "sweep")
 
 
-def overrides(folder: Path) -> list[str]:
-    return [f"storage={folder}", *POPULATION, "training.steps=4"]
+def list_overrides(directory: Path) -> list[str]:
+    return [f"storage={directory}", *POPULATION, "training.steps=4"]
 
 
-def told(spec: SweepSpec) -> object:
-    """What came of a population, in numbers that no clock is in."""
+def collect_results(spec: SweepSpec) -> object:
+    """Collect the results of a population, without times."""
     with Ledger.open(spec, read_only=True) as ledger:
         records = [r for r in ledger.get_records() if r.role == "member"]
         states = [(r.number, r.state, r.validation, r.lineage) for r in records]
@@ -109,15 +110,15 @@ def told(spec: SweepSpec) -> object:
 
 
 @pytest.mark.fault
-def test_a_population_whose_driver_is_killed_comes_to_the_same(tmp_path: Path):
-    whole, cut = spec_in(tmp_path / "whole"), spec_in(tmp_path / "cut")
+def test_a_population_whose_driver_is_killed_has_the_same_result(tmp_path: Path):
+    whole, cut = load_population_spec(tmp_path / "whole"), load_population_spec(tmp_path / "cut")
     run_sweep(whole, train="tests.support.fake_training:train")
     cut.directory.mkdir(parents=True)
     (cut.directory / "faults.json").write_text(json.dumps({"all": "slow"}))
     trials = cut.directory / "trials"
     for moment in ("3/checkpoint-1", "5/checkpoint-2", "4/checkpoint-3"):
         with subprocess.Popen(
-            [sys.executable, "-c", SWEEP, str(SPACE), *overrides(tmp_path / "cut")],
+            [sys.executable, "-c", SWEEP, str(SPACE), *list_overrides(tmp_path / "cut")],
             start_new_session=True,
         ) as process:
             deadline = time.monotonic() + 120
@@ -128,7 +129,7 @@ def test_a_population_whose_driver_is_killed_comes_to_the_same(tmp_path: Path):
             process.send_signal(signal.SIGKILL)
     (cut.directory / "faults.json").unlink()
     run_sweep(cut, train="tests.support.fake_training:train")
-    assert told(cut) == told(whole)
+    assert collect_results(cut) == collect_results(whole)
     with Ledger.open(cut, read_only=True) as ledger:
         assert {trial.state.name for trial in ledger.study.trials} == {"COMPLETE"}
     begun = [entry["trial"] for entry in list_executions(cut.directory) if entry["from"] == 0]

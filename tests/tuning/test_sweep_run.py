@@ -1,4 +1,4 @@
-"""Whole sweeps on a real Ray, with a training that takes no time and misbehaves on request."""
+"""Whole sweeps on a real Ray, with the fake training and its faults."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.ray.failures import RETRIES
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.fake_training import list_executions
+from tests.support.paths import ROOT
 
 pytestmark = [
     pytest.mark.integration,
@@ -41,7 +42,7 @@ pytestmark = [
 ]
 
 HERE = Path(__file__).resolve().parent
-SPACE = HERE.parents[1] / "search_spaces" / "code.yaml"
+SPACE = ROOT / "search_spaces" / "code.yaml"
 TRAIN = "tests.support.fake_training:train"
 SMALL = [
     "search.sampler=random",
@@ -61,16 +62,16 @@ print(json.dumps({"interrupted": result.interrupted, "trials": len(result.record
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the trials' processes find the fake training and, from any folder, the package."""
-    folders = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
+    """Put the package and the fake training on the PYTHONPATH of the trials."""
+    directories = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, directories)))
 
 
-def spec_in(folder: Path, *overrides: str) -> SweepSpec:
-    return load_spec(SPACE, [f"storage={folder}", *SMALL, *overrides], "sweep")
+def load_small_spec(directory: Path, *overrides: str) -> SweepSpec:
+    return load_spec(SPACE, [f"storage={directory}", *SMALL, *overrides], "sweep")
 
 
-def faults(spec: SweepSpec, **by_trial: str) -> None:
+def write_faults(spec: SweepSpec, **by_trial: str) -> None:
     spec.directory.mkdir(parents=True, exist_ok=True)
     plan = {name.removeprefix("t"): fault for name, fault in by_trial.items()}
     (spec.directory / "faults.json").write_text(json.dumps(plan))
@@ -79,8 +80,8 @@ def faults(spec: SweepSpec, **by_trial: str) -> None:
 def test_a_sweep_with_faults_runs_to_its_end_once_and_can_be_extended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    spec = spec_in(tmp_path, "search.trials=6")
-    faults(spec, t2="raise once", t3="nonfinite", t4="raise", t5="die once", t6="die")
+    spec = load_small_spec(tmp_path, "search.trials=6")
+    write_faults(spec, t2="raise once", t3="nonfinite", t4="raise", t5="die once", t6="die")
     events: list[Event] = []
     result = run_sweep(spec, listeners=[events.append], train=TRAIN)
     records = {record.number: record for record in result.records}
@@ -109,22 +110,22 @@ def test_a_sweep_with_faults_runs_to_its_end_once_and_can_be_extended(
 
     front = build_front(result.records, spec.list_objectives())
     on_front = {number for member in front.members for number in member.numbers}
-    kept = {n for n, r in records.items() if r.checkpoint is not None}
-    assert kept == on_front
+    with_checkpoint = {n for n, r in records.items() if r.checkpoint is not None}
+    assert with_checkpoint == on_front
     for number in records:
         left = list((spec.directory / "trials" / str(number)).glob("checkpoint-*"))
         assert len(left) == (number in on_front)
     assert not (spec.directory / "ray").exists()
 
     with monkeypatch.context() as patch:
-        patch.setattr(cluster, "open_cluster", unwanted)
+        patch.setattr(cluster, "open_cluster", refuse_training)
         again = run_sweep(spec, train=TRAIN)
     assert again.records == result.records
     assert again.reason == result.reason == "all 6 configurations were tried"
 
     before = len(list_executions(spec.directory))
-    faults(spec)
-    larger = run_sweep(spec_in(tmp_path, "search.trials=7"), train=TRAIN)
+    write_faults(spec)
+    larger = run_sweep(load_small_spec(tmp_path, "search.trials=7"), train=TRAIN)
     assert larger.records[: len(records)] == result.records
     new = larger.records[len(records) :]
     assert [record.role for record in new].count("search") == 1
@@ -138,13 +139,13 @@ def test_a_sweep_with_faults_runs_to_its_end_once_and_can_be_extended(
         assert larger.reason == ledger.get_sessions()[-1]["ending"]
 
 
-def unwanted() -> None:
+def refuse_training() -> None:
     raise AssertionError("a finished sweep starts nothing")
 
 
-def test_a_trial_that_runs_out_of_memory_is_not_tried_again_and_the_sweep_goes_on(tmp_path: Path):
-    spec = spec_in(tmp_path, "search.trials=2", "search.replicates.max_runs=0")
-    faults(spec, t2="memory")
+def test_a_trial_that_runs_out_of_memory_is_not_retried_and_the_sweep_continues(tmp_path: Path):
+    spec = load_small_spec(tmp_path, "search.trials=2", "search.replicates.max_runs=0")
+    write_faults(spec, t2="memory")
     result = run_sweep(spec, train=TRAIN)
     assert [record.state for record in result.records] == ["complete"] * 2 + ["failed", "complete"]
     reason = result.records[2].reason
@@ -154,41 +155,41 @@ def test_a_trial_that_runs_out_of_memory_is_not_tried_again_and_the_sweep_goes_o
 
 
 def test_a_machine_that_cannot_isolate_code_ends_the_sweep(tmp_path: Path):
-    spec = spec_in(tmp_path)
-    faults(spec, all="sandbox")
+    spec = load_small_spec(tmp_path)
+    write_faults(spec, all="sandbox")
     with pytest.raises(SandboxUnavailable, match="no isolation here"):
         run_sweep(spec, train=TRAIN)
     with Ledger.open(spec) as ledger:  # the lease is free and nothing counts as failed
         assert {record.state for record in ledger.get_records()} == {"running"}
 
 
-@pytest.mark.parametrize("whose", [pytest.param("trial", marks=pytest.mark.slow), "ledger"])
-def test_a_full_disk_ends_the_sweep_which_then_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
+@pytest.mark.parametrize("writer", [pytest.param("trial", marks=pytest.mark.slow), "ledger"])
+def test_a_full_disk_ends_the_sweep_which_then_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
 ):
-    spec = spec_in(tmp_path, "search.trials=1", "search.replicates.max_runs=0")
+    spec = load_small_spec(tmp_path, "search.trials=1", "search.replicates.max_runs=0")
     with monkeypatch.context() as patch:
-        if whose == "trial":
-            faults(spec, t1="full")
+        if writer == "trial":
+            write_faults(spec, t1="full")
         else:
-            patch.setattr(Ledger, "complete", no_room)
+            patch.setattr(Ledger, "complete", raise_disk_full)
         with pytest.raises(DiskFullError, match=r"no space left for the \w+ in .* bytes free\n"):
             run_sweep(spec, train=TRAIN)
-    faults(spec)
+    write_faults(spec)
     with Ledger.open(spec, read_only=True) as ledger:
         assert "failed" not in {record.state for record in ledger.get_records()}
     result = run_sweep(spec, train=TRAIN)
     assert [record.state for record in result.records] == ["complete"] * 3
 
 
-def no_room(*_: object) -> None:
+def raise_disk_full(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.slow
-def test_a_worn_out_process_is_replaced_and_that_is_no_failure(tmp_path: Path):
-    spec = spec_in(tmp_path, "search.trials=2", "search.replicates.max_runs=0")
-    faults(spec, t0="grow", t1="grow", t2="grow", t3="raise")
+def test_replacing_a_process_that_has_grown_is_no_failure(tmp_path: Path):
+    spec = load_small_spec(tmp_path, "search.trials=2", "search.replicates.max_runs=0")
+    write_faults(spec, t0="grow", t1="grow", t2="grow", t3="raise")
     result = run_sweep(spec, train=TRAIN)
     assert [record.state for record in result.records] == ["complete"] * 3 + ["failed"]
     ran = list_executions(spec.directory)
@@ -197,8 +198,8 @@ def test_a_worn_out_process_is_replaced_and_that_is_no_failure(tmp_path: Path):
 
 
 @contextmanager
-def sweep_process(spec: SweepSpec) -> Iterator[subprocess.Popen[str]]:
-    """The sweep in a process of its own."""
+def start_sweep(spec: SweepSpec) -> Iterator[subprocess.Popen[str]]:
+    """Start the sweep in its own process."""
     size = [f"search.trials={spec.search.trials}", f"training.steps={spec.training.steps}"]
     command = [sys.executable, "-c", SWEEP, str(SPACE), f"storage={spec.storage}", *SMALL, *size]
     with subprocess.Popen(
@@ -211,46 +212,46 @@ def sweep_process(spec: SweepSpec) -> Iterator[subprocess.Popen[str]]:
                 process.kill()
 
 
-def wait_for(condition: object, seconds: float = 60.0) -> None:
+def wait_for_condition(condition: object, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():  # pyright: ignore
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.05)
 
 
-def checkpoints(spec: SweepSpec, number: int) -> list[Path]:
+def list_checkpoints(spec: SweepSpec, number: int) -> list[Path]:
     return list((spec.directory / "trials" / str(number)).glob("checkpoint-*"))
 
 
 def test_a_killed_and_then_interrupted_sweep_ends_with_every_trial_once(tmp_path: Path):
-    spec = spec_in(tmp_path, "search.trials=3", "training.steps=12")
-    faults(spec, t1="slow", t3="slow")
-    with sweep_process(spec) as process:
-        wait_for(lambda: len(checkpoints(spec, 1)) >= 2)
+    spec = load_small_spec(tmp_path, "search.trials=3", "training.steps=12")
+    write_faults(spec, t1="slow", t3="slow")
+    with start_sweep(spec) as process:
+        wait_for_condition(lambda: len(list_checkpoints(spec, 1)) >= 2)
         children = psutil.Process(process.pid).children(recursive=True)
         assert any("raylet" in child.name() for child in children)
         process.send_signal(signal.SIGKILL)
         process.wait()
 
-    faults(spec, t3="slow")
+    write_faults(spec, t3="slow")
     begun = len(list_executions(spec.directory, "3"))
-    with sweep_process(spec) as process:
-        wait_for(lambda: len(list_executions(spec.directory, "3")) > begun)
-        wait_for(lambda: state_of(spec, 1) == "complete")
+    with start_sweep(spec) as process:
+        wait_for_condition(lambda: len(list_executions(spec.directory, "3")) > begun)
+        wait_for_condition(lambda: read_state(spec, 1) == "complete")
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
         assert process.stdout is not None
-        told = json.loads(process.stdout.readlines()[-1])
-    assert told["interrupted"] is True
+        result = json.loads(process.stdout.readlines()[-1])
+    assert result["interrupted"] is True
     assert process.returncode == 0
     # of the killed run nothing is left: Ray's agents look after a while whether servers still live
-    wait_for(lambda: not any(is_alive(child) for child in children), 100.0)
+    wait_for_condition(lambda: not any(is_alive(child) for child in children), 100.0)
     with Ledger.open(spec) as ledger:
         states = {record.number: record.state for record in ledger.get_records()}
     assert (states[0], states[1], states[3]) == ("complete", "complete", "running")
 
-    faults(spec)
+    write_faults(spec)
     before = len(list_executions(spec.directory))
-    larger = spec_in(tmp_path, "search.trials=6", "training.steps=12")
+    larger = load_small_spec(tmp_path, "search.trials=6", "training.steps=12")
     result = run_sweep(larger, train=TRAIN)
     ran = list_executions(spec.directory)[before:]
     assert len({entry["pid"] for entry in ran}) <= count_local_cpus()  # warm actors
@@ -262,7 +263,7 @@ def test_a_killed_and_then_interrupted_sweep_ends_with_every_trial_once(tmp_path
     assert len(list_executions(spec.directory, "0")) == 1  # what was finished is not run again
 
 
-def state_of(spec: SweepSpec, number: int) -> str:
+def read_state(spec: SweepSpec, number: int) -> str:
     with Ledger.open(spec, read_only=True) as ledger:
         return {record.number: record.state for record in ledger.get_records()}[number]
 

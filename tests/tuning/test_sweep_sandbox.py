@@ -1,4 +1,4 @@
-"""What `sandbox:` of a sweep does, and what the command refuses before any work starts."""
+"""Settings of `sandbox:` in a sweep, and input that the command refuses before any work."""
 
 import dataclasses
 import errno
@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -16,10 +15,10 @@ from gdpo_tune.core.errors import SandboxUnavailable
 from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tasks.code import CodeTask
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).parents[2]
 SPACE = ROOT / "search_spaces" / "code.yaml"
 ON_A_MAC = """
 import os, types
@@ -44,13 +43,13 @@ def refuse_seccomp():
     linux.Filter(rules).load()
 
 
-def command(folder, words, *overrides, **options):
-    """Run the sweep command as a person does."""
+def run_command(directory, words, *overrides, **options):
+    """Run the sweep command."""
     sets = [word for override in overrides for word in ("--set", override)]
     return subprocess.run(
         [sys.executable, *words, str(SPACE), *sets],
-        cwd=folder,
-        env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": str(folder)},
+        cwd=directory,
+        env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": str(directory)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -59,36 +58,36 @@ def command(folder, words, *overrides, **options):
     )
 
 
-def refusal(done, folder, warnings=0):
-    """The one line that a refused sweep prints, warnings aside; nothing was started."""
+def read_refusal(done, directory, warnings=0):
+    """Return the error line of a refused sweep, and check that nothing was started."""
     assert done.returncode == 2, done.stderr
     *warned, line = done.stderr.splitlines()
     assert len(warned) == warnings
     assert all(warning.startswith("warning: sandbox.type") for warning in warned)
     assert line.startswith("error: ")
     assert done.stdout == ""
-    assert not list(folder.iterdir())
+    assert not list(directory.iterdir())
     return line.removeprefix("error: ")
 
 
 def test_without_seccomp_no_work_starts(tmp_path):
-    done = command(tmp_path, ["-m", "gdpo_tune.sweep"], preexec_fn=refuse_seccomp)
-    line = refusal(done, tmp_path)
+    done = run_command(tmp_path, ["-m", "gdpo_tune.sweep"], preexec_fn=refuse_seccomp)
+    line = read_refusal(done, tmp_path)
     assert line.startswith("seccomp: the kernel or the container refuses to load a filter")
     assert "sandbox: {type: external, url: http://" in line
 
 
 @pytest.mark.parametrize("kind", ["local", "unsafe_no_isolation"])
 def test_on_another_system_no_work_starts(tmp_path, kind):
-    done = command(tmp_path, ["-c", ON_A_MAC], f"sandbox.type={kind}")
-    line = refusal(done, tmp_path, warnings=kind == "unsafe_no_isolation")
+    done = run_command(tmp_path, ["-c", ON_A_MAC], f"sandbox.type={kind}")
+    line = read_refusal(done, tmp_path, warnings=kind == "unsafe_no_isolation")
     assert line.startswith("platform: the sandbox needs Linux, this is darwin")
     assert "sandbox: {type: external, url: http://" in line
 
 
 def test_a_dead_service_is_refused_before_any_work(tmp_path):
     service = "sandbox={type: external, url: 'http://127.0.0.1:9'}"
-    line = refusal(command(tmp_path, ["-m", "gdpo_tune.sweep"], service), tmp_path)
+    line = read_refusal(run_command(tmp_path, ["-m", "gdpo_tune.sweep"], service), tmp_path)
     assert "http://127.0.0.1:9" in line
 
 
@@ -100,25 +99,27 @@ def test_a_module_that_cannot_be_loaded_is_refused_before_any_work(tmp_path, mon
         cli.probe_environment(spec)
 
 
-def test_requirements_tell_the_tier_and_the_command_says_it(tmp_path, monkeypatch, capsys):
+def test_the_command_prints_the_tier_of_the_requirements(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     sweep.print_environment(load_spec(SPACE))
-    said = capsys.readouterr()
-    assert said.out.startswith("sandbox: ")
-    assert said.out.count("\n") == 1
-    assert said.err == ""
+    printed = capsys.readouterr()
+    assert printed.out.startswith("sandbox: ")
+    assert printed.out.count("\n") == 1
+    assert printed.err == ""
     sweep.print_environment(load_spec(SPACE, ["sandbox.type=unsafe_no_isolation"]))
-    said = capsys.readouterr()
-    assert said.out == "sandbox: unsafe\n"
-    assert said.err.startswith("warning: sandbox.type = unsafe_no_isolation: code that the policy")
+    printed = capsys.readouterr()
+    assert printed.out == "sandbox: unsafe\n"
+    assert printed.err.startswith(
+        "warning: sandbox.type = unsafe_no_isolation: code that the policy"
+    )
 
 
 class Service(BaseHTTPRequestHandler):
-    """A service that has heard of nothing: whatever is asked, it is not there."""
+    """A service that answers every request with 404."""
 
     def do_POST(self):
-        self.server.asked += 1
+        self.server.requests += 1
         self.send_error(404)
 
     def log_message(self, *_):
@@ -128,7 +129,7 @@ class Service(BaseHTTPRequestHandler):
 @pytest.fixture
 def service():
     with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
-        server.asked = 0
+        server.requests = 0
         thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield server
@@ -136,8 +137,8 @@ def service():
         thread.join()
 
 
-def correct(program, **settings) -> bool:
-    """Whether a program, followed by an identity, is correct where identity is asked."""
+def is_correct(program, **settings) -> bool:
+    """Return whether a program before a correct solution counts as correct."""
     with CodeTask(TrainingSettings(), SandboxSettings(**settings)) as task:
         [problem] = task.problems("test", 1, 0)
         code = f"{program}\n{problem.data['solution']}"
@@ -159,18 +160,18 @@ EFFECTS = {
 @pytest.mark.parametrize("name", EFFECTS)
 def test_each_setting_has_its_effect(name):
     program, allowing, *refusing = EFFECTS[name]
-    assert correct(program, **allowing)
-    assert not correct(program, **(refusing[0] if refusing else {}))
+    assert is_correct(program, **allowing)
+    assert not is_correct(program, **(refusing[0] if refusing else {}))
 
 
-def test_url_is_where_an_external_sandbox_asks(service):
+def test_url_is_the_address_of_the_external_sandbox(service):
     address = f"http://127.0.0.1:{service.server_port}"
     with pytest.raises(SandboxUnavailable, match="404"):
-        correct("", type="external", url=address)
-    assert service.asked
+        is_correct("", type="external", url=address)
+    assert service.requests
 
 
-def test_workers_is_how_many_there_are():
+def test_workers_is_the_number_of_workers():
     with CodeTask(TrainingSettings(), SandboxSettings(workers=2)) as task:
         assert len(task._start_sandbox()._threads) == 2
 

@@ -1,4 +1,4 @@
-"""Sweeps whose trials are two processes each, on a real Ray."""
+"""Sweeps with two processes per trial, on a real Ray."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 from gdpo_tune.core.steps import STEPS_FILE, read_steps
 from gdpo_tune.spec import SweepSpec, count_local_cpus, load_spec
 from gdpo_tune.tuning.runner import run_sweep
+from tests.support.paths import ROOT
 
 pytestmark = [
     pytest.mark.integration,
@@ -26,7 +27,6 @@ pytestmark = [
     pytest.mark.skipif(count_local_cpus() < 2, reason="two workers need two cores"),
 ]
 
-ROOT = Path(__file__).resolve().parents[2]
 SPACE = ROOT / "search_spaces" / "code.yaml"
 SMALL = [
     "resources.workers=2",
@@ -50,40 +50,40 @@ sys.exit(130 if run_sweep(load_spec(space, overrides, "sweep")).interrupted else
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the trials' processes find the package from any folder."""
-    folders = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
+    """Put the package on the PYTHONPATH of the trials."""
+    directories = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, directories)))
 
 
-def spec_in(folder: Path, *overrides: str) -> SweepSpec:
-    return load_spec(SPACE, [f"storage={folder}", *SMALL, *overrides], "sweep")
+def load_small_spec(directory: Path, *overrides: str) -> SweepSpec:
+    return load_spec(SPACE, [f"storage={directory}", *SMALL, *overrides], "sweep")
 
 
-def trial_folder(spec: SweepSpec, number: int) -> Path:
+def get_trial_directory(spec: SweepSpec, number: int) -> Path:
     return spec.directory / "trials" / str(number)
 
 
 @pytest.mark.slow
 def test_a_sweep_with_two_workers_a_trial(tmp_path: Path):
-    spec = spec_in(tmp_path, "keep=all")
+    spec = load_small_spec(tmp_path, "keep=all")
     result = run_sweep(spec)
     assert [record.state for record in result.records] == ["complete"] * 3
     untrained, *trained = result.records
     assert untrained.cost.completions == 0
     for record in trained:
-        folder = trial_folder(spec, record.number)
-        assert [m.step for m in read_steps(folder)] == [1, 2, 3, 4]
-        assert len((folder / STEPS_FILE).read_text().splitlines()) == 4, "one of the two writes"
+        directory = get_trial_directory(spec, record.number)
+        assert [m.step for m in read_steps(directory)] == [1, 2, 3, 4]
+        assert len((directory / STEPS_FILE).read_text().splitlines()) == 4, "one of the two writes"
         assert record.cost.completions == 4 * 16
-        assert record.checkpoint == folder / "checkpoint-4"
+        assert record.checkpoint == directory / "checkpoint-4"
         assert len(list(record.checkpoint.glob("rng_state_?.pth"))) == 2
         assert record.environment["sandbox"]
         assert all(e.mean >= 0 for e in record.test.values())
 
 
 @contextmanager
-def sweep_process(spec: SweepSpec, *overrides: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The sweep in a process of its own."""
+def start_sweep(spec: SweepSpec, *overrides: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the sweep in its own process."""
     command = [sys.executable, "-c", SWEEP, str(SPACE), f"storage={spec.storage}", *SMALL]
     with subprocess.Popen([*command, *overrides], start_new_session=True) as process:
         try:
@@ -93,37 +93,39 @@ def sweep_process(spec: SweepSpec, *overrides: str) -> Iterator[subprocess.Popen
                 process.kill()
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 240.0) -> None:
+def wait_for_condition(condition: Callable[[], object], seconds: float = 240.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.05)
 
 
-def workers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """The processes that train."""
-    found = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in found if "RayTrainWorker" in " ".join(child.cmdline())]
+def list_workers(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """List the processes that train."""
+    processes = psutil.Process(process.pid).children(recursive=True)
+    return [child for child in processes if "RayTrainWorker" in " ".join(child.cmdline())]
 
 
 @pytest.mark.fault
 def test_a_killed_worker_costs_an_attempt_and_an_interruption_nothing(tmp_path: Path):
     steps = "training.steps=40"
-    spec = spec_in(tmp_path, steps)
-    folder = trial_folder(spec, 1)
-    with sweep_process(spec, steps) as process:
-        wait_for(lambda: list(folder.glob("checkpoint-*")))
-        workers_of(process)[-1].kill()
-        lines = len((folder / STEPS_FILE).read_text().splitlines())
+    spec = load_small_spec(tmp_path, steps)
+    directory = get_trial_directory(spec, 1)
+    with start_sweep(spec, steps) as process:
+        wait_for_condition(lambda: list(directory.glob("checkpoint-*")))
+        list_workers(process)[-1].kill()
+        lines = len((directory / STEPS_FILE).read_text().splitlines())
         # It goes on with another attempt, from its newest checkpoint and not from the start.
-        wait_for(lambda: len((folder / STEPS_FILE).read_text().splitlines()) > lines + 3)
-        written = [m.step for m in read_steps(folder)]
+        wait_for_condition(
+            lambda: len((directory / STEPS_FILE).read_text().splitlines()) > lines + 3
+        )
+        written = [m.step for m in read_steps(directory)]
         assert written == list(range(1, len(written) + 1))
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=240) == 130
-    before = read_steps(folder)
+    before = read_steps(directory)
     result = run_sweep(spec)
     assert [record.state for record in result.records] == ["complete"] * 3
-    after = read_steps(folder)
+    after = read_steps(directory)
     assert [m.step for m in after] == list(range(1, 41))
     assert after[: len(before)] == before, "nothing was trained twice after the interruption"

@@ -1,4 +1,4 @@
-"""The adapter between `train()` and Ray: thinning, interruption, and how a trial's end is told."""
+"""The adapter between `train()` and Ray: thinning, interruption, and results of trials."""
 
 from __future__ import annotations
 
@@ -38,7 +38,13 @@ from gdpo_tune.tuning.ray.nodes import ClusterNode, count_slots
 from gdpo_tune.tuning.ray.reporter import Reporter
 from gdpo_tune.tuning.ray.stopping import STOP
 from gdpo_tune.tuning.ray.trainable import compute_memory_limit, run_trial
-from tests.support.tuning import attempt_at, outcome, sent_to_ray, spec_in, trial_in
+from tests.support.tuning import (
+    build_attempt,
+    build_outcome,
+    build_trial_config,
+    load_code_spec,
+    record_reports,
+)
 
 behaviour: list[Any] = []
 """What `train` below does next: an exception to raise, or something to return."""
@@ -54,88 +60,88 @@ def train(config: TrialConfig, *, resume: Path | None, report: Reporter) -> Any:
 
 @pytest.fixture
 def config(tmp_path: Path) -> TrialConfig:
-    return trial_in(tmp_path)
+    return build_trial_config(tmp_path)
 
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
-    """Measurements that reached Ray."""
+    """Measurements that were sent to Ray."""
     monkeypatch.setattr(trainable, "_trials_served", 0)
-    return sent_to_ray(monkeypatch)
+    return record_reports(monkeypatch)
 
 
-def run(config: TrialConfig) -> TrialMessage | None:
-    return unpack_message(run_trial(pack(attempt_at(config, f"{__name__}:train"))))
+def run_attempt(config: TrialConfig) -> TrialMessage | None:
+    return unpack_message(run_trial(pack(build_attempt(config, f"{__name__}:train"))))
 
 
 def test_an_outcome_is_returned(config: TrialConfig, sent: list[Measurement]):
-    behaviour.append(outcome())
-    assert run(config) == Finished(outcome())
+    behaviour.append(build_outcome())
+    assert run_attempt(config) == Finished(build_outcome())
 
 
 def test_a_trial_that_cannot_go_on_is_not_tried_again(config: TrialConfig, sent: list[Measurement]):
     behaviour.append(NonFiniteError("loss is nan at step 3"))
-    assert run(config) == Failed("loss is nan at step 3")
+    assert run_attempt(config) == Failed("loss is nan at step 3")
 
 
 @pytest.mark.parametrize("error", [SandboxUnavailable("no isolation"), PolicyError("no pad token")])
-def test_what_every_trial_would_meet_is_told_apart(
+def test_errors_that_affect_every_trial_are_fatal(
     config: TrialConfig, sent: list[Measurement], error: Exception
 ):
     behaviour.append(error)
-    assert run(config) == Fatal(error)
+    assert run_attempt(config) == Fatal(error)
 
 
-def test_anything_else_is_for_ray_to_try_again(config: TrialConfig, sent: list[Measurement]):
+def test_other_errors_are_raised_for_ray_to_retry(config: TrialConfig, sent: list[Measurement]):
     behaviour.append(RuntimeError("broken"))
     with pytest.raises(RuntimeError, match="broken"):
-        run(config)
+        run_attempt(config)
 
 
 def test_an_interruption_stops_at_the_next_report(config: TrialConfig, sent: list[Measurement]):
     (config.directory.parent.parent / STOP).touch()
-    assert run(config) == Interrupted()
+    assert run_attempt(config) == Interrupted()
     assert sent == []
 
 
-def test_a_stop_that_ray_asks_for_is_ray_s_business(config: TrialConfig, sent: list[Measurement]):
+def test_a_stop_by_ray_is_raised_unchanged(config: TrialConfig, sent: list[Measurement]):
     behaviour.append(SystemExit())
     with pytest.raises(SystemExit):
-        run(config)
+        run_attempt(config)
 
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Nodes of a Ray cluster; this process is on `here`, in a container of 8 GiB."""
-    known = [
+    table = [
         {"NodeID": "here", "Resources": {"CPU": 4.0}},
         {"NodeID": "there", "Resources": {"CPU": 60.0}},
     ]
     monkeypatch.setattr(trainable, "read_machine_memory", lambda: 8 * 2**30)
-    monkeypatch.setattr(trainable.ray, "nodes", lambda: known)
+    monkeypatch.setattr(trainable.ray, "nodes", lambda: table)
     context = SimpleNamespace(get_node_id=lambda: "here")
     monkeypatch.setattr(trainable.ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(trainable, "count_node_cpus", trainable.count_node_cpus.__wrapped__)
-    return known
+    return table
 
 
 @pytest.mark.usefixtures("nodes")
 def test_a_process_that_has_grown_too_large_takes_no_second_trial(
     config: TrialConfig, sent: list[Measurement], monkeypatch: pytest.MonkeyPatch
 ):
-    first, second, third = (outcome(correctness=share) for share in (0.1, 0.2, 0.3))
+    first, second, third = (build_outcome(correctness=share) for share in (0.1, 0.2, 0.3))
     behaviour.extend([third, second, first])
     monkeypatch.setattr(trainable, "read_machine_memory", lambda: 2**50)
-    assert run(config) == Finished(first)
-    assert run(config) == Finished(second)
+    assert run_attempt(config) == Finished(first)
+    assert run_attempt(config) == Finished(second)
     monkeypatch.setattr(trainable, "read_machine_memory", lambda: 1)
     with pytest.raises(AttemptError, match="grown too large"):
-        run(config)
+        run_attempt(config)
     monkeypatch.setattr(trainable, "_trials_served", 0)
-    assert run(config) == Finished(third)  # or no trial would ever run
+    assert run_attempt(config) == Finished(third)  # or no trial would ever run
 
 
-def test_a_process_may_grow_to_its_part_of_its_own_node(nodes: list[dict[str, Any]]):
+def test_a_process_may_grow_to_its_share_of_its_node(nodes: list[dict[str, Any]]):
     assert compute_memory_limit(1.0) == pytest.approx(0.6 * 8 * 2**30 / 4)
     assert compute_memory_limit(0.5) == pytest.approx(0.6 * 8 * 2**30 / 8)
     nodes[0]["Resources"] = {"GPU": 1.0}  # for processes that only wait for others
@@ -158,22 +164,22 @@ def test_a_process_may_grow_to_its_part_of_its_own_node(nodes: list[dict[str, An
 def test_slots(
     tmp_path: Path, cpus: float, gpus: float, nodes: list[dict[str, float]], expected: int
 ):
-    assert slots(tmp_path, nodes, cpus=cpus, gpus=gpus) == expected
+    assert count_trial_slots(tmp_path, nodes, cpus=cpus, gpus=gpus) == expected
 
 
-def slots(folder: Path, nodes: list[dict[str, float]], **resources: float) -> int:
+def count_trial_slots(directory: Path, nodes: list[dict[str, float]], **resources: float) -> int:
     alive = [ClusterNode("id", "host", amounts) for amounts in nodes]
-    asked = Resources(**resources)
-    return count_slots(spec_in(folder).model_copy(update={"resources": asked}), alive)
+    requested = Resources(**resources)
+    return count_slots(load_code_spec(directory).model_copy(update={"resources": requested}), alive)
 
 
 @pytest.mark.parametrize("nodes", [[{"CPU": 1}, {"CPU": 1}], []])
 def test_a_trial_that_fits_nowhere_is_refused(tmp_path: Path, nodes: list[dict[str, float]]):
     with pytest.raises(ResourcesError, match="2 CPUs"):
-        slots(tmp_path, nodes, cpus=2)
+        count_trial_slots(tmp_path, nodes, cpus=2)
 
 
-# What Ray Tune is asked for
+# Resources requested from Ray Tune
 
 
 @pytest.mark.parametrize(
@@ -185,11 +191,11 @@ def test_a_trial_that_fits_nowhere_is_refused(tmp_path: Path, nodes: list[dict[s
         (["rollout.engine=vllm"], False),
     ],
 )
-def test_a_trial_that_may_have_an_engine_gets_a_fresh_process(
+def test_a_trial_that_may_use_an_engine_gets_a_new_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], reused: bool
 ):
     monkeypatch.setattr("ray.tune.Tuner", lambda trainable, **options: options)
-    with Ledger.open(spec_in(tmp_path, overrides)) as ledger:
+    with Ledger.open(load_code_spec(tmp_path, overrides)) as ledger:
         options: Any = runner.build_tuner(ledger, 64, None, None, None, None)
     assert os.environ["TUNE_MAX_PENDING_TRIALS_PG"] == "64"  # processes start side by side
     assert options["tune_config"].reuse_actors is reused
@@ -198,8 +204,8 @@ def test_a_trial_that_may_have_an_engine_gets_a_fresh_process(
 def test_a_server_holds_one_policy_at_a_time(tmp_path: Path):
     nodes = [ClusterNode("a", "here", {"CPU": 8.0, "GPU": 4.0})]
     server = "rollout={engine: vllm, vllm_mode: server, vllm_server: 'http://a:1'}"
-    assert count_slots(spec_in(tmp_path, ["resources.gpus=0.5"]), nodes) == 8
-    assert count_slots(spec_in(tmp_path, ["resources.gpus=0.5", server]), nodes) == 1
+    assert count_slots(load_code_spec(tmp_path, ["resources.gpus=0.5"]), nodes) == 8
+    assert count_slots(load_code_spec(tmp_path, ["resources.gpus=0.5", server]), nodes) == 1
 
 
 NODES = [{"CPU": 3.0}, {"CPU": 4.0}]
@@ -209,58 +215,58 @@ NODES = [{"CPU": 3.0}, {"CPU": 4.0}]
     ("cpus", "workers", "expected"), [(1, 2, 3), (2, 2, 1), (1, 7, 1), (3, 2, 1)]
 )
 def test_slots_of_trials_with_workers(tmp_path: Path, cpus: float, workers: int, expected: int):
-    assert slots(tmp_path, NODES, cpus=cpus, workers=workers) == expected
+    assert count_trial_slots(tmp_path, NODES, cpus=cpus, workers=workers) == expected
 
 
 def test_workers_that_do_not_fit_are_refused(tmp_path: Path):
     with pytest.raises(
         ResourcesError, match=r"8 workers of 1 CPUs .* room for 7 \(2 nodes alive\)"
     ):
-        slots(tmp_path, NODES, workers=8)
+        count_trial_slots(tmp_path, NODES, workers=8)
 
 
 def test_a_process_that_waits_for_workers_takes_no_cpu(tmp_path: Path):
-    alone = runner.build_resources(spec_in(tmp_path))
+    alone = runner.build_resources(load_code_spec(tmp_path))
     assert alone == {"cpu": 1.0, "gpu": 0.0}
-    group = runner.build_resources(spec_in(tmp_path, ["resources.workers=2"]))
+    group = runner.build_resources(load_code_spec(tmp_path, ["resources.workers=2"]))
     assert group.required_resources == {"node:__internal_head__": 0.001}
 
 
-class Lost(Exception):
-    """What the others of a group see of one that failed."""
+class LostProcess(Exception):
+    """The error of the other processes of a group when one fails."""
 
 
 @pytest.mark.parametrize(
     ("failures", "expected"),
     [
-        ({0: Lost("peer"), 1: NonFiniteError("loss is nan")}, "loss is nan"),
+        ({0: LostProcess("peer"), 1: NonFiniteError("loss is nan")}, "loss is nan"),
         (
-            {0: Lost("peer"), 1: RayActorError(error_msg="gone")},
+            {0: LostProcess("peer"), 1: RayActorError(error_msg="gone")},
             "one of the trial's 2 processes died",
         ),
-        ({1: Lost("peer")}, "peer"),
+        ({1: LostProcess("peer")}, "peer"),
         ({}, "could not start"),
     ],
 )
-def test_why_a_group_failed(failures: dict[int, Exception], expected: str):
+def test_the_error_of_a_group_is_its_first_cause(failures: dict[int, Exception], expected: str):
     error = WorkerGroupError("could not start", failures)
     assert expected in str(workers.find_cause(error, 2))
 
 
 @pytest.mark.usefixtures("nodes")
-def test_a_full_disk_and_a_damaged_checkpoint_are_told(
+def test_a_full_disk_and_a_damaged_checkpoint_are_reported(
     config: TrialConfig, sent: list[Measurement], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(trainable, "read_machine_memory", lambda: 2**50)
     full = OSError(errno.ENOSPC, "No space left on device")
     behaviour.append(full)
-    result = run(config)
+    result = run_attempt(config)
     assert isinstance(result, Fatal)
     assert isinstance(result.error, DiskFullError)
     assert str(config.directory) in str(result.error)
     (config.directory / "checkpoint-5").mkdir()
-    behaviour.append(outcome())
-    result = run(config)
+    behaviour.append(build_outcome())
+    result = run_attempt(config)
     assert isinstance(result, Finished)
     assert result.outcome.environment["resumed"] == (
         "checkpoint-5 is incomplete (complete.json is missing): the trial starts over"

@@ -1,4 +1,4 @@
-"""What a sweep begins with: published points and the trials of earlier sweeps."""
+"""The start of a sweep: published points and the trials of earlier sweeps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gdpo_tune.spec import SweepSpec, list_warnings, load_spec
 from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials
 from gdpo_tune.tuning.search.projection import Projection
 from tests.support.search_driver import Driver
-from tests.support.tuning import spec_in, trade_off
+from tests.support.tuning import build_trade_off, load_code_spec
 
 QUICK = ["search.sampler=random", "search.trials=4", "search.replicates.max_runs=0"]
 
@@ -22,24 +22,28 @@ QUICK = ["search.sampler=random", "search.trials=4", "search.replicates.max_runs
 @pytest.fixture
 def earlier(tmp_path: Path) -> SweepSpec:
     """A finished sweep."""
-    spec = spec_in(tmp_path / "earlier", QUICK)
+    spec = load_code_spec(tmp_path / "earlier", QUICK)
     with Ledger.open(spec) as ledger:
         Driver(ledger).run()
     return spec
 
 
-def warm(tmp_path: Path, earlier: SweepSpec, *overrides: str) -> SweepSpec:
-    return spec_in(tmp_path / "new", [f"search.warm_start=[{earlier.directory}]", *overrides])
+def load_warm_spec(tmp_path: Path, earlier: SweepSpec, *overrides: str) -> SweepSpec:
+    return load_code_spec(
+        tmp_path / "new", [f"search.warm_start=[{earlier.directory}]", *overrides]
+    )
 
 
 # Published points
 
 
 def test_published_stands_for_the_weights_of_the_paper(tmp_path: Path):
-    spec = spec_in(tmp_path, [*QUICK, "enqueue=[published, {group_size: 4}]"])
+    spec = load_code_spec(tmp_path, [*QUICK, "enqueue=[published, {group_size: 4}]"])
     weights = [point.get("reward_weights.length") for point in spec.enqueue]
     assert weights == [0.75, 0.5, 0.25, None]
-    assert spec_in(tmp_path, [*QUICK, f"enqueue={list(spec.enqueue)}"]).enqueue == spec.enqueue
+    assert (
+        load_code_spec(tmp_path, [*QUICK, f"enqueue={list(spec.enqueue)}"]).enqueue == spec.enqueue
+    )
     with Ledger.open(spec) as ledger:
         Driver(ledger).run()
         tried = [
@@ -50,7 +54,7 @@ def test_published_stands_for_the_weights_of_the_paper(tmp_path: Path):
 
 def test_published_points_outside_of_the_space_are_left_out(tmp_path: Path):
     narrow = "space.reward_weights={correctness: 1, format: 1, length: {range: [0.4, 0.8]}}"
-    spec = spec_in(tmp_path, [narrow, "enqueue=[published]"])
+    spec = load_code_spec(tmp_path, [narrow, "enqueue=[published]"])
     assert [point["reward_weights.length"] for point in spec.enqueue] == [0.75, 0.5]
 
 
@@ -67,19 +71,19 @@ def test_a_task_without_published_points_refuses_the_word(tmp_path: Path):
 # Earlier sweeps
 
 
-def test_trained_trials_teach_the_sampler_and_no_others(tmp_path: Path, earlier: SweepSpec):
-    spec = warm(tmp_path, earlier)
-    known = load_earlier_trials(spec)
-    assert [record.role for record in known] == ["published"] + ["search"] * 4
+def test_only_trained_trials_are_loaded_into_the_sampler(tmp_path: Path, earlier: SweepSpec):
+    spec = load_warm_spec(tmp_path, earlier)
+    records = load_earlier_trials(spec)
+    assert [record.role for record in records] == ["published"] + ["search"] * 4
     projection = Projection(spec)
-    projection.load_earlier(known)
+    projection.load_earlier(records)
     states = [trial.state.name for trial in projection.study.trials]
     assert states == ["COMPLETE"] * 5
     assert projection.propose().proposer == "model"  # as if the start-up were over
 
 
-def test_a_population_teaches_nothing_nor_do_its_replicates(tmp_path: Path):
-    spec = spec_in(tmp_path / "earlier", ["search.trials=2", "search.scheduler={type: pbt}"])
+def test_population_members_and_their_replicates_are_not_loaded(tmp_path: Path):
+    spec = load_code_spec(tmp_path / "earlier", ["search.trials=2", "search.scheduler={type: pbt}"])
     with Ledger.open(spec) as ledger:
         params = spec.space.complete_baseline({})
         ledger.start(params, "published", "baseline", seed=0)
@@ -87,22 +91,25 @@ def test_a_population_teaches_nothing_nor_do_its_replicates(tmp_path: Path):
         ledger.start(params, "replicate", "replicate", seed=2, replicate_of=1)
         ledger.start(params, "replicate", "replicate", seed=3, replicate_of=0)
         for number in range(4):
-            ledger.complete(number, trade_off(params))
-    assert [record.number for record in load_earlier_trials(warm(tmp_path, spec))] == [0, 3]
+            ledger.complete(number, build_trade_off(params))
+    assert [record.number for record in load_earlier_trials(load_warm_spec(tmp_path, spec))] == [
+        0,
+        3,
+    ]
 
 
 @pytest.mark.parametrize("sampler", ["nsga2", "nsga3"])
 def test_earlier_trials_are_parents_of_a_genetic_algorithm(
     tmp_path: Path, earlier: SweepSpec, sampler: str
 ):
-    spec = warm(tmp_path, earlier, f"search.sampler={sampler}")
-    known = load_earlier_trials(spec)
-    rates = [float(record.params["learning_rate"]) for record in known]
+    spec = load_warm_spec(tmp_path, earlier, f"search.sampler={sampler}")
+    records = load_earlier_trials(spec)
+    rates = [float(record.params["learning_rate"]) for record in records]
     inherited = 0
     for seed in range(10):
         search = spec.search.model_copy(update={"seed": seed})
         projection = Projection(spec.model_copy(update={"search": search}))
-        projection.load_earlier(known)
+        projection.load_earlier(records)
         suggestion = projection.propose()
         assert suggestion.proposer == "model"
         rate = float(suggestion.params["learning_rate"])
@@ -118,25 +125,25 @@ def test_earlier_trials_are_parents_of_a_genetic_algorithm(
         ("search.scheduler={type: pbt}", "the members of a population begin spread over the space"),
     ],
 )
-def test_earlier_sweeps_are_refused_where_nothing_learns(
+def test_earlier_sweeps_are_refused_if_the_sampler_does_not_learn(
     tmp_path: Path, earlier: SweepSpec, override: str, reason: str
 ):
     with pytest.raises(SpecError, match=reason) as caught:
-        warm(tmp_path, earlier, override)
+        load_warm_spec(tmp_path, earlier, override)
     (problem,) = caught.value.problems
     assert problem.key == "search.warm_start"
     assert "remove the key" in problem.fix
 
 
-def test_a_moved_sweep_still_teaches(tmp_path: Path, earlier: SweepSpec):
+def test_a_moved_sweep_is_loaded(tmp_path: Path, earlier: SweepSpec):
     elsewhere = tmp_path / "elsewhere"
     earlier.directory.rename(elsewhere)
-    spec = spec_in(tmp_path / "new", [f"search.warm_start=[{elsewhere}]"])
+    spec = load_code_spec(tmp_path / "new", [f"search.warm_start=[{elsewhere}]"])
     assert len(load_earlier_trials(spec)) == 5
 
 
-def test_earlier_trials_are_none_of_this_sweep(tmp_path: Path, earlier: SweepSpec):
-    spec = warm(tmp_path, earlier, "search.trials=3", "search.replicates.max_runs=0")
+def test_earlier_trials_are_not_records_of_this_sweep(tmp_path: Path, earlier: SweepSpec):
+    spec = load_warm_spec(tmp_path, earlier, "search.trials=3", "search.replicates.max_runs=0")
     with Ledger.open(spec) as ledger:
         Driver(ledger).run()
         records = ledger.get_records()
@@ -145,27 +152,27 @@ def test_earlier_trials_are_none_of_this_sweep(tmp_path: Path, earlier: SweepSpe
 
 
 def test_an_own_trial_of_an_earlier_configuration_counts_alone(tmp_path: Path, earlier: SweepSpec):
-    spec = warm(tmp_path, earlier)
-    known = load_earlier_trials(spec)
+    spec = load_warm_spec(tmp_path, earlier)
+    records = load_earlier_trials(spec)
     projection = Projection(spec)
-    projection.load_earlier(known)
-    params = known[-1].params
-    better = trade_off({**params, "learning_rate": 2 * float(params["learning_rate"])})
+    projection.load_earlier(records)
+    params = records[-1].params
+    better = build_trade_off({**params, "learning_rate": 2 * float(params["learning_rate"])})
     own = TrialRecord(2, "search", "running", params, 2, "model")
     projection.observe(own)
-    assert values_of(projection) == [list(told(record)) for record in known]
+    assert list_study_values(projection) == [list(list_values(record)) for record in records]
     done = TrialRecord(2, "search", "complete", params, 2, "model", validation=better.validation)
     projection.observe(done)
-    assert sorted(values_of(projection)) == sorted(
-        [*(list(told(record)) for record in known[:-1]), list(told(done))]
+    assert sorted(list_study_values(projection)) == sorted(
+        [*(list(list_values(record)) for record in records[:-1]), list(list_values(done))]
     )
 
 
-def told(record: TrialRecord) -> tuple[float, ...]:
+def list_values(record: TrialRecord) -> tuple[float, ...]:
     return tuple(record.validation[n].mean for n in ("correctness", "format", "length"))
 
 
-def values_of(projection: Projection) -> list[list[float]]:
+def list_study_values(projection: Projection) -> list[list[float]]:
     return [trial.values for trial in projection.study.trials if trial.state.name == "COMPLETE"]
 
 
@@ -178,32 +185,36 @@ def values_of(projection: Projection) -> list[list[float]]:
         ('constraints.bug_rate="<= 0.5"', "bug_rate was neither objective nor constraint"),
     ],
 )
-def test_sweeps_that_measured_something_else_are_refused(
+def test_earlier_sweeps_with_other_metrics_are_refused(
     tmp_path: Path, earlier: SweepSpec, override: str, reason: str, monkeypatch
 ):
     monkeypatch.setitem(registry.TASKS, "twin", registry.TASKS["code"])
     with pytest.raises(SpecError, match=reason) as caught:
-        warm(tmp_path, earlier, override)
+        load_warm_spec(tmp_path, earlier, override)
     assert [p.key for p in caught.value.problems] == ["search.warm_start[0]"]
 
 
-def test_a_folder_that_is_named_twice_is_refused(tmp_path: Path, earlier: SweepSpec):
+def test_a_directory_that_is_listed_twice_is_refused(tmp_path: Path, earlier: SweepSpec):
     again = f"search.warm_start=[{earlier.directory}, {earlier.directory}/../sweep]"
     with pytest.raises(SpecError, match="named twice") as caught:
-        spec_in(tmp_path / "new", [again])
+        load_code_spec(tmp_path / "new", [again])
     assert [p.key for p in caught.value.problems] == ["search.warm_start[1]"]
 
 
-def test_a_folder_whose_file_is_damaged_is_refused(tmp_path: Path, earlier: SweepSpec):
+def test_a_directory_with_a_damaged_file_is_refused(tmp_path: Path, earlier: SweepSpec):
     (earlier.directory / "spec.yaml").write_text("task: [")
     with pytest.raises(SpecError, match=r"its spec.yaml cannot be read"):
-        warm(tmp_path, earlier)
+        load_warm_spec(tmp_path, earlier)
 
 
-def test_another_training_is_doubted_and_another_space_is_not(tmp_path: Path, earlier: SweepSpec):
-    assert list_warnings(warm(tmp_path, earlier)) == list_warnings(spec_in(tmp_path))
-    wider = warm(tmp_path, earlier, "space.group_size=[4, 8, 16]")
+def test_a_different_training_gives_a_warning_and_a_different_space_does_not(
+    tmp_path: Path, earlier: SweepSpec
+):
+    assert list_warnings(load_warm_spec(tmp_path, earlier)) == list_warnings(
+        load_code_spec(tmp_path)
+    )
+    wider = load_warm_spec(tmp_path, earlier, "space.group_size=[4, 8, 16]")
     assert not any("warm_start" in doubt for doubt in list_warnings(wider))
-    longer = warm(tmp_path, earlier, "training.steps=120")
+    longer = load_warm_spec(tmp_path, earlier, "training.steps=120")
     (doubt,) = [doubt for doubt in list_warnings(longer) if "warm_start" in doubt]
     assert "training.steps = 60, not 120" in doubt

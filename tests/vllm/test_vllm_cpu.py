@@ -84,7 +84,7 @@ def shown(capfd):
 
 @pytest.fixture
 def config(monkeypatch, tmp_path):
-    """A trial of the embedded policy whose completions vLLM samples."""
+    """A configuration of the embedded policy whose completions vLLM samples."""
     monkeypatch.setitem(registry.TASKS, "shape", f"{__name__}:SHAPE")
     params = {name: info.default for name, info in PARAMETERS.items()}
     params |= {"reward_weights.digits": 1.0, "reward_weights.length": 1.0}
@@ -101,8 +101,8 @@ def config(monkeypatch, tmp_path):
     )
 
 
-def log_probabilities(model, prompt, completion):
-    """Log-probabilities of a completion's tokens by Transformers, [length]."""
+def compute_log_probabilities(model, prompt, completion):
+    """Compute the log-probabilities of a completion's tokens by Transformers, [length]."""
     with torch.no_grad():
         tokens = torch.tensor([prompt + completion])
         logits = model(tokens).logits[0, len(prompt) - 1 : -1].float()
@@ -155,7 +155,7 @@ def test_the_engine_follows_the_weights_only_through_the_sync(config):
             drawn = output.outputs[0]
             tokens = list(drawn.token_ids)
             theirs = torch.tensor([next(iter(one.values())).logprob for one in drawn.logprobs])
-            ours = log_probabilities(model, prompt, tokens)
+            ours = compute_log_probabilities(model, prompt, tokens)
             worst = max(worst, float((ours - theirs).abs().max()))
         return worst
 
