@@ -28,7 +28,7 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import load_spec
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.system]
 
 SPACE = f"""extends: {ROOT / "search_spaces" / "code.yaml"}
 search: {{trials: 1, scheduler: {{type: fifo}}, replicates: {{max_runs: 0}}}}

@@ -19,6 +19,7 @@ from tests.support.paths import ROOT
 from tests.support.ray_heads import start_ray_head
 
 pytestmark = [
+    pytest.mark.system,
     pytest.mark.integration,
     # Ray's client leaves sockets to the garbage collector
     pytest.mark.filterwarnings("ignore::ResourceWarning"),

@@ -12,7 +12,7 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.ray_heads import start_ray_head
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.system]
 pytest.importorskip("aiohttp_cors", reason="the dashboard of Ray needs ray[default]")
 
 TASK = r"""

@@ -14,6 +14,7 @@ from tests.support.mlflow_checks import check_whole_sweep, find_runs
 from tests.support.mlflow_servers import PATIENCE, MlflowServer, run_postgres, start_driver
 
 pytestmark = [
+    pytest.mark.system,
     pytest.mark.integration,
     # MLflow's own tables use an option that SQLAlchemy 2.1 calls deprecated.
     pytest.mark.filterwarnings("ignore:The ``noload`` loader:DeprecationWarning"),

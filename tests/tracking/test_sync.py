@@ -16,6 +16,7 @@ from gdpo_tune.tracking.mlflow_writer import create_database
 from tests.support.tracking import make_measurement, make_tiny_spec
 
 pytestmark = [
+    pytest.mark.system,
     pytest.mark.integration,
     pytest.mark.filterwarnings("ignore:The ``noload`` loader:DeprecationWarning"),
 ]

@@ -13,7 +13,7 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.training import write_policy
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.system]
 
 TRIAL = """
 import sys

@@ -18,7 +18,7 @@ SCRIPT = ROOT / "tests" / "support" / "training_two_processes.py"
 TRIAL = ROOT / "tests" / "support" / "trial_in_processes.py"
 LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.system]
 
 
 def launch(*command: object, processes: int) -> None:

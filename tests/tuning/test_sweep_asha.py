@@ -15,6 +15,7 @@ from tests.support.fake_training import list_executions
 from tests.support.paths import ROOT
 
 pytestmark = [
+    pytest.mark.system,
     pytest.mark.integration,
     # Ray leaves sockets and subprocess handles to the garbage collector
     pytest.mark.filterwarnings("ignore::ResourceWarning"),

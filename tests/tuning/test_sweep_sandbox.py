@@ -17,7 +17,7 @@ from gdpo_tune.spec import load_spec
 from gdpo_tune.tasks.code import CodeTask
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.system]
 
 SPACE = ROOT / "search_spaces" / "code.yaml"
 ON_A_MAC = """

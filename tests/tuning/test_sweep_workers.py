@@ -20,6 +20,7 @@ from gdpo_tune.tuning.runner import run_sweep
 from tests.support.paths import ROOT
 
 pytestmark = [
+    pytest.mark.system,
     pytest.mark.integration,
     # Ray leaves sockets and subprocess handles to the garbage collector
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
