@@ -64,6 +64,7 @@ SCENES = {
 }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("scene", "limited"),
     [
@@ -140,6 +141,7 @@ class DyingStorage(MemoryStorage):
             raise Killed
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("scene", SCENES)
 def test_killed_and_simultaneous_ticks_find_no_run_twice_and_none_missing(scene, tmp_path):
     """Without an oracle, which does not know when a tick dies: by what must hold in any case."""

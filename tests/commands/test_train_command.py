@@ -346,7 +346,7 @@ def test_wrong_arguments_are_refused(arguments, capsys):
 
 def test_help_imports_nothing_heavy():
     program = (
-        "import sys; from gdpo_tune import train; train.parser().format_help();"
+        "import sys; from gdpo_tune import train; train.build_parser().format_help();"
         "print({'torch', 'optuna', 'pydantic', 'rich', 'ray', 'numpy'} & set(sys.modules))"
     )
     done = subprocess.run(

@@ -63,6 +63,7 @@ def count_promotions(sweep: KilledSweep) -> int:
     return sum('"waits":false' in record for record in sweep.read_journal())
 
 
+@pytest.mark.system
 def test_two_kills_change_nothing(tmp_path: Path):
     overrides = (ONE_SLOT, PROMOTE, RANDOM, "search.trials=8", "search.seed=7")
     whole, cut = (build_fake_sweep(tmp_path / name, *overrides) for name in ("whole", "cut"))

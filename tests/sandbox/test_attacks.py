@@ -163,6 +163,7 @@ def sandbox():
         yield sandbox
 
 
+@pytest.mark.system
 def test_no_attack_passes_as_a_program_on_streams(sandbox):
     codes = [attack.code + "\nprint(f(int(input())))" for attack in ATTACKS.values()]
     streams = (Stream("1", "17.25"), Stream("2", "34.5"))

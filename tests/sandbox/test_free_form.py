@@ -168,6 +168,7 @@ def test_a_standard_module_needs_no_import(sandbox):
     assert "asyncio" in result.untrusted_detail
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("test", ["while True:\n    assert f(1)", "assert f(1)\nwhile True: pass"])
 def test_tests_that_do_not_end_are_a_timeout(sandbox, test):
     # The candidate only waits, and sees its partner die.

@@ -47,6 +47,7 @@ def test_prompts_are_distinct_and_as_many_as_a_sweep_needs(task, split):
     assert len(set(prompts)) == 2048
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("name", "splits"),
     [

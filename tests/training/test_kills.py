@@ -180,6 +180,7 @@ train(config, resume=None, report=lambda *_: None)
 """
 
 
+@pytest.mark.system
 @pytest.mark.integration
 def test_a_sigkill_before_the_checkpoint_gets_its_name(policy, tmp_path, whole):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

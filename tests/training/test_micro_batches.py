@@ -344,6 +344,7 @@ def test_a_size_that_does_not_divide_the_step_ends_the_trial(policy, tmp_path, t
         run(config)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "model", [ModelSettings(), ModelSettings(lora_rank=4)], ids=["full", "LoRA"]
 )
@@ -381,6 +382,7 @@ def stopped_at(config, step):
     return find_newest_checkpoint(config.directory)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("stop", "passes"), mark_slow_cases(itertools.product((3, 5), (1, 2)), [(3, 2)])
 )

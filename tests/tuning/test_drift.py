@@ -172,6 +172,7 @@ def test_a_stopped_configuration_is_not_proposed_again(tmp_path: Path):
     assert all(proposed.count(params) == 1 for params in proposed)
 
 
+@pytest.mark.system
 def test_at_least_half_of_the_suggestions_come_from_the_model(tmp_path: Path):
     overrides = [
         "search.scheduler={type: asha, grace: 0.1}",

@@ -229,6 +229,7 @@ def test_every_sampler_proposes_complete_points_of_the_space(tmp_path: Path, sam
     assert len({tuple(s.params.values()) for s in suggestions}) == len(suggestions)
 
 
+@pytest.mark.system
 def test_the_default_sampler_leaves_at_least_half_of_a_default_sweep_to_its_model(spec: SweepSpec):
     projection = Projection(spec)
     suggestions = run_trials(projection, spec.search.trials, width=2)
@@ -409,6 +410,7 @@ def test_a_genetic_algorithm_without_interruption_is_deterministic(tmp_path: Pat
     assert one == two
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("sampler", ["gp", "tpe", "random", "qmc"])
 def test_proposals_follow_from_the_records_alone(tmp_path: Path, sampler: str):
     """A process that was killed after any trial would make the same proposal."""
