@@ -74,7 +74,7 @@ class _PrintCompletion(argparse.Action):
         complete = argparse.ArgumentParser(prog=parser.prog)
         commands = complete.add_subparsers()
         for name, text in COMMANDS.items():
-            whole = import_module(f"gdpo_tune.{name}").parser()
+            whole = import_module(f"gdpo_tune.{name}").build_parser()
             commands.add_parser(name, help=text, parents=[whole], add_help=False)
         print(shtab.complete(complete, str(values)))
         parser.exit()

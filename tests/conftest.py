@@ -71,7 +71,9 @@ OTHER_PROCESSES = {"integration", "fault", "browser", "vllm", "gpu"}
 
 
 @pytest.fixture(autouse=True)
-def no_ray_in_unit_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_ray_in_unit_tests(
+    unchanged_tables: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Keep Ray from starting a cluster at any call, and wait longer for proposals."""
     if OTHER_PROCESSES & {mark.name for mark in request.node.iter_markers()}:
         return

@@ -149,7 +149,7 @@ class ScheduleFile:
         self.file = file
         self.project = file.absolute().parent.parent
         self.problems = Problems(SourceMark(str(file), 1))
-        self.root = self._read()
+        self.root = self.problems.root = self._read()
         self.name = self._read_name()
 
     def load(self) -> ScheduledSweep | None:
@@ -160,7 +160,7 @@ class ScheduleFile:
         kind = ("backend", "kind")
         if "kind" in (self.root.find(kind[:1]).entries or {}):
             name = self.root.find(kind).to_plain()
-            if name not in list(BACKEND_SETTINGS):
+            if name not in BACKEND_SETTINGS:
                 self.problems.note(kind, *explain_unknown_name("backend", name, BACKEND_SETTINGS))
         settings = read_section(SweepFile, self.root, (), self.problems)
         if settings is None:

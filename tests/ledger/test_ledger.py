@@ -28,9 +28,9 @@ from tests.support.tuning import build_measurement, build_outcome, load_code_spe
 HOLD = """
 import sys
 from pathlib import Path
-from tests.support.tuning import spec_in
+from tests.support.tuning import load_code_spec
 from gdpo_tune.ledger import Ledger
-with Ledger.open(spec_in(Path(sys.argv[1]))) as ledger:
+with Ledger.open(load_code_spec(Path(sys.argv[1]))) as ledger:
     ledger.start(ledger.spec.space.complete_baseline({}), "search", "model", 1)
     print("held", flush=True)
     sys.stdin.read()

@@ -18,14 +18,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.system]
 TRIAL = """
 import sys
 from pathlib import Path
-from tests.support.training import TARGET, trial, write_policy
+from tests.support.training import TARGET, build_trial_config, write_policy
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import DiskFullError
 from gdpo_tune.core.steps import read_steps
 from gdpo_tune.training import train
 from gdpo_tune.training.checkpoints import find_checkpoint
 registry.TASKS["toy"] = TARGET
-config = trial(sys.argv[1], Path(sys.argv[2]))
+config = build_trial_config(sys.argv[1], Path(sys.argv[2]))
 blocker = config.directory / "blocker"
 try:
     train(config, resume=None, report=lambda m, path: blocker.write_bytes(bytes(int(sys.argv[3]))))

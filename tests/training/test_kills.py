@@ -164,7 +164,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from tests.training.test_kills import RESUMABLE
-from tests.support.training import TARGET, trial
+from tests.support.training import TARGET, build_trial_config
 from gdpo_tune.core import registry
 from gdpo_tune.training import checkpoints, train
 registry.TASKS["toy"] = TARGET
@@ -175,7 +175,7 @@ def dies(path):
     if path.name == ".unfinished-3":
         os.kill(os.getpid(), signal.SIGKILL)  # between writing and naming
 checkpoints._sync = dies
-config = trial(sys.argv[1], Path(sys.argv[2]), settings=RESUMABLE)
+config = build_trial_config(sys.argv[1], Path(sys.argv[2]), settings=RESUMABLE)
 train(config, resume=None, report=lambda *_: None)
 """
 

@@ -30,7 +30,7 @@ class SlowProjection:
         self.busy = False
 
     @property
-    def count(self) -> int:
+    def known(self) -> int:
         return len(self.numbers)
 
     def observe(self, record: TrialRecord, sampler_state: Any = None) -> None:
