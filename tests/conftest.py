@@ -71,8 +71,13 @@ OTHER_PROCESSES = {"integration", "fault", "browser", "vllm", "gpu"}
 
 
 @pytest.fixture(autouse=True)
-def no_ray_in_unit_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep Ray from starting a cluster at any call, and wait longer for proposals."""
+def no_ray_in_unit_tests(
+    unchanged_tables: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keep Ray from starting a cluster at any call, and wait longer for proposals.
+
+    `unchanged_tables` comes before `monkeypatch`, so that it sees the tables after the undo.
+    """
     if OTHER_PROCESSES & {mark.name for mark in request.node.iter_markers()}:
         return
     if "ray" in sys.modules:
