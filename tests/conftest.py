@@ -74,7 +74,10 @@ OTHER_PROCESSES = {"integration", "fault", "browser", "vllm", "gpu"}
 def no_ray_in_unit_tests(
     unchanged_tables: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keep Ray from starting a cluster at any call, and wait longer for proposals."""
+    """Keep Ray from starting a cluster at any call, and wait longer for proposals.
+
+    `unchanged_tables` comes before `monkeypatch`, so that it sees the tables after the undo.
+    """
     if OTHER_PROCESSES & {mark.name for mark in request.node.iter_markers()}:
         return
     if "ray" in sys.modules:

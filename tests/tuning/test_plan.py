@@ -70,6 +70,6 @@ def test_a_value_without_effect_does_not_repeat_a_point(tmp_path: Path):
 def test_replicates_that_are_impossible_are_not_planned(
     tmp_path: Path, per_point: int, max_runs: int, replicates: int
 ):
-    override = f"search.replicates={{per_point: {per_point}, max_runs: {max_runs}}}"
-    spec = load_code_spec(tmp_path, ["search.trials=4", override])
+    setting = f"search.replicates={{per_point: {per_point}, max_runs: {max_runs}}}"
+    spec = load_code_spec(tmp_path, ["search.trials=4", setting])
     assert count_planned(spec, []) == 2 + 4 + replicates

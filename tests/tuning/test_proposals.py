@@ -38,7 +38,7 @@ class SlowProjection:
         self.numbers.append(record.number)
 
     def propose(self) -> Suggestion:
-        self.busy, knew = True, self.count
+        self.busy, knew = True, self.known
         self.proposals += 1
         assert self.go.acquire(timeout=60)
         self.busy = False
