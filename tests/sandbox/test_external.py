@@ -18,6 +18,7 @@ ENDING_BY_THE_CLOCK = (
     "sleeps",
     "floods",
     "flooded",
+    "returns_more_than_allowed",
     "returns_more_than_the_service_reads",
 )
 
