@@ -17,6 +17,7 @@ from gdpo_tune.clusters.tick import build_job
 from gdpo_tune.core.errors import BackendError
 from tests.support.paths import ROOT
 from tests.support.ray_heads import start_ray_head
+from tests.support.ray_nodes import make_short_directory
 
 pytestmark = [
     pytest.mark.system,
@@ -40,8 +41,8 @@ TICK = datetime(2026, 3, 29, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with start_ray_head(tmp_path_factory.mktemp("ray")) as url:
+def head() -> Iterator[str]:
+    with make_short_directory() as directory, start_ray_head(directory) as url:
         yield url
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.ray_heads import start_ray_head
+from tests.support.ray_nodes import make_short_directory
 
 pytestmark = [pytest.mark.integration, pytest.mark.system]
 pytest.importorskip("aiohttp_cors", reason="the dashboard of Ray needs ray[default]")
@@ -46,13 +47,10 @@ training: {steps: 2, completions_per_step: 16, train_prompts: 64, validation_pro
 """
 
 
-def test_a_sweep_is_sent_to_a_cluster_and_followed(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-):
+def test_a_sweep_is_sent_to_a_cluster_and_followed(tmp_path: Path):
     project, home = tmp_path / "project", tmp_path / "home"
     project.mkdir()
     home.mkdir()
-    temporary = tmp_path_factory.mktemp("ray")  # sockets have short names
     (project / "digits.py").write_text(TASK)
     (project / "small.yaml").write_text(SPACE)
     (tmp_path / "token").write_text("0123456789abcdef0123456789abcdef")
@@ -61,9 +59,8 @@ def test_a_sweep_is_sent_to_a_cluster_and_followed(
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     others = [path for path in known if path and Path(path).resolve() != ROOT]
     here |= {"HOME": str(home), "PYTHONPATH": os.pathsep.join([str(ROOT), *others])}
-    with start_ray_head(
-        temporary, **token, HOME=str(home), PYTHONPATH=os.pathsep.join(others)
-    ) as url:
+    head = {**token, "HOME": str(home), "PYTHONPATH": os.pathsep.join(others)}
+    with make_short_directory() as directory, start_ray_head(directory, **head) as url:
 
         def submit(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
             words = ["-m", "gdpo_tune.sweep", "small.yaml", "--submit", url, *options]

@@ -126,7 +126,8 @@ def check_rungs_decide(sweep: KilledSweep) -> None:
 
 def list_promotable(scheduler: Scheduler) -> set[int]:
     """List every trial that could be promoted now if slots were free."""
-    later, numbers = copy.deepcopy(scheduler), set[int]()
+    later, numbers = object.__new__(type(scheduler)), set[int]()  # a copy of it has no state
+    vars(later).update(vars(scheduler), _rungs=copy.deepcopy(vars(scheduler)["_rungs"]))
     while (number := later.find_promotable()) is not None:
         numbers.add(number)
         later.promote(number)

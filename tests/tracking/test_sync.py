@@ -36,7 +36,8 @@ def spec(tmp_path):
     with Ledger.open(spec) as ledger:
         session = ledger.begin_session(1000.0, 1, {})
         for number in range(2):
-            params = {"learning_rate": 1e-4 * (number + 1), "normalization": "gdpo"}
+            tried = {"learning_rate": 1e-4 * (number + 1), "normalization": "gdpo"}
+            params = spec.space.complete_baseline(tried)
             ledger.start(params, "search", "model", seed=number)
             for step in range(1, 41):
                 append_step(ledger.get_trial_directory(number), make_measurement(step))

@@ -26,7 +26,7 @@ from gdpo_tune import cli, sweep
 from gdpo_tune.sandbox import pool
 pool.sys = types.SimpleNamespace(platform="darwin")
 del os.sched_getaffinity
-cli.run(sweep.main)
+cli.run_command(sweep.main)
 """
 
 
