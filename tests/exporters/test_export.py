@@ -74,6 +74,19 @@ def test_every_key_that_is_written_is_one_that_the_library_knows(library):
 
 
 @pytest.mark.parametrize("library", MODES)
+@pytest.mark.parametrize("variant", VARIANTS[1:], ids=" ".join)
+def test_a_setting_is_written_or_explained_or_refused(library, variant):
+    grpo = "space.normalization=grpo"  # which ignores none of them
+    plain = export_to(library, make_recipe(grpo))
+    try:
+        changed = export_to(library, make_recipe(grpo, *variant))
+    except ExportError:
+        return
+    explained = make_page(library, grpo, *variant) != make_page(library, grpo)
+    assert changed.text != plain.text or explained
+
+
+@pytest.mark.parametrize("library", MODES)
 @pytest.mark.parametrize("mode", registry.NORMALIZATIONS)
 def test_a_mode_that_a_library_lacks_is_refused(library, mode):
     recipe = make_recipe(f"space.normalization={mode}")
@@ -86,7 +99,7 @@ def test_a_mode_that_a_library_lacks_is_refused(library, mode):
 
 
 REFUSED = [
-    (("space.gamma=0.5",), ("trl", "verl", "nemo-rl", "ms-swift", "axolotl"), "gamma = 0.5"),
+    (("space.gamma=0.5",), tuple(MODES), "gamma = 0.5"),
     (("space.normalization=gdpo_no_std",), ("verl",), "norm_adv_by_std_in_grpo on to its GDPO"),
     (("space.num_iterations=2",), ("nemo-rl",), "num_iterations = 2"),
     (("space.loss_type=dr_grpo",), ("nemo-rl",), "loss_type = dr_grpo"),

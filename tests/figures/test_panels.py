@@ -210,8 +210,9 @@ def test_a_long_name_is_placed_inside():
 # Style
 
 
-def test_every_mode_has_a_colour_and_a_symbol_of_its_own():
-    assert set(style.MODES) == set(registry.NORMALIZATIONS)
+def test_no_two_modes_share_a_colour_or_a_symbol():
+    assert set(style.MODES) <= set(registry.NORMALIZATIONS)
+    assert style.get_mark("a mode without a mark") == style.OTHER
     for field in ("color", "plotly", "matplotlib"):
         assert len({getattr(mark, field) for mark in style.MODES.values()}) == len(style.MODES)
 

@@ -1,5 +1,9 @@
 """A good sweep file and every way to break it, for `test_spec_bad_input`."""
 
+from gdpo_tune.core.registry import NORMALIZATIONS
+
+USES_GAMMA = [mode for mode, info in NORMALIZATIONS.items() if "gamma" not in info.ignores]
+
 GOOD = """\
 task: code
 objectives:
@@ -392,7 +396,7 @@ CASES = {
         "[grpo, dvao, saw]\n  gamma: {range: [0, 1]}",
         8,
         "space.gamma",
-        "normalization is never gdpo, gdpo_no_batch_norm, gdpo_no_std: it has no effect",
+        f"normalization is never {', '.join(USES_GAMMA)}: it has no effect",
         "remove it, or write normalization: [grpo, dvao, saw, gdpo]",
     ),
     "baseline under modes that whiten": (
