@@ -122,7 +122,7 @@ def _simulate_absence(
 
     def fail() -> None:
         arguments = [directory / DATABASE] if load.fault == "full" else []
-        with getattr(server, load.fault)(*arguments):
+        with getattr(server, f"keep_{load.fault}")(*arguments):
             time.sleep(load.away)
 
     absence = threading.Thread(target=fail)

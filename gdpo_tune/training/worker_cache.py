@@ -47,7 +47,7 @@ class WorkerCache:
     """Task with its sandbox, policy, and tokenized prompts, for trials that agree in them."""
 
     config: TrialConfig
-    """Of the first trial; only what `_identify` takes of it counts."""
+    """Of the first trial; others share the settings of `_SHARED_SETTINGS`."""
     task: Task
     tokenizer: PreTrainedTokenizerBase
     prompts: PromptFormat
@@ -107,11 +107,16 @@ class WorkerCache:
 _cache: WorkerCache | None = None
 
 
-def _identify(config: TrialConfig) -> tuple[object, ...]:
-    """Return the settings and rewards in which trials must agree to share a cache."""
-    rewards = tuple(task_files.load_task_info(config.task, config.params).rewards)
-    settings = attrgetter("task", "policy", "training", "sandbox", "data", "model")(config)
-    return (*settings, rewards)
+_SHARED_SETTINGS = attrgetter("task", "policy", "training", "sandbox", "data", "model")
+"""Settings in which trials must agree to share a cache, besides their rewards."""
+
+
+def _fits(cache: WorkerCache, config: TrialConfig) -> bool:
+    """Return whether a trial may use a cache."""
+    if _SHARED_SETTINGS(cache.config) != _SHARED_SETTINGS(config):
+        return False
+    rewards = task_files.load_task_info(config.task, config.params).rewards
+    return tuple(cache.task.rewards) == tuple(rewards)
 
 
 @contextmanager
@@ -125,7 +130,7 @@ def open_worker_cache(config: TrialConfig) -> Generator[WorkerCache]:
         PolicyError, SandboxUnavailable: the policy or the task is not available.
     """
     global _cache
-    if _cache is None or _identify(_cache.config) != _identify(config):
+    if _cache is None or not _fits(_cache, config):
         release()
         model, tokenizer = _load_policy(config)
         task: Task = task_files.build_task(
