@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 from gdpo_tune.clusters.backends import jobs_api
 from gdpo_tune.core import ray_access
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
+from gdpo_tune.core.outages import build_retrying
 from gdpo_tune.spec import SweepSpec
 
 CALLER = "--submit"
@@ -27,6 +28,8 @@ METADATA_KEY = "gdpo_tune_sweep"
 """Key of a job's metadata: storage and name of its sweep."""
 RETRY_SECONDS = 5.0
 """Between two calls to a cluster that stopped answering while a job was followed."""
+AGENT_SECONDS = 60.0
+"""Seconds to wait for the agent of a cluster that has just started."""
 PATIENCE = 600.0
 """Seconds for which a cluster that stopped answering is called again."""
 
@@ -78,7 +81,7 @@ def submit(submission: Submission, api: jobs_api.JobsApi, *, follow: bool) -> in
         name = f"{submission.sweep}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
         job = {"submission_id": name, "metadata": {METADATA_KEY: location}}
         job |= {"entrypoint": shlex.join(words), "runtime_env": runtime_env}
-        api.ask(lambda client: client.submit_job(**job))
+        _submit_job(api, job)
         print(f"submitted {submission.sweep} as job {name}")
     stop = shlex.join(["ray", "job", "stop", "--address", api.address, name])
     print(f"to stop it: {stop}", flush=True)
@@ -90,6 +93,16 @@ def submit(submission: Submission, api: jobs_api.JobsApi, *, follow: bool) -> in
         message = "The log is not followed any more. The job goes on; the same command follows it"
         print(f"{message} again.", file=sys.stderr)
         raise
+
+
+def _submit_job(api: jobs_api.JobsApi, job: Mapping[str, Any]) -> None:
+    """Submit a job; a cluster that has just started has no agent to run it for some seconds."""
+    from tenacity import retry_if_exception_message
+
+    no_agent = retry_if_exception_message(match=r"(?s).*No available agent")
+    for attempt in build_retrying(AGENT_SECONDS, retry=no_agent, reraise=True):
+        with attempt:
+            api.ask(lambda client: client.submit_job(**job))
 
 
 def explain_lost_tracking(spec: SweepSpec) -> str:
