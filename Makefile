@@ -6,7 +6,7 @@ check:            ## lint, format, types, rooms
 	pyright
 	lint-imports
 system:           ## sweeps, clusters, servers and services, about a quarter of an hour; the second step of CI
-	pytest -q --dist loadgroup -m "system and not fault and not slow" --durations=15
+	pytest -q -m "system and not fault and not slow" --durations=15
 slow:             ## every shipped YAML in full, tens of minutes
 	pytest -n 0 -m slow
 fault:            ## processes killed, nodes cut off and stores lost on purpose, an hour; as root all of it

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from textwrap import wrap
 
-from gdpo_tune.analysis.front import Front
+from gdpo_tune.analysis.front import Front, name_extreme
 from gdpo_tune.analysis.pareto import rank_points
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.formatting import abbreviate_parameter, get_mode
@@ -150,7 +150,7 @@ def _label(front: Front, x: Axis, y: Axis) -> tuple[tuple[Configuration, str], .
     titles = [("chosen", front.chosen)]
     # With one objective the knee is the best point, so naming both would say nothing.
     titles += [("knee", front.knee)] if len(goals) > 1 else []
-    titles += [(f"best {abbreviate_parameter(g.name)}", front.extremes.get(g.name)) for g in goals]
+    titles += [(name_extreme(goal), front.extremes.get(goal.name)) for goal in goals]
     texts: dict[int, list[str]] = {}
     labelled = {c.first: c for _, c in titles if c is not None}
     for title, configuration in titles:

@@ -20,7 +20,6 @@ from tests.support.ray_heads import start_ray_head
 from tests.support.ray_nodes import make_short_directory
 
 pytestmark = [
-    pytest.mark.xdist_group("ray_head"),  # two heads at once get in each other's way
     pytest.mark.system,
     pytest.mark.integration,
     # Ray's client leaves sockets to the garbage collector

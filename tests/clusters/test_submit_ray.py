@@ -16,7 +16,6 @@ from tests.support.ray_nodes import make_short_directory
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.system,
-    pytest.mark.xdist_group("ray_head"),  # two heads at once get in each other's way
 ]
 pytest.importorskip("aiohttp_cors", reason="the dashboard of Ray needs ray[default]")
 

@@ -21,7 +21,7 @@ from tests.support.paths import ROOT
 @contextmanager
 def start_ray_head(directory: Path, **variables: str) -> Iterator[str]:
     """Start a cluster of one node with these environment variables; yield its dashboard's URL."""
-    port, dashboard = find_free_port(), find_free_port()
+    port, dashboard, agent = find_free_port(), find_free_port(), find_free_port()
     environment = {name: v for name, v in os.environ.items() if name != "RAY_ADDRESS"}
     environment |= {
         "RAY_AUTH_MODE": "disabled",
@@ -35,6 +35,7 @@ def start_ray_head(directory: Path, **variables: str) -> Iterator[str]:
         *("start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}"),
         *("--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", "--num-cpus=2"),
         *("--object-store-memory=134217728", f"--temp-dir={directory}", "--include-dashboard=true"),
+        f"--dashboard-agent-listen-port={agent}",  # at the default port, a second head has no agent
     ]
     with (
         (directory / "out.txt").open("w") as out,

@@ -15,7 +15,7 @@ from gdpo_tune.core.trials import Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.trial_encoding import list_stored_rungs
 from gdpo_tune.spec import AshaSettings
-from gdpo_tune.tuning.schedulers.base import Scheduler
+from gdpo_tune.tuning.schedulers.asha import Asha
 from gdpo_tune.tuning.schedulers.rung_decisions import NEVER_PROMOTED
 from tests.support.killed_sweeps import KilledSweep, read_steps_written
 
@@ -91,7 +91,7 @@ def check_rungs_decide(sweep: KilledSweep) -> None:
     with Ledger.open(sweep.spec, read_only=True) as ledger:
         records, rungs = ledger.get_records(), ledger.get_rungs()
         orders = [r["order"] for trial in ledger.study.trials for r in list_stored_rungs(trial)]
-        scheduler: Scheduler = registry.load(registry.SCHEDULERS["asha"].target)(ledger)
+        scheduler: Asha = registry.load(registry.SCHEDULERS["asha"].target)(ledger)
     assert sorted(orders) == list(range(len(rungs)))
     for record in records:
         assert [rung.step for rung in record.rungs] == list_expected_steps(sweep, record)
@@ -124,10 +124,9 @@ def check_rungs_decide(sweep: KilledSweep) -> None:
             assert record.reason == (NEVER_PROMOTED + reason if promotes else reason)
 
 
-def list_promotable(scheduler: Scheduler) -> set[int]:
+def list_promotable(scheduler: Asha) -> set[int]:
     """List every trial that could be promoted now if slots were free."""
-    later, numbers = object.__new__(type(scheduler)), set[int]()  # a copy of it has no state
-    vars(later).update(vars(scheduler), _rungs=copy.deepcopy(vars(scheduler)["_rungs"]))
+    later, numbers = copy.deepcopy(scheduler._rungs), set[int]()
     while (number := later.find_promotable()) is not None:
         numbers.add(number)
         later.promote(number)
