@@ -72,7 +72,7 @@ def compute_worth(config: TrialConfig) -> dict[str, float]:
 
     Reward weights trade objectives off; the learning rate scales all of them.
     """
-    weights = config.reward_weights()
+    weights = config.get_reward_weights()
     rate = float(config.params["learning_rate"])
     quality = float(np.exp(-(np.log(rate / 1.0e-4) ** 2)))
     total = sum(weights.values())

@@ -98,7 +98,7 @@ def simulate_results(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         reporter.seconds += 1.0
         stop, due = reporter.decide(measurement)
         if not due:
-            reporter.hold(measurement)
+            reporter.store_pending(measurement)
             continue
         append_lines(trial, written)
         result = add_ray_fields(pack(reporter.build_update(measurement)), step, config)

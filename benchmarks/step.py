@@ -44,7 +44,7 @@ MICRO_BATCH = 8
 class Padded(MicroBatchTrainer):
     """Trainer without the packed forward pass: each completion has its own copy of the prompt."""
 
-    def _packs(self, model):
+    def _can_pack(self, model):
         return False
 
 

@@ -32,7 +32,7 @@ from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from gdpo_tune.analysis.comparison import ALPHA, compare, compute_p_values
 from gdpo_tune.analysis.resampling import correct_p_values
 from gdpo_tune.analysis.sides import Side, build_side
-from gdpo_tune.analysis.verdict import judge
+from gdpo_tune.analysis.verdict import build_verdict
 from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
 
 GOALS = tuple(Objective(name, "maximize", 0.0) for name in ("correctness", "format", "length"))
@@ -150,8 +150,8 @@ def measure(case: Case, pairs: int) -> dict[str, float]:
     for seed in range(pairs):
         left, right = build_sides(case, seed)
         corrected = correct_p_values(compute_p_values(left, right))
-        if min(corrected) <= ALPHA:  # otherwise no verdict differs, and `judge` is slow
-            called += judge(compare(left, right)).differs
+        if min(corrected) <= ALPHA:  # otherwise no verdict differs, and `build_verdict` is slow
+            called += build_verdict(compare(left, right)).has_difference
         volume += corrected[0] <= ALPHA
         if seed % EVERY == 0:
             interval = compare(left, right).ratio.interval

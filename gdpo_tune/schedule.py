@@ -118,17 +118,17 @@ def show_next(options: argparse.Namespace) -> int:
 
 def tick(options: argparse.Namespace) -> int:
     """Do everything that is due; a wrong file keeps no other sweep from running."""
-    from gdpo_tune.clusters.console import Rounds
+    from gdpo_tune.clusters.console import ScheduleTicker
 
-    return Rounds(options.sweeps, read_clock).tick_all()
+    return ScheduleTicker(options.sweeps, read_clock).tick_all()
 
 
 def serve(options: argparse.Namespace) -> int:
     """Tick until a signal comes. Files are read again each time."""
-    from gdpo_tune.clusters.console import Rounds
+    from gdpo_tune.clusters.console import ScheduleTicker
     from gdpo_tune.core.signals import stop_on_signals
 
-    ended, rounds = threading.Event(), Rounds(options.sweeps, read_clock)
+    ended, rounds = threading.Event(), ScheduleTicker(options.sweeps, read_clock)
     with stop_on_signals(ended.set):
         while not ended.is_set():
             rounds.tick_all()
@@ -177,8 +177,8 @@ def stop(options: argparse.Namespace) -> int:
     elif not context.events and context.state.active is not None:
         print(f"{context.state.active.name} was asked to stop already, and has not ended yet")
     print_events(context)
-    if context.trouble:
-        raise context.trouble[0]
+    if context.backend_errors:
+        raise context.backend_errors[0]
     return 0
 
 

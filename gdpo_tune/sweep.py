@@ -53,8 +53,8 @@ def main(arguments: Sequence[str]) -> int:
         with MlflowSink(spec) as sink, LiveDisplay(spec, tracking=sink.get_state) as display:
             result = run_sweep(spec, fresh=options.fresh, listeners=[sink, display])
             display.close()
-            draw_pictures(spec, result)
-            sink.log_pictures()
+            write_figures(spec, result)
+            sink.log_figures()
     except ClusterLostError as error:
         print(f"error: {error}. Resume with:\n  {command}", file=sys.stderr)
         return error.exit_status
@@ -151,7 +151,7 @@ def print_environment(spec: SweepSpec) -> None:
         print(f"{name}: {value}")
 
 
-def draw_pictures(spec: SweepSpec, result: SweepResult) -> None:
+def write_figures(spec: SweepSpec, result: SweepResult) -> None:
     """Write the report and the picture of the front."""
     # Only now: plotting libraries take a second to import, and a refusal needs none.
     from gdpo_tune.figures import write_front_png, write_report

@@ -19,7 +19,12 @@ from problems import REDUCTION, Estimates, Problem, build_spec
 from simulator import Verdict
 
 from gdpo_tune.core.trials import Params
-from gdpo_tune.ledger import compute_violation, create_study, silence_optuna, to_distribution
+from gdpo_tune.ledger import (
+    compute_violation,
+    convert_to_distribution,
+    create_study,
+    silence_optuna,
+)
 from gdpo_tune.spec import Choices, Search, Uniform
 
 
@@ -31,7 +36,7 @@ class OptunaAlone:
         self._study = create_study(
             InMemoryStorage(), problem.name, build_spec(problem, Search()), sampler
         )
-        self._distributions = {n: to_distribution(d) for n, d in problem.domains.items()}
+        self._distributions = {n: convert_to_distribution(d) for n, d in problem.domains.items()}
         self._trials: dict[int, Trial] = {}
 
     def start(self, number: int) -> Params:
@@ -97,7 +102,7 @@ class RayOptuna:
         self._problem = problem
         with silence_optuna():
             self._search = OptunaSearch(
-                {name: to_distribution(d) for name, d in problem.domains.items()},
+                {name: convert_to_distribution(d) for name, d in problem.domains.items()},
                 metric=list(problem.objectives),
                 mode=[goal.direction[:3] for goal in problem.objectives.values()],
                 seed=seed,

@@ -51,7 +51,7 @@ class Replayed:
             raise ValueError(f"levels {levels} are not all in the table, which has {curves.levels}")
         self.name = spec.name
         self.levels = levels
-        self.domains: Mapping[str, Choices | Uniform] = spec.space.searched
+        self.domains: Mapping[str, Choices | Uniform] = spec.space.searched_domains
         self.objectives: Mapping[str, ObjectiveSpec] = spec.objectives
         self.constraints: Mapping[str, Constraint] = spec.constraints
         infos = registry.describe_task(spec.task).metrics

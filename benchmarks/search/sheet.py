@@ -108,7 +108,9 @@ def _compute_spearman(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def _render_surrogates(curves: Curves, spec: SweepSpec) -> list[str]:
-    points = np.array([encode_features(params, spec.space.searched) for params in curves.params])
+    points = np.array(
+        [encode_features(params, spec.space.searched_domains) for params in curves.params]
+    )
     lines = ["| | R2 | deviation | standard error |", "|---|---|---|---|"]
     for name in spec.objectives:
         values, errors = curves.test_means[name], curves.test_errors[name]

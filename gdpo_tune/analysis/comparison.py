@@ -34,7 +34,7 @@ from gdpo_tune.analysis.pareto import (
     compute_losses,
     convert_references,
     is_inside,
-    keep_front,
+    select_front,
 )
 from gdpo_tune.analysis.probability import Interval
 from gdpo_tune.analysis.resampling import (
@@ -99,7 +99,7 @@ class Comparison:
 def compare(left: Side, right: Side) -> Comparison:
     """Compute every difference between two sides with equal objectives; sides may be empty."""
     goals = left.objectives
-    count = min(left.tried, right.tried)
+    count = min(left.tried_count, right.tried_count)
     ratio_p, *tests = compute_p_values(left, right)
     corrected = correct_p_values([ratio_p, *tests])
     hypervolumes = estimate_hypervolume_at(left, count), estimate_hypervolume_at(right, count)
@@ -120,7 +120,9 @@ def compare(left: Side, right: Side) -> Comparison:
         best=_find_best(left, right),
         coverage=_compute_coverages(left, right),
         attained=_compute_attained(left, right),
-        smallest_p=min(1.0, compute_smallest_p(left.tried, right.tried) * (1 + len(goals))),
+        smallest_p=min(
+            1.0, compute_smallest_p(left.tried_count, right.tried_count) * (1 + len(goals))
+        ),
     )
 
 
@@ -140,10 +142,10 @@ def _test_hypervolume(left: Side, right: Side) -> float:
         return float(measure(both[kept])) if len(kept) else 0.0
 
     def compute_leads(permutations: Indices) -> Floats:
-        sides = ((rows[: left.tried], rows[left.tried :]) for rows in permutations)
+        sides = ((rows[: left.tried_count], rows[left.tried_count :]) for rows in permutations)
         return np.array([compute_volume(ours) - compute_volume(theirs) for ours, theirs in sides])
 
-    return compute_permutation_p(left.tried, right.tried, compute_leads)
+    return compute_permutation_p(left.tried_count, right.tried_count, compute_leads)
 
 
 def _test_objective(left: Side, right: Side, index: int) -> float:
@@ -192,7 +194,7 @@ def _estimate_ratio_interval(left: Side, right: Side, count: int, ratio: float) 
             compute_loss_hypervolume(left.points[ours], goals),
             compute_loss_hypervolume(right.points[theirs], goals),
         )
-        for ours, theirs in draw_resamples(left.tried, right.tried, count)
+        for ours, theirs in draw_resamples(left.tried_count, right.tried_count, count)
     ]
     if not all(0 < draw < math.inf for draw in draws):
         interval = compute_interval(draws)
@@ -214,7 +216,9 @@ def _find_best(left: Side, right: Side) -> dict[str, tuple[Estimate, Estimate]]:
 
 
 def _compute_coverages(left: Side, right: Side) -> tuple[Share, Share]:
-    drawn = [(keep_front(ours), keep_front(theirs)) for ours, theirs in _draw_points(left, right)]
+    drawn = [
+        (select_front(ours), select_front(theirs)) for ours, theirs in _draw_points(left, right)
+    ]
     fronts = [(left.front, right.front), *drawn]
     ours, *our_draws = (compute_coverage(a, b) for a, b in fronts)
     theirs, *their_draws = (compute_coverage(b, a) for a, b in fronts)
@@ -245,11 +249,11 @@ def _compute_attained(left: Side, right: Side) -> tuple[Share, Share]:
 
 def _draw_points(left: Side, right: Side) -> list[tuple[Floats, Floats]]:
     """Draw the points of both sides again with replacement; nothing if a side is empty."""
-    if not left.tried or not right.tried:
+    if not left.tried_count or not right.tried_count:
         return []
     return [
         (left.points[ours], right.points[theirs])
-        for ours, theirs in draw_resamples(left.tried, right.tried)
+        for ours, theirs in draw_resamples(left.tried_count, right.tried_count)
     ]
 
 

@@ -69,7 +69,7 @@ def _list_limits(front: Front, effects: Effects) -> list[str]:
             f"Stopped early, without a value on test prompts: {format_count(stopped, 'trial')}. "
             "Effects are those among trials that ran to their end; over all they may be larger."
         )
-    provisional = sum(member.provisional for member in front.members)
+    provisional = sum(member.is_provisional for member in front.members)
     if provisional:
         lines.append(
             f"Provisional, because they have one seed: {provisional} of the "

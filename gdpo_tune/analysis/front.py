@@ -13,7 +13,7 @@ from gdpo_tune.analysis.pareto import (
     compute_hypervolume,
     compute_loss_hypervolume,
     compute_losses,
-    keep_front,
+    select_front,
 )
 from gdpo_tune.analysis.probability import Interval, estimate_hypervolume_interval
 from gdpo_tune.analysis.replicates import (
@@ -83,8 +83,8 @@ class Front:
         Rivals just below the front count too: noise may have put them there.
         """
         return estimate_hypervolume_interval(
-            [c.get_values(self.objectives) for c in self._eligible],
-            [c.get_errors(self.objectives) for c in self._eligible],
+            [c.get_values(self.objectives) for c in self._rankable],
+            [c.get_errors(self.objectives) for c in self._rankable],
             self.objectives,
         )
 
@@ -97,7 +97,7 @@ class Front:
         names = ["chosen"] if configuration is self.chosen else []
         names += ["knee"] if configuration is self.knee else []
         return names + [
-            name_extreme(goal) + (self._name_ties(goal.name) if ties else "")
+            name_extreme(goal) + (self._format_ties(goal.name) if ties else "")
             for goal in self.objectives
             if self.extremes.get(goal.name) is configuration
         ]
@@ -109,10 +109,10 @@ class Front:
         """
         best = self.extremes[objective]
         top = best.mean[objective]
-        tied = [c for c in self._eligible if c is not best and is_tied(top, c.mean[objective])]
+        tied = [c for c in self._rankable if c is not best and is_tied(top, c.mean[objective])]
         return sorted(tied, key=lambda c: abs(c.mean[objective].mean - top.mean))
 
-    def _name_ties(self, objective: str) -> str:
+    def _format_ties(self, objective: str) -> str:
         numbers = [str(c.first) for c in self.list_ties(objective)]
         more = len(numbers) - MOST_TIES
         others = f" and {more} more" if more > 0 else ""
@@ -124,7 +124,7 @@ class Front:
         return any(c.seeds > 1 and c.role != "untrained" for c in self.configurations)
 
     @property
-    def _eligible(self) -> list[Configuration]:
+    def _rankable(self) -> list[Configuration]:
         return [c for c in self.configurations if c.rank >= 0]
 
 
@@ -145,7 +145,7 @@ def build_front(
     measured = tuple(merge_trials(records, goals))
     sign = -1.0 if goals[0].direction == "maximize" else 1.0
     members = tuple(
-        sorted((c for c in measured if c.on_front), key=lambda c: sign * c.get_values(goals)[0])
+        sorted((c for c in measured if c.is_on_front), key=lambda c: sign * c.get_values(goals)[0])
     )
     values = [member.get_values(goals) for member in members]
     knee = find_knee(values, goals)
@@ -185,13 +185,13 @@ def _trace_hypervolume(
                     for goal in objectives
                 )
             if before is not None:  # the point moved or went, and may have been on the front
-                front = keep_front(compute_losses(list(points.values()), objectives))
+                front = select_front(compute_losses(list(points.values()), objectives))
                 value = compute_loss_hypervolume(front, objectives)
             elif now is not None:
                 point = compute_losses([now], objectives)
                 # Most points lie behind the front, so thousands of trials stay cheap.
                 if not (front <= point).all(axis=1).any():
-                    front = keep_front(np.concatenate([front, point]))
+                    front = select_front(np.concatenate([front, point]))
                     value = compute_loss_hypervolume(front, objectives)
         trace.append(HypervolumePoint(record.number, value))
     return tuple(trace)

@@ -48,7 +48,7 @@ def mark_front(points: Floats) -> NDArray[np.bool_]:
     return _rank_losses(points) == 0
 
 
-def keep_front(points: Floats) -> Floats:
+def select_front(points: Floats) -> Floats:
     """Return the non-dominated rows of losses `[T, M]`, without those that hold NaN."""
     return points[mark_front(points)]
 

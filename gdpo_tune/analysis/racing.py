@@ -52,7 +52,9 @@ def choose_replicate(
     if sum(record.role == "replicate" for record in records) >= max_runs:
         return None
     groups = {find_original(members).number: members for members in group_trials(records).values()}
-    rivals = [c for c in merge_trials(records, objectives) if c.on_front or c.probability > LIKELY]
+    rivals = [
+        c for c in merge_trials(records, objectives) if c.is_on_front or c.probability > LIKELY
+    ]
     seeds = [c.seeds + sum(r.state == "running" for r in groups[c.first]) for c in rivals]
     changes = count_expected_changes(
         [c.get_values(objectives) for c in rivals],
@@ -66,7 +68,7 @@ def choose_replicate(
     allowed = [
         index
         for index, rival in enumerate(rivals)
-        if rival.on_front or changes[index] >= WORTHWHILE
+        if rival.is_on_front or changes[index] >= WORTHWHILE
         if sum(record.role == "replicate" for record in groups[rival.first]) < per_point
     ]
     if not allowed:

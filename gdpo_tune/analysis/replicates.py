@@ -13,7 +13,7 @@ complete trials, means m_i and within-trial standard errors s_i (bootstrap clust
 The spread between seeds contains the noise of training and that of sampling completions. But two or
 three seeds may agree by luck, and one seed says nothing about the noise of training. So no
 configuration counts as less noisy than the seeds of the others. Until some configuration has two
-seeds, sigma is unknown and counts as 0; the errors of `provisional` ones are then too small. The
+seeds, sigma is unknown and counts as 0; the errors of `is_provisional` ones are then too small. The
 untrained policy has no noise of training and no sigma.
 
 All trials answer the same test prompts. The part of s_i that comes from the choice of prompts is
@@ -63,12 +63,12 @@ class Configuration:
     """Probability of being on the front, given means and standard errors; 0 when not ranked."""
 
     @property
-    def on_front(self) -> bool:
+    def is_on_front(self) -> bool:
         """True if no other feasible trained configuration dominates this one."""
         return self.rank == 0
 
     @property
-    def provisional(self) -> bool:
+    def is_provisional(self) -> bool:
         """True if there is only one seed, so that its own noise of training is unknown."""
         return self.seeds < 2
 

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gdpo_tune.analysis.pareto import Floats, compute_loss_hypervolume, compute_losses, keep_front
+from gdpo_tune.analysis.pareto import Floats, compute_loss_hypervolume, compute_losses, select_front
 from gdpo_tune.analysis.replicates import (
     Configuration,
     find_original,
@@ -45,7 +45,7 @@ class Side:
     """Completions sampled by all trials together."""
 
     @property
-    def tried(self) -> int:
+    def tried_count(self) -> int:
         """Number of configurations, measured or stopped."""
         return len(self.configurations) + self.stopped
 
@@ -62,7 +62,7 @@ class Side:
     @property
     def front(self) -> Floats:
         """The non-dominated rows of `points`."""
-        return keep_front(self.points)
+        return select_front(self.points)
 
     @property
     def has_replicates(self) -> bool:
@@ -106,10 +106,10 @@ def build_side(
 
 def estimate_hypervolume_at(side: Side, count: int) -> float:
     """Estimate the mean hypervolume of `count` configurations of a side."""
-    if count == side.tried:
+    if count == side.tried_count:
         return compute_loss_hypervolume(side.points, side.objectives)
     rng = np.random.default_rng(0)
-    chosen = [rng.permutation(side.tried)[:count] for _ in range(CHOICES)]
+    chosen = [rng.permutation(side.tried_count)[:count] for _ in range(CHOICES)]
     return float(
         np.mean([compute_loss_hypervolume(side.points[c], side.objectives) for c in chosen])
     )

@@ -25,18 +25,18 @@ class Verdict:
     reasons: tuple[str, ...]
 
     @property
-    def differs(self) -> bool:
+    def has_difference(self) -> bool:
         """True if any difference is significant."""
         return self.winner in ("left", "right", "mixed")
 
 
-def judge(comparison: Comparison) -> Verdict:
+def build_verdict(comparison: Comparison) -> Verdict:
     """Return the verdict; of pairs of equal searches, at most 5 % get a significant difference."""
     left, right = comparison.left.name, comparison.right.name
     if comparison.smallest_p > ALPHA:
         text = (
-            f"Too few trials to compare {left} with {right}: {comparison.left.tried} and "
-            f"{comparison.right.tried}. No difference, however large, could be significant."
+            f"Too few trials to compare {left} with {right}: {comparison.left.tried_count} and "
+            f"{comparison.right.tried_count}. No difference, however large, could be significant."
         )
         return Verdict("too few", text, ())  # figures would be taken for a finding
     reasons = tuple(_list_reasons(comparison))

@@ -12,8 +12,8 @@ from gdpo_tune.clusters.schedule_spec import (
     KubeRayBackend,
     LocalBackend,
     RayJobBackend,
+    ScheduleSettings,
     SlurmBackend,
-    SweepFile,
     resolve_path,
 )
 from gdpo_tune.core.object_store import is_url
@@ -26,7 +26,7 @@ LONGEST_NAME = 47 - len("-20260329t010000z-a100")
 """Characters of a schedule's name: KubeRay allows 47 for a RayJob, time and attempt included."""
 
 
-def find_backend_problems(settings: SweepFile, project: Path) -> Iterator[Fault]:
+def find_backend_problems(settings: ScheduleSettings, project: Path) -> Iterator[Fault]:
     """Yield every conflict of a file's backend; relative paths begin in `project`."""
     backend = settings.backend
     match backend:
@@ -50,13 +50,15 @@ def find_backend_problems(settings: SweepFile, project: Path) -> Iterator[Fault]
                     yield ("backend", "options"), reason, fix
 
 
-def _check_log_directory(settings: SweepFile, directory: str, which: str) -> Iterator[Fault]:
+def _check_log_directory(settings: ScheduleSettings, directory: str, which: str) -> Iterator[Fault]:
     if is_url(settings.storage) and not directory:
         reason = "storage is an object store, which cannot hold growing logs"
         yield ("backend",), reason, f"write folder: and a directory {which}"
 
 
-def _check_ray_job(settings: SweepFile, backend: RayJobBackend, project: Path) -> Iterator[Fault]:
+def _check_ray_job(
+    settings: ScheduleSettings, backend: RayJobBackend, project: Path
+) -> Iterator[Fault]:
     if bool(backend.address) == bool(backend.address_env):
         reason = "both address and address_env" if backend.address else "no address"
         fix = "write address: http://HOST:8265, or address_env: RAY_API_SERVER_ADDRESS"
@@ -70,7 +72,7 @@ def _check_ray_job(settings: SweepFile, backend: RayJobBackend, project: Path) -
         yield ("backend", "working_dir"), reason, "write the directory that holds search_spaces/"
 
 
-def _check_kuberay(settings: SweepFile, backend: KubeRayBackend) -> Iterator[Fault]:
+def _check_kuberay(settings: ScheduleSettings, backend: KubeRayBackend) -> Iterator[Fault]:
     name, storage = settings.name, settings.storage
     if name and (len(name) > LONGEST_NAME or not LABEL.fullmatch(name)):
         reason = "not a name of Kubernetes (RFC 1123)"

@@ -52,13 +52,13 @@ class ConsolePrinter:
         self._printed = set(messages)
 
     def print_news(self, context: ScheduleContext) -> None:
-        """Print the changes and the trouble since the last call."""
+        """Print the changes and errors since the last call."""
         print_events(context)
-        self.print_messages("warning", [str(error) for error in context.trouble])
-        context.events, context.trouble = [], []
+        self.print_messages("warning", [str(error) for error in context.backend_errors])
+        context.events, context.backend_errors = [], []
 
 
-class Rounds:
+class ScheduleTicker:
     """Repeated ticks of every sweep of a directory."""
 
     def __init__(self, directory: str, clock: Clock) -> None:
@@ -83,7 +83,7 @@ class Rounds:
         context = self._contexts.pop(key, None)
         try:
             context = context or open_context(sweep, self._clock)
-            context.sweep, context.events, context.trouble = sweep, [], []
+            context.sweep, context.events, context.backend_errors = sweep, [], []
             context.history.refresh()
             try:
                 tick(context)
@@ -93,7 +93,7 @@ class Rounds:
             # the context is not kept: the next tick reads the state again
             return [error if isinstance(error, GdpoTuneError) else GdpoTuneError(str(error))]
         self._contexts[key] = context
-        return context.trouble
+        return context.backend_errors
 
 
 def find_errors(sweep: ScheduledSweep) -> list[GdpoTuneError]:

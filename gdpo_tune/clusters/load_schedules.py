@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gdpo_tune.clusters.backend_checks import find_backend_problems
-from gdpo_tune.clusters.schedule_spec import BACKEND_SETTINGS, SweepFile, resolve_path
+from gdpo_tune.clusters.schedule_spec import BACKEND_SETTINGS, ScheduleSettings, resolve_path
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.core.files import is_directory, is_file
 from gdpo_tune.core.object_store import is_url
@@ -17,7 +17,7 @@ from gdpo_tune.spec.problems import (
     KeyPath,
     Problems,
     SourceMark,
-    Unreadable,
+    UnreadableNodeError,
     YamlNode,
     explain_unknown_name,
     format_path,
@@ -38,7 +38,7 @@ class ScheduledSweep:
     file: Path
     root: Path
     """Absolute directory of the project, where relative paths of the file begin."""
-    settings: SweepFile
+    settings: ScheduleSettings
     """The file's keys, with its name filled in."""
     spec: SweepSpec
     """The search space with the file's overrides. Its name is that of the schedule."""
@@ -108,7 +108,7 @@ def load_sweeps(path: Path | str) -> LoadedSweeps:
     return LoadedSweeps(tuple(valid), SpecError(tuple(problems)) if problems else None)
 
 
-def list_overrides(settings: SweepFile, root: Path) -> dict[str, KeyPath]:
+def list_overrides(settings: ScheduleSettings, root: Path) -> dict[str, KeyPath]:
     """Return the file's overrides of its search space, as for `--set` -> the key that says so."""
     storage = json.dumps(resolve_path(settings.storage, root))
     overrides: dict[str, KeyPath] = {f"storage={storage}": ("storage",)}
@@ -159,10 +159,10 @@ class ScheduleFile:
         self.problems.refuse_unusable(self.root)
         kind = ("backend", "kind")
         if "kind" in (self.root.find(kind[:1]).entries or {}):
-            name = self.root.find(kind).to_plain()
+            name = self.root.find(kind).convert_to_plain()
             if name not in BACKEND_SETTINGS:
                 self.problems.note(kind, *explain_unknown_name("backend", name, BACKEND_SETTINGS))
-        settings = read_section(SweepFile, self.root, (), self.problems)
+        settings = read_section(ScheduleSettings, self.root, (), self.problems)
         if settings is None:
             return None
         settings = settings.model_copy(update={"name": self.name})
@@ -182,7 +182,7 @@ class ScheduleFile:
             return nothing
         try:
             root = parse_yaml(read_text(self.file, self.problems), str(self.file), self.problems)
-        except Unreadable:
+        except UnreadableNodeError:
             return nothing
         if root.entries is None:
             reason = "the file is empty" if root.is_empty() else "not a mapping of keys to values"
@@ -200,7 +200,7 @@ class ScheduleFile:
             self.problems.add_value(node, ("name",), reason, "write name: followed by such a name")
         return ""
 
-    def _check_addresses(self, settings: SweepFile) -> None:
+    def _check_addresses(self, settings: ScheduleSettings) -> None:
         if is_url(settings.storage) and not settings.ledger:
             reason = "an object store, which cannot hold a journal"
             fix = "write ledger: postgresql+psycopg2://USER@HOST/DATABASE, or a directory"
@@ -214,7 +214,7 @@ class ScheduleFile:
                 reason = "with a password, which the list of processes would show"
                 self._add((key,), reason, f"leave it out, and give it in {variables}")
 
-    def _load_spec(self, settings: SweepFile) -> SweepSpec | None:
+    def _load_spec(self, settings: ScheduleSettings) -> SweepSpec | None:
         """Load the search space with the file's overrides, and note the problems of both."""
         space = self.project / settings.space
         if not is_file(space):
@@ -240,5 +240,7 @@ class ScheduleFile:
 
     def _add(self, path: KeyPath, reason: str, fix: str) -> None:
         node = self.root.find(path)
-        value = hide_passwords(node.value) if isinstance(node.value, str) else node.to_plain()
+        value = (
+            hide_passwords(node.value) if isinstance(node.value, str) else node.convert_to_plain()
+        )
         self.problems.add(node.mark, format_path(path), value, reason, fix)

@@ -12,7 +12,7 @@ from gdpo_tune.clusters.backends.base import CHECKPOINT_SECONDS
 from gdpo_tune.clusters.notify import send_notices
 from gdpo_tune.clusters.schedule_decisions import ScheduleContext
 from gdpo_tune.clusters.schedule_state import ACTIVE, ScheduleEvent
-from gdpo_tune.clusters.tick import look_after_run
+from gdpo_tune.clusters.tick import advance_active_run
 from gdpo_tune.core.errors import BackendError, UsageError
 
 EXIT_STATUS = {"finished": 0, "failed": 1, "skipped": 3, "budget": 4, "stopped": 5}
@@ -73,7 +73,7 @@ def run_by_name(
         except BackendError as error:
             if since is None or context.state.active is None:
                 raise
-            context.trouble.append(error)  # an active run goes on whatever its backend says
+            context.backend_errors.append(error)  # an active run goes on whatever its backend says
         send_notices(context)
         report(context)
         run = context.state.find_run(due)
@@ -103,7 +103,7 @@ def stop_by_name(context: ScheduleContext) -> bool:
             context.record(decisions.request_stop(run, context.clock(), "stopped by name"))
         else:
             break
-    look_after_run(context)
+    advance_active_run(context)
     return run is not None
 
 
@@ -127,10 +127,10 @@ def _request_run(context: ScheduleContext, due: datetime, since: int | None, *, 
         Why it was skipped here, or by any process after change number `since`; empty if it was not.
     """
     while True:
-        look_after_run(context)
+        advance_active_run(context)
         newer = (n for n in context.state.notices if since is not None and n.number > since)
         why = next((n.why for n in newer if n.skipped and n.skipped[0] <= due <= n.skipped[1]), "")
-        event = None if why else _next_event(context, due, once=once)
+        event = None if why else _decide_named_run(context, due, once=once)
         if event is None:
             return why
         if context.record(event):
@@ -138,7 +138,9 @@ def _request_run(context: ScheduleContext, due: datetime, since: int | None, *, 
             once = once or event.kind in ("started", "retried")
 
 
-def _next_event(context: ScheduleContext, due: datetime, *, once: bool) -> ScheduleEvent | None:
+def _decide_named_run(
+    context: ScheduleContext, due: datetime, *, once: bool
+) -> ScheduleEvent | None:
     run, active, queued = context.state.find_run(due), context.state.active, context.state.queued
     has_ended = run is not None and (run.state == "finished" or once)
     if run is not None and (run is active or (has_ended and queued != due)):

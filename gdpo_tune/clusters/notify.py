@@ -28,7 +28,9 @@ def send_notices(context: ScheduleContext) -> None:
         is_wanted = notice and notice.occasion in settings.on and now - notice.at <= DAY
         if notice is None or not is_wanted or notice.delivery == "sent":
             continue
-        problem = post(os.environ.get(settings.webhook_env, ""), build_message(context, notice))
+        problem = post_message(
+            os.environ.get(settings.webhook_env, ""), build_message(context, notice)
+        )
         if problem and notice.delivery == "failed":
             return
         text = f"{context.sweep.name}: {settings.webhook_env}: {problem}" if problem else ""
@@ -53,7 +55,7 @@ def build_message(context: ScheduleContext, notice: Notice) -> dict[str, Any]:
     }
 
 
-def post(address: str, message: dict[str, Any]) -> str:
+def post_message(address: str, message: dict[str, Any]) -> str:
     """POST a message as JSON; return why that failed, without the address, which is a secret."""
     import httpx
 

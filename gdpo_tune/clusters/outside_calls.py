@@ -68,7 +68,9 @@ class ProgramAnswer:
         """Its error message in one line."""
         return " ".join((self.err.strip() or self.out.strip()).split())[:500] or "no reason given"
 
-    def refuse_error(self, backend: str, away: re.Pattern[str], expected: str = "") -> None:
+    def raise_unless_expected(
+        self, backend: str, away: re.Pattern[str], expected: str = ""
+    ) -> None:
         """Raise a `BackendError` for an error that is not expected; an unreachable one if away."""
         if self.exit_status == 0 or (expected and expected in self.message.lower()):
             return

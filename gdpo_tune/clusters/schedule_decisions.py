@@ -48,7 +48,7 @@ class ScheduleContext:
     read_figures: Callable[[ScheduledSweep, str, str | None], dict[str, Any]] = read_figures
     events: list[ScheduleEvent] = field(default_factory=list[ScheduleEvent])
     """Changes that were made here."""
-    trouble: list[GdpoTuneError] = field(default_factory=list[GdpoTuneError])
+    backend_errors: list[GdpoTuneError] = field(default_factory=list[GdpoTuneError])
     """Why something could not be done now: a backend did not answer."""
 
     @property

@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 
 from gdpo_tune.clusters import schedule_spec
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.spec.problems import join, show
+from gdpo_tune.spec.problems import join_names, show
 from gdpo_tune.spec.reference import describe_bound, read_attribute_docs, render_table
 
 BEGIN, END = "<!-- generated: keys -->", "<!-- end -->"
@@ -30,7 +30,7 @@ def fill_page(page: str) -> str:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"the page lacks {BEGIN} or {END}")
-    tables = [_format_section("Keys of the file", schedule_spec.SweepFile, "")]
+    tables = [_format_section("Keys of the file", schedule_spec.ScheduleSettings, "")]
     for key, section in schedule_spec.list_sections().items():
         tables.append(_format_section(f"`{key}`", section, f"{key.partition(':')[0]}."))
     return "\n\n".join([before + BEGIN, *tables, END + after])
@@ -56,7 +56,7 @@ def _describe_values(field: FieldInfo) -> str:
     literal = next((part for part in parts if get_origin(part) is Literal), None)
     if literal is not None:
         is_list = any(get_origin(part) is tuple for part in parts)
-        return ("some of " if is_list else "") + join(get_args(literal))
+        return ("some of " if is_list else "") + join_names(get_args(literal))
     kind = next((KINDS[part] for part in parts if isinstance(part, type) and part in KINDS), "")
     return ", ".join(filter(None, [kind, *map(describe_bound, parts)])) if kind else ""
 

@@ -246,7 +246,7 @@ BACKEND_SETTINGS: dict[str, type[BackendSettings]] = {
 """Kind -> its settings. `backends.base.BACKENDS` has the code."""
 
 
-class SweepFile(Section):
+class ScheduleSettings(Section):
     """One scheduled sweep."""
 
     name: str = ""

@@ -210,33 +210,33 @@ class ScheduleHistory:
         self._number, self.state.number = UNREAD, number
         content = self.state.model_dump_json(exclude_defaults=True).encode()
         try:
-            self.storage.create(self._path(number), content)
+            self.storage.create(self._get_path(number), content)
         except FileExistsError:
             self.refresh()
             return False
         numbers = self._list_numbers()
         if before and before not in numbers:
             # this process has slept while others made more than KEPT_STATES changes
-            self.storage.delete(self._path(number))
+            self.storage.delete(self._get_path(number))
             self.refresh()
             return False
         self._number = number
         for old in numbers:
             if old <= number - KEPT_STATES:
-                self.storage.delete(self._path(old))
+                self.storage.delete(self._get_path(old))
         return True
 
     def _read(self, number: int) -> ScheduleState:
         if not number:
             return ScheduleState()
         try:
-            state = ScheduleState.model_validate_json(self.storage.read(self._path(number)))
+            state = ScheduleState.model_validate_json(self.storage.read(self._get_path(number)))
             if state.number != number:
                 raise ValueError(f"it is the state after {state.number} changes")
         except ValueError as error:  # pydantic's errors are of this kind
             raise StoreError(
-                f"storage {self.storage.address}: {self._path(number)} is damaged, or was written "
-                "by a later version\n    fix: restore it, update this package, or move the "
+                f"storage {self.storage.address}: {self._get_path(number)} is damaged, or was "
+                "written by a later version\n    fix: restore it, update this package, or move the "
                 "directory aside to begin a new history"
             ) from error
         return state
@@ -245,5 +245,5 @@ class ScheduleHistory:
         names = self.storage.list_names(self.directory)
         return sorted(int(match[1]) for match in map(STATE_FILE.fullmatch, names) if match)
 
-    def _path(self, number: int) -> str:
+    def _get_path(self, number: int) -> str:
         return f"{self.directory}/{number:08}.json"

@@ -31,28 +31,28 @@ class ScheduleStorage:
 
     def create(self, name: str, content: bytes) -> None:
         """Create a whole file; raise a `FileExistsError` if it exists already."""
-        with self._explaining_errors(FileExistsError):
+        with self._explain_errors(FileExistsError):
             if self._on_disk:
-                _create_on_disk(Path(self._path(name)), content)
+                _create_on_disk(Path(self._get_path(name)), content)
             else:
-                self._files.pipe_file(self._path(name), content, mode="create")
+                self._files.pipe_file(self._get_path(name), content, mode="create")
 
     def list_names(self, directory: str) -> list[str]:
         """Return the names of the files in a directory; an empty list if it does not exist."""
-        with suppress(FileNotFoundError), self._explaining_errors(FileNotFoundError):
-            paths = self._files.ls(self._path(directory), detail=False)
+        with suppress(FileNotFoundError), self._explain_errors(FileNotFoundError):
+            paths = self._files.ls(self._get_path(directory), detail=False)
             return sorted(str(path).rpartition("/")[2] for path in paths)
         return []
 
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
-        with self._explaining_errors():
-            return self._files.cat_file(self._path(name))
+        with self._explain_errors():
+            return self._files.cat_file(self._get_path(name))
 
     def delete(self, name: str) -> None:
         """Delete a file, if it exists."""
-        with suppress(FileNotFoundError), self._explaining_errors(FileNotFoundError):
-            self._files.rm_file(self._path(name))
+        with suppress(FileNotFoundError), self._explain_errors(FileNotFoundError):
+            self._files.rm_file(self._get_path(name))
 
     def check(self) -> None:
         """Refuse a storage in which files cannot be created, or can be created twice."""
@@ -69,11 +69,11 @@ class ScheduleStorage:
             "start the same run\n    fix: use a store with conditional writes, such as S3"
         )
 
-    def _path(self, name: str) -> str:
+    def _get_path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
     @contextmanager
-    def _explaining_errors(self, *expected: type[OSError]) -> Generator[None]:
+    def _explain_errors(self, *expected: type[OSError]) -> Generator[None]:
         try:
             yield
         except expected:

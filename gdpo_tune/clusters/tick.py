@@ -20,23 +20,23 @@ REFUSED = 2
 
 def tick(context: ScheduleContext) -> None:
     """Do everything that is to be done now."""
-    look_after_run(context)
+    advance_active_run(context)
     try:
         while (event := decisions.next_schedule_event(context)) is not None:
             context.record(event)
-            look_after_run(context)
+            advance_active_run(context)
     except BackendUnreachableError as error:
-        context.trouble.append(error)
+        context.backend_errors.append(error)
     send_notices(context)
 
 
-def look_after_run(context: ScheduleContext) -> None:
+def advance_active_run(context: ScheduleContext) -> None:
     """Bring the active run as far as it gets now."""
     try:
-        while (run := context.state.active) is not None and _advance_run(context, run):
+        while (run := context.state.active) is not None and _take_next_step(context, run):
             pass
     except BackendUnreachableError as error:
-        context.trouble.append(error)
+        context.backend_errors.append(error)
 
 
 def build_job(sweep: ScheduledSweep, run: ScheduledRun) -> ScheduledJob:
@@ -52,7 +52,7 @@ def build_job(sweep: ScheduledSweep, run: ScheduledRun) -> ScheduledJob:
     return ScheduledJob(f"{run.name}-a{run.attempt}", run.name, arguments, sweep.root)
 
 
-def _advance_run(context: ScheduleContext, run: ScheduledRun) -> bool:
+def _take_next_step(context: ScheduleContext, run: ScheduledRun) -> bool:
     """Do the next thing for the active run; return whether anything changed."""
     now, event = context.clock(), decisions.stop_if_needed(context, run)
     if event is None:

@@ -74,7 +74,7 @@ def explain_full_disk(directory: Path, subject: str) -> Generator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, DiskFullError) or not _lacks_space(error, directory):
+        if isinstance(error, DiskFullError) or not _has_too_little_space(error, directory):
             raise
         raise build_disk_full_error(directory, subject) from error
 
@@ -101,7 +101,7 @@ def is_disk_full(error: BaseException) -> bool:
     return False
 
 
-def _lacks_space(error: Exception, directory: Path) -> bool:
+def _has_too_little_space(error: Exception, directory: Path) -> bool:
     # Libraries that write tensors raise their own errors, which may not name the cause.
     free = _count_free_bytes(directory)
     return is_disk_full(error) or "os error 28" in str(error) or free < _NEARLY_FULL

@@ -92,11 +92,11 @@ def open_filesystem(place: str) -> tuple[Any, str]:
         filesystem, root = fsspec.url_to_fs(place, use_listings_cache=False, **options)
     except Exception as error:  # each package has errors of its own, and some look for their server
         fix = f"pip install {PACKAGES[scheme]}" if scheme in PACKAGES else "write s3://, gs://"
-        raise StoreError(f"storage {place}: {first_line(error)}\n    fix: {fix}") from error
+        raise StoreError(f"storage {place}: {get_first_line(error)}\n    fix: {fix}") from error
     return filesystem, root.rstrip("/")
 
 
-def first_line(error: BaseException) -> str:
+def get_first_line(error: BaseException) -> str:
     """Return what a store says, in one line."""
     words = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
     return words.strip().splitlines()[0]
@@ -105,7 +105,7 @@ def first_line(error: BaseException) -> str:
 def build_store_error(place: str, error: BaseException) -> StoreError:
     """Return the error to raise when nothing can be read or written at a place."""
     return StoreError(
-        f"storage {place}: {first_line(error)}\n"
+        f"storage {place}: {get_first_line(error)}\n"
         "    fix: make it readable and writable, or write another storage"
     )
 
@@ -146,49 +146,51 @@ class StoreDirectory:
         self._say = say
         self._files, self._root = open_filesystem(address)
 
-    def sizes(self, below: str = "") -> dict[str, int]:
+    def list_sizes(self, below: str = "") -> dict[str, int]:
         """Return the bytes of every file below a directory, by name; empty if there is none."""
-        root = self._path(below).rstrip("/")
+        root = self._get_path(below).rstrip("/")
         files: dict[str, Any] = self._ask("find", root, detail=True, absent={})
         return {path[len(self._root) + 1 :]: int(about["size"]) for path, about in files.items()}
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a file; None if it does not exist."""
-        return self._ask("cat_file", self._path(name), absent=None)
+        return self._ask("cat_file", self._get_path(name), absent=None)
 
     def write(self, name: str, content: bytes) -> None:
         """Replace a file."""
-        self._ask("pipe_file", self._path(name), content)
+        self._ask("pipe_file", self._get_path(name), content)
 
     def upload(self, files: Mapping[str, Path]) -> None:
         """Write files of this machine under the given names."""
         for names in group_by_marker(files):
-            self._ask("put", [str(files[name]) for name in names], self._paths(names))
+            self._ask("put", [str(files[name]) for name in names], self._get_paths(names))
 
     def download(self, files: Mapping[str, Path]) -> None:
         """Copy files to this machine; their directories are created."""
         for path in files.values():
             path.parent.mkdir(parents=True, exist_ok=True)
         for names in group_by_marker(files):
-            self._ask("get", self._paths(names), [str(files[name]) for name in names])
+            self._ask("get", self._get_paths(names), [str(files[name]) for name in names])
 
     def copy(self, names: Mapping[str, str]) -> None:
         """Copy files within the store: name of each -> name of its copy."""
         for sources in group_by_marker(names):
-            self._ask("copy", self._paths(sources), self._paths(names[name] for name in sources))
+            self._ask(
+                "copy", self._get_paths(sources), self._get_paths(names[name] for name in sources)
+            )
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete files; some of them may not exist."""
         for group in reversed(group_by_marker(names)):
-            if self._ask("rm", self._paths(group), absent=False) is False:
+            if self._ask("rm", self._get_paths(group), absent=False) is False:
                 for name in group:  # a repetition, of which some were gone
-                    self._ask("rm_file", self._path(name), absent=None)
+                    self._ask("rm_file", self._get_path(name), absent=None)
 
-    def _path(self, name: str) -> str:
+    def _get_path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
-    def _paths(self, names: Iterable[str]) -> list[str]:
-        return [self._path(name) for name in names]
+    def _get_paths(self, names: Iterable[str]) -> list[str]:
+        return [self._get_path(name) for name in names]
 
     def _ask(self, method: str, *arguments: Any, absent: Any = _RAISE, **options: Any) -> Any:
         """Return what a method of fsspec returns, however often the store has to be asked.
@@ -203,7 +205,7 @@ class StoreDirectory:
 
         def say(state: Any) -> None:
             if state.attempt_number == 1:
-                self._say(f"waits for {self.address}: {first_line(state.outcome.exception())}")
+                self._say(f"waits for {self.address}: {get_first_line(state.outcome.exception())}")
 
         began = time.monotonic()
         retrying = build_retrying(
@@ -224,7 +226,7 @@ class StoreDirectory:
                 raise
             else:
                 seconds = round(time.monotonic() - began)
-                raise StoreUnreachableError(self.address, first_line(error), seconds) from error
+                raise StoreUnreachableError(self.address, get_first_line(error), seconds) from error
         if retrying.statistics["attempt_number"] > 1:
             seconds = round(time.monotonic() - began)
             self._say(f"goes on: {self.address} answers again after {seconds} s")

@@ -50,7 +50,7 @@ class TaskInfo:
     )
     """Optional reward -> what the published setting has with it, besides a weight of 1."""
 
-    def with_optional_rewards(self, parameters: Collection[str]) -> TaskInfo:
+    def add_optional_rewards(self, parameters: Collection[str]) -> TaskInfo:
         """Return the task with those optional rewards whose weight is among `parameters`."""
         names = [name for name in self.optional_rewards if f"reward_weights.{name}" in parameters]
         if not names:

@@ -11,7 +11,7 @@ SHARE_FOR_CANDIDATES = 0.5
 """Share of the memory for all candidates of one sandbox; the trainer needs the rest."""
 
 
-class Closing(ABC):
+class CloseableResource(ABC):
     """Base class of resources that are closed explicitly or by a `with` block."""
 
     @abstractmethod

@@ -43,7 +43,7 @@ def load_task_info(task: str, parameters: Collection[str] = ()) -> TaskInfo:
         TaskFileError: it is in a file, and cannot be used.
     """
     info = _describe(task) if is_task_file(task) else registry.describe_task(task)
-    return info.with_optional_rewards(parameters)
+    return info.add_optional_rewards(parameters)
 
 
 def build_task(

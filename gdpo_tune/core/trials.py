@@ -105,7 +105,7 @@ class TrialConfig:
         """Return a short name: Ray makes a label of it."""
         return self.directory.name
 
-    def params_at(self, step: int) -> dict[str, ParamValue]:
+    def get_params_at(self, step: int) -> dict[str, ParamValue]:
         """Return the parameters that apply once `step` steps are done."""
         params = dict(self.params)
         for segment in sorted(self.schedule, key=lambda segment: segment.step):
@@ -113,9 +113,9 @@ class TrialConfig:
                 params |= segment.params
         return params
 
-    def reward_weights(self, step: int = 0) -> dict[str, float]:
+    def get_reward_weights(self, step: int = 0) -> dict[str, float]:
         """Return reward name -> weight once `step` steps are done, from `reward_weights.*`."""
-        prefix, params = "reward_weights.", self.params_at(step)
+        prefix, params = "reward_weights.", self.get_params_at(step)
         return {k[len(prefix) :]: float(v) for k, v in params.items() if k.startswith(prefix)}
 
 

@@ -60,7 +60,7 @@ def print_summary(
     _print_unmet(out, spec, records)
     if front.members or front.baselines:
         out.print(build_front_table(front, spec.space.dimensions, out))
-    if any(member.provisional for member in front.members):
+    if any(member.is_provisional for member in front.members):
         noise = (
             "its standard error is at least the spread of seeds elsewhere in this sweep"
             if front.has_replicates

@@ -29,7 +29,7 @@ from gdpo_tune.core.formatting import (
     format_number,
     format_parameter,
 )
-from gdpo_tune.core.system import Closing
+from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.display.progress import ENDED, Progress
 from gdpo_tune.display.tables import build_front_table, build_running_table
@@ -43,7 +43,7 @@ MEMBERS = 12
 """Rows of the front in the live table."""
 
 
-class LiveDisplay(Closing):
+class LiveDisplay(CloseableResource):
     """Listener that shows a sweep while it runs. Use it as a context manager.
 
     In a terminal its own thread draws, so that an event costs next to nothing. `tracking` returns

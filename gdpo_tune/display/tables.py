@@ -44,7 +44,7 @@ def build_front_table(
     """
     shown = list(front.members[:rows])
     if rows is None:
-        shown += [baseline for baseline in front.baselines if not baseline.on_front]
+        shown += [baseline for baseline in front.baselines if not baseline.is_on_front]
     mode = "normalization"
     names = [mode, *(name for name in dimensions if name != mode)]
     droppable = sorted(names, key=lambda name: (name.startswith("reward_weights."), name == mode))
@@ -115,10 +115,10 @@ def _fill_front_table(
             *[format_estimate(configuration.mean[goal.name]) for goal in front.objectives],
         ]
         if probability:
-            chance = f"{configuration.probability:.2f}" if configuration.on_front else NO_VALUE
+            chance = f"{configuration.probability:.2f}" if configuration.is_on_front else NO_VALUE
             cells.append(chance)
         cells.append(remarks[configuration.first])
-        table.add_row(*map(Text, cells), style="" if configuration.on_front else "dim")
+        table.add_row(*map(Text, cells), style="" if configuration.is_on_front else "dim")
     return table
 
 
@@ -126,6 +126,6 @@ def _list_remarks(front: Front, configuration: Configuration, *, ties: bool) -> 
     remarks = front.list_labels(configuration, ties=ties)
     if configuration.role in BASELINES:
         remarks.append(BASELINES[configuration.role])
-    if configuration.on_front and configuration.provisional:
+    if configuration.is_on_front and configuration.is_provisional:
         remarks.append("provisional")
     return ", ".join(remarks)

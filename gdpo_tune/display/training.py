@@ -13,12 +13,12 @@ from rich.text import Text
 
 from gdpo_tune.core.formatting import abbreviate_parameter, format_estimate
 from gdpo_tune.core.steps import is_kept
-from gdpo_tune.core.system import Closing
+from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.trials import Estimate, Measurement, Objective
 from gdpo_tune.display.tables import format_metrics, make_table
 
 
-class TrainingDisplay(Closing):
+class TrainingDisplay(CloseableResource):
     """Display of the measurements that `train()` reports. Use it as a context manager."""
 
     def __init__(self, steps: int, console: Console | None = None) -> None:

@@ -31,7 +31,7 @@ def export(recipe: Recipe) -> base.Exported:
         },
         **_build_engine(recipe),
         "datasets": [{"path": "your/prompts", "split": "train", "type": "rewards.transform"}],
-        "sequence_len": recipe.longest,
+        "sequence_len": recipe.max_sequence_length,
         "micro_batch_size": recipe.micro_batch,
         "gradient_accumulation_steps": recipe.micro_batches,
         "max_steps": recipe.updates,
@@ -76,7 +76,7 @@ def _build_engine(recipe: Recipe) -> dict[str, object]:
     if recipe.rollout.engine != "vllm" or recipe.rollout.vllm_mode == "server":
         return {}
     share = recipe.rollout.vllm_memory_share
-    return {"vllm": {"gpu_memory_utilization": share, "max_model_len": recipe.longest}}
+    return {"vllm": {"gpu_memory_utilization": share, "max_model_len": recipe.max_sequence_length}}
 
 
 def _build_adapters(recipe: Recipe) -> dict[str, object]:

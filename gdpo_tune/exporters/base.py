@@ -9,7 +9,7 @@ from typing import cast
 from gdpo_tune.core.errors import ExportError, SpecProblem
 from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.spec.notation import dump_flow
-from gdpo_tune.spec.problems import join, show
+from gdpo_tune.spec.problems import join_names, show
 
 Settings = Mapping[str, object]
 REWARDS_FILE = "rewards.py"
@@ -80,17 +80,17 @@ def check_support(
 
     if recipe.mode not in modes:
         note = (notes or {}).get(recipe.mode, "has no such normalization")
-        reason = f"{library} {note}; it knows {join(modes)}"
+        reason = f"{library} {note}; it knows {join_names(modes)}"
         add("normalization", recipe.mode, reason, "take a trial with one of those")
     elif recipe.leaves_one_out and recipe.mode not in leave_one_out:
         reason = f"{library} compares with the mean of the whole group under {recipe.mode}"
         add("baseline", "leave_one_out", reason, "take a trial with baseline: group_mean")
     if recipe.loss not in losses:
-        reason = f"{library} cannot average the loss in this way; it knows {join(losses)}"
+        reason = f"{library} cannot average the loss in this way; it knows {join_names(losses)}"
         add("loss_type", recipe.loss, reason, "take a trial with one of those")
     shape = recipe.training.lr_schedule
     if shape not in schedules:
-        reason = f"{library} has no such schedule; it knows {join(schedules)}"
+        reason = f"{library} has no such schedule; it knows {join_names(schedules)}"
         add("training.lr_schedule", shape, reason, "--set training.lr_schedule=constant")
     if recipe.gamma > 0:
         reason = "no library makes the weights depend on how saturated a reward is"

@@ -33,7 +33,7 @@ def export(recipe: Recipe) -> base.Exported:
         "dynamic_sample": False,
         **trl.build_algorithm(recipe),
         "top_k": -1,
-        "max_length": recipe.longest,
+        "max_length": recipe.max_sequence_length,
         **trl.build_schedule(recipe),
         # Its own defaults are 0.95, and 0.1 for the weight decay.
         "adam_beta2": 0.999,

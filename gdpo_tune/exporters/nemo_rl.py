@@ -66,10 +66,10 @@ def _find_problems(recipe: Recipe) -> Iterator[SpecProblem]:
         reason = f"its GDPO needs at least {FEWEST_REWARDS} rewards, and this trial has one"
         fix = "take a trial under grpo"
         yield SpecProblem(recipe.note, "normalization", recipe.mode, reason, fix)
-    if recipe.passes > 1:
+    if recipe.passes_per_step > 1:
         reason = "NeMo-RL passes once over the samples of a step, in parts if the batch is smaller"
         fix = "take a trial with num_iterations: 1"
-        yield SpecProblem(recipe.note, "num_iterations", str(recipe.passes), reason, fix)
+        yield SpecProblem(recipe.note, "num_iterations", str(recipe.passes_per_step), reason, fix)
 
 
 def _build_grpo(recipe: Recipe) -> dict[str, object]:
@@ -116,7 +116,7 @@ def _build_policy(recipe: Recipe) -> dict[str, object]:
         "precision": "float32" if recipe.model.dtype == "float32" else "bfloat16",
         "train_global_batch_size": recipe.training.completions_per_step,
         "train_micro_batch_size": recipe.micro_batch,
-        "max_total_sequence_length": recipe.longest,
+        "max_total_sequence_length": recipe.max_sequence_length,
         "max_grad_norm": recipe.training.max_grad_norm,
         "optimizer": {"kwargs": {"lr": recipe.get_number("learning_rate"), "weight_decay": 0.0}},
         "scheduler": _build_scheduler(recipe),

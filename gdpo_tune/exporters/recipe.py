@@ -75,19 +75,19 @@ class Recipe:
         return self.training.completions_per_step // self.group_size
 
     @property
-    def passes(self) -> int:
+    def passes_per_step(self) -> int:
         """Optimizer steps over the samples of a step."""
         return int(self.params["num_iterations"])
 
     @property
     def updates(self) -> int:
         """Optimizer steps of the training."""
-        return self.training.steps * self.passes
+        return self.training.steps * self.passes_per_step
 
     @property
     def warmup(self) -> int:
         """Optimizer steps over which the learning rate rises."""
-        return round(self.training.warmup_share * self.training.steps) * self.passes
+        return round(self.training.warmup_share * self.training.steps) * self.passes_per_step
 
     @property
     def micro_batch(self) -> int:
@@ -100,7 +100,7 @@ class Recipe:
         return self.training.completions_per_step // self.micro_batch
 
     @property
-    def longest(self) -> int:
+    def max_sequence_length(self) -> int:
         """Most tokens of a prompt and its completion together."""
         return self.data.max_prompt_length + self.training.max_completion_length
 

@@ -63,7 +63,7 @@ def build_algorithm(recipe: Recipe) -> dict[str, object]:
     distance = recipe.get_number("epsilon_high")
     return {
         "num_generations": recipe.group_size,
-        "num_iterations": recipe.passes,
+        "num_iterations": recipe.passes_per_step,
         "beta": recipe.get_number("beta"),
         "epsilon": recipe.get_number("epsilon"),
         # TRL's CISPO takes the bound itself, not its distance from 1.
@@ -113,7 +113,7 @@ def build_sampler(recipe: Recipe, server: object, length_key: str) -> dict[str, 
         "use_vllm": True,
         "vllm_mode": rollout.vllm_mode,
         "vllm_gpu_memory_utilization": rollout.vllm_memory_share,
-        length_key: recipe.longest,
+        length_key: recipe.max_sequence_length,
     }
 
 

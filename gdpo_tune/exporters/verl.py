@@ -128,7 +128,7 @@ def _build_actor(recipe: Recipe) -> dict[str, object]:
     return {
         "ppo_mini_batch_size": recipe.prompts,
         "ppo_micro_batch_size_per_gpu": recipe.micro_batch,
-        "ppo_epochs": recipe.passes,
+        "ppo_epochs": recipe.passes_per_step,
         "policy_loss": {"loss_mode": "cispo" if cispo else "vanilla"},
         "clip_ratio": recipe.get_number("epsilon"),
         # CISPO had no lower clip in training; 1 - 1 is the lowest ratio.

@@ -62,7 +62,7 @@ def _build_sides_table(comparison: Comparison) -> str:
     heads += [f"best {abbreviate_parameter(name)}" for name in comparison.best]
     rows: list[str] = []
     for index, side in enumerate((comparison.left, comparison.right)):
-        counts = (side.tried, side.stopped, side.failed, len(side.front))
+        counts = (side.tried_count, side.stopped, side.failed, len(side.front))
         cells = [side.name, *map(str, counts), format_duration(side.seconds)]
         cells.append(format_number(comparison.hypervolumes[index]))
         cells += [format_estimate(pair[index]) for pair in comparison.best.values()]

@@ -114,7 +114,7 @@ def _draw_panel(axis: Axes, front: Front, panel: Panel) -> None:
 def _draw_point(axis: Axes, panel: Panel, configuration: Configuration) -> None:
     x, y = panel.x.get_estimate(configuration), panel.y.get_estimate(configuration)
     marker = _choose_marker(configuration)
-    if configuration.on_front or configuration.role != "search":
+    if configuration.is_on_front or configuration.role != "search":
         color = style.INK if configuration.role != "search" else marker["markeredgecolor"]
         bars: dict[str, Any] = {"ecolor": color, "elinewidth": 0.9, "alpha": 0.6, "fmt": "none"}
         axis.errorbar(x.mean, y.mean, xerr=x.se, yerr=y.se, zorder=2, **bars)
@@ -124,7 +124,7 @@ def _draw_point(axis: Axes, panel: Panel, configuration: Configuration) -> None:
 def _choose_marker(configuration: Configuration) -> dict[str, Any]:
     """Return the mark of a configuration, as keywords of `Axes.plot`."""
     mark = style.get_mark(get_mode(configuration.params))
-    fill = style.PAPER if configuration.provisional else mark.color
+    fill = style.PAPER if configuration.is_provisional else mark.color
     if configuration.role in style.BASELINES:
         _, baseline = style.BASELINES[configuration.role]
         if configuration.role == "published":
@@ -132,7 +132,7 @@ def _choose_marker(configuration: Configuration) -> dict[str, Any]:
         return _make_marker(baseline.matplotlib, 7.5, baseline.color, style.PAPER, 0.6, 4)
     if not configuration.feasible:
         return _make_marker("x", 3.5, mark.color, mark.color, 0.9, 2) | {"alpha": 0.55}
-    if not configuration.on_front:
+    if not configuration.is_on_front:
         return _make_marker(mark.matplotlib, 5, fill, mark.color, 0.9, 3) | {"alpha": 0.35}
     return _make_marker(mark.matplotlib, 7, fill, mark.color, 1.5, 4)
 
@@ -175,9 +175,9 @@ def _annotate(axis: Axes, front: Front, panel: Panel) -> None:
 def _build_legend(front: Front) -> list[Line2D]:
     searched = [c for c in front.configurations if c.role == "search"]
     handles = [_make_handle(n, m.matplotlib, m.color, m.color) for n, m in list_legend(front)]
-    if any(c.on_front and c.provisional for c in front.configurations):
+    if any(c.is_on_front and c.is_provisional for c in front.configurations):
         handles.append(_make_handle("one seed, provisional", "o", style.PAPER, style.MUTED))
-    if any(c.feasible and not c.on_front for c in searched):
+    if any(c.feasible and not c.is_on_front for c in searched):
         handles.append(_make_handle("dominated", "o", style.MUTED, style.MUTED, alpha=0.35))
     if any(not c.feasible for c in searched):
         handles.append(_make_handle("violates a constraint", "x", style.MUTED, style.MUTED))

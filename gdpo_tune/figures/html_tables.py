@@ -46,7 +46,7 @@ def build_front_table(front: Front, dimensions: Sequence[str]) -> str:
     heads += [abbreviate_parameter(goal.name) for goal in front.objectives]
     heads += ["seeds", "P(front)"]
     rows = [_build_member_row(front, member, others) for member in front.members]
-    rows += [_build_member_row(front, c, others) for c in front.baselines if not c.on_front]
+    rows += [_build_member_row(front, c, others) for c in front.baselines if not c.is_on_front]
     if not front.members:
         rows.insert(0, f'<tr><td colspan="{len(heads)}">Nothing is on the front yet.</td></tr>')
     return build_table("front", map(escape, heads), rows)
@@ -71,7 +71,7 @@ def build_trials_table(front: Front, dimensions: Sequence[str]) -> str:
 def _build_member_row(front: Front, configuration: Configuration, dimensions: Sequence[str]) -> str:
     is_trained = configuration.role != "untrained"
     names = front.list_labels(configuration, ties=True)
-    if configuration.on_front and configuration.provisional:
+    if configuration.is_on_front and configuration.is_provisional:
         names.append("provisional")
     badges = "".join(
         f'<span class="badge {name.split()[0]}">{escape(name)}</span>' for name in names
@@ -88,7 +88,7 @@ def _build_member_row(front: Front, configuration: Configuration, dimensions: Se
     ]
     probability = f"{configuration.probability:.2f}" if configuration.rank >= 0 else NO_VALUE
     cells += [str(configuration.seeds) if is_trained else NO_VALUE, probability]
-    kind = "" if configuration.on_front else ' class="off"'
+    kind = "" if configuration.is_on_front else ' class="off"'
     return f"<tr{kind}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
 

@@ -83,8 +83,8 @@ def describe_standing(configuration: Configuration) -> str:
     if not configuration.feasible:
         return "violates a constraint"
     seeds = format_count(configuration.seeds, "seed")
-    seeds += ", provisional" if configuration.provisional else ""
-    place = "on the front" if configuration.on_front else "dominated"
+    seeds += ", provisional" if configuration.is_provisional else ""
+    place = "on the front" if configuration.is_on_front else "dominated"
     return f"{place} ({seeds}; P(front) = {configuration.probability:.2f})"
 
 
@@ -126,7 +126,7 @@ def _trace_panel(front: Front, panel: Panel) -> Iterable[go.Scatter]:
 def _get_layer(configuration: Configuration) -> str:
     if not configuration.feasible:
         return "violating"
-    return "member" if configuration.on_front else "dominated"
+    return "member" if configuration.is_on_front else "dominated"
 
 
 def _make_marker(layer: str, mark: style.Mark, shown: Sequence[Configuration]) -> dict[str, Any]:
@@ -209,4 +209,4 @@ def _annotate(front: Front, panel: Panel, size: tuple[float, float]) -> list[dic
 
 def _choose_fill(configuration: Configuration, color: str) -> str:
     """Return the fill of a mark: hollow while there is only one seed."""
-    return style.PAPER if configuration.provisional else color
+    return style.PAPER if configuration.is_provisional else color

@@ -114,7 +114,9 @@ def _build_axis(front: Front, objective: Objective | None) -> Axis:
     for configuration in front.configurations:
         estimate = axis.get_estimate(configuration)
         # Only these have error bars, so only theirs need room.
-        reach = estimate.se if configuration.on_front or configuration in front.baselines else 0.0
+        reach = (
+            estimate.se if configuration.is_on_front or configuration in front.baselines else 0.0
+        )
         ends += [estimate.mean - reach, estimate.mean + reach]
     low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
     margin = PADDING * (high - low) or 0.05 * abs(high) or 0.5

@@ -45,7 +45,7 @@ def build_head(
     """
     states = Counter(record.state for record in front.records)
     others = describe_other_states(states) or "none failed"
-    provisional = sum(member.provisional for member in front.members)
+    provisional = sum(member.is_provisional for member in front.members)
     duration = format_duration(measure_wall_time(front.records))
     work = format_duration(sum(record.cost.seconds for record in front.records))
     completions = sum(record.cost.completions for record in front.records)

@@ -23,7 +23,7 @@ def draw_shares(front: Front, steps: Steps) -> go.Figure:
     effect of a weight once the spread of its reward is counted. The best member in the first
     objective is on top; many are thinned evenly, so that they can be read.
     """
-    published = [c for c in front.baselines if c.role == "published" and not c.on_front]
+    published = [c for c in front.baselines if c.role == "published" and not c.is_on_front]
     stride = math.ceil(len(front.members) / MAX_BARS) or 1
     listed = [*front.members[::stride], *published]
     shown = [c for c in reversed(listed) if any(number in steps for number in c.numbers)]

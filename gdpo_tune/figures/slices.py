@@ -68,8 +68,8 @@ def _trace_points(
         mode="markers",
         marker={
             "symbol": mark.plotly,
-            "size": [9 if c.on_front else 6 for c in shown],
-            "color": [mark.color if c.on_front else style.fade(mark.color, 0.4) for c in shown],
+            "size": [9 if c.is_on_front else 6 for c in shown],
+            "color": [mark.color if c.is_on_front else style.fade(mark.color, 0.4) for c in shown],
         },
         text=[f"trial {c.first}" for c in shown],
         hovertemplate="%{text}: %{x:.3g}, %{y:.3f}<extra></extra>",

@@ -2,13 +2,13 @@
 
 from gdpo_tune.ledger.ledger import Ledger
 from gdpo_tune.ledger.study import copy_study, create_study, silence_optuna
-from gdpo_tune.ledger.trial_encoding import compute_violation, to_distribution
+from gdpo_tune.ledger.trial_encoding import compute_violation, convert_to_distribution
 
 __all__ = [
     "Ledger",
     "compute_violation",
+    "convert_to_distribution",
     "copy_study",
     "create_study",
     "silence_optuna",
-    "to_distribution",
 ]

@@ -22,7 +22,7 @@ from typing import Any
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.system import Closing
+from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.trials import (
     Cost,
     Generation,
@@ -43,7 +43,7 @@ from gdpo_tune.ledger.study import open_study, write_spec
 from gdpo_tune.spec import SweepSpec
 
 
-class Ledger(SweepHistory, Closing):
+class Ledger(SweepHistory, CloseableResource):
     """Trials of a sweep, and its history. Create it with `open`; use it as a context manager.
 
     The writer keeps all records in memory, so reading them costs no disk access.

@@ -93,7 +93,7 @@ class PostgresJournal(Journal):
             ) from error
         except SQLAlchemyError as error:
             raise UsageError(
-                f"ledger {self.path}: {_first_line(error)}\n"
+                f"ledger {self.path}: {_get_first_line(error)}\n"
                 "    fix: start the database, or correct the address; the password belongs in "
                 "PGPASSWORD or ~/.pgpass"
             ) from error
@@ -172,7 +172,7 @@ class PostgresJournal(Journal):
 
         def announce(state: Any) -> None:
             if state.attempt_number == 1:
-                message = _first_line(state.outcome.exception())
+                message = _get_first_line(state.outcome.exception())
                 print(f"waiting for the ledger {self.path}: {message}", file=sys.stderr)
 
         retry = retry_if_exception(_is_away)
@@ -191,8 +191,9 @@ class PostgresJournal(Journal):
         except RetryError as error:
             last = error.last_attempt.exception()
             raise LedgerUnreachableError(
-                f"the ledger {self.path} has not answered for {PATIENCE:g} s ({_first_line(last)});"
-                " what trials have recorded is kept, and the same command goes on"
+                f"the ledger {self.path} has not answered for {PATIENCE:g} s "
+                f"({_get_first_line(last)}); what trials have recorded is kept, and the same "
+                "command resumes the sweep"
             ) from last
 
     def _reconnect_and_lock(self) -> bool:
@@ -253,7 +254,7 @@ def _is_away(error: BaseException) -> bool:
     )
 
 
-def _first_line(error: BaseException | None) -> str:
+def _get_first_line(error: BaseException | None) -> str:
     """Return the first line of the database's message, without the page that SQLAlchemy adds."""
     message = str(getattr(error, "orig", None) or error).strip()
     return (message.splitlines() or [type(error).__name__])[0]

@@ -72,7 +72,7 @@ class SweepStore:
 
         Files of equal size count as equal, because files that change only grow.
         """
-        sizes = self._files.sizes(TRIALS)
+        sizes = self._files.list_sizes(TRIALS)
         for path in self._copy.glob(f"{TRIALS}/*/*"):
             marker = f"{path.relative_to(self._copy).as_posix()}/{MARKER}"
             if parse_step(path.name) is not None and marker not in sizes:
@@ -87,7 +87,7 @@ class SweepStore:
         """Delete the checkpoints of trials, except one each: number -> its name, None for none."""
         kept = {str(number): checkpoint for number, checkpoint in checkpoints.items()}
         below = f"{TRIALS}/{next(iter(kept))}" if len(kept) == 1 else TRIALS
-        trials = {name: name.split("/")[1] for name in self._files.sizes(below)}
+        trials = {name: name.split("/")[1] for name in self._files.list_sizes(below)}
         self._files.delete(
             name
             for name, trial in trials.items()
@@ -98,7 +98,7 @@ class SweepStore:
         """Replace the checkpoints of a trial by the newest whole one of another trial."""
         self.keep_only({member: None})
         source, target = f"{TRIALS}/{donor}/", f"{TRIALS}/{member}/"
-        donated = self._files.sizes(source)
+        donated = self._files.list_sizes(source)
         sizes = {name.removeprefix(source): size for name, size in donated.items()}
         whole = iterate_whole_checkpoints(sizes, lambda name: self._files.read(source + name))
         newest = next(whole, None)
@@ -111,7 +111,7 @@ class SweepStore:
 
     def move_aside(self, name: str) -> None:
         """Move all files to another name of a sweep; a second call completes an interrupted one."""
-        files = list(self._files.sizes())
+        files = list(self._files.list_sizes())
         above = StoreDirectory(self._spec.storage, say=print_notice)
         above.copy({f"{self._spec.name}/{file}": f"{name}/{file}" for file in files})
         self._files.delete(files)

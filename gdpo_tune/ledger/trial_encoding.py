@@ -110,8 +110,8 @@ def create_running_trial(
     """Return a new trial for the study, with attributes that are stored as JSON."""
     active = spec.space.select_active(params)
     distributions: dict[str, BaseDistribution] = {
-        name: to_distribution(domain)
-        for name, domain in spec.space.searched.items()
+        name: convert_to_distribution(domain)
+        for name, domain in spec.space.searched_domains.items()
         if name in active and domain.contains(params[name])
     }
     return create_trial(
@@ -122,7 +122,7 @@ def create_running_trial(
     )
 
 
-def to_distribution(domain: Choices | Uniform) -> BaseDistribution:
+def convert_to_distribution(domain: Choices | Uniform) -> BaseDistribution:
     """Return a domain as an Optuna distribution."""
     if isinstance(domain, Choices):
         return CategoricalDistribution(domain.choices)

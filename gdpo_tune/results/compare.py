@@ -9,14 +9,14 @@ from typing import Any
 
 from gdpo_tune.analysis.comparison import Comparison, compare
 from gdpo_tune.analysis.sides import Side, build_side
-from gdpo_tune.analysis.verdict import Verdict, judge
+from gdpo_tune.analysis.verdict import Verdict, build_verdict
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.formatting import format_count
 from gdpo_tune.core.registry import NORMALIZATIONS
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.model import list_decisive_values, list_differences
-from gdpo_tune.spec.problems import join, suggest
+from gdpo_tune.spec.problems import join_names, suggest
 
 SEARCH_KEYS = {"sampler", "scheduler", "warm_start"}
 """Keys of `search:` that influence how good the configurations of a sweep are."""
@@ -71,7 +71,7 @@ def compare_modes(sweep: Sweep, first: str, second: str) -> ComparisonReport:
             guess = "" if mode in NORMALIZATIONS else suggest(mode, NORMALIZATIONS)
             raise UsageError(
                 f"--modes {first} {second}: {guess}{sweep.spec.name} has no trial with "
-                f"normalization = {mode}; it has {join(modes) or 'none yet'}"
+                f"normalization = {mode}; it has {join_names(modes) or 'none yet'}"
             )
     if first == second:
         raise UsageError(f"--modes {first} {second}: name two different modes")
@@ -118,23 +118,24 @@ def _list_settings(spec: SweepSpec) -> dict[str, Any]:
 
 def _compare_sides(left: Side, right: Side, notes: Sequence[str], file: Path) -> ComparisonReport:
     for side in (left, right):
-        if not side.tried:
+        if not side.tried_count:
             raise UsageError(
                 f"{side.name} cannot be compared: no configuration of it has ended yet. The "
                 "untrained policy, the published weights and failed trials do not count"
             )
     comparison = compare(left, right)
     notes = (*notes, *_list_limits(left, right))
-    return ComparisonReport(comparison, judge(comparison), notes, file)
+    return ComparisonReport(comparison, build_verdict(comparison), notes, file)
 
 
 def _list_limits(left: Side, right: Side) -> list[str]:
     notes: list[str] = []
-    fewer, more = sorted((left, right), key=lambda side: side.tried)
-    if more.tried > LARGE_RATIO * fewer.tried:
+    fewer, more = sorted((left, right), key=lambda side: side.tried_count)
+    if more.tried_count > LARGE_RATIO * fewer.tried_count:
         notes.append(
-            f"{left.name} tried {left.tried} configurations, {right.name} {right.tried}: "
-            f"hypervolumes are at {fewer.tried}, as a mean over random choices of that many."
+            f"{left.name} tried {left.tried_count} configurations, {right.name} "
+            f"{right.tried_count}: hypervolumes are at {fewer.tried_count}, "
+            "as a mean over random choices of that many."
         )
     if left.stopped or right.stopped:
         notes.append(
@@ -142,8 +143,8 @@ def _list_limits(left: Side, right: Side) -> list[str]:
             "early: they add nothing to a front. Objectives are compared over those that ran to "
             "their end, which look better than all would."
         )
-    cheap, costly = sorted((left, right), key=lambda side: side.completions / side.tried)
-    low, high = cheap.completions / cheap.tried, costly.completions / costly.tried
+    cheap, costly = sorted((left, right), key=lambda side: side.completions / side.tried_count)
+    low, high = cheap.completions / cheap.tried_count, costly.completions / costly.tried_count
     if high > LARGE_RATIO * low:
         notes.append(
             f"A configuration of {costly.name} took {high:,.0f} completions on average, one of "

@@ -25,7 +25,7 @@ from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.pick_language import parse_pick
 from gdpo_tune.results.picking import pick_trial
 from gdpo_tune.results.summary import ChosenTrial
-from gdpo_tune.spec.problems import join, suggest
+from gdpo_tune.spec.problems import join_names, suggest
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -111,7 +111,7 @@ class LoadedSweep:
         """
         if name not in self._gallery:
             guess = suggest(name, self._gallery)
-            raise UsageError(f"figure {name!r}: {guess}this sweep has {join(self._gallery)}")
+            raise UsageError(f"figure {name!r}: {guess}this sweep has {join_names(self._gallery)}")
         return self._gallery[name]()
 
     def pick(self, text: str) -> ChosenTrial:

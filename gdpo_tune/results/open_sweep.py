@@ -17,7 +17,7 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.sweep_store import SweepStore, fetch_spec
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.model import RUNS, SPEC
-from gdpo_tune.spec.problems import join
+from gdpo_tune.spec.problems import join_names
 
 PATIENCE = 20.0
 """Seconds to wait for an object store that does not answer, when a sweep is only read."""
@@ -77,7 +77,7 @@ def resolve_spec_file(location: str, source: str) -> tuple[Path, str]:
                 f"{source}: choose once, behind a single colon or by --pick: leave out :{after}"
             )
         addresses = list_copied_addresses(path.name)
-        fix = f"\n    fix: give its address: {join(addresses)}" if addresses else ""
+        fix = f"\n    fix: give its address: {join_names(addresses)}" if addresses else ""
         raise UsageError(missing + fix)
     return path / SPEC, f"storage={json.dumps(str(path.parent))}"
 

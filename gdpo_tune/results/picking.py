@@ -17,7 +17,7 @@ from gdpo_tune.results.open_sweep import Sweep, read_sweep, resolve_location, sp
 from gdpo_tune.results.pick_language import EXAMPLE, Bound, Extreme, Pick, parse_pick
 from gdpo_tune.results.summary import ChosenTrial
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.problems import join, suggest
+from gdpo_tune.spec.problems import join_names, suggest
 
 
 def load_and_pick(source: str, pick: str | None, option: str) -> tuple[Sweep, ChosenTrial]:
@@ -71,7 +71,7 @@ def _describe(head: str, pick: Pick, configuration: Configuration, spec: SweepSp
     names = dict.fromkeys([*spec.objectives, *(metric.name for metric in pick.metrics)])
     values = ", ".join(f"{name} {format_estimate(mean[name])}" for name in names)
     lines = [f"{head}: {values}"]
-    if configuration.provisional and configuration.role != "untrained":
+    if configuration.is_provisional and configuration.role != "untrained":
         lines.append("provisional: one seed")
     for bound in pick.bounds:
         estimate = mean[bound.metric.name]
@@ -101,7 +101,7 @@ def _find_member(front: Front, pick: Pick) -> Configuration:
     for name, position in pick.metrics:
         if name not in names:
             reason = f"{name!r}: {suggest(name, names)}there is no such name"
-            raise pick.error(position, reason, f"the metrics of this sweep are {join(names)}")
+            raise pick.error(position, reason, f"the metrics of this sweep are {join_names(names)}")
     if not front.members:
         reason = "nothing is on the front of that sweep yet"
         raise pick.error(1, reason, "let the sweep continue, or take a trial by its number")

@@ -17,7 +17,7 @@ from gdpo_tune.results.open_sweep import split_source
 from gdpo_tune.results.picking import load_and_pick
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.notation import format_domain
-from gdpo_tune.spec.problems import join, show
+from gdpo_tune.spec.problems import join_names, show
 
 INDIFFERENT = ("directory", "threads", "gpu_share", "rollout", "sandbox", "evaluate_at")
 """Fields of a `TrialConfig` that may change while a training is interrupted, as may
@@ -90,7 +90,9 @@ def build_request_from_sweep(
     schedule = stretch_schedule(training.schedule, spec.training.steps / sweep.spec.training.steps)
     note = f"trial {picked.number} of {sweep.spec.address or split_source(source, pick)[0]}"
     if schedule:
-        note += f", with other values from step {join(segment.step for segment in schedule)} on"
+        note += (
+            f", with other values from step {join_names(segment.step for segment in schedule)} on"
+        )
     return TrainingRequest(
         spec, training.params, training.seed, picked.label, note, schedule, picked.lines
     )

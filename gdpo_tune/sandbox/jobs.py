@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from ..core.system import Closing
+from ..core.system import CloseableResource
 
 Status: TypeAlias = Literal[
     "passed", "failed", "error", "timeout", "memory", "output", "crash", "violation"
@@ -198,7 +198,7 @@ class SandboxInfo:
     layers: tuple[str, ...]
 
 
-class Sandbox(Closing):
+class Sandbox(CloseableResource):
     """Base class of every sandbox: the local one, an external service, and the unsafe one.
 
     Only the process that made a sandbox can use it, and only until it is closed.

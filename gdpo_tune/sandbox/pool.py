@@ -50,7 +50,7 @@ class _Pool(Sandbox):
         """
         self._require_open()
         jobs = list(jobs)
-        count = count_fitting_workers(len(self._threads), jobs, self._memory)
+        count = count_workers_in_memory(len(self._threads), jobs, self._memory)
         waiting = deque(encode_job(index, job) for index, job in enumerate(jobs))
         results: dict[int, Result] = {}
         with self._submitting:
@@ -105,7 +105,7 @@ class CodeSandbox(_Pool):
     """Runs untrusted Python against tests; a context manager.
 
     Each worker is two processes, a zygote that forks candidates and a judge, and runs one
-    candidate at a time. A batch runs on as many workers as `count_fitting_workers` allows. All
+    candidate at a time. A batch runs on as many workers as `count_workers_in_memory` allows. All
     processes end with `close`, and with the process that made them, however that ends.
     Candidates may import `modules` besides the standard library.
 
@@ -139,7 +139,7 @@ class UnsafeNoIsolationSandbox(_Pool):
         )
 
 
-def count_fitting_workers(workers: int, jobs: Sequence[Job], memory: int | None) -> int:
+def count_workers_in_memory(workers: int, jobs: Sequence[Job], memory: int | None) -> int:
     """Return how many of the workers may run these jobs at once; at least one.
 
     Each job counts with its memory limit; one with asserts twice, because its tests may need a

@@ -10,7 +10,7 @@ from gdpo_tune.core.settings import (
     DataSettings,
 )
 from gdpo_tune.core.task_files import is_task_file
-from gdpo_tune.spec.problems import Problems, explain_unknown_name, join
+from gdpo_tune.spec.problems import Problems, explain_unknown_name, join_names
 
 SUFFIXES = " or ".join(DATA_FILES)
 
@@ -38,12 +38,12 @@ def _check_layout(layout: str, task: str, problems: Problems) -> None:
     fitting = [name for name, info in layouts.items() if unknown_task or task in info.tasks]
     if not layout:
         reason = "missing: what the columns of the data mean is not guessed"
-        problems.refuse(key, reason, f"add layout: one of {join(fitting)}")
+        problems.refuse(key, reason, f"add layout: one of {join_names(fitting)}")
     elif layout not in layouts:
         problems.refuse(key, *explain_unknown_name("layout", layout, layouts))
     elif layout not in fitting:
         reason = f"made for the task {' or '.join(layouts[layout].tasks)}, not for {task}"
-        fix = f"write layout: one of {join(fitting)}, or another task"
+        fix = f"write layout: one of {join_names(fitting)}, or another task"
         problems.refuse(key, reason, fix)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gdpo_tune.spec.lint import list_warnings
 from gdpo_tune.spec.model import SweepSpec, dump_public_yaml
 from gdpo_tune.spec.notation import format_domain
-from gdpo_tune.spec.problems import hide_service_path, join, show
+from gdpo_tune.spec.problems import hide_service_path, join_names, show
 from gdpo_tune.spec.sampler_choice import choose_sampler
 from gdpo_tune.spec.search_section import PbtSettings
 from gdpo_tune.spec.space import Uniform
@@ -19,7 +19,7 @@ def render_dry_run(spec: SweepSpec) -> str:
     prompts = [(f"group_size {size}", f"{total // int(size)} prompts") for size in sizes]
     population: list[str] = []
     if isinstance(scheduler, PbtSettings):
-        steps = join(scheduler.list_meetings(spec.training.steps))
+        steps = join_names(scheduler.list_meetings(spec.training.steps))
         population = [f"# Population: {spec.search.trials} members meet at steps {steps}"]
     parts = [
         "# Resolved",
@@ -72,7 +72,7 @@ def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     All trials are counted to their end, and all replicates; validations at rungs are not.
     """
     settings, search = spec.training, spec.search
-    scheduler, replicates = search.scheduler, search.replicates.most_runs
+    scheduler, replicates = search.scheduler, search.replicates.max_trainings
     meetings = scheduler.list_meetings(settings.steps) if isinstance(scheduler, PbtSettings) else ()
     usual = range(settings.evaluate_every, settings.steps, settings.evaluate_every)
     validations = len(usual) + sum(step not in usual for step in meetings) + 1
@@ -117,7 +117,7 @@ def _describe_workers(spec: SweepSpec) -> str:
 def _describe_sandbox(spec: SweepSpec) -> str:
     settings = spec.sandbox
     address = f" at {hide_service_path(settings.url)}" if settings.url else ""
-    packages = f" with {join(settings.modules)}" if settings.modules else ""
+    packages = f" with {join_names(settings.modules)}" if settings.modules else ""
     clocks = f"{settings.wall_seconds:g} s wall"
     if settings.type != "external":
         clocks = f"{settings.cpu_seconds:g} s CPU, {clocks}"

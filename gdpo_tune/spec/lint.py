@@ -16,7 +16,7 @@ from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.spec.load import expand_directory, load_spec
 from gdpo_tune.spec.machine import find_lacking_memory, list_sandbox_warnings
 from gdpo_tune.spec.model import SPEC, SweepSpec, list_decisive_values, list_differences
-from gdpo_tune.spec.problems import join, show
+from gdpo_tune.spec.problems import join_names, show
 from gdpo_tune.spec.search_section import AshaSettings
 
 FEWEST_PROMPTS = 8
@@ -72,20 +72,22 @@ def _check_groups(spec: SweepSpec) -> Iterator[str]:
     if 2 in sizes and modes:
         yield (
             "space.group_size = 2: divided by the deviation of two completions, every difference "
-            f"is +-0.71, so sizes of rewards have no effect under {join(modes)}. Use at least 4."
+            f"is +-0.71, so sizes of rewards have no effect under {join_names(modes)}. Use at "
+            "least 4."
         )
     apart = [mode for mode, info in modes.items() if not info.sums_first]
     shapes = [shape for shape in _list_values(spec, "length_shape") if shape != "step"]
     if 2 in sizes and apart and shapes:
         yield (
-            f"space.length_shape = {join(shapes)}: in a group of 2 under {join(apart)}, shapes "
-            "of the length reward differ in ties alone. Use groups of at least 4."
+            f"space.length_shape = {join_names(shapes)}: in a group of 2 under "
+            f"{join_names(apart)}, shapes of the length reward differ in ties "
+            "alone. Use groups of at least 4."
         )
 
 
 def _check_shaping(spec: SweepSpec) -> Iterator[str]:
     task = load_task_info(spec.task, spec.space.domains)
-    written = spec.space.domains.keys() - spec.space.omittable
+    written = spec.space.domains.keys() - spec.space.omittable_names
     shapers = {f"conditioning.{reward}": reward for reward in task.rewards}
     shapers |= {"length_shape": task.length_reward or "", PARTIAL_CREDIT: task.partial_reward or ""}
     for name, reward in shapers.items():
@@ -105,8 +107,8 @@ def _check_shaping(spec: SweepSpec) -> Iterator[str]:
         idle = parent and not set(effective) & set(_list_values(spec, parent))
         if idle and name in written and name not in spec.space.dimensions:
             yield (
-                f"space.{name}: {parent} is never {join(effective)}, so it has no effect. Search "
-                "over that, or remove this."
+                f"space.{name}: {parent} is never {join_names(effective)}, so it has no effect. "
+                "Search over that, or remove this."
             )
 
 
@@ -125,13 +127,14 @@ def _check_weights(spec: SweepSpec) -> Iterator[str]:
         )
         yield (
             f"space.reward_weights: fixed, while rewards {'' if len(finite) > 1 else 'may '}span "
-            f"different widths ({spans}). Under {join(sums)} only weight x width counts, so the "
-            "widest reward dominates. Search over the weights, or divide each by its width."
+            f"different widths ({spans}). Under {join_names(sums)} only weight x width counts, so "
+            "the widest reward dominates. Search over the weights, or divide each by its width."
         )
     if len(names) == 1 and apart:
         yield (
-            f"space.normalization = {join(apart)}: only {names[0]} is above 0, and with a single "
-            "reward GDPO differs from GRPO in scale alone. Use grpo, or weight a second reward."
+            f"space.normalization = {join_names(apart)}: only {names[0]} is above 0, and with a "
+            "single reward GDPO differs from GRPO in scale alone. Use grpo, or weight a second "
+            "reward."
         )
     if len(names) > 1 and searched == names:
         yield (
@@ -144,8 +147,8 @@ def _check_comparisons(spec: SweepSpec) -> Iterator[str]:
     modes, searched = _list_values(spec, "normalization"), spec.space.dimensions
     if len(modes) > 1 and "learning_rate" not in searched:
         yield (
-            f"space.learning_rate: one value for {join(modes)}, whose advantages differ in scale "
-            "as a step size does. Search over it, such as {log: [3e-05, 0.0003]}."
+            f"space.learning_rate: one value for {join_names(modes)}, whose advantages differ in "
+            "scale as a step size does. Search over it, such as {log: [3e-05, 0.0003]}."
         )
     lengths = [name for name in spec.objectives if "length" in name]
     if "loss_type" in searched and lengths:
@@ -170,7 +173,7 @@ def _check_certainty(spec: SweepSpec) -> Iterator[str]:
             f"training.test_prompts = {prompts}: the standard error of a share is up to {se:.2f}, "
             f"so close points cannot be told apart. Use at least {enough}."
         )
-    values = [spec.space.domains[name].values() for name in spec.space.dimensions]
+    values = [spec.space.domains[name].list_values() for name in spec.space.dimensions]
     count = math.prod(math.inf if each is None else len(each) for each in values)
     if count < spec.search.trials:
         yield (

@@ -22,9 +22,9 @@ from gdpo_tune.spec import (
     training_section,
 )
 from gdpo_tune.spec.model import JOURNAL, SPEC, SweepSpec
-from gdpo_tune.spec.notation import as_mapping
+from gdpo_tune.spec.notation import get_mapping
 from gdpo_tune.spec.objectives import check_metrics
-from gdpo_tune.spec.problems import Problems, SourceMark, YamlNode, join
+from gdpo_tune.spec.problems import Problems, SourceMark, YamlNode, join_names
 from gdpo_tune.spec.search_section import PbtSettings
 from gdpo_tune.spec.sections import read_section
 from gdpo_tune.spec.source import read_yaml
@@ -52,7 +52,7 @@ def load_spec(
     problems = Problems(SourceMark(str(path), 1))
     root = problems.root = read_yaml(path, overrides, name, problems)
     problems.refuse_unusable(root)
-    data = cast("dict[str, Any]", root.to_plain())
+    data = cast("dict[str, Any]", root.convert_to_plain())
     for key, example in REQUIRED.items():
         if key not in data:
             problems.refuse(key, "missing", f"add {key}: {example}")
@@ -120,7 +120,7 @@ def check_warm_start(spec: SweepSpec, problems: Problems) -> None:
         return
     if sampler is not None and not sampler.learns:
         learning = [name for name, info in registry.SAMPLERS.items() if info.learns]
-        fix = f"remove the key, or write as sampler one of {join(learning)}"
+        fix = f"remove the key, or write as sampler one of {join_names(learning)}"
         problems.refuse(key, f"the sampler {search.sampler} learns from no trial", fix)
         return
     seen: set[Path] = set()
@@ -144,21 +144,21 @@ def _compare(directory: Path, spec: SweepSpec, problems: Problems) -> tuple[str,
         document = read_yaml(file, (), None, Problems(SourceMark(str(file), 1)))
     except SpecError as error:
         return f"its {SPEC} cannot be read: {error}", remove
-    earlier = as_mapping(document.to_plain()) or {}
+    earlier = get_mapping(document.convert_to_plain()) or {}
     if not is_file(directory / JOURNAL) and "ledger" not in earlier:
         return nothing
     if earlier.get("task") != spec.task and not problems.has_problem("task"):
         return f"its task is {earlier.get('task')}, not {spec.task}", remove
-    objectives = as_mapping(earlier.get("objectives")) or {}
-    constraints = as_mapping(earlier.get("constraints")) or {}
-    directions = {k: (as_mapping(goal) or {}).get("direction") for k, goal in objectives.items()}
+    objectives = get_mapping(earlier.get("objectives")) or {}
+    constraints = get_mapping(earlier.get("constraints")) or {}
+    directions = {k: (get_mapping(goal) or {}).get("direction") for k, goal in objectives.items()}
     missing = [name for name in spec.objectives if name not in directions]
     if missing:
-        return f"{join(missing)} was no objective there, but {join(directions)}", remove
+        return f"{join_names(missing)} was no objective there, but {join_names(directions)}", remove
     turned = [name for name, o in spec.objectives.items() if directions[name] != o.direction]
     if turned:
-        return f"{join(turned)} went the other way there", remove
-    unknown = join(n for n in spec.constraints if n not in {*objectives, *constraints})
+        return f"{join_names(turned)} went the other way there", remove
+    unknown = join_names(n for n in spec.constraints if n not in {*objectives, *constraints})
     if unknown:
         reason = "was neither objective nor constraint there, but is a constraint"
         return f"{unknown} {reason}", remove

@@ -106,7 +106,7 @@ def list_sandbox_warnings(
             "rights of your user: it can read and delete files, reach the network and leave "
             "processes behind. Write local, or external with the url of a service."
         )
-    memory, needed = _sandbox_memory(settings, environment), settings.memory_mb << 20
+    memory, needed = _get_sandbox_memory(settings, environment), settings.memory_mb << 20
     if memory is None or needed > memory:
         return
     together = count_parallel_candidates(memory, needed)
@@ -123,7 +123,7 @@ def find_lacking_memory(
     spec: SweepSpec, environment: Mapping[str, str] = os.environ
 ) -> Iterator[str]:
     """Yield reason and fix if this machine has too little memory to run code of the policy."""
-    memory = _sandbox_memory(spec.sandbox, environment)
+    memory = _get_sandbox_memory(spec.sandbox, environment)
     if memory is not None and spec.sandbox.memory_mb << 20 > memory:
         yield (
             f"sandbox.memory_mb = {spec.sandbox.memory_mb}: this machine has {memory >> 20} MiB\n"
@@ -131,7 +131,7 @@ def find_lacking_memory(
         )
 
 
-def _sandbox_memory(settings: SandboxSettings, environment: Mapping[str, str]) -> int | None:
+def _get_sandbox_memory(settings: SandboxSettings, environment: Mapping[str, str]) -> int | None:
     """Return the bytes that candidates share; None if they run on another machine."""
     if settings.type == "external" or environment.get("RAY_ADDRESS"):
         return None

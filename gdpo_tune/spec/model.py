@@ -22,7 +22,7 @@ from gdpo_tune.core.settings import (
     TrainingSettings,
 )
 from gdpo_tune.core.trials import Objective, Params, ParamValue, TrialConfig
-from gdpo_tune.spec.notation import dump_entries, to_notation
+from gdpo_tune.spec.notation import convert_to_notation, dump_entries
 from gdpo_tune.spec.objectives import Constraint, ObjectiveSpec, read_constraint
 from gdpo_tune.spec.problems import hide_passwords, hide_service_path, show
 from gdpo_tune.spec.sandbox_section import UNUSED_BY_SERVICE
@@ -144,7 +144,7 @@ class SweepSpec(Section):
         """
         decisive = self.model_dump(mode="json", include={"task", "policy", "objectives", "space"})
         decisive["training"] = select_decisive(self.training)
-        for name in self.space.omittable:
+        for name in self.space.omittable_names:
             del decisive["space"]["domains"][name]
         for name in ("sandbox", "data", "model"):
             settings = getattr(self, name)
@@ -163,7 +163,7 @@ class SweepSpec(Section):
         plain["constraints"] = {name: str(limit) for name, limit in self.constraints.items()}
         # `reward_weights` and its like stay together, because a key may be written only once.
         grouped = sorted(self.space.domains.items(), key=lambda item: item[0].rpartition(".")[0])
-        plain["space"] = {name: to_notation(domain) for name, domain in grouped}
+        plain["space"] = {name: convert_to_notation(domain) for name, domain in grouped}
         plain["enqueue"] = self.enqueue
         return dump_entries(plain)
 
@@ -199,7 +199,7 @@ def list_decisive_values(spec: SweepSpec) -> dict[str, Any]:
     names = ("training", "sandbox", "data", "model")
     sections: dict[str, dict[str, Any]] = {
         "objectives": {name: goal.model_dump() for name, goal in spec.objectives.items()},
-        "space": {name: to_notation(domain) for name, domain in spec.space.domains.items()},
+        "space": {name: convert_to_notation(domain) for name, domain in spec.space.domains.items()},
         **{name: select_decisive(getattr(spec, name)) for name in names},
     }
     flat = {f"{name}.{k}": v for name, section in sections.items() for k, v in section.items()}

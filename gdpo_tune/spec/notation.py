@@ -12,7 +12,15 @@ from typing import cast
 
 from gdpo_tune.core.parameters import ParameterInfo
 from gdpo_tune.core.trials import ParamValue
-from gdpo_tune.spec.problems import KeyPath, Problems, Unreadable, format_flow, join, show, suggest
+from gdpo_tune.spec.problems import (
+    KeyPath,
+    Problems,
+    UnreadableNodeError,
+    format_flow,
+    join_names,
+    show,
+    suggest,
+)
 from gdpo_tune.spec.space import Choices, Domain, Fixed, Number, Uniform, is_on_grid, is_one_of
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2**-23) * 2.0**127
@@ -26,31 +34,33 @@ RESERVED = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
 SYNTAX = "write 3 (fixed), [1, 2] (choices), {range: [1, 2]} or {log: [1, 2]}"
 
 
-def as_mapping(data: object) -> Mapping[str, object] | None:
+def get_mapping(data: object) -> Mapping[str, object] | None:
     """Return a value that is a mapping, else None."""
     return cast("Mapping[str, object]", data) if isinstance(data, Mapping) else None
 
 
-def as_list(data: object) -> tuple[object, ...] | None:
+def get_list(data: object) -> tuple[object, ...] | None:
     """Return a value that is a list, else None."""
     return cast("tuple[object, ...]", data) if isinstance(data, tuple) else None
 
 
 @dataclass(frozen=True)
 class DomainReader:
-    """Reads the domain of one parameter; every method raises `Unreadable`."""
+    """Reads the domain of one parameter; every method raises `UnreadableNodeError`."""
 
     info: ParameterInfo
     path: KeyPath
     """Path of the parameter in the document."""
     problems: Problems
 
-    def _reject(self, reason: str, fix: str, *inner: str | int, value: object = None) -> Unreadable:
+    def _reject(
+        self, reason: str, fix: str, *inner: str | int, value: object = None
+    ) -> UnreadableNodeError:
         return self.problems.note((*self.path, *inner), reason, fix, value)
 
     def read(self, data: object) -> Domain:
         """Return a domain in any notation, without its `when`."""
-        elements, entries = as_list(data), as_mapping(data)
+        elements, entries = get_list(data), get_mapping(data)
         if elements is not None:
             return self._read_list(elements)
         if entries is None:
@@ -59,10 +69,10 @@ class DomainReader:
         for key in unknown:
             self._reject("unknown key of a domain", f"{suggest(key, KINDS)}{SYNTAX}", key)
         if unknown:
-            raise Unreadable
+            raise UnreadableNodeError
         kinds = [key for key in KINDS if key in entries]
         if len(kinds) != 1:
-            raise self._reject(f"needs exactly one of {join(KINDS)}", SYNTAX)
+            raise self._reject(f"needs exactly one of {join_names(KINDS)}", SYNTAX)
         kind, value = kinds[0], entries[kinds[0]]
         if "step" in entries and kind != "range":
             fix = "remove step:" if kind == "log" else "list the values instead"
@@ -71,7 +81,7 @@ class DomainReader:
             return Fixed(value=self.read_value(value))
         if kind != "choices":
             return self._read_range(value, entries.get("step"), kind)
-        elements = as_list(value)
+        elements = get_list(value)
         if elements is None:
             raise self._reject("not a list of choices", "write choices: [1, 2]")
         return self._read_list(elements, kind)
@@ -81,19 +91,19 @@ class DomainReader:
             raise self._reject("no choices", "list at least one value", *inner)
         values: list[ParamValue] = []
         for index, element in enumerate(elements):
-            with suppress(Unreadable):
+            with suppress(UnreadableNodeError):
                 value = self.read_value(element, *inner, index)
                 if is_one_of(value, tuple(values)):
                     reason, fix = f"{show(value)} is given twice", "name each value once"
                     raise self._reject(reason, fix, value=element)
                 values.append(value)
         if len(values) < len(elements):
-            raise Unreadable
+            raise UnreadableNodeError
         return Choices(choices=tuple(values))
 
     def _read_range(self, data: object, step: object, kind: str) -> Uniform:
         """Return `range: [low, high]` or `log: [low, high]`."""
-        ends, integer, log = as_list(data) or (), self.info.kind == "int", kind == "log"
+        ends, integer, log = get_list(data) or (), self.info.kind == "int", kind == "log"
         if self.info.kind == "choice":
             fix = f"list choices: {show(self.info.choices)}"
             raise self._reject("has no order, so it cannot have a range", fix)
@@ -101,13 +111,13 @@ class DomainReader:
             raise self._reject("a range has two ends", f"write {kind}: [low, high]")
         numbers: list[Number] = []
         for end in ends:
-            with suppress(Unreadable):
+            with suppress(UnreadableNodeError):
                 if log and isinstance(end, int | float) and not isinstance(end, bool) and end <= 0:
                     fix = "start above 0, such as {log: [0.01, 1]}, or use range:"
                     raise self._reject("a log range cannot reach 0 or below", fix, value=end)
                 numbers.append(cast("Number", self.read_value(end)))
         if len(numbers) < 2:
-            raise Unreadable
+            raise UnreadableNodeError
         low, high = numbers
         if low >= high:
             fix = f"{kind}: [{show(high)}, {show(low)}]" if low > high else show(low)
@@ -150,7 +160,7 @@ def explain_bad_value(value: object, info: ParameterInfo) -> tuple[str, str] | N
         if isinstance(value, bool | int | float | str) and is_one_of(value, info.choices):
             return None
         close = suggest(value, map(str, info.choices))
-        return "unknown value", f"{close}use one of {join(info.choices)}"
+        return "unknown value", f"{close}use one of {join_names(info.choices)}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "not a number", f"write a {'whole ' if info.kind == 'int' else ''}number"
     if not math.isfinite(value):
@@ -170,7 +180,7 @@ def explain_bad_value(value: object, info: ParameterInfo) -> tuple[str, str] | N
     return None
 
 
-def to_notation(domain: Domain) -> object:
+def convert_to_notation(domain: Domain) -> object:
     """Return a domain in the shortest form that the file allows."""
     when = {"when": {name: list(values) for name, values in domain.when.items()}}
     if isinstance(domain, Fixed):
@@ -186,7 +196,7 @@ def to_notation(domain: Domain) -> object:
 
 def format_domain(domain: Domain) -> str:
     """Return a domain in the file's notation, without its conditions."""
-    return show(to_notation(domain.model_copy(update={"when": {}})))
+    return show(convert_to_notation(domain.model_copy(update={"when": {}})))
 
 
 def dump_entries(entries: Mapping[str, object]) -> str:

@@ -13,7 +13,7 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.metrics import COST_METRICS
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.trials import Direction
-from gdpo_tune.spec.problems import Problems, join, show, suggest
+from gdpo_tune.spec.problems import Problems, join_names, show, suggest
 from gdpo_tune.spec.sections import Section, build_refusal
 
 FARTHEST = 1e30
@@ -74,10 +74,10 @@ def check_metrics(
             path = (section, name)
             if name == "completions" and name not in metrics:
                 reason = "every trial of a sweep samples the same number, so nothing is traded"
-                fix = f"name another cost, {join(COST_METRICS)}, or write search.budget"
+                fix = f"name another cost, {join_names(COST_METRICS)}, or write search.budget"
                 problems.refuse(path, reason, fix)
             elif name not in metrics:
-                fix = f"{suggest(name, metrics)}metrics of this task: {join(metrics)}"
+                fix = f"{suggest(name, metrics)}metrics of this task: {join_names(metrics)}"
                 problems.refuse(path, f"unknown {kind}", fix)
             elif name == "gpu_hours" and name not in task.metrics and not gpus:
                 fix = "name seconds instead, or give trials GPUs with resources.gpus"

@@ -12,8 +12,15 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.trials import ParamValue
-from gdpo_tune.spec.notation import DomainReader, as_list, as_mapping, format_domain
-from gdpo_tune.spec.problems import KeyPath, Problems, Unreadable, join, show, suggest
+from gdpo_tune.spec.notation import DomainReader, format_domain, get_list, get_mapping
+from gdpo_tune.spec.problems import (
+    KeyPath,
+    Problems,
+    UnreadableNodeError,
+    join_names,
+    show,
+    suggest,
+)
 from gdpo_tune.spec.space import Domain, Fixed, Space
 
 PUBLISHED = "published"
@@ -32,7 +39,7 @@ class SpaceReader:
 
     def read_space(self, data: object) -> Space:
         """Return the search space; a parameter with a bad domain appears at its default."""
-        entries = as_mapping(data)
+        entries = get_mapping(data)
         if entries is None:
             fix = "list parameters below it, such as group_size: [4, 8]"
             self.problems.note("space", "not a mapping of parameters to domains", fix)
@@ -40,14 +47,14 @@ class SpaceReader:
         domains: dict[str, Domain] = {}
         for name, info in self.parameters.items():
             domains[name] = Fixed(value=info.default)
-            with suppress(Unreadable):
+            with suppress(UnreadableNodeError):
                 if name in written:
                     reader = DomainReader(info, ("space", name), self.problems)
                     domains[name] = reader.read(written[name])
         conditions = {
             name: self._read_when(("space", name, "when"), entries["when"], domains)
             for name, child in written.items()
-            if (entries := as_mapping(child)) is not None and "when" in entries
+            if (entries := get_mapping(child)) is not None and "when" in entries
         }
         for name, when in conditions.items():
             domains[name] = domains[name].model_copy(update={"when": when})
@@ -71,34 +78,36 @@ class SpaceReader:
     ) -> Iterator[tuple[str, object]]:
         """Yield dotted parameter names with their values in the file; note unknown names."""
         for key, child in entries.items():
-            name, inner = f"{prefix}{key}", as_mapping(child)
+            name, inner = f"{prefix}{key}", get_mapping(child)
             members = [each for each in self.parameters if each.startswith(f"{name}.")]
             if name in self.parameters:
                 yield name, child
             elif members and inner is not None:
                 yield from self._flatten(inner, path, f"{name}.")
             elif members:
-                fix = f"give a value to each of {join(members)}"
+                fix = f"give a value to each of {join_names(members)}"
                 self.problems.note((*path, name), "a group of parameters, not one", fix)
             elif self.parameters is not PARAMETERS or name not in FAMILIES:
-                fix = f"{suggest(name, self.parameters)}parameters are {join(self.parameters)}"
+                fix = (
+                    f"{suggest(name, self.parameters)}parameters are {join_names(self.parameters)}"
+                )
                 self.problems.note((*path, name), "unknown parameter", fix)
 
     def _read_when(
         self, path: KeyPath, data: object, domains: Mapping[str, Domain]
     ) -> dict[str, tuple[ParamValue, ...]]:
         """Return `when: {normalization: [gdpo]}`; a scalar stands for a list of one."""
-        when = as_mapping(data)
+        when = get_mapping(data)
         if when is None:
             fix = "write when: {normalization: [gdpo]}"
             self.problems.note(path, "not a mapping of parameters to values", fix)
         conditions: dict[str, tuple[ParamValue, ...]] = {}
         for parent, child in self._flatten(when or {}, path):
-            elements, domain = as_list(child), domains[parent]
+            elements, domain = get_list(child), domains[parent]
             if elements == ():
                 reason = "no value, so it never holds"
                 self.problems.note((*path, parent), reason, "list a value")
-            possible = domain.values()
+            possible = domain.list_values()
             values: list[ParamValue] = []
             for value in (child,) if elements is None else elements:
                 if isinstance(value, bool | int | float | str) and (
@@ -108,7 +117,7 @@ class SpaceReader:
                     values.append(value)
                     continue
                 fix = "conditions need a parameter with choices; this one is a continuous range"
-                fix = fix if possible is None else f"use any of {join(possible)}"
+                fix = fix if possible is None else f"use any of {join_names(possible)}"
                 reason = f"{parent} never has this value here"
                 self.problems.note((*path, parent), reason, fix, value)
             conditions[parent] = tuple(values)
@@ -121,12 +130,12 @@ class SpaceReader:
         domain = domains[name]
         if not parent or isinstance(domain, Fixed) or self.problems.has_problem(f"space.{parent}"):
             return
-        possible = domain.when.get(parent, domains[parent].values() or ())
+        possible = domain.when.get(parent, domains[parent].list_values() or ())
         kept = tuple(value for value in possible if value in effective)
         if len(kept) == len(possible):
             return
         if not kept:
-            reason = f"{parent} is never {join(effective)}: it has no effect"
+            reason = f"{parent} is never {join_names(effective)}: it has no effect"
             fix = f"remove it, or write {parent}: {show([*possible, effective[0]])}"
             self.problems.note(("space", name), reason, fix)
         when = {**domain.when, parent: kept}
@@ -134,13 +143,13 @@ class SpaceReader:
 
     def read_enqueue(self, data: object, space: Space, task: TaskInfo | None) -> tuple[Point, ...]:
         """Return `enqueue:`: points of the space, each complete or partial, or `published`."""
-        elements = as_list(data)
+        elements = get_list(data)
         if elements is None:
             fix = "write a list of points, such as - {group_size: 8}"
             self.problems.note("enqueue", "not a list", fix)
         points: list[Point] = []
         for index, element in enumerate(elements or ()):
-            path, entries = ("enqueue", index), as_mapping(element)
+            path, entries = ("enqueue", index), get_mapping(element)
             if entries:
                 points.append(self._read_point(entries, path, space))
             elif element != PUBLISHED:
@@ -164,7 +173,7 @@ class SpaceReader:
         held = [p for p in points if all(space.domains[k].contains(v) for k, v in p.items())]
         if not held:
             reason = "the space holds none of the published points"
-            needed = f"1 and, for the length, {join(weights)}"
+            needed = f"1 and, for the length, {join_names(weights)}"
             fix = f"widen space.reward_weights to hold {needed}, or remove the word"
             self.problems.refuse(path, reason, fix, "space")
         return held
@@ -173,7 +182,7 @@ class SpaceReader:
         """Return one point: names known, values within the domains, conditions met."""
         point: Point = {}
         for name, child in self._flatten(entries, path):
-            with suppress(Unreadable):
+            with suppress(UnreadableNodeError):
                 reader = DomainReader(self.parameters[name], path, self.problems)
                 point[name] = reader.read_value(child, name)
         active = space.select_active(point)
@@ -198,7 +207,7 @@ def check_weights(space: Space, problems: Problems) -> None:
             return
     if not weights:
         return  # of an unknown task, if the file names no reward
-    always = all(space.domains[name].values() == (0,) for name in weights)
+    always = all(space.domains[name].list_values() == (0,) for name in weights)
     reason = "every weight is 0" if always else "a trial could have a weight of 0 for every reward"
     anchor = weights[0].rpartition(".")[2]
     fix = f"fix one above 0, such as {anchor}: 1: only ratios matter"
@@ -210,11 +219,13 @@ def check_ranges(space: Space, task: TaskInfo, problems: Problems) -> None:
     unknown = [name for name, (low, high) in task.rewards.items() if math.isinf(high - low)]
     weighted = [name for name in unknown if space.list_reachable(f"reward_weights.{name}") != (0,)]
     state = "state the lowest and highest value of {} in its task"
-    if weighted and space.domains["gamma"].values() != (0,):
-        reason = f"the range of {join(weighted)} is not known, so neither is how saturated it is"
+    if weighted and space.domains["gamma"].list_values() != (0,):
+        reason = (
+            f"the range of {join_names(weighted)} is not known, so neither is how saturated it is"
+        )
         problems.refuse("space.gamma", reason, f"remove gamma, or {state.format(weighted[0])}")
     for parameter in [name for name in space.domains if name.startswith("conditioning.")]:
-        for other in set(unknown).intersection(space.domains[parameter].values() or ()):
+        for other in set(unknown).intersection(space.domains[parameter].list_values() or ()):
             reason = f"the range of {other} is not known, so neither is its threshold"
             fix = f"condition on another reward, or {state.format(other)}"
             problems.refuse(("space", parameter), reason, fix)

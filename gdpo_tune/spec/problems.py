@@ -46,12 +46,12 @@ class YamlNode:
         """Return whether this is a key without a value."""
         return self.value is None and self.entries is None and self.elements is None
 
-    def to_plain(self) -> object:
+    def convert_to_plain(self) -> object:
         """Return the value without marks; lists as tuples, as settings have them."""
         if self.entries is not None:
-            return {key: child.to_plain() for key, child in self.entries.items()}
+            return {key: child.convert_to_plain() for key, child in self.entries.items()}
         if self.elements is not None:
-            return tuple(child.to_plain() for child in self.elements)
+            return tuple(child.convert_to_plain() for child in self.elements)
         return self.value
 
     def get(self, path: KeyPath) -> YamlNode | None:
@@ -82,7 +82,7 @@ class YamlNode:
             yield from child.walk((*path, index))
 
 
-class Unreadable(Exception):
+class UnreadableNodeError(Exception):
     """A file or a value that cannot be used; the reason is already among the problems."""
 
 
@@ -100,27 +100,33 @@ class Problems:
     empty: set[str] = field(default_factory=set[str])
     """Keys without a value: each is noted once, and problems that follow from it are not."""
 
-    def add(self, mark: SourceMark, key: str, value: object, reason: str, fix: str) -> Unreadable:
+    def add(
+        self, mark: SourceMark, key: str, value: object, reason: str, fix: str
+    ) -> UnreadableNodeError:
         """Note a problem, for the caller to raise or to go on; a `value` of None is not shown."""
         if key in self.empty:
-            return Unreadable()
+            return UnreadableNodeError()
         shown = "" if value is None else hide_passwords(show(value))
         if len(shown) > LONGEST:
             shown = shown[: LONGEST - 3] + "..."
         self.records.append((mark, SpecProblem(str(mark), key, shown, reason, fix)))
-        return Unreadable()
+        return UnreadableNodeError()
 
-    def add_value(self, node: YamlNode, path: KeyPath, reason: str, fix: str) -> Unreadable:
+    def add_value(
+        self, node: YamlNode, path: KeyPath, reason: str, fix: str
+    ) -> UnreadableNodeError:
         """Note a problem with the value `node`, which stands at `path`."""
-        return self.add(node.mark, format_path(path), node.to_plain(), reason, fix)
+        return self.add(node.mark, format_path(path), node.convert_to_plain(), reason, fix)
 
-    def note(self, path: KeyPath | str, reason: str, fix: str, value: object = None) -> Unreadable:
+    def note(
+        self, path: KeyPath | str, reason: str, fix: str, value: object = None
+    ) -> UnreadableNodeError:
         """Note a problem with a key of the document; `value` is shown instead of its own."""
         path = tuple(path.split(".")) if isinstance(path, str) else path
         root = self.root if self.root is not None else YamlNode(self.origin)
         node = root.get(path)
         if value is None and node is not None:
-            value = node.to_plain()
+            value = node.convert_to_plain()
         return self.add(root.find(path).mark, format_path(path), value, reason, fix)
 
     def refuse(
@@ -205,7 +211,7 @@ def format_flow(value: object, format_scalar: Callable[[object], str]) -> str:
     return format_scalar(value)
 
 
-def join(names: Iterable[object]) -> str:
+def join_names(names: Iterable[object]) -> str:
     """Return names for the end of a sentence."""
     return ", ".join(show(name) for name in names)
 
@@ -218,7 +224,7 @@ def suggest(word: object, names: Iterable[str]) -> str:
 
 def explain_unknown_name(kind: str, name: object, names: Collection[str]) -> tuple[str, str]:
     """Return reason and fix of a name that is not one of `names`."""
-    return f"unknown {kind}", f"{suggest(name, names)}those that exist: {join(names)}"
+    return f"unknown {kind}", f"{suggest(name, names)}those that exist: {join_names(names)}"
 
 
 def hide_passwords(text: str) -> str:

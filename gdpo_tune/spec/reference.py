@@ -28,7 +28,7 @@ from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
 from gdpo_tune.core.steps import MOST_POINTS
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.spec.model import SweepSpec
-from gdpo_tune.spec.problems import join, show
+from gdpo_tune.spec.problems import join_names, show
 from gdpo_tune.spec.sections import BOUNDS, Section, build_settings_model
 
 T = TypeVar("T")
@@ -57,8 +57,10 @@ def render_reference() -> str:
         layouts=_tabulate(
             ("name", "tasks", "columns (those that may be missing)", "what"),
             {name: registry.describe_layout(name) for name in registry.LAYOUTS},
-            lambda info: join(info.tasks),
-            lambda i: join(i.columns) + (f" ({join(i.optional)})" if i.optional else ""),
+            lambda info: join_names(info.tasks),
+            lambda i: (
+                join_names(i.columns) + (f" ({join_names(i.optional)})" if i.optional else "")
+            ),
             doc,
         ),
         most_points=MOST_POINTS,
@@ -106,7 +108,7 @@ def _describe_values(field: FieldInfo) -> str:
     """Return the values that a field may have, by its type and its bounds."""
     kind: Any = field.annotation
     if get_origin(kind) is Literal:
-        return join(get_args(kind))
+        return join_names(get_args(kind))
     if get_origin(kind) is tuple:
         return "list"
     words = {int: "whole number", float: "number", bool: "true, false"}.get(kind, "")
@@ -122,7 +124,7 @@ def describe_bound(constraint: object) -> str:
 def _describe_parameter(info: ParameterInfo) -> str:
     """Return the values that a parameter may have."""
     if info.kind == "choice":
-        return join(info.choices)
+        return join_names(info.choices)
     words = "whole number" if info.kind == "int" else "number"
     if info.low is not None:
         words += f", {'above' if info.open_low else 'at least'} {info.low:g}"
@@ -158,7 +160,7 @@ def _tabulate_metrics(metrics: Mapping[str, MetricInfo]) -> str:
 
 def _describe_mode(info: registry.ModeInfo) -> str:
     """Return the first line of the docstring of a normalization mode's function."""
-    ignored = f" Ignores {join(info.ignores)}." if info.ignores else ""
+    ignored = f" Ignores {join_names(info.ignores)}." if info.ignores else ""
     return read_function_doc(*info.target.split(":")) + ignored
 
 

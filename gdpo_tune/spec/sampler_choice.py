@@ -33,7 +33,7 @@ def choose_sampler(spec: SweepSpec, slots: int | None = None) -> SamplerChoice:
     many objectives, many trials, only choices, or many slots. Else `gp`, the Gaussian process.
     `slots` is the number of trials at the same time; None where that is not known yet.
     """
-    search, domains = spec.search, spec.space.searched.values()
+    search, domains = spec.search, spec.space.searched_domains.values()
     trials, objectives = count_affordable_trials(spec), len(spec.objectives)
     name, why = "tpe", ""
     if search.sampler != "auto":

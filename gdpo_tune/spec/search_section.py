@@ -87,7 +87,7 @@ class Replicates(Section):
     """Most replicate trainings in all; 0 leaves every front point provisional."""
 
     @property
-    def most_runs(self) -> int:
+    def max_trainings(self) -> int:
         """Most replicate trainings, if the front is large."""
         return self.max_runs if self.per_point else 0
 

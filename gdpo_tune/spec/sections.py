@@ -24,7 +24,7 @@ from gdpo_tune.spec.problems import (
     YamlNode,
     explain_unknown_name,
     format_path,
-    join,
+    join_names,
     show,
     suggest,
 )
@@ -100,7 +100,7 @@ def read_section(
     does not stand without these keys.
     """
     origin = node if node is not None else YamlNode(problems.origin, entries={})
-    data: Any = origin.to_plain()
+    data: Any = origin.convert_to_plain()
     changed = True
     while changed:
         try:
@@ -119,7 +119,7 @@ def read_section(
             key, value = format_path((*path, *inner)), origin.get(inner)
             if not problems.has_problem(key):
                 reason, fix = _explain(fault, inner, keys, field)
-                shown = None if value is None else value.to_plain()
+                shown = None if value is None else value.convert_to_plain()
                 problems.add(origin.find(inner).mark, key, shown, reason, fix)
             changed |= _remove(data, inner)
     return None
@@ -146,7 +146,7 @@ def _explain(
         name = str(context["discriminator"]).strip("'")
         return f"without a {name}", f"add {name}: followed by its name"
     if kind == "extra_forbidden":
-        return "unknown key", f"{suggest(key, keys)}keys here are {join(keys)}"
+        return "unknown key", f"{suggest(key, keys)}keys here are {join_names(keys)}"
     if kind == "missing":
         return "missing", f"add {key}:"
     if kind == "literal_error":

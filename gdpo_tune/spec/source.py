@@ -20,7 +20,13 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.scalarbool import ScalarBoolean
 
 from gdpo_tune.core.files import is_file
-from gdpo_tune.spec.problems import Problems, SourceMark, Unreadable, YamlNode, hide_passwords
+from gdpo_tune.spec.problems import (
+    Problems,
+    SourceMark,
+    UnreadableNodeError,
+    YamlNode,
+    hide_passwords,
+)
 
 EXTENDS = "extends"
 MOST_VALUES = 100_000
@@ -42,11 +48,11 @@ def read_yaml(
     """
     try:
         node = _read_file(path, problems, ())
-    except Unreadable:
+    except UnreadableNodeError:
         problems.raise_if_any()
         raise
     for override in overrides:
-        with suppress(Unreadable):
+        with suppress(UnreadableNodeError):
             node = merge(node, _read_override(override, problems))
     if name is not None:
         mark = SourceMark(f"--name {name}")
@@ -82,7 +88,7 @@ def _read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> YamlN
 
 
 def read_text(path: Path, problems: Problems) -> str:
-    """Return the text of a file, or note the problem and raise `Unreadable`."""
+    """Return the text of a file, or note the problem and raise `UnreadableNodeError`."""
     fix = "give the path of a readable YAML file"
     try:
         return path.read_text(encoding="utf-8")
@@ -110,7 +116,7 @@ def parse_yaml(text: str, source: str, problems: Problems, first_line: int = 1) 
     """Return YAML 1.2 text as nodes; `first_line` is 0 for a source without lines.
 
     Raises:
-        Unreadable: it is not YAML, or means more than any sweep does; the problem is noted.
+        UnreadableNodeError: it is not YAML, or holds too many values; the problem is noted.
     """
     yaml: Any = YAML(typ="rt", pure=True)  # the only parser that keeps the line of every key
     yaml.composer.warn_double_anchors = False  # YAML 1.2 allows them
@@ -154,7 +160,7 @@ def _read_override(override: str, problems: Problems) -> YamlNode:
     nested = Problems(mark)
     try:
         value = parse_yaml(text, mark.source, nested, first_line=0)
-    except Unreadable:
+    except UnreadableNodeError:
         reason, fix = nested.records[0][1].reason, "quote the value for the shell and for YAML"
         raise problems.add(mark, key, text, reason, fix) from None
     first, node = nest(key, value)
@@ -190,7 +196,7 @@ class NodeBuilder:
             ]
             return YamlNode(mark, elements=elements)
         if not isinstance(data, CommentedMap):
-            return YamlNode(mark, to_plain_scalar(data))
+            return YamlNode(mark, convert_scalar(data))
         entries: dict[str, YamlNode] = {}
         for name, value in data.items():
             key, where = str(name), self._find_mark(data, name, mark)
@@ -225,7 +231,7 @@ class NodeBuilder:
         raise self.problems.add(mark, "", None, reason, fix)
 
 
-def to_plain_scalar(data: Any) -> object:
+def convert_scalar(data: Any) -> object:
     """Return a built-in value instead of ruamel's own types, which remember their notation."""
     if data is None or isinstance(data, bool):
         return data

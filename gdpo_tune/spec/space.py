@@ -32,17 +32,17 @@ class ConditionalDomain(BaseModel):
             for name, values in self.when.items()
         )
 
-    def values(self) -> tuple[ParamValue, ...] | None:
+    def list_values(self) -> tuple[ParamValue, ...] | None:
         """Return every value that a trial may have; None for a continuous range."""
         return None
 
     def contains(self, value: ParamValue) -> bool:
         """Return whether a trial may have `value`."""
-        return is_one_of(value, self.values() or ())
+        return is_one_of(value, self.list_values() or ())
 
     def find_middle(self) -> ParamValue:
         """Return a typical value: of a list, the one half-way down."""
-        values = self.values() or ()
+        values = self.list_values() or ()
         return values[(len(values) - 1) // 2]
 
 
@@ -51,7 +51,7 @@ class Fixed(ConditionalDomain):
 
     value: ParamValue
 
-    def values(self) -> tuple[ParamValue, ...] | None:
+    def list_values(self) -> tuple[ParamValue, ...] | None:
         """Return the value."""
         return (self.value,)
 
@@ -61,7 +61,7 @@ class Choices(ConditionalDomain):
 
     choices: tuple[ParamValue, ...]
 
-    def values(self) -> tuple[ParamValue, ...] | None:
+    def list_values(self) -> tuple[ParamValue, ...] | None:
         """Return the choices."""
         return self.choices
 
@@ -84,7 +84,7 @@ class Uniform(ConditionalDomain):
             return False
         return self.step is None or is_on_grid(value - self.low, self.step)
 
-    def values(self) -> tuple[ParamValue, ...] | None:
+    def list_values(self) -> tuple[ParamValue, ...] | None:
         """Return every value on the grid; None without one."""
         if self.integer:
             return tuple(range(int(self.low), int(self.high) + 1, int(self.step or 1)))
@@ -137,28 +137,30 @@ class Space(BaseModel):
         return tuple(TopologicalSorter(waits_for).static_order())
 
     @cached_property
-    def searched(self) -> dict[str, Choices | Uniform]:
+    def searched_domains(self) -> dict[str, Choices | Uniform]:
         """Domains with more than one value, in dependency order."""
-        domains = ((name, self.domains[name]) for name in self.order if name not in self.fixed)
+        domains = (
+            (name, self.domains[name]) for name in self.order if name not in self.fixed_values
+        )
         return {name: domain for name, domain in domains if isinstance(domain, Choices | Uniform)}
 
     @property
     def dimensions(self) -> tuple[str, ...]:
-        """Names of `searched`."""
-        return tuple(self.searched)
+        """Names of `searched_domains`."""
+        return tuple(self.searched_domains)
 
     @cached_property
-    def fixed(self) -> dict[str, ParamValue]:
+    def fixed_values(self) -> dict[str, ParamValue]:
         """Values of parameters that have only one."""
-        values = {name: domain.values() for name, domain in self.domains.items()}
+        values = {name: domain.list_values() for name, domain in self.domains.items()}
         return {name: only[0] for name, only in values.items() if only and len(only) == 1}
 
     @cached_property
-    def omittable(self) -> frozenset[str]:
+    def omittable_names(self) -> frozenset[str]:
         """Parameters without effect on the identity: added later, and fixed at their default."""
-        infos = {name: get_parameter_info(name) for name in self.fixed}
+        infos = {name: get_parameter_info(name) for name in self.fixed_values}
         later = (name for name, info in infos.items() if info.added_later)
-        return frozenset(name for name in later if self.fixed[name] == infos[name].default)
+        return frozenset(name for name in later if self.fixed_values[name] == infos[name].default)
 
     def select_active(self, params: Params) -> dict[str, Domain]:
         """Return the domains that have an effect under these values, in dependency order.
@@ -173,7 +175,7 @@ class Space(BaseModel):
             if not domain.holds(chosen_values):
                 continue
             result[name] = domain
-            value = params.get(name, self.fixed.get(name))
+            value = params.get(name, self.fixed_values.get(name))
             if value is not None:
                 chosen_values[name] = value
         return result
@@ -187,7 +189,7 @@ class Space(BaseModel):
         active = self.select_active(params)
         result: dict[str, ParamValue] = {}
         for name in self.domains:
-            value = params.get(name, self.fixed.get(name))
+            value = params.get(name, self.fixed_values.get(name))
             if name not in active:
                 value = get_parameter_info(name).default
             if value is None:
@@ -212,7 +214,7 @@ class Space(BaseModel):
 
     def list_reachable(self, name: str) -> tuple[ParamValue, ...] | None:
         """Return the values that a trial can have, inactive ones too; None: a continuous range."""
-        values = self.domains[name].values()
+        values = self.domains[name].list_values()
         default = get_parameter_info(name).default
         if values is None or not self.can_be_inactive(name) or default in values:
             return values
@@ -221,7 +223,7 @@ class Space(BaseModel):
     def can_be_inactive(self, name: str) -> bool:
         """Return whether some choice of the other parameters leaves `name` without effect."""
         for parent, wanted in self.domains[name].when.items():
-            values = self.domains[parent].values()
+            values = self.domains[parent].list_values()
             if values is None or not set(values) <= set(wanted) or self.can_be_inactive(parent):
                 return True
         return False

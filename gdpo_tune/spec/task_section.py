@@ -18,7 +18,7 @@ from gdpo_tune.core.settings import (
     TrainingSettings,
 )
 from gdpo_tune.core.task_files import is_task_file, load_task_info
-from gdpo_tune.spec.problems import Problems, explain_unknown_name, join
+from gdpo_tune.spec.problems import Problems, explain_unknown_name, join_names
 from gdpo_tune.spec.sandbox_section import check_address
 
 
@@ -45,7 +45,7 @@ def check_policy(policy: str, name: str, task: TaskInfo, problems: Problems) -> 
     if policy not in registry.POLICIES or policy == task.embedded or is_task_file(name):
         return
     others = [other for other in registry.TASKS if load_task_info(other).embedded == policy]
-    reason = f"made for {join(others)} and cannot answer the prompts of {name}"
+    reason = f"made for {join_names(others)} and cannot answer the prompts of {name}"
     problems.refuse("policy", reason, f"write policy: {task.embedded}, or remove the key")
 
 

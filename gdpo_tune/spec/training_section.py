@@ -8,7 +8,7 @@ from typing import Annotated
 from annotated_types import Ge, Le
 
 from gdpo_tune.core.settings import TrainingSettings
-from gdpo_tune.spec.problems import Problems, join, show
+from gdpo_tune.spec.problems import Problems, join_names, show
 from gdpo_tune.spec.sections import Section
 from gdpo_tune.spec.space import Space, Uniform
 
@@ -104,4 +104,4 @@ def list_group_sizes(space: Space) -> list[int]:
 
 def shorten_list(sizes: list[int]) -> str:
     """Return at most six values, then an ellipsis."""
-    return join(sizes[:6]) + (", ..." if len(sizes) > 6 else "")
+    return join_names(sizes[:6]) + (", ..." if len(sizes) > 6 else "")

@@ -72,7 +72,7 @@ def measure_rewards(rewards: Iterable[RewardInfo]) -> dict[str, TaskMetric]:
 
 
 @dataclass(frozen=True)
-class Failures:
+class RewardFailures:
     """Completions that a reward function could not judge because it raised."""
 
     count: int = 0
@@ -89,7 +89,7 @@ class Scores:
     """Reward name -> N training signals, unweighted; None means not scored."""
     metrics: Mapping[str, Sequence[float | None]]
     """Metric name -> N contributions; the metric itself is the mean of those that are not None."""
-    failures: Mapping[str, Failures] = field(default_factory=dict[str, Failures])
+    failures: Mapping[str, RewardFailures] = field(default_factory=dict[str, RewardFailures])
     """Reward name -> failures of its function; for those alone whose function may raise."""
     partial: Mapping[str, Sequence[float | None]] = field(
         default_factory=dict[str, Sequence[float | None]]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core.registry import TaskInfo, weigh_equally
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
-from gdpo_tune.core.system import Closing
+from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.tasks.base import Problem, RewardInfo, Sample, Scores, Split, TaskMetric
 from gdpo_tune.tasks.data.dataset import describe_data, select_problems
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result
 
 
-class BuiltInTask(Closing):
+class BuiltInTask(CloseableResource):
     """A task whose rewards and metrics are functions of one sample; it runs no code by itself."""
 
     reward_infos: tuple[RewardInfo, ...]

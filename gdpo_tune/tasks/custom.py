@@ -27,10 +27,10 @@ from typing import Any, ClassVar, Self
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
-from gdpo_tune.core.system import Closing
+from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.task_files import describe_error
 from gdpo_tune.core.trials import Direction
-from gdpo_tune.tasks.base import Failures, Problem, Scores, Split
+from gdpo_tune.tasks.base import Problem, RewardFailures, Scores, Split
 
 RowReward = Callable[..., Sequence[float | None]]
 Columns = Mapping[str, Sequence[Any]]
@@ -40,7 +40,7 @@ MEAN_LENGTH = "mean_length"
 _logger = logging.getLogger(__name__)
 
 
-class RewardFunctionTask(Closing):
+class RewardFunctionTask(CloseableResource):
     """A task whose rewards are functions; each of them is also a held-out metric."""
 
     reward_funcs: ClassVar[Sequence[RowReward | str]] = ()
@@ -115,9 +115,9 @@ class RewardFunctionTask(Closing):
             "lengths": list(lengths),
         }
         rewards: dict[str, Sequence[float | None]] = {}
-        failures: dict[str, Failures] = {}
+        failures: dict[str, RewardFailures] = {}
         for name, function in zip(self.rewards, self._load_functions(), strict=True):
-            rewards[name], failures[name] = judge(function, columns)
+            rewards[name], failures[name] = call_reward_function(function, columns)
         metrics = {**rewards, MEAN_LENGTH: [float(length) for length in lengths]}
         return Scores(rewards, metrics, failures)
 
@@ -191,18 +191,20 @@ def choose_row_split(prompt: str) -> str:
     return next(split for split, share in SHARES.items() if per_cent in share)
 
 
-def judge(function: RowReward, columns: Columns) -> tuple[list[float | None], Failures]:
+def call_reward_function(
+    function: RowReward, columns: Columns
+) -> tuple[list[float | None], RewardFailures]:
     """Return the rewards of N completions, and the failures of the function."""
     values, first_error = _try_function(function, columns)
     if values is not None:
-        return values, Failures()
+        return values, RewardFailures()
     values = []
     failed = 0
     for row in range(len(columns["completions"])):
         alone, _ = _try_function(function, {name: [c[row]] for name, c in columns.items()})
         values += [None] if alone is None else alone
         failed += alone is None
-    return values, Failures(failed, first_error) if failed else Failures()
+    return values, RewardFailures(failed, first_error) if failed else RewardFailures()
 
 
 def _try_function(function: RowReward, columns: Columns) -> tuple[list[float | None] | None, str]:

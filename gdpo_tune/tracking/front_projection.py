@@ -20,7 +20,7 @@ from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.core.formatting import INK, MODE_COLORS, OTHER_COLOR, get_mode
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.tracking import views
-from gdpo_tune.tracking.run_content import SWEEP, clean_name, to_milliseconds
+from gdpo_tune.tracking.run_content import SWEEP, clean_name, convert_to_milliseconds
 from gdpo_tune.tracking.spool import Message
 
 if TYPE_CHECKING:
@@ -71,14 +71,14 @@ class FrontWatch:
 
         `wait` computes the front of exactly these `records` before returning.
         """
-        yield from self._take(wait=wait)
+        yield from self._collect_result(wait=wait)
         if self.is_stale and (wait or (self._job is None and time.monotonic() >= self._due)):
             ordered = [records[number] for number in sorted(records)]
             self._job = self._worker.submit(self._project_changes, ordered)
             self.is_stale = False
-            yield from self._take(wait=wait)
+            yield from self._collect_result(wait=wait)
 
-    def _take(self, *, wait: bool) -> Iterator[FrontProjection]:
+    def _collect_result(self, *, wait: bool) -> Iterator[FrontProjection]:
         if self._job is not None and (wait or self._job.done()):
             job, self._job = self._job, None
             yield job.result()
@@ -104,7 +104,7 @@ def project_front(spec: SweepSpec, records: Sequence[TrialRecord]) -> FrontProje
     finished = {record.number: record.finished or 0.0 for record in front.records}
     size = [["pareto/size", len(front.members), None, 0]] if front.configurations else []
     hypervolume = [
-        ["hypervolume", point.hypervolume, to_milliseconds(finished[point.number]), step]
+        ["hypervolume", point.hypervolume, convert_to_milliseconds(finished[point.number]), step]
         for step, point in enumerate(front.hypervolume_over_trials)
     ]
     note = {"mlflow.note.content": _format_note(spec, front)}
@@ -201,7 +201,7 @@ def _build_version(front: Front, member: Configuration, policy: str) -> dict[str
         "trial": str(member.first),
         "normalization": str(member.params.get("normalization", "")),
         "seeds": str(member.seeds),
-        "provisional": str(member.provisional).lower(),
+        "provisional": str(member.is_provisional).lower(),
         "probability": f"{member.probability:.3f}",
         "checkpoint": policy,
     }

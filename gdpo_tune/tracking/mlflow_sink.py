@@ -16,7 +16,7 @@ from gdpo_tune.core.trials import Measurement, TrialRecord
 from gdpo_tune.spec import dump_public_yaml, hide_passwords
 from gdpo_tune.tracking import run_content, views
 from gdpo_tune.tracking.mlflow_writer import MlflowWriter
-from gdpo_tune.tracking.run_content import SWEEP, SweepIdentity, to_milliseconds
+from gdpo_tune.tracking.run_content import SWEEP, SweepIdentity, convert_to_milliseconds
 from gdpo_tune.tracking.sender import Sender
 from gdpo_tune.tracking.server import make_absolute, set_environment
 from gdpo_tune.tracking.spool import Message, Spool, SpooledRun
@@ -71,7 +71,7 @@ class MlflowSink:
             case events.SearchStarted() | events.IncidentOccurred():
                 pass  # the ledger has it; MLflow shows trials
             case events.TrialProgress():
-                self._add_curves(event.number, _date(event, self._now()))
+                self._add_curves(event.number, _add_times(event, self._read_increasing_clock()))
             case events.TrialStarted() | events.TrialPaused() | events.TrialFinished():
                 if isinstance(event, events.TrialStarted):
                     # Not sooner: a sweep that was finished has nothing to start, and stays as is.
@@ -83,7 +83,7 @@ class MlflowSink:
                 self._finish(event.records, "KILLED" if event.interrupted else "FINISHED")
         self._update_front(ended=isinstance(event, events.TrialFinished))
 
-    def log_pictures(self) -> None:
+    def log_figures(self) -> None:
         """Attach `report.html` and `front.png` to the sweep's run if they are new."""
         for path in (self._directory / name for name in PICTURES):
             if self._spool is not None and path.exists():
@@ -170,13 +170,19 @@ class MlflowSink:
         for record in records:
             if record.state == "running":
                 self._add_missing_curves(record)
-                self._add({"run": str(record.number), "status": "KILLED", "end": self._now()})
+                self._add(
+                    {
+                        "run": str(record.number),
+                        "status": "KILLED",
+                        "end": self._read_increasing_clock(),
+                    }
+                )
             else:
                 self._update_trial(record)
         self._update_front(ended=True, wait=True)
         for message in self._final if status == "FINISHED" else ():
             self._add(message)
-        self._add({"run": SWEEP, "status": status, "end": self._now()})
+        self._add({"run": SWEEP, "status": status, "end": self._read_increasing_clock()})
 
     def _update_trial(self, record: TrialRecord) -> None:
         self._records[record.number] = record
@@ -191,7 +197,7 @@ class MlflowSink:
         directory, started = record.directory, record.started
         if directory is not None and started is not None:
             steps = read_steps(directory)
-            times = (to_milliseconds(started + step.cost.seconds) for step in steps)
+            times = (convert_to_milliseconds(started + step.cost.seconds) for step in steps)
             self._add_curves(record.number, zip(steps, times, strict=True))
 
     def _add_curves(self, number: int, measurements: Iterator[tuple[Measurement, int]]) -> None:
@@ -215,17 +221,17 @@ class MlflowSink:
 
     def _add(self, content: Message, *, renew: bool = False) -> None:
         if self._spool is not None:
-            self._spool.put_new(content, self._now(), renew=renew)
+            self._spool.put_new(content, self._read_increasing_clock(), renew=renew)
 
-    def _now(self) -> int:
+    def _read_increasing_clock(self) -> int:
         """Return milliseconds since 1970, always increasing: MLflow's latest value is by time."""
-        self._time = max(to_milliseconds(time.time()), self._time + 1)
+        self._time = max(convert_to_milliseconds(time.time()), self._time + 1)
         return self._time
 
 
-def _date(progress: events.TrialProgress, now: int) -> Iterator[tuple[Measurement, int]]:
+def _add_times(progress: events.TrialProgress, now: int) -> Iterator[tuple[Measurement, int]]:
     """Yield what a trial has just reported, by step, with the times of measurement in ms."""
     spent = progress.measurement.cost.seconds
     for earlier in progress.earlier:
-        yield earlier, now - to_milliseconds(spent - earlier.cost.seconds)
+        yield earlier, now - convert_to_milliseconds(spent - earlier.cost.seconds)
     yield progress.measurement, now

@@ -197,16 +197,18 @@ def find_runs(client: MlflowClient, experiment: str, identity: SweepIdentity) ->
         ours = sweeps[-1:]
     if not ours:
         return {}
-    parent = _keep_one(client, ours)
+    parent = _delete_all_but_one(client, ours)
     trials: dict[str, list[Run]] = {}
     for run in _search_runs(client, experiment, f"tags.`mlflow.parentRunId` = '{parent}'"):
         # People may nest other runs under a sweep's: those have no such tag, and stay.
         if "trial" in run.data.tags:
             trials.setdefault(run.data.tags["trial"], []).append(run)
-    return {SWEEP: parent} | {trial: _keep_one(client, runs) for trial, runs in trials.items()}
+    return {SWEEP: parent} | {
+        trial: _delete_all_but_one(client, runs) for trial, runs in trials.items()
+    }
 
 
-def _keep_one(client: MlflowClient, duplicates: Iterable[Run]) -> str:
+def _delete_all_but_one(client: MlflowClient, duplicates: Iterable[Run]) -> str:
     """Return the id of the run with most content; the others are deleted."""
 
     def order(run: Run) -> tuple[int, str]:

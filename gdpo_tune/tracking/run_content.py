@@ -51,7 +51,7 @@ class SweepIdentity:
     """True if an earlier run of this name and identity is this sweep, because its spool is lost."""
 
 
-def to_milliseconds(seconds: float) -> int:
+def convert_to_milliseconds(seconds: float) -> int:
     """Return Unix seconds as MLflow counts them."""
     return int(seconds * 1000)
 
@@ -124,9 +124,9 @@ def build_trial_message(
         "status": STATUS[record.state],
     }
     if record.started:
-        message["start"] = to_milliseconds(record.started)
+        message["start"] = convert_to_milliseconds(record.started)
     if record.finished:
-        message["end"] = to_milliseconds(record.finished)
+        message["end"] = convert_to_milliseconds(record.finished)
     values = build_trial_values(record, objectives)
     message["metrics"] = [[name, value, message.get("end"), 0] for name, value in values.items()]
     return message

@@ -78,7 +78,7 @@ class Sender:
 
     def _run(self) -> None:
         delay = FIRST_DELAY
-        while not self._may_end():
+        while not self._is_done():
             try:
                 more = self._send_batch()
             except (ServerUnavailable, MessageRefused) as error:
@@ -95,7 +95,7 @@ class Sender:
             if time.monotonic() > self._deadline:
                 return
 
-    def _may_end(self) -> bool:
+    def _is_done(self) -> bool:
         """Return whether `close` was called, nothing is left, and a delivery has been tried."""
         tried = self._complete or bool(self.problem)
         return self._closing.is_set() and self._spool.is_drained() and tried

@@ -37,7 +37,7 @@ def sync(spec: SweepSpec) -> int:
         sink(SweepStarted(records, len(records)))
         finished = bool(sessions and sessions[-1].get("ending"))
         sink(SweepFinished(records, interrupted=not finished))
-        sink.log_pictures()
+        sink.log_figures()
         wait_until_sent(sink)
         warning = sink.close()
     if warning:

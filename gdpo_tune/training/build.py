@@ -93,10 +93,10 @@ class MovingParameters(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Set the parameters before an optimizer pass; the first pass of a step samples."""
         step = state.global_step // self.trainer.num_iterations
-        params = self.config.params_at(step)
+        params = self.config.get_params_at(step)
         if params == self.current:
             return
-        weights = self.config.reward_weights(step)
+        weights = self.config.get_reward_weights(step)
         self.trainer.reward_weights = torch.tensor(
             [weights[name] for name in self.rewards], dtype=self.trainer.reward_weights.dtype
         )

@@ -102,13 +102,13 @@ class Evaluator:
                 require_finite(scores.metrics[name], f"metric {name}", f"on {split} prompts")
             records += zip(batch, *(scores.metrics[name] for name in task.metrics), strict=True)
             if kept is not None:
-                _keep(kept, problems, texts, scores.metrics)
+                _add_new_completions(kept, problems, texts, scores.metrics)
         gathered = sorted(chain(*ranks.gather(records)), key=itemgetter(0))
         columns = {name: [r[i] for r in gathered] for i, name in enumerate(task.metrics, start=1)}
         return estimate_metrics(columns, settings.samples_per_prompt, seed)
 
 
-def _keep(
+def _add_new_completions(
     kept: list[Completion],
     problems: Sequence[Problem],
     texts: Sequence[str],

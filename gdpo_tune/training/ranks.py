@@ -17,14 +17,14 @@ from torch import distributed
 T = TypeVar("T")
 
 
-def join() -> None:
+def join_process_group() -> None:
     """Join the other processes of this trial, if the environment names any."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return
     PartialState(cpu=not torch.cuda.is_available())
     # Accelerate numbers the CPU, and torch loads no file onto a "cpu:0". Both functions have names,
     # because torch sorts what is registered and cannot order different lambdas.
-    torch.serialization.register_package(100, _leave_tag, _keep_on_cpu)
+    torch.serialization.register_package(100, _ignore_storage, _keep_on_cpu)
 
 
 def count_processes() -> int:
@@ -60,7 +60,7 @@ def broadcast_from_first(value: T) -> T:
     return values[0]
 
 
-def _leave_tag(storage: Any) -> None:
+def _ignore_storage(storage: Any) -> None:
     del storage
 
 

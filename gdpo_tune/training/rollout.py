@@ -22,7 +22,7 @@ from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.training import ranks
 from gdpo_tune.training.fast_cpu.llama import is_small_llama
 from gdpo_tune.training.fast_cpu.sampler import cut_after_end, pad_left, sample
-from gdpo_tune.training.trl_arguments import computes_in_bfloat16
+from gdpo_tune.training.trl_arguments import uses_bfloat16
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def choose_engine(config: TrialConfig, model: PreTrainedModel) -> Engine:
     Raises:
         EngineError: the configuration asks for vLLM, which is not available.
     """
-    plain = not config.model.lora_rank and not computes_in_bfloat16(config.model)
+    plain = not config.model.lora_rank and not uses_bfloat16(config.model)
     return select_engine(
         config.rollout,
         gpu=torch.cuda.is_available(),
@@ -62,7 +62,7 @@ def choose_engine(config: TrialConfig, model: PreTrainedModel) -> Engine:
 
 def choose_held_out_sampler(config: TrialConfig) -> Generate:
     """Choose what samples held-out completions without vLLM, in the training's precision."""
-    return functools.partial(generate, bfloat16=computes_in_bfloat16(config.model))
+    return functools.partial(generate, bfloat16=uses_bfloat16(config.model))
 
 
 def sample_for_trainer(prompts: list[str], trainer: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gdpo_tune.core.errors import NonFiniteError, TrialFailure
-from gdpo_tune.tasks.base import Failures, Problem, Task
+from gdpo_tune.tasks.base import Problem, RewardFailures, Task
 from gdpo_tune.training.shaping import Rewards, Shaping
 
 RewardFunction = Callable[..., Sequence[float | None]]
@@ -24,7 +24,7 @@ is trained, so the trial ends."""
 _log = logging.getLogger(__name__)
 
 
-def require_judged(failures: Mapping[str, Failures], count: int) -> None:
+def require_judged(failures: Mapping[str, RewardFailures], count: int) -> None:
     """Raise `TrialFailure` if a reward function raised on too many of `count` completions."""
     for name, failed in failures.items():
         share = failed.count / count
@@ -61,7 +61,7 @@ class _BatchScorer:
         self._task, self._problems, self._shaping = task, problems, shaping
         self._batch: Sequence[str] | None = None
         self._rewards: Rewards = {}
-        self._failures: Mapping[str, Failures] = {}
+        self._failures: Mapping[str, RewardFailures] = {}
         self._warned: set[str] = set()
 
     def build_function(self, name: str) -> RewardFunction:

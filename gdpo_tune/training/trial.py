@@ -54,7 +54,7 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
         EngineError: the configuration asks for vLLM, which is not available.
     """
     torch.set_num_threads(config.threads)
-    ranks.join()
+    ranks.join_process_group()
     gpu.limit_gpu_memory(config.gpu_share)
     # Progress bars and notes about checkpoints would disturb the display of a sweep.
     transformers_logging.disable_progress_bar()

@@ -34,7 +34,7 @@ def build_trainer_arguments(
     settings = config.training
     on_gpu = torch.cuda.is_available()
     passes = int(params["num_iterations"])
-    weights = config.reward_weights()
+    weights = config.get_reward_weights()
     size, parts = _divide_step(config)
     return GRPOConfig(
         output_dir=str(config.directory),
@@ -63,7 +63,7 @@ def build_trainer_arguments(
         top_p=1.0,
         # TRL's defaults cost time on a CPU (half precision, recomputation), shuffle prompts in a
         # way that a resumed run cannot repeat, and write files and lines.
-        bf16=computes_in_bfloat16(config.model),
+        bf16=uses_bfloat16(config.model),
         gradient_checkpointing=recomputes_activations(config.model),
         use_cpu=not on_gpu,
         dataloader_pin_memory=on_gpu,
@@ -78,7 +78,7 @@ def build_trainer_arguments(
     )
 
 
-def computes_in_bfloat16(settings: ModelSettings) -> bool:
+def uses_bfloat16(settings: ModelSettings) -> bool:
     """Return whether a trial in this process computes in bfloat16."""
     if settings.dtype == "auto":
         return torch.cuda.is_available()
@@ -88,7 +88,7 @@ def computes_in_bfloat16(settings: ModelSettings) -> bool:
 def choose_weights_dtype(settings: ModelSettings) -> torch.dtype:
     """Choose the type of a policy's weights: bfloat16 if they are not trained, else float32."""
     frozen = bool(settings.lora_rank)
-    return torch.bfloat16 if frozen and computes_in_bfloat16(settings) else torch.float32
+    return torch.bfloat16 if frozen and uses_bfloat16(settings) else torch.float32
 
 
 def recomputes_activations(settings: ModelSettings) -> bool:

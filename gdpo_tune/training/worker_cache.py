@@ -131,7 +131,7 @@ def open_worker_cache(config: TrialConfig) -> Generator[WorkerCache]:
     """
     global _cache
     if _cache is None or not _fits(_cache, config):
-        release()
+        release_worker_cache()
         model, tokenizer = _load_policy(config)
         task: Task = task_files.build_task(
             config.task, config.training, config.sandbox, config.data, config.params
@@ -142,11 +142,11 @@ def open_worker_cache(config: TrialConfig) -> Generator[WorkerCache]:
     try:
         yield _cache
     except BaseException:
-        release()
+        release_worker_cache()
         raise
 
 
-def release() -> None:
+def release_worker_cache() -> None:
     """Close the process's cache, if there is one."""
     global _cache
     if _cache is not None:
@@ -158,4 +158,4 @@ def _load_policy(config: TrialConfig) -> tuple[PreTrainedModel, PreTrainedTokeni
     return load_policy(config.policy, choose_weights_dtype(config.model), config.model.revision)
 
 
-atexit.register(release)
+atexit.register(release_worker_cache)

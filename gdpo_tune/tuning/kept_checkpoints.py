@@ -51,4 +51,4 @@ def select_kept_trials(ledger: Ledger, records: Sequence[TrialRecord]) -> set[in
         return everything if ledger.spec.keep == "all" else set()
     points = merge_trials(records, ledger.spec.list_objectives())
     # Constraints may change on a finished sweep: an empty front is no reason to delete everything.
-    return {number for p in points if p.on_front for number in p.numbers} or everything
+    return {number for p in points if p.is_on_front for number in p.numbers} or everything

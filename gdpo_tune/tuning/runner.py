@@ -141,7 +141,7 @@ def _run_tuner(
     from gdpo_tune.tuning.ray.failures import Attempts
     from gdpo_tune.tuning.ray.messages import Setup
     from gdpo_tune.tuning.ray.reporter import choose_interval
-    from gdpo_tune.tuning.ray.stopping import ClusterLost, Interruption
+    from gdpo_tune.tuning.ray.stopping import ClusterLostInterrupt, Interruption
     from gdpo_tune.tuning.search.searcher import LedgerSearcher
 
     spec_file, address = ledger.directory / SPEC, ledger.spec.address
@@ -166,7 +166,7 @@ def _run_tuner(
             build_tuner(ledger, slots, searcher, scheduler, interruption, attempts).fit()
     except KeyboardInterrupt:
         interruption.request()
-    except ClusterLost:
+    except ClusterLostInterrupt:
         raise ClusterLostError(LOST) from None
     finally:
         searcher.close()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gdpo_tune.analysis.attainment import compute_attainment, compute_coverage, find_attained
 from gdpo_tune.analysis.comparison import ALPHA, compare, compute_p_values
-from gdpo_tune.analysis.pareto import compute_hypervolume, keep_front, rank_points
+from gdpo_tune.analysis.pareto import compute_hypervolume, rank_points, select_front
 from gdpo_tune.analysis.resampling import (
     compute_interval,
     compute_permutation_p,
@@ -19,7 +19,7 @@ from gdpo_tune.analysis.resampling import (
     correct_p_values,
 )
 from gdpo_tune.analysis.sides import build_side
-from gdpo_tune.analysis.verdict import judge
+from gdpo_tune.analysis.verdict import build_verdict
 from gdpo_tune.core.trials import Objective
 from tests.support.analysis import GOALS, build_trial
 from tests.support.comparison import build_simulated_side, simulate_search
@@ -54,10 +54,10 @@ def test_a_large_difference_is_called_whichever_side_has_it():
         build_simulated_side(1, 24, 1.5, "strong"),
         build_simulated_side(2, 24, 1.0, "weak"),
     )
-    verdict = judge(compare(strong, weak))
+    verdict = build_verdict(compare(strong, weak))
     assert verdict.winner == "left"
     assert verdict.headline == "strong beats weak: its front covers more."
-    turned = judge(compare(weak, strong))
+    turned = build_verdict(compare(weak, strong))
     assert turned.winner == "right"
     assert turned.headline == verdict.headline
 
@@ -82,13 +82,15 @@ def test_intervals_hold_what_was_seen():
 
 def test_a_side_without_a_front_is_beaten():
     broken = [replace(record, feasible=False) for record in simulate_search(2, 16)]
-    verdict = judge(
+    verdict = build_verdict(
         compare(build_side("broken", broken, GOALS), build_simulated_side(1, 16, name="whole"))
     )
     assert verdict.headline.startswith("whole beats broken: its front covers more")
     assert "each: broken has 0 and whole 0." in verdict.reasons[0]
     assert (
-        judge(compare(build_simulated_side(1, 16), build_side("broken", broken, GOALS))).winner
+        build_verdict(
+            compare(build_simulated_side(1, 16), build_side("broken", broken, GOALS))
+        ).winner
         == "left"
     )
 
@@ -100,7 +102,7 @@ def test_two_sides_without_a_front_are_not_told_apart():
         )
         for seed, name in enumerate("ab")
     ]
-    verdict = judge(compare(*sides))
+    verdict = build_verdict(compare(*sides))
     assert verdict.winner == "undecided"
     assert "each: a has 0 and b 0." in verdict.reasons[0]
 
@@ -108,7 +110,7 @@ def test_two_sides_without_a_front_are_not_told_apart():
 def test_a_side_that_trades_one_objective_for_the_other_is_mixed():
     a = [build_trial(n, 0.8 + 0.002 * n, 0.2 + 0.002 * n) for n in range(20)]
     b = [build_trial(n, 0.2 + 0.002 * n, 0.8 + 0.002 * n) for n in range(20)]
-    verdict = judge(compare(build_side("a", a, GOALS), build_side("b", b, GOALS)))
+    verdict = build_verdict(compare(build_side("a", a, GOALS), build_side("b", b, GOALS)))
     assert verdict.winner == "mixed"
     assert verdict.headline.startswith("a is better in a and b is better in b;")
 
@@ -116,21 +118,23 @@ def test_a_side_that_trades_one_objective_for_the_other_is_mixed():
 def test_too_few_trials_are_said_to_be_too_few():
     found = compare(build_simulated_side(1, 3, 2.0), build_simulated_side(2, 3))
     assert found.smallest_p == pytest.approx(3 * 2 / 20)
-    verdict = judge(found)
+    verdict = build_verdict(found)
     assert verdict.winner == "too few"
     assert verdict.reasons == ()  # figures of so few would be taken for a finding
 
 
 @pytest.mark.parametrize(("left", "right"), [(0, 0), (0, 5), (5, 0)])
 def test_an_empty_side_is_too_few_and_breaks_nothing(left, right):
-    verdict = judge(compare(build_simulated_side(1, left), build_simulated_side(2, right)))
+    verdict = build_verdict(compare(build_simulated_side(1, left), build_simulated_side(2, right)))
     assert verdict.winner == "too few"
-    assert not verdict.differs
+    assert not verdict.has_difference
 
 
 def test_the_same_points_on_both_sides_are_as_good_as_equal():
     records = [build_trial(n, 0.5 + 0.0001 * n, 0.5 - 0.0001 * n) for n in range(30)]
-    verdict = judge(compare(build_side("a", records, GOALS), build_side("b", records, GOALS)))
+    verdict = build_verdict(
+        compare(build_side("a", records, GOALS), build_side("b", records, GOALS))
+    )
     assert verdict.winner == "equal"
 
 
@@ -141,7 +145,7 @@ def test_what_counts_as_tried():
     records[3] = replace(records[3], feasible=False)
     records[4] = replace(records[4], role="published")
     found = build_side("x", records, GOALS)
-    assert (found.tried, found.stopped, found.failed) == (4, 1, 1)
+    assert (found.tried_count, found.stopped, found.failed) == (4, 1, 1)
     assert np.isfinite(found.points).all(axis=1).sum() == 2
 
 
@@ -152,7 +156,7 @@ def test_what_a_model_proposed_is_not_compared_one_by_one_within_a_sweep():
     assert len(build_side("x", records, GOALS).independent) == 12
     found = build_side("x", records, GOALS, shared=True)
     assert [c.first for c in found.independent] == [0, 1, 2, 3]
-    assert found.tried == 12
+    assert found.tried_count == 12
 
 
 def test_more_trials_do_not_make_a_better_search():
@@ -209,7 +213,7 @@ def test_attainment_equals_moocores_surfaces(rng, sets):
 
 @given(SETS)
 def test_coverage_by_definition(rng):
-    left, right = (keep_front(rng.integers(0, 6, (5, 3)).astype(float)) for _ in range(2))
+    left, right = (select_front(rng.integers(0, 6, (5, 3)).astype(float)) for _ in range(2))
     wins = [any(all(a <= b for a, b in zip(p, q, strict=True)) for p in left) for q in right]
     assert compute_coverage(left, right) == pytest.approx(np.mean(wins))
 

@@ -19,7 +19,7 @@ def test_one_seed_keeps_its_bootstrap_error_and_is_provisional():
     (only,) = merge_trials([build_trial(0, 0.5, 0.4, se=0.03)], GOALS)
     assert only.mean["a"] == Estimate(0.5, 0.03)
     assert only.seeds == 1
-    assert only.provisional
+    assert only.is_provisional
 
 
 def test_seeds_are_averaged_and_their_spread_is_the_error():
@@ -34,7 +34,7 @@ def test_seeds_are_averaged_and_their_spread_is_the_error():
     assert merged.role == "search"
     assert merged.mean["a"].mean == pytest.approx(0.7)
     assert merged.mean["a"].se == pytest.approx(0.2 / math.sqrt(3))
-    assert not merged.provisional
+    assert not merged.is_provisional
 
 
 def test_seeds_that_agree_keep_the_evaluations_own_noise():
@@ -147,7 +147,7 @@ def test_more_than_half_of_the_seeds_decide_feasibility(verdicts, feasible):
     ]
     (merged,) = merge_trials(records, GOALS)
     assert merged.feasible is feasible
-    assert merged.on_front is feasible
+    assert merged.is_on_front is feasible
 
 
 def test_an_infeasible_configuration_dominates_nobody():

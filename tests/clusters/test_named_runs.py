@@ -180,8 +180,8 @@ def test_an_active_run_is_waited_for_despite_errors_of_its_backend(tmp_path):
         scene.clock.advance(seconds=seconds)
 
     def report(context: ScheduleContext) -> None:
-        reported.extend(map(str, context.trouble))
-        context.trouble.clear()
+        reported.extend(map(str, context.backend_errors))
+        context.backend_errors.clear()
 
     assert (
         run_by_name(

@@ -49,7 +49,7 @@ class FakeApi(JobsApi):
     """Calls of a fake client."""
 
     def client(self) -> Client:
-        self.fake.headers = self.headers()
+        self.fake.headers = self.build_headers()
         return self.fake
 
 

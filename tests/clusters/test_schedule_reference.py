@@ -9,7 +9,7 @@ from gdpo_tune.clusters.backends.base import BACKENDS
 from gdpo_tune.clusters.schedule_reference import fill_page
 from gdpo_tune.clusters.schedule_spec import (
     BACKEND_SETTINGS,
-    SweepFile,
+    ScheduleSettings,
     format_duration,
     list_sections,
     parse_duration,
@@ -27,7 +27,7 @@ def test_the_page_is_up_to_date():
 
 
 def test_every_key_has_a_line_of_its_own():
-    keys = [*SweepFile.model_fields]
+    keys = [*ScheduleSettings.model_fields]
     for name, section in list_sections().items():
         keys += [f"{name.partition(':')[0]}.{key}" for key in section.model_fields]
     for key in keys:

@@ -50,7 +50,7 @@ def test_a_backend_that_does_not_answer_is_asked_again_within_the_grace(tmp_path
     scene = Scene(tmp_path, NIGHTLY + "policy: {missed_grace: 2h}\n")
     scene.backend.down = True
     assert scene.tick_at(2) == []
-    assert "down" in str(scene.context.trouble[-1])
+    assert "down" in str(scene.context.backend_errors[-1])
     assert scene.tick_at(4.1) == ["skipped"]
     scene.backend.down = False
     assert scene.tick_at(5) == []

@@ -104,7 +104,7 @@ def test_old_notices_are_not_sent(tmp_path, hook):
     ],
 )
 def test_why_a_webhook_cannot_be_reached(address, problem):
-    result = notify.post(address, {})
+    result = notify.post_message(address, {})
     assert problem in result
     assert "secret" not in result
 
@@ -112,13 +112,13 @@ def test_why_a_webhook_cannot_be_reached(address, problem):
 def test_a_webhook_that_hangs_is_left_alone(monkeypatch):
     monkeypatch.setattr(notify, "SECONDS", 0.2)
     with HTTPServer(("127.0.0.1", 0), Hook) as server:  # it accepts, and does not answer
-        result = notify.post(f"http://127.0.0.1:{server.server_port}", {})
+        result = notify.post_message(f"http://127.0.0.1:{server.server_port}", {})
     assert "does not answer" in result
 
 
 def test_a_redirect_of_a_webhook_is_a_failure(hook):
     hook.answer = 302
-    assert notify.post(os.environ["HOOK"], {}) == "the webhook answered 302"
+    assert notify.post_message(os.environ["HOOK"], {}) == "the webhook answered 302"
     assert len(hook.got) == 1
 
 
@@ -136,7 +136,7 @@ def test_a_webhook_that_answers_byte_by_byte_is_left_alone(monkeypatch):
         thread = threading.Thread(target=drip, args=[server])
         thread.start()
         began = time.monotonic()
-        result = notify.post(f"http://127.0.0.1:{server.getsockname()[1]}/", {})
+        result = notify.post_message(f"http://127.0.0.1:{server.getsockname()[1]}/", {})
         ended.set()
         thread.join()
     assert "does not answer within 0.5 s" in result

@@ -34,7 +34,7 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HTTPServer
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     made = Client()
-    monkeypatch.setattr(jobs_api.JobsApi, "client", lambda _: made)
+    monkeypatch.setattr(jobs_api.JobsApi, "build_client", lambda _: made)
     return made
 
 
@@ -206,7 +206,7 @@ def test_rays_client_gets_the_address_that_was_given(monkeypatch):
         return "client"
 
     monkeypatch.setattr(ray.job_submission, "JobSubmissionClient", client)
-    assert submit.build_jobs_api("http://head:8265/").client() == "client"
+    assert submit.build_jobs_api("http://head:8265/").build_client() == "client"
     assert seen == [("http://head:8265", None)]
     assert os.environ["RAY_ADDRESS"] == "10.0.0.1:6379"
 

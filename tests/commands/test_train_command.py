@@ -239,7 +239,7 @@ def test_a_population_member_is_retrained_with_the_schedule_of_its_lineage(fake,
     assert train.main(["--from", f"{spec.directory}:2", "--steps", "6"]) == 0
     same, shorter = fake.configs
     assert same.seed == 71
-    assert [same.params_at(n)["reward_weights.format"] for n in (0, 20, 40)] == [0.2, 0.2, 0.4]
+    assert [same.get_params_at(n)["reward_weights.format"] for n in (0, 20, 40)] == [0.2, 0.2, 0.4]
     assert [segment.step for segment in shorter.schedule] == [2, 4]
     assert shorter.params == same.params
 

@@ -56,23 +56,23 @@ def failing(times: int, error: Exception, works: Callable[..., Any]) -> Callable
 
 def test_files_go_there_and_come_back(tmp_path: Path):
     files = StoreDirectory(PLACE)
-    assert files.sizes() == {}
+    assert files.list_sizes() == {}
     assert files.read("a") is None
     (tmp_path / "one").write_bytes(b"1")
     files.upload({"a/one": tmp_path / "one", "b/two": tmp_path / "one"})
     files.write("a/three", b"333")
     files.copy({"a/three": "c/three"})
-    assert files.sizes() == {"a/one": 1, "a/three": 3, "b/two": 1, "c/three": 3}
-    assert files.sizes("a") == {"a/one": 1, "a/three": 3}
+    assert files.list_sizes() == {"a/one": 1, "a/three": 3, "b/two": 1, "c/three": 3}
+    assert files.list_sizes("a") == {"a/one": 1, "a/three": 3}
     files.download({"c/three": tmp_path / "new" / "three"})
     assert (tmp_path / "new" / "three").read_bytes() == b"333"
     files.delete(["a/one", "a/none", "b/two"])  # as in a repetition, one is gone already
-    assert files.sizes() == {"a/three": 3, "c/three": 3}
+    assert files.list_sizes() == {"a/three": 3, "c/three": 3}
 
 
 def test_the_names_of_others_are_not_below_a_folder():
     StoreDirectory(f"{PLACE}-2").write("a", b"")
-    assert StoreDirectory(PLACE).sizes() == {}
+    assert StoreDirectory(PLACE).list_sizes() == {}
 
 
 def test_a_store_that_is_away_for_a_moment_is_asked_again(
@@ -93,7 +93,7 @@ def test_a_store_that_is_away_for_a_moment_is_asked_again(
 def test_a_store_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch, clock: list[float]):
     monkeypatch.setattr(MemoryFileSystem, "find", failing(99, OSError("no route"), lambda: None))
     with pytest.raises(StoreUnreachableError) as caught:
-        StoreDirectory(PLACE, patience=60).sizes()
+        StoreDirectory(PLACE, patience=60).list_sizes()
     assert clock == [1, 2, 4, 8, 16]
     assert str(caught.value).startswith(f"{PLACE} has not answered for 31 s (no route);")
     again = pickle.loads(pickle.dumps(caught.value))
@@ -106,7 +106,7 @@ def test_who_does_not_wait_says_nothing_of_waiting(
     said: list[str] = []
     monkeypatch.setattr(MemoryFileSystem, "find", failing(99, OSError("no route"), lambda: None))
     with pytest.raises(StoreUnreachableError):
-        StoreDirectory(PLACE, patience=0, say=said.append).sizes()
+        StoreDirectory(PLACE, patience=0, say=said.append).list_sizes()
     assert (said, clock) == ([], [])
 
 
@@ -124,7 +124,7 @@ def test_a_store_that_takes_nothing_is_told_at_once(
     monkeypatch: pytest.MonkeyPatch, clock: list[float]
 ):
     check_writable(PLACE)
-    assert StoreDirectory(PLACE).sizes() == {}
+    assert StoreDirectory(PLACE).list_sizes() == {}
     refusal = PermissionError("Access Denied")
     monkeypatch.setattr(MemoryFileSystem, "pipe_file", failing(1, refusal, lambda: None))
     with pytest.raises(StoreError, match=f"storage {PLACE}: Access Denied\n    fix: ") as caught:

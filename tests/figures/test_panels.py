@@ -109,7 +109,11 @@ def test_one_panel_for_each_pair(tmp_path, objectives, count):
 def test_a_panel_names_the_knee_and_its_own_extremes():
     points = [(0.1, 0.9), (0.6, 0.7), (0.9, 0.1)]
     (panel,) = build_panels(build_front(records_at(points), UP))
-    assert {text: c.first for c, text in panel.labels} == {"knee": 1, "highest b": 0, "highest a": 2}
+    assert {text: c.first for c, text in panel.labels} == {
+        "knee": 1,
+        "highest b": 0,
+        "highest a": 2,
+    }
 
 
 def test_a_point_with_several_titles_has_one_label():

@@ -177,7 +177,7 @@ def test_the_png_uses_the_reports_colours_and_hollow_marks(tmp_path):
         mark = style.get_mark(get_mode(member.params))
         assert line.get_markeredgecolor() == mark.color
         assert line.get_marker() == mark.matplotlib
-        assert (line.get_markerfacecolor() == style.PAPER) == member.provisional
+        assert (line.get_markerfacecolor() == style.PAPER) == member.is_provisional
 
 
 def test_no_text_of_the_png_leaves_the_picture(tmp_path):

@@ -74,7 +74,7 @@ def test_checkpoints_that_are_not_kept_are_deleted(
         put_trial(store, tmp_path / "trials", number, 4, 6)
     SweepStore(spec).keep_only({1: None})
     SweepStore(spec).keep_only({2: "checkpoint-6", 3: None})
-    stored = {name for name in store.sizes() if name.endswith("weights")}
+    stored = {name for name in store.list_sizes() if name.endswith("weights")}
     assert stored == {
         "trials/2/checkpoint-6/weights",
         "trials/11/checkpoint-4/weights",
@@ -91,22 +91,22 @@ def test_a_member_takes_over_the_newest_whole_checkpoint(
     store.delete(["trials/1/checkpoint-4/weights"])
     SweepStore(spec).hand_over(donor=1, member=2)
     assert store.read("trials/2/checkpoint-2/weights") == b"trial 1"
-    assert {name.split("/")[2] for name in store.sizes("trials/2")} == {
+    assert {name.split("/")[2] for name in store.list_sizes("trials/2")} == {
         "checkpoint-2",
         "steps.jsonl",
     }
     SweepStore(spec).hand_over(donor=3, member=2)  # no checkpoint: the member begins again
-    assert list(store.sizes("trials/2")) == ["trials/2/steps.jsonl"]
+    assert list(store.list_sizes("trials/2")) == ["trials/2/steps.jsonl"]
 
 
 def test_the_whole_earlier_sweep_is_moved_aside(
     spec: SweepSpec, store: StoreDirectory, tmp_path: Path
 ):
     put_trial(store, tmp_path / "trials", 1, 2)
-    before = store.sizes()
+    before = store.list_sizes()
     SweepStore(spec).move_aside("sweep.20261122")
-    assert store.sizes() == {}
-    assert StoreDirectory("memory://bucket/runs/sweep.20261122").sizes() == before
+    assert store.list_sizes() == {}
+    assert StoreDirectory("memory://bucket/runs/sweep.20261122").list_sizes() == before
 
 
 def test_the_stored_spec_has_no_password_and_loads(spec: SweepSpec, tmp_path: Path):

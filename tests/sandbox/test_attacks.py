@@ -223,5 +223,5 @@ def test_an_unknown_processor_is_refused(monkeypatch):
     from gdpo_tune.sandbox.inside import enclosure
 
     monkeypatch.setattr(enclosure, "MACHINES", {})
-    with pytest.raises(enclosure.StepFailed, match="seccomp: no system call table for"):
+    with pytest.raises(enclosure.LockdownError, match="seccomp: no system call table for"):
         enclosure._build_filter()

@@ -7,7 +7,7 @@ import pytest
 
 from gdpo_tune.core.errors import SandboxInfraError, SandboxUnavailable
 from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits, UnsafeNoIsolationSandbox, pool
-from gdpo_tune.sandbox.pool import count_fitting_workers
+from gdpo_tune.sandbox.pool import count_workers_in_memory
 
 GIB = 1 << 30
 
@@ -73,12 +73,12 @@ def job(memory=GIB, **tests):
     ],
 )
 def test_a_batch_gets_the_workers_that_fit_into_memory(workers, jobs, memory, expected):
-    assert count_fitting_workers(workers, jobs, memory and int(memory)) == expected
+    assert count_workers_in_memory(workers, jobs, memory and int(memory)) == expected
 
 
 def test_a_job_that_the_machine_cannot_hold_is_refused():
     with pytest.raises(ValueError, match=r"limit is 1025 MiB .* this machine has 1024 MiB"):
-        count_fitting_workers(1, [job(), job(GIB + (1 << 20))], GIB)
+        count_workers_in_memory(1, [job(), job(GIB + (1 << 20))], GIB)
 
 
 @pytest.mark.parametrize(("memory", "most"), [(64 * GIB, 4), (4 * GIB, 2), (GIB, 1)])

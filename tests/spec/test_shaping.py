@@ -57,7 +57,7 @@ def test_what_is_written_out_at_its_default_keeps_the_identity(load):
     written = [f"space.{name}={json.dumps(value)}" for name, value in LATER.items()]
     spec = load(*written)
     assert spec.compute_identity() == load().compute_identity()
-    assert spec.space.omittable == set(LATER)
+    assert spec.space.omittable_names == set(LATER)
     assert load(text=spec.dump_yaml()).compute_identity() == load().compute_identity()
 
 
@@ -76,7 +76,7 @@ def test_what_shapes_changes_the_identity(load, override):
 
 
 def test_defaults_are_those_of_before(load):
-    assert load().space.omittable == set(LATER)
+    assert load().space.omittable_names == set(LATER)
     complete = load().space.complete_baseline({})
     assert {name: complete[name] for name in LATER} == LATER
 

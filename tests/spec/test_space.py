@@ -81,7 +81,7 @@ numbers = st.floats(1e-6, 1e3, allow_nan=False)
 @given(low=numbers, width=st.floats(1e-3, 10), steps=st.integers(1, 50))
 def test_every_value_of_a_grid_is_contained(low, width, steps):
     domain = Uniform(low=low, high=low + steps * width, step=width)
-    values = domain.values()
+    values = domain.list_values()
     assert values is not None
     assert len(values) == steps + 1
     # Not the last one: rounding may carry it beyond `high`, which is its own end of the range.
@@ -149,7 +149,7 @@ def test_complete_fills_fixed_and_inactive(load):
         "epsilon_high": 0.2,
         "loss_type": "dapo",
         "num_iterations": 1,
-        **{name: space.fixed[name] for name in space.omittable},
+        **{name: space.fixed_values[name] for name in space.omittable_names},
     }
     assert complete.keys() == list_parameters(code.TASK).keys()
 

@@ -24,7 +24,7 @@ def send_sweep(directory, uri, trials, *, steps=True):
     sink(SweepFinished(tuple(records), interrupted=False))
     write_report(spec, records)
     write_front_png(spec, records)
-    sink.log_pictures()
+    sink.log_figures()
     warning = sink.close(PATIENCE)
     assert warning == "", warning
     return spec, records, sink.get_front_link()

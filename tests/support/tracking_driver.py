@@ -90,7 +90,7 @@ def main(directory, uri, pause=0.0, timeout=120.0):
         sink(TrialFinished(replace(times.finish(number), checkpoint=directory / "checkpoint")))
     sink(SweepFinished(times.make_records(), interrupted=False))
     (spec.directory / "report.html").write_text("<html><body>a report</body></html>")
-    sink.log_pictures()
+    sink.log_figures()
     return sink.close(timeout)
 
 

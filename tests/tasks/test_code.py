@@ -67,8 +67,8 @@ def test_the_task_describes_itself():
 
 
 def test_an_optional_reward_is_on_where_it_has_a_weight():
-    assert TASK.with_optional_rewards(["reward_weights.format", "bug_free"]) is TASK
-    with_it = TASK.with_optional_rewards({"reward_weights.bug_free": 0.0})
+    assert TASK.add_optional_rewards(["reward_weights.format", "bug_free"]) is TASK
+    with_it = TASK.add_optional_rewards({"reward_weights.bug_free": 0.0})
     assert with_it.rewards == {**TASK.rewards, "bug_free": (0, 1)}
     extra = {"reward_weights.bug_free": 1.0, "partial_credit": True}
     assert with_it.published == {**TASK.published, **extra}

@@ -17,7 +17,7 @@ from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSetti
 from gdpo_tune.core.steps import read_steps
 from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.spec import load_spec
-from gdpo_tune.tasks.base import Failures, Problem, Scores
+from gdpo_tune.tasks.base import Problem, RewardFailures, Scores
 from gdpo_tune.tasks.custom import RewardFunctionTask, choose_row_split, name_reward
 from gdpo_tune.training import scoring, train, worker_cache
 from gdpo_tune.training.evaluation import estimate_metrics
@@ -57,7 +57,7 @@ def forget():
     """No file and no warm state passes from test to test."""
     task_files._load_module.cache_clear()
     yield
-    worker_cache.release()
+    worker_cache.release_worker_cache()
     task_files._load_module.cache_clear()
     for name in [name for name in sys.modules if name.startswith("gdpo_tune_task_")]:
         del sys.modules[name]
@@ -218,7 +218,7 @@ def test_functions_get_prompts_completions_lengths_and_columns():
         return [None if length == 3 else length for length in lengths]
 
     result = scores(seen)
-    assert result.failures == {"seen": Failures()}
+    assert result.failures == {"seen": RewardFailures()}
     assert list(result.rewards["seen"]) == [None if i == 3 else float(i) for i in range(20)]
     assert result.metrics["seen"] == result.rewards["seen"]
     assert result.metrics["mean_length"] == [float(i) for i in range(20)]
@@ -269,7 +269,9 @@ class Half:
     def score(self, problems, completions, lengths):
         values = [None] * self.failed + [1.0] * (len(completions) - self.failed)
         return Scores(
-            {"a": values}, {}, {"a": Failures(self.failed, "E: x") if self.failed else Failures()}
+            {"a": values},
+            {},
+            {"a": RewardFailures(self.failed, "E: x") if self.failed else RewardFailures()},
         )
 
 
@@ -330,7 +332,7 @@ def test_a_reward_model_is_read_as_trl_reads_it(tmp_path):
     first, second, third = scored.rewards["judge_1"]
     assert first == pytest.approx(third)
     assert first != pytest.approx(second)
-    assert scored.failures["judge_1"] == Failures()
+    assert scored.failures["judge_1"] == RewardFailures()
     alone = task.score(problems[:1], ["x"], [1]).rewards["judge_1"]
     assert alone[0] == pytest.approx(first, abs=1e-5), "padding has no effect"
 

@@ -23,8 +23,8 @@ def test_without_a_weight_the_reward_is_absent():
 def test_a_weight_switches_the_reward_on():
     spec = load_spec(CODE, [ON, "space.conditioning.bug_free=[none, correctness]"])
     assert spec.compute_identity() != load_spec(CODE).compute_identity()
-    assert "reward_weights.bug_free" in spec.space.searched
-    assert spec.space.domains["conditioning.length"].values() == ("none",)
+    assert "reward_weights.bug_free" in spec.space.searched_domains
+    assert spec.space.domains["conditioning.length"].list_values() == ("none",)
     setting = build_published(spec)
     assert setting["reward_weights.bug_free"] == 1
     assert setting["partial_credit"] is True

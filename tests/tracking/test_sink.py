@@ -307,7 +307,7 @@ def test_pictures_are_attached_if_they_exist(spec, store):
     with MlflowSink(spec) as sink:
         sink(SweepStarted((), 0))
         (spec.directory / "report.html").write_text("<html>")
-        sink.log_pictures()
+        sink.log_figures()
     files = [artifact["file"] for artifact in store.artifacts() if "file" in artifact]
     assert files == [str(spec.directory / "report.html")]
 
@@ -317,8 +317,8 @@ def test_pictures_are_sent_again_only_if_they_changed(spec, store):
         with MlflowSink(spec) as sink:
             sink(SweepStarted((), 0))
             (spec.directory / "front.png").write_text(content)
-            sink.log_pictures()
-            sink.log_pictures()
+            sink.log_figures()
+            sink.log_figures()
     files = [artifact for artifact in store.artifacts() if "file" in artifact]
     assert [artifact["file"] for artifact in files] == [str(spec.directory / "front.png")] * 2
 
@@ -381,6 +381,6 @@ def test_state_and_link(spec, store):
 
 def test_nothing_is_touched_before_the_ledger_is_held(spec, store):
     with MlflowSink(spec) as sink:
-        sink.log_pictures()
+        sink.log_figures()
     assert not spec.directory.exists()
     assert store.identities == []

@@ -33,7 +33,7 @@ SETTINGS = TrainingSettings(
 @pytest.fixture(autouse=True)
 def close_cache():
     yield
-    worker_cache.release()
+    worker_cache.release_worker_cache()
 
 
 def trial(directory, settings=SETTINGS, **params) -> TrialConfig:

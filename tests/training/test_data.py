@@ -37,7 +37,7 @@ FEW = TrainingSettings(
 @pytest.fixture(autouse=True)
 def close_cache():
     yield
-    worker_cache.release()
+    worker_cache.release_worker_cache()
     dataset._collect_once.cache_clear()
 
 

@@ -47,9 +47,9 @@ def policy(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def toy(monkeypatch):
     register_toy_task(monkeypatch)
-    worker_cache.release()
+    worker_cache.release_worker_cache()
     yield
-    worker_cache.release()
+    worker_cache.release_worker_cache()
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_a_trial_that_dies_at_any_operation_resumes_bitwise_equal(policy, tmp_pa
             DiskFailure(patch, point, Killed())
             with pytest.raises(Killed):
                 run(config)
-        worker_cache.release()
+        worker_cache.release_worker_cache()
         assert_equal(run(config, find_newest_checkpoint(config.directory)), whole)
         names = sorted(path.name for path in config.directory.glob("*checkpoint*"))
         assert names[-2:] == [f"checkpoint-{STEPS - 1}", f"checkpoint-{STEPS}"]
@@ -133,7 +133,7 @@ def test_a_full_disk_ends_the_trial_in_one_line_and_it_can_be_resumed(policy, tm
                 run(config)
         if isinstance(caught.value, DiskFullError):
             assert str(config.directory) in str(caught.value)
-        worker_cache.release()
+        worker_cache.release_worker_cache()
         assert_equal(run(config, find_newest_checkpoint(config.directory)), whole)
 
 
@@ -156,7 +156,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(policy, tmp_path, wh
     assert point_of_resume.describe_damage() == (
         f"checkpoint-3 is damaged ({file} has other content): the trial goes on from checkpoint-2"
     )
-    worker_cache.release()
+    worker_cache.release_worker_cache()
     assert_equal(run(config, point_of_resume.newest), whole)
 
 

@@ -51,9 +51,9 @@ def one_thread():
 @pytest.fixture
 def toy(monkeypatch):
     register_toy_task(monkeypatch)
-    worker_cache.release()
+    worker_cache.release_worker_cache()
     yield
-    worker_cache.release()
+    worker_cache.release_worker_cache()
 
 
 # Order of completions
@@ -271,8 +271,8 @@ def test_padding_is_cut_to_the_longest_of_each_micro_batch(policy, tmp_path, mon
         shapes.append((tuple(input_ids.shape), int(attention_mask.any(dim=0).sum())))
         return inner(self, model, input_ids, attention_mask, *arguments, **keywords)
 
-    inner = GDPOTrainer._log_probs
-    monkeypatch.setattr(GDPOTrainer, "_log_probs", seen)
+    inner = GDPOTrainer._compute_log_probs
+    monkeypatch.setattr(GDPOTrainer, "_compute_log_probs", seen)
     with pack_or_pad(True):
         _, sampled, _ = run_two_steps(policy, tmp_path, 4, beta=0.5, num_iterations=2)
     assert len(shapes) == 2 * 4 * 4, "old, reference and two passes over both steps"

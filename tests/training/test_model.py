@@ -44,9 +44,9 @@ class InstructedTask(ToyTask):
 @pytest.fixture(autouse=True)
 def toy(monkeypatch):
     register_toy_task(monkeypatch)
-    worker_cache.release()
+    worker_cache.release_worker_cache()
     yield
-    worker_cache.release()
+    worker_cache.release_worker_cache()
 
 
 @pytest.fixture(scope="module")

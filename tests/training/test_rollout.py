@@ -283,7 +283,7 @@ def test_nothing_is_packed_where_the_gradient_would_be_wrong(policy, tmp_path):
             reward_funcs=[score_constantly],
             **changes,
         )
-        return trainer._packs(trainer.model)
+        return trainer._can_pack(trainer.model)
 
     assert packs()
     assert not packs(entropy_coef=0.1)

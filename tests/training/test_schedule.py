@@ -36,9 +36,9 @@ def policy(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def toy(monkeypatch):
     register_toy_task(monkeypatch)
-    worker_cache.release()
+    worker_cache.release_worker_cache()
     yield
-    worker_cache.release()
+    worker_cache.release_worker_cache()
 
 
 def run(config: TrialConfig, resume: Path | None = None):
@@ -112,7 +112,7 @@ def test_a_trial_with_a_schedule_resumes_bitwise_equal(policy, tmp_path, stop, p
     )
     config = add_schedule(build_trial_config(policy, tmp_path / "cut", **parameters), *segments)
     newest = stop_after(config, stop)
-    worker_cache.release()
+    worker_cache.release_worker_cache()
     torch.rand(3)
     assert_same(run(config, newest), expected)
 
@@ -136,10 +136,10 @@ def test_the_order_in_which_segments_are_written_does_not_matter(policy, tmp_pat
     config = build_trial_config(policy, tmp_path)
     late, early = Segment(4, {"learning_rate": 2.0}), Segment(2, OTHER)
     config_with_schedule = add_schedule(config, late, early)
-    assert config_with_schedule.params_at(1) == config.params
-    assert config_with_schedule.params_at(3) == {**config.params, **OTHER}
-    assert config_with_schedule.params_at(4) == {**config.params, **OTHER, "learning_rate": 2.0}
-    assert config_with_schedule.reward_weights(2)["hits"] == 0.2
+    assert config_with_schedule.get_params_at(1) == config.params
+    assert config_with_schedule.get_params_at(3) == {**config.params, **OTHER}
+    assert config_with_schedule.get_params_at(4) == {**config.params, **OTHER, "learning_rate": 2.0}
+    assert config_with_schedule.get_reward_weights(2)["hits"] == 0.2
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ RECIPE_OF = {"math": "math", "gsm8k": "math", "tools": "tools"}
 @pytest.fixture(autouse=True)
 def close_cache():
     yield
-    worker_cache.release()
+    worker_cache.release_worker_cache()
 
 
 def trial(task, directory, **params) -> TrialConfig:

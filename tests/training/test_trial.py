@@ -40,10 +40,10 @@ def policy(tmp_path_factory):
 def toy(monkeypatch):
     """Register the toy task; no cache passes from test to test."""
     register_toy_task(monkeypatch)
-    worker_cache.release()
+    worker_cache.release_worker_cache()
     ToyTask.opened = ToyTask.closed = 0
     yield
-    worker_cache.release()
+    worker_cache.release_worker_cache()
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +245,7 @@ def test_a_resumed_trial_is_bitwise_equal(policy, tmp_path, stop, passes):
     config = build_trial_config(policy, tmp_path / "cut", **parameters)
     newest = stop_at(config, stop)
     start = read_checkpoint(newest)
-    worker_cache.release()
+    worker_cache.release_worker_cache()
     torch.rand(3)
     rest, outcome = run(config, resume=newest)
     if start.validation:

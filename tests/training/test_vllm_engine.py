@@ -38,7 +38,7 @@ def policy(tmp_path_factory):
 def config(policy, tmp_path, monkeypatch):
     register_toy_task(monkeypatch)
     yield build_trial_config(policy, tmp_path / "t", seed=7)
-    worker_cache.release()
+    worker_cache.release_worker_cache()
 
 
 @pytest.fixture

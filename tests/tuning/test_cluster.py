@@ -20,7 +20,7 @@ from ray._private.accelerators import accelerator
 from gdpo_tune.core.errors import ClusterLostError
 from gdpo_tune.tuning.ray import cluster, stopping
 from gdpo_tune.tuning.ray.joining import LOST_SECONDS
-from gdpo_tune.tuning.ray.stopping import STOP, ClusterLost, Interruption, StopFlag
+from gdpo_tune.tuning.ray.stopping import STOP, ClusterLostInterrupt, Interruption, StopFlag
 
 Spawn = Callable[[], subprocess.Popen[bytes]]
 
@@ -175,7 +175,7 @@ class JoinedCluster:
     """A fake of a joined cluster: its head and its table of nodes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.watch, self.alive, self.requests = SimpleNamespace(silence=0.0), True, 0
+        self.watch, self.alive, self.requests = SimpleNamespace(seconds_silent=0.0), True, 0
         context = SimpleNamespace(get_node_id=lambda: "ours", gcs_address="head:6379")
         monkeypatch.setenv("RAY_ADDRESS", "head:6379")
         for name in cluster.ENVIRONMENT:
@@ -205,10 +205,10 @@ def test_a_joined_cluster_is_checked_for_our_node(file: Path, monkeypatch: pytes
 def test_a_silent_head_is_not_queried_through_ray(file: Path, monkeypatch: pytest.MonkeyPatch):
     joined = JoinedCluster(monkeypatch)
     with cluster.open_cluster(file) as up:
-        joined.watch.silence = LOST_SECONDS
+        joined.watch.seconds_silent = LOST_SECONDS
         requests = joined.requests
         assert up.is_alive()
-        joined.watch.silence += 1.0
+        joined.watch.seconds_silent += 1.0
         assert not up.is_alive()
         assert joined.requests == requests
 
@@ -232,7 +232,7 @@ def test_the_loss_of_the_cluster_ends_a_sweep_that_nobody_interrupted(tmp_path: 
     alive = [True, False]
     interruption = Interruption(StopFlag(tmp_path), lambda: alive.pop(0))
     assert not interruption.stop_all()
-    with pytest.raises(ClusterLost):
+    with pytest.raises(ClusterLostInterrupt):
         interruption.stop_all()
     assert not interruption.requested
 

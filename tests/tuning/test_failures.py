@@ -106,12 +106,12 @@ def test_a_process_is_excused_if_its_node_turns_out_to_have_died_with_it():
     assert one.count("died", "node1", 100.0)
     assert other.count("died", "node2", 100.0)
     assert late.count("died", "node1", 39.0)
-    assert [history.excuse("node1", 100.0) for history in (one, other, late)] == [
+    assert [history.reclassify_as_node_loss("node1", 100.0) for history in (one, other, late)] == [
         True,
         False,
         False,
     ]
-    assert not one.excuse("node1", 100.0)
+    assert not one.reclassify_as_node_loss("node1", 100.0)
     assert [history.failed for history in (one, other, late)] == [0, 1, 1]
 
 

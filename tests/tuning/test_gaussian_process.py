@@ -131,7 +131,7 @@ def test_about_half_of_the_proposals_are_local(tmp_path: Path, monkeypatch: pyte
     study = build_study(*draw_trials(0))
     for seed in range(60):
         sampler = sampling.build(seed)
-        monkeypatch.setattr(sampler, "_box", lambda _, space: boxes.append(1) or space)
+        monkeypatch.setattr(sampler, "_restrict_to_box", lambda _, space: boxes.append(1) or space)
         monkeypatch.setattr(
             optuna.samplers.GPSampler, "sample_relative", lambda *_: {"weight": 1.0}
         )

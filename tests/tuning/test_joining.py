@@ -40,7 +40,7 @@ def test_a_cluster_is_joined_with_the_environment_of_trials(head, monkeypatch):
     fake_client(monkeypatch, None)
     environment = {}
     monkeypatch.setattr(ray, "init", lambda **options: environment.update(options))
-    joining.join({"log_to_driver": False}, {"A": "1"})
+    joining.connect_to_cluster({"log_to_driver": False}, {"A": "1"})
     assert environment == {
         "address": head,
         "runtime_env": {"env_vars": {"A": "1"}},
@@ -58,26 +58,26 @@ def test_a_cluster_that_wants_a_token(head, monkeypatch, mode, message):
     with pytest.raises(
         ClusterError, match=f"{head} {message}\n    fix: export RAY_AUTH_MODE=token"
     ):
-        joining.join({}, {})
+        joining.connect_to_cluster({}, {})
 
 
 def test_a_missing_token_is_reported_before_ray_connects(head, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     with pytest.raises(UsageError, match="there is no token"):
-        joining.join({}, {})
+        joining.connect_to_cluster({}, {})
 
 
 def test_a_head_that_does_not_listen(monkeypatch, tmp_path):
     hide_tokens(monkeypatch, tmp_path)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
     with pytest.raises(ClusterError, match=r":9 does not answer \(.*refused"):
-        joining.join({}, {})
+        joining.connect_to_cluster({}, {})
 
 
 def test_a_server_that_is_no_ray_head(head, monkeypatch):
     fake_client(monkeypatch, RpcError("Timed out while waiting for GCS to become available."))
     with pytest.raises(ClusterError, match="is not the head of a Ray cluster"):
-        joining.join({}, {})
+        joining.connect_to_cluster({}, {})
 
 
 def test_a_machine_that_is_not_a_node_of_the_cluster(head, monkeypatch):
@@ -88,7 +88,7 @@ def test_a_machine_that_is_not_a_node_of_the_cluster(head, monkeypatch):
 
     monkeypatch.setattr(ray, "init", refuse)
     with pytest.raises(ClusterError, match=r"no node of .* runs on this machine .*\n.*--submit"):
-        joining.join({}, {})
+        joining.connect_to_cluster({}, {})
 
 
 def test_no_cluster_on_this_machine(head, monkeypatch):
@@ -99,13 +99,13 @@ def test_no_cluster_on_this_machine(head, monkeypatch):
 
     monkeypatch.setattr("ray._private.services.canonicalize_bootstrap_address", nothing)
     with pytest.raises(ClusterError, match="= auto: no Ray runs on this machine"):
-        joining.join({}, {})
+        joining.connect_to_cluster({}, {})
 
 
 def test_an_invalid_address_in_the_environment(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
     with pytest.raises(UsageError, match="RAY_ADDRESS = ray://head:10001"):
-        joining.join({}, {})
+        joining.connect_to_cluster({}, {})
 
 
 def test_an_invalid_host_name(monkeypatch, tmp_path):
@@ -125,7 +125,7 @@ class FakeHead:
         clock = SimpleNamespace(monotonic=lambda: self.now)
         monkeypatch.setattr(joining, "time", clock)
         monkeypatch.setattr(joining, "find_silence", lambda *_: "" if self.answers else "refused")
-        monkeypatch.setattr(joining, "leave", self.leave)
+        monkeypatch.setattr(joining, "exit_process", self.leave)
         self.watch = joining.HeadWatch("head:6379")
 
     def leave(self) -> None:
@@ -139,10 +139,10 @@ class FakeHead:
 
 def test_the_process_disconnects_some_time_after_the_head_is_lost(monkeypatch):
     head = FakeHead(monkeypatch)
-    assert head.check_after(1000.0).silence == 0
+    assert head.check_after(1000.0).seconds_silent == 0
     head.answers = False
-    assert head.check_after(joining.LOST_SECONDS).silence == joining.LOST_SECONDS
-    assert head.check_after(joining.LEAVE_SECONDS).silence > joining.LOST_SECONDS
+    assert head.check_after(joining.LOST_SECONDS).seconds_silent == joining.LOST_SECONDS
+    assert head.check_after(joining.LEAVE_SECONDS).seconds_silent > joining.LOST_SECONDS
     assert head.leaves == 0
     head.check_after(1.0)
     assert head.leaves == 1
@@ -153,7 +153,7 @@ def test_a_head_that_answers_again_is_not_lost(monkeypatch):
     head.answers = False
     head.check_after(joining.LOST_SECONDS - 1)
     head.answers = True
-    assert head.check_after(2.0).silence == 0
+    assert head.check_after(2.0).seconds_silent == 0
 
 
 def test_find_silence_checks_who_listens():

@@ -80,7 +80,7 @@ class Population(Driver):
             ):
                 return
         for step in range(len(state) + 1, config.training.steps + 1):
-            state.append(describe_step(config, config.params_at(step - 1), step))
+            state.append(describe_step(config, config.get_params_at(step - 1), step))
             evaluated = step in config.evaluate_at or step == config.training.steps
             due = step % config.training.checkpoint_every == 0
             if due:
@@ -157,7 +157,8 @@ def simulate_training(training: Training) -> State:
         "code", "embedded", training.seed, training.params, None, Path(), schedule=training.schedule
     )
     return [
-        describe_step(training, config.params_at(step - 1), step) for step in range(1, STEPS + 1)
+        describe_step(training, config.get_params_at(step - 1), step)
+        for step in range(1, STEPS + 1)
     ]
 
 

@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.trials import Outcome, Params, Proposer, Role, State, TrialRecord
-from gdpo_tune.ledger import copy_study, to_distribution
+from gdpo_tune.ledger import convert_to_distribution, copy_study
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.search import quasi_random
 from gdpo_tune.tuning.search.projection import Projection, Suggestion
@@ -436,7 +436,9 @@ def test_the_parzen_estimator_that_knows_its_dimensions_proposes_what_optunas_ow
     for number in range(12):
         params = conditional.space.complete(quasi_random.draw_point(conditional, number))
         projection.observe(build_record(number, params, build_trade_off(params)))
-    dimensions = {n: to_distribution(d) for n, d in conditional.space.searched.items()}
+    dimensions = {
+        n: convert_to_distribution(d) for n, d in conditional.space.searched_domains.items()
+    }
     calls: list[dict[str, Any]] = []
     for sampler in (
         ParzenEstimator(dimensions, seed=7, startup=4),

@@ -101,7 +101,7 @@ def open_store() -> StoreDirectory:
 
 
 def find_newest() -> str:
-    return next(iterate_whole_checkpoints(open_store().sizes(), open_store().read))
+    return next(iterate_whole_checkpoints(open_store().list_sizes(), open_store().read))
 
 
 def test_a_trial_ends_with_all_files_in_the_store_and_none_on_the_node(tmp_path: Path):

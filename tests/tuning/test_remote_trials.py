@@ -54,7 +54,7 @@ def fetch_trial(directory: Path, trial: str = "this") -> Callable[[], None]:
 
 
 def list_checkpoints(files: StoreDirectory) -> list[str]:
-    return list(iterate_whole_checkpoints(files.sizes(), files.read))
+    return list(iterate_whole_checkpoints(files.list_sizes(), files.read))
 
 
 def test_another_node_resumes_at_the_last_checkpoint(tmp_path: Path, store: StoreDirectory):
@@ -79,7 +79,9 @@ def test_two_checkpoints_stay_in_the_store(tmp_path: Path, store: StoreDirectory
     write_checkpoints(tmp_path / "two", 8)
     upload_again()
     assert list_checkpoints(store) == ["checkpoint-8", "checkpoint-6"]
-    assert not any(name.startswith(("checkpoint-2/", "checkpoint-4/")) for name in store.sizes())
+    assert not any(
+        name.startswith(("checkpoint-2/", "checkpoint-4/")) for name in store.list_sizes()
+    )
 
 
 def test_stored_files_are_not_uploaded_again(
@@ -115,7 +117,7 @@ def test_an_incomplete_checkpoint_is_ignored(
     monkeypatch.setattr(MemoryFileSystem, "put", cut)
     with pytest.raises(StoreUnreachableError):
         upload()
-    assert "checkpoint-4/weights" in store.sizes()
+    assert "checkpoint-4/weights" in store.list_sizes()
     monkeypatch.setattr(MemoryFileSystem, "put", put)
     assert list_checkpoints(store) == ["checkpoint-2"]
     fetch_trial(tmp_path / "two")
@@ -151,7 +153,7 @@ def test_files_of_another_trial_with_the_same_number_are_ignored(
     upload()
     fetch_trial(tmp_path / "two")
     assert find_checkpoint(tmp_path / "two").newest is None
-    assert list(store.sizes()) == ["begun"]
+    assert list(store.list_sizes()) == ["begun"]
 
 
 def test_a_process_deletes_the_directories_of_ended_processes(

@@ -81,7 +81,7 @@ def test_the_baselines_are_the_policy_as_it_is_and_the_published_weights(spec: S
         untrained, published = (driver.in_flight[driver.ask()] for _ in range(2))
     assert (untrained.train, published.train) == (False, True)
     assert published.params["normalization"] == "gdpo"
-    assert set(published.reward_weights().values()) == {1.0}
+    assert set(published.get_reward_weights().values()) == {1.0}
     assert spec.space.domains["learning_rate"].contains(published.params["learning_rate"])
 
 

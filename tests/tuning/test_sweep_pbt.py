@@ -82,7 +82,7 @@ def test_a_member_of_a_real_population_is_one_training_bit_for_bit(tmp_path: Pat
     try:
         outcome = train(config, resume=None, report=lambda *_: None)
     finally:
-        worker_cache.release()
+        worker_cache.release_worker_cache()
     assert (outcome.validation, outcome.test) == (taker.validation, taker.test)
     replay = read_steps(tmp_path / "again")
     metrics = {m.step: m.metrics for m in read_steps(taker.directory)}

@@ -185,7 +185,7 @@ def test_a_trial_samples_with_vllm_from_start_to_end(config, settings):
         config = replace(config, model=settings)
         outcome = train(config, resume=None, report=lambda m, _: reports.append(m))
     finally:
-        worker_cache.release()
+        worker_cache.release_worker_cache()
     for measurement in reports:
         mismatch = {n: x for n, x in measurement.metrics.items() if n.startswith("train/rollout/")}
         print(f"  step {measurement.step}:", ", ".join(f"{n} {x:.7f}" for n, x in mismatch.items()))

@@ -32,7 +32,7 @@ class ScheduledJob:
     root: Path
     """Directory of the project, in which the command runs."""
 
-    def command(self, python: str = "python") -> list[str]:
+    def build_command(self, python: str = "python") -> list[str]:
         """Return the words of its command for an interpreter of this package."""
         return [python, "-m", "gdpo_tune.sweep", *self.arguments]
 

@@ -74,7 +74,9 @@ class JobsApi:
         url, reason = f"{self.address}/api/version", ""
         fix = "write the dashboard's address, which has port 8265 by default"
         try:
-            answer = call_within(ANSWER_SECONDS, lambda: httpx.get(url, headers=self.headers()))
+            answer = call_within(
+                ANSWER_SECONDS, lambda: httpx.get(url, headers=self.build_headers())
+            )
             if answer.status_code in (401, 403):
                 reason = "does not take the token" if self.token else "asks for a token"
                 reason, fix = f"{reason} ({answer.status_code})", self.token_fix
@@ -84,24 +86,24 @@ class JobsApi:
             elif "ray_version" not in answer.json():
                 raise ValueError
         except (OSError, httpx.NetworkError, httpx.TimeoutException) as error:
-            raise self._unreachable(error) from None
+            raise self._build_unreachable_error(error) from None
         except (httpx.HTTPError, ValueError, TypeError):
             reason = "is not the dashboard of a Ray cluster"
         if reason:
             raise BackendError(f"{self.caller}: {self.address} {reason}\n    fix: {fix}")
 
-    def client(self) -> Any:
+    def build_client(self) -> Any:
         """Build Ray's client for these jobs."""
         from ray.job_submission import JobSubmissionClient
 
         with _ENVIRONMENT:
             hidden = {name: os.environ.pop(name) for name in OVERRIDES if name in os.environ}
             try:
-                return JobSubmissionClient(self.address, headers=self.headers())
+                return JobSubmissionClient(self.address, headers=self.build_headers())
             finally:
                 os.environ.update(hidden)
 
-    def headers(self) -> dict[str, str]:
+    def build_headers(self) -> dict[str, str]:
         """Return the HTTP headers with the token."""
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
@@ -114,16 +116,16 @@ class JobsApi:
         """
         self.check()
         try:
-            return call_within(CALL_SECONDS, lambda: call(self.client()))
+            return call_within(CALL_SECONDS, lambda: call(self.build_client()))
         except ImportError as error:
             fix = "pip install 'gdpo-tune[cluster]'"
             raise BackendError(f"{self.caller}: {error}\n    fix: {fix}") from error
         except OSError as error:  # errors of requests and time-outs are of this kind
-            raise self._unreachable(error) from error
+            raise self._build_unreachable_error(error) from error
         except Exception as error:  # Ray's errors have no type of their own
             raise BackendError(f"{self.caller}: {self.address}: {str(error)[:500]}") from error
 
-    def _unreachable(self, reason: object) -> BackendUnreachableError:
+    def _build_unreachable_error(self, reason: object) -> BackendUnreachableError:
         return BackendUnreachableError(
             f"{self.caller}: {self.address} does not answer ({reason})\n"
             "    fix: start the cluster, or correct the address"

@@ -54,20 +54,20 @@ class KubeRay:
                 f"backend kuberay: no right to create RayJobs in {self.settings.namespace}\n"
                 "    fix: bind a role for rayjobs (ray.io), as `render --to kuberay` writes it"
             )
-        answer.refuse_error(self.kind, AWAY)
+        answer.raise_unless_expected(self.kind, AWAY)
 
     def submit(self, job: ScheduledJob) -> JobHandle:
         """Create a RayJob, unless it exists."""
         name = job.id.lower()
-        manifest = build_ray_job(self.sweep, self.settings, name, job.command())
+        manifest = build_ray_job(self.sweep, self.settings, name, job.build_command())
         answer = self._call("create", "-f", "-", text=manifest)
-        answer.refuse_error(self.kind, AWAY, expected="alreadyexists")
+        answer.raise_unless_expected(self.kind, AWAY, expected="alreadyexists")
         return JobHandle(backend=self.kind, id=name)
 
     def poll(self, job: JobHandle) -> JobStatus:
         """Return the state of a RayJob."""
         answer = self._call("get", "rayjob", job.id, "--ignore-not-found", "-o", "json")
-        answer.refuse_error(self.kind, AWAY)
+        answer.raise_unless_expected(self.kind, AWAY)
         if not answer.out.strip():
             return JobStatus(running=False, reason="Kubernetes does not know the RayJob any more")
         status = _parse_status(answer.out)
@@ -85,7 +85,7 @@ class KubeRay:
     def stop(self, job: JobHandle, waited: float) -> None:
         """Delete the RayJob: KubeRay then asks Ray to stop the job, and removes the cluster."""
         words = ("delete", "rayjob", job.id, "--ignore-not-found", "--wait=false")
-        self._call(*words).refuse_error(self.kind, AWAY)
+        self._call(*words).raise_unless_expected(self.kind, AWAY)
 
     def _call(self, *words: str, text: str = "") -> ProgramAnswer:
         command = ("kubectl", "--namespace", self.settings.namespace, *words)

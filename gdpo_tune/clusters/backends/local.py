@@ -65,7 +65,7 @@ class Local:
         """Start a process for a job, unless there was one."""
         directory = self.directory / job.id
         if not (directory / STATE).exists():
-            about = {"command": job.command(sys.executable), "root": str(job.root)}
+            about = {"command": job.build_command(sys.executable), "root": str(job.root)}
             try:
                 directory.mkdir(parents=True, exist_ok=True)
                 write_atomically(directory / JOB, json.dumps(about))

@@ -55,7 +55,7 @@ class RayJobs:
     def submit(self, job: ScheduledJob) -> JobHandle:
         """Submit a job, unless it exists."""
         _, *others = job.arguments
-        words = replace(job, arguments=(self.space, *others)).command()
+        words = replace(job, arguments=(self.space, *others)).build_command()
 
         def call(client: Any) -> None:
             try:

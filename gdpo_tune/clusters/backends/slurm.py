@@ -55,7 +55,7 @@ class Slurm:
 
     def check(self) -> None:
         """Ask whether Slurm's controller answers."""
-        self._call("scontrol", "ping").refuse_error(self.kind, ANYTHING)
+        self._call("scontrol", "ping").raise_unless_expected(self.kind, ANYTHING)
         base.check_writable(self.directory, "slurm")
 
     def submit(self, job: ScheduledJob) -> JobHandle:
@@ -65,10 +65,10 @@ class Slurm:
         if not job_id:
             directory.mkdir(parents=True, exist_ok=True)
             script = directory / "job.sbatch"
-            job_words = (job.id, job.command(), directory)
+            job_words = (job.id, job.build_command(), directory)
             write_atomically(script, build_job_script(self.sweep, self.settings, *job_words))
             answer = self._call("sbatch", "--parsable", str(script))
-            answer.refuse_error(self.kind, AWAY)
+            answer.raise_unless_expected(self.kind, AWAY)
             job_id = answer.out.strip().partition(";")[0]  # `id;cluster` if there are several
             write_atomically(directory / "id", job_id)
         return JobHandle(backend=self.kind, id=job_id, directory=str(directory))
@@ -95,7 +95,7 @@ class Slurm:
             answer = self._call("scancel", "--batch", "--signal=TERM", job.id)
         else:
             return
-        answer.refuse_error(self.kind, AWAY, UNKNOWN)
+        answer.raise_unless_expected(self.kind, AWAY, UNKNOWN)
         signalled.touch()
 
     def _find_id(self, directory: Path, name: str) -> str:
@@ -109,7 +109,7 @@ class Slurm:
     def _ask_squeue(self, column: str, *words: str) -> str:
         """Return a column of the first job that `squeue` shows; empty if it shows none."""
         answer = self._call("squeue", *words, "--noheader", "--format", column)
-        answer.refuse_error(self.kind, AWAY, UNKNOWN)
+        answer.raise_unless_expected(self.kind, AWAY, UNKNOWN)
         return answer.out.strip().partition("\n")[0]
 
     def _call(self, *words: str) -> ProgramAnswer:

@@ -69,7 +69,7 @@ class RenderRequest:
         }
         return ", ".join(f"{key} {show(value)}" for key, value in limits.items() if value)
 
-    def command(self, python: str, *more: str) -> list[str]:
+    def build_command(self, python: str, *more: str) -> list[str]:
         """Return the words that run the sweep for the last past time of its schedule."""
         name = self.sweep.name
         return [python, "-m", "gdpo_tune.schedule", self.file, "run", name, "--wait", *more]

@@ -29,7 +29,7 @@ def render(request: RenderRequest) -> dict[str, str]:
     stop = ["python", "-m", "gdpo_tune.schedule", request.file, "stop", sweep.name, "--here"]
     values = _list_values(sweep, backend, request.python)
     values |= {"name": sweep.name, "log": str(sweep.root / f"{sweep.name}-%j.log")}
-    values |= {"command": request.command("python", "--here"), "on_term": shlex.join(stop)}
+    values |= {"command": request.build_command("python", "--here"), "on_term": shlex.join(stop)}
     fields = format_five_fields(request, star_decides=False)
     path = shlex.quote(str(request.directory / script))
     return {

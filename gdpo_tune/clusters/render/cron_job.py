@@ -32,7 +32,7 @@ def render(request: RenderRequest) -> dict[str, str]:
             refuse(request.sweep, "backend.working_dir", backend.working_dir, reason, fix)
         grace = policy.missed_grace if policy.missed == "run_once" else ON_TIME.total_seconds()
         # below 10 seconds Kubernetes may never start any
-        values |= {"command": request.command("python"), "deadline": max(round(grace), 60)}
+        values |= {"command": request.build_command("python"), "deadline": max(round(grace), 60)}
     name = f"{request.sweep.name}.yaml"
     return {name: request.fill(template, name, **values)}
 

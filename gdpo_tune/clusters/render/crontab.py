@@ -11,6 +11,8 @@ from gdpo_tune.clusters.render.cron_line import format_five_fields
 def render(request: RenderRequest) -> dict[str, str]:
     """Render the line."""
     name, root = f"{request.sweep.name}.crontab", shlex.quote(str(request.sweep.root))
-    command = f"cd {root} && {shlex.join(request.command(request.python))}".replace("%", r"\%")
+    command = f"cd {root} && {shlex.join(request.build_command(request.python))}".replace(
+        "%", r"\%"
+    )
     fields = format_five_fields(request, star_decides=True)
     return {name: request.fill("crontab.jinja", name, fields=fields, command=command)}

@@ -35,7 +35,7 @@ def list_values_here(request: RenderRequest) -> dict[str, Any]:
 
     KubeRay tries again only if the head was lost: a run that failed for good stays so.
     """
-    command = request.command("python", "--here", "--once")
+    command = request.build_command("python", "--here", "--once")
     retries = request.sweep.settings.policy.max_attempts - 1
     return _list_values(find_backend(request), command, retries)
 

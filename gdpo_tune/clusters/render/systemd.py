@@ -17,7 +17,7 @@ UNQUOTED = re.compile(r"[A-Za-z0-9_./:=@+-]+")
 def render(request: RenderRequest) -> dict[str, str]:
     """Render service and timer."""
     values = {
-        "command": " ".join(_escape_word(word) for word in request.command(request.python)),
+        "command": " ".join(_escape_word(word) for word in request.build_command(request.python)),
         "events": format_calendar_events(request),
         "skipped_days": find_skipped_days(request),
     }

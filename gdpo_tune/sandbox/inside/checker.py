@@ -28,7 +28,7 @@ from .encoding import Encoded, Opaque, Tagged, decode, dump, encode, parse
 from .equality import matches
 from .frames import FrameTooLong, pack, read_frame, write_all
 from .supervision import PARTNER_DESCRIPTOR
-from .untrusted import Attempt, describe_error
+from .untrusted import ExceptionCapture, describe_error
 
 _CANDIDATE_DESCRIPTOR = PARTNER_DESCRIPTOR + 1
 _APPLY_CHANGES = "apply changes"
@@ -185,7 +185,7 @@ def run(tests: list[Encoded], limit: int) -> NoReturn:
     names.update(_import_standard_modules(nodes))
     names[_APPLY_CHANGES] = candidate.apply_changes
     for test in tests:
-        attempt = Attempt()
+        attempt = ExceptionCapture()
         passed = False
         with attempt:
             passed = _run_test(test, candidate, names, borrowed)

@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import Callable
 
-from .enclosure import OPEN_FILES, Enclosure, StepFailed, enclose
+from .enclosure import OPEN_FILES, Enclosure, LockdownError, enclose
 from .frames import pack, read_exactly
 from .modules import preload
 from .supervision import TrainerGone
@@ -64,7 +64,7 @@ def serve(
         sys.argv[:] = ["sandbox"]
         step = "enclosure"
         enclosure = enclose(control, parent, isolated)
-    except StepFailed as failure:
+    except LockdownError as failure:
         _send_json(control, {"failed": str(failure)})
         return
     except Exception as error:

@@ -33,7 +33,7 @@ _TRIAL_FAILURES = {
 }
 
 
-class StepFailed(Exception):
+class LockdownError(Exception):
     """A required step of the lockdown is not possible on this machine."""
 
     def __init__(self, step: str, reason: object) -> None:
@@ -57,7 +57,7 @@ def enclose(control: socket.socket, parent: int, isolated: bool) -> Enclosure:
         isolated: False sets limits alone, for code that may do whatever the trainer may.
 
     Raises:
-        StepFailed: a required layer is missing.
+        LockdownError: a required layer is missing.
     """
     linux.die_with_parent()
     if os.getppid() != parent:
@@ -109,14 +109,16 @@ def _require(step: str, action: Callable[[], None]) -> None:
     try:
         action()
     except OSError as error:
-        raise StepFailed(step, error.strerror) from error
+        raise LockdownError(step, error.strerror) from error
 
 
 def _build_filter() -> linux.Filter:
     machine = os.uname().machine
     if machine not in MACHINES or sys.maxsize < 2**32:
         names = ", ".join(MACHINES)
-        raise StepFailed("seccomp", f"no system call table for {machine}; there is one for {names}")
+        raise LockdownError(
+            "seccomp", f"no system call table for {machine}; there is one for {names}"
+        )
     return linux.Filter(build_candidate_filter(MACHINES[machine]))
 
 
@@ -217,7 +219,7 @@ def _try_filter(seccomp: linux.Filter) -> None:
         return
     code = os.waitstatus_to_exitcode(status)
     reason = _TRIAL_FAILURES.get(code, f"the trial process ended with status {code}")
-    raise StepFailed("seccomp", reason)
+    raise LockdownError("seccomp", reason)
 
 
 def _attempt_forbidden_calls(seccomp: linux.Filter) -> None:

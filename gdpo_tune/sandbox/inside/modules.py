@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 from . import linux
-from .enclosure import StepFailed
+from .enclosure import LockdownError
 
 IMPORTED = """
 abc array binascii bisect cmath collections collections.abc contextlib copy datetime decimal
@@ -50,7 +50,7 @@ def preload(extra: Sequence[str]) -> None:
     `extra` holds names of further modules, each followed by the directory of its top package.
 
     Raises:
-        StepFailed: one of these cannot be imported, or has started a thread; or the kernel
+        LockdownError: one of these cannot be imported, or has started a thread; or the kernel
             refuses files in memory.
     """
     # NOTE: keeps OpenSSL out, which would double the pages that every fork has to copy; hashlib
@@ -85,7 +85,7 @@ class StoredModules:
             descriptor = os.memfd_create("modules")
         except OSError as error:
             # NOTE: the first of several: the files of streams are in memory too.
-            raise StepFailed("memfd", error.strerror) from error
+            raise LockdownError("memfd", error.strerror) from error
         # NOTE: in a fork, because every later fork would copy the memory that this uses.
         child = os.fork()
         if child == 0:
@@ -96,7 +96,7 @@ class StoredModules:
             finally:
                 os._exit(1)
         if os.waitpid(child, 0)[1]:
-            raise StepFailed("modules", "the standard library cannot be read")
+            raise LockdownError("modules", "the standard library cannot be read")
         self._memory = linux.ReadOnly(descriptor)
         end = len(self._memory)
         (size,) = _INDEX_SIZE.unpack(self._memory.read(end - _INDEX_SIZE.size, _INDEX_SIZE.size))
@@ -155,11 +155,11 @@ def _import_extra(names: Sequence[str], directories: Sequence[str]) -> None:
             module = importlib.import_module(name)
         except Exception as error:
             # NOTE: a package can raise anything; no work may begin without it.
-            raise StepFailed("modules", f"{name} cannot be imported: {error!r}") from error
+            raise LockdownError("modules", f"{name} cannot be imported: {error!r}") from error
         # NOTE: some packages import a part when its name is first used, which is too late.
         for part in getattr(module, "__all__", ()):
             with contextlib.suppress(AttributeError, ImportError):
                 getattr(module, part)
     if names and len(os.listdir("/proc/self/task")) > 1:
         reason = f"a thread runs, which no fork can copy, after {', '.join(names)}"
-        raise StepFailed("modules", reason)
+        raise LockdownError("modules", reason)

@@ -32,7 +32,7 @@ from .encoding import dump
 from .frames import PRINTED, write_all
 from .modules import seed_generators
 from .supervision import PARTNER_DESCRIPTOR
-from .untrusted import Attempt, create_module, describe_error
+from .untrusted import ExceptionCapture, create_module, describe_error
 
 _INPUT, _OUTPUT = PARTNER_DESCRIPTOR + 1, PARTNER_DESCRIPTOR + 2
 _RECURSION_LIMIT = sys.getrecursionlimit()
@@ -53,7 +53,7 @@ def run(
 
     It may print `printable` bytes altogether. Its generators are seeded again for each input.
     """
-    loading = Attempt()
+    loading = ExceptionCapture()
     program = None
     with loading:
         program = compile(code, "<solution>", "exec", dont_inherit=True)
@@ -111,12 +111,12 @@ def _run_once(program: types.CodeType) -> list[str] | None:
     stdin, stdout, stderr = sys.stdin, sys.stdout, sys.stderr
     names = create_module("__main__")
     names["__file__"] = sys.argv[0]
-    running = Attempt()
+    running = ExceptionCapture()
     with running:
         exec(program, names)
-    with Attempt():
+    with ExceptionCapture():
         atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]: `register` has no other end
-    with Attempt():
+    with ExceptionCapture():
         sys.stdout.flush()
     has_failed = not (isinstance(running.error, SystemExit) and running.error.code in (None, 0))
     error = describe_error(running.error) if running.error is not None and has_failed else None
@@ -127,7 +127,7 @@ def _run_once(program: types.CodeType) -> list[str] | None:
     names.clear()
     sys.stdin, sys.stdout, sys.stderr = stdin, stdout, stderr
     gc.collect()
-    with Attempt():
+    with ExceptionCapture():
         stdout.flush()
     return error
 
@@ -156,7 +156,7 @@ def _replace_threads() -> None:
 
 
 def _run_in_caller(self: threading.Thread) -> None:
-    running = Attempt()
+    running = ExceptionCapture()
     with running:
         self.run()
     # NOTE: an exit ends a thread alone. Anything else is reported as the program's error.

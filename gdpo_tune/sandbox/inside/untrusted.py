@@ -22,12 +22,12 @@ _CATCHABLE = frozenset(
 )
 
 
-class Attempt:
+class ExceptionCapture:
     """A context that keeps whatever its body raises, exits included, instead of passing it on."""
 
     error: BaseException | None = None
 
-    def __enter__(self) -> Attempt:
+    def __enter__(self) -> ExceptionCapture:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
@@ -38,7 +38,7 @@ class Attempt:
 def describe_error(error: BaseException) -> list[str]:
     """Return type and text of an exception; the text is empty if making it fails."""
     text = ""
-    with Attempt():
+    with ExceptionCapture():
         text = str(error)[:_MAX_TEXT]
     return [type(error).__name__, text]
 
@@ -46,7 +46,7 @@ def describe_error(error: BaseException) -> list[str]:
 def load(code: str, name: str) -> tuple[dict[str, Any], BaseException | None]:
     """Run a candidate's code as a fresh module; return its names and the exception, if any."""
     names = create_module(name)
-    loading = Attempt()
+    loading = ExceptionCapture()
     with loading:
         exec(compile(code, f"<{name}>", "exec", dont_inherit=True), names)
     return names, loading.error
@@ -124,7 +124,7 @@ def read_name(names: dict[str, Any], name: str) -> bytes:
 
 
 def _build_frame(make: Callable[[], list[Encoded]]) -> bytes:
-    attempt = Attempt()
+    attempt = ExceptionCapture()
     frame = b""
     with attempt:
         frame = dump(make())

@@ -44,12 +44,12 @@ class MicroBatchTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        if self._accumulates():
+        if self._is_accumulating():
             order = self._order_completions(output["prompt_mask"], output["completion_mask"])
             output[micro_batches.PLACE] = order.argsort()
         return output
 
-    def _accumulates(self) -> bool:
+    def _is_accumulating(self) -> bool:
         """Return whether a step has several micro-batches that make one optimizer pass."""
         arguments: Any = self.args
         return 1 < arguments.gradient_accumulation_steps == arguments.steps_per_generation
@@ -57,7 +57,7 @@ class MicroBatchTrainer(GRPOTrainer):
     def _order_completions(self, prompt_mask: Tensor, completion_mask: Tensor) -> Tensor:
         """Order completions, [n], for micro-batches; those of one prompt are adjacent."""
         lengths = prompt_mask.sum(dim=1).tolist(), completion_mask.sum(dim=1).tolist()
-        if self._packs(self.model):
+        if self._can_pack(self.model):
             group_size: Any = self.num_generations
             order = micro_batches.order_by_group(*lengths, group_size)
         else:
@@ -68,7 +68,7 @@ class MicroBatchTrainer(GRPOTrainer):
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         before = self._buffered_inputs
         inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
-        if self._buffered_inputs is before or not self._accumulates():
+        if self._buffered_inputs is before or not self._is_accumulating():
             return inputs
         # TRL has just sampled a step, shuffled it (drawing random numbers) and cut it.
         batches = micro_batches.rearrange(self._buffered_inputs)
@@ -85,7 +85,7 @@ class MicroBatchTrainer(GRPOTrainer):
         self, model: Any, ids: Tensor, mask: Tensor, width: int, batch_size: Any = None, **more: Any
     ) -> LogProbs:
         if batch_size is None or batch_size >= len(ids):
-            return self._log_probs(model, ids, mask, width, **more)
+            return self._compute_log_probs(model, ids, mask, width, **more)
         # TRL asks for parts only where it needs no entropies: old and reference log-probabilities.
         prompts, completions = mask.tensor_split([-width], dim=1)
         order = self._order_completions(prompts, completions)
@@ -94,18 +94,20 @@ class MicroBatchTrainer(GRPOTrainer):
             kept = micro_batches.measure_width(completions[rows])
             first = prompts.shape[1] - micro_batches.measure_width(prompts[rows])
             columns = slice(first, prompts.shape[1] + kept)
-            part = self._log_probs(model, ids[rows, columns], mask[rows, columns], kept, **more)
+            part = self._compute_log_probs(
+                model, ids[rows, columns], mask[rows, columns], kept, **more
+            )
             log_probs[rows, :kept] = part[0].to(log_probs.dtype)
         return log_probs, None, None
 
-    def _log_probs(
+    def _compute_log_probs(
         self, model: Any, ids: Tensor, mask: Tensor, width: int, **more: Any
     ) -> LogProbs:
-        if not self._packs(model):
+        if not self._can_pack(model):
             return super()._get_per_token_logps_and_entropies(model, ids, mask, width, **more)
         return *packing.compute_log_probs(model, ids, mask, width, self.temperature), None
 
-    def _packs(self, model: Any) -> bool:
+    def _can_pack(self, model: Any) -> bool:
         # Several processes, and another precision, need the forward pass of accelerate's wrapper.
         # The entropy bonus needs a gradient that packing does not compute.
         return (

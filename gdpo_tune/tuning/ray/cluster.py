@@ -20,7 +20,12 @@ from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.processes import find_process, is_running, read_creation_time
 from gdpo_tune.core.signals import block_hangups
 from gdpo_tune.spec import count_local_cpus
-from gdpo_tune.tuning.ray.joining import LOST_SECONDS, SILENT_SECONDS, join, watch_head
+from gdpo_tune.tuning.ray.joining import (
+    LOST_SECONDS,
+    SILENT_SECONDS,
+    connect_to_cluster,
+    watch_head,
+)
 from gdpo_tune.tuning.ray.nodes import Nodes
 
 FOR_TRIALS: Mapping[str, str] = {
@@ -92,14 +97,16 @@ def join_cluster() -> Generator[Cluster]:
     """Join the cluster that RAY_ADDRESS names; see `open_cluster`."""
     import ray
 
-    join(QUIET, {name: os.environ[name] for name in FOR_TRIALS})
+    connect_to_cluster(QUIET, {name: os.environ[name] for name in FOR_TRIALS})
     context = ray.get_runtime_context()
     nodes, own = Nodes(ray.nodes), context.get_node_id()
     with watch_head(context.gcs_address) as watch:
 
         def is_alive() -> bool:
-            if watch.silence > SILENT_SECONDS:  # Ray would wait for its answer, and the sweep, too
-                return watch.silence <= LOST_SECONDS
+            if (
+                watch.seconds_silent > SILENT_SECONDS
+            ):  # Ray would wait for its answer, and the sweep, too
+                return watch.seconds_silent <= LOST_SECONDS
             nodes.refresh()
             return nodes.is_alive(own)
 

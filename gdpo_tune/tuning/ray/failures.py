@@ -68,7 +68,7 @@ class TrialHistory:
         self.failed += 1
         return self.failed <= RETRIES
 
-    def excuse(self, node: str, now: float) -> bool:
+    def reclassify_as_node_loss(self, node: str, now: float) -> bool:
         """Excuse the death of a process if it was on this node, which has died; return whether."""
         excused = self.died_on == node and now - self.died_at <= EXCUSE_SECONDS
         if excused:
@@ -96,7 +96,7 @@ class Attempts(Callback):
         """Name of each actor so far -> its node. A handle would keep an actor alive."""
         self._histories: defaultdict[str, TrialHistory] = defaultdict(TrialHistory)
         """By Ray's id of a trial."""
-        nodes.on_change = self.on_nodes
+        nodes.on_change = self.on_nodes_changed
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Note where a trial runs; its process may have served others before."""
@@ -169,15 +169,15 @@ class Attempts(Callback):
         write_error(attempt.trial, error)
         self.on_trial_complete(iteration, trials, trial)
 
-    def on_nodes(self, lost: Sequence[ClusterNode], joined: Sequence[ClusterNode]) -> None:
-        """Report nodes that were lost and that have joined, and excuse trials of the former."""
+    def on_nodes_changed(self, lost: Sequence[ClusterNode], joined: Sequence[ClusterNode]) -> None:
+        """Report lost and joined nodes; reclassify failures of trials on lost nodes."""
         for node in lost:
             ran, excused, cut = list[str](), list[str](), list[str]()
             for name, history in self._histories.items():
                 if history.node == node.id:
                     history.moving = True
                     ran.append(name)
-                if history.excuse(node.id, time.monotonic()):
+                if history.reclassify_as_node_loss(node.id, time.monotonic()):
                     excused.append(name)
                     if history.given_up is not None:
                         set_given_up(history.given_up, None)

@@ -35,7 +35,7 @@ LOST = (
 ELSEWHERE = "from a machine that is no node of the cluster: --submit http://HEAD:8265"
 
 
-def join(options: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+def connect_to_cluster(options: Mapping[str, Any], environment: Mapping[str, str]) -> None:
     """Connect this process, with these options of `ray.init`, to the cluster of `RAY_ADDRESS`.
 
     Trials find `environment` among their variables.
@@ -114,7 +114,7 @@ class HeadWatch:
         self._heard = time.monotonic()
 
     @property
-    def silence(self) -> float:
+    def seconds_silent(self) -> float:
         """Seconds since the last answer."""
         return time.monotonic() - self._heard
 
@@ -122,8 +122,8 @@ class HeadWatch:
         """Ask the head once; leave if it is lost and the main thread did not end the process."""
         if not find_silence(self._head, CONNECT_SECONDS):
             self._heard = time.monotonic()
-        elif self.silence > LOST_SECONDS + LEAVE_SECONDS:
-            leave()
+        elif self.seconds_silent > LOST_SECONDS + LEAVE_SECONDS:
+            exit_process()
 
 
 @contextmanager
@@ -145,7 +145,7 @@ def watch_head(head: str) -> Generator[HeadWatch]:
         thread.join()
 
 
-def leave() -> None:
+def exit_process() -> None:
     """End this process, whose main thread waits for Ray."""
     print(f"error: {LOST}, and the same command goes on.", file=sys.stderr, flush=True)
     os._exit(1)

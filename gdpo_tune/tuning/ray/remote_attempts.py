@@ -95,7 +95,7 @@ def download_trial(files: StoreDirectory, directory: Path, begun: str) -> None:
     Files of another trial that had its number, whose `begun` differs, are deleted.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    sizes = files.sizes()
+    sizes = files.list_sizes()
     if files.read(BEGUN) != begun.encode():
         files.delete(sizes)
         files.write(BEGUN, begun.encode())
@@ -112,7 +112,7 @@ def upload_trial(files: StoreDirectory, directory: Path) -> None:
 
     Files of equal size are taken for equal: those that change only grow.
     """
-    sizes = files.sizes()
+    sizes = files.list_sizes()
     paths = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*")}
     local = {name: path for name, path in paths.items() if path.is_file() and name[0] != "."}
     kept = [None, *sort_checkpoints(filter(is_marker, {*sizes, *local}))[:KEPT]]

@@ -78,7 +78,7 @@ class Reporter:
             self._upload()  # the driver hears of a checkpoint once the store has it
         stop, due = self.decide(measurement)
         if not due:
-            self.hold(measurement)
+            self.store_pending(measurement)
         elif not stop:
             self.send(pack(self.build_update(measurement)))
             ends = measurement.step in self._ends_at
@@ -89,18 +89,18 @@ class Reporter:
 
     def decide(self, measurement: Measurement) -> tuple[bool, bool]:
         """Return whether to stop, and whether the measurement is due."""
-        now, kept = self.now(), is_kept(measurement.step, self._last)
+        now, kept = self.read_clock(), is_kept(measurement.step, self._last)
         pause = self._setup.interval if kept else max(self._setup.interval, SECONDS)
         due = measurement.has_validation or now - self._sent >= pause
         if due:
             self._sent = now
         return self._stop_flag.is_set(self._number), due
 
-    def now(self) -> float:
+    def read_clock(self) -> float:
         """Return the seconds of a clock that only goes forward."""
         return time.monotonic()
 
-    def hold(self, measurement: Measurement) -> None:
+    def store_pending(self, measurement: Measurement) -> None:
         """Keep a measurement for the next result, if its step is one that is passed on."""
         if is_kept(measurement.step, self._last):
             self._held.append(measurement)

@@ -35,24 +35,24 @@ class StopFlag:
 
     def request(self, trial: int | None = None) -> None:
         """Ask one trial, or all, to stop at the next report."""
-        path = self._path(trial)
+        path = self._get_path(trial)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
 
     def withdraw(self, trial: int) -> None:
         """Take back the request to one trial."""
-        self._path(trial).unlink(missing_ok=True)
+        self._get_path(trial).unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Take back all requests, of an earlier run too."""
-        for path in [self._path(), *self._directory.glob(f"trials/*/{HALT}")]:
+        for path in [self._get_path(), *self._directory.glob(f"trials/*/{HALT}")]:
             path.unlink(missing_ok=True)
 
     def is_set(self, trial: int, *, now: bool = False) -> bool:
         """Return whether a trial is asked to stop; `now`: by what the driver has said last."""
-        return self._path().exists() or self._path(trial).exists()
+        return self._get_path().exists() or self._get_path(trial).exists()
 
-    def _path(self, trial: int | None = None) -> Path:
+    def _get_path(self, trial: int | None = None) -> Path:
         if trial is None:
             return self._directory / STOP
         return self._directory / "trials" / str(trial) / HALT
@@ -76,17 +76,17 @@ class RemoteStopFlag(StopFlag):
     def request(self, trial: int | None = None) -> None:
         """See `StopFlag`."""
         self._requests.add(ALL if trial is None else str(trial))
-        self._call(self._files.write, STOP, self._content())
+        self._call(self._files.write, STOP, self._encode_content())
 
     def withdraw(self, trial: int) -> None:
         """See `StopFlag`."""
         self._requests.discard(str(trial))
-        self._call(self._files.write, STOP, self._content())
+        self._call(self._files.write, STOP, self._encode_content())
 
     def clear(self) -> None:
         """See `StopFlag`."""
         self._requests.clear()
-        self._files.write(STOP, self._content())
+        self._files.write(STOP, self._encode_content())
 
     def is_set(self, trial: int, *, now: bool = False) -> bool:
         """See `StopFlag`; without `now`, the store is asked once in a while."""
@@ -96,7 +96,7 @@ class RemoteStopFlag(StopFlag):
         answer = self._answer
         return answer.done() and answer.exception() is None and answer.result()
 
-    def _content(self) -> bytes:
+    def _encode_content(self) -> bytes:
         return " ".join(sorted(self._requests)).encode()
 
     def _find(self, *words: str) -> bool:
@@ -114,7 +114,7 @@ def open_stop_flag(directory: Path, address: str) -> StopFlag:
     return RemoteStopFlag(address) if address else StopFlag(directory)
 
 
-class ClusterLost(BaseException):
+class ClusterLostInterrupt(BaseException):
     """Ray cannot place anything any more.
 
     No Exception: after one of those Ray Tune stops every trial, and waits for the answers.
@@ -146,10 +146,10 @@ class Interruption(Stopper):
         """Return whether Ray is to end all trials that run; it asks several times a second.
 
         Raises:
-            ClusterLost: Ray is no longer there.
+            ClusterLostInterrupt: Ray is no longer there.
         """
         if not self._is_cluster_alive():
-            raise ClusterLost
+            raise ClusterLostInterrupt
         if self.requested and self._deadline == float("inf"):
             self._deadline = time.monotonic() + GRACE
             self._stop_flag.request()

@@ -78,7 +78,7 @@ def train_in_worker(config: dict[str, Any]) -> Outcome | None:
             raise
         return None
     finally:
-        worker_cache.release()  # this process is not used again, and is killed rather than ended
+        worker_cache.release_worker_cache()  # this process is killed, not reused
 
 
 class GroupReporter(Reporter):

@@ -36,7 +36,7 @@ class Pbt(Scheduler):
         assert isinstance(settings, PbtSettings)
         self._settings = settings
         self._meetings = settings.list_meetings(self._spec.training.steps)
-        searched = self._spec.space.searched.items()
+        searched = self._spec.space.searched_domains.items()
         self._domains = {name: domain for name, domain in searched if name.startswith(MOVABLE)}
 
     def list_evaluation_steps(self, record: TrialRecord) -> tuple[int, ...]:

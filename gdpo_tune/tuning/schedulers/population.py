@@ -134,7 +134,7 @@ def perturb(value: float, factor: float, domain: MovableDomain) -> ParamValue:
 
     In a domain that lists its values, return the next one in the factor's direction.
     """
-    listed = domain.values()
+    listed = domain.list_values()
     if listed is None:
         assert isinstance(domain, Uniform)  # a choice always lists its values
         return min(max(value * factor, float(domain.low)), float(domain.high))

@@ -77,7 +77,7 @@ class Rungs:
             return "continue"
         if number not in level.verdicts:
             self.promote(number)  # it does not wait at a lower level any more
-            level.add(number, self._row(values, excess))
+            level.add(number, self._build_row(values, excess))
             level.judge_last("stop" if self._variant == "stop" else "pause")
         return level.verdicts[number]
 
@@ -87,7 +87,7 @@ class Rungs:
         """Take in, as `record` does, a trial that has ended: others are compared with it."""
         level = self._levels.get(completions)
         if level is not None:
-            level.add(number, self._row(values, excess))
+            level.add(number, self._build_row(values, excess))
 
     def find_promotable(self) -> int | None:
         """Return the first waiting trial in priority, from the highest level that has room."""
@@ -106,7 +106,7 @@ class Rungs:
         """
         return self._levels[completions].list_dominating(number)
 
-    def _row(self, values: Sequence[float], excess: Sequence[float]) -> Floats:
+    def _build_row(self, values: Sequence[float], excess: Sequence[float]) -> Floats:
         return np.append(
             compute_losses([values], self._objectives), np.asarray(excess, dtype=float)
         )
@@ -145,7 +145,9 @@ class _Level:
         last, broken = len(self._numbers) - 1, sum_excess(self._excess)
         ahead = int(np.count_nonzero(find_dominating(self._losses, broken, last)))
         # trials that dominate it come before it: often this makes ranks unnecessary
-        goes_on = not ahead or (ahead < self._room and self._first_of([last], broken) is not None)
+        goes_on = not ahead or (
+            ahead < self._promotion_quota and self._find_first([last], broken) is not None
+        )
         self.verdicts[self._numbers[last]] = "continue" if goes_on else otherwise
         if not goes_on and otherwise == "pause":
             self._waiting[self._numbers[last]] = last
@@ -159,7 +161,7 @@ class _Level:
         """Return the first waiting trial in priority; None if there is no room for it."""
         if self._compared == len(self._numbers) or not self._waiting:
             return None
-        first = self._first_of(list(self._waiting.values()), sum_excess(self._excess))
+        first = self._find_first(list(self._waiting.values()), sum_excess(self._excess))
         if first is None:
             self._compared = len(self._numbers)
             return None
@@ -173,7 +175,7 @@ class _Level:
         return tuple(self._numbers[row] for row in rows.tolist())
 
     @property
-    def _room(self) -> int:
+    def _promotion_quota(self) -> int:
         """Number of trials that go on, besides the front."""
         return max(1, int(len(self._numbers) / self._factor))
 
@@ -185,7 +187,7 @@ class _Level:
     def _excess(self) -> Floats:
         return self._rows[: len(self._numbers), self._objectives :]
 
-    def _first_of(self, rows: Sequence[int], broken: Floats) -> int | None:
+    def _find_first(self, rows: Sequence[int], broken: Floats) -> int | None:
         """Return the first of some rows in the order of all; None if there is no room for it.
 
         Of the ranks, compute only what new trials change.
@@ -198,4 +200,4 @@ class _Level:
             for end in range(self._ranked + 1, count + 1):
                 update_ranks(self._losses[:end], broken[:end], rank[:end])
         self._ranked = count
-        return find_first(self._losses, broken, rank, np.asarray(rows), self._room)
+        return find_first(self._losses, broken, rank, np.asarray(rows), self._promotion_quota)

@@ -47,11 +47,11 @@ class Drift:
         If no complete trial has such a rung, the values at the rung stay as they are.
         """
         return {
-            name: rung.validation[name].mean + self._change(rung.completions, name)
+            name: rung.validation[name].mean + self._estimate_change(rung.completions, name)
             for name in self._spec.judged_metrics
         }
 
-    def _change(self, completions: int, name: str) -> float:
+    def _estimate_change(self, completions: int, name: str) -> float:
         key = (completions, name)
         if key not in self._changes:
             by_end = sorted(

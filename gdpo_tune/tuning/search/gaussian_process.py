@@ -61,7 +61,7 @@ class GaussianProcess(GPSampler):
         import torch
 
         if self._box_rng.random() < BOX_SHARE:
-            search_space = self._box(study, search_space)
+            search_space = self._restrict_to_box(study, search_space)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -69,7 +69,7 @@ class GaussianProcess(GPSampler):
         finally:
             torch.set_num_threads(threads)
 
-    def _box(
+    def _restrict_to_box(
         self, study: Study, search_space: dict[str, BaseDistribution]
     ) -> dict[str, BaseDistribution]:
         """Return a box around a random trial that adds to the hypervolume; all if none does."""

@@ -115,7 +115,7 @@ def count_started(records: Sequence[TrialRecord]) -> int:
 def count_planned(spec: SweepSpec, records: Sequence[TrialRecord]) -> int:
     """Return the most trials at the end; the number of replicates depends on the front's size."""
     search = max(spec.search.trials, count_started(records))
-    most = 2 + search + spec.search.replicates.most_runs
+    most = 2 + search + spec.search.replicates.max_trainings
     return max(len(records), min(most, spec.search.budget.trials or most))
 
 

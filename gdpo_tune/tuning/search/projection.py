@@ -67,7 +67,7 @@ class Projection:
         self.sampler = choose_sampler(spec, slots)
         target = registry.SAMPLERS[self.sampler.name].target
         self._factory: SamplerFactory = registry.load(target)(spec)
-        self._domains = spec.space.searched
+        self._domains = spec.space.searched_domains
         self._records: dict[Point, dict[int, TrialRecord]] = {}
         """Records of this sweep, by point and number."""
         self._states: dict[Point, Mapping[str, Any]] = {}

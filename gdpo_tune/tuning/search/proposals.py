@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from gdpo_tune.core.system import Closing
+from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.tuning.search.projection import Projection, Suggestion
 
@@ -24,7 +24,7 @@ NEGLIGIBLE_SHARE = 0.01
 """Share of the known records up to which results that arrive meanwhile do not count."""
 
 
-class Proposals(Closing):
+class Proposals(CloseableResource):
     """Proposals of a projection, computed in one thread.
 
     All methods are called from one other thread, Ray's loop.

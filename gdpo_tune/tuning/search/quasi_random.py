@@ -22,7 +22,7 @@ def draw_point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
     # not at the top: this import takes a second, and refusing a spec needs no point
     from scipy.stats import qmc
 
-    domains = spec.space.searched
+    domains = spec.space.searched_domains
     sequence = qmc.Sobol(len(domains), rng=np.random.default_rng(spec.search.seed))
     if index:
         sequence.fast_forward(index)
@@ -35,7 +35,7 @@ def draw_point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
 
 def map_share(domain: Choices | Uniform, share: float) -> ParamValue:
     """Return the value at `share` (in [0, 1)) of a domain, on the domain's own scale."""
-    values = domain.values()
+    values = domain.list_values()
     if values is not None and not (isinstance(domain, Uniform) and domain.log):
         return values[int(share * len(values))]
     assert isinstance(domain, Uniform)  # a choice always lists its values

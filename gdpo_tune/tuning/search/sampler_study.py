@@ -11,7 +11,7 @@ from optuna.storages import InMemoryStorage
 from optuna.trial import Trial, TrialState, create_trial
 
 from gdpo_tune.core.trials import ParamValue
-from gdpo_tune.ledger import compute_violation, create_study, to_distribution
+from gdpo_tune.ledger import compute_violation, convert_to_distribution, create_study
 from gdpo_tune.spec import Choices, SweepSpec, Uniform
 
 STUDY = "projection"
@@ -30,7 +30,9 @@ class SamplerStudy:
 
     def __init__(self, spec: SweepSpec, domains: Mapping[str, Choices | Uniform]) -> None:
         """Create an empty study; `domains` are the dimensions of a point, in their order."""
-        self.distributions = {name: to_distribution(domain) for name, domain in domains.items()}
+        self.distributions = {
+            name: convert_to_distribution(domain) for name, domain in domains.items()
+        }
         self._spec = spec
         self._storage = InMemoryStorage()
         # a placeholder: each proposal has a sampler of its own

@@ -18,7 +18,7 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, NSGAIIISampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial
 
-from gdpo_tune.ledger import to_distribution
+from gdpo_tune.ledger import convert_to_distribution
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.search.gaussian_process import GaussianProcess
 
@@ -81,7 +81,10 @@ class ParzenEstimator(TPESampler):
 def build_tpe(spec: SweepSpec) -> SamplerFactory:
     """Build the multi-objective tree-structured Parzen estimator over all dimensions jointly."""
     startup = count_startup_trials(spec)
-    dimensions = {name: to_distribution(domain) for name, domain in spec.space.searched.items()}
+    dimensions = {
+        name: convert_to_distribution(domain)
+        for name, domain in spec.space.searched_domains.items()
+    }
     return SamplerFactory(
         lambda seed: ParzenEstimator(dimensions, seed, startup), startup, quasi_random=True
     )
