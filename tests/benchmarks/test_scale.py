@@ -84,7 +84,7 @@ def test_a_simulated_trial_ends_where_it_is_halted(clock: Clock, tmp_path: Path)
     directory = tmp_path / "trials" / "0"
     trial = spec.build_trial_config(spec.space.complete_baseline({}), 0, directory)
     trial = SimpleNamespace(**{**vars(trial), "evaluate_at": (2,)})
-    trial.reward_weights = lambda: {"correctness": 1.0, "format": 1.0}
+    trial.get_reward_weights = lambda: {"correctness": 1.0, "format": 1.0}
     attempt = AttemptConfig(trial, Setup("none:none", tmp_path / SPEC))
     results = scale_trials.simulate_results(pack(attempt))
     assert [unpack_message(next(results)).measurement.step for _ in range(2)] == [1, 2]

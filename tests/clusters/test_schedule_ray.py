@@ -48,7 +48,7 @@ def client() -> Client:
 class FakeApi(JobsApi):
     """Calls of a fake client."""
 
-    def client(self) -> Client:
+    def build_client(self) -> Client:
         self.fake.headers = self.build_headers()
         return self.fake
 

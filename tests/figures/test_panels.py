@@ -118,7 +118,7 @@ def test_a_panel_names_the_knee_and_its_own_extremes():
 
 def test_a_point_with_several_titles_has_one_label():
     (panel,) = build_panels(build_front(records_at([(0.5, 0.5)]), UP))
-    assert [text for _, text in panel.labels] == ["knee\nbest b\nbest a"]
+    assert [text for _, text in panel.labels] == ["knee\nhighest b\nhighest a"]
 
 
 def test_infeasible_points_shape_neither_line_nor_labels():

@@ -80,7 +80,7 @@ def test_hollow_means_one_seed_and_filled_means_more(front):
     for configuration in front.members:
         trace, index = points[configuration.get_values(front.objectives)[:2]]
         hollow = fill(trace, index) == style.PAPER
-        assert hollow == configuration.provisional
+        assert hollow == configuration.is_provisional
         seen.add(hollow)
     assert seen == {True, False}
 

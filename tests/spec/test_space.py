@@ -56,7 +56,7 @@ def test_contains(domain, inside, outside):
     ],
 )
 def test_values(domain, values):
-    assert domain.values() == values
+    assert domain.list_values() == values
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_order_puts_conditions_first(load):
 def test_dimensions_are_what_is_searched(load):
     space = load("space.group_size=[8]").space
     assert set(space.dimensions) == {"normalization", "reward_weights.format", "learning_rate"}
-    assert space.searched == {name: space.domains[name] for name in space.dimensions}
+    assert space.searched_domains == {name: space.domains[name] for name in space.dimensions}
 
 
 def test_active_follows_a_chain_of_conditions(load):
