@@ -11,7 +11,7 @@
 
 Exit status 0: done. 1: something broke, or the run failed. 2: a file, the storage or a backend is
 wrong. 3: the run was skipped. 4: it was skipped because its budget is spent. 5: it was stopped. 6:
-a backend does not answer. 130: stopped by Ctrl-C; the active run goes on.
+a backend does not answer. 130: stopped by Ctrl-C; the active run keeps running.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
             add("name", metavar="NAME", help="name of the sweep")
             add("--here", action="store_true", help="on this machine, from another scheduler")
         if word in ("serve", "run"):
-            default, text = 30.0 if word == "serve" else 10.0, "seconds between two looks"
+            default, text = 30.0 if word == "serve" else 10.0, "seconds between polls"
             add("--every", type=types.parse_seconds, default=default, help=text)
         if word == "validate":
             add("--files-only", action="store_true", help="check the files, not this machine")
@@ -63,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
             which.add_argument("--at", type=types.parse_time, metavar="TIME", help=text)
             which.add_argument("--now", action="store_true", help="a new run, of this second")
             add("--wait", action="store_true", help="stay until it has ended")
-            add("--once", action="store_true", help="resume no run that failed or was stopped")
+            add("--once", action="store_true", help="do not resume a failed or stopped run")
         elif word == "render":
             add("--to", choices=TARGETS, required=True, dest="target", help="other scheduler")
             text = "directory for the files (default: print them)"
@@ -117,7 +117,7 @@ def show_next(options: argparse.Namespace) -> int:
 
 
 def tick(options: argparse.Namespace) -> int:
-    """Do everything that is due; a wrong file keeps no other sweep from running."""
+    """Do everything that is due; an invalid file does not stop other sweeps."""
     from gdpo_tune.clusters.console import ScheduleTicker
 
     return ScheduleTicker(options.sweeps, read_clock).tick_all()
@@ -128,10 +128,10 @@ def serve(options: argparse.Namespace) -> int:
     from gdpo_tune.clusters.console import ScheduleTicker
     from gdpo_tune.core.signals import stop_on_signals
 
-    ended, rounds = threading.Event(), ScheduleTicker(options.sweeps, read_clock)
+    ended, ticker = threading.Event(), ScheduleTicker(options.sweeps, read_clock)
     with stop_on_signals(ended.set):
         while not ended.is_set():
-            rounds.tick_all()
+            ticker.tick_all()
             ended.wait(options.every)
     return 0
 
@@ -145,7 +145,7 @@ def run(options: argparse.Namespace) -> int:
     context, ended = open_named(options), threading.Event()
     due, report = choose_due_time(context, options.at, now=options.now), ConsolePrinter().print_news
     flags = {"wait": options.wait, "once": options.once, "every": options.every}
-    if not options.here:  # on other machines the run goes on without this process
+    if not options.here:  # on other machines the run continues without this process
         return run_by_name(context, due, report=report, **flags)
     with stop_on_signals(ended.set):
         return run_by_name(context, due, report=report, taken_back=ended, **flags)
@@ -167,7 +167,7 @@ def show_status(options: argparse.Namespace) -> int:
 
 
 def stop(options: argparse.Namespace) -> int:
-    """Ask the active run to end. The tick that sees its end writes it down."""
+    """Ask the active run to end. The tick that sees its end records it."""
     from gdpo_tune.clusters.console import print_events
     from gdpo_tune.clusters.named_runs import stop_by_name
 

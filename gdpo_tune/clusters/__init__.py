@@ -5,10 +5,10 @@
     schedule_state      the state of a schedule: one file per change, beside its sweeps
     schedule_decisions  what a schedule does next
     tick, named_runs    carry decisions out, by the schedule and by name
-    outcome, notify     the figures of a run, and the webhook that hears them
+    outcome, notify     the figures of a run, and their notification by webhook
     backends            what runs the command of a sweep: this machine, Ray, KubeRay, Slurm
     render              the schedule in the files of another scheduler
 
 There is no other state. Every process that calls `tick` sees the same runs and takes the same
-decisions. Of two at once, one is too late with its change, reads the new state and decides again.
+decisions. If two processes write at once, one fails, reads the new state and decides again.
 """

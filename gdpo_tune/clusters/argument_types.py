@@ -17,7 +17,7 @@ def parse_time(text: str) -> datetime:
     except (ValueError, OverflowError):
         time = None
     if time is None or time.year < 1970:
-        raise ArgumentTypeError(f"{text!r} is no time: write it like 2026-03-29T02:00:00Z")
+        raise ArgumentTypeError(f"{text!r} is not a time: write it like 2026-03-29T02:00:00Z")
     return time
 
 
@@ -39,5 +39,5 @@ def parse_version(text: str) -> tuple[int, int]:
     """Return major and minor number of a version."""
     match = re.fullmatch(r"v?(\d+)\.(\d+)(\.\d+)?", text)
     if match is None:
-        raise ArgumentTypeError(f"{text!r} is no version: 1.7")
+        raise ArgumentTypeError(f"{text!r} is not a version: write it like 1.7")
     return int(match.group(1)), int(match.group(2))

@@ -78,10 +78,8 @@ def _check_kuberay(settings: ScheduleSettings, backend: KubeRayBackend) -> Itera
         reason = "not a name of Kubernetes (RFC 1123)"
         if LABEL.fullmatch(name):
             reason = f"{len(name)} characters, too long for a name of Kubernetes here"
-        fix = (
-            f"write name: and at most {LONGEST_NAME} small letters, digits and '-', a letter first"
-        )
-        yield ("name",), reason, fix
+        rule = f"at most {LONGEST_NAME} lowercase letters, digits and '-'"
+        yield ("name",), reason, f"write name: and {rule}, a letter first"
     if not is_url(storage) and not storage.startswith("/"):
         reason = "a directory of this machine, which pods do not see"
         yield ("storage",), reason, "write the path at which claim: is mounted, or s3://..."

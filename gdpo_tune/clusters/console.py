@@ -26,7 +26,7 @@ SweepErrors = Sequence[tuple[ScheduledSweep, GdpoTuneError]]
 
 
 class ConsolePrinter:
-    """Prints changes, and each message on stderr only while it was not there the last time."""
+    """Prints changes, and on stderr those messages that the last tick did not have."""
 
     def __init__(self) -> None:
         self._printed: set[str] = set()
@@ -78,7 +78,7 @@ class ScheduleTicker:
         return self._printer.print_errors(loaded, errors)
 
     def _tick(self, sweep: ScheduledSweep) -> list[GdpoTuneError]:
-        """Tick one sweep; return its errors, which keep no other sweep from running."""
+        """Tick one sweep; return its errors, which do not stop other sweeps."""
         key = (sweep.storage, sweep.name)
         context = self._contexts.pop(key, None)
         try:
@@ -97,7 +97,7 @@ class ScheduleTicker:
 
 
 def find_errors(sweep: ScheduledSweep) -> list[GdpoTuneError]:
-    """Return why a sweep could not run from this machine now: its storage and its backend."""
+    """Return the errors of a sweep's storage and backend, as this machine sees them now."""
     errors: list[GdpoTuneError] = []
     for build in (lambda: ScheduleStorage(sweep.storage), lambda: build_backend(sweep)):
         try:

@@ -24,7 +24,7 @@ from gdpo_tune.spec.sections import Section, build_refusal
 TOO_LONG = re.compile(r"[0-9]{9}")
 """A number that no cron line needs."""
 MARGIN = timedelta(hours=3)
-"""The search begins this much earlier: within a repeated hour the wall clock is behind."""
+"""The search begins this much earlier: in a repeated hour the wall clock is behind."""
 NICKNAMES = {
     "@hourly": "0 * * * *",
     "@daily": "0 0 * * *",

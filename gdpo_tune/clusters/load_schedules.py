@@ -85,8 +85,8 @@ class LoadedSweeps:
 def load_sweeps(path: Path | str) -> LoadedSweeps:
     """Read every sweep of a directory, or a single file.
 
-    Of this machine only its files are looked at: variables, storage and backend may belong to
-    another one. See `console.find_errors`.
+    Variables, storage and backend are not checked, because they may belong to another machine.
+    `console.find_errors` checks them.
 
     Raises:
         SpecError: there is no such directory or file, or no sweep in it.
@@ -109,7 +109,7 @@ def load_sweeps(path: Path | str) -> LoadedSweeps:
 
 
 def list_overrides(settings: ScheduleSettings, root: Path) -> dict[str, KeyPath]:
-    """Return the file's overrides of its search space, as for `--set` -> the key that says so."""
+    """Return the file's overrides of its search space: text for `--set` -> the key that sets it."""
     storage = json.dumps(resolve_path(settings.storage, root))
     overrides: dict[str, KeyPath] = {f"storage={storage}": ("storage",)}
     for key, target in (("tracking", "tracking.uri"), ("ledger", "ledger")):

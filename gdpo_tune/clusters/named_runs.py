@@ -18,13 +18,13 @@ from gdpo_tune.core.errors import BackendError, UsageError
 EXIT_STATUS = {"finished": 0, "failed": 1, "skipped": 3, "budget": 4, "stopped": 5}
 """How a run ended, or why there is none -> exit status."""
 POLL_SECONDS = 0.5
-"""Between two looks at a job that was asked to end."""
+"""Interval between polls of a job that was asked to end."""
 
 
 def choose_due_time(context: ScheduleContext, at: datetime | None, *, now: bool) -> datetime:
-    """Return the time whose run is meant: a given one, this second, or the schedule's last one.
+    """Return the time of the run to start: a given one, this second, or the schedule's last one.
 
-    With the last one, a call that is repeated after its machine was lost means the same run.
+    With the last one, a call that is repeated after its machine was lost finds the same run.
 
     Raises:
         UsageError: the time lies in the future, or there is no schedule.
@@ -57,9 +57,9 @@ def run_by_name(
 ) -> int:
     """Run a sweep for a time; return the exit status. Repeating the call changes nothing.
 
-    With `wait` it stays until the run has ended, and looks `every` so many seconds. With `once` a
-    run that failed or was stopped is not resumed. `report` is called after each look. `taken_back`
-    is set when another scheduler takes this machine back.
+    With `wait` it polls every `every` seconds until the run has ended. With `once` a run that
+    failed or was stopped is not resumed. `report` is called after each poll. `taken_back` is set
+    when another scheduler takes this machine back.
 
     Raises:
         KeyboardInterrupt: the machine was taken back; the job has ended as by Ctrl-C.
@@ -73,7 +73,7 @@ def run_by_name(
         except BackendError as error:
             if since is None or context.state.active is None:
                 raise
-            context.backend_errors.append(error)  # an active run goes on whatever its backend says
+            context.backend_errors.append(error)  # an active run continues nevertheless
         send_notices(context)
         report(context)
         run = context.state.find_run(due)
@@ -110,7 +110,7 @@ def stop_by_name(context: ScheduleContext) -> bool:
 def _end_job(context: ScheduleContext) -> None:
     """Ask the job on this machine to end, and wait for its checkpoints.
 
-    Nothing is written down: for the next call the machine was lost, and the run goes on.
+    Nothing is recorded: the next call treats the machine as lost, and resumes the run.
     """
     run, waited = context.state.active, 0.0
     job = run and run.job

@@ -1,8 +1,8 @@
-"""The webhook hears how runs end: one POST of JSON for each notice, repeated until it succeeds.
+"""Notify a webhook when runs end: one POST of JSON for each notice, repeated until it succeeds.
 
-Notices are sent at least once: two ticks at the same time may both send one, and receivers know it
-again by its `id`. A webhook delays a tick by at most `SECONDS`: after the first failure the other
-notices wait for the next tick.
+Notices are sent at least once: two ticks at the same time may both send one, and a receiver
+recognises it by its `id`. A webhook delays a tick by at most `SECONDS`: after the first failure the
+other notices wait for the next tick.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def read_figures(sweep: ScheduledSweep, run: str, earlier: str | None) -> dict[s
 def describe_figures(figures: dict[str, Any]) -> str:
     """Return the figures in a sentence or two; empty if there are none."""
     if "unknown" in figures:
-        return f"Its result is not known here: {figures['unknown'].splitlines()[0]}."
+        return f"Its result is unknown here: {figures['unknown'].splitlines()[0]}."
     if not figures.keys() >= {"trials", "front", "gpu_hours"}:
         return ""
     trials = "1 trial" if figures["trials"] == 1 else f"{figures['trials']} trials"

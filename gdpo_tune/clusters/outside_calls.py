@@ -33,9 +33,9 @@ def find_address_problem(address: str, *, query: bool = False) -> str:
 
 
 def call_within(seconds: float, call: Callable[[], T]) -> T:
-    """Return the result of a call, which goes on in its own thread if it takes too long.
+    """Return the result of a call, which continues in its own thread if it takes too long.
 
-    The time-out of a socket is not enough: a server may send a byte now and then for ever.
+    The time-out of a socket is not enough: a server may send single bytes for ever.
 
     Raises:
         TimeoutError: there is no result in time.
@@ -71,7 +71,7 @@ class ProgramAnswer:
     def raise_unless_expected(
         self, backend: str, away: re.Pattern[str], expected: str = ""
     ) -> None:
-        """Raise a `BackendError` for an error that is not expected; an unreachable one if away."""
+        """Raise an error unless it is expected; `BackendUnreachableError` if it matches `away`."""
         if self.exit_status == 0 or (expected and expected in self.message.lower()):
             return
         if away.search(self.message):

@@ -39,7 +39,7 @@ Clock = Callable[[], datetime]
 
 @dataclass
 class ScheduleContext:
-    """One schedule at work: its file, its state, its backend, and a clock."""
+    """Everything that decisions about one schedule use: file, state, backend, and a clock."""
 
     sweep: ScheduledSweep
     history: ScheduleHistory
@@ -47,7 +47,7 @@ class ScheduleContext:
     build_backend: Callable[[ScheduledSweep], Backend] = build_backend
     read_figures: Callable[[ScheduledSweep, str, str | None], dict[str, Any]] = read_figures
     events: list[ScheduleEvent] = field(default_factory=list[ScheduleEvent])
-    """Changes that were made here."""
+    """Changes that this process made."""
     backend_errors: list[GdpoTuneError] = field(default_factory=list[GdpoTuneError])
     """Why something could not be done now: a backend did not answer."""
 
@@ -85,7 +85,7 @@ def open_context(
 
 
 def next_schedule_event(context: ScheduleContext) -> ScheduleEvent | None:
-    """Do the next thing that the schedule asks for."""
+    """Take the next decision of the schedule; return None if nothing is due."""
     sweep, state, now = context.sweep, context.state, context.clock()
     if (state.schedule or "") != sweep.schedule_in_force:
         state.schedule, state.since = sweep.schedule_in_force, now
@@ -124,7 +124,7 @@ def next_schedule_event(context: ScheduleContext) -> ScheduleEvent | None:
 def begin_run(context: ScheduleContext, due: datetime, *, by_name: bool = False) -> ScheduleEvent:
     """Start or resume the run of a time; skip it if the 30 days' budget is spent.
 
-    `by_name`, here and below, says that `run` asks for it, not the schedule. No run is active. A
+    `by_name`, here and below: `run` starts it, not the schedule. No run is active. A
     backend that would not take a job now raises its error before anything is changed.
     """
     state, now, budget = context.state, context.clock(), context.sweep.settings.budget
@@ -242,7 +242,7 @@ def end_run(
 ) -> ScheduleEvent:
     """Note the end of the active run with its figures, and add a notice.
 
-    `reason` is empty if it finished; `exit_status` is None if it is not known.
+    `reason` is empty if it finished; `exit_status` is None if it is unknown.
     """
     state, figures = context.state, dict[str, Any]()
     if run.job or run.attempt > 1:  # otherwise it has never run

@@ -1,4 +1,4 @@
-"""The keys of a file in `sweeps/`: when a search space is searched, where, and for how much.
+"""The keys of a file in `sweeps/`: when and where a search space is searched, and its budget.
 
 The file holds no hyperparameters: those are in the search space that it names. The docstring of a
 key is its line in docs/schedule.md.
@@ -82,7 +82,7 @@ KubernetesName = Annotated[
     require_pattern(
         r"(?=.{1,253}$)[a-z0-9]([-.a-z0-9]*[a-z0-9])?",
         "not a name of Kubernetes (RFC 1123)",
-        "write small letters, digits, '-' and '.', or remove the key",
+        "write lowercase letters, digits, '-' and '.', or remove the key",
     ),
 ]
 Image = Annotated[
@@ -140,7 +140,7 @@ class ScheduleBudget(Section):
 
 
 class NotifySettings(Section):
-    """Which webhook is told how runs end."""
+    """Webhook that is notified when runs end."""
 
     webhook_env: EnvironmentName
     """Environment variable with the address that gets a JSON object by POST."""
@@ -254,13 +254,13 @@ class ScheduleSettings(Section):
     space: Annotated[str, MinLen(1)]
     """The search space, such as `search_spaces/code.yaml`."""
     schedule: CronSchedule | None = None
-    """When runs start; without it they start by `run` alone."""
+    """When runs start; without it, only `run` starts them."""
     policy: RunPolicy = RunPolicy()
     """Rules for runs that overlap, are missed, fail or take too long."""
     budget: ScheduleBudget = ScheduleBudget()
     """How much may be spent."""
     backend: Annotated[BackendSettings, Field(discriminator="kind")] = LocalBackend()
-    """Where runs work."""
+    """Where runs are executed."""
     storage: Storage = "runs"
     """Directory, or address of an object store such as `s3://bucket/sweeps`. Each run is a sweep in
     `<storage>/<run>`; the history is in `<storage>/.schedule/<name>`."""
@@ -271,9 +271,9 @@ class ScheduleSettings(Section):
     """MLflow's address for the runs, instead of `tracking.uri` of the search space: another machine
     cannot reach a file of this one."""
     notify: NotifySettings | None = None
-    """Which webhook is told how runs end."""
+    """Webhook that is notified when runs end."""
     enabled: bool = True
-    """True if runs start by the schedule. An active run is looked after in any case."""
+    """True if runs start by the schedule. An active run is monitored in any case."""
 
 
 def list_sections() -> dict[str, type[Any]]:

@@ -3,8 +3,8 @@
     <storage>/.schedule/<name>/00000007.json   the state after seven changes
 
 A change writes the whole state into the file of the next number, which is created only if it does
-not exist. So every change rests on all changes before it: of two processes at once one is too late,
-reads the newer state and decides again. The newest file counts; the last `KEPT_STATES` stay.
+not exist. So every change builds on all changes before it. If two processes write at once, one
+fails, reads the newer state and decides again. The newest file counts; the last `KEPT_STATES` stay.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Number = Annotated[int, Ge(0), Le(2**53)]
 
 
 class Record(BaseModel):
-    """JSON that is refused if it was damaged or forged: the code behind it relies on its types."""
+    """JSON that is refused if it was damaged or forged: other code relies on its types."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -110,21 +110,21 @@ class Notice(Record):
 
 
 class ScheduleState(Record):
-    """Everything that a decision rests on."""
+    """All data that a decision depends on."""
 
     number: Number = 0
     """Changes so far."""
     schedule: str | None = None
     """The schedule as `tick` last saw it; empty: disabled or none, None: never seen."""
     since: Time | None = None
-    """When it was first seen so: no earlier time of it is due."""
+    """When this schedule was first seen: no earlier time of it is due."""
     handled: Time | None = None
     """Latest time of the schedule that was started, skipped or queued; so were all before it."""
     queued: Time | None = None
     """Time whose run waits until the active one ends."""
     queued_by_name: bool = False
     runs: list[ScheduledRun] = []
-    """Started or resumed last: at the end. Only the last one can be active."""
+    """In the order of their last start or resumption. Only the last one can be active."""
     notices: list[Notice] = []
 
     @property
@@ -194,7 +194,7 @@ class ScheduleHistory:
         if newest < self._number:
             raise StoreError(
                 f"storage {self.storage.address}: {self.directory} has fewer changes than before\n"
-                "    fix: nothing if it was moved aside on purpose: the next call starts anew"
+                "    fix: nothing if it was moved aside on purpose: the next call begins a history"
             )
         if newest != self._number:
             self.state = self._read(newest)

@@ -1,11 +1,11 @@
 """Files that are created once and whole, in a directory or in an object store.
 
 `create` alone decides which of two processes was first. On a disk it is a hard link: it fails if
-the name exists, and other processes see the file only once it is whole. Local disks and NFS keep
-to that. In an object store it is a conditional write (`If-None-Match: *` on S3), which s3fs, gcsfs
-and adlfs support. `check` finds out whether a store ignores the condition.
+the name exists, and other processes see the file only once it is whole. Local disks and NFS
+guarantee that. In an object store it is a conditional write (`If-None-Match: *` on S3), which s3fs,
+gcsfs and adlfs support. `check` finds out whether a store ignores the condition.
 
-Every method raises a `StoreError` if the place cannot be used.
+Every method raises a `StoreError` if the storage cannot be used.
 """
 
 from __future__ import annotations

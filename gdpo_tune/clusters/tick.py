@@ -1,7 +1,7 @@
-"""One tick of a schedule: look after the active run, start what is due, send notices.
+"""One tick of a schedule: advance the active run, start what is due, send notices.
 
-What is claimed is written before it is done, and backends are idempotent: if the process is killed
-between the two, the next tick does it again under the same name.
+Each action is recorded before it is done, and backends are idempotent: if the process is killed
+between the two, the next tick repeats the action under the same name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REFUSED = 2
 
 
 def tick(context: ScheduleContext) -> None:
-    """Do everything that is to be done now."""
+    """Do everything that is due now."""
     advance_active_run(context)
     try:
         while (event := decisions.next_schedule_event(context)) is not None:
@@ -31,7 +31,7 @@ def tick(context: ScheduleContext) -> None:
 
 
 def advance_active_run(context: ScheduleContext) -> None:
-    """Bring the active run as far as it gets now."""
+    """Advance the active run as far as possible now."""
     try:
         while (run := context.state.active) is not None and _take_next_step(context, run):
             pass
@@ -61,9 +61,9 @@ def _take_next_step(context: ScheduleContext, run: ScheduledRun) -> bool:
         backend = context.backend
         if run.job.backend != backend.kind:
             raise BackendError(
-                f"{run.name} was begun by backend {run.job.backend}, which the file does not name "
-                f"any more\n    fix: write kind: {run.job.backend} until that run has ended; "
-                "`render --to slurm` and `rayjob` begin runs as local ones: call those with --here"
+                f"{run.name} was started by backend {run.job.backend}, which the file no longer "
+                f"names\n    fix: write kind: {run.job.backend} until that run has ended; "
+                "`render --to slurm` and `rayjob` start runs as local ones: call those with --here"
             )
         status = backend.poll(run.job)
         if status.running:
@@ -97,7 +97,7 @@ def _start_attempt(context: ScheduleContext, run: ScheduledRun) -> bool:
         # another process was first; the job exists, whatever that process has written
         run = context.state.find_run(run.due) or run
     if (run.attempt, run.state) != (attempt, "running"):
-        backend.stop(job, 0.0)  # the run has ended meanwhile: no tick looks after this job
+        backend.stop(job, 0.0)  # the run has ended meanwhile: no tick polls this job
     return True
 
 

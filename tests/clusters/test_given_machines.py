@@ -112,7 +112,7 @@ def test_a_job_of_another_backend_is_left_alone(tmp_path):
     (run,) = context.state.runs
     assert run.job.backend == "fake"
     context.build_backend = lambda _: Local(tmp_path)
-    with pytest.raises(BackendError, match="was begun by backend fake"):
+    with pytest.raises(BackendError, match="was started by backend fake"):
         tick(context)
 
 

@@ -192,7 +192,7 @@ REFUSED = {
         LOCAL,
         'schedule: {cron: "30 2 * * 1-5", timezone: Europe/Berlin}\n',
         "",
-        "crontab needs one",
+        "crontab requires a schedule",
     ),
     "a zone of this machine": (
         "systemd",
@@ -202,7 +202,7 @@ REFUSED = {
         "systemd cannot express",
     ),
     "a backend without an image": ("kuberay", LOCAL, "", "", "pods need an image"),
-    "a backend without nodes": ("slurm", LOCAL, "", "", "slurm needs to know the number"),
+    "a backend without nodes": ("slurm", LOCAL, "", "", "slurm requires the number"),
     "the last day": ("kuberay", KUBERAY, "* * 1-5", "L * *", "L, LW and # are words"),
     "the second Monday": ("crontab", LOCAL, "* * 1-5", "* * 1#2", "L, LW and # are words"),
     "the last working day": ("systemd", LOCAL, "* * 1-5", "LW * *", "no last working day"),
@@ -290,7 +290,7 @@ def test_every_problem_of_all_sweeps_at_once(tmp_path):
     [
         (("--to", "kubray"), "invalid choice: 'kubray'"),
         ((), "required: --to"),
-        (("--to", "kuberay", "--kuberay", "new"), "'new' is no version"),
+        (("--to", "kuberay", "--kuberay", "new"), "'new' is not a version"),
     ],
 )
 def test_wrong_arguments(tmp_path, capsys, words, message):

@@ -75,7 +75,7 @@ CASES = {
         "name: night_ly\nspace:",
         "name",
         "RFC 1123",
-        "small letters",
+        "lowercase letters",
     ),
     "a capital letter": (
         KUBERAY,
@@ -83,7 +83,7 @@ CASES = {
         "name: Nightly\nspace:",
         "name",
         "RFC 1123",
-        "small letters",
+        "lowercase letters",
     ),
     "a name that begins with a digit": (
         KUBERAY,

@@ -194,7 +194,7 @@ CASES = {
         6,
         "backend.cluster",
         "RFC 1123",
-        "small letters",
+        "lowercase letters",
     ),
     "an image with a blank": (
         "kind: local",

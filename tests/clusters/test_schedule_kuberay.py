@@ -138,7 +138,7 @@ def test_a_job_that_is_stopped_is_gone(backend, cluster):
     state = backend.poll(known)
     assert not state.running
     assert state.exit_status is None
-    assert "does not know the RayJob" in state.reason
+    assert "no longer knows the RayJob" in state.reason
     backend.stop(known, 30.0)
 
 

@@ -65,7 +65,7 @@ def test_a_ledger_that_cannot_be_read_from_here(tmp_path):
     sweep = load_scheduled_sweep(tmp_path, TEXT + elsewhere)
     found = read_figures(sweep, "nightly-1", None)
     assert list(found) == ["unknown"]
-    assert "Its result is not known here: nightly-1: there is no sweep" in describe_figures(found)
+    assert "Its result is unknown here: nightly-1: there is no sweep" in describe_figures(found)
     search(tmp_path, "nightly-2", trials=2)
     found = read_figures(sweep, "nightly-2", "nightly-1")
     assert "there is no sweep" in found["comparison"]["unknown"]

@@ -121,7 +121,7 @@ def test_a_job_that_the_cluster_does_not_know_any_more(tmp_path, head, client):
     state = backend.poll(JobHandle(backend="ray-job", id="gone"))
     assert not state.running
     assert state.exit_status is None
-    assert "does not know the job" in state.reason
+    assert "no longer knows the job" in state.reason
 
 
 def test_a_job_is_stopped(tmp_path, head, client):

@@ -123,7 +123,7 @@ def test_the_state_of_a_job(backend, controller, job):
     (folder / "end").write_text("0\n")
     assert backend.poll(known) == JobStatus(running=False, exit_status=0)
     (folder / "end").unlink()
-    assert "does not know the job" in backend.poll(known).reason
+    assert "no longer knows the job" in backend.poll(known).reason
 
 
 def test_a_job_is_signalled_once_and_cancelled_in_the_end(backend, controller, job):

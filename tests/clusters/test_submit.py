@@ -137,7 +137,7 @@ def test_the_exit_status_is_that_of_the_job(head, client, status, code, exit_sta
 def test_a_cluster_that_was_restarted_does_not_know_the_job(head, client, capsys):
     client.logs = [[]]
     assert submit.follow_job(submit.build_jobs_api(head.url), "gone") == 1
-    assert "does not know the job any more" in capsys.readouterr().err
+    assert "the cluster no longer knows the job" in capsys.readouterr().err
 
 
 def test_a_cluster_that_stops_answering_is_given_up_after_a_while(head, client, capsys):
@@ -156,7 +156,7 @@ def test_ctrl_c_leaves_the_job_alone(head, client, monkeypatch, capsys):
     monkeypatch.setattr(submit, "follow_job", interrupt)
     with pytest.raises(KeyboardInterrupt):
         sweep.main(["code.yaml", "--submit", head.url])
-    assert "The job goes on; the same command follows it again" in capsys.readouterr().err
+    assert "The job keeps running: run the same command to follow it" in capsys.readouterr().err
     assert client.jobs[job_of(client)].status == "RUNNING"
 
 

@@ -198,9 +198,9 @@ def test_status_and_next_write_nothing(tmp_path, backend):
     ("words", "message"),
     [
         (("run", "nightly", "--at", "2026-01-01T02:00:00"), "has no zone: write"),
-        (("run", "nightly", "--at", "tonight"), "is no time"),
-        (("run", "nightly", "--at", "9999-12-31T23:00:00-12:00"), "is no time"),
-        (("run", "nightly", "--at", "0001-01-01T00:00:00Z"), "is no time"),
+        (("run", "nightly", "--at", "tonight"), "is not a time"),
+        (("run", "nightly", "--at", "9999-12-31T23:00:00-12:00"), "is not a time"),
+        (("run", "nightly", "--at", "0001-01-01T00:00:00Z"), "is not a time"),
         (("run", "nightly", "--at", "2026-01-01T02:00Z", "--now"), "not allowed with"),
         (("serve", "--every", "0"), "write 0.1 to 86400 seconds"),
         (("next", "--count", "0"), "write 1 to 1000"),

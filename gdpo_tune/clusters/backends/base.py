@@ -1,4 +1,4 @@
-"""The backends by name, what `tick` asks of them, and the directories of their jobs."""
+"""The backends by name, the methods that `tick` calls, and the directories of their jobs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class JobStatus:
 
     running: bool
     exit_status: int | None = None
-    """Exit status of the command once it has ended; None if it is not known."""
+    """Exit status of the command once it has ended; None if it is unknown."""
     reason: str = ""
     """Why it ended, for a person; empty if it succeeded."""
 

@@ -108,7 +108,7 @@ class JobsApi:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def ask(self, call: Callable[[Any], T]) -> T:
-        """Return the result of a call with a client, which by itself would wait for ever.
+        """Return the result of a call with a client, which by itself might wait for ever.
 
         Raises:
             BackendError: the cluster refuses.
@@ -144,7 +144,7 @@ def poll_job(client: Any, name: str) -> JobStatus:
     except RuntimeError as error:
         if NO_JOB not in str(error):
             raise
-        return JobStatus(running=False, reason="the cluster does not know the job any more")
+        return JobStatus(running=False, reason="the cluster no longer knows the job")
     state, message = read_job_state(job), " ".join((job.message or "").split())
     if state in ACTIVE:
         return JobStatus(running=True)

@@ -69,7 +69,7 @@ class KubeRay:
         answer = self._call("get", "rayjob", job.id, "--ignore-not-found", "-o", "json")
         answer.raise_unless_expected(self.kind, AWAY)
         if not answer.out.strip():
-            return JobStatus(running=False, reason="Kubernetes does not know the RayJob any more")
+            return JobStatus(running=False, reason="Kubernetes no longer knows the RayJob")
         status = _parse_status(answer.out)
         deployment, job_status = status.get("jobDeploymentStatus", ""), status.get("jobStatus", "")
         if deployment not in ENDED:
@@ -93,7 +93,7 @@ class KubeRay:
 
 
 def _parse_status(manifest: str) -> dict[str, Any]:
-    """Return the status of a RayJob; empty until KubeRay has looked at it."""
+    """Return the status of a RayJob; empty until KubeRay has processed it."""
     try:
         status: Any = json.loads(manifest).get("status") or {}
     except (ValueError, AttributeError):

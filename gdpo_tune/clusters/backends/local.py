@@ -1,4 +1,4 @@
-"""Jobs as processes of this machine, which go on after their caller has ended."""
+"""Jobs as processes of this machine, which keep running after their caller has ended."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Local:
                 return JobStatus(running=False, reason=f"its machine {job.machine} is gone")
             raise BackendUnreachableError(
                 f"backend local: {directory.name} runs on {job.machine}, and {directory} is not "
-                "shared: tick there"
+                "shared\n    fix: call tick on that machine"
             )
         if not (directory / END).exists() and _is_alive(job):
             return JobStatus(running=True)
@@ -102,7 +102,8 @@ class Local:
         """Send the sweep one SIGTERM; after `CHECKPOINT_SECONDS` kill it and all its children."""
         if job.machine != socket.gethostname():
             raise BackendUnreachableError(
-                f"backend local: {Path(job.directory).name} runs on {job.machine}: stop it there"
+                f"backend local: {Path(job.directory).name} runs on {job.machine}\n"
+                "    fix: stop it on that machine"
             )
         sweep = find_process(*job.processes[-1]) if job.processes else None
         if sweep is None:

@@ -73,7 +73,7 @@ class RayJobs:
         return JobHandle(backend=self.kind, id=job.id)
 
     def poll(self, job: JobHandle) -> JobStatus:
-        """Return the state of a job. A restarted cluster does not know it any more."""
+        """Return the state of a job. A restarted cluster no longer knows it."""
         return self.api.ask(lambda client: jobs_api.poll_job(client, job.id))
 
     def stop(self, job: JobHandle, waited: float) -> None:

@@ -82,7 +82,7 @@ class Slurm:
         end = directory / "end"
         if end.exists() and state in ("", "COMPLETED", "FAILED"):
             return base.build_end_status(int(end.read_text()), directory / "log.txt")
-        reason = state.lower().replace("_", " ") or "Slurm does not know the job any more"
+        reason = state.lower().replace("_", " ") or "Slurm no longer knows the job"
         return JobStatus(running=False, reason=reason)
 
     def stop(self, job: JobHandle, waited: float) -> None:

@@ -1,6 +1,6 @@
 """A sweep as a job of a Ray cluster, from anywhere: `gdpo_tune.sweep SPACE --submit ADDRESS`.
 
-The same command finds the job again while it runs, and continues the sweep after it has ended.
+The same command finds the job again while it runs, and resumes the sweep after it has ended.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CALLER = "--submit"
 METADATA_KEY = "gdpo_tune_sweep"
 """Key of a job's metadata: storage and name of its sweep."""
 RETRY_SECONDS = 5.0
-"""Between two calls to a cluster that stopped answering while a job was followed."""
+"""Interval between calls to a cluster that stopped answering while a job was followed."""
 AGENT_SECONDS = 60.0
 """Seconds to wait for the agent of a cluster that has just started."""
 PATIENCE = 600.0
@@ -90,8 +90,8 @@ def submit(submission: Submission, api: jobs_api.JobsApi, *, follow: bool) -> in
     try:
         return follow_job(api, name)
     except KeyboardInterrupt:
-        message = "The log is not followed any more. The job goes on; the same command follows it"
-        print(f"{message} again.", file=sys.stderr)
+        fix = "run the same command to follow it again"
+        print(f"The log is no longer followed. The job keeps running: {fix}.", file=sys.stderr)
         raise
 
 
@@ -128,7 +128,7 @@ def find_active_job(client: Any, location: str) -> str | None:
 def follow_job(
     api: jobs_api.JobsApi, name: str, sleep: Callable[[float], None] = time.sleep
 ) -> int:
-    """Print a job's log until it has ended; return its exit status, or 1 if that is not known.
+    """Print a job's log until it has ended; return its exit status, or 1 if that is unknown.
 
     A cluster that does not answer for `PATIENCE` is a `BackendUnreachableError`.
     """

@@ -32,7 +32,7 @@ JOB, LOCK, STATE = "job.json", "lock", "state.json"
 BEAT, END, LOG = "beat", "end.json", "log.txt"
 BEAT_SECONDS = 15.0
 STARTING_SECONDS = 0.05
-"""Between two looks at another supervisor that is just starting."""
+"""Interval between polls of another supervisor that is just starting."""
 READY = b"1"
 
 

@@ -155,7 +155,7 @@ def _find_schedule(sweep: ScheduledSweep, target: str) -> CronSchedule:
     schedule = sweep.settings.schedule
     if schedule is None:
         fix = "write schedule: {cron: ..., timezone: ...}"
-        refuse(sweep, "schedule", "", f"{target} needs one, and there is none", fix)
+        refuse(sweep, "schedule", "", f"{target} requires a schedule, and there is none", fix)
     zone = schedule.timezone
     if zone not in zoneinfo.available_timezones() or zone in LOCAL_ZONES:
         reason = f"a zone of this machine, which {target} cannot express"

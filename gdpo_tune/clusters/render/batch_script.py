@@ -24,7 +24,7 @@ def render(request: RenderRequest) -> dict[str, str]:
     sweep, backend = request.sweep, request.sweep.settings.backend
     if not isinstance(backend, SlurmBackend):
         fix = "write backend: {kind: slurm, nodes: 1}"
-        refuse(sweep, "backend.kind", backend.kind, "slurm needs to know the number of nodes", fix)
+        refuse(sweep, "backend.kind", backend.kind, "slurm requires the number of nodes", fix)
     script, line = f"{sweep.name}.sbatch", f"{sweep.name}.scrontab"
     stop = ["python", "-m", "gdpo_tune.schedule", request.file, "stop", sweep.name, "--here"]
     values = _list_values(sweep, backend, request.python)
