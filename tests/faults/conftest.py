@@ -65,5 +65,5 @@ def whole(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> Undi
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if ROWS:
-        terminalreporter.section("what faults cost")
+        terminalreporter.section("cost of faults")
         terminalreporter.write_line(format_table())

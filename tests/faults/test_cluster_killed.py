@@ -81,7 +81,7 @@ def test_the_only_other_node_until_it_is_replaced(
 def test_the_head(
     tmp_path: Path, empty_cluster: RayCluster, whole: UndisturbedSweeps, victims: str
 ):
-    """It is started again at its address, with the other node; the same command goes on."""
+    """It is started again at its address, with the other node; the same command resumes."""
     cluster = empty_cluster
     head, other = cluster.start(2, **NODE)
     sweep = build_slow_sweep(tmp_path, ASHA, cluster)
@@ -102,4 +102,4 @@ def test_the_head(
     assert len(sweep.read_log()) == written
     sweep.finish()
     check_recovery(cluster, sweep, whole["asha"])
-    assert add_row(f"head killed ({victims}), cluster and command begun again", sweep, fault)
+    assert add_row(f"head killed ({victims}), cluster and command restarted", sweep, fault)

@@ -126,5 +126,5 @@ def test_a_store_outage_costs_no_attempt(sweep: tuple[StoredSweep, RayNode], sto
     check_end(night, store)
     assert [entry["from"] for entry in night.list_starts()] == [0] * 6
     befell = list_incidents(night)
-    assert any("goes on: s3://" in w and "answers again after" in w for w in befell), befell
+    assert any("continues: s3://" in w and "answers again after" in w for w in befell), befell
     print("\n".join(befell))

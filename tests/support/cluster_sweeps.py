@@ -59,7 +59,7 @@ STANDSTILL_SECONDS = 1.0
 MINUTE = 60.0
 ROWS: list[tuple[str, ...]] = []
 """Rows of the table that is printed at the end of all tests."""
-HEADER = ("fault", "lasted", "trials hit", "begun again", "steps again", "first back", "all back")
+HEADER = ("fault", "duration", "affected", "restarts", "repeated steps", "first back", "all back")
 PATHS = (str(ROOT), os.environ.get("PYTHONPATH", ""))
 VARIABLES = {"PYTHONPATH": os.pathsep.join(filter(None, PATHS))}
 """Environment of nodes whose trials import the fake training."""
