@@ -4,7 +4,7 @@
     gdpo-tune --print-completion bash           a completion script for bash, zsh or tcsh
 
 Exit status 0: done. 1: something broke. 2: the request was wrong, and nothing was started.
-130: stopped by Ctrl-C; the same command resumes.
+130: stopped by Ctrl-C; run the same command to resume.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _PrintCompletion(argparse.Action):
 def run_command(
     command: Callable[[Sequence[str]], int], words: Sequence[str] | None = None
 ) -> NoReturn:
-    """Run a command's `main`, tell a person of its errors, and exit with its status.
+    """Run a command's `main`, print its errors, and exit with its status.
 
     Args:
         command: takes the arguments and returns the exit status.
@@ -97,10 +97,11 @@ def run_command(
     except OSError as error:
         if not is_disk_full(error):
             raise
-        print(f"error: no space left on a disk: {error}; make room, and try again", file=sys.stderr)
+        fix = "make room, and run the same command again"
+        print(f"error: no space left on a disk: {error}; {fix}", file=sys.stderr)
         status = 1
     except KeyboardInterrupt:
-        print("Interrupted. The same command resumes.", file=sys.stderr)
+        print("Interrupted. Run the same command to resume.", file=sys.stderr)
         status = INTERRUPTED
     sys.exit(status)
 
@@ -111,7 +112,7 @@ def complete_files(action: argparse.Action) -> None:
 
 
 def add_spec_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that decide which sweep a command speaks of."""
+    """Add the arguments that select the sweep of a command."""
     space = parser.add_argument("space", metavar="SEARCH_SPACE.yaml", help="file of the sweep")
     complete_files(space)
     add_override_argument(parser)
@@ -119,7 +120,7 @@ def add_spec_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_override_argument(parser: argparse.ArgumentParser) -> None:
-    """Add `--set`, which lays single values over the file."""
+    """Add `--set`, which overrides single values of the file."""
     parser.add_argument(
         "--set",
         metavar="KEY=VALUE",
@@ -131,7 +132,7 @@ def add_override_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_pick_argument(parser: argparse.ArgumentParser) -> None:
-    """Add `--pick`, which chooses among the trials of a sweep."""
+    """Add `--pick`, which names the chosen trial of a sweep."""
     parser.add_argument(
         "--pick",
         metavar="CHOICE",
@@ -141,20 +142,20 @@ def add_pick_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str]:
-    """Start and ask whatever trials will need: refuse at once what would fail every one of them.
+    """Start and check everything that trials need; refuse at once what would fail all of them.
 
     Args:
         spec: the sweep.
         tracked: whether its tracking server will be needed.
 
     Returns:
-        What the task says of its environment, such as the tier of its sandbox.
+        The task's description of its environment, such as the tier of its sandbox.
 
     Raises:
         ResourcesError: the policy does not fit into the share of a GPU that a trial gets.
         PolicyError: the policy cannot be read, or lacks a pad or end token.
-        DataError: the data cannot be had, read or used, or a split is too small.
-        SandboxUnavailable: the task runs code, and the sandbox for it is not to be had.
+        DataError: the data is missing, unreadable or unusable, or a split is too small.
+        SandboxUnavailable: the task runs code, and no sandbox for it is available.
         TrackingError: `tracking.required` and the server does not answer.
     """
     from gdpo_tune.core import task_files
@@ -176,7 +177,7 @@ def check_share(spec: SweepSpec) -> None:
     """Refuse a share of this machine's GPUs in which the policy could not be trained.
 
     Raises:
-        ResourcesError: with the share that could do.
+        ResourcesError: the message names a share that would suffice.
     """
     if spec.resources.gpus:
         from gdpo_tune.policies.load_policy import count_parameters

@@ -47,7 +47,7 @@ def find_vllm() -> VLLM | None:
 
 
 def select_engine(settings: RolloutSettings, *, gpu: bool, lean: bool, vllm: VLLM | None) -> Engine:
-    """Choose the engine of a trial; `lean` says that our sampler computes what the policy does.
+    """Choose the engine of a trial; `lean`: our sampler supports the policy.
 
     Raises:
         EngineError: vLLM is required and cannot be used; the message says what to do.

@@ -1,4 +1,4 @@
-"""One tree of errors. Each survives pickling, because Ray carries errors between processes."""
+"""One tree of errors. Each can be pickled, because Ray sends errors between processes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class IdentityError(UsageError):
 
 
 class PickError(UsageError):
-    """A choice among trials that cannot be read, or that nothing fits."""
+    """A choice of a trial that cannot be parsed, or that no trial fits."""
 
     def __init__(self, text: str, position: int, reason: str, fix: str) -> None:
         """Point at the mistake in the typed `text`; its `position` counts characters from 1."""
@@ -136,7 +136,7 @@ class NonFiniteError(TrialFailure):
 
 
 class DiskFullError(GdpoTuneError):
-    """A full disk; every file on it is whole, and the same command continues."""
+    """A full disk; every file on it is whole. Make room and run the command to resume."""
 
 
 class SupersededError(GdpoTuneError):
@@ -144,18 +144,18 @@ class SupersededError(GdpoTuneError):
 
 
 class DirectoryLostError(GdpoTuneError):
-    """A sweep directory that is gone, as after a lost mount; the same command continues later."""
+    """A sweep directory that is gone, as after a lost mount; run the command later to resume."""
 
 
 class LedgerUnreachableError(GdpoTuneError):
-    """A ledger database that does not answer; its records are kept: run the command again."""
+    """A ledger database that does not answer; its records are kept: run the command to resume."""
 
 
 class StoreUnreachableError(GdpoTuneError):
-    """An object store that no longer answers; its objects are kept: run the command again."""
+    """An object store that no longer answers; its objects are kept: run the command to resume."""
 
     def __init__(self, address: str, answer: str, seconds: int) -> None:
-        """Keep the last answer, or the error in its place, and for how long it was repeated."""
+        """Keep the last answer or error, and for how many seconds the call was repeated."""
         super().__init__(address, answer, seconds)
         self.address, self.answer, self.seconds = address, answer, seconds
 
@@ -165,11 +165,12 @@ class StoreUnreachableError(GdpoTuneError):
         return f"{self.address} has not answered for {self.seconds} s ({self.answer})"
 
     def __str__(self) -> str:
-        return f"{self.summary}; what trials have recorded is kept, and the same command goes on"
+        kept = "the records of trials are kept: run the same command to resume"
+        return f"{self.summary}; {kept}"
 
 
 class ClusterLostError(GdpoTuneError):
-    """Loss of Ray's servers; every record is kept, and the same command continues."""
+    """Loss of Ray's servers; every record is kept: run the command to resume."""
 
 
 class SandboxUnavailable(GdpoTuneError):

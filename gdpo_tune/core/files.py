@@ -84,8 +84,8 @@ def build_disk_full_error(directory: Path, subject: str) -> DiskFullError:
     free = _count_free_bytes(directory)
     return DiskFullError(
         f"no space left for {subject} in {directory}: {free:,} bytes free\n"
-        "    fix: make room there and run the same command again, which continues from the last "
-        "whole checkpoints; keep another sweep elsewhere with --set storage=DIRECTORY"
+        "    fix: make room there and run the same command to resume from the last whole "
+        "checkpoints; keep another sweep elsewhere with --set storage=DIRECTORY"
     )
 
 

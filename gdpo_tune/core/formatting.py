@@ -1,4 +1,4 @@
-"""Words, numbers and colours that the console, pictures and MLflow share."""
+"""Words, numbers and colours that the console, figures and MLflow share."""
 
 from __future__ import annotations
 

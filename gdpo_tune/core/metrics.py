@@ -1,4 +1,4 @@
-"""Held-out metrics: what a task says about one, and what every trial costs."""
+"""Held-out metrics: how a task describes them, and the costs of every trial."""
 
 from __future__ import annotations
 

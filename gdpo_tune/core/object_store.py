@@ -29,7 +29,7 @@ LONGEST_PAUSE = 30.0
 """Seconds between two attempts at most: stores slow down clients that ask too often."""
 _RAISE = object()
 REFUSALS = (401, 403, 404)
-"""HTTP statuses of a wrong key and of a bucket that does not exist: to ask again does not help."""
+"""HTTP statuses of a wrong key and of a missing bucket: asking again does not help."""
 
 
 def is_url(storage: str) -> bool:
@@ -76,7 +76,7 @@ def list_copied_addresses(name: str) -> list[str]:
     return sorted(addresses)
 
 
-def open_filesystem(place: str) -> tuple[Any, str]:
+def open_filesystem(address: str) -> tuple[Any, str]:
     """Return fsspec's filesystem for an address, and its path there without a `/` at the end.
 
     Raises:
@@ -85,27 +85,27 @@ def open_filesystem(place: str) -> tuple[Any, str]:
     """
     import fsspec
 
-    scheme = place.partition("://")[0].lower()
+    scheme = address.partition("://")[0].lower()
     options = {"auto_mkdir": True} if scheme in ON_DISK else {}
     try:
         # a cached listing would hide what others have written
-        filesystem, root = fsspec.url_to_fs(place, use_listings_cache=False, **options)
+        filesystem, root = fsspec.url_to_fs(address, use_listings_cache=False, **options)
     except Exception as error:  # each package has errors of its own, and some look for their server
         fix = f"pip install {PACKAGES[scheme]}" if scheme in PACKAGES else "write s3://, gs://"
-        raise StoreError(f"storage {place}: {get_first_line(error)}\n    fix: {fix}") from error
+        raise StoreError(f"storage {address}: {get_first_line(error)}\n    fix: {fix}") from error
     return filesystem, root.rstrip("/")
 
 
 def get_first_line(error: BaseException) -> str:
-    """Return what a store says, in one line."""
+    """Return the message of a store's error, in one line."""
     words = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
     return words.strip().splitlines()[0]
 
 
-def build_store_error(place: str, error: BaseException) -> StoreError:
-    """Return the error to raise when nothing can be read or written at a place."""
+def build_store_error(address: str, error: BaseException) -> StoreError:
+    """Return the error to raise when nothing can be read or written at an address."""
     return StoreError(
-        f"storage {place}: {get_first_line(error)}\n"
+        f"storage {address}: {get_first_line(error)}\n"
         "    fix: make it readable and writable, or write another storage"
     )
 
@@ -229,7 +229,7 @@ class StoreDirectory:
                 raise StoreUnreachableError(self.address, get_first_line(error), seconds) from error
         if retrying.statistics["attempt_number"] > 1:
             seconds = round(time.monotonic() - began)
-            self._say(f"goes on: {self.address} answers again after {seconds} s")
+            self._say(f"continues: {self.address} answers again after {seconds} s")
         return answer
 
 

@@ -27,7 +27,7 @@ def find_process(pid: int, created: float) -> psutil.Process | None:
 
 
 def is_running(pid: int, created: float) -> bool:
-    """Return whether a process exists and is more than an exit status that nobody has read."""
+    """Return whether a process exists and is not a zombie."""
     process = find_process(pid, created)
     try:
         return process is not None and process.status() != psutil.STATUS_ZOMBIE

@@ -48,7 +48,7 @@ def find_token(environment: Mapping[str, str]) -> str:
     """
     mode = environment.get(MODE, "").lower()
     if mode and mode not in MODES:
-        raise UsageError(f"{MODE} = {environment[MODE]}: it is token or disabled\n{FIX}")
+        raise UsageError(f"{MODE} = {environment[MODE]}: it must be token or disabled\n{FIX}")
     if mode == "disabled":
         return ""
     result = _read_variables(environment) or _read_home(environment)

@@ -28,7 +28,7 @@ class TaskInfo:
     """Builds the task from `TrainingSettings`, `SandboxSettings` and `DataSettings`; with names of
     optional rewards as a fourth argument, if it has any."""
     rewards: Mapping[str, tuple[float, float]]
-    """Reward name -> range of its values, infinite where it is not known."""
+    """Reward name -> range of its values, infinite where it is unknown."""
     metrics: Mapping[str, MetricInfo]
     """Held-out metrics; objectives and constraints name these."""
     published: Mapping[str, ParamValue]
@@ -38,7 +38,7 @@ class TaskInfo:
     length_reward: str | None = None
     """The reward that is 1 within `length_limit` tokens, else 0; it may have other shapes."""
     prompts: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Split -> distinct prompts that the task can write itself; empty where that is not known."""
+    """Split -> distinct prompts that the task can write itself; empty where that is unknown."""
     partial_reward: str | None = None
     """The reward that is all or nothing and can also give partial credit."""
     optional_rewards: Mapping[str, tuple[float, float]] = field(
@@ -84,7 +84,7 @@ class SamplerInfo:
     """A sampler, which proposes configurations."""
 
     target: str
-    """Of `auto`, the function that picks one of the others."""
+    """For `auto`, the function that picks one of the others."""
     doc: str
     learns: bool = True
     """True if its proposals depend on the results of earlier trials."""

@@ -18,7 +18,7 @@ def stop_on_signals(stop: Callable[[], None]) -> Generator[None]:
     """Call `stop` at the first SIGINT, SIGTERM or SIGHUP; a second one raises KeyboardInterrupt.
 
     A SIGHUP is never the second one. A command that was started with SIGHUP ignored, as by `nohup`,
-    goes on ignoring it. Outside of the main thread, where Python receives no signals, this does
+    keeps ignoring it. Outside of the main thread, where Python receives no signals, this does
     nothing.
     """
     if threading.current_thread() is not threading.main_thread():

@@ -1,7 +1,7 @@
 """`steps.jsonl`: the measurements of one trial, a line each, only ever appended to.
 
 A line is `{"step": 3, "metrics": {"train/loss": ...}, "cost": {"completions": ...}}`. A trial that
-goes on from a checkpoint writes steps again that an interrupted attempt had written: a line
+resumes from a checkpoint repeats steps that an interrupted attempt had written: a line
 supersedes every earlier line of the same or a later step. A line that a crash cut short is skipped.
 """
 
@@ -24,9 +24,9 @@ def is_kept(step: int, last: int) -> bool:
     """Return whether point `step` of 1..`last` is passed on beyond the trial's own file.
 
     Of up to `MOST_POINTS` points every one is, of more at least half of `MOST_POINTS`, evenly
-    spread, and always the last. Every place that thins a curve uses this rule, so a curve that
-    passes two of them is not thinned twice. The rule does not depend on time, so a trial that goes
-    on keeps the same points.
+    spread, and always the last. All code that thins a curve uses this rule, so a curve that
+    passes it twice is not thinned twice. The rule does not depend on time, so a trial that
+    resumes keeps the same points.
     """
     return step >= last or step % -(-last // MOST_POINTS) == 0
 

@@ -24,7 +24,7 @@ Params = Mapping[str, ParamValue]
 
 Direction = Literal["maximize", "minimize"]
 Role = Literal["search", "member", "replicate", "untrained", "published"]
-"""Why a trial was run. `untrained` and `published` are the baselines of every front picture;
+"""Why a trial was run. `untrained` and `published` are the baselines of every front figure;
 `published` is trained at full budget, so it may be on the front itself. The parameters of a
 `member` of a population changed while it trained; those of its record are the initial ones."""
 State = Literal["running", "paused", "complete", "pruned", "failed"]
@@ -163,10 +163,10 @@ class Rung:
 
     step: int
     validation: Mapping[str, Estimate]
-    """A standard error of NaN is not known."""
+    """A standard error of NaN is unknown."""
     cost: Cost
     recorded: float | None = field(default=None, compare=False)
-    """Unix time in seconds; None is not known."""
+    """Unix time in seconds; None: unknown."""
 
     @property
     def completions(self) -> int:

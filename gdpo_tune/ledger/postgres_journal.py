@@ -73,7 +73,7 @@ class PostgresJournal(Journal):
         self._unread: list[str] = []
         """Records that this writer appended and did not read back: no other process appends."""
         self._failure: Exception | None = None
-        """Reason why nothing is written any more."""
+        """Reason why nothing more is written."""
         client = f"gdpo_tune {os.getpid()} on {socket.gethostname()}"[:63]
         options = {**TIMEOUTS, "connect_timeout": 10, "application_name": client}
         try:
@@ -192,8 +192,8 @@ class PostgresJournal(Journal):
             last = error.last_attempt.exception()
             raise LedgerUnreachableError(
                 f"the ledger {self.path} has not answered for {PATIENCE:g} s "
-                f"({_get_first_line(last)}); what trials have recorded is kept, and the same "
-                "command resumes the sweep"
+                f"({_get_first_line(last)}); the records of trials are kept: run the same "
+                "command to resume"
             ) from last
 
     def _reconnect_and_lock(self) -> bool:

@@ -18,11 +18,11 @@ from ..core.system import CloseableResource
 Status: TypeAlias = Literal[
     "passed", "failed", "error", "timeout", "memory", "output", "crash", "violation"
 ]
-"""`passed`: every test. Else the first reason: a test `failed` (another value, an assertion)
-or raised (`error`, also for code that does not load), a clock ran out (`timeout`), so did
-`memory` or the allowance of bytes (`output`), the process died (`crash`, also by an exit), or it
-tried something forbidden or forged a message (`violation`). Faults of the sandbox itself are
-retried and then raised, never returned."""
+"""`passed`: every test. Otherwise the first reason. `failed`: another value, or an assertion.
+`error`: a test raised, or the code does not load. `timeout`, `memory`, `output`: the time, memory
+or bytes ran out. `crash`: the process died, also by an exit. `violation`: it tried something
+forbidden, or forged a message. Faults of the sandbox itself are retried and then raised, never
+returned."""
 Verdict: TypeAlias = Literal["passed", "failed", "error", "not_run"]
 _LEAST_MEMORY = 64 << 20
 _MOST_BYTES = 1 << 40

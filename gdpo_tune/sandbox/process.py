@@ -49,7 +49,7 @@ _MAX_REPORT_BYTES = 1 << 26
 class SandboxProcess:
     """A zygote or a judge.
 
-    It is started anew, never forked, so nothing of the trainer's memory, environment or
+    It is a new process, never a fork, so nothing of the trainer's memory, environment or
     descriptors is in it. It dies with the thread that makes this object. It loads `modules`
     besides those of the standard library.
 

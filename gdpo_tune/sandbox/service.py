@@ -31,7 +31,7 @@ _JSON_OVERHEAD = 6
 _MAX_REST = 1 << 20
 """Bytes of a response besides the program's standard output."""
 _RETRIED = frozenset((408, 429))
-"""Statuses below 500 that blame the moment and not the request."""
+"""Statuses below 500 after which the same request may succeed later."""
 
 
 class ServiceFault(Exception):

@@ -120,7 +120,7 @@ def build_main(ending):
     [
         (0, 0, ""),
         (UsageError("no"), 2, "error: no\n"),
-        (KeyboardInterrupt(), 130, "The same command resumes"),
+        (KeyboardInterrupt(), 130, "Run the same command to resume"),
         (OSError(errno.ENOSPC, "No space left on device", "/a"), 1, "no space left on a disk: "),
         (OSError(errno.EDQUOT, "Disk quota exceeded", "/a"), 1, "Disk quota exceeded: '/a'; make"),
     ],

@@ -85,7 +85,7 @@ def test_a_store_that_is_away_for_a_moment_is_asked_again(
     assert clock == [1, 2, 4]
     assert said == [
         f"waits for {PLACE}: no route",
-        f"goes on: {PLACE} answers again after 7 s",
+        f"continues: {PLACE} answers again after 7 s",
     ]
     assert StoreDirectory(PLACE).read("a") == b"1"
 

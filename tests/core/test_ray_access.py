@@ -71,7 +71,7 @@ def test_a_token_of_a_variable_is_sent_and_one_at_home_is_left_to_ray(home: Path
     ("environment", "why"),
     [
         ({"RAY_AUTH_MODE": "token"}, "RAY_AUTH_MODE = token, and there is no token"),
-        ({"RAY_AUTH_MODE": "Basic"}, "RAY_AUTH_MODE = Basic: it is token or disabled"),
+        ({"RAY_AUTH_MODE": "Basic"}, "RAY_AUTH_MODE = Basic: it must be token or disabled"),
         ({"RAY_AUTH_TOKEN_PATH": "/nowhere/x"}, "= /nowhere/x: No such file or directory"),
         ({"RAY_AUTH_TOKEN_PATH": "/dev/null"}, "= /dev/null: the file is empty"),
     ],

@@ -1,7 +1,7 @@
 """The process that alone holds expected values: it compares and never runs a candidate.
 
-A request brings one end of a candidate's socket and either expected values, with which the
-judge compares what it reads, or tests in Python, for which it forks a locked checker:
+A request brings one end of a candidate's socket, and expected values or tests in Python. The judge
+compares what it reads with the values; for tests it forks a locked checker:
 
     [bytes, "values", values]            expected results of calls
     [bytes, "streams", pairs]            expected output of a program, and its tolerance

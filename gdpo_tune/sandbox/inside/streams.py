@@ -1,8 +1,8 @@
 """Runner of a candidate as a program: once per test, as `__main__`, on real descriptors 0 and 1.
 
-Both are files in memory that the zygote opened. Each test's input is appended to the one, and
-its output is whatever was appended to the other, so that nothing is ever truncated and a
-program finds the right size of its first input. The kernel ends a process whose output reaches
+Both are files in memory that the zygote opened. Each test's input is appended to descriptor 0.
+Its output is whatever was appended to descriptor 1. So nothing is ever truncated, and a program
+finds the right size of its first input. The kernel ends a process whose output reaches
 the limit of file sizes. Standard error is dropped. Answers are those of `zygote`, and
 
     > and bytes                    printed output of a program that ended normally
