@@ -1,7 +1,7 @@
 """Runner of a candidate as a program: once per test, as `__main__`, on real descriptors 0 and 1.
 
-Both are files in memory that the zygote opened. Each test's input is appended to descriptor 0.
-Its output is whatever was appended to descriptor 1. So nothing is ever truncated, and a program
+Both are files in memory that the zygote opened. Each test's input is appended to the first.
+Its output is whatever was appended to the second. So nothing is ever truncated, and a program
 finds the right size of its first input. The kernel ends a process whose output reaches
 the limit of file sizes. Standard error is dropped. Answers are those of `zygote`, and
 
