@@ -260,7 +260,7 @@ def test_a_short_outage_costs_no_attempt_and_is_reported(
     assert isinstance(run_attempt(tmp_path), Finished)
     assert pauses == [1, 2, 4]
     notes = [message.text for message in messages if isinstance(message, TrialNotice)]
-    assert [note.partition(":")[0] for note in notes] == ["waits for memory", "goes on"]
+    assert [note.partition(":")[0] for note in notes] == ["waits for memory", "continues"]
 
 
 def test_a_long_store_outage_ends_the_attempt_but_not_the_trial(
