@@ -2,9 +2,9 @@
 
     python benchmarks/cluster_night.py [--small]
 
-Two `ray start` nodes of this machine with two logical GPUs each. A file of the kind in `sweeps/`,
-`python -m gdpo_tune.schedule sweeps/ run NAME --wait`, the Jobs API, the shipped training with the
-embedded policy, and trials of half a GPU, so that eight of them take all four. The first sweep is
+The cluster is two `ray start` nodes on this machine, with two logical GPUs each. The benchmark runs
+`python -m gdpo_tune.schedule sweeps/ run NAME --wait`, which submits through the Jobs API. Trials
+train the embedded policy and take half a GPU, so eight of them fill the cluster. The first sweep is
 undisturbed. In the second one, all slots are taken and half of the trials have a checkpoint when
 `kill -9` hits every process of the worker node. Once one of the lost trials trains again, `kill -9`
 hits the driver. The schedule then submits its second attempt.

@@ -227,7 +227,7 @@ def run_in_process(work: Callable[..., Run], *arguments: Any) -> Run:
 def print_run(name: str, run: Run) -> Run:
     """Print the samples of a run and return the run."""
     if run.states["failed"]:
-        raise SystemExit(f"{name}: {run.states['failed']} trials failed: no figure holds")
+        raise SystemExit(f"{name}: {run.states['failed']} trials failed: the figures are not valid")
     for at, cpu, mib in zip(run.samples.trials, run.samples.cpu, run.samples.mib, strict=True):
         print(f"{name}, {at:6d} trials: CPU {cpu:.1f} s, {mib:.0f} MiB")
     print(f"{name}, in all: CPU {run.cpu:.1f} s", flush=True)

@@ -108,7 +108,7 @@ def measure(plan: Plan) -> dict[str, object]:
             trained.append([(record.params, record.seed) for record in records])
             print(json.dumps({"share": share, **figures}), flush=True)
     if any(trials != trained[0] for trials in trained):
-        raise SystemExit("the shares trained different trials: the figures mean nothing")
+        raise SystemExit("the shares trained different trials: their figures cannot be compared")
     first = shares[f"{plan.shares[0]:g}"]["trials_per_hour"]
     for figures in shares.values():
         figures["ratio"] = round(figures["trials_per_hour"] / first, 3)

@@ -132,7 +132,7 @@ def wait(
         watch.record_progress()
         ended = process.poll() is not None
         if (ended and not moment()) or time.monotonic() > deadline:
-            raise SystemExit(f"waited in vain\n{read_output(night)}")
+            raise SystemExit(f"timed out\n{read_output(night)}")
         time.sleep(0.2)
 
 

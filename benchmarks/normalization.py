@@ -9,7 +9,7 @@ affine change of the reward alone: the held-out metrics, and all figures here, s
 The step size of a learning rate depends on the mode, so each mode gets the better of two rates. The
 criterion is the validation hypervolume of seed 0 on three of the weights, for both forms of ranges
 together. All other figures are on test prompts. DIRECTORY/trainings.jsonl keeps the trainings, so
-that an interrupted run can continue. DIRECTORY also gets `table.md` and `normalization.png`. The
+that an interrupted run resumes. DIRECTORY also gets `table.md` and `normalization.png`. The
 last line is JSON.
 """
 
@@ -198,7 +198,7 @@ def main() -> None:
 
 
 def run_plan(plan: Plan, workers: int, out: Path, only_report: bool) -> None:
-    """Continue the run in directory `out` and report on it."""
+    """Run or resume the trainings in directory `out` and report on it."""
     from normalization_picture import write_picture
 
     out.mkdir(parents=True, exist_ok=True)

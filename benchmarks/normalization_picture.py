@@ -1,4 +1,4 @@
-"""Picture of `normalization.py`: fronts of the modes, with equal and with mixed ranges."""
+"""PNG of `normalization.py`: fronts of the modes, with equal and with mixed ranges."""
 
 from __future__ import annotations
 

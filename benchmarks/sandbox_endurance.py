@@ -8,7 +8,7 @@ status is checked. Between batches the benchmark reads processes, zombies, descr
 of the trainer and of every process of the sandbox. Growth is the slope of a straight line through
 the samples after the first fifth, in MiB per 10,000 jobs. `leaks` names counts (processes,
 zombies, descriptors) that are higher at the end than after the first batch, and memory that grows
-by more than the limit. In a short run, where a slope means nothing, that limit is a MiB.
+by more than the limit. In a short run, whose slope is mostly noise, that limit is a MiB.
 
 The last line is JSON.
 """

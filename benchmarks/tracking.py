@@ -89,7 +89,7 @@ def _send(
         began = time.perf_counter()
         try:
             work(*arguments)
-        except Exception as error:  # noqa: BLE001  # a sweep goes on after any error of a peer
+        except Exception as error:  # noqa: BLE001  # a sweep continues after any error of a peer
             failed += 1
             print(f"{way}: {type(error).__name__}", file=sys.stderr)
         blocked.append(1000 * (time.perf_counter() - began))

@@ -11,8 +11,8 @@ of Optuna's model-based samplers, as in sweeps. Each pair is compared as in
     two sweeps    with equal settings, or with all objectives of one multiplied
     two modes     in one sweep, over a categorical parameter without any effect, or with one
 
-The benchmark prints the share of pairs whose verdict reports any difference, the share in which the
-hypervolume's corrected test does, and, over every tenth pair, the share of intervals of the
+The benchmark prints the share of pairs whose verdict reports any difference, and the share in which
+the hypervolume's corrected test does. Over every tenth pair it prints the share of intervals of the
 hypervolume ratio that contain 1, the true ratio of equal sweeps. The last line is JSON.
 """
 

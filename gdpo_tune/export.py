@@ -81,7 +81,7 @@ def _load_request(options: argparse.Namespace) -> TrainingRequest:
     """Return the training that is exported.
 
     Raises:
-        UsageError: it does not exist, or `--pick` stands beside a file.
+        UsageError: it does not exist, or `--pick` is given with a file.
     """
     from gdpo_tune.core.errors import UsageError
     from gdpo_tune.results.retrain import build_request_from_file, build_request_from_sweep
@@ -90,7 +90,7 @@ def _load_request(options: argparse.Namespace) -> TrainingRequest:
         source, overrides = options.source, options.overrides
         return build_request_from_sweep(source, overrides, options.pick, "export", to_run=False)
     if options.pick is not None:
-        raise UsageError(f"{options.source} is a file: --pick goes with a sweep's directory")
+        raise UsageError(f"{options.source} is a file: --pick requires a sweep's directory")
     return build_request_from_file(options.source, options.overrides)
 
 

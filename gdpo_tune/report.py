@@ -113,17 +113,17 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _load_named(options: argparse.Namespace) -> tuple[SweepSpec, str | None]:
-    """Return the sweep, named by file or directory, and the choice: `--pick` or behind a colon."""
+    """Return the sweep, named by file or directory, and the choice: `--pick` or after a colon."""
     from gdpo_tune.results.open_sweep import resolve_location, resolve_spec_file, split_source
     from gdpo_tune.spec import load_spec
 
     if Path(options.space).is_file():
         spec = load_spec(options.space, options.overrides, options.name, to_run=False)
         return spec, options.pick
-    folder, pick = split_source(options.space, options.pick)
-    file, place = resolve_spec_file(resolve_location(folder), options.space)
+    location, pick = split_source(options.space, options.pick)
+    file, storage = resolve_spec_file(resolve_location(location), options.space)
     name = options.name or file.parent.name
-    return load_spec(file, [place, *options.overrides], name, to_run=False), pick
+    return load_spec(file, [storage, *options.overrides], name, to_run=False), pick
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Configurations are the first points of a scrambled Sobol sequence over the space
 `search_spaces/math.yaml`. Each is trained with its own seed for the file's full budget. It is
 measured on validation prompts at every rung and on test prompts at the end. Standard errors are by
 a bootstrap clustered by prompt. DIRECTORY/trainings.jsonl keeps every finished training, so that
-the same command can continue after a kill, or with more configurations. At the end, and with
+the same command resumes after a kill, or with more configurations. At the end, and with
 `--only-table` at any time, all trainings so far are written to `curves_math.parquet` beside this
 script (`--table FILE` for another path), with a data sheet, `curves_math.md`.
 

@@ -1,4 +1,4 @@
-"""Jobs that can continue after a kill: each result is on disk before the next one is awaited."""
+"""Jobs that can resume after a kill: each result is on disk before the next one is awaited."""
 
 from __future__ import annotations
 

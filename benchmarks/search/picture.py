@@ -1,4 +1,4 @@
-"""Picture of hypervolume against budget: a panel for each problem, a line for each contestant."""
+"""PNG of hypervolume against budget: a panel for each problem, a line for each contestant."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)))
 
 
 class Line(Protocol):
-    """Fields of a sweep that a picture needs."""
+    """Fields of a sweep that the PNG needs."""
 
     @property
     def problem(self) -> str:

@@ -5,7 +5,7 @@
 A sweep has 60 trials, 4 of them in flight, without early stopping. Hypervolume is by moocore, as a
 share of the box between the references and the ideal point. The benchmark also times one proposal
 when 500 trials have finished and 4 run. DIRECTORY/sweeps.jsonl keeps the sweeps, so that an
-interrupted run can continue; delete a line to simulate its sweep again. DIRECTORY also gets
+interrupted run resumes; delete a line to simulate its sweep again. DIRECTORY also gets
 `table.md` and `samplers.png`. The last line is JSON.
 """
 

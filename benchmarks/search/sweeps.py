@@ -13,7 +13,7 @@ measurements at rungs; the second does not depend on the speed of the machine. T
 they end: a stopped trial adds its cost, and a complete trial also its test values to the
 hypervolume. Baselines do not count.
 
-DIRECTORY keeps the sweeps, so that the same command can continue. It also gets `table.md` and
+DIRECTORY keeps the sweeps, so that the same command resumes. It also gets `table.md` and
 `sweeps.png` over completions, a panel for each seed and one of their median. The last line is JSON.
 """
 
@@ -102,7 +102,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Line:
-    """Line of a sweep in one panel of the picture."""
+    """Line of a sweep in one panel of the PNG."""
 
     problem: str
     contestant: str
@@ -110,7 +110,7 @@ class Line:
 
 
 def run_sweep(scheduler: str, seed: int, out: Path, changes: Sequence[str]) -> Sweep:
-    """Run or continue a sweep by the command, and read its result."""
+    """Run or resume a sweep by the command, and read its result."""
     name = f"{scheduler}-{seed}"
     overrides = [
         f"search.scheduler={{type: {scheduler}}}",
@@ -127,7 +127,7 @@ def run_sweep(scheduler: str, seed: int, out: Path, changes: Sequence[str]) -> S
         status = subprocess.run(command, check=False, stdout=log, stderr=log).returncode
     if status:
         raise SystemExit(
-            f"{name} ended with status {status}; fix the cause, then run the same command again"
+            f"{name} ended with status {status}; fix the cause, then run the same command to resume"
         )
     spec = load_spec(SPACE, overrides, name)
     with Ledger.open(spec, read_only=True) as ledger:

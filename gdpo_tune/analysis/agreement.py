@@ -1,7 +1,7 @@
 """Agreement of scores at a rung with final scores: the cost of stopping trials early there.
 
-Only trials that ran to their end have both scores, and under early stopping those are the better
-ones: among them a rung orders worse than among all trials. So the figures are a lower bound.
+Only trials that ran to their end have both scores. Under early stopping those are the better ones,
+and a rung ranks them worse than it ranks all trials. So the figures are a lower bound.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gdpo_tune.analysis.resampling import rank_values
 from gdpo_tune.core.trials import Objective, Rung, TrialRecord
 
 FEWEST = 5
-"""Trials below which a rank correlation says nothing."""
+"""Fewest trials for a rank correlation."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def measure_agreements(
 ) -> tuple[Agreement, ...]:
     """Measure the agreement at each rung that at least five complete search trials share.
 
-    All scores are on validation prompts. A trial's last measurement is no rung.
+    All scores are on validation prompts. A trial's last measurement is not a rung.
     Source: Spearman 1904, The proof and measurement of association between two things.
     """
     levels: dict[int, list[tuple[Rung, TrialRecord]]] = {}

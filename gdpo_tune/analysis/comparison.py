@@ -64,7 +64,7 @@ class Effect:
 
     value: float
     interval: Interval
-    """Of `value`, at 95 %."""
+    """Interval of `value`, at 95 %."""
     p: float
     corrected: float
     """`p`, corrected by Holm's rule."""
@@ -79,7 +79,7 @@ class Comparison:
     count: int
     """Configurations at which hypervolumes are compared."""
     hypervolumes: tuple[float, float]
-    """Of each side, at `count` configurations."""
+    """Hypervolume of each side, at `count` configurations."""
     ratio: Effect
     """Left hypervolume over right hypervolume, at `count` configurations."""
     superiority: dict[str, Effect]

@@ -2,11 +2,10 @@
 
 For each objective a linear model of test means over the N trained configurations. A numeric
 parameter has two terms, its value and its square (on a log scale where it spans a factor of 5); a
-parameter of names has one term for each name. A parameter's importance is the share of the
-remaining variance that it explains, after the other parameters (partial eta squared), by the F test
-that compares the model with the one without it; its interval is that of the test's noncentrality.
-So effects of parameters that the search has moved together are not counted twice, and interactions
-are not modelled: they count as noise.
+parameter of names has one term for each name. A parameter's importance is the share of the variance
+that remains after the other parameters and that it explains (partial eta squared). The F test
+compares the models with and without it; the interval is that of the test's noncentrality. Effects
+of parameters that the search moved together do not count twice. Interactions count as noise.
 
 Source: Smithson 2001, Correct confidence intervals for various regression effect sizes.
 """
@@ -54,11 +53,11 @@ class ParameterEffect:
     """Share of the remaining variance, 0 to 1."""
     interval: Interval
     p: float
-    """Of no effect at all, corrected for all parameters and objectives of the sweep."""
+    """Under no effect at all; corrected for all parameters and objectives of the sweep."""
     changes: tuple[Change, ...]
-    """For numbers one, from the smallest to the largest; for names one for each other name, from
-    the first. A change that always came with one of another parameter is confounded and left
-    out."""
+    """For numbers one change, from the smallest to the largest; for names a change from the first
+    to each other one. A change that always came with that of another parameter is confounded and
+    left out."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ MOST = 6
 
 
 def describe_findings(front: Front, effects: Effects) -> tuple[list[str], list[str]]:
-    """Return sentences on which parameters mattered, and on what the data cannot tell."""
+    """Return sentences on which parameters mattered, and on the limits of the data."""
     return _list_findings(front, effects), _list_limits(front, effects)
 
 
@@ -43,7 +43,7 @@ def _list_findings(front: Front, effects: Effects) -> list[str]:
     detected = sorted((e for e in effects.estimates if e.p <= SURE), key=lambda e: -e.importance)
     lines += [describe_effect(effect) for effect in detected[:MOST]]
     if len(detected) > MOST:
-        lines.append(f"Weaker effects: {len(detected) - MOST} more in the picture of importance.")
+        lines.append(f"Weaker effects: {len(detected) - MOST} more in the figure of importance.")
     return lines
 
 
@@ -61,7 +61,7 @@ def _list_limits(front: Front, effects: Effects) -> list[str]:
     if silent:
         lines.append(
             f"No detectable effect: {format_list(silent)}. There may be one: the intervals in the "
-            "picture of importance show how large it can be."
+            "figure of importance show how large it can be."
         )
     stopped = sum(record.state == "pruned" for record in front.records)
     if effects.estimates and stopped:

@@ -58,7 +58,7 @@ class Front:
     extremes: dict[str, Configuration]
     """Objective -> the member that is best in it; empty while the front is empty."""
     hypervolume: float
-    """Of the front, against the objectives' fixed references."""
+    """Hypervolume of the front, against the objectives' fixed references."""
     chosen: Configuration | None = None
     """The configuration that a person picked, on the front or not."""
 

@@ -22,8 +22,8 @@ CLEAR = 1.96
 def find_knee(values: ArrayLike, objectives: Sequence[Objective]) -> int | None:
     """Return the index of the best compromise of a front; None for an empty front.
 
-    The knee has the smallest sum of scaled losses among the points that are no extreme, since an
-    extreme gives up everything for one objective; among all points if all are extremes. For two
+    The knee has the smallest sum of scaled losses among the points that are no extremes, or among
+    all points if all are. An extreme gives up the other objectives for a single one. For two
     objectives that is the point farthest below the line between the two extremes; for more,
     farthest along the equal-weights normal. Ties go to the smaller worst loss, then to the first
     point. An objective in which all points agree does not count.

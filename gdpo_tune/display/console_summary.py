@@ -49,7 +49,7 @@ def print_summary(
     """Print the front with its standard errors, the failures, paths and next commands.
 
     `note` says how the sweep ended, as `LiveDisplay.note` has it; `view` is the address of the
-    front in MLflow, without a server's for a database; `sessions` are as `Ledger.get_sessions`
+    front in MLflow, without the server part for a database; `sessions` are as `Ledger.get_sessions`
     returns them.
     """
     out = console or Console()

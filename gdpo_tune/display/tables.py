@@ -34,7 +34,7 @@ def build_front_table(
     """Return the front, best in the first objective first, with standard errors.
 
     For a console that is too narrow, the table drops the probability, then ever more parameters:
-    the normalization and the weights, which trade the objectives, stay longest.
+    the normalization and the weights, which trade the objectives off, stay longest.
 
     Args:
         front: its members are shown.
@@ -50,7 +50,7 @@ def build_front_table(
     droppable = sorted(names, key=lambda name: (name.startswith("reward_weights."), name == mode))
     remarks = {c.first: _list_remarks(front, c, ties=rows is None) for c in shown}
     table = _fill_front_table(front, shown, names, remarks, probability=True)
-    # With its own options rich never answers more columns than the console has.
+    # With its default options rich never measures more columns than the console has.
     unbounded = console.options.update(max_width=UNBOUNDED)
     for count in range(len(names) + 1):
         if console.measure(table, options=unbounded).maximum <= console.width:

@@ -81,20 +81,20 @@ def check_support(
     if recipe.mode not in modes:
         note = (notes or {}).get(recipe.mode, "has no such normalization")
         reason = f"{library} {note}; it knows {join_names(modes)}"
-        add("normalization", recipe.mode, reason, "take a trial with one of those")
+        add("normalization", recipe.mode, reason, "pick a trial with one of those")
     elif recipe.leaves_one_out and recipe.mode not in leave_one_out:
         reason = f"{library} compares with the mean of the whole group under {recipe.mode}"
-        add("baseline", "leave_one_out", reason, "take a trial with baseline: group_mean")
+        add("baseline", "leave_one_out", reason, "pick a trial with baseline: group_mean")
     if recipe.loss not in losses:
         reason = f"{library} cannot average the loss in this way; it knows {join_names(losses)}"
-        add("loss_type", recipe.loss, reason, "take a trial with one of those")
+        add("loss_type", recipe.loss, reason, "pick a trial with one of those")
     shape = recipe.training.lr_schedule
     if shape not in schedules:
         reason = f"{library} has no such schedule; it knows {join_names(schedules)}"
         add("training.lr_schedule", shape, reason, "--set training.lr_schedule=constant")
     if recipe.gamma > 0:
         reason = "no library makes the weights depend on how saturated a reward is"
-        add("gamma", recipe.gamma, reason, "take a trial with gamma: 0")
+        add("gamma", recipe.gamma, reason, "pick a trial with gamma: 0")
     if recipe.model.revision and not revisions:
         reason = f"{library} loads the newest revision"
         fix = "download that revision, and set its directory with --set policy="

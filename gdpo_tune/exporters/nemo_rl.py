@@ -64,11 +64,11 @@ def export(recipe: Recipe) -> base.Exported:
 def _find_problems(recipe: Recipe) -> Iterator[SpecProblem]:
     if not recipe.sums_first and len(recipe.rewards) < FEWEST_REWARDS:
         reason = f"its GDPO needs at least {FEWEST_REWARDS} rewards, and this trial has one"
-        fix = "take a trial under grpo"
+        fix = "pick a trial under grpo"
         yield SpecProblem(recipe.note, "normalization", recipe.mode, reason, fix)
     if recipe.passes_per_step > 1:
         reason = "NeMo-RL passes once over the samples of a step, in parts if the batch is smaller"
-        fix = "take a trial with num_iterations: 1"
+        fix = "pick a trial with num_iterations: 1"
         yield SpecProblem(recipe.note, "num_iterations", str(recipe.passes_per_step), reason, fix)
 
 
@@ -173,7 +173,7 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         recipe,
         eps="1e-6, and nothing if the deviation is 0" if MODES[recipe.mode] else "",
         whitening="the same over the completions of a step, eps 0",
-        missing="not known: give every reward a number",
+        missing="unknown: give every reward a number",
         correction="loss_fn.use_importance_sampling_correction",
         clamps_kl=True,
     )

@@ -24,7 +24,7 @@ class ExportedReward:
     """The largest of a recipe is 1, as in training."""
     low: float
     high: float
-    """Range of its values, infinite if it is not known."""
+    """Range of its values, infinite if it is unknown."""
     shaping: tuple[str, ...]
     """Changes before the normalization, one sentence each."""
 

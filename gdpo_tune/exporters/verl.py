@@ -168,7 +168,7 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         eps="1e-6" if recipe.mode != "grpo_no_std" else "",
         whitening="whitened over tokens: a long completion counts more in mean and deviation than "
         "a short one, so a length reward shifts both; eps 1e-8 under the root",
-        missing="not known: give every reward a number",
+        missing="unknown: give every reward a number",
         precision="bfloat16: `fsdp_config.dtype` and `rollout.dtype` are left at their defaults",
         correction="algorithm.rollout_correction",
         clamps_kl=True,

@@ -1,4 +1,4 @@
-"""Pictures of a sweep: an interactive report and a PNG of the front, a file per kind of picture."""
+"""Figures of a sweep: an interactive report and a PNG of the front, one file per kind of figure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def __getattr__(name: str) -> Any:
     if name not in _FILES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name != "write_front_png":
-        # plotly uses pandas as it is among the loaded modules: half of it, while a thread that
-        # tracks is importing MLflow. An import here waits until it is whole.
+        # plotly uses pandas if it is in `sys.modules`, even while the tracking thread has imported
+        # only a part of it. This import waits until pandas is complete.
         import_module("pandas")
     return getattr(import_module(f"{__name__}.{_FILES[name]}"), name)

@@ -1,4 +1,4 @@
-"""Two searches in pictures: their points for each pair of objectives, and how often each is better.
+"""Figures of two searches: points for each pair of objectives, and how often each is better.
 
 Shapes: T configurations, M objectives.
 """
@@ -25,7 +25,7 @@ RIGHT = style.Mark("#d55e00", "square", "s")
 GRID = 36
 """Goals along each axis of a panel."""
 SETS = 200
-"""Fronts that attainment is a share of."""
+"""Resampled fronts of each side, for the shares of attainment."""
 SCALE = [
     (0.0, style.fade(RIGHT.color, 0.6)),
     (0.5, "rgba(127,127,127,0)"),

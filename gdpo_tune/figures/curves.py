@@ -17,7 +17,7 @@ from gdpo_tune.figures.layout import make_layout
 
 REWARD = "train/reward/"
 MAX_CURVES, MAX_RUNG_CURVES = 60, 120
-"""Trials that are drawn: those on the front first, then the latest."""
+"""Most trials that are drawn: those on the front first, then the latest."""
 WINDOW = 5
 """Steps that a curve is averaged over."""
 KINDS = {"mean": "mean reward", "dead_groups": "dead groups"}

@@ -41,7 +41,7 @@ def write_front_png(
     *,
     chosen: int | None = None,
 ) -> Path:
-    """Draw the front and return the path of the picture, which appears whole or not at all.
+    """Draw the front and return the path of the file, which appears whole or not at all.
 
     Colours and symbols are those of the report: better is right and up, filled means several seeds.
     Default of `path`: `front.png` in the sweep's directory. `chosen` is the number of the trial

@@ -54,7 +54,7 @@ def embed_figure(
     under the pointer; below `min_width` pixels it scrolls.
     """
     config = json.dumps({**_CONFIG, "displayModeBar": "hover" if buttons else False})
-    # A picture cannot show more than six digits, and the others are half of a large page.
+    # A figure cannot show more than six digits, and the others are half of a large page.
     data = _LONG_NUMBER.sub(lambda match: f"{float(match[0]):.6g}", str(figure.to_json()))
     # Within a script a text may not contain "</script>" or "<!--"; JSON can escape "<".
     data = data.replace("<", "\\u003c")

@@ -17,11 +17,11 @@ from gdpo_tune.analysis.pareto import Floats
 from gdpo_tune.figures.panels import Panel
 
 DPI = 72
-"""Makes a point a pixel: every length below is both."""
+"""At this resolution a point is a pixel, so every length below is in both."""
 CROWDED = 200
-"""Points that labels keep free, at most; of more, faded ones may be covered."""
+"""Most points that labels keep free; if there are more, faded ones may be covered."""
 STARTS = list(product((8.0, 30.0), (1, 0, -1), (1, 0, -1)))
-"""Distance and direction (up, right) in which the search for places starts, the first one first."""
+"""Distance and direction (up, right) from which the search for positions starts, in this order."""
 ITERATIONS = 20
 """Steps from one start. With a limit of time, labels would depend on the machine's speed."""
 CLASH = 5

@@ -1,4 +1,4 @@
-"""The front against every pair of objectives, as an interactive picture."""
+"""The front against every pair of objectives, as an interactive figure."""
 
 from __future__ import annotations
 

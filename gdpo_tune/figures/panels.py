@@ -1,4 +1,4 @@
-"""Geometry of pairwise front pictures, the same for HTML and PNG: axes, ranges, staircase, labels.
+"""Geometry of pairwise front figures, the same for HTML and PNG: axes, ranges, staircase, labels.
 
 Every axis points towards better values: that of a minimised objective is reversed, so better is
 always right and up.

@@ -1,4 +1,4 @@
-"""All pictures of a sweep in one HTML file that needs no network."""
+"""All figures of a sweep in one HTML file that needs no network."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ _SAMPLES = (
 )
 _FAILURES = "Trials that ended without a result. The front and the search ignore them."
 _NODE_LOSSES = (
-    "Nodes that were lost and attempts that failed. Each trial continued from its newest "
+    "Nodes that were lost and attempts that failed. Each trial resumed from its newest "
     "checkpoint. A lost node does not count as a failure of its trials."
 )
 _TRIALS = "★: on the front. Click a heading to sort."
@@ -149,12 +149,12 @@ def _build_sections(
         )
         for name, draw in build_gallery(spec, front, effects).items()
     }
-    known, unknown = map(build_bullets, describe_findings(front, effects))
+    findings, limits = map(build_bullets, describe_findings(front, effects))
     utilisation = describe_utilisation(front.records, sessions)
     parts = [
         ("Trade-offs", _PAIRS, figures.get("pairs")),
-        ("Findings", "Which parameters mattered, and which configurations lead.", known),
-        ("What the data cannot tell", "", unknown),
+        ("Findings", "Which parameters mattered, and which configurations lead.", findings),
+        ("Limits of the data", "", limits),
         ("The front", _FRONT, build_front_table(front, dimensions)),
         ("Front uncertainty", _SURFACES, figures.get("surfaces")),
         ("From parameters to objectives", _PARALLEL, figures.get("all")),

@@ -15,7 +15,7 @@ from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import make_layout
 
 MAX_PARAMETERS = 5
-"""Parameters that are drawn: reward weights first."""
+"""Most parameters that are drawn: reward weights first."""
 
 
 def list_sliced(front: Front, dimensions: Sequence[str]) -> list[str]:

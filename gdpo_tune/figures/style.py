@@ -1,7 +1,7 @@
-"""Colours and symbols that all pictures share.
+"""Colours and symbols that all figures share.
 
 HTML and PNG read the same tables, so a colour or a symbol means the same in both. Each mode has its
-own symbol too, so that no picture depends on colour alone.
+own symbol too, so that no figure depends on colour alone.
 """
 
 from __future__ import annotations

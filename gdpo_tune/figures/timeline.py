@@ -26,7 +26,7 @@ KINDS = {
 def draw_timeline(records: Sequence[TrialRecord]) -> go.Figure:
     """Draw a bar per trial from its start to its end, in as few rows as trials ran side by side.
 
-    A trial that waited at a rung or continued in a later session has one bar over all of that time.
+    A trial that waited at a rung or resumed in a later session has one bar over all of that time.
     At least one of `records` has started.
     """
     shown = sorted((r for r in records if r.started is not None), key=lambda r: r.started or 0.0)

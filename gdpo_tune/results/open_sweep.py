@@ -74,7 +74,7 @@ def resolve_spec_file(location: str, source: str) -> tuple[Path, str]:
         before, _, after = location.rpartition(":")
         if before and is_file(_find_directory(before) / SPEC):
             raise UsageError(
-                f"{source}: choose once, behind a single colon or by --pick: leave out :{after}"
+                f"{source}: pick once, after a single colon or with --pick: leave out :{after}"
             )
         addresses = list_copied_addresses(path.name)
         fix = f"\n    fix: give its address: {join_names(addresses)}" if addresses else ""
@@ -112,7 +112,7 @@ def find_sweep(name: str) -> Sweep:
 
 
 def download_artifacts(spec: SweepSpec) -> None:
-    """Download the files that pictures are drawn from, if the sweep is on an object store."""
+    """Download the files that figures are drawn from, if the sweep is on an object store."""
     if spec.address:
         SweepStore(spec, patience=PATIENCE).fetch()
 

@@ -5,7 +5,7 @@
     7                                          a trial by its number
     max correctness where length >= 0.9 and format >= 0.95
 
-`where` goes with every rule except a number. `picking` applies a parsed pick to a sweep.
+`where` may follow every rule except a number. `picking` applies a parsed pick to a sweep.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class _Parser:
                 reason = f"{word!r}: {guess}a condition begins with `{keyword}`"
                 raise self._error(position, reason)
             if isinstance(rule, int):
-                reason = "a trial by its number is taken as it is"
+                reason = "a trial number has no conditions"
                 raise self._error(position, reason, "leave `where` out")
             bounds.append(self._parse_bound())
             keyword = "and"
@@ -134,7 +134,7 @@ class _Parser:
             return Extreme(rule, metric)
         guess = suggest(word, ("knee", "max", "min"))
         rules = "a choice begins with knee, max or min, or is the number of a trial"
-        reason = f"{word!r}: {guess}{rules}" if word else "nothing to choose by"
+        reason = f"{word!r}: {guess}{rules}" if word else "the choice is empty"
         raise self._error(position, reason)
 
     def _parse_bound(self) -> Bound:
@@ -149,7 +149,7 @@ class _Parser:
         except ValueError:
             limit = math.nan
         if not math.isfinite(limit):
-            reason = f"{word!r} is no number" if word else "a number is missing"
+            reason = f"{word!r} is not a number" if word else "a number is missing"
             raise self._error(position, reason, "write a number there, such as 0.9")
         return Bound(metric, comparison, limit)
 

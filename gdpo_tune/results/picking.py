@@ -33,7 +33,7 @@ def load_and_pick(source: str, pick: str | None, option: str) -> tuple[Sweep, Ch
     directory, text = split_source(source, pick)
     if text is None:
         raise UsageError(
-            f"{option} {source}: write the sweep's directory, a colon and what to take, such as "
+            f"{option} {source}: write the sweep's directory, a colon and a choice, such as "
             "runs/code:knee, runs/code:max_correctness or runs/code:12; or the directory and "
             f"--pick '{EXAMPLE}'"
         )
@@ -76,35 +76,35 @@ def _describe(head: str, pick: Pick, configuration: Configuration, spec: SweepSp
     for bound in pick.bounds:
         estimate = mean[bound.metric.name]
         if abs(estimate.mean - bound.limit) < estimate.se:
-            lines.append(f"{bound} holds by less than its standard error")
+            lines.append(f"{bound} is satisfied by less than its standard error")
     if isinstance(pick.rule, Extreme):
         objective = spec.objectives.get(pick.rule.metric.name)
         if objective and not objective.direction.startswith(pick.rule.end):
-            lines.append(f"{pick.rule.metric.name} is to be {objective.direction}d")
+            lines.append(f"the sweep {objective.direction}s {pick.rule.metric.name}")
     return lines
 
 
 def _find_record(records: Sequence[TrialRecord], pick: Pick, number: int) -> TrialRecord:
     if number >= len(records):
         last = f"the last one is {len(records) - 1}" if records else "it has none"
-        raise pick.error(1, f"that sweep has no trial {number}; {last}", "take another number")
+        raise pick.error(1, f"that sweep has no trial {number}; {last}", "write another number")
     if records[number].role == "untrained":
-        raise pick.error(1, f"trial {number} is the untrained policy", "take another number")
+        raise pick.error(1, f"trial {number} is the untrained policy", "write another number")
     return records[number]
 
 
 def _find_member(front: Front, pick: Pick) -> Configuration:
-    """Return the member of the front that a knee or an extreme takes."""
+    """Return the member of the front that is the knee or an extreme."""
     objectives = [objective.name for objective in front.objectives]
     others = {name for member in front.members for name in member.mean} - set(objectives)
     names = [*objectives, *sorted(others)]
     for name, position in pick.metrics:
         if name not in names:
-            reason = f"{name!r}: {suggest(name, names)}there is no such name"
+            reason = f"{name!r}: {suggest(name, names)}this metric is unknown"
             raise pick.error(position, reason, f"the metrics of this sweep are {join_names(names)}")
     if not front.members:
         reason = "nothing is on the front of that sweep yet"
-        raise pick.error(1, reason, "let the sweep continue, or take a trial by its number")
+        raise pick.error(1, reason, "let the sweep continue, or pick a trial by its number")
     members = [member for member in front.members if not _find_broken_bounds(pick, member)]
     if not members:
         raise _build_unsatisfied_error(front, pick)
@@ -112,7 +112,7 @@ def _find_member(front: Front, pick: Pick) -> Configuration:
         name, position = pick.rule.metric
         members = [member for member in members if name in member.mean]
         if not members:
-            raise pick.error(position, f"no trial that is left has {name}", "leave it out")
+            raise pick.error(position, f"no remaining trial has {name}", "leave it out")
         sign = -1 if pick.rule.end == "max" else 1
         column = [sign * member.mean[name].mean for member in members]
         values = [member.get_values(front.objectives) for member in members]
@@ -145,8 +145,7 @@ def _build_unsatisfied_error(front: Front, pick: Pick) -> PickError:
         broken[0].metric.position,
         "nothing on the front satisfies this: the closest, "
         f"trial {closest.first}, has {', '.join(values)}",
-        f"loosen {' and '.join(map(str, broken))}, or continue the search: the sweep's "
-        "`constraints:` can ask for it",
+        f"loosen {' and '.join(map(str, broken))}, or search with them as `constraints:`",
     )
 
 

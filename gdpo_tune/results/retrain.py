@@ -53,7 +53,7 @@ def build_request_from_file(path: Path | str, overrides: Sequence[str]) -> Train
         domain = spec.space.domains[name]
         middle = domain.find_middle()
         example = f"{middle:.3g}" if isinstance(middle, float) else show(middle)
-        reason = "open: one training needs one value"
+        reason = "several values are possible, and a training requires one"
         fix = f"--set space.{name}={example}, or search it with gdpo_tune.sweep"
         problems.append(SpecProblem(str(path), f"space.{name}", format_domain(domain), reason, fix))
     if problems:

@@ -17,7 +17,7 @@ FRONT_FILE = "front.png"
 
 @dataclass(frozen=True)
 class ChosenTrial:
-    """Trial that a pick takes."""
+    """Trial that a choice names."""
 
     record: TrialRecord
     """Trial with that number, or the first trial of the configuration that was picked."""

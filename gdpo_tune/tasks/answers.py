@@ -56,7 +56,7 @@ def extract_answer(completion: str) -> str:
 
 
 def normalize_number(text: str) -> str:
-    """Return a number without `$`, thousands separators, plus, idle zeros or final full stop.
+    """Return a number without `$`, thousands separators, plus, redundant zeros or final full stop.
 
     Any other text comes back stripped and otherwise unchanged.
     """

@@ -1,7 +1,7 @@
 """Serial arithmetic on small whole numbers, the difficulty that the embedded tasks share.
 
-A small policy rarely finds the result of several steps in one pass, but nearly always step by step:
-this makes correctness and length real rivals.
+A small policy rarely finds the result of several steps in one pass, but nearly always step by step,
+so correctness and length really conflict.
 """
 
 from __future__ import annotations

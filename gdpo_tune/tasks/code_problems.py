@@ -1,8 +1,8 @@
 """Synthetic code problems: describe a one-argument function `f`, ask for it in Python.
 
 Three families. `rate` needs serial arithmetic, which a small policy cannot do in one pass but can
-do step by step, so a short answer is less often right: this makes correctness and length real
-rivals. `chain` nests operations on a number, `list` on a list.
+do step by step. A short answer is less often right, so correctness and length really conflict.
+`chain` nests operations on a number, `list` on a list.
 
 Pure Python. Expected values come from closures that are composed along with the expression, so
 nothing is ever evaluated from text in this process.

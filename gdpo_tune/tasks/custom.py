@@ -122,7 +122,7 @@ class RewardFunctionTask(CloseableResource):
         return Scores(rewards, metrics, failures)
 
     def environment(self) -> dict[str, str]:
-        """Return nothing: the trainer knows all that there is."""
+        """Return nothing: the task adds no provenance of its own."""
         return {}
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Synthetic requests to an assistant with tools; the answer is one or two calls.
 
 Three families. `amount` hides serial arithmetic in one argument, which a small policy rarely gets
-right in one pass: this makes correctness and length real rivals. `pair` asks for two calls of one
+right in one pass, so correctness and length really conflict. `pair` asks for two calls of one
 tool, the second argument relative to the first; `plain` only copies.
 
 Requests of two splits never have the same calculation, whatever tool and subject they name.

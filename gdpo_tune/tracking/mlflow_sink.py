@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gdpo_tune.tracking.front_projection import FrontWatch
 
 SPOOL = "spool.jsonl"
-PICTURES = ("report.html", "front.png")
+FIGURES = ("report.html", "front.png")
 CLOSING_SECONDS = 10.0
 
 
@@ -74,7 +74,7 @@ class MlflowSink:
                 self._add_curves(event.number, _add_times(event, self._read_increasing_clock()))
             case events.TrialStarted() | events.TrialPaused() | events.TrialFinished():
                 if isinstance(event, events.TrialStarted):
-                    # Not sooner: a sweep that was finished has nothing to start, and stays as is.
+                    # Not sooner: a finished sweep starts nothing, and its run keeps its state.
                     self._add({"run": SWEEP, "status": "RUNNING"})
                 elif event.record.state == "failed":
                     self._add_missing_curves(event.record)  # it never sent what it held back
@@ -85,7 +85,7 @@ class MlflowSink:
 
     def log_figures(self) -> None:
         """Attach `report.html` and `front.png` to the sweep's run if they are new."""
-        for path in (self._directory / name for name in PICTURES):
+        for path in (self._directory / name for name in FIGURES):
             if self._spool is not None and path.exists():
                 digest = hashlib.sha256(path.read_bytes()).hexdigest()
                 self._add({"run": SWEEP, "artifact": {"file": str(path), "sha256": digest}})
@@ -95,7 +95,7 @@ class MlflowSink:
         return self._sender and self._sender.get_state()
 
     def get_front_link(self) -> str:
-        """Return the address of the front in MLflow, of a database without a server; or nothing."""
+        """Return the address of the front in MLflow, relative for a database; may be empty."""
         return self._writer.get_front_link() if self._writer else ""
 
     def close(self, timeout: float = CLOSING_SECONDS) -> str:

@@ -193,7 +193,7 @@ def build_curve_points(
 def select_curve_values(measurement: Measurement, training: TrainingSettings) -> dict[str, float]:
     """Return the step metrics of a measurement that get a point, by the rule of `steps.is_kept`.
 
-    The rule depends on the settings alone, so a trial that continues keeps the same steps.
+    The rule depends on the settings alone, so a trial that resumes keeps the same steps.
     """
     step, last = measurement.step, training.steps
     kept = ("train/",) if is_kept(step, last) else ()

@@ -21,7 +21,7 @@ PRINT_SECONDS = 5.0
 
 
 def sync(spec: SweepSpec) -> int:
-    """Bring MLflow up to date with the ledger, the metric files and the pictures of a sweep.
+    """Bring MLflow up to date with the ledger, the metric files and the figures of a sweep.
 
     It sends what the spool still holds, and writes again what MLflow lost, even a whole database.
     The result is the exit status: 1 if something is left; stderr has the reason.

@@ -68,7 +68,7 @@ def test_a_directory_with_a_colon_in_its_name(searched, tmp_path, capsys):
 
 @pytest.mark.parametrize("words", [[":"], [":knee:knee"], [":knee", "--pick", "knee"]])
 def test_two_picks_are_refused(words, searched):
-    with pytest.raises(UsageError, match="choose once, behind a single colon or by --pick"):
+    with pytest.raises(UsageError, match="pick once, after a single colon or with --pick"):
         report.main([f"{searched}{words[0]}", *words[1:]])
 
 

@@ -264,7 +264,7 @@ def test_a_pick_by_conditions_is_trained_under_its_trial_number(fake, searched, 
 
 
 def test_two_picks_are_refused(fake, searched):
-    with pytest.raises(UsageError, match=r"choose once, .*leave out :knee"):
+    with pytest.raises(UsageError, match=r"pick once, .*leave out :knee"):
         train.main(["--from", f"{searched.directory}:knee", "--pick", "7"])
     with pytest.raises(SystemExit):
         train.main([str(SPACE), "--pick", "knee"])

@@ -443,7 +443,7 @@ def test_where_nothing_can_be_written(damage, sweep, tmp_path):
 def test_a_file_has_nothing_to_pick_from(tmp_path):
     file = tmp_path / "x.yaml"
     file.write_text("a: 1")
-    with pytest.raises(UsageError, match="--pick goes with a sweep"):
+    with pytest.raises(UsageError, match="--pick requires a sweep"):
         export.main([str(file), "--pick", "knee", "--to", "trl"])
 
 

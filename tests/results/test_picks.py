@@ -73,7 +73,7 @@ def test_a_short_pick_is_part_of_the_directory_name(text, label):
 @pytest.mark.parametrize(
     ("text", "position", "message"),
     [
-        ("", 1, "nothing to choose by"),
+        ("", 1, "the choice is empty"),
         ("nee", 1, "did you mean 'knee'"),
         ("max", 4, "the name of a metric is missing after `max`"),
         ("max >= 3", 5, "the name of a metric is missing after `max`"),
@@ -82,10 +82,10 @@ def test_a_short_pick_is_part_of_the_directory_name(text, label):
         ("max a where b", 14, "b is compared by >=, <=, > or <"),
         ("max a where b >=", 17, "a number is missing"),
         ("max a where b = 3", 15, "b is compared by"),
-        ("max a where b >= x", 18, "'x' is no number"),
-        ("max a where b >= nan", 18, "'nan' is no number"),
+        ("max a where b >= x", 18, "'x' is not a number"),
+        ("max a where b >= nan", 18, "'nan' is not a number"),
         ("max a where b >= 1 nd c >= 2", 20, "did you mean 'and'"),
-        ("7 where a >= 1", 3, "a trial by its number is taken as it is"),
+        ("7 where a >= 1", 3, "a trial number has no conditions"),
         ("prefer a=2, b=1", 1, "a choice begins with knee, max or min, or is the number"),
         ("max a, b", 6, "a condition begins with `where`"),
         ("9" * 5000, 1, "is the number of a trial"),
@@ -152,7 +152,7 @@ def test_an_error_names_the_closest_trial():
 @pytest.mark.parametrize(
     ("text", "position", "message"),
     [
-        ("max aa", 5, "did you mean 'a'? there is no such name"),
+        ("max aa", 5, "did you mean 'a'? this metric is unknown"),
         ("max a where c >= 1", 13, "the metrics of this sweep are a, b"),
         ("9", 1, "no trial 9; the last one is 4"),
     ],
@@ -188,7 +188,8 @@ def test_a_metric_that_is_no_objective_can_be_picked():
 def test_a_pick_is_described():
     lines = pick_trial(RECORDS, SPEC, parse_pick("max a where b >= 0.49")).lines
     assert lines[0].endswith("trial 1: a 0.800 ± 0.020, b 0.500 ± 0.020")
-    assert lines[1:] == ("provisional: one seed", "b >= 0.49 holds by less than its standard error")
+    noise = "b >= 0.49 is satisfied by less than its standard error"
+    assert lines[1:] == ("provisional: one seed", noise)
 
 
 def test_the_wrong_end_of_an_objective_is_pointed_out():
@@ -197,4 +198,4 @@ def test_the_wrong_end_of_an_objective_is_pointed_out():
     assert pick_number("min b", records, spec) == 1
     lines = pick_trial(records, spec, parse_pick("max_b")).lines
     assert "trial 0" in lines[0]
-    assert lines[-1] == "b is to be minimized"
+    assert lines[-1] == "the sweep minimizes b"

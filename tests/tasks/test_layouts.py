@@ -214,7 +214,7 @@ def test_apps_has_programs_functions_and_methods():
         ("{}", "not a list but nothing"),
         ('{"inputs": [], "outputs": []}', "0 inputs and 0 outputs"),
         ('{"inputs": ["1"], "outputs": []}', "1 inputs and 0 outputs"),
-        ('{"inputs": ["1"], "outputs": ["1"], "fn_name": "a b"}', "no name of a function"),
+        ('{"inputs": ["1"], "outputs": ["1"], "fn_name": "a b"}', "not a function name"),
         ('{"inputs": [1], "outputs": [1], "fn_name": "f"}', "not a list but int"),
         ('{"inputs": [1], "outputs": ["1"]}', "not a list but int"),
         ('{"inputs": ["1"], "outputs": ["\\n"]}', "prints nothing passes"),

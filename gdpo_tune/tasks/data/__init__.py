@@ -1,1 +1,1 @@
-"""Prompts from a data set: read rows, map each to a problem, deal them out to the splits."""
+"""Prompts from a data set: read rows, map each to a problem, assign it to a split."""

@@ -1,4 +1,4 @@
-"""Problems from a data set, dealt out to disjoint splits by a hash of the prompt.
+"""Problems from a data set, assigned to disjoint splits by a hash of the prompt.
 
 The splits are those of the embedded tasks (`generation.choose_split`), except that nothing is kept
 for a warm start: 80 % of the prompts are for training, 10 % for the search, 10 % for the front.
@@ -33,7 +33,7 @@ class CollectedData:
     """Problems with distinct prompts."""
     rows: int
     left_out: int
-    """Rows that are no problem: an answer that cannot be parsed, a test that cannot be run."""
+    """Rows that give no problem: an answer that cannot be parsed, a test that cannot be run."""
     first_left_out: str
     """Line, column and reason of the first of them; empty if there is none."""
 
@@ -109,8 +109,8 @@ def collect_data(data: DataSettings) -> CollectedData:
     if len(faults) > LARGEST_SHARE_LEFT_OUT * rows:
         raise DataError(
             f"data.source = {data.source}: {len(faults)} of {rows} rows cannot be used as layout "
-            f"{data.layout}, the first is {faults[0]}: mend the data, or write the layout that it "
-            "has as data.layout"
+            f"{data.layout}, the first is {faults[0]}: correct the data, or write its layout as "
+            "data.layout"
         )
     return CollectedData(splits, rows, len(faults), faults[0] if faults else "")
 

@@ -79,8 +79,8 @@ def _parse_line(place: str, line: bytes) -> dict[str, Any]:
         row = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{place}: not a line of JSON: {error}: mend or remove the line (a file of JSON lines "
-            "has one object on each line)"
+            f"{place}: not a line of JSON: {error}: correct or remove the line (a file of JSON "
+            "lines has one object on each line)"
         ) from error
     if not isinstance(row, dict):
         raise DataError(f"{place}: not a JSON object with a value for each column")

@@ -46,7 +46,7 @@ def convert(row: Row) -> Problem:
         pairs = check_streams(texts[0], texts[1], _TESTS)
         return build_code_problem(request + STREAMS_NOTE, family, streams=pairs)
     if not isinstance(function, str) or not function.isidentifier():
-        raise RowError(_TESTS, f"fn_name is {function!r}, no name of a function")
+        raise RowError(_TESTS, f"fn_name is {function!r}, which is not a function name")
     is_method = "class Solution" in starter
     if not starter:
         request += f"Write a function {function}.\n"

@@ -8,10 +8,10 @@ A completion thinks, calls tools and answers. Each part is optional but the firs
     </tool_call>
     <response>text for the user</response>
 
-Correctness is `6 * score / most - 3`. `score` adds the Jaccard index of the two multisets of tool
-names and, for each right call that is matched with a call of the same name, the Jaccard index of
-the parameter names and the number of right parameters whose value is equal; `most` is what the
-right calls themselves get: 1 + calls + their parameters.
+Correctness is `6 * score / most - 3`. `score` starts with the Jaccard index of the two multisets of
+tool names. Each right call that is matched with a call of the same name adds the Jaccard index of
+the parameter names and the number of right parameters with an equal value. `most` is the score of
+the right calls themselves: 1 + calls + their parameters.
 
 Kept from the released code, although a reader may not expect it:
 
