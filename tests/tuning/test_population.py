@@ -164,7 +164,7 @@ def test_a_moved_value_stays_inside_and_never_goes_the_other_way(value, factor, 
     assert domain.contains(result)
     if domain.contains(value):
         assert (result - value) * (factor - 1) >= 0
-        at_end = result in (min(domain.values() or [0]), max(domain.values() or [0]))
+        at_end = result in (min(domain.list_values() or [0]), max(domain.list_values() or [0]))
         assert factor == 1 or result != value or at_end or result in (RATE.low, RATE.high, 2.0)
 
 
