@@ -80,8 +80,8 @@ def _check_groups(spec: SweepSpec) -> Iterator[str]:
     if 2 in sizes and apart and shapes:
         yield (
             f"space.length_shape = {join_names(shapes)}: in a group of 2 under "
-            f"{join_names(apart)}, shapes of the length reward differ in ties "
-            "alone. Use groups of at least 4."
+            f"{join_names(apart)}, shapes of the length reward differ only in "
+            "ties. Use groups of at least 4."
         )
 
 
@@ -133,7 +133,7 @@ def _check_weights(spec: SweepSpec) -> Iterator[str]:
     if len(names) == 1 and apart:
         yield (
             f"space.normalization = {join_names(apart)}: only {names[0]} is above 0, and with a "
-            "single reward GDPO differs from GRPO in scale alone. Use grpo, or weight a second "
+            "single reward GDPO differs from GRPO only in scale. Use grpo, or weight a second "
             "reward."
         )
     if len(names) > 1 and searched == names:

@@ -156,7 +156,7 @@ def _read_override(override: str, problems: Problems) -> YamlNode:
         raise problems.add(mark, "", None, "not of the form KEY=VALUE", fix)
     if key == EXTENDS:
         fix = "write extends: in the file, or give the other file"
-        raise problems.add(mark, EXTENDS, None, "works in files alone", fix)
+        raise problems.add(mark, EXTENDS, None, "works only in files", fix)
     nested = Problems(mark)
     try:
         value = parse_yaml(text, mark.source, nested, first_line=0)

@@ -91,7 +91,7 @@ def check_model(settings: ModelSettings, policy: str, problems: Problems) -> Non
         problems.refuse("model.lora_targets", "empty, so nothing would be trained", fix)
     elif EVERY_LINEAR in settings.lora_targets and len(settings.lora_targets) > 1:
         reason = f"{EVERY_LINEAR} already stands for every name"
-        problems.refuse("model.lora_targets", reason, f"write [{EVERY_LINEAR}], or names alone")
+        problems.refuse("model.lora_targets", reason, f"write [{EVERY_LINEAR}], or only names")
     if settings.revision and policy in registry.POLICIES:
         reason = f"policy {policy} ships with the package and has no revisions"
         fix = "remove the key, or give a Hub id as the policy"
@@ -111,7 +111,7 @@ def check_rollout(settings: RolloutSettings, problems: Problems) -> None:
     elif settings.vllm_mode == "colocate":
         refuse_idle("vllm_server", "only vllm_mode: server uses a server")
     else:
-        reason = "a server has its own GPU, and its command line sets its share"
+        reason = "a server has a GPU of its own; its command line sets the share"
         refuse_idle("vllm_memory_share", reason)
         if settings.engine == "auto":
             reason = "engine: auto may choose another engine, which uses no server"

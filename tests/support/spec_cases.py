@@ -1319,7 +1319,7 @@ CASES = {
         14,
         "model.lora_targets",
         "stands for every name",
-        "names alone",
+        "only names",
     ),
     "revision of a policy that ships": (
         "search:",
@@ -1495,7 +1495,7 @@ CASES = {
         "sandbox: {type: external, url: 'http://a', cpu_seconds: 2}\nsearch:",
         14,
         "sandbox.cpu_seconds",
-        "wall_seconds alone",
+        "only wall_seconds",
         "type: local",
     ),
     "sandbox CPU time of a service, the default": (
@@ -1503,7 +1503,7 @@ CASES = {
         "sandbox: {type: external, url: 'http://a', cpu_seconds: 1.0}\nsearch:",
         14,
         "sandbox.cpu_seconds",
-        "wall_seconds alone",
+        "only wall_seconds",
         "type: local",
     ),
     "sandbox no CPU time": (

@@ -71,7 +71,7 @@ class Cluster:
     remember: Callable[[], None]
     """Record the present processes, so that the next start can end them if this one is killed."""
     is_alive: Callable[[], bool]
-    """Returns whether trials can still be placed; cheap enough to be called all the time."""
+    """Returns whether trials can still be placed; cheap enough for frequent calls."""
     joined: bool = False
     """True if it existed before."""
 
