@@ -181,7 +181,7 @@ class JoinedCluster:
         for name in cluster.ENVIRONMENT:
             monkeypatch.setenv(name, "")
         monkeypatch.setattr(cluster, "CHECK_NODE", -1.0)
-        monkeypatch.setattr(cluster, "join", lambda options, environment: None)
+        monkeypatch.setattr(cluster, "connect_to_cluster", lambda options, environment: None)
         monkeypatch.setattr(cluster, "watch_head", lambda head: nullcontext(self.watch))
         monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
         monkeypatch.setattr(ray, "nodes", self.list_nodes)
