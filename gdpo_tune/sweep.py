@@ -2,10 +2,10 @@
 
     python -m gdpo_tune.sweep search_spaces/code.yaml
 
-The same command after an interruption, a crash or `kill -9` continues the sweep; a larger
-`search.trials` extends it; on a finished sweep it starts nothing. On a node of a Ray cluster,
-`--address auto` spreads the trials over all nodes; from anywhere, `--submit http://HEAD:8265` runs
-the sweep there and follows it.
+After an interruption, a crash or `kill -9`, run the same command to resume. A larger
+`search.trials` extends a sweep; a finished one starts nothing. On a node of a Ray cluster,
+`--address auto` spreads the trials over all nodes. From any machine, `--submit http://HEAD:8265`
+runs the sweep on the cluster and shows its log.
 """
 
 from __future__ import annotations
@@ -72,15 +72,15 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the options; Ray looks for its cluster at the address among them from here on.
+    """Return the options, and set the address at which Ray finds its cluster from here on.
 
     Raises:
-        UsageError: options that mean nothing together, or an address that is none.
+        UsageError: an option requires another one, or the address is malformed.
     """
     options = build_parser().parse_args(arguments)
     for name in ("detach", "working_dir"):
         if getattr(options, name) and options.submit is None:
-            raise UsageError(f"--{name.replace('_', '-')} means nothing without --submit URL")
+            raise UsageError(f"--{name.replace('_', '-')} requires --submit URL")
     if options.address is not None:
         address = ray_access.check_ray_address(options.address, "--address")
         # The variable names a cluster more exactly than auto does.
@@ -95,7 +95,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m gdpo_tune.sweep",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # the line that continues a sweep must be able to leave --fresh out
+        allow_abbrev=False,  # the command that resumes a sweep must be able to omit --fresh
     )
     cli.add_spec_arguments(parser)
     parser.add_argument(
@@ -120,7 +120,7 @@ def build_parser() -> argparse.ArgumentParser:
         "its log until it ends",
     )
     parser.add_argument(
-        "--detach", action="store_true", help="with --submit: return once the job was taken"
+        "--detach", action="store_true", help="with --submit: return once the job is accepted"
     )
     parser.add_argument(
         "--working-dir",
@@ -141,7 +141,7 @@ def print_dry_run(spec: SweepSpec) -> int:
 
 
 def print_environment(spec: SweepSpec) -> None:
-    """Refuse a sweep that cannot run here, and print what its task says of this machine."""
+    """Refuse a sweep that cannot run here, and print the environment of its task."""
     from gdpo_tune.spec import check_resources, list_sandbox_warnings
 
     check_resources(spec)
@@ -152,7 +152,7 @@ def print_environment(spec: SweepSpec) -> None:
 
 
 def write_figures(spec: SweepSpec, result: SweepResult) -> None:
-    """Write the report and the picture of the front."""
+    """Write the report and the figure of the front."""
     # Only now: plotting libraries take a second to import, and a refusal needs none.
     from gdpo_tune.figures import write_front_png, write_report
 
@@ -183,8 +183,8 @@ def submit_sweep(spec: SweepSpec, options: argparse.Namespace) -> int:
     words = ["--name", spec.name, *(["--fresh"] if options.fresh else [])]
     for change in [*options.overrides, f"storage={json.dumps(storage)}"]:
         words += ["--set", change]
-    sent = (options.working_dir or Path()).absolute()
-    submission = Submission(Path(options.space), tuple(words), spec.name, storage, sent)
+    directory = (options.working_dir or Path()).absolute()
+    submission = Submission(Path(options.space), tuple(words), spec.name, storage, directory)
     print(f"kept in {storage}/{spec.name}, as the nodes of the cluster see it")
     problem = explain_lost_tracking(spec)
     if problem:

@@ -7,8 +7,8 @@
 The first two train a trial of a sweep again, at any budget: its knee, the highest value of an
 objective (`runs/code:max_correctness`), the best under conditions, or a trial by its number. The
 last one trains a file that has one value for every parameter. Each ends with held-out metrics and
-the directory of a policy that `from_pretrained` loads. After an interruption or a crash, the same
-command resumes.
+the directory of a policy that `from_pretrained` loads. After an interruption or a crash, run the
+same command to resume.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("space", metavar="FILE.yaml", nargs="?", help="what to train")
-    what.add_argument(
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("space", metavar="FILE.yaml", nargs="?", help="the file to train")
+    source.add_argument(
         "--from",
         metavar="SWEEP[:WHICH]",
         dest="source",
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
     """Train as `arguments` say and return the exit status."""
     options = build_parser().parse_args(arguments)
     if options.pick is not None and options.source is None:
-        build_parser().error("--pick goes with --from")
+        build_parser().error("--pick requires --from")
 
     from gdpo_tune.results.retrain import (
         build_request_from_file,
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def train_or_show(asked: TrainingRequest, config: TrialConfig, command: str) -> int:
-    """Train in `config.directory`, or show the result that is there; return the exit status.
+    """Train in `config.directory`, or show its result if it has one; return the exit status.
 
     Raises:
         UsageError: the directory holds another training, or another process trains there.
@@ -119,7 +119,7 @@ def train_or_show(asked: TrainingRequest, config: TrialConfig, command: str) -> 
 
 
 def write_request(config: TrialConfig) -> None:
-    """Write the request into the directory, or compare it with the one that is there.
+    """Write the request into the directory, or compare it with the one that the directory has.
 
     Raises:
         UsageError: the directory holds another training.
@@ -144,7 +144,7 @@ def write_request(config: TrialConfig) -> None:
 
 
 def train_to_end(asked: TrainingRequest, config: TrialConfig) -> bool:
-    """Train to the end and write the result; return False if a signal came first."""
+    """Train to the end and write the result; return False if a signal stopped it before."""
     import json
 
     from gdpo_tune.core.files import write_atomically
@@ -161,8 +161,8 @@ def train_to_end(asked: TrainingRequest, config: TrialConfig) -> bool:
     check_resources(asked.spec)
     for warning in list_sandbox_warnings(asked.spec):
         print(f"warning: {warning}", file=sys.stderr)
-    for what, value in cli.probe_environment(asked.spec, tracked=False).items():
-        print(f"{what}: {value}")
+    for name, value in cli.probe_environment(asked.spec, tracked=False).items():
+        print(f"{name}: {value}")
     found = find_checkpoint(config.directory)
     resume = found.newest
     print(f"{asked.note}, seed {config.seed}; {config.directory}", flush=True)
@@ -182,8 +182,8 @@ def train_to_end(asked: TrainingRequest, config: TrialConfig) -> bool:
             if not stop.requested:
                 raise
             return False
-    kept = encode_outcome(outcome, config.directory)
-    write_atomically(config.directory / RESULT, json.dumps(kept, indent=1))
+    encoded = encode_outcome(outcome, config.directory)
+    write_atomically(config.directory / RESULT, json.dumps(encoded, indent=1))
     return True
 
 

@@ -1,7 +1,7 @@
 """Policies by name: an embedded one, a directory, or a Hub id (`Qwen/Qwen2.5-1.5B-Instruct`).
 
-`check_policy` reads JSON only, for the moment when a sweep file is read. `load_policy` loads the
-weights and checks what needs a loaded policy.
+`check_policy` reads JSON only, so that reading a sweep file is quick. `load_policy` loads the
+weights and makes the checks that need a loaded policy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PROBE = "Write f(x): k is 17, plus 9\n<think>17+9=26</think><answer>def f(x): r
 
 
 def resolve_policy(name: str) -> str:
-    """Return what `from_pretrained` takes for a policy's name; a directory or Hub id is kept."""
+    """Return what `from_pretrained` takes for a policy's name; a Hub id stays as it is."""
     if name in POLICIES:
         return str(POLICIES[name])
     return str(Path(name).expanduser()) if name.startswith("~") else name
@@ -102,8 +102,8 @@ def load_policy(
     The tokenizer pads on the left, as generation needs.
 
     Raises:
-        PolicyError: it cannot be found or read, has no pad or end token, or its tokenizer does not
-            come back from its file as it was saved.
+        PolicyError: it cannot be found or read, has no pad or end token, or its loaded tokenizer
+            differs from the saved one.
     """
     import torch
     from safetensors import SafetensorError
@@ -193,7 +193,7 @@ def _check_tokenizer_file(name: str, tokenizer: PreTrainedTokenizerBase) -> None
     """Compare a loaded tokenizer with its own file.
 
     `AutoTokenizer` may pick a class by the model's type and replace the pre-tokenizer without a
-    warning. Then numbers are split into digits, and a policy that could calculate no longer can.
+    warning. Then numbers may be split into digits, and the policy can no longer calculate.
     """
     from tokenizers import Tokenizer
 

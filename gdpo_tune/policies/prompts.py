@@ -29,7 +29,7 @@ class PromptFormat:
 
     tokenizer: PreTrainedTokenizerBase
     instructions: str = ""
-    """Stand before every prompt; may be empty."""
+    """Text before every prompt; may be empty."""
 
     def render(self, prompt: str) -> str:
         """Return the text that the policy reads.
@@ -85,8 +85,8 @@ def choose_prompt_format(
         PolicyError: a tag that the instructions name is lost between tokens and text.
     """
     check_tags(name, tokenizer, instructions)
-    uses = _needs_instructions(name) if mode == "auto" else mode == "on"
-    return PromptFormat(tokenizer, instructions if uses else "")
+    is_instructed = _needs_instructions(name) if mode == "auto" else mode == "on"
+    return PromptFormat(tokenizer, instructions if is_instructed else "")
 
 
 def _needs_instructions(name: str) -> bool:
@@ -97,7 +97,7 @@ def _needs_instructions(name: str) -> bool:
 
 
 def check_tags(name: str, tokenizer: PreTrainedTokenizerBase, instructions: str) -> None:
-    """Refuse a tokenizer that loses tags which rewards look for.
+    """Refuse a tokenizer that loses tags which rewards need.
 
     Raises:
         PolicyError: decoding without special tokens does not give back a tag.

@@ -37,7 +37,7 @@ def _check_layout(layout: str, task: str, problems: Problems) -> None:
     unknown_task = problems.has_problem("task")
     fitting = [name for name, info in layouts.items() if unknown_task or task in info.tasks]
     if not layout:
-        reason = "missing: what the columns of the data mean is not guessed"
+        reason = "missing: the meaning of the columns is not guessed"
         problems.refuse(key, reason, f"add layout: one of {join_names(fitting)}")
     elif layout not in layouts:
         problems.refuse(key, *explain_unknown_name("layout", layout, layouts))

@@ -67,9 +67,10 @@ def _describe_dimension(name: str, spec: SweepSpec) -> tuple[str, ...]:
 
 
 def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
-    """Return the completions of each part of a sweep, in the order of time, and their sum.
+    """Return the completions of each part of a sweep, in order of time, and their sum.
 
-    All trials are counted to their end, and all replicates; validations at rungs are not.
+    Every trial counts with its full budget, and so does every replicate. Validations at rungs do
+    not count.
     """
     settings, search = spec.training, spec.search
     scheduler, replicates = search.scheduler, search.replicates.max_trainings

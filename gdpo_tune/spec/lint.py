@@ -22,7 +22,7 @@ from gdpo_tune.spec.search_section import AshaSettings
 FEWEST_PROMPTS = 8
 """Below this many prompts a step, whitening over the batch merges advantages again."""
 LARGEST_SE = 0.05
-"""Standard error of a share above which a front of a few points cannot be told from noise."""
+"""Standard error of a share above which a front of a few points may be noise."""
 
 
 def list_warnings(spec: SweepSpec) -> list[str]:
@@ -80,8 +80,8 @@ def _check_groups(spec: SweepSpec) -> Iterator[str]:
     if 2 in sizes and apart and shapes:
         yield (
             f"space.length_shape = {join_names(shapes)}: in a group of 2 under "
-            f"{join_names(apart)}, shapes of the length reward differ in ties "
-            "alone. Use groups of at least 4."
+            f"{join_names(apart)}, shapes of the length reward differ only in "
+            "ties. Use groups of at least 4."
         )
 
 
@@ -133,13 +133,13 @@ def _check_weights(spec: SweepSpec) -> Iterator[str]:
     if len(names) == 1 and apart:
         yield (
             f"space.normalization = {join_names(apart)}: only {names[0]} is above 0, and with a "
-            "single reward GDPO differs from GRPO in scale alone. Use grpo, or weight a second "
+            "single reward GDPO differs from GRPO only in scale. Use grpo, or weight a second "
             "reward."
         )
     if len(names) > 1 and searched == names:
         yield (
             "space.reward_weights: all are searched although only their ratios matter, so one "
-            f"dimension is spent on nothing. Fix one, such as {rewards[0]}: 1."
+            f"dimension is wasted. Fix one, such as {rewards[0]}: 1."
         )
 
 
@@ -171,7 +171,7 @@ def _check_certainty(spec: SweepSpec) -> Iterator[str]:
         enough = math.ceil((0.5 / LARGEST_SE) ** 2)
         yield (
             f"training.test_prompts = {prompts}: the standard error of a share is up to {se:.2f}, "
-            f"so close points cannot be told apart. Use at least {enough}."
+            f"so close points cannot be distinguished. Use at least {enough}."
         )
     values = [spec.space.domains[name].list_values() for name in spec.space.dimensions]
     count = math.prod(math.inf if each is None else len(each) for each in values)
@@ -227,6 +227,6 @@ def _check_warm_start(spec: SweepSpec) -> Iterator[str]:
         decisive = [line for line in lines if not line.startswith(("space.", "objectives."))]
         if decisive:
             yield (
-                f"search.warm_start[{index}] = {directory}: there {'; '.join(decisive)}, so its "
-                "trials measured something else. Leave it out if that changes which are good."
+                f"search.warm_start[{index}] = {directory}: it has {'; '.join(decisive)}, so its "
+                "trials measured something else. Leave it out if other settings are good there."
             )

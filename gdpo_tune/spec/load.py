@@ -109,13 +109,13 @@ def expand_directory(text: str) -> Path:
 
 
 def check_warm_start(spec: SweepSpec, problems: Problems) -> None:
-    """Refuse earlier sweeps where nothing learns, and those over something else."""
+    """Refuse earlier sweeps if no sampler learns, and those with another task or other metrics."""
     search, key = spec.search, ("search", "warm_start")
     sampler = registry.SAMPLERS.get(search.sampler)
     if not search.warm_start:
         return
     if isinstance(search.scheduler, PbtSettings):
-        reason = "the members of a population begin spread over the space: nothing proposes them"
+        reason = "the members of a population begin spread over the space: no sampler proposes them"
         problems.refuse(key, reason, "remove the key, or write another scheduler")
         return
     if sampler is not None and not sampler.learns:
@@ -137,16 +137,16 @@ def check_warm_start(spec: SweepSpec, problems: Problems) -> None:
 def _compare(directory: Path, spec: SweepSpec, problems: Problems) -> tuple[str, str] | None:
     """Return why nothing can be learned from a sweep, and the fix; None if something can."""
     remove, file = "name another directory, or remove this one", directory / SPEC
-    nothing = "there is no sweep in this directory", "name that of a sweep, such as runs/code"
+    no_sweep = "there is no sweep in this directory", "name that of a sweep, such as runs/code"
     if not is_file(file):
-        return nothing
+        return no_sweep
     try:
         document = read_yaml(file, (), None, Problems(SourceMark(str(file), 1)))
     except SpecError as error:
         return f"its {SPEC} cannot be read: {error}", remove
     earlier = get_mapping(document.convert_to_plain()) or {}
     if not is_file(directory / JOURNAL) and "ledger" not in earlier:
-        return nothing
+        return no_sweep
     if earlier.get("task") != spec.task and not problems.has_problem("task"):
         return f"its task is {earlier.get('task')}, not {spec.task}", remove
     objectives = get_mapping(earlier.get("objectives")) or {}
@@ -154,12 +154,12 @@ def _compare(directory: Path, spec: SweepSpec, problems: Problems) -> tuple[str,
     directions = {k: (get_mapping(goal) or {}).get("direction") for k, goal in objectives.items()}
     missing = [name for name in spec.objectives if name not in directions]
     if missing:
-        return f"{join_names(missing)} was no objective there, but {join_names(directions)}", remove
-    turned = [name for name, o in spec.objectives.items() if directions[name] != o.direction]
-    if turned:
-        return f"{join_names(turned)} went the other way there", remove
+        reason = f"its objectives are {join_names(directions)}, without {join_names(missing)}"
+        return reason, remove
+    opposite = [name for name, o in spec.objectives.items() if directions[name] != o.direction]
+    if opposite:
+        return f"{join_names(opposite)} had the opposite direction there", remove
     unknown = join_names(n for n in spec.constraints if n not in {*objectives, *constraints})
     if unknown:
-        reason = "was neither objective nor constraint there, but is a constraint"
-        return f"{unknown} {reason}", remove
+        return f"the constraint {unknown} was neither objective nor constraint there", remove
     return None

@@ -26,9 +26,9 @@ CONTEXT = GIB // 2
 ENGINE = GIB
 """Bytes of an engine besides the weights: its graphs, its workspace and a cache."""
 NUMBERS = {"auto": 2, "bfloat16": 2, "float32": 4}
-"""`model.dtype` on a GPU -> bytes of a number that is computed with, but not trained."""
+"""`model.dtype` on a GPU -> bytes of a parameter that is not trained."""
 TRAINED = 16
-"""Bytes of a trained number: weight, gradient and the optimizer's two averages, in 32 bits."""
+"""Bytes of a trained parameter: weight, gradient and the optimizer's two averages, in 32 bits."""
 
 
 def check_resources(
@@ -38,7 +38,7 @@ def check_resources(
 
     Raises:
         ResourcesError: a trial asks for more CPUs, GPUs or memory than there are.
-        EngineError: trials are to sample with vLLM, which cannot be done here.
+        EngineError: trials need vLLM, which is not available here.
     """
     if environment.get("RAY_ADDRESS"):
         return
@@ -98,7 +98,7 @@ def count_visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) 
 def list_sandbox_warnings(
     spec: SweepSpec, environment: Mapping[str, str] = os.environ
 ) -> Iterator[str]:
-    """Yield warnings about missing isolation, and about workers that would have to wait."""
+    """Yield warnings about missing isolation, and about workers that memory forces to wait."""
     settings = spec.sandbox
     if settings.type == "unsafe_no_isolation":
         yield (
@@ -109,12 +109,12 @@ def list_sandbox_warnings(
     memory, needed = _get_sandbox_memory(settings, environment), settings.memory_mb << 20
     if memory is None or needed > memory:
         return
-    together = count_parallel_candidates(memory, needed)
-    if settings.workers > together:
+    parallel = count_parallel_candidates(memory, needed)
+    if settings.workers > parallel:
         yield (
-            f"sandbox.workers = {settings.workers}: {together} at a time will run, because each "
+            f"sandbox.workers = {settings.workers}: {parallel} at a time will run, because each "
             f"may use {settings.memory_mb} MiB and candidates get {SHARE_FOR_CANDIDATES:.0%} of "
-            f"the {memory >> 20} MiB that this machine has. Write workers: {together}, or lower "
+            f"the {memory >> 20} MiB that this machine has. Write workers: {parallel}, or lower "
             "sandbox.memory_mb."
         )
 
@@ -158,8 +158,8 @@ def check_gpu_share(
     enough = -(-least * 100 // 1) / 100
     remedy = f"--set resources.gpus={enough:g}" if enough <= 1 else "a GPU with more memory"
     raise ResourcesError(
-        f"resources.gpus = {gpus:g}: to train {parameters / 1e6:,.1f} million numbers takes at "
-        f"least {enough:g} of a GPU of {device / GIB:.0f} GiB, activations aside\n"
+        f"resources.gpus = {gpus:g}: to train {parameters / 1e6:,.1f} million parameters takes at "
+        f"least {enough:g} of a GPU of {device / GIB:.0f} GiB, without activations\n"
         f"    fix: {remedy}, or train adapters: --set model.lora_rank=16"
     )
 

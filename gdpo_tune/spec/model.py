@@ -57,7 +57,7 @@ class SweepSpec(Section):
     space: Space
     """Parameter -> domain."""
     enqueue: tuple[dict[str, ParamValue], ...] = ()
-    """Points of the space to try first; a parameter left out comes from the start-up. The word
+    """Points of the space to try first; a missing parameter gets a quasi-random value. The word
     `published` stands for those that the method's paper compares, besides the baseline."""
     keep: Literal["front", "all", "none"] = "front"
     """Trials whose checkpoints stay at the end: the front (if empty, all), all, or none."""
@@ -79,7 +79,7 @@ class SweepSpec(Section):
     """MLflow server and experiment that show the sweep."""
     storage: Annotated[Text, AfterValidator(os.path.expanduser)] = RUNS
     """Directory of all sweeps, or address of an object store such as `s3://bucket/sweeps`, which
-    needs `ledger`; this one lives in `<storage>/<name>`."""
+    needs `ledger`; this sweep is in `<storage>/<name>`."""
     ledger: Annotated[str, BeforeValidator(read_ledger)] = ""
     """Database of the record of all trials, `postgresql+psycopg2://USER@HOST/DATABASE`; default: a
     file in the sweep's directory. The password belongs in `PGPASSWORD` or `~/.pgpass`."""
@@ -102,7 +102,7 @@ class SweepSpec(Section):
 
     @property
     def output_directory(self) -> Path:
-        """Directory for files that commands make from trials of this sweep."""
+        """Directory for files that commands create from trials of this sweep."""
         return Path(RUNS) if self.address else Path(self.storage)
 
     def list_objectives(self) -> tuple[Objective, ...]:
@@ -140,7 +140,7 @@ class SweepSpec(Section):
         These are task, policy, objectives, space, training, and `data`, `model` and
         `DECISIVE_SANDBOX_KEYS` where they differ from the defaults. Order and notation of the file
         do not count, nor do budgets, resources, constraints, rollout, tracking, the name and
-        `INDIFFERENT_TRAINING`. A parameter that was added later counts once it leaves its default.
+        `INDIFFERENT_TRAINING`. A parameter that was added later counts only away from its default.
         """
         decisive = self.model_dump(mode="json", include={"task", "policy", "objectives", "space"})
         decisive["training"] = select_decisive(self.training)

@@ -63,17 +63,17 @@ def check_metrics(
     gpus: float,
     problems: Problems,
 ) -> None:
-    """Refuse metrics that the task does not measure, and bounds that mean nothing."""
+    """Refuse metrics that the task does not measure, and bounds without effect."""
     if not objectives:
         fix = "write correctness: {direction: maximize, reference: 0} below it"
-        problems.refuse("objectives", "names no metric to search for", fix)
+        problems.refuse("objectives", "names no metric to optimise", fix)
     metrics = registry.collect_metrics(task)
     for section, kind in (("objectives", "objective"), ("constraints", "metric")):
         node = problems.root and problems.root.get((section,))
         for name in (node and node.entries) or {}:
             path = (section, name)
             if name == "completions" and name not in metrics:
-                reason = "every trial of a sweep samples the same number, so nothing is traded"
+                reason = "every trial of a sweep samples the same number: there is no trade-off"
                 fix = f"name another cost, {join_names(COST_METRICS)}, or write search.budget"
                 problems.refuse(path, reason, fix)
             elif name not in metrics:

@@ -165,21 +165,21 @@ class SpaceReader:
         Source: arXiv 2601.05242, where the weight of the length runs from .25 to 1.
         """
         if task.length_reward is None or not task.published:
-            reason = "nothing but the baseline, which is always run, was published for this task"
+            reason = "only the baseline, which every sweep runs, was published for this task"
             self.problems.refuse(path, reason, "remove the word")
             return []
         name, weights = f"reward_weights.{task.length_reward}", registry.PUBLISHED_LENGTH_WEIGHTS
         points: list[Point] = [{**task.published, name: weight} for weight in weights]
-        held = [p for p in points if all(space.domains[k].contains(v) for k, v in p.items())]
-        if not held:
+        inside = [p for p in points if all(space.domains[k].contains(v) for k, v in p.items())]
+        if not inside:
             reason = "the space holds none of the published points"
             needed = f"1 and, for the length, {join_names(weights)}"
             fix = f"widen space.reward_weights to hold {needed}, or remove the word"
             self.problems.refuse(path, reason, fix, "space")
-        return held
+        return inside
 
     def _read_point(self, entries: Mapping[str, object], path: KeyPath, space: Space) -> Point:
-        """Return one point: names known, values within the domains, conditions met."""
+        """Return one point; note unknown names, values outside their domain, unmet conditions."""
         point: Point = {}
         for name, child in self._flatten(entries, path):
             with suppress(UnreadableNodeError):
@@ -220,12 +220,10 @@ def check_ranges(space: Space, task: TaskInfo, problems: Problems) -> None:
     weighted = [name for name in unknown if space.list_reachable(f"reward_weights.{name}") != (0,)]
     state = "state the lowest and highest value of {} in its task"
     if weighted and space.domains["gamma"].list_values() != (0,):
-        reason = (
-            f"the range of {join_names(weighted)} is not known, so neither is how saturated it is"
-        )
+        reason = f"the range of {join_names(weighted)} is unknown, and gamma needs it"
         problems.refuse("space.gamma", reason, f"remove gamma, or {state.format(weighted[0])}")
     for parameter in [name for name in space.domains if name.startswith("conditioning.")]:
         for other in set(unknown).intersection(space.domains[parameter].list_values() or ()):
-            reason = f"the range of {other} is not known, so neither is its threshold"
+            reason = f"the range of {other} is unknown, and its threshold needs it"
             fix = f"condition on another reward, or {state.format(other)}"
             problems.refuse(("space", parameter), reason, fix)

@@ -103,7 +103,7 @@ class Problems:
     def add(
         self, mark: SourceMark, key: str, value: object, reason: str, fix: str
     ) -> UnreadableNodeError:
-        """Note a problem, for the caller to raise or to go on; a `value` of None is not shown."""
+        """Note a problem, for the caller to raise or ignore; a `value` of None is not shown."""
         if key in self.empty:
             return UnreadableNodeError()
         shown = "" if value is None else hide_passwords(show(value))
@@ -115,7 +115,7 @@ class Problems:
     def add_value(
         self, node: YamlNode, path: KeyPath, reason: str, fix: str
     ) -> UnreadableNodeError:
-        """Note a problem with the value `node`, which stands at `path`."""
+        """Note a problem with the value `node` at `path`."""
         return self.add(node.mark, format_path(path), node.convert_to_plain(), reason, fix)
 
     def note(
@@ -144,7 +144,7 @@ class Problems:
     def refuse_idle(
         self, section: str, keys: str, settings: object, reason: str, fix: str, *inputs: str
     ) -> None:
-        """Refuse those `keys` of a section, apart by blanks, that differ from their default."""
+        """Refuse `keys` of a section, separated by spaces, that differ from their default."""
         for key in keys.split():
             if getattr(settings, key) != getattr(type(settings)(), key):
                 self.refuse(f"{section}.{key}", reason, fix, *inputs)
@@ -160,7 +160,7 @@ class Problems:
         return any(a == b or a.startswith((f"{b}.", f"{b}[")) for a, b in pairs)
 
     def refuse_unusable(self, root: YamlNode) -> None:
-        """Note every key without a value, and texts that no path, address or terminal takes."""
+        """Note every key without a value, and every text with characters that cannot be printed."""
         for path, node in root.walk():
             if path and node.is_empty():
                 self.add_value(node, path, "no value", "give it a value, or remove the key")
@@ -229,7 +229,7 @@ def explain_unknown_name(kind: str, name: object, names: Collection[str]) -> tup
 
 def hide_passwords(text: str) -> str:
     """Return addresses without the passwords in them."""
-    # In the address of a database a password may hold a slash, and stand among the options.
+    # In the address of a database a password may hold a slash, or be one of the options.
     text = re.sub(r"(https?://[^/@:]*):[^@\s/]*@", r"\1:***@", text)
     text = re.sub(r"(?<!http)(?<!https)(://[^/@:]*):[^@\s]*@", r"\1:***@", text)
     return re.sub(r"([?&](?:ssl)?password=)[^&\s]*", r"\1***", text)

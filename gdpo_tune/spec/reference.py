@@ -1,6 +1,6 @@
 """One page with every name that a user types: `python -m gdpo_tune.spec.reference`.
 
-It is printed from the docstrings of the models and from the registry. The docstrings are read from
+It is generated from the docstrings of the models and the registry. The docstrings are read from
 the source: pydantic's `use_attribute_docstrings` would read them at every start of every command.
 """
 
@@ -33,7 +33,7 @@ from gdpo_tune.spec.sections import BOUNDS, Section, build_settings_model
 
 T = TypeVar("T")
 OTHER_DEFAULTS = {"name": "the file's stem", "policy": "the task's own", "objectives": "required"}
-"""Key of the file -> its default, where the model does not say it."""
+"""Key of the file -> its default, where the model has none."""
 
 
 def render_reference() -> str:
@@ -43,7 +43,7 @@ def render_reference() -> str:
     return Template(Path(__file__).with_suffix(".md").read_text(encoding="utf-8")).substitute(
         sections="\n\n".join(starmap(_describe_section, sections)),
         parameters=_tabulate(
-            ("parameter", "values", "default", "what"),
+            ("parameter", "values", "default", "meaning"),
             PARAMETERS | families,
             _describe_parameter,
             lambda info: f"`{show(info.default)}`",
@@ -51,11 +51,11 @@ def render_reference() -> str:
         ),
         tasks="\n\n".join(map(_describe_task, registry.TASKS)),
         costs=_tabulate_metrics(COST_METRICS),
-        modes=_tabulate(("name", "what"), registry.NORMALIZATIONS, _describe_mode),
-        samplers=_tabulate(("name", "what"), registry.SAMPLERS, doc),
-        schedulers=_tabulate(("name", "what"), registry.SCHEDULERS, doc),
+        modes=_tabulate(("name", "meaning"), registry.NORMALIZATIONS, _describe_mode),
+        samplers=_tabulate(("name", "meaning"), registry.SAMPLERS, doc),
+        schedulers=_tabulate(("name", "meaning"), registry.SCHEDULERS, doc),
         layouts=_tabulate(
-            ("name", "tasks", "columns (those that may be missing)", "what"),
+            ("name", "tasks", "columns (those that may be missing)", "meaning"),
             {name: registry.describe_layout(name) for name in registry.LAYOUTS},
             lambda info: join_names(info.tasks),
             lambda i: (
@@ -92,7 +92,8 @@ def _describe_section(title: str, kind: type[Any]) -> str:
         for name, field in section.model_fields.items()
     ]
     summary = (inspect.getdoc(kind) or "").partition("\n")[0]
-    return f"## {title}\n\n{summary}\n\n{render_table(('key', 'values', 'default', 'what'), rows)}"
+    table = render_table(("key", "values", "default", "meaning"), rows)
+    return f"## {title}\n\n{summary}\n\n{table}"
 
 
 def _describe_default(name: str, field: FieldInfo) -> str:
@@ -139,13 +140,13 @@ def _describe_task(name: str) -> str:
         for ranges in (task.rewards, task.optional_rewards)
     )
     if optional:
-        rewards += f". On where the space has a weight for them: {optional}"
+        rewards += f". Only if the space has a weight for it: {optional}"
     length = f" Length reward: `{task.length_reward}`." if task.length_reward else ""
     partial = f" With partial credit: `{task.partial_reward}`." if task.partial_reward else ""
     published = ", ".join(f"`{key}: {show(v)}`" for key, v in task.published.items())
     return (
         f"## Task `{name}`\n\nRewards: {rewards}.{length}{partial} Policy that ships for it: "
-        f"`{task.embedded}`. Published setting, drawn as a baseline: {published}.\n\n"
+        f"`{task.embedded}`. Published setting, trained as a baseline: {published}.\n\n"
         "Objectives and constraints name these held-out metrics; MLflow has "
         "the objectives as `objective/<metric>`, the others as `test/<metric>`.\n\n"
         + _tabulate_metrics(task.metrics)
@@ -154,7 +155,7 @@ def _describe_task(name: str) -> str:
 
 def _tabulate_metrics(metrics: Mapping[str, MetricInfo]) -> str:
     better, doc = attrgetter("direction"), attrgetter("doc")
-    head = ("metric", "better", "range", "what")
+    head = ("metric", "better", "range", "meaning")
     return _tabulate(head, metrics, better, lambda i: f"{i.low:g} to {i.high:g}", doc)
 
 
@@ -177,7 +178,7 @@ def render_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def read_attribute_docs(kind: type[Any]) -> dict[str, str]:
-    """Return the docstring below each field of a class, which Python itself throws away."""
+    """Return the docstring below each field of a class, which Python itself discards."""
     (definition,) = ast.parse(inspect.getsource(kind)).body
     return {
         field.target.id: " ".join(doc.value.value.split())

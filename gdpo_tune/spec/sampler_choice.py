@@ -10,7 +10,7 @@ from gdpo_tune.spec.space import Choices
 LARGE = 300
 """Trials from which a proposal of the Gaussian process takes more than five seconds of a core."""
 MANY_OBJECTIVES = 4
-"""Number from which expected hypervolume is slow, and says little about any one objective."""
+"""Number of objectives from which expected hypervolume is slow and says little about each."""
 CROWDED = 32
 """Slots from which proposals of a second or more, one after the other, leave some of them idle."""
 
@@ -27,11 +27,11 @@ class SamplerChoice(NamedTuple):
 
 
 def choose_sampler(spec: SweepSpec, slots: int | None = None) -> SamplerChoice:
-    """Return the requested sampler, or the pick of `auto` by the first of these rules that holds.
+    """Return the requested sampler, or for `auto` that of the first of these rules that holds.
 
     `qmc` for a population, or if all trials run side by side without an earlier sweep. `tpe` for
     many objectives, many trials, only choices, or many slots. Else `gp`, the Gaussian process.
-    `slots` is the number of trials at the same time; None where that is not known yet.
+    `slots` is the number of trials at the same time; None while that is unknown.
     """
     search, domains = spec.search, spec.space.searched_domains.values()
     trials, objectives = count_affordable_trials(spec), len(spec.objectives)

@@ -14,7 +14,7 @@ from gdpo_tune.spec.problems import Problems
 EXAMPLE = "http://HOST:PORT"
 UNUSED_BY_SERVICE = {
     "modules": "an external service has the packages that were installed there",
-    "cpu_seconds": "an external service gets wall_seconds alone",
+    "cpu_seconds": "an external service gets only wall_seconds",
 }
 """Setting that a sandbox of type external does not use -> reason."""
 

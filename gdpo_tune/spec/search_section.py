@@ -31,13 +31,13 @@ class AshaSettings(Section):
     type: Literal["asha"] = "asha"
     """One of the schedulers below."""
     reduction_factor: Annotated[float, Ge(1.01)] = 3.0
-    """At each rung, one of so many trials goes on, and all on the front of that rung. Rungs lie at
-    the budget divided by it once, twice, and so on."""
+    """At each rung, one in this many trials continues, and every trial on the front of that rung.
+    Rungs are at the budget divided by this number once, twice, and so on."""
     grace: Annotated[float, Ge(0), Lt(1)] = 0.3
-    """Share of a trial's budget before which it is compared with no other."""
+    """Share of a trial's budget before its first comparison with other trials."""
     variant: Literal["stop", "promote"] = "stop"
-    """Treatment of a trial that does not go on: `stop` ends it; `promote` lets it wait, without
-    a process, until it is among the best after all."""
+    """Treatment of a trial that does not continue: `stop` ends it; `promote` lets it wait, without
+    a process, until enough later trials rank behind it."""
 
     def list_rungs(self, steps: int) -> tuple[int, ...]:
         """Return the steps at which trials of so many steps are compared: before their end."""
@@ -57,16 +57,17 @@ class PbtSettings(Section):
     type: Literal["pbt"] = "pbt"
     """One of the schedulers below."""
     interval: Annotated[float, Ge(0.001), Lt(1)] = 0.2
-    """Share of a trial's steps after which all members meet, again and again. Each runs up to the
-    meeting, in turns where slots are fewer, and goes on once all are there."""
+    """Share of a trial's steps between two meetings of all members. Each runs up to the meeting, in
+    turns if slots are fewer than members, and continues once all have reached it."""
     quantile: Annotated[float, Gt(0), Le(0.5)] = 0.25
-    """Share of the members, one at least, that take over the training of one of as many that come
-    first: by constraints, dominance, and distance to others in their front."""
+    """Share of the members, at least one, that take over a training at a meeting. Each of the last
+    members takes over that of one of as many first members, drawn at random. Members are ordered
+    by constraints, then dominance, then distance to others on their front."""
     factors: Annotated[tuple[Annotated[float, Gt(0)], ...], MinLen(1)] = (0.8, 1.25)
-    """A member that takes over multiplies each value that it gets by one of these, inside of its
-    domain."""
+    """A member that takes over multiplies each value of the other member by one of these, and stays
+    within the domain."""
     resample: Annotated[float, Ge(0), Le(1)] = 0.25
-    """Probability with which it draws the value anew from its domain instead."""
+    """Probability that the member draws a new value from the domain instead."""
 
     def list_meetings(self, steps: int) -> tuple[int, ...]:
         """Return the steps at which members with so many steps meet."""
@@ -79,7 +80,7 @@ SchedulerSettings = FifoSettings | AshaSettings | PbtSettings
 
 
 class Replicates(Section):
-    """Trainings of front configurations with fresh seeds, before the front is claimed."""
+    """Trainings of front configurations with fresh seeds, which confirm the front."""
 
     per_point: Annotated[int, Ge(0), Le(10**6)] = 2
     """Fresh seeds for each front configuration, besides the first run."""
@@ -93,7 +94,7 @@ class Replicates(Section):
 
 
 class Budget(Section):
-    """Limits of a sweep. Once it reaches one, no trial starts; others run to their end."""
+    """Limits of a sweep. Once it reaches one, no trial starts; running trials end normally."""
 
     trials: Annotated[int, Ge(0), Le(10**9)] = 0
     """Trials of any kind, baselines and replicates included; 0: no limit, as for all of these."""
@@ -102,29 +103,29 @@ class Budget(Section):
     gpu_hours: Annotated[float, Ge(0)] = 0.0
     """Hours of training times the GPUs of a trial, over all trials."""
     hours: Annotated[float, Ge(0)] = 0.0
-    """Hours in which the sweep ran, interruptions aside."""
+    """Hours in which the sweep ran, without interruptions."""
 
 
 class Search(Section):
     """Search of the space, and its limits. May change and extend a finished sweep."""
 
     trials: Annotated[int, Ge(1), Le(10**6)] = 16
-    """Configurations to train, baselines and replicates aside."""
+    """Configurations to train, without baselines and replicates."""
     sampler: str = "auto"
     """One of the samplers below."""
     scheduler: Annotated[SchedulerSettings, Field(discriminator="type")] = AshaSettings()
     """Rule that stops trials before their end."""
     replicates: Replicates = Replicates()
-    """Repeated training of the front before it is claimed."""
+    """Repeated training of the front, to confirm it."""
     budget: Budget = Budget()
     """Limits on the cost of the sweep."""
     patience: Annotated[int, Ge(0), Le(10**6)] = 0
-    """Propose nothing more once so many trials in a row did not move the validation hypervolume
-    by more than 1 % and its noise; 0: never stop for that."""
+    """Stop proposing once this many trials in a row did not move the validation hypervolume by
+    more than 1 % and its noise; 0: never stop for that."""
     warm_start: tuple[str, ...] = ()
     """Directories of earlier sweeps over this task and these objectives, such as `runs/code`: the
-    sampler learns from their trials, which are never on this sweep's front. Refused where nothing
-    learns: with `random`, `qmc` and a population."""
+    sampler learns from their trials, which are never on this sweep's front. Refused with `random`,
+    `qmc` and a population, which do not learn."""
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
     """Seed of the sampler; the seeds of trials follow from it."""
 
@@ -145,7 +146,7 @@ def check_search(search: Search, space: Space, steps: int, gpus: float, problems
 
 
 def _check_rungs(scheduler: AshaSettings, steps: int, problems: Problems) -> None:
-    """Refuse rungs that all lie in the grace, unless trials are too short for any rung."""
+    """Refuse a grace that covers every rung, unless trials are too short for any rung."""
     factor, grace = scheduler.reduction_factor, scheduler.grace
     if scheduler.list_rungs(steps) or math.ceil(steps / factor) >= grace * steps:
         return
@@ -165,20 +166,20 @@ def _check_population(
     """Refuse a population without members, without anything that moves, or without meetings."""
     remedy = "remove the key, or write another scheduler"
     if search.trials < 2:
-        reason = "a population of one has nobody to take over from"
+        reason = "a population of one has no other member to take over from"
         problems.refuse("search.trials", reason, "write 4 or more, or another scheduler")
     if search.sampler not in ("auto", "qmc"):
-        reason = "the members of a population begin spread over the space: nothing proposes them"
+        reason = "the members of a population begin spread over the space: no sampler proposes them"
         problems.refuse("search.sampler", reason, remedy)
     if search.patience:
-        reason = "every member of a population begins before any ends, so none is left to give up"
+        reason = "every member of a population begins before any ends, so it would skip none"
         problems.refuse("search.patience", reason, remedy)
     if not any(name.startswith(MOVABLE) for name in space.dimensions):
         reason = "nothing can move: neither the learning rate nor a reward weight is searched"
         fix = "search one, such as learning_rate: {log: [3.0e-5, 3.0e-4]}"
         problems.refuse("search.scheduler.type", reason, fix, "space", "task")
     if not scheduler.list_meetings(steps):
-        reason = f"no step of {steps} lies there before the last one"
+        reason = f"with {steps} steps, no meeting comes before the last step"
         fix = f"write {1 / max(2, min(5, steps)):g}"
         problems.refuse("search.scheduler.interval", reason, fix, "training.steps")
     if scheduler.resample == 0 and set(scheduler.factors) == {1}:

@@ -1,4 +1,4 @@
-"""Sections of a YAML file as pydantic models, and pydantic's errors in our words."""
+"""Sections of a YAML file as pydantic models, and the text of pydantic's errors."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def read_section(
     """Return one mapping of the file as a model, without the keys that have problems.
 
     A node of None (not in the file) stands for an empty mapping. The result is None if the model
-    does not stand without these keys.
+    is not valid without these keys.
     """
     origin = node if node is not None else YamlNode(problems.origin, entries={})
     data: Any = origin.convert_to_plain()
@@ -112,7 +112,7 @@ def read_section(
         within = {fault["loc"][:-1] for fault in faults}
         for fault in faults:
             if fault["type"] == "too_short" and fault["loc"] in within:
-                continue  # its values are wrong, and it is not empty with them
+                continue  # it is empty only because its values, reported below, are wrong
             inner, keys, field = _locate(model, tuple(fault["loc"]))
             if fault["type"] == "union_tag_invalid" and field is not None:
                 inner = (*inner, str(field.discriminator))
@@ -165,7 +165,7 @@ def _explain(
 
 
 def _locate(model: type[BaseModel], loc: KeyPath) -> tuple[KeyPath, list[str], FieldInfo | None]:
-    """Return the path of an error in the file, the keys that stand there, and its field.
+    """Return the path of an error in the file, the keys allowed at that path, and its field.
 
     Where a section comes in several types, pydantic puts the type's name into the path.
     """

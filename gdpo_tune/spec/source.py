@@ -1,6 +1,6 @@
 """YAML with the line of every value, and with `extends:` and `--set` resolved.
 
-Aliases are written out up to a bound, because a file of a few lines can mean billions of values.
+Aliases are expanded up to a bound, because a file of a few lines can expand to billions of values.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> YamlN
         fix = suggest_file(file) + "the file is looked for relative to this one"
         raise problems.add_value(extends, (EXTENDS,), f"there is no file {file}", fix)
     base = _read_file(file, problems, chain)
-    # A name decides where a sweep lives: two files never share it by inheritance.
+    # A name decides the directory of a sweep: two files never share it by inheritance.
     inherited = {key: node for key, node in (base.entries or {}).items() if key != "name"}
     return merge(YamlNode(root.mark, entries=inherited), YamlNode(root.mark, entries=own))
 
@@ -106,7 +106,7 @@ def suggest_file(path: Path) -> str:
     """Return `did you mean code.yaml? ` for a file of a similar name, else an empty text."""
     directories = (path.parent, Path("search_spaces"))
     files = [file for each in directories if each.is_dir() for file in each.glob("*.yaml")]
-    files = [file for file in files if is_file(file)]  # no link that leads nowhere
+    files = [file for file in files if is_file(file)]  # no broken links
     by_stem = {file.stem: str(file) for file in reversed(files)}
     close = difflib.get_close_matches(path.stem.lower(), by_stem, n=2)
     return f"did you mean {' or '.join(by_stem[stem] for stem in close)}? " if close else ""
@@ -156,7 +156,7 @@ def _read_override(override: str, problems: Problems) -> YamlNode:
         raise problems.add(mark, "", None, "not of the form KEY=VALUE", fix)
     if key == EXTENDS:
         fix = "write extends: in the file, or give the other file"
-        raise problems.add(mark, EXTENDS, None, "works in files alone", fix)
+        raise problems.add(mark, EXTENDS, None, "works only in files", fix)
     nested = Problems(mark)
     try:
         value = parse_yaml(text, mark.source, nested, first_line=0)
@@ -185,7 +185,7 @@ class NodeBuilder:
         `above` has the identities of the collections around `data`, from the outermost on.
 
         Raises:
-            Unreadable: there are too many values, they lie too deep, or an alias contains itself.
+            UnreadableNodeError: too many values, too many levels, or an alias that contains itself.
         """
         self._count(data, mark, above)
         inside = (*above, id(data))
@@ -199,13 +199,13 @@ class NodeBuilder:
             return YamlNode(mark, convert_scalar(data))
         entries: dict[str, YamlNode] = {}
         for name, value in data.items():
-            key, where = str(name), self._find_mark(data, name, mark)
+            key, own_mark = str(name), self._find_mark(data, name, mark)
             # Every dot is a level, too.
-            child = self.build(value, where, inside + (0,) * key.count("."))
+            child = self.build(value, own_mark, inside + (0,) * key.count("."))
             clash = add_entry(entries, key, child)
             if clash is not None:
                 fix = "keep one of the two (a dotted key is the same as nested mappings)"
-                self.problems.add(where, clash, None, "the key is given twice", fix)
+                self.problems.add(own_mark, clash, None, "the key is given twice", fix)
         return YamlNode(mark, entries=entries)
 
     def _find_mark(self, data: Any, key: object, default: SourceMark) -> SourceMark:
@@ -225,7 +225,7 @@ class NodeBuilder:
             fix = "write it flat: no section of a sweep has more than four"
         elif self.values > MOST_VALUES:
             reason = f"more than {MOST_VALUES:,} values up to here, with every alias written out"
-            mark, fix = self.entry, "keep to the values that are meant"
+            mark, fix = self.entry, "write fewer values, or fewer aliases"
         else:
             return
         raise self.problems.add(mark, "", None, reason, fix)

@@ -1,4 +1,4 @@
-"""`name:`, `tracking:`, `storage:` and `ledger:`: files, record and MLflow of a sweep."""
+"""`name:`, `tracking:`, `storage:` and `ledger:`: files, ledger and MLflow of a sweep."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Tracking(Section):
     experiment: str = ""
     """MLflow experiment; default: the sweep's name."""
     required: bool = False
-    """True to stop where the server does not answer; else this is a warning, and all is kept."""
+    """True to stop if the server does not answer; else warn, and keep everything to send later."""
 
 
 def check_name(name: object, problems: Problems) -> str:
@@ -58,7 +58,7 @@ def check_name(name: object, problems: Problems) -> str:
 
 
 def check_storage(storage: str, ledger: str, workers: int, problems: Problems) -> None:
-    """Refuse a storage that is no directory, or an object store without a `ledger` beside it."""
+    """Refuse a storage that is not a directory, or an object store without a `ledger`."""
     key = "storage"
     if not is_url(storage):
         if is_file(Path(storage)):
@@ -77,7 +77,7 @@ def check_storage(storage: str, ledger: str, workers: int, problems: Problems) -
         problems.refuse(key, reason, fix)
     elif not ledger and not problems.has_problem("ledger"):
         fix = "write ledger: postgresql+psycopg2://USER@HOST/DATABASE, or a directory as storage"
-        problems.refuse(key, "an object store, where no ledger can live", fix)
+        problems.refuse(key, "an object store, which cannot hold a ledger", fix)
     elif not set(storage.split("/")).isdisjoint((".", "..")) or storage.endswith("://"):
         reason = "not the address of a directory on an object store"
         problems.refuse(key, reason, "write it like s3://bucket/sweeps")

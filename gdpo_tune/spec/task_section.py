@@ -32,7 +32,7 @@ def check_task(name: object, weighted: Iterable[str], problems: Problems) -> Tas
             return load_task_info(name, parameters)
         except TaskFileError as error:
             reason = str(error).removeprefix(f"{name}: ")
-            problems.refuse("task", reason, "mend the file; docs/own_task.md has an example")
+            problems.refuse("task", reason, "correct the file; docs/own_task.md has an example")
     elif isinstance(name, str) and name in registry.REMOVED_TASKS:
         problems.refuse("task", "no longer a task of its own", registry.REMOVED_TASKS[name])
     else:
@@ -50,17 +50,17 @@ def check_policy(policy: str, name: str, task: TaskInfo, problems: Problems) -> 
 
 
 def check_positions(training: TrainingSettings, policy: str, problems: Problems) -> None:
-    """Refuse completions that are longer than the policy can write, as far as its files tell."""
+    """Refuse completions that are longer than the policy can write, if its files show that."""
     longest = training.max_completion_length
     directory = Path(registry.POLICIES.get(policy, policy)).expanduser()
     try:
         config: Any = json.loads((directory / "config.json").read_bytes())
     except (OSError, ValueError):
         return  # whether there is such a policy is checked elsewhere
-    room = config.get("max_position_embeddings") if isinstance(config, dict) else None
-    if isinstance(room, int) and longest >= room:
-        reason = f"{policy} has {room} positions, for a prompt and its completion together"
-        fix = f"write a number well below {room}, or give another policy"
+    limit = config.get("max_position_embeddings") if isinstance(config, dict) else None
+    if isinstance(limit, int) and longest >= limit:
+        reason = f"{policy} has {limit} positions, for a prompt and its completion together"
+        fix = f"write a number well below {limit}, or give another policy"
         key = "training.max_completion_length"
         problems.refuse(key, reason, fix, "policy", value=longest)
 
@@ -91,7 +91,7 @@ def check_model(settings: ModelSettings, policy: str, problems: Problems) -> Non
         problems.refuse("model.lora_targets", "empty, so nothing would be trained", fix)
     elif EVERY_LINEAR in settings.lora_targets and len(settings.lora_targets) > 1:
         reason = f"{EVERY_LINEAR} already stands for every name"
-        problems.refuse("model.lora_targets", reason, f"write [{EVERY_LINEAR}], or names alone")
+        problems.refuse("model.lora_targets", reason, f"write [{EVERY_LINEAR}], or only names")
     if settings.revision and policy in registry.POLICIES:
         reason = f"policy {policy} ships with the package and has no revisions"
         fix = "remove the key, or give a Hub id as the policy"
@@ -109,13 +109,13 @@ def check_rollout(settings: RolloutSettings, problems: Problems) -> None:
         keys = "vllm_mode vllm_server vllm_memory_share"
         refuse_idle(keys, "engine: transformers is not vLLM")
     elif settings.vllm_mode == "colocate":
-        refuse_idle("vllm_server", "only vllm_mode: server asks a server")
+        refuse_idle("vllm_server", "only vllm_mode: server uses a server")
     else:
-        reason = "a server has a GPU of its own, which its command line divides"
+        reason = "a server has a GPU of its own; its command line sets the share"
         refuse_idle("vllm_memory_share", reason)
         if settings.engine == "auto":
-            reason = "engine: auto may take another engine, which would ask no server"
+            reason = "engine: auto may choose another engine, which uses no server"
             fix = "write engine: vllm beside it"
             problems.refuse("rollout.vllm_mode", reason, fix, *inputs)
-        reason = "vllm_mode: server asks a server that is already running"
+        reason = "vllm_mode: server uses a server that is already running"
         check_address(settings.vllm_server, "rollout.vllm_server", reason, problems)

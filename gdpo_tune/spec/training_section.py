@@ -67,11 +67,11 @@ def check_resources(
         reason = f"each of the {workers} workers of a trial trains on one GPU of its own"
         problems.refuse(key, reason, "write gpus: 1, which is for each of them, or 0")
     elif 0 < gpus < LEAST_RESOURCE:
-        reason = "Ray counts in ten-thousandths, in which this is nothing"
+        reason = "Ray counts in ten-thousandths, so this would be 0"
         problems.refuse(key, reason, f"write 0 for none, or at least {LEAST_RESOURCE}")
     elif gpus > 1 and gpus % 1:
         fix = f"write {math.floor(gpus)} or {math.ceil(gpus)}"
-        problems.refuse(key, "above 1 only whole GPUs can be had", fix)
+        problems.refuse(key, "above 1, only whole GPUs are possible", fix)
     if workers > 1 and engine == "vllm":
         reason = f"vllm samples for one worker, and a trial has {workers}"
         fix = "write engine: transformers, or resources.workers: 1"

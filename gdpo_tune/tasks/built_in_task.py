@@ -21,7 +21,7 @@ class BuiltInTask(CloseableResource):
 
     reward_infos: tuple[RewardInfo, ...]
     optional_reward_infos: tuple[RewardInfo, ...] = ()
-    """On where the space has a weight for them."""
+    """Used only if the space has a weight for them."""
     metric_infos: Mapping[str, TaskMetric]
     format_request: str
     """The instructions, with `{limit}` where the tokens of the length reward belong."""

@@ -25,7 +25,7 @@ from gdpo_tune.training.worker_cache import WorkerCache
 
 
 def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer, rollout.Generate]:
-    """Build the trainer, and what samples held-out completions during and after training."""
+    """Build the trainer, and the sampler of held-out completions during and after training."""
     problems = cache.load_split("train").problems
     count = config.training.steps * count_prompts_per_step(config)
     order = order_prompts(len(problems), count, config.seed)

@@ -29,8 +29,8 @@ _UNFINISHED = ".unfinished-"
 _KEPT = 2
 """Complete checkpoints that a running trial keeps."""
 _DIGESTED = 32 * 2**20
-"""Bytes at either end of a file that its digest covers. It covers a file up to twice as large
-whole; of a larger one the header, the first and the last tensors, in a tenth of a second."""
+"""Bytes at either end of a file that its digest covers: all of a file up to twice as large; of a
+larger one the header, the first and the last tensors, in a tenth of a second."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ResumePoint:
         """Describe the damage in one line; empty if nothing is damaged."""
         if not self.damaged:
             return ""
-        how = f"goes on from {self.newest.name}" if self.newest else "starts over"
+        how = f"resumes from {self.newest.name}" if self.newest else "starts over"
         return f"{'; '.join(self.damaged)}: the trial {how}"
 
 
@@ -110,9 +110,9 @@ def write_checkpoint(
         DiskFullError: there is no room for it; the part that was written is deleted.
     """
     checkpoint = Checkpoint(directory / f"{CHECKPOINT_PREFIX}{step}", step, cost, validation or {})
-    with _create(checkpoint.path) as aside:
-        fill(aside)
-        _mark(aside, checkpoint)
+    with _create(checkpoint.path) as temporary:
+        fill(temporary)
+        _mark(temporary, checkpoint)
     return checkpoint
 
 
@@ -126,14 +126,14 @@ def adopt_checkpoint(source: Path, directory: Path) -> None:
         DiskFullError: there is no room for it.
     """
     remove_all_but(directory)
-    with _create(directory / source.name) as aside:
+    with _create(directory / source.name) as temporary:
         for path in sorted(source.rglob("*")):  # a directory comes before its files
-            target = aside / path.relative_to(source)
+            target = temporary / path.relative_to(source)
             if path.is_dir():
                 target.mkdir()
             else:
                 _link_or_copy(path, target)
-        for path in (*aside.rglob("*"), aside):
+        for path in (*temporary.rglob("*"), temporary):
             _sync(path)
 
 
@@ -178,24 +178,24 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 @contextmanager
 def _create(target: Path) -> Generator[Path]:
-    """Yield a directory aside for the block to fill, then rename it to `target` in one step."""
+    """Yield a temporary directory for the block to fill, then rename it to `target`."""
     directory, step = target.parent, target.name.removeprefix(CHECKPOINT_PREFIX)
-    aside = directory / f"{_UNFINISHED}{step}"
-    shutil.rmtree(aside, ignore_errors=True)
+    temporary = directory / f"{_UNFINISHED}{step}"
+    shutil.rmtree(temporary, ignore_errors=True)
     try:
         with explain_full_disk(directory, f"the checkpoint of step {step}"):
-            aside.mkdir(parents=True)
-            yield aside
+            temporary.mkdir(parents=True)
+            yield temporary
             shutil.rmtree(target, ignore_errors=True)
-            aside.rename(target)
+            temporary.rename(target)
             _sync(directory)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _mark(aside: Path, checkpoint: Checkpoint) -> None:
+def _mark(temporary: Path, checkpoint: Checkpoint) -> None:
     """Force the files of a checkpoint to disk, then write its marker."""
-    files = sorted(path for path in aside.rglob("*") if path.is_file())
+    files = sorted(path for path in temporary.rglob("*") if path.is_file())
     for path in files:
         _sync(path)
     marker = {
@@ -203,13 +203,13 @@ def _mark(aside: Path, checkpoint: Checkpoint) -> None:
         "cost": asdict(checkpoint.cost),
         "validation": {name: asdict(value) for name, value in checkpoint.validation.items()},
         "files": {
-            str(path.relative_to(aside)): {"size": path.stat().st_size, "sha256": _hash(path)}
+            str(path.relative_to(temporary)): {"size": path.stat().st_size, "sha256": _hash(path)}
             for path in files
         },
     }
-    (aside / MARKER).write_text(json.dumps(marker), encoding="utf-8")
-    _sync(aside / MARKER)
-    _sync(aside)
+    (temporary / MARKER).write_text(json.dumps(marker), encoding="utf-8")
+    _sync(temporary / MARKER)
+    _sync(temporary)
 
 
 def _read_marker(path: Path) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from gdpo_tune.training.scoring import require_finite, require_judged
 from gdpo_tune.training.worker_cache import WorkerCache
 
 TEMPERATURE = 1.0
-"""Of every evaluation, whatever a trial trains with: objectives compare policies, not decoding."""
+"""Sampling temperature of every evaluation: objectives compare policies, not decoding."""
 RESAMPLES = 1000
 
 
@@ -85,8 +85,8 @@ class Evaluator:
         )
         # Training has shown that a batch of this size fits into memory.
         size = settings.completions_per_step // ranks.count_processes()
-        mine = range(ranks.get_rank(), len(held_out.prompts), ranks.count_processes())
-        rows = [row for row in mine for _ in range(settings.samples_per_prompt)]
+        own_rows = range(ranks.get_rank(), len(held_out.prompts), ranks.count_processes())
+        rows = [row for row in own_rows for _ in range(settings.samples_per_prompt)]
         records: list[tuple[Any, ...]] = []  # number of a prompt, then one value per metric
         for start in range(0, len(rows), size):
             batch = rows[start : start + size]
@@ -114,7 +114,7 @@ def _add_new_completions(
     texts: Sequence[str],
     metrics: Mapping[str, Sequence[float | None]],
 ) -> None:
-    """Add completions of prompts that are not there yet, up to `MOST_COMPLETIONS`."""
+    """Add completions of prompts that `kept` does not have yet, up to `MOST_COMPLETIONS`."""
     for index, (problem, text) in enumerate(zip(problems, texts, strict=True)):
         scores = {name: values[index] for name, values in metrics.items()}
         completion = shorten_completion(problem.prompt, text, scores)

@@ -43,7 +43,7 @@ def build_adapter_config(model: PreTrainedModel, settings: ModelSettings, policy
 
 
 def save_policy(model: Any, directory: Path, *, last: bool) -> None:
-    """Write a policy, or its adapter alone, or at the end both merged and the adapter beside it.
+    """Write a policy, or its adapter alone; with `last`, the merged policy and the adapter.
 
     Merged weights are rounded to the type of the weights; the model in memory stays as it is.
     """

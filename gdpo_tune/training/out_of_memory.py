@@ -56,7 +56,7 @@ def list_remedies(config: TrialConfig) -> str:
     elif not recomputes_activations(model):
         settings.append("set model.gradient_checkpointing: on")
     elif not model.lora_rank:
-        settings.append("set model.lora_rank: 16, which trains adapters alone")
+        settings.append("set model.lora_rank: 16, which trains only adapters")
     else:
         settings.append(f"lower model.lora_rank ({model.lora_rank})")
     return ", or ".join(settings)

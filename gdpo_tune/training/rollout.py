@@ -61,7 +61,7 @@ def choose_engine(config: TrialConfig, model: PreTrainedModel) -> Engine:
 
 
 def choose_held_out_sampler(config: TrialConfig) -> Generate:
-    """Choose what samples held-out completions without vLLM, in the training's precision."""
+    """Choose the sampler of held-out completions without vLLM, in the training's precision."""
     return functools.partial(generate, bfloat16=uses_bfloat16(config.model))
 
 

@@ -49,9 +49,9 @@ RandomState = dict[str, Any]
 class TrialWriterToken:
     """Right to write a trial's directory, held by the process that took it last.
 
-    A machine that was stopped or cut off, and taken for dead, may wake up in the middle of a step.
-    Another process may have continued its trial by then. Without the token the old process would
-    overwrite newer steps and delete the new process's unfinished checkpoint.
+    A node that was stopped or disconnected, and counted as dead, may come back in the middle of a
+    step. Another process may have resumed its trial by then. Without the token the old process
+    would overwrite newer steps and delete the new process's unfinished checkpoint.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -148,7 +148,7 @@ class StepReporter(TrainerCallback):
                 self._save(step, validation)  # a stop was requested: the next run resumes here
             raise
         if written is not None and ranks.is_first():
-            # Not before the report, until which others know only the older one.
+            # Only now: before the report, other processes know only the older checkpoint.
             keep_newest(self.config.directory)
 
     def _save(self, step: int, validation: Mapping[str, Estimate]) -> Checkpoint:

@@ -1,6 +1,6 @@
 """GDPOTrainer: TRL's GRPOTrainer with our advantages, metrics of each reward, and a guard on NaN.
 
-It passes rewards to `compute_advantages` and puts the result in the place of TRL's advantages. TRL
+It passes rewards to `compute_advantages` and replaces TRL's advantages with the result. TRL
 computes these inside a long method, so two private hooks are overridden. A third one tokenizes
 prompts.
 

@@ -48,7 +48,7 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
     `validation/<metric>` every `evaluate_every` steps, at `evaluate_at` and at the last one.
 
     Raises:
-        TrialFailure: the trial cannot go on, such as `NonFiniteError`; its message is the reason.
+        TrialFailure: the trial cannot continue, as for `NonFiniteError`; its message is the reason.
         DiskFullError: there is no room for a checkpoint or a measurement.
         PolicyError, SandboxUnavailable, SandboxInfraError: from the policy or the task.
         EngineError: the configuration asks for vLLM, which is not available.

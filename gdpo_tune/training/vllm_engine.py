@@ -72,8 +72,8 @@ def prepare_engine(config: TrialConfig, model: PreTrainedModel, arguments: Any) 
             yield
     finally:
         trl_vllm.LLM = plain
-        # TRL sets these for the engine. The next trainer in this process would take itself for one
-        # of several processes.
+        # TRL sets these for the engine. With them, the next trainer in this process would expect
+        # several processes.
         for name, value in environment.items():
             os.environ.pop(name, None)
             if value is not None:

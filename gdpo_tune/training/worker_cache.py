@@ -1,4 +1,4 @@
-"""Cache of a worker process: what its next trial need not build again.
+"""Cache of a worker process: objects that its next trial need not build again.
 
 A process that is reused starts a trial in milliseconds. A trial changes nothing here: it trains a
 copy of the policy. So its results are bitwise equal in a fresh and in a reused process.
@@ -26,7 +26,7 @@ from gdpo_tune.training.trl_arguments import choose_weights_dtype
 
 _LOGGER = logging.getLogger("gdpo_tune.training")
 _PROBLEM_SEED = 0
-"""Prompts belong to the sweep and not to the trial: every trial and every night has the same."""
+"""Prompts belong to the sweep and not to the trial: every trial of every run has the same."""
 _COPIED_PARAMETERS = 50_000_000
 """A larger policy is loaded again for each trial instead of being kept twice in memory."""
 LARGEST_SHARE_LEFT_OUT = 0.5
@@ -47,7 +47,7 @@ class WorkerCache:
     """Task with its sandbox, policy, and tokenized prompts, for trials that agree in them."""
 
     config: TrialConfig
-    """Of the first trial; others share the settings of `_SHARED_SETTINGS`."""
+    """Config of the first trial; others share the settings of `_SHARED_SETTINGS`."""
     task: Task
     tokenizer: PreTrainedTokenizerBase
     prompts: PromptFormat

@@ -1,1 +1,1 @@
-"""The search: Optuna proposes, Ray places trials, the ledger remembers. The only room with Ray."""
+"""The search: Optuna proposes, Ray places trials, the ledger records. Only this room uses Ray."""

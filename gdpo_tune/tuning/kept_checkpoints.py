@@ -16,27 +16,27 @@ from gdpo_tune.training.checkpoints import find_newest_checkpoint, remove_all_bu
 def delete_unkept_checkpoints(ledger: Ledger) -> None:
     """Delete the checkpoints of finished trials that `keep:` does not name.
 
-    A kept trial keeps its last checkpoint whole, with the states of optimizer and random numbers.
+    A kept trial keeps all files of its last checkpoint, optimizer and random states included.
     Unfinished trials keep theirs, and pruned ones under `keep: all` their newest one.
     """
     records = [record for record in ledger.get_records() if not record.is_open]
     kept = select_kept_trials(ledger, records)
-    stay: dict[int, Path | None] = {}
+    paths: dict[int, Path | None] = {}
     for record in records:
         checkpoint = record.checkpoint
         if record.state == "pruned":
             checkpoint = find_newest(ledger, ledger.get_trial_directory(record.number))
-        stay[record.number] = checkpoint if record.number in kept else None
+        paths[record.number] = checkpoint if record.number in kept else None
     if ledger.spec.address:
-        names = {number: path and path.name for number, path in stay.items()}
+        names = {number: path and path.name for number, path in paths.items()}
         SweepStore(ledger.spec).keep_only(names)
-    for number, path in stay.items():
+    for number, path in paths.items():
         remove_all_but(ledger.get_trial_directory(number), path)
     ledger.refresh_checkpoints([record.number for record in records])
 
 
 def find_newest(ledger: Ledger, directory: Path) -> Path | None:
-    """Return the newest whole checkpoint; of one on an object store, the copy of its marker."""
+    """Return the newest complete checkpoint; on an object store, the local copy of its marker."""
     if not ledger.spec.address:
         return find_newest_checkpoint(directory)
     markers = directory.glob(f"*/{MARKER}")

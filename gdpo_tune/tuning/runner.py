@@ -49,11 +49,11 @@ PACKAGES = ("gdpo-tune", "torch", "transformers", "trl", "vllm", "ray", "optuna"
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The trials of a sweep once it has ended, for now or for good."""
+    """Trials of a sweep that was interrupted or has finished."""
 
     records: tuple[TrialRecord, ...]
     interrupted: bool
-    """True if it was stopped before its end; the same call continues it."""
+    """True if it was stopped before its end; the same call resumes it."""
     reason: str = ""
     """Why nothing is left to run, for a person; empty if interrupted."""
     sessions: tuple[Mapping[str, Any], ...] = ()
@@ -63,7 +63,7 @@ class SweepResult:
 def run_sweep(
     spec: SweepSpec, *, fresh: bool = False, listeners: Sequence[Listener] = (), train: str = TRAIN
 ) -> SweepResult:
-    """Run, continue or extend a sweep until nothing is left to do.
+    """Run, resume or extend a sweep until nothing is left to do.
 
     A finished sweep starts nothing, not even Ray.
 
@@ -76,13 +76,13 @@ def run_sweep(
     Raises:
         ResourcesError: a trial does not fit on this machine or cluster.
         LedgerHeldError: another process runs this sweep.
-        IdentityError: another sweep lives under this name.
-        PolicyError, SandboxUnavailable: what every trial needs is not there.
-        DiskFullError: there is no room for checkpoints or the ledger; the same call continues.
+        IdentityError: another sweep has this name.
+        PolicyError, SandboxUnavailable: the policy or the sandbox of every trial is not available.
+        DiskFullError: there is no room for checkpoints or the ledger; the same call resumes.
         ClusterError: the cluster cannot be joined, or its nodes do not share the directory.
-        ClusterLostError: Ray's servers did not start, or died; the same call continues.
-        StoreError: `storage` is an object store that refuses.
-        StoreUnreachableError: it does not answer any more; the same call continues.
+        ClusterLostError: Ray's servers did not start, or died; the same call resumes.
+        StoreError: the object store of `storage` refuses access.
+        StoreUnreachableError: it does not answer any more; the same call resumes.
     """
     check_resources(spec)
     if spec.address:
@@ -103,8 +103,8 @@ def run_sweep(
             interrupted = _with_ray(ledger, train, emit)
         if spec.address:
             fetch_files(ledger)
-        # Only now: before the end, a dominated trial may still come to the front. And always: the
-        # last session may have been killed before this, and `keep:` may have changed since.
+        # Only now, because before the end a dominated trial may still join the front. Always,
+        # because the last session may have been killed before this, or `keep:` may have changed.
         if not interrupted:
             delete_unkept_checkpoints(ledger)
         records = tuple(ledger.get_records())
@@ -145,8 +145,8 @@ def _run_tuner(
     from gdpo_tune.tuning.search.searcher import LedgerSearcher
 
     spec_file, address = ledger.directory / SPEC, ledger.spec.address
-    each, interval = ledger.spec.resources, choose_interval(slots)
-    setup = Setup(train, spec_file, address, each.workers, each.cpus, each.gpus, interval)
+    worker, interval = ledger.spec.resources, choose_interval(slots)
+    setup = Setup(train, spec_file, address, worker.workers, worker.cpus, worker.gpus, interval)
     info = registry.SCHEDULERS[ledger.spec.search.scheduler.type]
     scheduler = registry.load(info.target)(ledger)
     searcher = LedgerSearcher(ledger, setup, slots, emit, scheduler)
@@ -170,7 +170,7 @@ def _run_tuner(
         raise ClusterLostError(LOST) from None
     finally:
         searcher.close()
-        # the next start does it as well
+        # the next start clears it too
         with suppress(StoreError, StoreUnreachableError, OSError):
             searcher.stop_flag.clear()
         shutil.rmtree(ledger.directory / RAY, ignore_errors=True)
@@ -197,7 +197,7 @@ def build_tuner(
     def name_trial(trial: Any) -> str:
         return f"{unpack_attempt(trial.config).trial}-{trial.trial_id}"
 
-    # Ray would start one process at a time, each once the one before is up: seconds a slot.
+    # By default Ray starts one process after the other, which takes seconds for each slot.
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(slots)
     # vLLM engines stack in one process, so a trial that may have one gets a fresh process.
     may_have_engine = ledger.spec.resources.gpus > 0 or ledger.spec.rollout.engine == "vllm"
@@ -228,13 +228,13 @@ def build_resources(spec: SweepSpec) -> Any:
 
     if spec.resources.workers == 1:
         return {"cpu": spec.resources.cpus, "gpu": spec.resources.gpus}
-    # This process only waits for others, which would lack a CPU that it held. So it takes a sliver
-    # of a resource that every cluster has and nothing else wants.
+    # This process only waits for others, and must not hold a CPU that they need. So it takes a tiny
+    # share of a resource that every cluster has and nothing else uses.
     return PlacementGroupFactory([{"node:__internal_head__": 0.001}])
 
 
 def fetch_files(ledger: Ledger) -> None:
-    """Copy the small files that trials have put into the store to this machine."""
+    """Copy the small files of trials from the store to this machine."""
     SweepStore(ledger.spec).fetch()
     ledger.refresh_checkpoints([record.number for record in ledger.get_records()])
 

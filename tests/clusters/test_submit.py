@@ -213,7 +213,7 @@ def test_rays_client_gets_the_address_that_was_given(monkeypatch):
 
 @pytest.mark.parametrize("option", ["--detach", "--working-dir=x"])
 def test_options_of_submit_alone_are_refused(option: str):
-    with pytest.raises(UsageError, match=r"means nothing without --submit"):
+    with pytest.raises(UsageError, match=r"requires --submit"):
         sweep.main(["code.yaml", option])
 
 

@@ -197,7 +197,7 @@ def test_a_share_that_is_too_small_is_refused_with_one_that_could_do(load, with_
     with pytest.raises(ResourcesError) as caught:
         check_gpu_share(spec, 1_500_000_000, 80 * GIB, {})
     message = str(caught.value)
-    assert "resources.gpus = 0.1: to train 1,500.0 million numbers" in message
+    assert "resources.gpus = 0.1: to train 1,500.0 million parameters" in message
     assert "at least 0.52 of a GPU of 80 GiB" in message
     assert "--set resources.gpus=0.52" in message
     check_gpu_share(load("resources.gpus=0.52"), 1_500_000_000, 80 * GIB, {})

@@ -282,7 +282,7 @@ def test_the_summary_counts_node_losses_and_retries(spec):
     console = paper()
     incidents = [
         Incident(0.0, "node h (a) was lost", (1, 2)),
-        Incident(0.0, "goes on at node h (b)", (1,)),
+        Incident(0.0, "resumes on node h (b)", (1,)),
         Incident(0.0, "is tried again: [bold]ValueError", (3,)),
     ]
     sessions = [{"incidents": incidents}, {"incidents": []}, {}]

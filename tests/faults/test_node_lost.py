@@ -48,7 +48,7 @@ def check_end(sweep: KilledSweep, moved: int) -> None:
     assert any(
         "was lost, with" in incident or "was cut off" in incident for incident in incidents
     ), incidents
-    assert sum("goes on at node" in incident for incident in incidents) == moved, incidents
+    assert sum("resumes on node" in incident for incident in incidents) == moved, incidents
 
 
 @pytest.mark.system
@@ -69,7 +69,7 @@ def test_a_node_and_then_the_driver_are_lost(tmp_path: Path, empty_cluster: RayC
         print(f"{time.monotonic() - lost:.1f} s from the loss of the node to the next start")
         wait_for_condition(
             process,
-            lambda: sum("goes on" in w for w in list_incidents(sweep)) == 4,
+            lambda: sum("resumes on" in w for w in list_incidents(sweep)) == 4,
             sweep.read_errors,
         )
         process.kill()

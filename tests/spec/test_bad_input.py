@@ -255,7 +255,7 @@ def test_folder_instead_of_a_file(tmp_path):
         ("=3", "", "not of the form KEY=VALUE"),
         ("training..steps=3", "", "not of the form KEY=VALUE"),
         (".".join(["a"] * 2000) + "=3", "", "not of the form KEY=VALUE"),
-        ("extends=other.yaml", "extends", "files alone"),
+        ("extends=other.yaml", "extends", "only in files"),
         ("name=a/b", "name", "directory"),
     ],
 )

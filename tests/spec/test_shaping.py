@@ -149,7 +149,7 @@ def test_an_unknown_range_is_refused_where_it_is_needed(load, override, key):
         load(f"space.{override}")
     (problem,) = caught.value.problems
     assert problem.key == key
-    assert "the range of length is not known" in problem.reason
+    assert "the range of length is unknown" in problem.reason
     assert "state the lowest and highest value of length in its task" in problem.fix
 
 

@@ -1220,7 +1220,7 @@ CASES = {
         "rollout: {vllm_mode: server, vllm_server: 'http://a:1'}\nsearch:",
         14,
         "rollout.vllm_mode",
-        "auto may take another",
+        "auto may choose another",
         "engine: vllm",
     ),
     "rollout address of a file": (
@@ -1319,7 +1319,7 @@ CASES = {
         14,
         "model.lora_targets",
         "stands for every name",
-        "names alone",
+        "only names",
     ),
     "revision of a policy that ships": (
         "search:",
@@ -1495,7 +1495,7 @@ CASES = {
         "sandbox: {type: external, url: 'http://a', cpu_seconds: 2}\nsearch:",
         14,
         "sandbox.cpu_seconds",
-        "wall_seconds alone",
+        "only wall_seconds",
         "type: local",
     ),
     "sandbox CPU time of a service, the default": (
@@ -1503,7 +1503,7 @@ CASES = {
         "sandbox: {type: external, url: 'http://a', cpu_seconds: 1.0}\nsearch:",
         14,
         "sandbox.cpu_seconds",
-        "wall_seconds alone",
+        "only wall_seconds",
         "type: local",
     ),
     "sandbox no CPU time": (
@@ -1677,7 +1677,7 @@ CASES = {
         "search: {trials: 1, scheduler: {type: pbt}}",
         14,
         "search.trials",
-        "a population of one has nobody to take over from",
+        "a population of one has no other member to take over from",
         "write 4 or more",
     ),
     "population with a sampler": (
@@ -1712,7 +1712,7 @@ CASES = {
         "search: {trials: 16, scheduler: {type: pbt, interval: 0.9}}",
         14,
         "search.scheduler.interval",
-        "no step of 2 lies there before the last one",
+        "with 2 steps, no meeting comes before the last step",
         "write 0.5",
     ),
     "population that does not explore": (
@@ -1816,7 +1816,7 @@ CASES = {
         "storage: s3://bucket/runs\nsearch:",
         14,
         "storage",
-        "an object store, where no ledger can live",
+        "an object store, which cannot hold a ledger",
         "write ledger: postgresql+psycopg2://USER@HOST/DATABASE",
     ),
     "storage a bucket without a name": (

@@ -130,7 +130,7 @@ def test_a_damaged_checkpoint_is_skipped(tmp_path, damage):
         read_checkpoint(newer.path)
     note = find_checkpoint(tmp_path).describe_damage()
     assert note.startswith("checkpoint-40 is ")
-    assert note.endswith(": the trial goes on from checkpoint-20")
+    assert note.endswith(": the trial resumes from checkpoint-20")
     damage(older.path)
     assert find_checkpoint(tmp_path).newest is None
     assert find_checkpoint(tmp_path).describe_damage().endswith(": the trial starts over")

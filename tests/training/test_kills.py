@@ -154,7 +154,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(policy, tmp_path, wh
     point_of_resume = find_checkpoint(config.directory)
     assert point_of_resume.newest == config.directory / "checkpoint-2"
     assert point_of_resume.describe_damage() == (
-        f"checkpoint-3 is damaged ({file} has other content): the trial goes on from checkpoint-2"
+        f"checkpoint-3 is damaged ({file} has other content): the trial resumes from checkpoint-2"
     )
     worker_cache.release_worker_cache()
     assert_equal(run(config, point_of_resume.newest), whole)

@@ -207,8 +207,8 @@ def test_a_lost_node_is_reported_once_with_its_trials(sweep: NodeSweep):
         sweep.start(trial, "a")
     assert sweep.list_incidents() == [
         "node h (b) was lost, with trials 2, 3",
-        "trial 2 goes on at node h (a)",
-        "trial 3 goes on at node h (a)",
+        "trial 2 resumes on node h (a)",
+        "trial 3 resumes on node h (a)",
     ]
     (session,) = sweep.ledger.get_sessions()
     assert [str(incident) for incident in session["incidents"]] == sweep.list_incidents()
@@ -255,7 +255,7 @@ def test_a_node_that_does_not_answer_is_lost_later(sweep: NodeSweep):
     sweep.fail(sweep.trials[3], NODE_LOST)
     assert sweep.list_incidents() == [
         "trial 2 was cut off from node h (b)",
-        "trial 2 goes on at node h (a)",
+        "trial 2 resumes on node h (a)",
         "node h (b) was lost, with trials 2, 3",
     ]
 
@@ -351,7 +351,7 @@ def test_the_number_of_running_trials_follows_the_slots_of_the_nodes(sweep: Node
     for name in list(sweep.driver.in_flight):
         sweep.driver.end(name)
     assert sweep.driver.ask() is None
-    waits = "the sweep waits for nodes: a trial wants 1 CPUs and 0 GPUs, which no node has"
+    waits = "the sweep waits for nodes: a trial needs 1 CPUs and 0 GPUs, which no node has"
     assert any(incident.startswith(waits) for incident in sweep.list_incidents())
     sweep.table.alive["d"] = True
     sweep.nodes.refresh()

@@ -64,7 +64,7 @@ def test_a_task_without_published_points_refuses_the_word(tmp_path: Path):
         "task: gsm8k\nobjectives: {correctness: {direction: maximize, reference: 0}}\n"
         "space: {group_size: [4, 8]}\nenqueue: [published]\n"
     )
-    with pytest.raises(SpecError, match="nothing but the baseline"):
+    with pytest.raises(SpecError, match="only the baseline"):
         load_spec(path)
 
 
@@ -179,8 +179,8 @@ def list_study_values(projection: Projection) -> list[list[float]]:
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
-        ("objectives.mean_length={direction: minimize, reference: 64}", "mean_length was no objec"),
-        ("objectives.length={direction: minimize, reference: 1}", "length went the other way"),
+        ("objectives.mean_length={direction: minimize, reference: 64}", "without mean_length"),
+        ("objectives.length={direction: minimize, reference: 1}", "length had the opposite"),
         ("task=twin", "its task is code, not twin"),
         ('constraints.bug_rate="<= 0.5"', "bug_rate was neither objective nor constraint"),
     ],

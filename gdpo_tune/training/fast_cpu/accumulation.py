@@ -74,8 +74,8 @@ class MicroBatchTrainer(GRPOTrainer):
         batches = micro_batches.rearrange(self._buffered_inputs)
         tokens = torch.stack([batch["completion_mask"].sum() for batch in batches])
         own = micro_batches.compute_shares(tokens)
-        everywhere: Any = self.accelerator.reduce(tokens)
-        of_all = micro_batches.compute_shares(everywhere)
+        all_tokens: Any = self.accelerator.reduce(tokens)
+        of_all = micro_batches.compute_shares(all_tokens)
         for batch, *shares in zip(batches, own, of_all, strict=True):
             batch[_SHARES] = shares
         self._buffered_inputs = batches

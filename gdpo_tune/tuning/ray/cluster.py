@@ -1,4 +1,4 @@
-"""Ray, quietly: a cluster of its own on this machine, or the one that RAY_ADDRESS names."""
+"""A Ray cluster without Ray's output: our own on this machine, or the one of RAY_ADDRESS."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FOR_TRIALS: Mapping[str, str] = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # a report of several workers waits for it
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",  # importing torch on a busy machine
 }
-"""Variables that a cluster of others does not have."""
+"""Variables that an existing cluster lacks."""
 ENVIRONMENT: Mapping[str, str] = {
     **FOR_TRIALS,
     "RAY_AIR_NEW_OUTPUT": "0",  # no progress tables: listeners show the sweep
@@ -49,18 +49,18 @@ ENVIRONMENT: Mapping[str, str] = {
     "TUNE_WARN_THRESHOLD_S": "10",  # a proposal may take a second
 }
 QUIET: Mapping[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
-"""For `ray.init`: why trials fail is in the ledger."""
+"""Options of `ray.init`: the ledger has the reasons of failed trials."""
 SERVERS = ("gcs_server", "raylet")
-"""Names of the processes without which a cluster of our own can do nothing."""
+"""Names of the processes that a cluster of our own cannot work without."""
 CHECK_SERVERS, CHECK_NODE = 0.5, 5.0
-"""Seconds between two looks at the servers of a cluster of our own, and between two questions to a
-cluster that was joined whether our node is alive."""
+"""Seconds between two polls: of the servers of a cluster of our own, and of our node's state in a
+cluster that was joined."""
 OBJECT_STORE = 128 * 2**20
 """Bytes. Results are a few KB; Ray's default takes a third of the memory."""
 STARTS = 4
 """Attempts to start a cluster of our own: half a minute is not always enough on a busy machine."""
 TOO_SLOW = "timed out during startup"
-"""In the message of Ray's error, which has no type of its own, when it was not."""
+"""In the message of Ray's error, which has no type of its own, if the start took too long."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class Cluster:
 
     nodes: Nodes
     remember: Callable[[], None]
-    """Note the processes that exist by now, for the next start in case this one is killed."""
+    """Record the present processes, so that the next start can end them if this one is killed."""
     is_alive: Callable[[], bool]
-    """Returns whether trials can still be placed; cheap enough to be called all the time."""
+    """Returns whether trials can still be placed; cheap enough for frequent calls."""
     joined: bool = False
     """True if it existed before."""
 
@@ -84,7 +84,7 @@ def open_cluster(processes: Path) -> AbstractContextManager[Cluster]:
 
     Raises:
         ClusterLostError: the servers of a cluster of our own did not start.
-        ClusterError: the cluster of others cannot be joined from here.
+        ClusterError: the existing cluster cannot be joined from here.
     """
     end_orphans(processes)
     for name, value in ENVIRONMENT.items():
@@ -103,9 +103,8 @@ def join_cluster() -> Generator[Cluster]:
     with watch_head(context.gcs_address) as watch:
 
         def is_alive() -> bool:
-            if (
-                watch.seconds_silent > SILENT_SECONDS
-            ):  # Ray would wait for its answer, and the sweep, too
+            # a call of Ray would block while the head is silent, and the sweep with it
+            if watch.seconds_silent > SILENT_SECONDS:
                 return watch.seconds_silent <= LOST_SECONDS
             nodes.refresh()
             return nodes.is_alive(own)
@@ -141,7 +140,7 @@ def start_cluster(processes: Path) -> Generator[Cluster]:
         lost = not is_alive()
         ray.shutdown()
         if lost:
-            end_orphans(processes)  # trials outlive a killed raylet, and would go on writing
+            end_orphans(processes)  # trials outlive a killed raylet, and would keep writing
         processes.unlink(missing_ok=True)
 
 
@@ -171,7 +170,7 @@ def start_servers(others: set[psutil.Process]) -> None:
             )
     except RetryError as error:
         raise ClusterLostError(
-            f"the servers of Ray did not start in time, {STARTS} times over; something else keeps "
+            f"the servers of Ray did not start in time in {STARTS} attempts: other programs keep "
             "this machine busy"
         ) from error
 
@@ -203,7 +202,7 @@ def read_name(process: psutil.Process) -> str:
 
 
 def end_orphans(file: Path) -> None:
-    """End what is left of the processes that a killed run wrote down; a torn file names none."""
+    """End the processes that a killed run recorded; an incomplete file names none."""
     with suppress(OSError, ValueError, TypeError):
         entries = json.loads(file.read_bytes())
         left = [find_process(int(pid), float(created)) for pid, created in entries]

@@ -1,4 +1,4 @@
-"""Failed attempts at trials: failures of a trial's own count, losses of its machine do not."""
+"""Failed attempts at trials: a trial's own failures count against it, lost nodes do not."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from gdpo_tune.tuning.search.searcher import LedgerSearcher
 RETRIES = 2
 """Further attempts after failures of a trial's own, each from its newest checkpoint."""
 LOSSES = 5
-"""Nodes that a trial may lose in a row without a result in between: it might be what kills them."""
+"""Nodes that a trial may lose in a row without a result in between: it might be their killer."""
 EXCUSE_SECONDS = 60.0
-"""After the death of a process, within which the death of its node explains it."""
+"""Seconds after the death of a process within which the death of its node explains it."""
 FOR_EVER = -1
 """How often Ray may start a trial again: we decide that."""
 LOST_AGAIN = "its node was lost again and again, each time before it had a result"
-"""Why a trial is given up that may be what kills its nodes."""
+"""Reason for giving up a trial that may itself kill its nodes."""
 
 
 @dataclass
@@ -56,7 +56,7 @@ class TrialHistory:
     """Node on which its process died last; the node may turn out to have died with it."""
     died_at: float = 0.0
     given_up: Any = None
-    """Ray's trial, if it is given up and has not been told yet."""
+    """Ray's trial, if it is given up and has not ended yet."""
 
     def count(self, cause: Cause, node: str, now: float) -> bool:
         """Count the end of an attempt on a node; return whether there may be another attempt."""
@@ -69,7 +69,7 @@ class TrialHistory:
         return self.failed <= RETRIES
 
     def reclassify_as_node_loss(self, node: str, now: float) -> bool:
-        """Excuse the death of a process if it was on this node, which has died; return whether."""
+        """Return whether a dead process was on this node, which has died too; count it as lost."""
         excused = self.died_on == node and now - self.died_at <= EXCUSE_SECONDS
         if excused:
             self.failed -= 1
@@ -81,8 +81,8 @@ class TrialHistory:
 class Attempts(Callback):
     """Decides whether a trial that failed is tried again, and passes final reasons to the searcher.
 
-    Ray would count the loss of a node as a failure of each trial on it. So Ray tries for ever, and
-    a trial that may not be tried again finds `AttemptConfig.given_up` when it starts.
+    Ray would count the loss of a node as a failure of each trial on it. So Ray retries without a
+    limit, and a trial that may not be tried again finds `AttemptConfig.given_up` at its start.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Attempts(Callback):
         if history.moving:
             history.moving = False
             node = self._nodes.describe(history.node)
-            self._searcher.record_incident(f"goes on at node {node}", [trial.trial_id])
+            self._searcher.record_incident(f"resumes on node {node}", [trial.trial_id])
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any
@@ -157,9 +157,9 @@ class Attempts(Callback):
         trial.evaluated_params.clear()
         trial.metric_analysis.clear()
         trial.metric_n_steps.clear()
-        trial.run_metadata.last_result = {"ended": True}  # of an empty one Ray prints a line
+        trial.run_metadata.last_result = {"ended": True}  # Ray prints a line if it is empty
         trial.experiment_tag = ""
-        # A result that was asked for as the process started: to read it would wait for the process.
+        # A result requested when the process started: reading it would wait for the process.
         trial._default_result_or_future = None
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -172,19 +172,20 @@ class Attempts(Callback):
     def on_nodes_changed(self, lost: Sequence[ClusterNode], joined: Sequence[ClusterNode]) -> None:
         """Report lost and joined nodes; reclassify failures of trials on lost nodes."""
         for node in lost:
-            ran, excused, cut = list[str](), list[str](), list[str]()
+            running, excused, disconnected = list[str](), list[str](), list[str]()
             for name, history in self._histories.items():
                 if history.node == node.id:
                     history.moving = True
-                    ran.append(name)
+                    running.append(name)
                 if history.reclassify_as_node_loss(node.id, time.monotonic()):
                     excused.append(name)
                     if history.given_up is not None:
                         set_given_up(history.given_up, None)
                         history.given_up = None
                 if history.cut_from == node.id:
-                    cut.append(name)
-            self._searcher.record_incident(f"node {node} {WAS_LOST}", [*ran, *excused, *cut])
+                    disconnected.append(name)
+            trials = [*running, *excused, *disconnected]
+            self._searcher.record_incident(f"node {node} {WAS_LOST}", trials)
         for node in joined:
             self._searcher.record_incident(f"node {node} has joined", [])
         self._searcher.resize(self._nodes.list_alive())
@@ -199,9 +200,9 @@ class Attempts(Callback):
 
 
 def set_given_up(trial: Any, why: str | Exception | None) -> None:
-    """Let one of Ray's trials end at its next start, with this reason; None: let it go on."""
+    """Let one of Ray's trials end at its next start, with this reason; None: let it continue."""
     trial.config.update(pack(replace(unpack_attempt(trial.config), given_up=why)))
-    # should not even that attempt come to its end, Ray gives the trial up
+    # if that attempt fails too, Ray gives the trial up
     trial.max_failures = FOR_EVER if why is None else 0
 
 

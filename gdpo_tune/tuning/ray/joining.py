@@ -1,8 +1,8 @@
 """Joining a Ray cluster that exists already, from one of its nodes, and watching its head.
 
-Ray waits for minutes where nothing answers, and ends the process where a token is missing; so the
-head is asked first. A call that Ray has under way when the head is lost does not return, and after
-a minute Ray ends the process without cleaning up. So a thread of ours asks the head now and then.
+Ray waits for minutes if nothing answers, and ends the process if a token is missing; so the head is
+polled first. A call of Ray during which the head is lost does not return, and after a minute Ray
+ends the process without cleaning up. So a thread of ours polls the head.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gdpo_tune.core import ray_access, registry
 from gdpo_tune.core.errors import ClusterError
 
 ANSWER_SECONDS = 10.0
-"""How long the head may take for its first answer."""
+"""Seconds that the head may take for its first answer."""
 ASK_SECONDS, CONNECT_SECONDS = 2.0, 2.0
 SILENT_SECONDS = ASK_SECONDS + 2 * CONNECT_SECONDS
-"""Without an answer, after which a question of Ray's might wait for one."""
+"""Seconds without an answer after which a call of Ray might block."""
 LOST_SECONDS = 20.0
-"""Without an answer, after which the head is lost."""
+"""Seconds without an answer after which the head counts as lost."""
 LEAVE_SECONDS = 15.0
-"""That the process then has to end in order; together with the others less than Ray's minute."""
+"""Seconds that the process then has to clean up and end, before Ray's minute is over."""
 LOST = (
     "a server of Ray is gone (killed, out of memory, or crashed), and no trial can run "
     "without it; what trials have recorded is kept"
@@ -78,13 +78,13 @@ def check_head(head: str) -> None:
     if reason:
         raise ClusterError(
             f"the head of the Ray cluster at {head} does not answer ({reason})\n"
-            "    fix: start the cluster, or mend the address"
+            "    fix: start the cluster, or correct the address"
         )
     try:
         registry.load("ray._raylet:GcsClient")(address=head)
     except AuthenticationError as error:
-        sends = os.environ.get(ray_access.MODE, "").lower() == "token"
-        problem = "does not take the token" if sends else "asks for a token"
+        has_token = os.environ.get(ray_access.MODE, "").lower() == "token"
+        problem = "does not take the token" if has_token else "asks for a token"
         raise ClusterError(
             f"the Ray cluster at {head} {problem}\n    fix: export {ray_access.MODE}=token and "
             f"{ray_access.FILE}=FILE with the cluster's token (default: ~/.ray/auth_token)"
@@ -119,7 +119,7 @@ class HeadWatch:
         return time.monotonic() - self._heard
 
     def check(self) -> None:
-        """Ask the head once; leave if it is lost and the main thread did not end the process."""
+        """Poll the head once; exit if it is lost and the main thread did not end the process."""
         if not find_silence(self._head, CONNECT_SECONDS):
             self._heard = time.monotonic()
         elif self.seconds_silent > LOST_SECONDS + LEAVE_SECONDS:
@@ -147,5 +147,5 @@ def watch_head(head: str) -> Generator[HeadWatch]:
 
 def exit_process() -> None:
     """End this process, whose main thread waits for Ray."""
-    print(f"error: {LOST}, and the same command goes on.", file=sys.stderr, flush=True)
+    print(f"error: {LOST}. Run the same command to resume.", file=sys.stderr, flush=True)
     os._exit(1)

@@ -18,7 +18,7 @@ KEY = "gdpo_tune"
 NODE_DIED = "its node has died"
 """In the message of Ray's error, which has no type of its own, for a process lost that way."""
 Cause = Literal["changed", "lost", "directory", "store", "died", "own"]
-"""Why an attempt ended: it asked for another process; it lost its node; the sweep's directory was
+"""Why an attempt ended: it needed another process; it lost its node; the sweep's directory was
 away; its node did not reach the store; its process died for an unknown reason; it raised an error.
 """
 
@@ -30,9 +30,9 @@ class Setup:
     train: str
     """`module:function`, `gdpo_tune.training:train` except in tests."""
     spec_file: Path
-    """In the sweep's directory, which every node sees unless there is an address."""
+    """In the sweep's directory, which every node sees unless `address` is set."""
     address: str = ""
-    """Of the sweep on an object store; nodes share no directory then."""
+    """Address of the sweep on an object store; nodes share no directory then."""
     workers: int = 1
     """Processes of a trial."""
     cpus: float = 1.0
@@ -51,7 +51,7 @@ class AttemptConfig:
     ends_at: Sequence[int] = ()
     """Steps after which the trial ends whatever the driver says."""
     begun: str = ""
-    """Tells the trial from another one that had its number."""
+    """Distinguishes the trial from another one that had its number."""
     given_up: str | Exception | None = None
     """Why it is not tried again; an error if every other trial would meet it."""
 
@@ -70,7 +70,7 @@ class TrialUpdate:
 
     measurement: Measurement
     earlier: Sequence[Measurement] = ()
-    """Those before it that were held back, by step; nothing was measured on validation prompts."""
+    """Those before it that were held back, by step; none was measured on validation prompts."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """The trial cannot go on, and another attempt would not help."""
+    """The trial cannot continue, and another attempt would not help."""
 
     reason: str
 
@@ -103,7 +103,7 @@ class Fatal:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """The driver asked the trial to end, or it ended where it was to."""
+    """The driver asked the trial to end, or the trial reached a step of `ends_at`."""
 
 
 TrialResult = Finished | Failed | Fatal | Interrupted
@@ -111,7 +111,7 @@ TrialMessage = TrialUpdate | TrialNotice | TrialResult
 
 
 def pack(content: AttemptConfig | TrialMessage) -> dict[str, Any]:
-    """Return the dict that Ray wants."""
+    """Return the dict that Ray expects."""
     return {KEY: content}
 
 

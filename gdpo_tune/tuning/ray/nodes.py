@@ -16,7 +16,7 @@ SLACK = 1e-9
 
 @dataclass(frozen=True)
 class ClusterNode:
-    """A machine of the cluster."""
+    """A node of the cluster."""
 
     id: str
     host: str
@@ -52,7 +52,7 @@ class Nodes:
         return str(self._all.get(node, "unknown"))
 
     def mark_lost(self, node: str) -> None:
-        """Take a node for lost, which Ray may know of its processes before its table does."""
+        """Count a node as lost: errors of its processes may show that before Ray's table does."""
         self._lost.add(node)
         self.refresh()
 
@@ -78,8 +78,8 @@ def find_node(actor: Any) -> str:
     """Return the id of the node on which an actor runs or ran; empty if Ray does not know."""
     from ray._private.state import actors
 
-    about: Any = actors(actor._actor_id.hex())
-    return about["Address"]["NodeID"] if about else ""
+    row: Any = actors(actor._actor_id.hex())
+    return row["Address"]["NodeID"] if row else ""
 
 
 def count_workers(resources: Resources, node: Mapping[str, float]) -> int:
@@ -104,10 +104,10 @@ def count_slots(spec: SweepSpec, nodes: Sequence[ClusterNode]) -> int:
     alive = f"({len(nodes)} node{'s' if len(nodes) != 1 else ''} alive)"
     each = f"{resources.cpus:g} CPUs and {resources.gpus:g} GPUs"
     if total == 0:
-        raise ResourcesError(f"a trial wants {each}, which no node has {alive}")
+        raise ResourcesError(f"a trial needs {each}, which no node has {alive}")
     if total < resources.workers:
         raise ResourcesError(
-            f"a trial wants {resources.workers} workers of {each} each, and there is room for "
+            f"a trial needs {resources.workers} workers of {each} each, and there is room for "
             f"{total} {alive}"
         )
     # A server holds the weights of one policy.

@@ -18,7 +18,7 @@ from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.ray.nodes import ClusterNode, Nodes, count_workers
 
 PATIENCE = 180.0
-"""Seconds that a node has for its answer: its first process may have to fetch what was sent."""
+"""Seconds that a node has to answer: its first process may have to fetch submitted files."""
 
 
 class NodeAnswer(NamedTuple):
@@ -83,7 +83,7 @@ def probe_by_tasks(
         except GetTimeoutError:
             answers[node.id] = ClusterError(
                 f"node {node} did not answer within {PATIENCE:g} s\n"
-                "    fix: look at that node, or take it out of the cluster"
+                "    fix: check that node, or remove it from the cluster"
             )
         except (RayError, ImportError) as error:  # the second one where the package is missing
             lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -95,9 +95,9 @@ def probe_by_tasks(
 
 
 def check_nodes(spec: SweepSpec, directory: Path, nodes: Nodes) -> None:
-    """Refuse a cluster on which trials could not be kept, or not be run.
+    """Refuse a cluster whose nodes cannot run trials, or would lose their checkpoints.
 
-    Nodes without room for a trial are not asked, and nodes may be lost meanwhile.
+    Nodes without room for a trial are not probed, and nodes may be lost meanwhile.
 
     Raises:
         ClusterError: with every node that does not see the directory, or lacks something; or with
@@ -108,8 +108,8 @@ def check_nodes(spec: SweepSpec, directory: Path, nodes: Nodes) -> None:
     try:
         if not spec.address:
             mark.touch()
-        place = spec.storage if spec.address else mark
-        answers = probe_by_tasks(place, candidates, list_needed_paths(spec))
+        target = spec.storage if spec.address else mark
+        answers = probe_by_tasks(target, candidates, list_needed_paths(spec))
     finally:
         replies = list(directory.glob(f"{mark.name}*"))
         for path in replies:

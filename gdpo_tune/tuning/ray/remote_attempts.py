@@ -1,7 +1,7 @@
 """Attempts at trials whose directories are on an object store.
 
 A trial trains in a directory of its process alone, which begins empty and is deleted afterwards. So
-it never continues from files that an earlier attempt, or another sweep, left on a node.
+it never resumes from files that an earlier attempt, or another sweep, left on a node.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gdpo_tune.tuning.ray.messages import (
 from gdpo_tune.tuning.ray.reporter import Reporter
 
 BEGUN = "begun"
-"""File that tells a trial from an earlier one of its number, of a ledger that was lost."""
+"""File that distinguishes a trial from an earlier one with its number, of a lost ledger."""
 KEPT = 2
 """Checkpoints of a running trial in the store, as on a disk."""
 
@@ -90,7 +90,7 @@ def make_attempt_directory() -> Path:
 
 
 def download_trial(files: StoreDirectory, directory: Path, begun: str) -> None:
-    """Fetch what a trial continues from: its newest whole checkpoint and its small files.
+    """Fetch what a trial resumes from: its newest complete checkpoint and its small files.
 
     Files of another trial that had its number, whose `begun` differs, are deleted.
     """
@@ -104,13 +104,13 @@ def download_trial(files: StoreDirectory, directory: Path, begun: str) -> None:
         wanted = [name for name in sizes if find_checkpoint_name(name) == checkpoint]
         files.download({name: directory / name for name in wanted})
         if checkpoint is not None and find_newest_checkpoint(directory) is not None:
-            return  # otherwise a file has other content, and the one before serves
+            return  # otherwise it is damaged, and the checkpoint before it is tried
 
 
 def upload_trial(files: StoreDirectory, directory: Path) -> None:
     """Send a trial's new files, and drop all but its two newest checkpoints in the store.
 
-    Files of equal size are taken for equal: those that change only grow.
+    Files of equal size count as equal: those that change only grow.
     """
     sizes = files.list_sizes()
     paths = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*")}

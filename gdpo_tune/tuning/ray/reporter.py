@@ -18,8 +18,8 @@ from gdpo_tune.tuning.ray.stopping import open_stop_flag
 SECONDS = 1.0
 """Time after which the next measurement reaches the driver, kept or not: a person is watching."""
 RESULTS_A_SECOND = 200
-"""Of all trials together, on which nothing is decided: Ray Tune's loop alone takes about a
-millisecond of CPU for one where a thousand trials run, see docs/scale.md."""
+"""Limit over all trials, for results on which nothing is decided: Ray Tune's loop alone takes about
+a millisecond of CPU for one result while a thousand trials run, see docs/scale.md."""
 
 
 def choose_interval(slots: int) -> float:
@@ -30,8 +30,8 @@ def choose_interval(slots: int) -> float:
 def has_directory(setup: Setup) -> bool:
     """Return whether this process can write to the sweep's directory, if the sweep has one.
 
-    A lost mount leaves an empty directory behind, in which a trial could continue without anybody
-    ever seeing its files again. So the directory counts only while the sweep's spec is in it.
+    A lost mount leaves an empty directory, in which a trial could continue although its files would
+    never be seen again. So the directory counts only while the sweep's spec is in it.
     """
     try:
         return bool(setup.address) or (
@@ -47,8 +47,8 @@ class Reporter:
     Where many trials run, measurements on which nothing is decided go with the next result. So
     curves keep all of their points, and the driver has fewer results to deal with.
 
-    Ray lets a trial continue after a result only once the driver has dealt with it. So a decision
-    about a rung is known here before the next step; several processes hear of it a step later.
+    Ray lets a trial continue after a result only once the driver has handled it. So a decision
+    about a rung arrives here before the next step; several processes get it a step later.
     """
 
     def __init__(self, attempt: AttemptConfig, upload: Callable[[], None] | None = None) -> None:
@@ -97,7 +97,7 @@ class Reporter:
         return self._stop_flag.is_set(self._number), due
 
     def read_clock(self) -> float:
-        """Return the seconds of a clock that only goes forward."""
+        """Return the seconds of a monotonic clock."""
         return time.monotonic()
 
     def store_pending(self, measurement: Measurement) -> None:

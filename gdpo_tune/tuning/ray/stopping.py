@@ -18,9 +18,9 @@ HALT = "halt"
 """File in a trial's directory that asks it alone to stop."""
 ALL = "all"  # the request to all trials
 ASK_SECONDS = 1.0
-"""Between two questions of a trial whether it has to stop: short steps would ask all the time."""
+"""Seconds between two polls of a trial: one at every short step would be too many."""
 ANSWER_SECONDS = 5.0
-"""For which a step waits for the answer, and the driver until a request has arrived."""
+"""Seconds for which a step waits for the answer, and the driver until a request has arrived."""
 REQUEST_PATIENCE = 60.0
 """Seconds for which a request is repeated."""
 GRACE = 30.0
@@ -49,7 +49,7 @@ class StopFlag:
             path.unlink(missing_ok=True)
 
     def is_set(self, trial: int, *, now: bool = False) -> bool:
-        """Return whether a trial is asked to stop; `now`: by what the driver has said last."""
+        """Return whether a trial is asked to stop; `now`: by the driver's latest request."""
         return self._get_path().exists() or self._get_path(trial).exists()
 
     def _get_path(self, trial: int | None = None) -> Path:
@@ -89,7 +89,7 @@ class RemoteStopFlag(StopFlag):
         self._files.write(STOP, self._encode_content())
 
     def is_set(self, trial: int, *, now: bool = False) -> bool:
-        """See `StopFlag`; without `now`, the store is asked once in a while."""
+        """See `StopFlag`; without `now`, the store is polled at intervals."""
         if self._answer.done() and (now or time.monotonic() - self._asked >= ASK_SECONDS):
             self._asked = time.monotonic()
             self._answer = self._call(self._find, ALL, str(trial))
@@ -117,12 +117,12 @@ def open_stop_flag(directory: Path, address: str) -> StopFlag:
 class ClusterLostInterrupt(BaseException):
     """Ray cannot place anything any more.
 
-    No Exception: after one of those Ray Tune stops every trial, and waits for the answers.
+    Not an Exception: after one, Ray Tune stops every trial and waits for the answers.
     """
 
 
 class Interruption(Stopper):
-    """The end of a sweep: after Ctrl-C, or when its cluster is lost, for which Ray would wait."""
+    """End of a sweep: after Ctrl-C, or when its cluster is lost and Ray would wait for it."""
 
     def __init__(self, stop_flag: StopFlag, is_cluster_alive: Callable[[], bool]) -> None:
         self.requested = False

@@ -46,7 +46,7 @@ _trials_served = 0
 
 
 def run_trial(config: dict[str, Any]) -> dict[str, Any]:
-    """Run an attempt; one during which the sweep's directory was away counts for nothing.
+    """Run an attempt; it does not count if the sweep's directory was away meanwhile.
 
     Raises:
         AttemptError: start again; the directory was away, and is back. See also `run_attempt`.
@@ -68,21 +68,21 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def wait_for_directory(setup: Setup) -> str:
-    """Wait until the sweep's directory is there again; return what has happened, for a person.
+    """Wait until the sweep's directory is back; return what has happened, for a person.
 
     Raises:
         DirectoryLostError: it stays away.
     """
     from tenacity import RetryError, retry_if_result
 
-    retrying = build_retrying(PATIENCE, retry=retry_if_result(lambda there: not there))
+    retrying = build_retrying(PATIENCE, retry=retry_if_result(lambda present: not present))
     try:
         retrying(has_directory, setup)
     except RetryError:
         raise DirectoryLostError(
             f"{setup.spec_file.parent} is gone, or cannot be written to, since {PATIENCE:g} s\n"
-            "    fix: mount it again and give the same command again, which goes on from "
-            "the last whole checkpoints"
+            "    fix: mount it again, and run the same command to resume from the last complete "
+            "checkpoints"
         ) from None
     waited = retrying.statistics["idle_for"]
     return f"the sweep's directory was away; waited {waited:.0f} s for it"
@@ -109,7 +109,7 @@ def run_attempt(attempt: AttemptConfig) -> TrialResult:
 
 
 def train_from_checkpoint(attempt: AttemptConfig, reporter: Reporter) -> TrialResult:
-    """Train a trial from the newest checkpoint in its directory on; see `run_attempt`."""
+    """Train a trial, from the newest checkpoint in its directory if any; see `run_attempt`."""
     trial, setup = attempt.trial, attempt.setup
     checkpoints = find_checkpoint(trial.directory)
     try:

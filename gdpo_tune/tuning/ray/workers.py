@@ -34,10 +34,10 @@ PATIENCE = 3600
 
 
 def train_in_group(attempt: AttemptConfig, resume: Path | None) -> Outcome | None:
-    """Train one trial in processes of its own; None if the trial ended before its end.
+    """Train one trial in processes of its own; return None if it was stopped early.
 
     Raises:
-        GdpoTuneError: what ended one of them on purpose; it ends all.
+        GdpoTuneError: one of them raised it, and all have ended.
         AttemptError: one was lost with its node, was killed, or crashed.
         TrainingFailedError: one raised something unexpected, or they could not be started.
     """
@@ -55,7 +55,7 @@ def train_in_group(attempt: AttemptConfig, resume: Path | None) -> Outcome | Non
             # an earlier run of this name would be restored
             name=f"{attempt.trial.directory.name}-{uuid.uuid4().hex}",
             storage_path=str(setup.spec_file.parent / "ray" / "workers"),
-            # Ray Tune starts further attempts, so that both kinds of trial are alike.
+            # Ray Tune starts further attempts, as it does for trials of one process.
             failure_config=FailureConfig(max_failures=0),
             callbacks=[TuneReportCallback()],
         ),
@@ -93,7 +93,7 @@ class GroupReporter(Reporter):
         return False
 
     def send(self, result: dict[str, Any]) -> None:
-        """Pass a result on; Ray Train waits until every process has, and takes the first's."""
+        """Pass a result on; Ray Train waits for that of every process, and takes the first's."""
         ray.train.report(result)
 
 

@@ -44,11 +44,11 @@ class Asha(Scheduler):
             self._rungs.replay(record.number, rung.completions, *read_values(self._spec, rung))
 
     def find_promotable(self, *, alone: bool = False) -> int | None:
-        """Return the waiting trial that is next."""
+        """Return the waiting trial to promote next."""
         return self._rungs.find_promotable()
 
     def promote(self, number: int) -> None:
-        """Let a waiting trial go on."""
+        """Let a waiting trial continue."""
         self._rungs.promote(number)
 
     def explain(self, number: int, rung: Rung) -> str:

@@ -1,4 +1,4 @@
-"""Base class of the schedulers; by itself it is `fifo`, under which every trial runs to its end.
+"""Base class of the schedulers, and itself `fifo`, under which every trial runs to its end.
 
 Ray never stops or pauses a trial: it would count a paused trial as running, and would end a process
 while it writes its checkpoint. So to Ray every scheduler is first in, first out. The searcher calls
@@ -23,7 +23,7 @@ class Scheduler(FIFOScheduler):
     """Scheduler that lets every trial run to its end; subclasses override its decisions."""
 
     promotes_beyond_budget = False
-    """True if waiting trials go on when the budget is spent, as running ones do."""
+    """True if waiting trials continue after the budget is spent, as running ones do."""
     ends_at_evaluations = False
     """True if a trial always ends its process after an evaluation step, and waits."""
 
@@ -31,7 +31,7 @@ class Scheduler(FIFOScheduler):
         super().__init__()
         self._ledger = ledger
         self._waiting: dict[Trial, None] = {}
-        """Ray's trials that are not known to have a slot, in order of arrival."""
+        """Ray's trials that may wait for a slot, in order of arrival."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return an empty state for Ray's snapshots, which are never restored.
@@ -73,7 +73,7 @@ class Scheduler(FIFOScheduler):
         """Take in a rung of a trial that has ended, which needs no verdict any more."""
 
     def find_promotable(self, *, alone: bool = False) -> int | None:
-        """Return the number of the waiting trial that may go on now; None if there is none.
+        """Return the number of the waiting trial that may continue now; None if there is none.
 
         `alone` says that no other trial can be started at present.
         """
@@ -83,7 +83,7 @@ class Scheduler(FIFOScheduler):
         """Note that a trial no longer waits."""
 
     def explain(self, number: int, rung: Rung) -> str:
-        """Explain in one line why a trial does not go on from a rung."""
+        """Explain in one line why a trial does not continue from a rung."""
         return f"stopped at rung {rung.completions:,}"
 
 

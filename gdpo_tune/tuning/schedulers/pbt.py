@@ -1,8 +1,8 @@
 """Population-based training: the last members of each generation take over from the first.
 
 Generations are synchronous. Every member runs up to the next meeting, in turns if there are fewer
-slots than members. Then its process ends, and it waits with a checkpoint. Once no member is under
-way any more, the generation is decided and recorded, checkpoints are copied, and all go on. So the
+slots than members. Then its process ends, and it waits with a checkpoint. Once no member is
+running, the generation is decided and recorded, checkpoints are copied, and all continue. So the
 decisions do not depend on the speed of trials, the number of slots, or kills of the driver.
 """
 
@@ -23,7 +23,7 @@ from gdpo_tune.tuning.schedulers.rungs import Verdict
 class Pbt(Scheduler):
     """Scheduler whose members wait for one another; baselines and replicates run to their end.
 
-    Once started, a population goes on to its end: halfway it has no finished policy.
+    Once started, a population runs to its end: halfway it has no finished policy.
     """
 
     promotes_beyond_budget = True
@@ -55,8 +55,8 @@ class Pbt(Scheduler):
         members = [record for record in self._ledger.get_records() if record.role == "member"]
         waiting = [record for record in members if record.state == "paused"]
         free = [record.number for record in waiting if self._find_meeting(record) is None]
-        under_way = any(record.state == "running" for record in members)
-        if alone and waiting and not free and not under_way:
+        is_running = any(record.state == "running" for record in members)
+        if alone and waiting and not free and not is_running:
             free = list(self._decide_generation(waiting).members)
         return min(free, default=None)
 

@@ -1,8 +1,8 @@
 """Decisions of population-based training by dominance: donors and new values. Knows no Ray.
 
 At a meeting the last members (`quantile` of them) each take over the training of one of the first
-ones, drawn at random. They go on with new values: each value of the donor is either drawn again
-from its domain, or multiplied by one of a few factors and held inside of the domain. Members are
+ones, drawn at random. They continue with new values: each value of the donor is either drawn again
+from its domain, or multiplied by one of a few factors and clamped to the domain. Members are
 ordered by the constraints, then front by front, and within a front the more crowded one is later.
 Decisions depend only on the values, the seed, the step and the members' numbers.
 
@@ -117,7 +117,7 @@ def explore(
     settings: PbtSettings,
     rng: np.random.Generator,
 ) -> dict[str, ParamValue]:
-    """Return new values for the movable parameters, each inside of its domain.
+    """Return new values for the movable parameters, each within its domain.
 
     In a domain that lists its values, only a factor's direction counts.
     """

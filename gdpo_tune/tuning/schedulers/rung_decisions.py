@@ -1,4 +1,4 @@
-"""Execution of a scheduler's decisions: in the ledger, and towards the trial itself.
+"""Execution of a scheduler's decisions: in the ledger, and as requests to the trial.
 
 A rung is in the ledger before the scheduler judges it. So a scheduler that is rebuilt from the
 ledger decides the same, and the next process executes a decision that a kill interrupted.
@@ -45,7 +45,7 @@ class RungDecisions:
         return [record for record in changed if record is not None]
 
     def decide(self, number: int, completions: int) -> None:
-        """Judge a new rung; if the trial is not to go on, tell it to end."""
+        """Judge a new rung; if the trial may not continue, tell it to end."""
         record = self._ledger.get_record(number)
         rung = next(rung for rung in record.rungs if rung.completions == completions)
         verdict = self._scheduler.judge(record, rung)
@@ -71,7 +71,7 @@ class RungDecisions:
             self.stop_flag.withdraw(number)
 
     def promote(self, number: int) -> TrialRecord:
-        """Record that a waiting trial goes on."""
+        """Record that a waiting trial continues."""
         self._scheduler.promote(number)
         return self._ledger.resume(number)
 

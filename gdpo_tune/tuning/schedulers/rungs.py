@@ -1,12 +1,12 @@
 """Asynchronous successive halving by dominance: verdicts at rungs. Knows no Ray.
 
 At each level of the budget a trial is compared with all that were measured there before it. In the
-stop variant it goes on or ends at once. In the promote variant it goes on or waits, and may be
+stop variant it continues or ends at once. In the promote variant it continues or waits, and may be
 promoted once more trials rank behind it.
 
-A trial on the front of its level always goes on. Other trials go on if they are among the first
-`1 / reduction_factor` in the order of `priority`. So under a factor of 3, none of the worst third
-goes on.
+A trial on the front of its level always continues. Other trials continue if they are among the
+first `1 / reduction_factor` in the order of `priority`. So under a factor of 3, none of the worst
+third continues.
 
 Verdicts depend only on the order in which trials are recorded: the same records give the same
 verdicts.
@@ -53,7 +53,7 @@ class Rungs:
     ) -> None:
         """Create empty levels, given as completions at which trials are compared.
 
-        `reduction_factor` is the inverse of the share of trials that go on besides the front, and
+        `reduction_factor` is the inverse of the share of trials that continue besides the front.
         `constraints` is the number C.
         """
         self._objectives = tuple(objectives)
@@ -68,7 +68,7 @@ class Rungs:
     ) -> Verdict:
         """Take in a trial's measurement and return the verdict.
 
-        A second record at the same level changes nothing. Elsewhere than at a level it goes on.
+        A second record at the same level changes nothing. Between levels, the trial continues.
         All numbers are finite. The M `values` are in the units and directions of the objectives.
         Of the C excesses over constraints, one of 0 or less means that the constraint is met.
         """
@@ -95,7 +95,7 @@ class Rungs:
         return next((number for number in numbers if number is not None), None)
 
     def promote(self, number: int) -> None:
-        """Let a waiting trial go on."""
+        """Let a waiting trial continue."""
         for level in self._levels.values():
             level.promote(number)
 
@@ -141,19 +141,19 @@ class _Level:
         self._row_of[number] = last
 
     def judge_last(self, otherwise: Verdict) -> None:
-        """Store the verdict on the trial that was added last; `otherwise`: if it does not go on."""
+        """Store the verdict on the trial added last: `continue`, or else `otherwise`."""
         last, broken = len(self._numbers) - 1, sum_excess(self._excess)
         ahead = int(np.count_nonzero(find_dominating(self._losses, broken, last)))
         # trials that dominate it come before it: often this makes ranks unnecessary
-        goes_on = not ahead or (
+        continues = not ahead or (
             ahead < self._promotion_quota and self._find_first([last], broken) is not None
         )
-        self.verdicts[self._numbers[last]] = "continue" if goes_on else otherwise
-        if not goes_on and otherwise == "pause":
+        self.verdicts[self._numbers[last]] = "continue" if continues else otherwise
+        if not continues and otherwise == "pause":
             self._waiting[self._numbers[last]] = last
 
     def promote(self, number: int) -> None:
-        """Let a trial go on if it waits here."""
+        """Let a trial continue if it waits here."""
         if self._waiting.pop(number, None) is not None:
             self.verdicts[number] = "continue"
 
@@ -176,7 +176,7 @@ class _Level:
 
     @property
     def _promotion_quota(self) -> int:
-        """Number of trials that go on, besides the front."""
+        """Number of trials that continue, besides the front."""
         return max(1, int(len(self._numbers) / self._factor))
 
     @property

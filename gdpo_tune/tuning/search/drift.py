@@ -1,9 +1,9 @@
 """Estimate of a trial's final values from its last rung, for the sampler.
 
-Stopped trials are most of a sweep, and a sampler that does not see them proposes them again. While
-a sweep is young, most of its information is in trials that still run. Values at a rung are not
-comparable with values at full budget. So each such trial gets the median change from that rung to
-the end, over complete trials.
+Stopped trials are most of a sweep, and a sampler that does not see them proposes them again. Early
+in a sweep, most of its information is in trials that still run. Values at a rung are not comparable
+with values at full budget. So each such trial gets the median change from that rung to the end,
+over complete trials.
 
 The estimate uses the first complete trials, by the time of their end. Their number grows in steps:
 every change of it moves all estimates. A new process with the same records estimates the same.

@@ -1,7 +1,7 @@
 """Plan of a sweep: the next step follows from the spec and the records alone.
 
 The order is baselines, enqueued points, the sampler's proposals, then replicates of the front.
-Because only the records decide, one function continues a sweep, extends a sweep whose
+Because only the records decide, one function resumes a sweep, extends a sweep whose
 `search.trials` grew, and detects that a sweep is finished.
 """
 
@@ -64,7 +64,7 @@ def find_next_step(
         if not has_stagnated(records, spec.list_objectives(), spec.search.patience):
             return Step("search", "model", None)
     if any(r.role == "member" and r.is_open for r in records):
-        return None  # the front is not known until they end
+        return None  # the front is unknown until they end
     limits = spec.search.replicates
     replicate = choose_replicate(records, spec.list_objectives(), limits.per_point, limits.max_runs)
     if replicate is None:
@@ -76,7 +76,7 @@ def _find_enqueued_step(spec: SweepSpec, records: Sequence[TrialRecord]) -> Step
     """Return the first point of `enqueue:` that no enqueued trial has, completed; None if all ran.
 
     A trial has a point if it agrees with it on the parameters that have an effect. So points may be
-    added anywhere to a sweep that goes on.
+    added anywhere before a sweep resumes.
     """
     if not spec.enqueue:
         return None
@@ -130,7 +130,7 @@ def derive_seed(spec: SweepSpec, number: int) -> int:
 
     It is the first 31 bits of SHA-256 of `<search.seed>:<number>`.
 
-    So a replicate, which has its own number, has a new seed, and a trial that goes on in another
+    So a replicate, which has its own number, has a new seed, and a trial that resumes in another
     process keeps its seed.
     """
     digest = hashlib.sha256(f"{spec.search.seed}:{number}".encode()).digest()
@@ -140,8 +140,8 @@ def derive_seed(spec: SweepSpec, number: int) -> int:
 class PlanCache:
     """Next step of a running sweep, computed again only after a change that may affect it.
 
-    Ray asks for the next trial all the time, and among thousands of trials it takes half a second
-    to find the next replicate. Every start, measurement and end of a trial must be noted here.
+    Ray constantly asks for the next trial, and among thousands of trials it takes half a second to
+    find the next replicate. Every start, measurement and end of a trial must be noted here.
     """
 
     def __init__(self, ledger: Ledger) -> None:

@@ -6,7 +6,7 @@ from an in-memory study with one entry for each configuration:
 
     complete        the mean over its seeds, on validation prompts
     stopped early   its last rung plus the median change from there to the end, see `drift`
-    waiting         as stopped early, also once it goes on
+    waiting         as stopped early, also after its promotion
     running         as stopped early from its first rung on, in sweeps of up to 300 trials;
                     else pending
     failed          pending for good

@@ -1,9 +1,9 @@
-"""Proposals from a thread of their own, so that Ray's loop goes on meanwhile.
+"""Proposals from a thread of their own, so that Ray's loop keeps running meanwhile.
 
 A proposal is computed when a slot is free, never earlier. It knows every result that existed when
 its computation began. If results arrived meanwhile, it is computed once more with them. So a slow
-sampler is late, but it does not miss results, and quick trials do not starve it. A few results
-beside many known ones do not count: with a thousand trials some always arrive.
+sampler is late but misses no result, and quick trials cannot delay it twice. A few results beside
+many known ones do not count: with a thousand trials some always arrive.
 """
 
 from __future__ import annotations
@@ -60,14 +60,15 @@ class Proposals(CloseableResource):
         if not self._future.done():
             return None
         suggestion, self._future = self._future.result(), None
-        enough = self._repeated or len(self._missed) <= NEGLIGIBLE_SHARE * self._projection.known
-        if not enough:
+        limit = NEGLIGIBLE_SHARE * self._projection.known
+        is_current = self._repeated or len(self._missed) <= limit
+        if not is_current:
             self._projection.withdraw(suggestion)
         for record, sampler_state in self._missed:
             self._projection.observe(record, sampler_state)
         self._missed.clear()
-        self._repeated = not enough
-        return suggestion if enough else self.poll(idle=idle)
+        self._repeated = not is_current
+        return suggestion if is_current else self.poll(idle=idle)
 
     def close(self) -> None:
         """Wait for a computation that still runs, and end the thread."""

@@ -169,7 +169,7 @@ class LedgerSearcher(Searcher):
         measurement = message.measurement
         number = self._numbers[trial_id]
         self._spent[number] = measurement.cost
-        # measurements after a verdict do not count: a promoted trial goes on from its rung
+        # measurements after a verdict do not count: a promoted trial continues from its rung
         if measurement.has_validation and not self._decisions.is_halting(number):
             with self._write_guard():
                 self._plan.note_measurement()
@@ -218,7 +218,7 @@ class LedgerSearcher(Searcher):
 
     @contextmanager
     def _write_guard(self) -> Generator[None]:
-        """Stop the sweep if a write to the ledger fails; Ray would blame the trial and go on."""
+        """Stop the sweep if a write to the ledger fails; Ray would blame the trial and continue."""
         try:
             with explain_full_disk(self._ledger.directory, "the ledger"):
                 yield
@@ -228,8 +228,8 @@ class LedgerSearcher(Searcher):
         except OSError as error:  # the directory of the ledger is gone
             self.fatal = DirectoryLostError(
                 f"the ledger in {self._ledger.directory} cannot be written to "
-                f"({error.strerror or error}); what is recorded is kept, and the same command goes "
-                "on once it can"
+                f"({error.strerror or error}); what is recorded is kept. Once the directory is "
+                "back, run the same command to resume"
             )
             self.stop()
 
