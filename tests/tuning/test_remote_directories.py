@@ -1,4 +1,4 @@
-"""A trial's directory on an object store: downloads, uploads and deletions."""
+"""Copies of a trial's directory on an object store: downloads, uploads and deletions."""
 
 from __future__ import annotations
 
