@@ -181,3 +181,9 @@ class SandboxUnavailable(GdpoTuneError):
 
 class SandboxInfraError(GdpoTuneError):
     """A sandbox that itself failed repeatedly: there is no verdict, and never a zero reward."""
+
+
+def get_first_line(error: BaseException | None) -> str:
+    """Return the first line of an error's message, or the error's type if it has none."""
+    message = (isinstance(error, OSError) and error.strerror) or str(error)
+    return (message.strip().splitlines() or [type(error).__name__])[0]

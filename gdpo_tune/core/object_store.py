@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_tune.core.checkpoint_names import is_marker
-from gdpo_tune.core.errors import StoreError, StoreUnreachableError
+from gdpo_tune.core.errors import StoreError, StoreUnreachableError, get_first_line
 from gdpo_tune.core.files import is_disk_full
 from gdpo_tune.core.outages import PATIENCE, build_retrying
 
@@ -94,12 +94,6 @@ def open_filesystem(address: str) -> tuple[Any, str]:
         fix = f"pip install {PACKAGES[scheme]}" if scheme in PACKAGES else "write s3://, gs://"
         raise StoreError(f"storage {address}: {get_first_line(error)}\n    fix: {fix}") from error
     return filesystem, root.rstrip("/")
-
-
-def get_first_line(error: BaseException) -> str:
-    """Return the message of a store's error, in one line."""
-    words = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
-    return words.strip().splitlines()[0]
 
 
 def build_store_error(address: str, error: BaseException) -> StoreError:

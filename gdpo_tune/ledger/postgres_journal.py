@@ -24,7 +24,12 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 
-from gdpo_tune.core.errors import LedgerHeldError, LedgerUnreachableError, UsageError
+from gdpo_tune.core.errors import (
+    LedgerHeldError,
+    LedgerUnreachableError,
+    UsageError,
+    get_first_line,
+)
 from gdpo_tune.core.outages import PATIENCE, build_retrying
 from gdpo_tune.ledger.journal import DAMAGED, DECODER, Journal
 from gdpo_tune.spec import hide_passwords
@@ -93,7 +98,7 @@ class PostgresJournal(Journal):
             ) from error
         except SQLAlchemyError as error:
             raise UsageError(
-                f"ledger {self.path}: {_get_first_line(error)}\n"
+                f"ledger {self.path}: {_get_database_message(error)}\n"
                 "    fix: start the database, or correct the address; the password belongs in "
                 "PGPASSWORD or ~/.pgpass"
             ) from error
@@ -172,7 +177,7 @@ class PostgresJournal(Journal):
 
         def announce(state: Any) -> None:
             if state.attempt_number == 1:
-                message = _get_first_line(state.outcome.exception())
+                message = _get_database_message(state.outcome.exception())
                 print(f"waiting for the ledger {self.path}: {message}", file=sys.stderr)
 
         retry = retry_if_exception(_is_away)
@@ -192,7 +197,7 @@ class PostgresJournal(Journal):
             last = error.last_attempt.exception()
             raise LedgerUnreachableError(
                 f"the ledger {self.path} has not answered for {PATIENCE:g} s "
-                f"({_get_first_line(last)}); the records of trials are kept: run the same "
+                f"({_get_database_message(last)}); the records of trials are kept: run the same "
                 "command to resume"
             ) from last
 
@@ -254,7 +259,6 @@ def _is_away(error: BaseException) -> bool:
     )
 
 
-def _get_first_line(error: BaseException | None) -> str:
+def _get_database_message(error: BaseException | None) -> str:
     """Return the first line of the database's message, without the page that SQLAlchemy adds."""
-    message = str(getattr(error, "orig", None) or error).strip()
-    return (message.splitlines() or [type(error).__name__])[0]
+    return get_first_line(getattr(error, "orig", None) or error)

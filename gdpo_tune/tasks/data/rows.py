@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
-from gdpo_tune.core.errors import DataError
+from gdpo_tune.core.errors import DataError, get_first_line
 from gdpo_tune.core.settings import DATA_FILES, DataSettings
 from gdpo_tune.tasks.data.columns import Row
 
@@ -102,7 +102,7 @@ def _read_parquet(
             for number, row in enumerate(rows, 1):
                 yield f"{file} row {number}", row
     except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"{file} cannot be read as Parquet: {_get_first_line(error)}") from error
+        raise DataError(f"{file} cannot be read as Parquet: {get_first_line(error)}") from error
 
 
 def _read_hub(
@@ -118,7 +118,7 @@ def _read_hub(
     except (OSError, ValueError, RuntimeError) as error:
         raise DataError(
             f"data.source = {data.source} (config {data.config or 'none'}, split {data.split}) "
-            f"cannot be loaded from the Hub: {_get_first_line(error)}. Check the three keys and "
+            f"cannot be loaded from the Hub: {get_first_line(error)}. Check the three keys and "
             "the network, or download the data on a machine with a network and give a "
             f"{_KINDS} file as data.source"
         ) from error
@@ -151,8 +151,3 @@ def _choose_columns(
             "write the layout that these columns have as data.layout, or rename them"
         )
     return [name for name in (*required, *optional) if name in present]
-
-
-def _get_first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
