@@ -245,7 +245,7 @@ def test_who_goes_on_from_the_front_and_from_the_worst_third():
         1,
         (0.5, 1.0, "continue"),
         (0.4, 1.2, "stop"),
-        (0.3, 1.4, "continue"),  # 2 of 3 are better: the worst third, and it goes on
+        (0.3, 1.4, "continue"),  # 2 of 3 are better: the worst third, and it continues
         (0.9, 0.1, "stop"),  # dominates all: the front, and it does not
         (0.8, 0.2, "stop"),  # 1 of 5 is better: neither
     )

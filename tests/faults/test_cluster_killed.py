@@ -94,7 +94,7 @@ def test_the_head(
             status = process.wait(300)
         assert status == 1, sweep.read_errors()
         assert "a server of Ray is gone" in sweep.read_errors()
-    for node in (head, other):  # what is left of them; nothing of it goes on writing
+    for node in (head, other):  # what is left of them; nothing of it keeps writing
         node.kill()
         cluster.nodes.remove(node)
     written = len(sweep.read_log())

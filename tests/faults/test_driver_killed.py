@@ -137,7 +137,7 @@ def test_a_killed_ray_server_ends_the_command_which_then_resumes(tmp_path: Path,
         assert process.returncode == 1, errors
     assert "error: a server of Ray is gone" in errors
     assert f"Resume with:\n  python -m gdpo_tune.sweep {SPACE} --set search.trials=4" in errors
-    _, alive = psutil.wait_procs(below, timeout=WAIT)  # no trial goes on writing
+    _, alive = psutil.wait_procs(below, timeout=WAIT)  # no trial keeps writing
     assert alive == []
     written, checkpoint = read_steps_written(trial), find_newest_checkpoint(trial)
     assert checkpoint is not None

@@ -254,7 +254,7 @@ def test_the_output_head_is_no_target(peft, chat):
 
 
 def seen_prompts(monkeypatch):
-    """Token ids that TRL goes on with, and the texts of the trainer's prompts."""
+    """Token ids that TRL continues with, and the texts of the trainer's prompts."""
     seen = []
     original = GDPOTrainer._generate
 

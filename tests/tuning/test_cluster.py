@@ -168,7 +168,7 @@ def test_an_own_cluster_is_alive_while_all_its_servers_run(
             started[0].wait()
         while up.is_alive():
             pass
-    assert started[2].wait() == -signal.SIGKILL  # trials would go on writing
+    assert started[2].wait() == -signal.SIGKILL  # trials would keep writing
 
 
 class JoinedCluster:

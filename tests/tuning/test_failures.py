@@ -318,7 +318,7 @@ def test_a_node_without_the_store_is_avoided_and_costs_no_attempt(sweep: NodeSwe
     assert str(result.error) == str(away)
     sweep.driver.searcher.on_trial_complete(trial.trial_id, ended)
     assert sweep.driver.searcher.fatal is result.error
-    assert sweep.ledger.get_record(0).state == "running"  # the same command goes on with it
+    assert sweep.ledger.get_record(0).state == "running"  # the same command resumes it
 
 
 def test_a_store_error_can_be_pickled():

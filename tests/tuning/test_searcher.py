@@ -284,7 +284,7 @@ def test_an_error_that_affects_every_trial_ends_the_sweep(spec: SweepSpec):
         driver.end(driver.ask(), fatal=error)
         assert driver.searcher.fatal is error
         assert driver.ask() == driver.searcher.FINISHED
-        assert len(ledger.list_unfinished()) == 1  # on a machine with isolation it goes on
+        assert len(ledger.list_unfinished()) == 1  # on a machine with isolation it resumes
 
 
 def test_a_ledger_that_is_not_writable_ends_the_sweep(

@@ -100,7 +100,7 @@ def test_a_sweep_with_faults_runs_to_its_end_once_and_can_be_extended(
     assert "broken at step 1" in (spec.directory / "trials" / "4" / "error.txt").read_text()
 
     attempts = {n: list_executions(spec.directory, str(n)) for n in range(2, 7)}
-    assert [a["from"] for a in attempts[2]] == [0, 1]  # a retry goes on from the checkpoint
+    assert [a["from"] for a in attempts[2]] == [0, 1]  # a retry resumes from the checkpoint
     assert [a["from"] for a in attempts[5]] == [0, 1]
     assert len({a["pid"] for a in attempts[5]}) == 2
     assert (len(attempts[3]), len(attempts[4]), len(attempts[6])) == (1, 3, 3)

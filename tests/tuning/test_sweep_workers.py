@@ -116,7 +116,7 @@ def test_a_killed_worker_costs_an_attempt_and_an_interruption_nothing(tmp_path: 
         wait_for_condition(lambda: list(directory.glob("checkpoint-*")))
         list_workers(process)[-1].kill()
         lines = len((directory / STEPS_FILE).read_text().splitlines())
-        # It goes on with another attempt, from its newest checkpoint and not from the start.
+        # It resumes in another attempt, from its newest checkpoint and not from the start.
         wait_for_condition(
             lambda: len((directory / STEPS_FILE).read_text().splitlines()) > lines + 3
         )
