@@ -147,10 +147,9 @@ def _build_scheduler(recipe: Recipe) -> list[dict[str, object]]:
     if not recipe.warmup_steps:
         return [shape, {"milestones": []}]
     # It cannot begin at 0.
-    rise = _build_part(
-        "LinearLR", start_factor=1e-8, end_factor=1.0, total_iters=recipe.warmup_steps
-    )
-    return [rise, shape, {"milestones": [recipe.warmup_steps]}]
+    rising = recipe.warmup_steps
+    rise = _build_part("LinearLR", start_factor=1e-8, end_factor=1.0, total_iters=rising)
+    return [rise, shape, {"milestones": [rising]}]
 
 
 def _build_part(name: str, **arguments: float) -> dict[str, object]:

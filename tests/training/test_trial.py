@@ -493,6 +493,7 @@ CHANGES = {
     "steps": (2, steps, [1, 2, 3], [1, 2]),
     "completions_per_step": (32, completions, 48, 96),
     "micro_batch_size": (4, training, None, None),  # rounding; more: test_micro_batches
+    "mini_batch_size": (4, training, None, None),  # more: test_mini_batches
     "max_completion_length": (2, longest, None, 2.0),
     "length_limit": (2, on_validation, None, None),
     "lr_schedule": ("linear", rates, [0.01] * 3, [0.01, 0.01 * 2 / 3, 0.01 / 3]),

@@ -59,8 +59,8 @@ class MicroBatchTrainer(GRPOTrainer):
 
     def _is_divided(self) -> bool:
         """Return whether a step has several micro-batches, which make whole mini-batches."""
-        several: bool = self.args.steps_per_generation > 1
-        return several and self.count_mini_batches() > 0
+        arguments: Any = self.args
+        return arguments.steps_per_generation > 1 and self.count_mini_batches() > 0
 
     def _order_completions(self, prompt_mask: Tensor, completion_mask: Tensor) -> Tensor:
         """Order completions, [n], for micro-batches; those of one prompt are adjacent."""
