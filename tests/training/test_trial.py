@@ -300,6 +300,18 @@ def test_a_trial_that_died_after_its_last_step_reports_again_and_only_evaluates(
     assert len(whole) == SETTINGS.steps
 
 
+def test_only_checkpoints_from_which_a_training_continues_hold_the_optimizer(policy, tmp_path):
+    _, outcome = run(build_trial_config(policy, tmp_path))
+    files = {path.name: {file.name for file in path.iterdir()} for path in list_saved(tmp_path)}
+    assert outcome.checkpoint.name == "checkpoint-3"
+    assert "optimizer.pt" in files["checkpoint-2"]
+    assert files["checkpoint-2"] - files["checkpoint-3"] == {"optimizer.pt"}
+
+
+def list_saved(directory):
+    return sorted(directory.glob("checkpoint-*"))
+
+
 def test_a_damaged_checkpoint_is_refused(policy, tmp_path):
     config = build_trial_config(policy, tmp_path / "t")
     newest = stop_at(config, 2)
