@@ -171,8 +171,10 @@ def train_to_end(asked: TrainingRequest, config: TrialConfig) -> bool:
     elif resume is not None:
         print(f"resumes from {resume.name}", flush=True)
 
+    from gdpo_tune.core.rendezvous import clear_rendezvous
     from gdpo_tune.training import train
 
+    clear_rendezvous()  # a training without a search is one process
     with TrainingDisplay(config.training.steps) as display:
         stop = _Stop(display)
         try:

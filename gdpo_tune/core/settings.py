@@ -16,6 +16,9 @@ EVERY_LINEAR = "all-linear"
 INDIFFERENT_TRAINING = ("micro_batch_size",)
 """Settings of `training:` that change how a step is computed, and not its result. They may change
 while a sweep or a training is interrupted, such as after memory ran out."""
+LATER_TRAINING = ("mini_batch_size",)
+"""Settings of `training:` that earlier versions did not have. At their defaults they count neither
+in the identity of a sweep nor in that of a training, which stay those of earlier versions."""
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
@@ -29,13 +32,17 @@ class TrainingSettings:
     __pydantic_config__ = {"extra": "forbid"}  # an unknown key is an error, as everywhere else
 
     steps: Annotated[int, Ge(1), Le(10**9)] = 60
-    """Steps of a trial: one batch of samples and `num_iterations` optimizer passes over it."""
+    """Steps of a trial: one batch of samples and `num_iterations` passes over it."""
     completions_per_step: Annotated[int, Ge(2), Le(1 << 20)] = 64
     """Completions sampled a step; prompts a step = completions_per_step / group_size."""
     micro_batch_size: Annotated[int, Ge(0)] = 0
     """Completions of a worker whose forward and backward pass are computed at once: fewer take less
     memory and train the same; 0 computes all. In TRL, per_device_train_batch_size; in verl,
     ppo_micro_batch_size_per_gpu."""
+    mini_batch_size: Annotated[int, Ge(0)] = 0
+    """Completions, over all workers, of one optimizer step; 0 takes all of a step. Fewer give
+    several optimizer steps on the samples of a step, and ratios that the clip can reach. In TRL,
+    steps_per_generation / gradient_accumulation_steps; in verl, ppo_mini_batch_size, in prompts."""
     max_completion_length: Annotated[int, Ge(1), Le(1 << 24)] = 64
     """Tokens after which a completion is cut."""
     length_limit: Annotated[int, Ge(1)] = 26
@@ -111,9 +118,9 @@ class ModelSettings:
     """How a policy is loaded and trained (the YAML's `model:`)."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of the computation; `auto` is bfloat16 on a GPU and float32 elsewhere. Weights
-    that are trained stay in float32, in which a small learning rate is not rounded away; under
-    LoRA the others are kept in `dtype` too."""
+    """Number format of the computation; `auto` is bfloat16 on a GPU that computes in it, and
+    float32 elsewhere. Weights that are trained stay in float32, in which a small learning rate is
+    not rounded away; under LoRA the others are kept in `dtype` too."""
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
     """Recompute activations to save memory; `auto` is on for a GPU."""
     lora_rank: Annotated[int, Ge(0), Le(1 << 16)] = 0

@@ -27,6 +27,7 @@ def export(recipe: Recipe) -> base.Exported:
             "reward_weights": recipe.weights,
             **trl.build_aggregation(recipe),
             **trl.build_algorithm(recipe),
+            **_build_generation(recipe),
             **_build_sampler(recipe),
         },
         **_build_engine(recipe),
@@ -58,6 +59,12 @@ def export(recipe: Recipe) -> base.Exported:
             "trl.reward_funcs": f"one function per reward, in this order, in `{base.REWARDS_FILE}`",
         },
     )
+
+
+def _build_generation(recipe: Recipe) -> dict[str, object]:
+    """Return the completions that are sampled at once, if they are not one optimizer step's."""
+    total = recipe.training.completions_per_step
+    return {"generation_batch_size": total} if recipe.mini_batches > 1 else {}
 
 
 def _build_sampler(recipe: Recipe) -> dict[str, object]:

@@ -114,7 +114,7 @@ def _build_policy(recipe: Recipe) -> dict[str, object]:
     return {
         "model_name": recipe.policy,
         "precision": "float32" if recipe.model.dtype == "float32" else "bfloat16",
-        "train_global_batch_size": recipe.training.completions_per_step,
+        "train_global_batch_size": recipe.mini_batch,
         "train_micro_batch_size": recipe.micro_batch,
         "max_total_sequence_length": recipe.max_sequence_length,
         "max_grad_norm": recipe.training.max_grad_norm,
@@ -136,18 +136,20 @@ def _build_scheduler(recipe: Recipe) -> list[dict[str, object]]:
 
     A list even of one: it replaces a list, which OmegaConf cannot merge with a mapping.
     """
-    rest = max(1, recipe.updates - recipe.warmup)
+    # It moves once for all samples of a step, whatever the number of optimizer steps.
+    rest = max(1, recipe.training.steps - recipe.warmup_steps)
     shapes = {
         "constant": _build_part("ConstantLR", factor=1.0, total_iters=FOREVER),
         "linear": _build_part("LinearLR", start_factor=1.0, end_factor=0.0, total_iters=rest),
         "cosine": _build_part("CosineAnnealingLR", T_max=rest),
     }
     shape = shapes[recipe.training.lr_schedule]
-    if not recipe.warmup:
+    if not recipe.warmup_steps:
         return [shape, {"milestones": []}]
     # It cannot begin at 0.
-    rise = _build_part("LinearLR", start_factor=1e-8, end_factor=1.0, total_iters=recipe.warmup)
-    return [rise, shape, {"milestones": [recipe.warmup]}]
+    rising = recipe.warmup_steps
+    rise = _build_part("LinearLR", start_factor=1e-8, end_factor=1.0, total_iters=rising)
+    return [rise, shape, {"milestones": [rising]}]
 
 
 def _build_part(name: str, **arguments: float) -> dict[str, object]:
@@ -177,6 +179,10 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         correction="loss_fn.use_importance_sampling_correction",
         clamps_kl=True,
     )
+    if recipe.mini_batches > 1:
+        ours = "drawn at random from all completions of a step"
+        theirs = "completions that follow one another, so whole groups where they fit"
+        rows.append(base.Difference("completions of an optimizer step", ours, theirs))
     if not recipe.sums_first:
         ours = "by name: a weight belongs to its reward"
         theirs = "alphabetical by reward, whatever the order of the environment, as in the file"

@@ -76,28 +76,43 @@ class Recipe:
 
     @property
     def passes_per_step(self) -> int:
-        """Optimizer steps over the samples of a step."""
+        """Passes over the samples of a step."""
         return int(self.params["num_iterations"])
+
+    @property
+    def mini_batch(self) -> int:
+        """Completions of an optimizer step."""
+        return self.training.mini_batch_size or self.training.completions_per_step
+
+    @property
+    def mini_batches(self) -> int:
+        """Optimizer steps of a pass."""
+        return self.training.completions_per_step // self.mini_batch
 
     @property
     def updates(self) -> int:
         """Optimizer steps of the training."""
-        return self.training.steps * self.passes_per_step
+        return self.training.steps * self.passes_per_step * self.mini_batches
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps, each a batch of samples, over which the learning rate rises."""
+        return round(self.training.warmup_share * self.training.steps)
 
     @property
     def warmup(self) -> int:
         """Optimizer steps over which the learning rate rises."""
-        return round(self.training.warmup_share * self.training.steps) * self.passes_per_step
+        return self.warmup_steps * self.passes_per_step * self.mini_batches
 
     @property
     def micro_batch(self) -> int:
         """Completions in one forward and backward pass."""
-        return self.training.micro_batch_size or self.training.completions_per_step
+        return self.training.micro_batch_size or self.mini_batch
 
     @property
     def micro_batches(self) -> int:
-        """Forward and backward passes in a step."""
-        return self.training.completions_per_step // self.micro_batch
+        """Forward and backward passes of an optimizer step."""
+        return self.mini_batch // self.micro_batch
 
     @property
     def max_sequence_length(self) -> int:

@@ -82,12 +82,20 @@ def build_schedule(recipe: Recipe) -> dict[str, object]:
         "max_steps": recipe.updates,
         "per_device_train_batch_size": recipe.micro_batch,
         "gradient_accumulation_steps": recipe.micro_batches,
+        **_build_generation(recipe),
         "learning_rate": recipe.get_number("learning_rate"),
         "lr_scheduler_type": SCHEDULES[recipe.training.lr_schedule],
         "warmup_steps": recipe.warmup,
         "max_grad_norm": recipe.training.max_grad_norm,
         "weight_decay": 0.0,
     }
+
+
+def _build_generation(recipe: Recipe) -> dict[str, object]:
+    """Return the micro-batches for which samples are drawn at once, if not one optimizer step's."""
+    if recipe.mini_batches == 1:
+        return {}
+    return {"steps_per_generation": recipe.micro_batches * recipe.mini_batches}
 
 
 def _build_adapters(recipe: Recipe) -> dict[str, object]:

@@ -6,6 +6,10 @@ trainer/ppo/core_algos.py and trainer/ppo/ray_trainer.py of verl 0.9.1.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
+from gdpo_tune.core.errors import SpecProblem
 from gdpo_tune.core.settings import EVERY_LINEAR
 from gdpo_tune.exporters import base
 from gdpo_tune.exporters.recipe import Recipe
@@ -34,6 +38,7 @@ def export(recipe: Recipe) -> base.Exported:
         leave_one_out=("grpo_no_std",),
         revisions=False,
         notes={"gdpo_no_std": "does not pass norm_adv_by_std_in_grpo on to its GDPO"},
+        others=tuple(_find_problems(recipe)),
     )
     settings: dict[str, object] = {
         "hydra": {"searchpath": ["pkg://verl.trainer.config"]},
@@ -92,6 +97,14 @@ def export(recipe: Recipe) -> base.Exported:
     )
 
 
+def _find_problems(recipe: Recipe) -> Iterator[SpecProblem]:
+    size, group = recipe.mini_batch, recipe.group_size
+    if size % group:
+        reason = f"verl counts in prompts, and this is no multiple of group_size {group}"
+        fix = f"--set training.mini_batch_size={math.lcm(size, group)}"
+        yield SpecProblem(recipe.note, "training.mini_batch_size", str(size), reason, fix)
+
+
 def _build_algorithm(recipe: Recipe) -> dict[str, object]:
     if recipe.mode == "gdpo":
         return {
@@ -126,7 +139,7 @@ def _build_actor(recipe: Recipe) -> dict[str, object]:
     beta, cispo = recipe.get_number("beta"), recipe.loss == "cispo"
     scale = {"loss_scale_factor": recipe.training.max_completion_length}
     return {
-        "ppo_mini_batch_size": recipe.prompts,
+        "ppo_mini_batch_size": recipe.mini_batch // recipe.group_size,
         "ppo_micro_batch_size_per_gpu": recipe.micro_batch,
         "ppo_epochs": recipe.passes_per_step,
         "policy_loss": {"loss_mode": "cispo" if cispo else "vanilla"},
@@ -145,7 +158,8 @@ def _build_actor(recipe: Recipe) -> dict[str, object]:
         "optim": {
             "lr": recipe.get_number("learning_rate"),
             "lr_scheduler_type": recipe.training.lr_schedule,
-            "lr_warmup_steps": recipe.warmup,
+            # It moves once for all samples of a step, whatever the number of optimizer steps.
+            "lr_warmup_steps": recipe.warmup_steps,
             "weight_decay": 0.0,
         },
     }
@@ -173,6 +187,10 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         correction="algorithm.rollout_correction",
         clamps_kl=True,
     )
+    if recipe.mini_batches > 1:
+        ours = "drawn at random from all completions of a step"
+        theirs = "whole groups, in the order of the prompts"
+        rows.append(base.Difference("completions of an optimizer step", ours, theirs))
     if recipe.mode == "gdpo":
         theirs = (
             "false, although verl will remove it: the newer trainer does not pass the single "

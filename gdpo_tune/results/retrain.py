@@ -16,6 +16,7 @@ from gdpo_tune.core.trials import Params, Segment, TrialConfig
 from gdpo_tune.results.open_sweep import split_source
 from gdpo_tune.results.picking import load_and_pick
 from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec.model import drop_later_defaults
 from gdpo_tune.spec.notation import format_domain
 from gdpo_tune.spec.problems import join_names, show
 
@@ -131,6 +132,7 @@ def list_decisive_settings(config: TrialConfig) -> dict[str, Any]:
     parts = {k: v for k, v in dataclasses.asdict(config).items() if k not in INDIFFERENT}
     for name in INDIFFERENT_TRAINING:
         del parts["training"][name]
+    parts["training"] = drop_later_defaults(parts["training"])
     return json.loads(json.dumps(dict(_flatten(parts))))
 
 

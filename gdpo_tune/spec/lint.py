@@ -157,10 +157,12 @@ def _check_comparisons(spec: SweepSpec) -> Iterator[str]:
             f"with the effect of rewards on the objective {lengths[0]}. Fix it, such as dapo."
         )
     names = [name for name in ("epsilon", "epsilon_high") if name in searched]
-    if names and _list_values(spec, "num_iterations") == (1,):
+    settings = spec.training
+    one_update = settings.mini_batch_size in (0, settings.completions_per_step)
+    if names and one_update and _list_values(spec, "num_iterations") == (1,):
         yield (
             f"space.{names[0]}: with num_iterations = 1 every ratio is 1, so nothing is ever "
-            "clipped. Fix it, or search over num_iterations: [1, 2]."
+            "clipped. Fix it, set training.mini_batch_size, or search over num_iterations: [1, 2]."
         )
 
 

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator
 from gdpo_tune.core.object_store import find_local_copy, is_url, join_address
 from gdpo_tune.core.settings import (
     INDIFFERENT_TRAINING,
+    LATER_TRAINING,
     DataSettings,
     ModelSettings,
     RolloutSettings,
@@ -140,10 +141,11 @@ class SweepSpec(Section):
         These are task, policy, objectives, space, training, and `data`, `model` and
         `DECISIVE_SANDBOX_KEYS` where they differ from the defaults. Order and notation of the file
         do not count, nor do budgets, resources, constraints, rollout, tracking, the name and
-        `INDIFFERENT_TRAINING`. A parameter that was added later counts only away from its default.
+        `INDIFFERENT_TRAINING`. A parameter that was added later, or a setting of `LATER_TRAINING`,
+        counts only away from its default.
         """
         decisive = self.model_dump(mode="json", include={"task", "policy", "objectives", "space"})
-        decisive["training"] = select_decisive(self.training)
+        decisive["training"] = drop_later_defaults(select_decisive(self.training))
         for name in self.space.omittable_names:
             del decisive["space"]["domains"][name]
         for name in ("sandbox", "data", "model"):
@@ -181,6 +183,16 @@ def select_decisive(settings: Any) -> dict[str, Any]:
         plain["modules"] = tuple(sorted(set(settings.modules)))
         return {key: plain[key] for key in DECISIVE_SANDBOX_KEYS}
     return plain
+
+
+def drop_later_defaults(training: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of `training:` without those of `LATER_TRAINING` at their defaults."""
+    default = TrainingSettings()
+    return {
+        key: value
+        for key, value in training.items()
+        if key not in LATER_TRAINING or value != getattr(default, key)
+    }
 
 
 def dump_public_yaml(spec: SweepSpec) -> str:

@@ -87,14 +87,38 @@ def check_resources(
         multiple = math.lcm(*(size * workers for size in sizes))
         fix = f"write completions_per_step: {-(-total // multiple) * multiple}, or fewer workers"
         problems.refuse("resources.workers", reason, fix, "space.group_size", TOTAL)
-    share, micro_batch = total // workers, training.micro_batch_size
-    if micro_batch and share % micro_batch:
-        part = f" that each of {workers} workers computes" if workers > 1 else ""
-        reason = f"does not divide the {share} completions of a step{part}"
-        smaller = [count for count in range(1, share) if share % count == 0]
-        fix = f"write one of {show(smaller)}, or 0 to compute all at once"
-        inputs = (TOTAL, "resources.workers")
-        problems.refuse("training.micro_batch_size", reason, fix, *inputs)
+    _check_mini_batch(training, workers, problems)
+    _check_micro_batch(training, workers, problems)
+
+
+def _check_mini_batch(training: TrainingSettings, workers: int, problems: Problems) -> None:
+    """Refuse a mini-batch that does not divide a step, or that the workers cannot share equally."""
+    total, mini_batch = training.completions_per_step, training.mini_batch_size
+    if not mini_batch or (total % mini_batch == 0 and mini_batch % workers == 0):
+        return
+    if total % mini_batch:
+        reason = f"does not divide the {total} completions of a step"
+    else:
+        reason = f"{workers} workers cannot compute equal parts of it"
+    sizes = [size for size in range(workers, total, workers) if total % size == 0]
+    fix = f"write one of {show(sizes)}, or 0 for" if sizes else "write 0 for"
+    fix += " one optimizer step a pass"
+    problems.refuse("training.mini_batch_size", reason, fix, TOTAL, "resources.workers")
+
+
+def _check_micro_batch(training: TrainingSettings, workers: int, problems: Problems) -> None:
+    """Refuse a micro-batch that does not divide what a worker computes for an optimizer step."""
+    mini_batch, micro_batch = training.mini_batch_size, training.micro_batch_size
+    share = (mini_batch or training.completions_per_step) // workers
+    if not micro_batch or not share or share % micro_batch == 0:
+        return
+    part = f" that each of {workers} workers computes" if workers > 1 else ""
+    whole = "mini-batch" if mini_batch else "step"
+    reason = f"does not divide the {share} completions of a {whole}"
+    smaller = [count for count in range(1, share) if share % count == 0]
+    fix = f"write one of {show(smaller)}, or 0 to compute all at once"
+    inputs = (TOTAL, "training.mini_batch_size", "resources.workers")
+    problems.refuse("training.micro_batch_size", reason + part, fix, *inputs)
 
 
 def list_group_sizes(space: Space) -> list[int]:

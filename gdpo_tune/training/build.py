@@ -91,8 +91,8 @@ class MovingParameters(TrainerCallback):
     """Parameters that were set last; None: those of the trainer's arguments or of a checkpoint."""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Set the parameters before an optimizer pass; the first pass of a step samples."""
-        step = state.global_step // self.trainer.num_iterations
+        """Set the parameters before an optimizer step; the first one of a step samples."""
+        step = state.global_step // self.trainer.updates_per_step
         params = self.config.get_params_at(step)
         if params == self.current:
             return

@@ -83,7 +83,7 @@ class Evaluator:
             end_tokens=list_end_tokens(model, tokenizer),
             pad_token=_require_token(tokenizer.pad_token_id),
         )
-        # Training has shown that a batch of this size fits into memory.
+        # Engines and `sample_in_chunks` hold as many at once as fit into memory.
         size = settings.completions_per_step // ranks.count_processes()
         own_rows = range(ranks.get_rank(), len(held_out.prompts), ranks.count_processes())
         rows = [row for row in own_rows for _ in range(settings.samples_per_prompt)]

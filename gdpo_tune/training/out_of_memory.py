@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from gdpo_tune.core.engines import find_vllm, select_engine
+from gdpo_tune.core.engines import Engine, find_vllm, select_engine
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.training import ranks
@@ -42,21 +42,38 @@ def explain_out_of_memory(config: TrialConfig) -> Generator[None]:
 
 def list_remedies(config: TrialConfig) -> str:
     """List the settings that save most memory, with their present values."""
-    training, model = config.training, config.model
+    training = config.training
     gpu = torch.cuda.is_available()
     engine = select_engine(config.rollout, gpu=gpu, lean=False, vllm=find_vllm())
-    at_once = training.micro_batch_size or training.completions_per_step // ranks.count_processes()
-    fewer = f"lower training.completions_per_step ({training.completions_per_step})"
-    settings = [f"set training.micro_batch_size below {at_once}"] if at_once > 1 else [fewer]
-    if at_once > 1 and engine != "vllm":
-        settings.append(f"{fewer}, all of which are sampled at once")
+    settings = _list_remedies_of_training(config, engine) if config.train else []
     settings.append(f"lower training.max_completion_length ({training.max_completion_length})")
-    if engine == "vllm":
+    if engine == "vllm" and config.rollout.vllm_mode == "colocate":
         settings.append(f"change rollout.vllm_memory_share ({config.rollout.vllm_memory_share:g})")
-    elif not recomputes_activations(model):
-        settings.append("set model.gradient_checkpointing: on")
-    elif not model.lora_rank:
-        settings.append("set model.lora_rank: 16, which trains only adapters")
+    elif not config.train:  # completions are sampled in chunks, so a single one did not fit
+        settings.append(f"lower data.max_prompt_length ({config.data.max_prompt_length})")
     else:
-        settings.append(f"lower model.lora_rank ({model.lora_rank})")
+        settings.append(_choose_remedy_of_model(config))
     return ", or ".join(settings)
+
+
+def _list_remedies_of_training(config: TrialConfig, engine: Engine) -> list[str]:
+    """List the sizes of batches that save memory."""
+    training = config.training
+    update = training.mini_batch_size or training.completions_per_step
+    at_once = training.micro_batch_size or update // ranks.count_processes()
+    settings: list[str] = []
+    if at_once > 1:
+        settings.append(f"set training.micro_batch_size below {at_once}")
+    if engine != "vllm":
+        fewer = f"lower training.completions_per_step ({training.completions_per_step})"
+        settings.append(f"{fewer}, all of which are sampled at once")
+    return settings
+
+
+def _choose_remedy_of_model(config: TrialConfig) -> str:
+    """Return the setting of `model:` that can still save most memory."""
+    if not recomputes_activations(config.model):
+        return "set model.gradient_checkpointing: on"
+    if not config.model.lora_rank:
+        return "set model.lora_rank: 16, which trains only adapters"
+    return f"lower model.lora_rank ({config.model.lora_rank})"

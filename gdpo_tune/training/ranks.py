@@ -14,12 +14,15 @@ import torch
 from accelerate import PartialState
 from torch import distributed
 
+from gdpo_tune.core.rendezvous import clear_rendezvous
+
 T = TypeVar("T")
 
 
 def join_process_group() -> None:
     """Join the other processes of this trial, if the environment names any."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        clear_rendezvous()
         return
     PartialState(cpu=not torch.cuda.is_available())
     # Accelerate numbers the CPU, and torch loads no file onto a "cpu:0". Both functions have names,

@@ -20,6 +20,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from gdpo_tune.core.engines import Engine, find_vllm, select_engine
 from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.training import ranks
+from gdpo_tune.training.chunks import sample_in_chunks
 from gdpo_tune.training.fast_cpu.llama import is_small_llama
 from gdpo_tune.training.fast_cpu.sampler import cut_after_end, pad_left, sample
 from gdpo_tune.training.trl_arguments import uses_bfloat16
@@ -52,12 +53,25 @@ def choose_engine(config: TrialConfig, model: PreTrainedModel) -> Engine:
         EngineError: the configuration asks for vLLM, which is not available.
     """
     plain = not config.model.lora_rank and not uses_bfloat16(config.model)
+    gpu = torch.cuda.is_available()  # where the policy goes once the trainer is built
     return select_engine(
         config.rollout,
-        gpu=torch.cuda.is_available(),
-        lean=plain and is_small_llama(model),
+        gpu=gpu,
+        lean=plain and not gpu and is_small_llama(model),
         vllm=find_vllm() if ranks.count_processes() == 1 else None,
     )
+
+
+def uses_engine_in_process(config: TrialConfig) -> bool:
+    """Return whether vLLM samples during training, in the trainer's process.
+
+    Raises:
+        EngineError: the configuration asks for vLLM, which is not available.
+    """
+    vllm = find_vllm() if ranks.count_processes() == 1 else None
+    gpu = torch.cuda.is_available()
+    engine = select_engine(config.rollout, gpu=gpu, lean=False, vllm=vllm)
+    return engine == "vllm" and config.rollout.vllm_mode == "colocate"
 
 
 def choose_held_out_sampler(config: TrialConfig) -> Generate:
@@ -100,7 +114,11 @@ def generate(
         model.eval()
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(seed)
-            completions = _generate_with_transformers(model, prompts, decoding)
+            completions = sample_in_chunks(
+                functools.partial(_generate_with_transformers, model, decoding=decoding),
+                prompts,
+                decoding.max_new_tokens,
+            )
         model.train(training)
         return completions
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 import uuid
 from collections import defaultdict
@@ -24,6 +23,7 @@ from gdpo_tune.training.checkpoints import Checkpoint, keep_newest, write_checkp
 from gdpo_tune.training.evaluation import Evaluator
 from gdpo_tune.training.gpu import read_gpu_metrics
 from gdpo_tune.training.lora import save_policy
+from gdpo_tune.training.random_state import RandomState, read_random_state, save_random_states
 from gdpo_tune.training.trainer import GDPOTrainer
 
 _RENAMED = {
@@ -41,9 +41,6 @@ completions, those beyond TRL's bound counted as 0, and differences are in nats 
 engine and trainer."""
 _WRITER = "writer"
 """File of a trial's directory that holds the token of its writer."""
-
-RandomState = dict[str, Any]
-"""States of the random generators of one process."""
 
 
 class TrialWriterToken:
@@ -112,13 +109,13 @@ class StepReporter(TrainerCallback):
         self._token = TrialWriterToken(self.config.directory) if ranks.is_first() else None
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Collect metrics: TRL logs after each optimizer pass, and a summary without a loss."""
+        """Collect metrics: TRL logs after each optimizer step, and a summary without a loss."""
         state.log_history.clear()  # or every checkpoint would hold the whole history again
         if logs is None or "loss" not in logs:
             return
         for name, value in select_metrics(logs).items():
             self._passes[name].append(value)
-        step, rest = divmod(state.global_step, self.trainer.num_iterations)
+        step, rest = divmod(state.global_step, self.trainer.updates_per_step)
         if rest == 0:
             metrics = {name: float(np.mean(values)) for name, values in self._passes.items()}
             self._passes.clear()
@@ -152,7 +149,7 @@ class StepReporter(TrainerCallback):
             keep_newest(self.config.directory)
 
     def _save(self, step: int, validation: Mapping[str, Estimate]) -> Checkpoint:
-        cost, states = self.clock.read(step), ranks.gather(_read_random_state())
+        cost, states = self.clock.read(step), ranks.gather(read_random_state())
         last = step == self.config.training.steps
         written = None
         if ranks.is_first():
@@ -171,16 +168,16 @@ class StepReporter(TrainerCallback):
     def _fill(self, directory: Path, states: Sequence[RandomState], *, last: bool) -> None:
         """Write what `Trainer.train(resume_from_checkpoint=...)` reads, and the prompt format.
 
-        `directory` exists and is empty; `states` are in the order of the processes' ranks.
+        The last checkpoint of a trial has no optimizer state. `directory` exists and is empty;
+        `states` are in the order of the processes' ranks.
         """
         trainer: Any = self.trainer  # TRL declares as optional what exists during training
         save_policy(self.trainer.policy, directory, last=last)
         trainer.processing_class.save_pretrained(directory)
-        torch.save(trainer.optimizer.state_dict(), directory / "optimizer.pt")
+        if not last:  # no training continues after its last step, and this is most of the bytes
+            torch.save(trainer.optimizer.state_dict(), directory / "optimizer.pt")
         torch.save(trainer.lr_scheduler.state_dict(), directory / "scheduler.pt")
-        for rank, state in enumerate(states):
-            name = "rng_state.pth" if len(states) == 1 else f"rng_state_{rank}.pth"
-            torch.save(state, directory / name)
+        save_random_states(states, directory)
         trainer.state.save_to_json(str(directory / "trainer_state.json"))
         self.evaluator.cache.prompts.save(directory)
 
@@ -190,14 +187,3 @@ def select_metrics(logs: Mapping[str, Any]) -> dict[str, float]:
     renamed = {f"train/{new}": logs[old] for old, new in _RENAMED.items() if old in logs}
     ours = {f"train/{name}": value for name, value in logs.items() if name.startswith("reward/")}
     return {name: float(value) for name, value in {**renamed, **ours}.items() if value is not None}
-
-
-def _read_random_state() -> RandomState:
-    states: RandomState = {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "cpu": torch.random.get_rng_state(),
-    }
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.random.get_rng_state()
-    return states

@@ -2,7 +2,7 @@
 
 It passes rewards to `compute_advantages` and replaces TRL's advantages with the result. TRL
 computes these inside a long method, so two private hooks are overridden. A third one tokenizes
-prompts.
+prompts, and a fourth one restores random states.
 
 The base class, `MicroBatchTrainer`, is GRPOTrainer with a faster step and, up to rounding, the same
 result. To understand GDPO, read it as `GRPOTrainer`.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor
 from gdpo_tune.core.errors import NonFiniteError
 from gdpo_tune.training.fast_cpu.accumulation import MicroBatchTrainer
 from gdpo_tune.training.normalization import compute_advantages
+from gdpo_tune.training.random_state import load_random_state
 from gdpo_tune.training.scoring import RewardFunction, require_finite
 
 
@@ -65,6 +67,11 @@ class GDPOTrainer(MicroBatchTrainer):
     def policy(self) -> Any:
         """The policy in training, without the wrapper of several processes."""
         return self.accelerator.unwrap_model(self.model)
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps on the samples of a step: passes times mini-batches."""
+        return self.num_iterations * max(1, self.count_mini_batches())
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Replace the advantages [n] of TRL by ours, computed from all N completions."""
@@ -112,6 +119,11 @@ class GDPOTrainer(MicroBatchTrainer):
             raise NonFiniteError(f"gradient norm is {norm} at {self._describe_step(done=1)}")
         super().log(logs, start_time)
 
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Restore every random state of this process; Transformers restores one GPU alone."""
+        if checkpoint is not None:
+            load_random_state(Path(checkpoint))
+
     def _guard(self, function: RewardFunction) -> RewardFunction:
         """Wrap a reward function to refuse NaN, which TRL would take for "not scored"."""
 
@@ -125,7 +137,7 @@ class GDPOTrainer(MicroBatchTrainer):
         return guarded
 
     def _describe_step(self, done: int = 0) -> str:
-        return f"step {(self.state.global_step - done) // self.num_iterations + 1}"
+        return f"step {(self.state.global_step - done) // self.updates_per_step + 1}"
 
 
 def compute_reward_metrics(

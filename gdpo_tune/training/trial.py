@@ -7,6 +7,7 @@ CPU, in a fresh process or a reused one, uninterrupted or resumed.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,11 @@ from gdpo_tune.training.checkpoints import Checkpoint, read_checkpoint
 from gdpo_tune.training.evaluation import Evaluator
 from gdpo_tune.training.lora import load_adapter
 from gdpo_tune.training.out_of_memory import explain_out_of_memory
-from gdpo_tune.training.rollout import choose_held_out_sampler
+from gdpo_tune.training.rollout import (
+    Generate,
+    choose_held_out_sampler,
+    uses_engine_in_process,
+)
 from gdpo_tune.training.step_reporter import Clock, StepReporter
 from gdpo_tune.training.worker_cache import WorkerCache, open_worker_cache
 
@@ -77,8 +82,8 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
             model, validation = trainer.policy, reporter.validation
             checkpoint = reporter.checkpoint
         else:
-            model = _load_without_training(config, cache, start)
-            evaluator = Evaluator(config, cache, choose_held_out_sampler(config))
+            model, sampler = _load_without_training(config, cache, start)
+            evaluator = Evaluator(config, cache, sampler)
             validation = evaluator.evaluate(model, "validation", steps)
             checkpoint = None if start is None else start.path
         return Outcome(
@@ -92,8 +97,17 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
 
 def _load_without_training(
     config: TrialConfig, cache: WorkerCache, start: Checkpoint | None
-) -> PreTrainedModel:
-    """Load the untrained policy, or the policy of a finished training as it was in memory."""
+) -> tuple[PreTrainedModel, Generate]:
+    """Load the untrained policy, or the policy of a finished training as it was in memory.
+
+    The second result samples its held-out completions. For the untrained policy it is the engine of
+    a training, if that runs in this process; TRL starts it with a trainer, which then trains
+    nothing.
+    """
+    if start is None and uses_engine_in_process(config):
+        without_reference = {**config.params, "beta": 0.0}
+        trainer, sampler = build_trainer(replace(config, params=without_reference), cache)
+        return trainer.policy, sampler
     model: Any
     if start is None:
         model = cache.take_policy()
@@ -101,4 +115,5 @@ def _load_without_training(
         model = load_adapter(cache.take_policy(), start.path)
     else:
         model = load_policy(str(start.path))[0]
-    return model.to("cuda") if torch.cuda.is_available() else model
+    model = model.to("cuda") if torch.cuda.is_available() else model
+    return model, choose_held_out_sampler(config)

@@ -1,13 +1,14 @@
 """TRL's arguments for one trial, from every parameter and every training setting.
 
-A step is one batch of samples and `num_iterations` optimizer passes over it, so that the budget,
-counted in completions, does not depend on the number of passes. A pass is one optimizer step. Its
-gradient is accumulated over micro-batches.
+A step is one batch of samples and `num_iterations` passes over it, so that the budget, counted in
+completions, does not depend on the number of passes. A pass is one optimizer step for each
+mini-batch. The gradient of an optimizer step is accumulated over micro-batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,15 +28,16 @@ def build_trainer_arguments(
     """Build TRL's arguments; `engine` are further ones, for the engine that samples.
 
     Raises:
-        TrialFailure: the completions of a step do not divide into groups, among the processes or
-            into micro-batches.
+        TrialFailure: the completions of a step do not divide into groups, mini-batches, among the
+            processes or into micro-batches.
     """
     params: dict[str, Any] = dict(config.params)
     settings = config.training
     on_gpu = torch.cuda.is_available()
     passes = int(params["num_iterations"])
     weights = config.get_reward_weights()
-    size, parts = _divide_step(config)
+    parts = _divide_step(config)
+    updates = passes * parts.mini_batches
     return GRPOConfig(
         output_dir=str(config.directory),
         seed=config.seed,
@@ -51,13 +53,14 @@ def build_trainer_arguments(
         num_iterations=passes,
         reward_weights=[weights[name] for name in rewards],
         # The settings that all trials share.
-        max_steps=settings.steps * passes,
-        per_device_train_batch_size=size,
-        # This is also the number of micro-batches for which TRL samples once.
-        gradient_accumulation_steps=parts,
+        max_steps=settings.steps * updates,
+        per_device_train_batch_size=parts.size,
+        gradient_accumulation_steps=parts.count,
+        # Micro-batches for which TRL samples once.
+        steps_per_generation=parts.count * parts.mini_batches,
         max_completion_length=settings.max_completion_length,
         lr_scheduler_type=_SCHEDULES[settings.lr_schedule],
-        warmup_steps=round(settings.warmup_share * settings.steps) * passes,
+        warmup_steps=round(settings.warmup_share * settings.steps) * updates,
         max_grad_norm=settings.max_grad_norm,
         # Below 1, another policy would sample than the one that is trained.
         top_p=1.0,
@@ -81,7 +84,8 @@ def build_trainer_arguments(
 def uses_bfloat16(settings: ModelSettings) -> bool:
     """Return whether a trial in this process computes in bfloat16."""
     if settings.dtype == "auto":
-        return torch.cuda.is_available()
+        # Older GPUs, such as T4 and V100, only emulate it, and Transformers and vLLM refuse them.
+        return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     return settings.dtype == "bfloat16"
 
 
@@ -114,21 +118,40 @@ def count_prompts_per_step(config: TrialConfig) -> int:
     return prompts
 
 
-def _divide_step(config: TrialConfig) -> tuple[int, int]:
-    """Return the completions of a micro-batch, and the micro-batches of this process in a step."""
+@dataclass(frozen=True)
+class _StepParts:
+    """Parts in which one process computes a step."""
+
+    size: int
+    """Completions of a micro-batch."""
+    count: int
+    """Micro-batches of this process in a mini-batch."""
+    mini_batches: int
+    """Optimizer steps of a pass."""
+
+
+def _divide_step(config: TrialConfig) -> _StepParts:
+    settings = config.training
     prompts, workers = count_prompts_per_step(config), ranks.count_processes()
-    own, rest = divmod(prompts, workers)  # every process samples as many whole groups
-    if rest:
+    if prompts % workers:  # every process samples as many whole groups
         raise TrialFailure(
             f"{prompts} prompts a step (completions_per_step / group_size) do not divide among "
             f"{workers} workers"
         )
-    own *= int(config.params["group_size"])
-    size = config.training.micro_batch_size or own
-    parts, rest = divmod(own, size)
-    if rest:
+    mini_batch = settings.mini_batch_size or settings.completions_per_step
+    mini_batches, rest = divmod(settings.completions_per_step, mini_batch)
+    if rest or mini_batch % workers:
         raise TrialFailure(
-            f"micro_batch_size {size} does not divide the {own} completions of a step that each "
+            f"mini_batch_size {mini_batch} does not divide the {settings.completions_per_step} "
+            f"completions of a step into equal parts for {workers} workers"
+        )
+    own = mini_batch // workers
+    size = settings.micro_batch_size or own
+    count, rest = divmod(own, size)
+    if rest:
+        part = "mini-batch" if mini_batches > 1 else "step"
+        raise TrialFailure(
+            f"micro_batch_size {size} does not divide the {own} completions of a {part} that each "
             f"of {workers} workers computes"
         )
-    return size, parts
+    return _StepParts(size, count, mini_batches)

@@ -18,14 +18,13 @@ import torch
 from accelerate.utils import set_seed
 from transformers import PreTrainedModel
 
+from gdpo_tune.core.rendezvous import RENDEZVOUS
 from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.training.gpu import lock_gpu
 from gdpo_tune.training.rollout import Decoding
 
 CPU_CACHE = 2**30
 """Bytes of the key-value cache of an engine on a CPU, where no share of a device bounds it."""
-RENDEZVOUS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Variables by which the processes of one training find each other."""
 
 
 def build_engine_arguments(config: TrialConfig, model: PreTrainedModel) -> dict[str, Any]:

@@ -1,12 +1,14 @@
-"""Checkpoints that stay on disk once a sweep is done (`keep:`)."""
+"""Checkpoints that stay on disk once a trial, or a sweep, has ended (`keep:`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from gdpo_tune.analysis.replicates import merge_trials
 from gdpo_tune.core.checkpoint_names import MARKER, sort_checkpoints
+from gdpo_tune.core.errors import StoreUnreachableError
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.sweep_store import SweepStore
@@ -16,8 +18,8 @@ from gdpo_tune.training.checkpoints import find_newest_checkpoint, remove_all_bu
 def delete_unkept_checkpoints(ledger: Ledger) -> None:
     """Delete the checkpoints of finished trials that `keep:` does not name.
 
-    A kept trial keeps all files of its last checkpoint, optimizer and random states included.
-    Unfinished trials keep theirs, and pruned ones under `keep: all` their newest one.
+    A kept trial keeps all files of its last checkpoint. Unfinished trials keep theirs, and pruned
+    ones under `keep: all` their newest one.
     """
     records = [record for record in ledger.get_records() if not record.is_open]
     kept = select_kept_trials(ledger, records)
@@ -33,6 +35,29 @@ def delete_unkept_checkpoints(ledger: Ledger) -> None:
     for number, path in paths.items():
         remove_all_but(ledger.get_trial_directory(number), path)
     ledger.refresh_checkpoints([record.number for record in records])
+
+
+def trim_ended_trial(ledger: Ledger, record: TrialRecord) -> TrialRecord:
+    """Delete the checkpoints that no later decision needs of a trial that has ended; return it.
+
+    The last checkpoint of a complete trial stays: until the end of the sweep, the trial may join
+    the front. Of a pruned trial the newest one stays under `keep: all`, and nothing else. An object
+    store that does not answer keeps them until the end of the sweep.
+    """
+    keep, directory, path = ledger.spec.keep, ledger.get_trial_directory(record.number), None
+    if record.state == "complete" and keep != "none":
+        path = record.checkpoint
+    elif record.state == "pruned" and keep == "all":
+        path = find_newest(ledger, directory)
+    with suppress(StoreUnreachableError):
+        if ledger.spec.address:
+            name = path and path.name
+            SweepStore(ledger.spec, patience=0.0).keep_only({record.number: name})
+        remove_all_but(directory, path)
+    if path == record.checkpoint:
+        return record
+    ledger.refresh_checkpoints([record.number])
+    return ledger.get_record(record.number)
 
 
 def find_newest(ledger: Ledger, directory: Path) -> Path | None:

@@ -163,6 +163,21 @@ def test_a_training_that_fails_says_why_and_can_be_started_again(fake, tmp_path)
     assert train.main([*FILE, "--steps", "3"]) == 0
 
 
+def test_a_training_from_before_mini_batches_resumes_and_one_with_others_does_not(fake, tmp_path):
+    def fail():
+        raise TrialFailure("loss is nan at step 2")
+
+    fake.actions[2] = fail
+    arguments = [*FILE, "--steps", "3"]
+    with pytest.raises(TrialFailure):
+        train.main(arguments)
+    written = json.loads((tmp_path / "runs" / "code-train-3" / train.REQUEST).read_text())
+    assert "training.mini_batch_size" not in written
+    with pytest.raises(UsageError, match=r"training\.mini_batch_size"):
+        train.main([*arguments, "--set", "training.mini_batch_size=8"])
+    assert train.main(arguments) == 0
+
+
 def test_a_training_that_ran_out_of_memory_resumes_with_smaller_micro_batches(fake):
     def fail():
         raise TrialFailure("out of memory: set training.micro_batch_size below 64")

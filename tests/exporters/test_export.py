@@ -42,6 +42,7 @@ VARIANTS = (
     ("model.lora_rank=8", "model.lora_targets=[q_proj]", "space.beta=0.01"),
     ("space.baseline=leave_one_out",),
     ("space.num_iterations=2",),
+    ("training.mini_batch_size=16",),
     ("rollout.engine=vllm", "resources.gpus=1"),
     (
         "rollout.engine=vllm",

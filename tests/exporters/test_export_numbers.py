@@ -37,6 +37,12 @@ def parse_with_trl(tmp_path, *overrides):
         (),
         ("space.loss_type=cispo", "space.epsilon_high=0.28", "space.beta=0.01"),
         ("training.micro_batch_size=16", "space.num_iterations=2", "training.warmup_share=0.2"),
+        (
+            "training.mini_batch_size=16",
+            "training.micro_batch_size=8",
+            "space.num_iterations=2",
+            "training.warmup_share=0.2",
+        ),
         ("training.lr_schedule=cosine", "space.loss_type=dr_grpo", "space.temperature=0.8"),
     ],
 )

@@ -220,6 +220,7 @@ FORMAT = "objectives.format={direction: maximize, reference: 0}"
         ["space.learning_rate=1e-4", "space.normalization=gdpo"],
         ["space.loss_type=[dapo, grpo]", "objectives.length=", FORMAT],
         ["space.epsilon=[0.1, 0.2]", "space.num_iterations=[1, 2]"],
+        ["space.epsilon=[0.1, 0.2]", "training.mini_batch_size=32"],
         ["training.test_prompts=100"],
         ["space.beta={log: [1e-4, 0.04]}"],
     ],

@@ -84,6 +84,11 @@ def main(policy: str, directory: Path) -> None:
         )
         result[name] = run_trial(config)
         result[f"{name}_weights"] = sum_weights(directory / name / "checkpoint-4")
+    # Each process draws its part of a mini-batch from its own completions.
+    parts = dataclasses.replace(settings, mini_batch_size=8, micro_batch_size=2)
+    result["minis"] = run_trial(
+        build_trial_config(policy, directory / "minis", settings=parts, beta=0.01)
+    )
     (directory / f"seen-{ranks.get_rank()}.json").write_text(json.dumps(result))
     if torch.distributed.is_initialized():
         torch.distributed.barrier()

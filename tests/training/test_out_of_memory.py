@@ -66,7 +66,7 @@ def test_the_last_setting_is_one_that_can_still_save_memory(config, model, third
     [
         (0, "set training.micro_batch_size below 16, or "),
         (4, "set training.micro_batch_size below 4, or "),
-        (1, "lower training.completions_per_step (16), or "),
+        (1, "lower training.completions_per_step (16), all of which are sampled at once, or "),
     ],
 )
 def test_the_first_setting_is_the_micro_batch_unless_it_is_one(config, size, first):

@@ -73,6 +73,11 @@ def test_two_processes_train_the_policy_of_one(tmp_path):
     assert_same_training(first, "parts", alone, "fixed")
     assert_same_training(alone, "parts", alone, "fixed")
     assert_same_training(first, "each_parts", first, "each")
+    assert [step for step, _ in first["minis"][0]] == [1, 2, 3, 4]
+    for (step, ours), (_, theirs) in zip(first["minis"][0], alone["minis"][0], strict=True):
+        assert ours["train/learning_rate"] == theirs["train/learning_rate"]
+        if step == 1:  # later ones differ, because other completions share an optimizer step
+            assert ours["train/reward/hits/mean"] == theirs["train/reward/hits/mean"]
     means = [theirs["train/reward/hits/mean"] for _, theirs in alone["fixed"][0]]
     assert len(set(means)) > 1
     assert set(first["fixed"][1]) == set(ToyTask.metrics)

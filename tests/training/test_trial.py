@@ -300,6 +300,18 @@ def test_a_trial_that_died_after_its_last_step_reports_again_and_only_evaluates(
     assert len(whole) == SETTINGS.steps
 
 
+def test_only_checkpoints_from_which_a_training_continues_hold_the_optimizer(policy, tmp_path):
+    _, outcome = run(build_trial_config(policy, tmp_path))
+    files = {path.name: {file.name for file in path.iterdir()} for path in list_saved(tmp_path)}
+    assert outcome.checkpoint.name == "checkpoint-3"
+    assert "optimizer.pt" in files["checkpoint-2"]
+    assert files["checkpoint-2"] - files["checkpoint-3"] == {"optimizer.pt"}
+
+
+def list_saved(directory):
+    return sorted(directory.glob("checkpoint-*"))
+
+
 def test_a_damaged_checkpoint_is_refused(policy, tmp_path):
     config = build_trial_config(policy, tmp_path / "t")
     newest = stop_at(config, 2)
@@ -493,6 +505,7 @@ CHANGES = {
     "steps": (2, steps, [1, 2, 3], [1, 2]),
     "completions_per_step": (32, completions, 48, 96),
     "micro_batch_size": (4, training, None, None),  # rounding; more: test_micro_batches
+    "mini_batch_size": (4, training, None, None),  # more: test_mini_batches
     "max_completion_length": (2, longest, None, 2.0),
     "length_limit": (2, on_validation, None, None),
     "lr_schedule": ("linear", rates, [0.01] * 3, [0.01, 0.01 * 2 / 3, 0.01 / 3]),

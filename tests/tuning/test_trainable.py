@@ -271,3 +271,19 @@ def test_a_full_disk_and_a_damaged_checkpoint_are_reported(
     assert result.outcome.environment["resumed"] == (
         "checkpoint-5 is incomplete (complete.json is missing): the trial starts over"
     )
+
+
+def test_a_trial_of_one_process_gets_no_rendezvous_of_a_launcher(tmp_path, monkeypatch):
+    from gdpo_tune.core.rendezvous import RENDEZVOUS
+
+    seen = {}
+
+    def look(config, *, resume, report):
+        seen.update({name: os.environ.get(name) for name in RENDEZVOUS})
+
+    for name in RENDEZVOUS:
+        monkeypatch.setenv(name, "2")
+    monkeypatch.setattr(trainable.registry, "load", lambda _: look)
+    attempt = build_attempt(build_trial_config(tmp_path))
+    assert trainable.train_from_checkpoint(attempt, Reporter(attempt)) == Interrupted()
+    assert seen == dict.fromkeys(RENDEZVOUS)

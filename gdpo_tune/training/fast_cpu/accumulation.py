@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer with a step computed in micro-batches, to the same result.
+"""TRL's GRPOTrainer with a mini-batch computed in micro-batches, to the same result.
 
 It overrides private hooks of TRL, to cut padding out of micro-batches and to pack small policies.
 This is why TRL is pinned to one minor version. Nothing here decides what is trained.
@@ -9,6 +9,7 @@ Shapes: n completions of this process, T prompt and C completion positions.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 LogProbs = tuple[Tensor, Tensor | None, Tensor | None]
 """Log-probabilities [n, C], entropies [n, C] and auxiliary loss, as TRL returns them."""
 _SHARES = "token_shares"
-"""Entry of a micro-batch: its `compute_shares` within this process and within all."""
+"""Entry of a micro-batch: its `compute_shares` of the mini-batch, in this process and in all."""
 _TOKEN_MEANS = (
     "entropy",
     "kl",
@@ -38,21 +39,28 @@ _TOKEN_MEANS = (
 class MicroBatchTrainer(GRPOTrainer):
     """GRPOTrainer that fills micro-batches by length, and packs prompts of small policies.
 
-    With gradient accumulation over the whole step, gradients and metrics are those of the step
-    computed at once, up to rounding, for every loss type. Samples and random state are the same.
+    Gradients and metrics of an optimizer step are those of its mini-batch computed at once, up to
+    rounding, for every loss type. TRL decides which completions a mini-batch holds. Samples and
+    random state are the same.
     """
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        if self._is_accumulating():
+        if self._is_divided():
             order = self._order_completions(output["prompt_mask"], output["completion_mask"])
             output[micro_batches.PLACE] = order.argsort()
         return output
 
-    def _is_accumulating(self) -> bool:
-        """Return whether a step has several micro-batches that make one optimizer pass."""
+    def count_mini_batches(self) -> int:
+        """Return the number of optimizer steps of a pass; 0 if TRL samples more often than that."""
         arguments: Any = self.args
-        return 1 < arguments.gradient_accumulation_steps == arguments.steps_per_generation
+        size, rest = divmod(arguments.steps_per_generation, arguments.gradient_accumulation_steps)
+        return 0 if rest else size
+
+    def _is_divided(self) -> bool:
+        """Return whether a step has several micro-batches, which make whole mini-batches."""
+        arguments: Any = self.args
+        return arguments.steps_per_generation > 1 and self.count_mini_batches() > 0
 
     def _order_completions(self, prompt_mask: Tensor, completion_mask: Tensor) -> Tensor:
         """Order completions, [n], for micro-batches; those of one prompt are adjacent."""
@@ -68,18 +76,26 @@ class MicroBatchTrainer(GRPOTrainer):
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         before = self._buffered_inputs
         inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
-        if self._buffered_inputs is before or not self._is_accumulating():
+        if self._buffered_inputs is before or not self._is_divided():
             return inputs
         # TRL has just sampled a step, shuffled it (drawing random numbers) and cut it.
-        batches = micro_batches.rearrange(self._buffered_inputs)
+        size: int = self.args.gradient_accumulation_steps
+        batches: list[micro_batches.Batch] = []
+        for first in range(0, len(self._buffered_inputs), size):
+            batches += self._rearrange(self._buffered_inputs[first : first + size])
+        self._buffered_inputs = batches
+        return batches[self._step % len(batches)]
+
+    def _rearrange(self, mini_batch: Sequence[micro_batches.Batch]) -> list[micro_batches.Batch]:
+        """Fill the micro-batches of one mini-batch by length."""
+        batches = micro_batches.rearrange(mini_batch)
         tokens = torch.stack([batch["completion_mask"].sum() for batch in batches])
         own = micro_batches.compute_shares(tokens)
         all_tokens: Any = self.accelerator.reduce(tokens)
         of_all = micro_batches.compute_shares(all_tokens)
         for batch, *shares in zip(batches, own, of_all, strict=True):
             batch[_SHARES] = shares
-        self._buffered_inputs = batches
-        return batches[self._step % len(batches)]
+        return batches
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, ids: Tensor, mask: Tensor, width: int, batch_size: Any = None, **more: Any
@@ -120,12 +136,12 @@ class MicroBatchTrainer(GRPOTrainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], *arguments: Any, **keywords: Any
     ) -> Tensor:
-        """Return TRL's loss of a micro-batch; the losses of a step add up."""
+        """Return TRL's loss of a micro-batch; the losses of a mini-batch add up."""
         loss: Tensor = super().compute_loss(model, inputs, *arguments, **keywords)
         if _SHARES not in inputs:
             return loss
         # A micro-batch weighs by its tokens, so that averages over micro-batches are over tokens.
-        # Of the losses, only `bnpo` is a mean over the tokens of a process in the step.
+        # Of the losses, only `bnpo` is a mean over the tokens of a process in the mini-batch.
         own, of_all = inputs[_SHARES]
         for name in _TOKEN_MEANS:
             if name in self._metrics["train"]:

@@ -22,6 +22,7 @@ from gdpo_tune.core.errors import (
 )
 from gdpo_tune.core.files import build_disk_full_error, is_disk_full
 from gdpo_tune.core.outages import PATIENCE, build_retrying
+from gdpo_tune.core.rendezvous import clear_rendezvous
 from gdpo_tune.core.system import read_machine_memory
 from gdpo_tune.training.checkpoints import find_checkpoint
 from gdpo_tune.tuning.ray.messages import (
@@ -118,6 +119,7 @@ def train_from_checkpoint(attempt: AttemptConfig, reporter: Reporter) -> TrialRe
 
             outcome = train_in_group(attempt, checkpoints.newest)
         else:
+            clear_rendezvous()
             outcome = registry.load(setup.train)(trial, resume=checkpoints.newest, report=reporter)
     except SystemExit:
         if not reporter.stopped:

@@ -6,13 +6,9 @@ ledger decides the same, and the next process executes a decision that a kill in
 
 from __future__ import annotations
 
-from contextlib import suppress
-
-from gdpo_tune.core.errors import StoreUnreachableError
 from gdpo_tune.core.trials import Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.sweep_store import SweepStore
-from gdpo_tune.training.checkpoints import remove_all_but
+from gdpo_tune.tuning.kept_checkpoints import trim_ended_trial
 from gdpo_tune.tuning.ray.stopping import open_stop_flag
 from gdpo_tune.tuning.schedulers.base import Scheduler
 from gdpo_tune.tuning.schedulers.exploits import finish_exploits
@@ -110,10 +106,4 @@ class RungDecisions:
     def _prune(self, record: TrialRecord, rung: Rung, prefix: str = "") -> TrialRecord:
         reason = prefix + self._scheduler.explain(record.number, rung)
         pruned = self._ledger.prune(record.number, reason, record.cost)
-        spec = self._ledger.spec
-        if spec.keep != "all":
-            with suppress(StoreUnreachableError):  # the end of the sweep removes them
-                if spec.address:
-                    SweepStore(spec, patience=0.0).keep_only({record.number: None})
-                remove_all_but(self._ledger.get_trial_directory(record.number), None)
-        return pruned
+        return trim_ended_trial(self._ledger, pruned)

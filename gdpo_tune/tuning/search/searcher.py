@@ -35,6 +35,7 @@ from gdpo_tune.core.events import (
 from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.trials import Cost, Incident, TrialConfig, TrialRecord
 from gdpo_tune.ledger import Ledger
+from gdpo_tune.tuning.kept_checkpoints import trim_ended_trial
 from gdpo_tune.tuning.ray.messages import (
     AttemptConfig,
     Failed,
@@ -207,11 +208,13 @@ class LedgerSearcher(Searcher):
                 if self._spec.address and end.outcome.checkpoint:
                     # stands for the checkpoint in the store
                     end.outcome.checkpoint.mkdir(parents=True)
-                self._handle_end(self._ledger.complete(number, end.outcome))
+                record = self._ledger.complete(number, end.outcome)
+                self._handle_end(trim_ended_trial(self._ledger, record))
             elif self._decisions.is_halting(number):
                 self._handle_end(self._decisions.record_halted(number))
             elif isinstance(end, Failed):
-                self._handle_end(self._ledger.fail(number, end.reason, self._spent.get(number)))
+                record = self._ledger.fail(number, end.reason, self._spent.get(number))
+                self._handle_end(trim_ended_trial(self._ledger, record))
             elif isinstance(end, Fatal):
                 self.fatal = end.error
                 self.stop()

@@ -1,0 +1,17 @@
+"""Environment variables by which the processes of one training meet; this imports no torch."""
+
+from __future__ import annotations
+
+import os
+
+RENDEZVOUS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables by which the processes of one training find each other."""
+
+
+def clear_rendezvous() -> None:
+    """Delete the variables that a trial of one process has inherited from a launcher.
+
+    Two such trials would share a `MASTER_PORT`, and one with a `WORLD_SIZE` would wait for others.
+    """
+    for name in RENDEZVOUS:
+        os.environ.pop(name, None)

@@ -1,0 +1,129 @@
+"""What a trial asks of its GPU, and what it does not inherit, without one."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from gdpo_tune.core.rendezvous import RENDEZVOUS, clear_rendezvous
+from gdpo_tune.core.settings import ModelSettings
+from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.training import ranks, rollout
+from gdpo_tune.training.random_state import (
+    load_random_state,
+    read_random_state,
+    save_random_states,
+)
+from gdpo_tune.training.trl_arguments import choose_weights_dtype, uses_bfloat16
+from tests.support.training import build_trial_config, write_policy
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    return monkeypatch
+
+
+# Precision
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_auto_is_bfloat16_only_where_the_gpu_computes_in_it(cuda, supported):
+    asked = []
+
+    def is_supported(including_emulation=True):
+        asked.append(including_emulation)
+        return supported or including_emulation  # such as T4 and V100
+
+    cuda.setattr(torch.cuda, "is_bf16_supported", is_supported)
+    assert uses_bfloat16(ModelSettings()) is supported
+    frozen = torch.bfloat16 if supported else torch.float32
+    assert choose_weights_dtype(ModelSettings(lora_rank=4)) is frozen
+    assert asked == [False, False]
+    assert uses_bfloat16(ModelSettings(dtype="bfloat16"))
+    assert not uses_bfloat16(ModelSettings(dtype="float32"))
+
+
+# Engine
+
+
+def test_the_cpu_sampler_is_not_chosen_where_a_gpu_trains(tmp_path, monkeypatch):
+    model = load_policy(write_policy(tmp_path / "policy"))[0]  # before the trainer moves it
+    config = build_trial_config("embedded", tmp_path)
+    monkeypatch.setattr(rollout, "find_vllm", lambda: None)
+    monkeypatch.setattr(rollout, "uses_bfloat16", lambda _: False)
+    assert rollout.choose_engine(config, model) == "lean"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert rollout.choose_engine(config, model) == "transformers"
+
+
+# Random states
+
+
+@pytest.fixture
+def two_gpus(cuda):
+    """Two pretended GPUs: device -> state."""
+    states = {device: torch.tensor([device, 7], dtype=torch.uint8) for device in range(2)}
+
+    def set_state(state, device=0):
+        states[device] = state
+
+    cuda.setattr(torch.cuda, "device_count", lambda: 2)
+    cuda.setattr(torch.cuda.random, "get_rng_state_all", lambda: list(states.values()))
+    cuda.setattr(torch.cuda.random, "set_rng_state", set_state)
+    return states
+
+
+def test_the_state_of_every_gpu_is_saved_and_restored(two_gpus, tmp_path):
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    saved = dict(two_gpus)
+    save_random_states([read_random_state()], tmp_path)
+    expected = random.random(), np.random.random(), torch.rand(1).item()
+    for device in two_gpus:
+        two_gpus[device] = torch.zeros(2, dtype=torch.uint8)
+    load_random_state(tmp_path)
+    assert all(torch.equal(two_gpus[device], saved[device]) for device in saved)
+    assert (random.random(), np.random.random(), torch.rand(1).item()) == expected
+
+
+def test_a_checkpoint_with_the_state_of_one_gpu_can_be_resumed(two_gpus, tmp_path):
+    one = torch.tensor([9, 9], dtype=torch.uint8)
+    save_random_states([{**read_random_state(), "cuda": one}], tmp_path)
+    load_random_state(tmp_path)
+    assert torch.equal(two_gpus[0], one)
+    assert two_gpus[1].tolist() == [1, 7]
+
+
+def test_each_process_has_its_own_state(tmp_path, monkeypatch):
+    states = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        states.append(read_random_state())
+    save_random_states(states, tmp_path)
+    monkeypatch.setattr(ranks, "count_processes", lambda: 2)
+    monkeypatch.setattr(ranks, "get_rank", lambda: 1)
+    load_random_state(tmp_path)
+    assert torch.equal(torch.random.get_rng_state(), states[1]["cpu"])
+    monkeypatch.setattr(ranks, "count_processes", lambda: 1)
+    load_random_state(tmp_path)  # of another number of processes: nothing to restore
+    assert torch.equal(torch.random.get_rng_state(), states[1]["cpu"])
+
+
+# Rendezvous
+
+
+def test_a_trial_of_one_process_inherits_no_rendezvous(monkeypatch):
+    for name in RENDEZVOUS:
+        monkeypatch.setenv(name, "1")
+    ranks.join_process_group()  # a launcher of one process
+    assert not set(RENDEZVOUS) & set(os.environ)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    clear_rendezvous()
+    assert not set(RENDEZVOUS) & set(os.environ)

@@ -1,0 +1,82 @@
+"""Checkpoints of a trial that has ended, before the end of the sweep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune.core.trials import Cost
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.training.checkpoints import write_checkpoint
+from tests.support.search_driver import Driver
+from tests.support.tuning import build_measurement, build_outcome, load_code_spec
+
+QUICK = ("search.sampler=random", "search.trials=9", "search.replicates.max_runs=0")
+ASHA = "search.scheduler={type: asha, grace: 0.1}"
+
+
+def save(directory: Path, *steps: int) -> Path:
+    """Write checkpoints of a trial and return the last one."""
+    for step in steps:
+        last = write_checkpoint(directory, step, Cost(), lambda path: (path / "w").touch())
+    return last.path
+
+
+def list_steps(directory: Path) -> list[int]:
+    return sorted(int(path.name.split("-")[1]) for path in directory.glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize(
+    ("keep", "complete", "failed"), [("front", [60], []), ("all", [60], []), ("none", [], [])]
+)
+def test_a_trial_that_ends_leaves_what_is_still_needed(
+    tmp_path: Path, keep: str, complete: list[int], failed: list[int]
+):
+    with Ledger.open(load_code_spec(tmp_path, [*QUICK, f"keep={keep}"])) as ledger:
+        driver = Driver(ledger)
+        driver.end(driver.ask())  # the untrained policy, which has no checkpoint
+        first, second = driver.ask(), driver.ask()
+        directories = [driver.in_flight[trial].directory for trial in (first, second)]
+        last, _ = [save(directory, 40, 60) for directory in directories]
+        driver.end(first, outcome=replace(build_outcome(), checkpoint=last))
+        assert list_steps(directories[0]) == complete
+        assert list_steps(directories[1]) == [40, 60], "it still runs"
+        driver.end(second, failure="loss is nan at step 61")
+        assert list_steps(directories[1]) == failed
+        records = ledger.get_records()
+        assert [record.state for record in records] == ["complete", "complete", "failed"]
+        assert bool(records[1].checkpoint) is bool(complete)
+
+
+def test_a_pruned_trial_keeps_one_checkpoint_where_all_are_kept(tmp_path: Path):
+    with Ledger.open(load_code_spec(tmp_path, [*QUICK, ASHA, "keep=all"])) as ledger:
+        driver = Driver(ledger)
+        driver.end(driver.ask())
+        driver.end(driver.ask())
+        trials = [driver.ask(), driver.ask()]
+        for trial, value in zip(trials, (0.9, 0.1), strict=True):
+            driver.report(
+                trial, build_measurement(7, correctness=value, format=value, length=value)
+            )
+        directory = driver.in_flight[trials[1]].directory
+        save(directory, 5, 7)
+        driver.end(trials[1], interrupted=True)
+        assert ledger.get_record(3).state == "pruned"
+        assert list_steps(directory) == [7]
+
+
+def test_a_member_that_waits_keeps_its_checkpoints(tmp_path: Path):
+    pbt = "search.scheduler={type: pbt, interval: 0.5}"
+    with Ledger.open(load_code_spec(tmp_path, [*QUICK[1:], pbt])) as ledger:
+        driver = Driver(ledger)
+        driver.end(driver.ask())
+        driver.end(driver.ask())
+        member = driver.ask()
+        driver.report(member, build_measurement(30, correctness=0.5, format=0.5, length=0.5))
+        directory = driver.in_flight[member].directory
+        save(directory, 20, 30)
+        driver.end(member, interrupted=True)
+        assert ledger.get_record(2).state == "paused"
+        assert list_steps(directory) == [20, 30]
