@@ -23,7 +23,7 @@ class Resources(Section):
     cpus: Annotated[float, Ge(LEAST_RESOURCE), Le(100_000)] = 1.0
     """CPU cores; also the threads of torch, rounded down to at least 1."""
     gpus: Annotated[float, Ge(0), Le(100_000)] = 0.0
-    """GPUs: a fraction below 1 shares one, above 1 a whole number."""
+    """GPUs: 1, a fraction below 1 to share one, or 0. A training process computes on one GPU."""
     workers: Annotated[int, Ge(1)] = 1
     """Training processes of a trial, each with these `cpus` and `gpus`."""
 
@@ -69,9 +69,10 @@ def check_resources(
     elif 0 < gpus < LEAST_RESOURCE:
         reason = "Ray counts in ten-thousandths, so this would be 0"
         problems.refuse(key, reason, f"write 0 for none, or at least {LEAST_RESOURCE}")
-    elif gpus > 1 and gpus % 1:
-        fix = f"write {math.floor(gpus)} or {math.ceil(gpus)}"
-        problems.refuse(key, "above 1, only whole GPUs are possible", fix)
+    elif gpus > 1:
+        reason = "a training process computes on one GPU, and the others would idle"
+        fix = f"write gpus: 1; for several GPUs a trial, also workers: {math.ceil(gpus)}"
+        problems.refuse(key, reason, fix)
     if workers > 1 and engine == "vllm":
         reason = f"vllm samples for one worker, and a trial has {workers}"
         fix = "write engine: transformers, or resources.workers: 1"

@@ -202,7 +202,7 @@ def test_a_share_that_is_too_small_is_refused_with_one_that_could_do(load, with_
     assert "--set resources.gpus=0.52" in message
     check_gpu_share(load("resources.gpus=0.52"), 1_500_000_000, 80 * GIB, {})
     with pytest.raises(ResourcesError, match="a GPU with more memory"):
-        check_gpu_share(load("resources.gpus=2"), 30_000_000_000, 80 * GIB, {})
+        check_gpu_share(load("resources.gpus=1"), 30_000_000_000, 80 * GIB, {})
 
 
 @pytest.mark.parametrize(
