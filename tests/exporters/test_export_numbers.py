@@ -56,7 +56,7 @@ def test_trl_reads_the_arguments_of_a_trial(tmp_path, overrides):
     assert model.model_name_or_path == make_recipe().policy
 
 
-def test_a_trial_states_the_gradient_of_its_kl_and_does_not_rely_on_a_default(tmp_path, monkeypatch):
+def test_a_trial_states_the_gradient_of_its_kl_whatever_the_default(tmp_path, monkeypatch):
     monkeypatch.setattr(trl_arguments, "GRPOConfig", lambda **arguments: arguments)
     request = make_request(["space.beta=0.01"])
     config = request.spec.build_trial_config(request.params, request.seed, tmp_path)
