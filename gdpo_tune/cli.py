@@ -10,6 +10,7 @@ Exit status 0: done. 1: something broke. 2: the request was wrong, and nothing w
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -171,6 +172,13 @@ def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str
     if tracked:
         check_server(spec)
     return environment
+
+
+def set_written_variables(spec: SweepSpec) -> None:
+    """Set the variables in this process whose values the file has: it fetches policies and data."""
+    from gdpo_tune.spec.environment import get_written_variables
+
+    os.environ.update(get_written_variables(spec.resources.env))
 
 
 def check_share(spec: SweepSpec) -> None:

@@ -41,6 +41,7 @@ def main(arguments: Sequence[str]) -> int:
         return print_dry_run(spec)
     if options.submit is not None:
         return submit_sweep(spec, options)
+    cli.set_written_variables(spec)
     print_environment(spec)
     words = [word for word in arguments if word != "--fresh"]
     command = shlex.join(["python", "-m", "gdpo_tune.sweep", *words])

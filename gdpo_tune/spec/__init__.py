@@ -1,6 +1,7 @@
 """The YAML of a sweep as frozen models, or every error in it at once."""
 
 from gdpo_tune.spec.dry_run import render_dry_run
+from gdpo_tune.spec.environment import collect_variables
 from gdpo_tune.spec.lint import list_warnings
 from gdpo_tune.spec.load import load_spec
 from gdpo_tune.spec.machine import (
@@ -34,6 +35,7 @@ __all__ = [
     "check_gpu_share",
     "check_resources",
     "choose_sampler",
+    "collect_variables",
     "count_affordable_trials",
     "count_local_cpus",
     "dump_public_yaml",

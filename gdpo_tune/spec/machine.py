@@ -16,6 +16,7 @@ from gdpo_tune.core.system import (
     count_parallel_candidates,
     read_machine_memory,
 )
+from gdpo_tune.spec.environment import collect_variables
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.training_section import Resources
 
@@ -37,9 +38,11 @@ def check_resources(
     """Refuse a trial that does not fit on this machine, unless `RAY_ADDRESS` names a cluster.
 
     Raises:
-        ResourcesError: a trial asks for more CPUs, GPUs or memory than there are.
+        ResourcesError: a trial asks for more CPUs, GPUs or memory than there are, or for an
+            environment variable that is not set.
         EngineError: trials need vLLM, which is not available here.
     """
+    collect_variables(spec.resources.env, environment)
     if environment.get("RAY_ADDRESS"):
         return
     gpus, cpus = count_visible_gpus(environment, devices), count_local_cpus()

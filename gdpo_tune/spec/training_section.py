@@ -6,8 +6,10 @@ import math
 from typing import Annotated
 
 from annotated_types import Ge, Le
+from pydantic import BeforeValidator
 
 from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.spec import environment
 from gdpo_tune.spec.problems import Problems, join_names, show
 from gdpo_tune.spec.sections import Section
 from gdpo_tune.spec.space import Space, Uniform
@@ -26,6 +28,10 @@ class Resources(Section):
     """GPUs: 1, a fraction below 1 to share one, or 0. A training process computes on one GPU."""
     workers: Annotated[int, Ge(1)] = 1
     """Training processes of a trial, each with these `cpus` and `gpus`."""
+    env: Annotated[tuple[str, ...], BeforeValidator(environment.read_entries)] = ()
+    """Environment variables of every training process, on every node: `[HF_TOKEN, NCCL_DEBUG=INFO]`
+    or `{NCCL_DEBUG: INFO}`. A name alone takes the value that the command has; a secret must be
+    given so, because what is written here is stored and shown."""
 
     @property
     def total_gpus(self) -> float:
@@ -63,6 +69,7 @@ def check_resources(
 ) -> None:
     """Refuse shares that no machine grants, and workers that cannot compute equal parts."""
     gpus, key, workers = own.gpus, "resources.gpus", own.workers
+    environment.check_entries(own.env, problems)
     if workers > 1 and gpus not in (0.0, 1.0):
         reason = f"each of the {workers} workers of a trial trains on one GPU of its own"
         problems.refuse(key, reason, "write gpus: 1, which is for each of them, or 0")
