@@ -188,7 +188,7 @@ def check_share(spec: SweepSpec) -> None:
         ResourcesError: the message names a share that would suffice.
     """
     if spec.resources.gpus:
-        from gdpo_tune.policies.load_policy import count_parameters
+        from gdpo_tune.policies.load_policy import measure_policy
         from gdpo_tune.spec import check_gpu_share, read_device_memory
 
-        check_gpu_share(spec, count_parameters(spec.policy), read_device_memory())
+        check_gpu_share(spec, measure_policy(spec.policy), read_device_memory())
