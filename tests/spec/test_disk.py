@@ -104,7 +104,7 @@ def test_a_disk_that_is_too_small(load, monkeypatch, tmp_path):
 def test_the_remedies_suffice(load, monkeypatch, tmp_path):
     have_room(monkeypatch, 80 * 10**6)
     spec = load(f"storage={tmp_path}", FIFO, "search={trials: 10, replicates: {max_runs: 0}}")
-    with pytest.raises(ResourcesError, match="search.trials=3"):
+    with pytest.raises(ResourcesError, match=r"search\.trials=3"):
         check_disk(spec, SMALL, "", {})
     check_disk(
         load(f"storage={tmp_path}", FIFO, "search={trials: 3, replicates: {max_runs: 0}}"),
