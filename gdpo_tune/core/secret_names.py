@@ -17,7 +17,9 @@ _SECRET_VALUE = re.compile(
     re.DOTALL,
 )
 """Tokens by their prefixes, private keys, and addresses with a password."""
-_ASSIGNMENT = re.compile(r"""\b([A-Z_][A-Z0-9_]*)(\s*[:=]\s*)("[^"]*"|'[^']*'|[^\s,{}\[\]]+)""")
+_ASSIGNMENT = re.compile(
+    r"""\b([A-Z_][A-Z0-9_]*)(\s*[:=]\s*)("[^"]*"|'[^']*'|\[[^]]*]|\{[^}]*}|[^\s,{}\[\]]+)"""
+)
 HIDDEN = "***"
 
 
