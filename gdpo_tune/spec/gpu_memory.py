@@ -103,7 +103,8 @@ def measure_trainer(spec: SweepSpec, size: PolicySize) -> TrainerMemory:
     layer = 2 * width * (4 * size.inner_width + 8 * size.width)
     kept = size.layers if model.gradient_checkpointing == "off" else 1
     token = hidden * size.layers * size.width + kept * layer
-    share = training.completions_per_step // spec.resources.workers
+    update = training.mini_batch_size or training.completions_per_step
+    share = update // spec.resources.workers
     at_once = training.micro_batch_size or share
     return TrainerMemory(
         weights=width * numbers + TRAINED * adapters if rank else TRAINED * numbers,
