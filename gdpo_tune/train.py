@@ -154,6 +154,7 @@ def train_to_end(asked: TrainingRequest, config: TrialConfig) -> bool:
     from gdpo_tune.spec import check_resources, list_sandbox_warnings
     from gdpo_tune.training.checkpoints import find_checkpoint
 
+    cli.set_written_variables(asked.spec)
     # Before torch: a training without a GPU must not see one, and TRL takes every one that it sees.
     count = math.ceil(asked.spec.resources.gpus)
     devices = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))

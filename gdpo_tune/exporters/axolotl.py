@@ -28,6 +28,7 @@ def export(recipe: Recipe) -> base.Exported:
             **trl.build_aggregation(recipe),
             **trl.build_algorithm(recipe),
             **_build_generation(recipe),
+            **trl.CORRECTED_KL,
             **_build_sampler(recipe),
         },
         **_build_engine(recipe),
@@ -109,7 +110,10 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         "none: leave it at 1"
     )
     ours = "several processes compute the same as one"
-    theirs = "TRL 1.9.0, whose other defaults may differ"
+    theirs = (
+        "TRL 1.9.0, whose other defaults may differ: `use_bias_correction_kl` is off there, so the "
+        "file turns it on"
+    )
     return [
         *trl.list_shared_differences(recipe),
         base.Difference("context_parallel_size above 1", ours, parallel),

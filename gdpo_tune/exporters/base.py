@@ -17,6 +17,11 @@ REWARDS_FILE = "rewards.py"
 PRECISION = {"auto": "bfloat16 on a GPU, float32 elsewhere", "float32": "float32"}
 """`model.dtype` -> precision of the training, if a library may compute in another one."""
 CORRECTED = "each completion is weighted by its probability in the trainer against vLLM"
+UNBIASED = (
+    "k3 times the ratio of probabilities, whose gradient is that of the reverse KL "
+    "(`use_bias_correction_kl`)"
+)
+"""Gradient of the KL in training."""
 SAMPLED = {
     "auto": f"if vLLM sampled, {CORRECTED}; else the trainer's own model sampled",
     "vllm": CORRECTED,
@@ -119,6 +124,7 @@ def list_common_differences(
     precision: str = "",
     correction: str = "",
     bnpo: str = "",
+    kl_gradient: str = "",
     clamps_kl: bool = False,
 ) -> list[Difference]:
     """Return the differences that several libraries have; an empty text means that it has none.
@@ -126,7 +132,8 @@ def list_common_differences(
     The library adds `eps` to a standard deviation that divides; `whitening` is how it normalizes
     over the batch, under GDPO; `missing` is how it treats a reward that was not scored; `precision`
     is what it computes in, if the file cannot say so; `correction` is the switch for weighting what
-    vLLM samples, if that is off; `bnpo` is what it averages the loss of BNPO over.
+    vLLM samples, if that is off; `bnpo` is what it averages the loss of BNPO over; `kl_gradient` is
+    the gradient of its KL, where it lacks TRL's `use_bias_correction_kl`.
     """
     rows: list[Difference] = []
     if recipe.model.dtype == "auto" or (precision and recipe.model.dtype == "float32"):
@@ -152,6 +159,8 @@ def list_common_differences(
         rows.append(Difference("a reward that is not scored (`None`)", ours, missing))
     if bnpo and recipe.loss == "bnpo":
         rows.append(Difference("loss_type bnpo averages over", "tokens of the whole step", bnpo))
+    if kl_gradient and recipe.get_number("beta") > 0:
+        rows.append(Difference("gradient of the KL", UNBIASED, kl_gradient))
     if clamps_kl and recipe.get_number("beta") > 0:
         theirs = "the same estimator (k3), its logarithm and value clamped at 20 and 10"
         rows.append(Difference("KL to the untrained policy", "k3, not clamped", theirs))

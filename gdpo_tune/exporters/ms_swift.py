@@ -78,6 +78,8 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         missing="" if gdpo else "counts as a raw 0, which is biased",
         correction="rollout_importance_sampling_mode" if recipe.rollout.engine == "vllm" else "",
         bnpo="tokens of a micro-batch",
+        kl_gradient="of k3 alone, which is not that of the reverse KL; there is no switch",
+        clamps_kl=True,
     )
     if gdpo:
         topic = "multi-turn rollouts with a varying number of samples"

@@ -177,6 +177,7 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         whitening="the same over the completions of a step, eps 0",
         missing="unknown: give every reward a number",
         correction="loss_fn.use_importance_sampling_correction",
+        kl_gradient="k3 times a ratio that is 1 and has a gradient: the same while the ratio is 1",
         clamps_kl=True,
     )
     if recipe.mini_batches > 1:

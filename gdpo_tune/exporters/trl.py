@@ -13,6 +13,8 @@ SCALE = {"grpo": "group", "grpo_no_std": "none", "grpo_batch": "batch"}
 """Mode that sums first -> `scale_rewards`."""
 LOSSES = ("dapo", "dr_grpo", "grpo", "bnpo", "cispo")
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
+CORRECTED_KL = {"use_bias_correction_kl": True}
+"""Key that Axolotl shares: it pins a TRL before 1.10, whose default is false."""
 COMMAND = "trl grpo --config grpo.yaml"
 
 
@@ -30,6 +32,7 @@ def export(recipe: Recipe) -> base.Exported:
         "reward_weights": recipe.weights,
         **build_aggregation(recipe),
         **build_algorithm(recipe),
+        **CORRECTED_KL,
         **build_schedule(recipe),
         **_build_adapters(recipe),
         **build_sampler(recipe, recipe.rollout.vllm_server, "vllm_max_model_length"),

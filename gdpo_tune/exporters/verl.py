@@ -152,7 +152,8 @@ def _build_actor(recipe: Recipe) -> dict[str, object]:
         **(scale if recipe.loss == "dr_grpo" else {}),
         "use_kl_loss": beta > 0,
         "kl_loss_coef": beta,
-        "kl_loss_type": "low_var_kl",
+        # The plain name has another gradient, that of k3.
+        "kl_loss_type": "low_var_kl+",
         "entropy_coeff": 0,
         "grad_clip": recipe.training.max_grad_norm,
         "optim": {
@@ -185,7 +186,8 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         missing="unknown: give every reward a number",
         precision="bfloat16: `fsdp_config.dtype` and `rollout.dtype` are left at their defaults",
         correction="algorithm.rollout_correction",
-        clamps_kl=True,
+        kl_gradient="`low_var_kl+`: the same while the ratio is 1; later optimizer steps of a "
+        "batch do not multiply it by the ratio. The value that is logged is clamped at 10",
     )
     if recipe.mini_batches > 1:
         ours = "drawn at random from all completions of a step"

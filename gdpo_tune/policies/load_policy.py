@@ -7,15 +7,15 @@ weights and makes the checks that need a loaded policy.
 from __future__ import annotations
 
 import json
-import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core.errors import PolicyError
+from gdpo_tune.core.policy_size import PolicySize, find_known_size
 from gdpo_tune.core.registry import POLICIES
 
 if TYPE_CHECKING:
@@ -139,18 +139,19 @@ def load_policy(
     return model, tokenizer
 
 
-def count_parameters(name: str) -> int | None:
-    """Return how many parameters a policy has, from the headers of its safetensors files.
+def measure_policy(name: str) -> PolicySize | None:
+    """Return the size of a policy, from the headers of its safetensors files.
 
     A Hub id is looked up in the local cache. None if that is unknown, such as for a policy that was
-    not downloaded yet.
+    not downloaded yet and that no recipe here names.
     """
     directory = _find_local_directory(name)
     files = [] if directory is None else sorted(directory.glob("*.safetensors"))
     if not files:
-        return None
+        return find_known_size(name)
     try:
-        return sum(_count_in_file(file) for file in files)
+        shapes = (pair for file in files for pair in _read_shapes(file))
+        return PolicySize(dict(shapes))
     except (OSError, ValueError, KeyError, struct.error):
         return None  # `load_policy` reports broken files
 
@@ -246,12 +247,13 @@ def _find_local_directory(name: str) -> Path | None:
     return Path(config).parent if isinstance(config, str) else None
 
 
-def _count_in_file(file: Path) -> int:
+def _read_shapes(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of every tensor in a safetensors file."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         if length > _LONGEST_HEADER:
             raise ValueError(f"{file} is not a safetensors file")
         header: dict[str, Any] = json.loads(stream.read(length))
-    return sum(
-        math.prod(tensor["shape"]) for key, tensor in header.items() if key != "__metadata__"
-    )
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            yield name, tuple(tensor["shape"])

@@ -1,15 +1,12 @@
 """The YAML of a sweep as frozen models, or every error in it at once."""
 
+from gdpo_tune.spec.disk import check_disk
 from gdpo_tune.spec.dry_run import render_dry_run
+from gdpo_tune.spec.environment import collect_variables
+from gdpo_tune.spec.gpu_memory import check_gpu_share, read_device_memory
 from gdpo_tune.spec.lint import list_warnings
 from gdpo_tune.spec.load import load_spec
-from gdpo_tune.spec.machine import (
-    check_gpu_share,
-    check_resources,
-    count_local_cpus,
-    list_sandbox_warnings,
-    read_device_memory,
-)
+from gdpo_tune.spec.machine import check_resources, count_local_cpus, list_sandbox_warnings
 from gdpo_tune.spec.model import SweepSpec, dump_public_yaml
 from gdpo_tune.spec.objectives import Constraint, ObjectiveSpec
 from gdpo_tune.spec.problems import hide_passwords
@@ -31,9 +28,11 @@ __all__ = [
     "Space",
     "SweepSpec",
     "Uniform",
+    "check_disk",
     "check_gpu_share",
     "check_resources",
     "choose_sampler",
+    "collect_variables",
     "count_affordable_trials",
     "count_local_cpus",
     "dump_public_yaml",

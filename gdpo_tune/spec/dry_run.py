@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from gdpo_tune.core.policy_size import PolicySize
+from gdpo_tune.spec.disk import count_local_slots, describe_disk, measure_disk
+from gdpo_tune.spec.gpu_memory import format_bytes, measure_engine, measure_trainer, uses_engine
 from gdpo_tune.spec.lint import list_warnings
 from gdpo_tune.spec.model import SweepSpec, dump_public_yaml
 from gdpo_tune.spec.notation import format_domain
@@ -11,8 +14,11 @@ from gdpo_tune.spec.search_section import PbtSettings
 from gdpo_tune.spec.space import Uniform
 
 
-def render_dry_run(spec: SweepSpec) -> str:
-    """Return the text that `--dry-run` prints, without a line break at its end."""
+def render_dry_run(spec: SweepSpec, size: PolicySize | None = None) -> str:
+    """Return the text that `--dry-run` prints, without a line break at its end.
+
+    `size` is that of the policy, if it is known.
+    """
     warnings = [f"  - {warning}" for warning in list_warnings(spec)]
     scheduler, total = spec.search.scheduler, spec.training.completions_per_step
     sizes = spec.space.list_reachable("group_size") or ()
@@ -42,6 +48,8 @@ def render_dry_run(spec: SweepSpec) -> str:
         f"# Ends early: {_describe_limits(spec)}",
         f"# Sandbox: {_describe_sandbox(spec)}",
         f"# Rollouts: {_describe_rollouts(spec)}",
+        f"# Disk: {_describe_peak(spec, size)}",
+        *([f"# GPU memory: {_describe_gpu_memory(spec, size)}"] if spec.resources.gpus else []),
         "",
         "# Warnings" + ("" if warnings else ": none"),
         *warnings,
@@ -133,3 +141,26 @@ def _describe_rollouts(spec: SweepSpec) -> str:
     if settings.engine == "transformers" or not share:
         return settings.engine
     return f"{settings.engine}; vLLM gets {share * settings.vllm_memory_share:.3g} of a GPU"
+
+
+def _describe_peak(spec: SweepSpec, size: PolicySize | None) -> str:
+    """Return the peak of the disk that the checkpoints need, and what it is made of."""
+    if size is None:
+        return "unknown until the policy is on this machine"
+    slots = count_local_slots(spec)
+    disk = measure_disk(spec, size, slots or 1)
+    more = "" if slots else "; each further slot of the cluster "
+    if not slots:
+        more += f"adds up to {format_bytes(disk.training - disk.ended)}"
+    return f"at most {format_bytes(disk.peak)} of checkpoints ({describe_disk(disk)}){more}"
+
+
+def _describe_gpu_memory(spec: SweepSpec, size: PolicySize | None) -> str:
+    """Return the memory of a trial's process with completions of full length, computed."""
+    if size is None:
+        return "unknown until the policy is on this machine"
+    text = f"{format_bytes(measure_trainer(spec, size).total)} to train, computed"
+    if not uses_engine(spec):
+        return text
+    least = format_bytes(measure_engine(spec, size).least)
+    return f"{text}, and {least} for vLLM, whose cache takes what its share leaves"

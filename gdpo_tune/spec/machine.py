@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -16,19 +15,11 @@ from gdpo_tune.core.system import (
     count_parallel_candidates,
     read_machine_memory,
 )
+from gdpo_tune.spec.environment import collect_variables
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.training_section import Resources
 
 DEVICES = Path("/dev")
-GIB = 2**30
-CONTEXT = GIB // 2
-"""Bytes that CUDA takes for a process."""
-ENGINE = GIB
-"""Bytes of an engine besides the weights: its graphs, its workspace and a cache."""
-NUMBERS = {"auto": 2, "bfloat16": 2, "float32": 4}
-"""`model.dtype` on a GPU -> bytes of a parameter that is not trained."""
-TRAINED = 16
-"""Bytes of a trained parameter: weight, gradient and the optimizer's two averages, in 32 bits."""
 
 
 def check_resources(
@@ -37,9 +28,11 @@ def check_resources(
     """Refuse a trial that does not fit on this machine, unless `RAY_ADDRESS` names a cluster.
 
     Raises:
-        ResourcesError: a trial asks for more CPUs, GPUs or memory than there are.
+        ResourcesError: a trial asks for more CPUs, GPUs or memory than there are, or for an
+            environment variable that is not set.
         EngineError: trials need vLLM, which is not available here.
     """
+    collect_variables(spec.resources.env, environment)
     if environment.get("RAY_ADDRESS"):
         return
     gpus, cpus = count_visible_gpus(environment, devices), count_local_cpus()
@@ -136,55 +129,3 @@ def _get_sandbox_memory(settings: SandboxSettings, environment: Mapping[str, str
     if settings.type == "external" or environment.get("RAY_ADDRESS"):
         return None
     return read_machine_memory()
-
-
-def check_gpu_share(
-    spec: SweepSpec,
-    parameters: int | None,
-    device: int | None,
-    environment: Mapping[str, str] = os.environ,
-) -> None:
-    """Raise `ResourcesError` for a share of a GPU in which the policy could not be trained.
-
-    Unknown `parameters` (a count), an unknown `device` (bytes of the smallest GPU) and trials on a
-    cluster (`RAY_ADDRESS`) pass.
-    """
-    gpus = spec.resources.gpus
-    if not gpus or parameters is None or device is None or environment.get("RAY_ADDRESS"):
-        return
-    least = compute_least_share(spec, parameters, device)
-    if min(gpus, 1.0) >= least:
-        return
-    enough = -(-least * 100 // 1) / 100
-    remedy = f"--set resources.gpus={enough:g}" if enough <= 1 else "a GPU with more memory"
-    raise ResourcesError(
-        f"resources.gpus = {gpus:g}: to train {parameters / 1e6:,.1f} million parameters takes at "
-        f"least {enough:g} of a GPU of {device / GIB:.0f} GiB, without activations\n"
-        f"    fix: {remedy}, or train adapters: --set model.lora_rank=16"
-    )
-
-
-def compute_least_share(spec: SweepSpec, parameters: int, device: int) -> float:
-    """Return the share of a GPU below which no trial can run; above 1 if none can at all.
-
-    A lower bound for a policy of `parameters` and a GPU of `device` bytes, without activations.
-    vLLM gets `rollout.vllm_memory_share` of a trial's GPU share, and the trainer the rest.
-    """
-    width, rollout = NUMBERS[spec.model.dtype], spec.rollout
-    trainer = CONTEXT + (width if spec.model.lora_rank else TRAINED) * parameters
-    by_default = rollout.engine == "auto" and find_vllm() is not None
-    if rollout.vllm_mode != "colocate" or not (rollout.engine == "vllm" or by_default):
-        return trainer / device
-    share, engine = rollout.vllm_memory_share, ENGINE + width * parameters
-    return max(trainer / (1 - share), engine / share) / device
-
-
-def read_device_memory() -> int | None:
-    """Return the bytes of the smallest GPU here; None without NVIDIA's tool or without a GPU."""
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    amounts = [int(line) << 20 for line in answer.stdout.splitlines() if line.strip().isdigit()]
-    return min(amounts, default=None)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 from gdpo_tune.core.errors import SpecError, SpecProblem
+from gdpo_tune.core.secret_names import HIDDEN, hide_secrets, is_secret
 
 KeyPath = tuple[str | int, ...]
 
@@ -106,7 +107,10 @@ class Problems:
         """Note a problem, for the caller to raise or ignore; a `value` of None is not shown."""
         if key in self.empty:
             return UnreadableNodeError()
-        shown = "" if value is None else hide_passwords(show(value))
+        shown = "" if value is None else hide_secrets(hide_passwords(show(value)))
+        name = key.rpartition(".")[2]
+        if shown and name.isupper() and is_secret(name) and not shown.endswith(HIDDEN):
+            shown = HIDDEN
         if len(shown) > LONGEST:
             shown = shown[: LONGEST - 3] + "..."
         self.records.append((mark, SpecProblem(str(mark), key, shown, reason, fix)))

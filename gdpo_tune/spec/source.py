@@ -20,6 +20,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.scalarbool import ScalarBoolean
 
 from gdpo_tune.core.files import is_file
+from gdpo_tune.core.secret_names import hide_secrets
 from gdpo_tune.spec.problems import (
     Problems,
     SourceMark,
@@ -148,7 +149,7 @@ def parse_yaml(text: str, source: str, problems: Problems, first_line: int = 1) 
 
 def _read_override(override: str, problems: Problems) -> YamlNode:
     """Return `training.steps=100` as a document of its own."""
-    mark = SourceMark(f"--set {hide_passwords(override)}")
+    mark = SourceMark(f"--set {hide_secrets(hide_passwords(override))}")
     key, equals, text = override.partition("=")
     key = key.strip()
     if not equals or not all(key.split(".")) or key.count(".") > DEEPEST:

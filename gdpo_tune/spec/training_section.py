@@ -6,8 +6,10 @@ import math
 from typing import Annotated
 
 from annotated_types import Ge, Le
+from pydantic import BeforeValidator
 
 from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.spec import environment
 from gdpo_tune.spec.problems import Problems, join_names, show
 from gdpo_tune.spec.sections import Section
 from gdpo_tune.spec.space import Space, Uniform
@@ -23,9 +25,13 @@ class Resources(Section):
     cpus: Annotated[float, Ge(LEAST_RESOURCE), Le(100_000)] = 1.0
     """CPU cores; also the threads of torch, rounded down to at least 1."""
     gpus: Annotated[float, Ge(0), Le(100_000)] = 0.0
-    """GPUs: a fraction below 1 shares one, above 1 a whole number."""
+    """GPUs: 1, a fraction below 1 to share one, or 0. A training process computes on one GPU."""
     workers: Annotated[int, Ge(1)] = 1
     """Training processes of a trial, each with these `cpus` and `gpus`."""
+    env: Annotated[tuple[str, ...], BeforeValidator(environment.read_entries)] = ()
+    """Environment variables of every training process, on every node: `[HF_TOKEN, NCCL_DEBUG=INFO]`
+    or `{NCCL_DEBUG: INFO}`. A name alone takes the value that the command has; a secret must be
+    given so, because what is written here is stored and shown."""
 
     @property
     def total_gpus(self) -> float:
@@ -63,15 +69,17 @@ def check_resources(
 ) -> None:
     """Refuse shares that no machine grants, and workers that cannot compute equal parts."""
     gpus, key, workers = own.gpus, "resources.gpus", own.workers
+    environment.check_entries(own.env, problems)
     if workers > 1 and gpus not in (0.0, 1.0):
         reason = f"each of the {workers} workers of a trial trains on one GPU of its own"
         problems.refuse(key, reason, "write gpus: 1, which is for each of them, or 0")
     elif 0 < gpus < LEAST_RESOURCE:
         reason = "Ray counts in ten-thousandths, so this would be 0"
         problems.refuse(key, reason, f"write 0 for none, or at least {LEAST_RESOURCE}")
-    elif gpus > 1 and gpus % 1:
-        fix = f"write {math.floor(gpus)} or {math.ceil(gpus)}"
-        problems.refuse(key, "above 1, only whole GPUs are possible", fix)
+    elif gpus > 1:
+        reason = "a training process computes on one GPU, and the others would idle"
+        fix = f"write gpus: 1; for several GPUs a trial, also workers: {math.ceil(gpus)}"
+        problems.refuse(key, reason, fix)
     if workers > 1 and engine == "vllm":
         reason = f"vllm samples for one worker, and a trial has {workers}"
         fix = "write engine: transformers, or resources.workers: 1"

@@ -46,6 +46,8 @@ def build_trainer_arguments(
         learning_rate=float(params["learning_rate"]),
         temperature=float(params["temperature"]),
         beta=float(params["beta"]),
+        # TRL's default since 1.10: the KL's gradient is that of the reverse KL, not that of k3.
+        use_bias_correction_kl=True,
         epsilon=float(params["epsilon"]),
         # A distance from 1, but for CISPO TRL takes the bound itself.
         epsilon_high=float(params["epsilon_high"]) + (params["loss_type"] == "cispo"),

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 
+import pytest
 from packaging.requirements import Requirement
 
 from gdpo_tune.clusters.schedule_spec import KubeRayBackend
 from tests.support.paths import ROOT
 
+CHECK = ROOT / "docker" / "check_image.py"
 RECIPE = (ROOT / "docker" / "Dockerfile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -30,5 +36,59 @@ def test_copied_paths_exist_and_are_not_ignored():
 
 def test_extras_and_directory():
     (extras,) = re.findall(r'pip install --no-cache-dir "\.\[(.*)\]"', RECIPE)
-    assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
+    # Everything that a sweep may need at run time, so all but the tools of developers.
+    assert {*extras.split(","), "test", "bench", "dev"} == set(PROJECT["optional-dependencies"])
+    assert f'"gdpo-tune[{extras}]"' in RECIPE  # the line for projects of their own
     assert f"WORKDIR {KubeRayBackend.model_fields['working_dir'].default}\n" in RECIPE
+
+
+def test_the_image_has_a_c_compiler_before_it_gives_up_root():
+    instructions = RECIPE.replace("\\\n", " ").splitlines()
+    (installed,) = [line for line in instructions if "apt-get install" in line]
+    assert {"gcc", "libc6-dev"} <= set(installed.split())
+    users = [line for line in instructions[: instructions.index(installed)] if "USER" in line]
+    assert users[-1] == "USER root"
+
+
+def run_check(path):
+    words = [sys.executable, "-"]  # as `make image-check` calls it
+    script = CHECK.read_text()
+    environment = {"PATH": str(path)}
+    return subprocess.run(
+        words, input=script, capture_output=True, text=True, check=False, env=environment
+    )
+
+
+def test_an_image_without_a_compiler_is_refused(tmp_path):
+    done = run_check(tmp_path)
+    assert done.returncode == 1
+    assert "no C compiler: apt-get install gcc libc6-dev" in done.stdout
+
+
+def test_a_compiler_without_headers_is_refused(tmp_path):
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\necho 'fatal error: stdint.h: No such file' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    done = run_check(tmp_path)
+    assert done.returncode == 1
+    assert f"{compiler} fails: fatal error: stdint.h" in done.stdout
+
+
+def test_the_check_names_the_package_of_every_missing_module(tmp_path):
+    space = importlib.util.spec_from_file_location("check_image", CHECK)
+    module = importlib.util.module_from_spec(space)
+    space.loader.exec_module(module)
+    (extras,) = re.findall(r'"\.\[(.*)\]"', RECIPE)
+    brought = {name.partition("[")[2].rstrip("]") for name in module.MODULES.values()} - {""}
+    assert brought == set(extras.split(","))
+    lines = run_check(tmp_path).stdout.splitlines()
+    if importlib.util.find_spec("vllm") is None:
+        assert "no module vllm: pip install 'gdpo-tune[vllm]'" in lines
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
+def test_a_compiler_that_works_is_accepted(tmp_path):
+    (tmp_path / "cc").symlink_to(shutil.which("cc"))
+    for tool in ("as", "ld"):
+        (tmp_path / tool).symlink_to(shutil.which(tool))
+    assert "fail" not in run_check(tmp_path).stdout

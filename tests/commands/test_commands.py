@@ -98,9 +98,14 @@ def test_a_shipped_space_is_searched_and_a_second_run_starts_nothing(space, tmp_
 def test_a_shipped_space_for_gpus_is_valid(space):
     """Its policy and data are on the Hub, so it is only read; ToolRL's file is one of ours."""
     pytest.importorskip("peft")
-    local = "source: data/" in space.read_text()
-    ours = ["--set", f"data.source={ROOT / 'tests' / 'data' / 'toolrl.parquet'}"] if local else []
-    shown = run_command(["gdpo_tune.sweep", str(space), "--dry-run", *ours], ROOT).stdout
+    ours = ["--set", f"data.source={ROOT / 'tests' / 'data' / 'toolrl.parquet'}"]
+    local = ours if space.stem.startswith("tools") else []
+    done = run_command(["gdpo_tune.sweep", str(space), "--dry-run", *local], ROOT, check=False)
+    # The disk here may be too small for it, which is the last thing that is checked.
+    assert done.returncode == 0 or "the checkpoints of this sweep need" in done.stderr
+    shown = done.stdout
+    assert "# Disk: at most" in shown
+    assert "# GPU memory: " in shown
     assert "vllm; vLLM gets" in shown
     assert "policy: Qwen/Qwen2.5" in shown
 

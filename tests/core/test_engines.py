@@ -14,17 +14,19 @@ from gdpo_tune import sweep
 from gdpo_tune.core import engines
 from gdpo_tune.core.engines import NEWEST, OLDEST, VLLM, find_vllm, select_engine
 from gdpo_tune.core.errors import EngineError, ResourcesError
+from gdpo_tune.core.policy_size import PolicySize, find_known_size
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
-from gdpo_tune.policies.load_policy import count_parameters, load_policy, resolve_policy
+from gdpo_tune.policies.load_policy import load_policy, measure_policy, resolve_policy
 from gdpo_tune.spec import (
     check_gpu_share,
     check_resources,
+    gpu_memory,
     load_spec,
     machine,
     read_device_memory,
     render_dry_run,
 )
-from gdpo_tune.spec.machine import GIB, compute_least_share
+from gdpo_tune.spec.gpu_memory import GIB, compute_least_share
 from tests.support.paths import ROOT
 from tests.support.spec_cases import GOOD
 
@@ -161,48 +163,82 @@ def test_dry_run_tells_the_engine(overrides, line, load):
 
 @pytest.fixture
 def with_vllm(monkeypatch):
-    monkeypatch.setattr(machine, "find_vllm", lambda: GOOD_VLLM)
+    monkeypatch.setattr(gpu_memory, "find_vllm", lambda: GOOD_VLLM)
+
+
+def policy_of(numbers):
+    """A policy whose names tell nothing but how many numbers it has."""
+    return PolicySize({"all": (numbers,)})
 
 
 def test_the_least_share_is_the_larger_of_two_parts(load, with_vllm):
-    small, large = 10**6, 10**9
-    # The engine decides: 1 GiB and 2 bytes a number, in .45 of the trial's memory.
+    small, large = policy_of(10**6), policy_of(10**9)
+    # The engine decides: half a GiB of graphs and 2 bytes a number, in .45 of the trial's memory.
     assert compute_least_share(load(), small, 80 * GIB) == pytest.approx(
-        (GIB + 2 * small) / 0.45 / (80 * GIB)
+        (GIB / 2 + 2 * 10**6) / 0.45 / (80 * GIB)
     )
-    # The trainer decides: half a GiB and 4 numbers of 4 bytes, in the other .55.
+    # The trainer decides: half a GiB, 4 numbers of 4 bytes, and a copy in bfloat16.
     assert compute_least_share(load(), large, 80 * GIB) == pytest.approx(
-        (GIB / 2 + 16 * large) / 0.55 / (80 * GIB)
+        (GIB / 2 + 18 * 10**9) / 0.55 / (80 * GIB)
     )
     alone = compute_least_share(load("rollout.engine=transformers"), large, 80 * GIB)
-    assert alone == pytest.approx((GIB / 2 + 16 * large) / (80 * GIB))
-    wide = compute_least_share(load("model.dtype=float32"), small, 80 * GIB)
-    assert wide == pytest.approx((GIB + 4 * small) / 0.45 / (80 * GIB))
+    assert alone == pytest.approx((GIB / 2 + 18 * 10**9) / (80 * GIB))
+    wide = compute_least_share(load("model.dtype=float32"), large, 80 * GIB)
+    assert wide == pytest.approx((GIB / 2 + 16 * 10**9) / 0.55 / (80 * GIB))
     spec = load("rollout.engine=transformers")
     adapters = spec.model_copy(update={"model": ModelSettings(lora_rank=8)})  # peft may be missing
     assert compute_least_share(adapters, large, 80 * GIB) == pytest.approx(
-        (GIB / 2 + 2 * large) / (80 * GIB)
+        (GIB / 2 + 2 * 10**9) / (80 * GIB)
     )
 
 
+@pytest.mark.parametrize("beta", ["0.01", "[0, 0.01]", "{log: [1e-4, 0.01]}"])
+def test_a_reference_policy_counts_where_beta_can_be_above_0(load, beta):
+    without, spec = load("rollout.engine=transformers"), load(f"space.beta={beta}")
+    spec = spec.model_copy(update={"rollout": without.rollout})
+    numbers = 10**9
+    more = compute_least_share(spec, policy_of(numbers), GIB) - compute_least_share(
+        without, policy_of(numbers), GIB
+    )
+    assert more == pytest.approx(4 * numbers / GIB)
+    adapters = {"model": ModelSettings(lora_rank=8)}
+    assert compute_least_share(
+        spec.model_copy(update=adapters), policy_of(numbers), GIB
+    ) == compute_least_share(without.model_copy(update=adapters), policy_of(numbers), GIB)
+    on_gpu = spec.model_copy(update={"resources": load("resources.gpus=1").resources})
+    with pytest.raises(ResourcesError, match=r"--set space\.beta=0"):
+        check_gpu_share(on_gpu, policy_of(numbers), 20 * GIB, {})
+
+
+def test_an_engine_counts_its_workspace_and_one_completion(load, with_vllm):
+    size = find_known_size("Qwen/Qwen2.5-1.5B-Instruct")
+    overrides = ("training.completions_per_step=512", "training.max_completion_length=1024")
+    spec = load("policy=Qwen/Qwen2.5-1.5B-Instruct", *overrides)
+    engine = gpu_memory.measure_engine(spec, size)
+    assert engine.weights == 2 * 1_543_714_304
+    assert engine.longest == 2 * (1024 + 1024) * 28 * 2 * 256  # keys and values of every layer
+    assert engine.workspace > GIB / 2 + 512 * 151_936 * 16
+
+
 def test_without_vllm_auto_leaves_the_gpu_to_the_trainer(load, monkeypatch):
-    monkeypatch.setattr(machine, "find_vllm", lambda: None)
-    without = compute_least_share(load("rollout.engine=transformers"), 10**9, 80 * GIB)
-    assert compute_least_share(load(), 10**9, 80 * GIB) == without
-    assert compute_least_share(load("rollout.engine=vllm"), 10**9, 80 * GIB) > without
+    monkeypatch.setattr(gpu_memory, "find_vllm", lambda: None)
+    large = policy_of(10**9)
+    without = compute_least_share(load("rollout.engine=transformers"), large, 80 * GIB)
+    assert compute_least_share(load(), large, 80 * GIB) == without
+    assert compute_least_share(load("rollout.engine=vllm"), large, 80 * GIB) > without
 
 
 def test_a_share_that_is_too_small_is_refused_with_one_that_could_do(load, with_vllm):
     spec = load("resources.gpus=0.1")
     with pytest.raises(ResourcesError) as caught:
-        check_gpu_share(spec, 1_500_000_000, 80 * GIB, {})
+        check_gpu_share(spec, policy_of(1_500_000_000), 80 * GIB, {})
     message = str(caught.value)
     assert "resources.gpus = 0.1: to train 1,500.0 million parameters" in message
-    assert "at least 0.52 of a GPU of 80 GiB" in message
-    assert "--set resources.gpus=0.52" in message
-    check_gpu_share(load("resources.gpus=0.52"), 1_500_000_000, 80 * GIB, {})
+    assert "at least 0.59 of a GPU of 80 GiB" in message
+    assert "--set resources.gpus=0.59" in message
+    check_gpu_share(load("resources.gpus=0.59"), policy_of(1_500_000_000), 80 * GIB, {})
     with pytest.raises(ResourcesError, match="a GPU with more memory"):
-        check_gpu_share(load("resources.gpus=2"), 30_000_000_000, 80 * GIB, {})
+        check_gpu_share(load("resources.gpus=1"), policy_of(30_000_000_000), 80 * GIB, {})
 
 
 @pytest.mark.parametrize(
@@ -216,7 +252,8 @@ def test_a_share_that_is_too_small_is_refused_with_one_that_could_do(load, with_
     ids=["no GPU", "unknown policy", "unknown device", "elsewhere"],
 )
 def test_what_is_not_known_is_not_refused(overrides, numbers, device, environment, load):
-    check_gpu_share(load(*overrides), numbers, device, environment)
+    size = None if numbers is None else policy_of(numbers)
+    check_gpu_share(load(*overrides), size, device, environment)
 
 
 def test_a_dry_run_refuses_a_share_that_is_too_small(monkeypatch, tmp_path, capsys):
@@ -249,24 +286,52 @@ def test_a_machine_without_the_tool_has_no_known_memory(monkeypatch, tmp_path):
 
 def test_a_policy_is_measured_without_loading_it(tmp_path):
     model, _ = load_policy("embedded")
-    assert (
-        count_parameters("embedded")
-        == count_parameters(resolve_policy("embedded"))
-        == model.num_parameters()
-    )
-    assert count_parameters(str(tmp_path)) is None
-    assert count_parameters("nobody/has-this-policy") is None
-    assert count_parameters("not a / policy / at all") is None
+    size = measure_policy("embedded")
+    assert size == measure_policy(resolve_policy("embedded"))
+    assert size.parameters == model.num_parameters()
+    shape = model.config
+    assert (size.layers, size.width) == (shape.num_hidden_layers, shape.hidden_size)
+    assert (size.vocabulary, size.inner_width) == (shape.vocab_size, shape.intermediate_size)
+    heads = shape.num_key_value_heads * shape.head_dim
+    assert size.cached == 2 * shape.num_hidden_layers * heads
+    assert measure_policy(str(tmp_path)) is None
+    assert measure_policy("nobody/has-this-policy") is None
+    assert measure_policy("not a / policy / at all") is None
 
 
 def test_several_files_add_up_and_a_torn_one_is_not_judged(tmp_path):
-    header = json.dumps(
-        {"__metadata__": {"format": "pt"}, "a": {"shape": [3, 5]}, "b": {"shape": []}}
-    ).encode()
-    for name in ("model-1.safetensors", "model-2.safetensors"):
-        (tmp_path / name).write_bytes(struct.pack("<Q", len(header)) + header)
-    assert count_parameters(str(tmp_path)) == 32
+    for part in "12":
+        tensors = {f"a{part}": {"shape": [3, 5]}, f"b{part}": {"shape": []}}
+        header = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
+        file = tmp_path / f"model-{part}.safetensors"
+        file.write_bytes(struct.pack("<Q", len(header)) + header)
+    assert measure_policy(str(tmp_path)).parameters == 32
     (tmp_path / "model-2.safetensors").write_bytes(b"\xff" * 40)
-    assert count_parameters(str(tmp_path)) is None
+    assert measure_policy(str(tmp_path)) is None
     (tmp_path / "model-2.safetensors").write_bytes(b"")
-    assert count_parameters(str(tmp_path)) is None
+    assert measure_policy(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("Qwen/Qwen2.5-0.5B-Instruct", 494_032_768),
+        ("Qwen/Qwen2.5-Coder-1.5B-Instruct", 1_543_714_304),
+        ("Qwen/Qwen2.5-3B-Instruct", 3_085_938_688),
+        ("Qwen/Qwen2.5-7B", 7_615_616_512),
+    ],
+)
+def test_policies_of_recipes_are_known_before_they_are_downloaded(name, numbers):
+    """The numbers that the Hub states."""
+    assert find_known_size(name).parameters == numbers
+    assert measure_policy(name).parameters == numbers
+
+
+def test_adapters_are_counted_as_peft_builds_them():
+    peft = pytest.importorskip("peft")
+    for targets in ("all-linear", ["q_proj", "down_proj"]):
+        config = peft.LoraConfig(r=8, target_modules=targets, task_type="CAUSAL_LM")
+        wrapped = peft.get_peft_model(load_policy("embedded")[0], config)
+        listed = (targets,) if isinstance(targets, str) else tuple(targets)
+        trained, _ = wrapped.get_nb_trainable_parameters()
+        assert measure_policy("embedded").count_adapter_numbers(8, listed) == trained

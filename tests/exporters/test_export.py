@@ -235,6 +235,35 @@ def test_the_switch_of_each_mode(library, mode, switches):
     assert switches.items() <= written.items()
 
 
+@pytest.mark.parametrize(
+    ("library", "path", "value"),
+    [
+        ("trl", "use_bias_correction_kl", True),
+        ("axolotl", "trl.use_bias_correction_kl", True),
+        ("verl", "actor_rollout_ref.actor.kl_loss_type", "low_var_kl+"),
+    ],
+)
+def test_the_gradient_of_the_kl_is_written(library, path, value):
+    written = flatten(parse_settings(export_to(library, make_recipe("space.beta=0.01"))))
+    assert written[path] == value
+
+
+@pytest.mark.parametrize(
+    ("library", "words"),
+    [
+        ("axolotl", "`use_bias_correction_kl` is off there, so the file turns it on"),
+        ("verl", "do not multiply it by the ratio"),
+        ("ms-swift", "of k3 alone, which is not that of the reverse KL"),
+        ("nemo-rl", "the same while the ratio is 1"),
+    ],
+)
+def test_the_page_names_the_gradient_of_the_kl(library, words):
+    assert words in make_page(library, "space.beta=0.01")
+    topic = "| gradient of the KL | k3 times the ratio of probabilities"
+    assert (topic in make_page(library, "space.beta=0.01")) is (library != "axolotl")
+    assert topic not in make_page(library, "space.beta=0")
+
+
 def test_trl_is_not_given_a_switch_that_has_no_effect():
     assert "scale_rewards" not in parse_settings(export_to("trl", make_recipe()))
 

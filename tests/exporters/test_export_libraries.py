@@ -226,6 +226,25 @@ def compute_verl_advantages(directory: Path, written: dict, lengths: torch.Tenso
     return result[:, 0].double()
 
 
+def test_the_kl_of_verl_has_the_gradient_of_the_corrected_one(source):
+    file = source("verl") / "verl" / "trainer" / "ppo" / "core_algos.py"
+    space: dict = {"torch": torch}
+    exec(extract_functions(file, "kl_penalty", "kl_penalty_forward"), space)
+    actor = parse_settings(export_to("verl", make_recipe("space.beta=0.01")))["actor_rollout_ref"]
+    generator = torch.Generator().manual_seed(0)
+    present, reference = torch.randn(2, 100, generator=generator).double()
+    present.requires_grad_()
+    # TRL's: k3 times the ratio, here in the first optimizer step of a batch.
+    distance, ratio = reference - present, torch.exp(present - present.detach())
+    ((torch.exp(distance) - distance - 1) * ratio).sum().backward()
+    corrected, present.grad = present.grad, None
+    space["kl_penalty"](present, reference, actor["actor"]["kl_loss_type"]).sum().backward()
+    torch.testing.assert_close(present.grad, corrected)
+    present.grad = None
+    space["kl_penalty"](present, reference, "low_var_kl").sum().backward()
+    assert (present.grad - corrected).abs().max() > 0.1
+
+
 def test_verl_whitens_over_tokens(source):
     recipe = make_recipe()
     written = parse_settings(export_to("verl", recipe))["algorithm"]

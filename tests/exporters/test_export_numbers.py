@@ -11,6 +11,7 @@ from trl import GRPOConfig, ModelConfig, TrlParser
 from trl.scripts.grpo import GRPOScriptArguments
 from trl.scripts.utils import DatasetMixtureConfig
 
+from gdpo_tune.training import trl_arguments
 from gdpo_tune.training.normalization import compute_advantages
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
 from tests.support.export import export_to, make_recipe, make_request, parse_settings
@@ -59,6 +60,13 @@ def test_trl_reads_the_arguments_of_a_trial(tmp_path, overrides):
     assert theirs.weight_decay == ours.weight_decay
     assert script.reward_funcs == ["rewards.correctness", "rewards.format", "rewards.length"]
     assert model.model_name_or_path == make_recipe().policy
+
+
+def test_a_trial_states_the_gradient_of_its_kl_whatever_the_default(tmp_path, monkeypatch):
+    monkeypatch.setattr(trl_arguments, "GRPOConfig", lambda **arguments: arguments)
+    request = make_request(["space.beta=0.01"])
+    config = request.spec.build_trial_config(request.params, request.seed, tmp_path)
+    assert trl_arguments.build_trainer_arguments(config, NAMES)["use_bias_correction_kl"] is True
 
 
 def test_trl_reads_adapters(tmp_path):

@@ -428,7 +428,7 @@ def test_a_stored_cost_metric_does_not_change_with_the_resources(tmp_path: Path)
         start(ledger)
         ledger.record_rung(0, build_measurement(20, spent, format=0.5))
         ledger.complete(0, replace(build_outcome(), cost=spent))
-    (record,) = reopened(load_code_spec(tmp_path, [judged, "resources.gpus=4"]))
+    (record,) = reopened(load_code_spec(tmp_path, [judged, "resources.gpus=0.25"]))
     assert record.feasible
     assert record.validation["gpu_hours"] == record.rungs[0].validation["gpu_hours"]
     assert record.validation["gpu_hours"] == Estimate(0.5, 0.0)

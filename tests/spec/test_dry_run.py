@@ -293,8 +293,10 @@ def test_gpus_of_a_machine_without(load, tmp_path):
 
 
 def test_more_gpus_than_there_are(load, tmp_path):
-    with pytest.raises(ResourcesError, match="this machine has 1 GPUs"):
-        check_resources(load("resources.gpus=2"), {}, devices(tmp_path, "nvidia0"))
+    asked = "resources={gpus: 1, workers: 2}"
+    with pytest.raises(ResourcesError, match=r"this machine has \d+ and 1\n") as caught:
+        check_resources(load(asked), {}, devices(tmp_path, "nvidia0"))
+    assert "--set resources.workers=1" in str(caught.value)
 
 
 def test_more_cpus_than_there_are(load, tmp_path):

@@ -1106,8 +1106,16 @@ CASES = {
         "resources: {gpus: 1.5}\nsearch:",
         14,
         "resources.gpus",
-        "whole GPUs",
-        "write 1 or 2",
+        "computes on one GPU",
+        "write gpus: 1; for several GPUs a trial, also workers: 2",
+    ),
+    "two GPUs for one worker": (
+        "search:",
+        "resources: {gpus: 2}\nsearch:",
+        14,
+        "resources.gpus",
+        "the others would idle",
+        "write gpus: 1; for several GPUs a trial, also workers: 2",
     ),
     "unknown resource": (
         "search:",

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import time
+import uuid
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from gdpo_tune.tuning.ray.joining import (
     watch_head,
 )
 from gdpo_tune.tuning.ray.nodes import Nodes
+from gdpo_tune.tuning.ray.variables import SHARED, set_variables, share_secrets, split_secrets
 
 FOR_TRIALS: Mapping[str, str] = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a trial without a GPU sees none
@@ -76,11 +78,13 @@ class Cluster:
     """True if it existed before."""
 
 
-def open_cluster(processes: Path) -> AbstractContextManager[Cluster]:
+def open_cluster(
+    processes: Path, variables: Mapping[str, str] | None = None
+) -> AbstractContextManager[Cluster]:
     """Start a Ray cluster, or join the one that RAY_ADDRESS names.
 
     The file `processes` remembers the processes of a cluster of our own, some of which may outlive
-    a killed driver. The next start ends them.
+    a killed driver. The next start ends them. Trials find `variables` in their environment.
 
     Raises:
         ClusterLostError: the servers of a cluster of our own did not start.
@@ -89,17 +93,23 @@ def open_cluster(processes: Path) -> AbstractContextManager[Cluster]:
     end_orphans(processes)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    return join_cluster() if os.environ.get(ray_access.ADDRESS) else start_cluster(processes)
+    given = variables or {}
+    joins = os.environ.get(ray_access.ADDRESS)
+    return join_cluster(given) if joins else start_cluster(processes, given)
 
 
 @contextmanager
-def join_cluster() -> Generator[Cluster]:
+def join_cluster(variables: Mapping[str, str]) -> Generator[Cluster]:
     """Join the cluster that RAY_ADDRESS names; see `open_cluster`."""
     import ray
 
-    connect_to_cluster(QUIET, {name: os.environ[name] for name in FOR_TRIALS})
+    public, secrets = split_secrets(variables)
+    key = f"variables-{uuid.uuid4().hex}"
+    shared = {SHARED: key} if secrets else {}
+    own = {name: os.environ[name] for name in FOR_TRIALS}
+    connect_to_cluster(QUIET, {**own, **public, **shared})
     context = ray.get_runtime_context()
-    nodes, own = Nodes(ray.nodes), context.get_node_id()
+    nodes, own_node = Nodes(ray.nodes), context.get_node_id()
     with watch_head(context.gcs_address) as watch:
 
         def is_alive() -> bool:
@@ -107,23 +117,25 @@ def join_cluster() -> Generator[Cluster]:
             if watch.seconds_silent > SILENT_SECONDS:
                 return watch.seconds_silent <= LOST_SECONDS
             nodes.refresh()
-            return nodes.is_alive(own)
+            return nodes.is_alive(own_node)
 
         try:
-            yield Cluster(nodes, lambda: None, call_every(CHECK_NODE, is_alive), joined=True)
+            with share_secrets(key, secrets):
+                yield Cluster(nodes, lambda: None, call_every(CHECK_NODE, is_alive), joined=True)
         finally:
             ray.shutdown()
 
 
 @contextmanager
-def start_cluster(processes: Path) -> Generator[Cluster]:
+def start_cluster(processes: Path, variables: Mapping[str, str]) -> Generator[Cluster]:
     """Start a cluster on this machine alone; see `open_cluster`."""
     # a token left in the home directory turns authentication on, and then nothing answers
     os.environ.setdefault(ray_access.MODE, "disabled")
     import ray
 
     others = list_children()
-    start_servers(others)
+    with set_variables(variables):  # which the servers pass on to every process of a trial
+        start_servers(others)
     servers = [process for process in list_children() if read_name(process) in SERVERS]
 
     def is_alive() -> bool:

@@ -39,6 +39,7 @@ from gdpo_tune.tuning.ray.messages import (
 )
 from gdpo_tune.tuning.ray.remote_attempts import run_remote_attempt
 from gdpo_tune.tuning.ray.reporter import Reporter, has_directory
+from gdpo_tune.tuning.ray.variables import read_shared_variables
 
 MEMORY_SHARE = 0.6
 """Share of a node's memory that all reused trial processes on it together may grow to."""
@@ -52,6 +53,7 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
     Raises:
         AttemptError: start again; the directory was away, and is back. See also `run_attempt`.
     """
+    read_shared_variables()
     attempt, cause = unpack_attempt(config), None
     try:
         result = run_attempt(attempt)

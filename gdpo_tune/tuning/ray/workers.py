@@ -28,6 +28,7 @@ from gdpo_tune.tuning.ray.messages import (
     unpack_attempt,
 )
 from gdpo_tune.tuning.ray.reporter import Reporter
+from gdpo_tune.tuning.ray.variables import read_shared_variables
 
 PATIENCE = 3600
 """Seconds that a process waits for the others: one may be writing a large checkpoint."""
@@ -68,6 +69,7 @@ def train_in_group(attempt: AttemptConfig, resume: Path | None) -> Outcome | Non
 
 def train_in_worker(config: dict[str, Any]) -> Outcome | None:
     """Train in one process of the group; the first one's outcome counts."""
+    read_shared_variables()
     attempt = unpack_attempt(config)
     reporter = GroupReporter(attempt)
     try:

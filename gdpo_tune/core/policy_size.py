@@ -1,0 +1,107 @@
+"""How many numbers a policy has, by tensor: from its files, or for policies that are known."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gdpo_tune.core.settings import EVERY_LINEAR
+
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
+_HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+
+
+@dataclass(frozen=True)
+class PolicySize:
+    """Shapes of a policy's tensors, named as in its files."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def parameters(self) -> int:
+        """Numbers of the whole policy."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    @property
+    def layers(self) -> int:
+        """Layers; 0 if the names do not tell."""
+        return len({match[1] for match in map(_LAYER.search, self.shapes) if match})
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens of the vocabulary; 0 if the names do not tell."""
+        return self._get_first(_EMBEDDING)[0]
+
+    @property
+    def width(self) -> int:
+        """Numbers of a hidden state; 0 if the names do not tell."""
+        return self._get_first(_EMBEDDING)[1]
+
+    @property
+    def inner_width(self) -> int:
+        """Numbers between the two halves of a layer's feed-forward part; 0 if unknown."""
+        return self._get_first("gate_proj.weight")[0]
+
+    @property
+    def cached(self) -> int:
+        """Numbers in the cache of one token: keys and values of every layer; 0 if unknown."""
+        ends = ("k_proj.weight", "v_proj.weight")
+        return sum(shape[0] for name, shape in self.shapes.items() if name.endswith(ends))
+
+    def count_adapter_numbers(self, rank: int, targets: Sequence[str] = (EVERY_LINEAR,)) -> int:
+        """Return the trained numbers of LoRA: two factors for each module that has an adapter."""
+        return sum(
+            rank * sum(shape)
+            for name, shape in self.shapes.items()
+            if len(shape) == 2 and _has_adapter(name, targets)
+        )
+
+    def _get_first(self, end: str) -> tuple[int, ...]:
+        found = (shape for name, shape in self.shapes.items() if name.endswith(end))
+        return next(found, (0, 0))
+
+
+def _has_adapter(name: str, targets: Sequence[str]) -> bool:
+    if name.endswith((_HEAD, _EMBEDDING)) or not name.endswith(".weight"):
+        return False
+    module = f".{name.removesuffix('.weight')}"
+    return any(target == EVERY_LINEAR or module.endswith(f".{target}") for target in targets)
+
+
+def find_known_size(name: str) -> PolicySize | None:
+    """Return the size of a policy on the Hub that recipes here name; None of another."""
+    match = re.fullmatch(r"Qwen/Qwen2\.5-(?:Coder-|Math-)?([\d.]+B)(?:-Instruct)?", name)
+    shape = _QWEN_2_5.get(match[1]) if match else None
+    return PolicySize(_list_qwen_shapes(*shape)) if shape else None
+
+
+_QWEN_2_5 = {
+    "0.5B": (24, 896, 4864, 128, 151_936, True),
+    "1.5B": (28, 1536, 8960, 256, 151_936, True),
+    "3B": (36, 2048, 11_008, 256, 151_936, True),
+    "7B": (28, 3584, 18_944, 512, 152_064, False),
+}
+"""Layers, width, inner width, width of keys, vocabulary, and whether the head is the embedding.
+
+Source: `config.json` of each policy.
+"""
+
+
+def _list_qwen_shapes(
+    layers: int, width: int, inner: int, keys: int, vocabulary: int, is_tied: bool
+) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {f"model.{_EMBEDDING}": (vocabulary, width)}
+    for layer in range(layers):
+        for part, rows in (("q", width), ("k", keys), ("v", keys)):
+            shapes[f"model.layers.{layer}.self_attn.{part}_proj.weight"] = (rows, width)
+            shapes[f"model.layers.{layer}.self_attn.{part}_proj.bias"] = (rows,)
+        shapes[f"model.layers.{layer}.self_attn.o_proj.weight"] = (width, width)
+        for part in ("gate", "up"):
+            shapes[f"model.layers.{layer}.mlp.{part}_proj.weight"] = (inner, width)
+        shapes[f"model.layers.{layer}.mlp.down_proj.weight"] = (width, inner)
+        for part in ("input", "post_attention"):
+            shapes[f"model.layers.{layer}.{part}_layernorm.weight"] = (width,)
+    shapes["model.norm.weight"] = (width,)
+    return shapes if is_tied else shapes | {_HEAD: (vocabulary, width)}

@@ -1,0 +1,170 @@
+"""Peak of the disk that the checkpoints of a sweep need, and whether a disk can hold it.
+
+A running trial has its two newest checkpoints, and a third while that is written. The last
+checkpoint of a trial has no optimizer state. A trial that has ended keeps one at most, because it
+may join the front until the sweep ends.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gdpo_tune.core.errors import ResourcesError
+from gdpo_tune.core.policy_size import PolicySize
+from gdpo_tune.spec.gpu_memory import NUMBERS, format_bytes
+from gdpo_tune.spec.machine import count_fitting_workers, count_local_cpus, count_visible_gpus
+from gdpo_tune.spec.model import SweepSpec
+from gdpo_tune.spec.search_section import AshaSettings, PbtSettings
+
+KEPT = 2
+"""Complete checkpoints of a running trial."""
+WEIGHT = 4
+"""Bytes of a trained weight: 32 bits."""
+OPTIMIZER = 8
+"""Bytes of the optimizer's two averages of a trained number."""
+
+
+@dataclass(frozen=True)
+class SweepDisk:
+    """Bytes of the checkpoints of a sweep, at most."""
+
+    running: int
+    """One checkpoint of a trial that will continue: trained weights and optimizer."""
+    last: int
+    """The last checkpoint of a trial: the policy alone."""
+    ended: int
+    """Checkpoints of one trial that has ended, or that waits without a process."""
+    slots: int
+    """Trials that train side by side."""
+    trials: int
+    """Trainings of the sweep, baselines and replicates included."""
+
+    @property
+    def training(self) -> int:
+        """Bytes of one trial while it trains."""
+        return KEPT * self.running + max(self.running, self.last)
+
+    @property
+    def peak(self) -> int:
+        """Bytes when the last trials train and all others have ended."""
+        side_by_side = min(self.slots, self.trials)
+        return side_by_side * self.training + (self.trials - side_by_side) * self.ended
+
+
+def measure_disk(spec: SweepSpec, size: PolicySize, slots: int) -> SweepDisk:
+    """Compute the disk of a sweep from the size of its policy."""
+    model, numbers = spec.model, size.parameters
+    rank = model.lora_rank
+    trained = size.count_adapter_numbers(rank, model.lora_targets) if rank else numbers
+    on_gpu = spec.resources.gpus > 0
+    frozen = NUMBERS[model.dtype] if on_gpu or model.dtype != "auto" else WEIGHT
+    running = (WEIGHT + OPTIMIZER) * trained
+    # The last one of LoRA is the merged policy, and the adapter beside it.
+    last = frozen * numbers + WEIGHT * trained if rank else WEIGHT * numbers
+    return SweepDisk(
+        running=running,
+        last=last,
+        ended=_count_ended(spec, running, last),
+        slots=slots,
+        trials=count_trainings(spec),
+    )
+
+
+def _count_ended(spec: SweepSpec, running: int, last: int) -> int:
+    scheduler = spec.search.scheduler
+    ended = 0 if spec.keep == "none" else last
+    if spec.keep == "all":  # a trial that was stopped early keeps its newest checkpoint
+        ended = max(last, running)
+    waits = isinstance(scheduler, PbtSettings) or (
+        isinstance(scheduler, AshaSettings) and scheduler.variant == "promote"
+    )
+    return max(ended, KEPT * running) if waits else ended
+
+
+def count_trainings(spec: SweepSpec) -> int:
+    """Return how many policies a sweep trains: configurations, replicates and the baseline."""
+    search = spec.search
+    planned = search.trials + search.replicates.max_trainings + 1
+    return min(planned, search.budget.trials or planned)
+
+
+def count_local_slots(spec: SweepSpec, environment: Mapping[str, str] = os.environ) -> int | None:
+    """Return how many trials train side by side here; None on a cluster, whose nodes are unknown.
+
+    Resources that this machine lacks count as one slot: the file may be for another machine.
+    """
+    if environment.get("RAY_ADDRESS"):
+        return None
+    cpus, gpus = count_local_cpus(), count_visible_gpus(environment)
+    fit = count_fitting_workers(spec.resources, cpus, gpus) // spec.resources.workers
+    return 1 if spec.rollout.vllm_mode == "server" else max(1, fit)
+
+
+def check_disk(
+    spec: SweepSpec,
+    size: PolicySize | None,
+    source: str = "",
+    environment: Mapping[str, str] = os.environ,
+) -> None:
+    """Refuse a local disk that cannot hold the checkpoints of a sweep; `source` names its file.
+
+    What the sweep has on it already counts as room. An unknown `size` and an object store pass. On
+    a cluster, one trial at a time is counted: the number of its slots is not known yet.
+
+    Raises:
+        ResourcesError: the message names the peak, the room and what lowers the peak.
+    """
+    if size is None or spec.address:
+        return
+    disk = measure_disk(spec, size, count_local_slots(spec, environment) or 1)
+    present = find_present(spec.directory.absolute())
+    free = shutil.disk_usage(present).free
+    room = free + count_present_bytes(spec.directory)
+    if disk.peak <= room:
+        return
+    where = f"{source}: " if source else ""
+    raise ResourcesError(
+        f"{where}storage = {spec.storage}: the checkpoints of this sweep need up to "
+        f"{format_bytes(disk.peak)} ({describe_disk(disk)}), and {present} has room for "
+        f"{format_bytes(room)}\n    fix: {', or '.join(list_remedies(spec, disk, room))}"
+    )
+
+
+def list_remedies(spec: SweepSpec, disk: SweepDisk, room: int) -> list[str]:
+    """Return what lowers the peak, the first of them without a change of the search."""
+    remedies = ["--set storage=DIRECTORY, on a larger disk or an object store"]
+    if not spec.model.lora_rank:
+        remedies.append("train adapters: --set model.lora_rank=16")
+    if spec.keep != "none":
+        remedies.append("keep no policy: --set keep=none")
+    others = disk.trials - spec.search.trials
+    fits = math.floor((room - disk.slots * disk.training) / disk.ended) if disk.ended else 0
+    if fits + disk.slots > others:
+        remedies.append(f"fewer trials: --set search.trials={fits + disk.slots - others}")
+    return remedies
+
+
+def describe_disk(disk: SweepDisk) -> str:
+    """Return how the peak is made up."""
+    side_by_side = min(disk.slots, disk.trials)
+    each = (
+        f"{KEPT + 1} checkpoints of {side_by_side} that train: {format_bytes(disk.training)} each"
+    )
+    rest = disk.trials - side_by_side
+    return f"{each}; {rest} others: {format_bytes(disk.ended)} each" if rest else each
+
+
+def find_present(directory: Path) -> Path:
+    """Return the closest directory above that exists."""
+    return next(path for path in (directory, *directory.parents) if path.is_dir())
+
+
+def count_present_bytes(directory: Path) -> int:
+    """Return the bytes of a sweep's trials that are there already."""
+    files = (path for path in (directory / "trials").rglob("*") if path.is_file())
+    return sum(path.stat().st_size for path in files)

@@ -1,0 +1,93 @@
+"""`resources.env`: environment variables of every process that trains, on every node.
+
+An entry is a name, whose value the command's own environment has, or `NAME=VALUE`. Values of the
+first kind never enter a spec, so that no file, report or server shows a secret.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from gdpo_tune.core.errors import ResourcesError
+from gdpo_tune.core.secret_names import is_secret
+from gdpo_tune.spec.problems import KeyPath, Problems, join_names, show
+from gdpo_tune.spec.sections import build_refusal
+
+KEY = ("resources", "env")
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+SET_BY_RAY = (
+    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    *("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT"),
+)
+"""Variables that differ from trial to trial; so do those that begin with `RAY_`."""
+
+
+def read_entries(data: object) -> object:
+    """Return entries from a list, or from a mapping of names to values."""
+    if isinstance(data, str):
+        raise build_refusal("not a list", f"write it in brackets: [{data.partition('=')[0]}]")
+    if not isinstance(data, Mapping):
+        return data
+    entries = cast("Mapping[str, Any]", data)
+    nested = [name for name, value in entries.items() if isinstance(value, Mapping | list | tuple)]
+    if nested:
+        reason = f"the value of {join_names(nested)} is no text"
+        raise build_refusal(reason, "write one value a name, such as {NCCL_DEBUG: INFO}")
+    return tuple(f"{name}={_write_value(value)}" for name, value in entries.items())
+
+
+def _write_value(value: object) -> str:
+    return value if isinstance(value, str) else show(value)
+
+
+def check_entries(entries: Iterable[str], problems: Problems) -> None:
+    """Refuse names that cannot be variables of a trial, and values that are secrets."""
+    seen: set[str] = set()
+    for index, entry in enumerate(entries):
+        name, sign, value = entry.partition("=")
+        key = _find_key(name, index, problems)
+        if not NAME.fullmatch(name):
+            reason = "not the name of an environment variable"
+            problems.note(key, reason, "write a name such as HF_HOME", value=name)
+        elif name in SET_BY_RAY or name.startswith("RAY_"):
+            reason = "every process gets its own value of this variable"
+            problems.note(key, reason, "remove it; see resources.gpus and .workers", value=name)
+        elif name in seen:
+            problems.note(key, "named twice", "remove one of them", value=name)
+        elif sign and is_secret(name, value):
+            reason = "a secret in a file, from which it would reach the ledger, MLflow and the logs"
+            fix = f"write the name alone, env: [{name}], and export {name} before the command"
+            problems.note(key, reason, fix, value=f"{name}=***")
+        seen.add(name)
+
+
+def _find_key(name: str, index: int, problems: Problems) -> KeyPath:
+    by_name = (*KEY, name)
+    is_mapping = problems.root is not None and problems.root.get(by_name) is not None
+    return by_name if is_mapping else (*KEY, index)
+
+
+def get_written_variables(entries: Iterable[str]) -> dict[str, str]:
+    """Return the variables whose values the file has."""
+    parted = (entry.partition("=") for entry in entries)
+    return {name: value for name, sign, value in parted if sign}
+
+
+def collect_variables(entries: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return all variables of a trial; those that the file only names come from `environment`.
+
+    Raises:
+        ResourcesError: one that is named is not set.
+    """
+    entries = tuple(entries)
+    names = [entry for entry in entries if "=" not in entry]
+    missing = [name for name in names if name not in environment]
+    if missing:
+        raise ResourcesError(
+            f"resources.env = {show(names)}: {join_names(missing)} is not set here\n"
+            f"    fix: export {missing[0]}=..., or remove the name from the file"
+        )
+    return {name: environment[name] for name in names} | get_written_variables(entries)

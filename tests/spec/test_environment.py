@@ -1,0 +1,155 @@
+"""`resources.env`: what it means, what is refused, and that no secret is shown."""
+
+import pytest
+
+from gdpo_tune.core.errors import ResourcesError, SpecError
+from gdpo_tune.core.secret_names import hide_secrets, is_secret
+from gdpo_tune.spec import check_resources, collect_variables, load_spec, render_dry_run
+from tests.support.spec_cases import GOOD
+
+SECRET = "sesame-2718281828"
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load(*overrides, env=""):
+        path = tmp_path / "sweep.yaml"
+        path.write_text(GOOD + (f"resources:\n  env: {env}\n" if env else ""))
+        return load_spec(path, overrides)
+
+    return load
+
+
+def refuse(load, *overrides, env=""):
+    with pytest.raises(SpecError) as caught:
+        load(*overrides, env=env)
+    return caught.value.problems, str(caught.value)
+
+
+def test_names_and_values(load):
+    listed = load(env="[HF_TOKEN, HF_HOME, NCCL_DEBUG=INFO, A=b=c]").resources.env
+    assert listed == ("HF_TOKEN", "HF_HOME", "NCCL_DEBUG=INFO", "A=b=c")
+    mapped = load(env="{NCCL_DEBUG: INFO, VLLM_PORT: 81, USE_IT: true}").resources.env
+    assert mapped == ("NCCL_DEBUG=INFO", "VLLM_PORT=81", "USE_IT=true")
+    here = {"HF_TOKEN": SECRET, "HF_HOME": "/models", "OTHER": "x"}
+    assert collect_variables(listed, here) == {
+        "HF_TOKEN": SECRET,
+        "HF_HOME": "/models",
+        "NCCL_DEBUG": "INFO",
+        "A": "b=c",
+    }
+
+
+def test_a_resolved_file_means_the_same_and_the_identity_stays(load, tmp_path):
+    spec = load(env="{NCCL_DEBUG: INFO}")
+    (tmp_path / "again.yaml").write_text(spec.dump_yaml())
+    assert load_spec(tmp_path / "again.yaml", name=spec.name) == spec
+    assert spec.compute_identity() == load().compute_identity()
+
+
+def test_only_the_name_of_a_secret_is_kept(load, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    spec = load(env="[HF_TOKEN]")
+    assert SECRET not in spec.dump_yaml() + render_dry_run(spec) + repr(spec)
+    assert "HF_TOKEN" in spec.dump_yaml()
+
+
+@pytest.mark.parametrize(
+    ("env", "key"),
+    [
+        (f"{{HF_TOKEN: {SECRET}}}", "resources.env.HF_TOKEN"),
+        (f"{{hf_token: {SECRET}}}", "resources.env.hf_token"),
+        (f"[HF_TOKEN={SECRET}]", "resources.env[0]"),
+        (f"[A=b, AWS_SECRET_ACCESS_KEY={SECRET}]", "resources.env[1]"),
+        (f"{{DATABASE: 'postgresql://me:{SECRET}@host/db'}}", "resources.env.DATABASE"),
+        ("{ANYTHING: hf_" + "a" * 34 + "}", "resources.env.ANYTHING"),
+    ],
+)
+def test_a_secret_in_the_file_is_refused_and_not_repeated(load, env, key):
+    (problem,), text = refuse(load, env=env)
+    assert problem.key == key
+    assert "a secret in a file" in problem.reason
+    assert "write the name alone" in problem.fix
+    assert SECRET not in text
+    assert "aaaa" not in text
+
+
+@pytest.mark.parametrize(
+    "override",
+    [f"resources.env.HF_TOKEN={SECRET}", f"resources.env=[HF_TOKEN={SECRET}]"],
+)
+def test_a_secret_on_the_command_line_is_refused_and_not_repeated(load, override):
+    (problem,), text = refuse(load, override)
+    assert problem.where.startswith("--set resources.env")
+    assert SECRET not in text
+
+
+@pytest.mark.parametrize(
+    "env",
+    [f"{{HF_TOKEN: [{SECRET}]}}", f"HF_TOKEN={SECRET}", f"[{{HF_TOKEN: {SECRET}}}]"],
+)
+def test_a_secret_in_the_wrong_place_is_not_repeated(load, env):
+    problems, text = refuse(load, env=env)
+    assert problems[0].key.startswith("resources.env")
+    assert SECRET not in text
+
+
+def test_a_secret_under_a_misspelt_key_is_not_repeated(load):
+    _, text = refuse(load, f"resources.environment={{HF_TOKEN: {SECRET}}}")
+    assert "unknown key" in text
+    assert SECRET not in text
+
+
+@pytest.mark.parametrize(
+    ("env", "reason", "fix"),
+    [
+        ("['A B=c']", "not the name", "a name such as HF_HOME"),
+        ("['']", "not the name", "a name such as HF_HOME"),
+        ("[CUDA_VISIBLE_DEVICES]", "its own value", "resources.gpus"),
+        ("{MASTER_PORT: 1}", "its own value", "remove it"),
+        ("[RAY_ADDRESS]", "its own value", "remove it"),
+        ("[A, A=b]", "named twice", "remove one"),
+        ("[1]", "not a piece of text", "write a word"),
+        ("HF_HOME", "not a list", "write it in brackets: [HF_HOME]"),
+        ("{A: {b: c}}", "the value of A is no text", "one value a name"),
+    ],
+)
+def test_refusals(load, env, reason, fix):
+    (problem,), _ = refuse(load, env=env)
+    assert reason in problem.reason
+    assert fix in problem.fix
+
+
+def test_a_variable_that_is_not_set_is_refused_before_work_starts(load, tmp_path):
+    spec = load(env="[HF_TOKEN, HF_HOME]")
+    with pytest.raises(ResourcesError, match="HF_TOKEN is not set here") as caught:
+        check_resources(spec, {"HF_HOME": "/models", "RAY_ADDRESS": "auto"}, tmp_path)
+    assert "fix: export HF_TOKEN=" in str(caught.value)
+    check_resources(spec, {"HF_HOME": "/models", "HF_TOKEN": SECRET}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "PGPASSWORD"),
+        *("OPENAI_APIKEY", "MY_PAT", "SSH_KEY", "GOOGLE_APPLICATION_CREDENTIALS", "DB_PASS"),
+    ],
+)
+def test_secret_names(name):
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("HF_HOME", "TOKENIZERS_PARALLELISM", "NCCL_SOCKET_IFNAME", "VLLM_MAX_TOKENS", "HF_HUB"),
+        *("RAY_AUTH_MODE", "HF_TOKEN_PATH", "KEYBOARD", "COMPASS", "BYPASS_CHECKS", "PYTHONPATH"),
+    ],
+)
+def test_other_names(name):
+    assert not is_secret(name)
+
+
+def test_texts_lose_their_secrets():
+    text = "a {HF_TOKEN: abc, A: b} API_KEY='x y' steps=5 MAX_TOKENS=7"
+    assert hide_secrets(text) == "a {HF_TOKEN: ***, A: b} API_KEY=*** steps=5 MAX_TOKENS=7"

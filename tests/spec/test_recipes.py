@@ -1,0 +1,119 @@
+"""Recipes for GPUs: the pages about them agree with the files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune.core.policy_size import find_known_size
+from gdpo_tune.spec import gpu_reference, load_spec
+from gdpo_tune.spec.gpu_memory import GIB, compute_least_share, measure_engine, measure_trainer
+from gdpo_tune.spec.problems import Problems, SourceMark, YamlNode, show
+from gdpo_tune.spec.source import parse_yaml
+from tests.support.paths import ROOT
+
+FILES = sorted((ROOT / "search_spaces").glob("*_qwen.yaml"))
+DECISIVE = ("policy", "data.", "model.", "space.", "training.")
+HELD_OUT = (
+    *("training.validation_prompts", "training.test_prompts", "training.samples_per_prompt"),
+    *("training.evaluate_every", "training.checkpoint_every"),
+)
+"""Keys without a source: the authors have no held-out split."""
+
+
+def read_written(file: Path) -> dict[str, str]:
+    """Dotted key -> value as text, of the keys that a file itself has."""
+    document = parse_yaml(file.read_text(), str(file), Problems(SourceMark(str(file), 1)))
+    flat = dict(flatten(document))
+    return {key: value for key, value in flat.items() if key.startswith(DECISIVE)}
+
+
+def flatten(node: YamlNode, prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, child in (node.entries or {}).items():
+        if child.entries and "log" not in child.entries:
+            yield from flatten(child, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", show(child.convert_to_plain())
+
+
+def read_page() -> dict[str, dict[str, str]]:
+    """Recipe -> key -> the value that the page says."""
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    found: dict[str, dict[str, str]] = {}
+    for section in page.split("\n## ")[1:]:
+        rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|", section, re.M)
+        found[section.partition("\n")[0]] = dict(rows)
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_page_compares_every_key_of_every_recipe(file):
+    written = read_written(file)
+    compared = {key: value for key, value in written.items() if key not in HELD_OUT}
+    assert compared
+    assert read_page()[file.stem] == compared
+
+
+def test_the_page_has_every_recipe_and_no_other():
+    assert set(read_page()) == {file.stem for file in FILES}
+
+
+def test_the_tables_of_the_page_about_gpus_are_those_of_today():
+    page = (ROOT / "docs" / "gpus.md").read_text()
+    assert gpu_reference.fill_page(page, FILES) == page
+
+
+def load(name, *overrides):
+    return load_spec(ROOT / "search_spaces" / f"{name}.yaml", overrides, to_run=False)
+
+
+def test_the_published_step_of_the_recipe_for_tools():
+    for name in ("tools_qwen", "tools_3b_qwen"):
+        spec = load(name)
+        total = spec.training.completions_per_step
+        assert total // 4 == 512
+        assert 4 in spec.space.list_reachable("group_size")
+        assert 0 in spec.space.list_reachable("beta")
+        assert spec.space.list_reachable("epsilon_high") == (0.2,)
+
+
+def test_the_recipe_for_the_larger_policy_differs_in_the_policy_alone():
+    small, large = load("tools_qwen"), load("tools_3b_qwen")
+    assert large.policy == "Qwen/Qwen2.5-3B-Instruct"
+    for section in ("objectives", "space", "training", "data", "model", "search", "rollout"):
+        assert getattr(small, section) == getattr(large, section)
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "overrides"),
+    [
+        ("tools_qwen", "A100 or H100, 80 GB", ()),
+        ("code_qwen", "A100 or H100, 80 GB", ()),
+        ("math_qwen", "A100 or H100, 80 GB", ()),
+        ("tools_3b_qwen", "H200, 141 GB", ()),
+        (
+            "tools_3b_qwen",
+            "A100 or H100, 80 GB",
+            ("model.lora_rank=32", "rollout.vllm_memory_share=0.4"),
+        ),
+    ],
+)
+def test_a_recipe_fits_on_the_gpu_that_its_head_names(name, device, overrides):
+    spec, memory = load(name, *overrides), gpu_reference.DEVICES[device]
+    size = gpu_reference.get_size(spec)
+    assert gpu_reference.describe_fit(spec, size, memory) == "yes"
+    assert compute_least_share(spec, size, memory) <= 1
+
+
+def test_the_figures_of_the_page_about_policies():
+    """35 GB without activations, 9 GB of them, and 24 GB of 80 for vLLM."""
+    spec = load("tools_qwen")
+    trainer = measure_trainer(spec, find_known_size(spec.policy))
+    assert (trainer.least + trainer.head) / 1e9 == pytest.approx(35.7, abs=0.1)
+    assert trainer.activations / 1e9 == pytest.approx(9.0, abs=0.1)
+    assert measure_engine(spec, find_known_size(spec.policy)).least < 24 * GIB
+    without = measure_trainer(load("tools_qwen", "space.beta=0"), find_known_size(spec.policy))
+    assert without.reference == 0
