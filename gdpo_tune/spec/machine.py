@@ -8,7 +8,12 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from gdpo_tune.core.engines import find_vllm, select_engine
+from gdpo_tune.core.engines import (
+    check_compiler,
+    check_trl_version,
+    find_vllm,
+    select_engine,
+)
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.settings import SandboxSettings
 from gdpo_tune.core.system import (
@@ -38,8 +43,10 @@ def check_resources(
 
     Raises:
         ResourcesError: a trial asks for more CPUs, GPUs or memory than there are.
-        EngineError: trials need vLLM, which is not available here.
+        EngineError: trials need vLLM, TRL or a C compiler, which is not available here, or of a
+            version that was not tested.
     """
+    check_trl_version()
     if environment.get("RAY_ADDRESS"):
         return
     gpus, cpus = count_visible_gpus(environment, devices), count_local_cpus()
@@ -58,7 +65,10 @@ def check_resources(
             f"{trial.gpus:g} GPUs, and this machine has {cpus} and {gpus}\n"
             f"    fix: --set resources.workers={fit}, {remedy}"
         )
-    select_engine(spec.rollout, gpu=trial.gpus > 0, lean=False, vllm=find_vllm())
+    if trial.gpus:
+        check_compiler()
+    rank = spec.model.lora_rank
+    select_engine(spec.rollout, gpu=trial.gpus > 0, lean=False, vllm=find_vllm(), lora_rank=rank)
     for reason in find_lacking_memory(spec, environment):
         raise ResourcesError(f"{reason}, {remedy}")
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from gdpo_tune.core.engines import Engine, find_vllm, select_engine
+from gdpo_tune.core.engines import Engine, check_compiler, find_vllm, select_engine
 from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.training import ranks
 from gdpo_tune.training.fast_cpu.llama import is_small_llama
@@ -49,14 +49,18 @@ def choose_engine(config: TrialConfig, model: PreTrainedModel) -> Engine:
     """Choose the engine that samples during training.
 
     Raises:
-        EngineError: the configuration asks for vLLM, which is not available.
+        EngineError: the configuration asks for vLLM, which is not available; or there is a GPU and
+            no usable C compiler.
     """
+    if torch.cuda.is_available():
+        check_compiler()
     plain = not config.model.lora_rank and not uses_bfloat16(config.model)
     return select_engine(
         config.rollout,
         gpu=torch.cuda.is_available(),
         lean=plain and is_small_llama(model),
         vllm=find_vllm() if ranks.count_processes() == 1 else None,
+        lora_rank=config.model.lora_rank,
     )
 
 
