@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -90,8 +89,8 @@ def check_compiler() -> None:
     problem = find_compiler_problem(os.environ.get("CC"), os.environ.get("PATH"))
     if problem:
         raise EngineError(
-            f"{problem}, and Triton compiles kernels for the GPU with one\n    fix: apt-get install "
-            "gcc libc6-dev python3-dev, or set CC to a compiler that works"
+            f"{problem}, and Triton compiles kernels for the GPU with one\n    fix: apt-get "
+            "install gcc libc6-dev python3-dev, or set CC to a compiler that works"
         )
 
 

@@ -141,7 +141,8 @@ class SweepSpec(Section):
         These are task, policy, objectives, space, training, and `data`, `model`,
         `DECISIVE_SANDBOX_KEYS` and `DECISIVE_ROLLOUT_KEYS` where they differ from the defaults.
         Order and notation of the file do not count, nor do budgets, resources, constraints, the
-        rest of `rollout`, tracking, the name and `INDIFFERENT_TRAINING`. A parameter that was added later counts only away from its default.
+        rest of `rollout`, tracking, the name and `INDIFFERENT_TRAINING`. A parameter that was added
+        later counts only away from its default.
         """
         decisive = self.model_dump(mode="json", include={"task", "policy", "objectives", "space"})
         decisive["training"] = select_decisive(self.training)

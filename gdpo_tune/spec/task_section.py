@@ -121,7 +121,7 @@ def check_rollout(settings: RolloutSettings, model: ModelSettings, problems: Pro
         check_address(settings.vllm_server, "rollout.vllm_server", reason, problems)
         if model.lora_rank:
             reason = (
-                "a server gets whole weights, and bfloat16 would round a small update of an adapter "
+                "a server gets whole weights, and bfloat16 would round small updates of an adapter "
                 "away"
             )
             fix = "write vllm_mode: colocate, or model.lora_rank: 0"

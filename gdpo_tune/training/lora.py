@@ -88,10 +88,9 @@ def choose_memory(size: int, memory: Path = MEMORY) -> Path | None:
 
 
 def count_adapter_numbers(model: PreTrainedModel, rank: int) -> int:
-    """Return the numbers in adapters of this rank on every linear module but the output head."""
-    head = model.get_output_embeddings()
-    linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
-    return rank * sum(module.in_features + module.out_features for module in linear)
+    """Return the numbers in adapters of this rank on every linear module and every embedding."""
+    wrapped = [m for m in model.modules() if isinstance(m, nn.Linear | nn.Embedding)]
+    return rank * sum(sum(module.weight.shape) for module in wrapped)
 
 
 def load_adapter(model: PreTrainedModel, checkpoint: Path) -> Any:

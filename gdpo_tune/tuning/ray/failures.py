@@ -1,4 +1,7 @@
-"""Failed attempts at trials: a trial's own failures count against it, lost nodes do not."""
+"""Failed attempts at trials: a trial's own failures count against it.
+
+Lost nodes, unreachable stores and crowded GPUs do not, unless they come in a row.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ from gdpo_tune.tuning.search.searcher import LedgerSearcher
 RETRIES = 2
 """Further attempts after failures of a trial's own, each from its newest checkpoint."""
 LOSSES = 5
-"""Nodes that a trial may lose in a row without a result in between: it might be their killer."""
+"""Nodes that a trial may lose in a row without a result in between: it might be their killer. The
+same number of times it may find its GPU crowded."""
 EXCUSE_SECONDS = 60.0
 """Seconds after the death of a process within which the death of its node explains it."""
 FOR_EVER = -1
@@ -45,7 +49,7 @@ class TrialHistory:
     failed: int = 0
     """Attempts that failed by themselves."""
     lost: int = 0
-    """Nodes lost in a row, without a result in between."""
+    """Nodes lost, stores out of reach and GPUs crowded in a row, without a result in between."""
     node: str = ""
     """Node on which it runs; empty between two attempts."""
     moving: bool = False
@@ -60,7 +64,7 @@ class TrialHistory:
 
     def count(self, cause: Cause, node: str, now: float) -> bool:
         """Count the end of an attempt on a node; return whether there may be another attempt."""
-        if cause in ("lost", "store"):
+        if cause in ("lost", "store", "crowded"):
             self.lost += 1
             return self.lost <= LOSSES
         if cause == "died":
