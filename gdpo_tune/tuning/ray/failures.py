@@ -16,6 +16,7 @@ from ray import cloudpickle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from ray.tune import Callback
 
+from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.trials import IS_TRIED_AGAIN, WAS_LOST, TrialConfig
 from gdpo_tune.tuning.ray.messages import (
     NODE_DIED,
@@ -149,8 +150,7 @@ class Attempts(Callback):
             if again:
                 self._searcher.record_incident(f"{IS_TRIED_AGAIN}: {reason}", [name])
         if not again:
-            outage = getattr(getattr(error, "cause", None), "outage", None)  # of a store
-            set_given_up(trial, LOST_AGAIN if cause == "lost" else outage or reason)
+            set_given_up(trial, describe_end(cause, reason, error))
             history.given_up = trial
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -201,6 +201,20 @@ class Attempts(Callback):
         if node_died and self._nodes.is_alive(node):
             self._nodes.mark_lost(node)
         return classify_error(error, node_lost=bool(node) and not self._nodes.is_alive(node))
+
+
+def describe_end(cause: Cause, reason: str, error: BaseException | None) -> str | Exception:
+    """Return why a trial is given up; an error where it is not the trial's fault.
+
+    Such an error stops the sweep, and the same command resumes it with this trial.
+    """
+    if cause == "crowded":
+        return ResourcesError(
+            f"{reason}; {LOSSES + 1} attempts in a row\n    fix: end the other processes on that "
+            "GPU, or take another one, and run the same command to resume"
+        )
+    outage = getattr(getattr(error, "cause", None), "outage", None)  # of a store
+    return LOST_AGAIN if cause == "lost" else outage or reason
 
 
 def set_given_up(trial: Any, why: str | Exception | None) -> None:
