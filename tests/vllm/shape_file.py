@@ -38,4 +38,4 @@ class Shape(RewardFunctionTask):
     ranges = {"digits": (0.0, 1.0), "short": (0.0, 1.0)}
 
     def rows(self):
-        return [{"prompt": f"Write f(x): k is {i}, plus 9\n"} for i in range(60)]
+        return [{"prompt": f"Write f(x): k is {i}, plus 9\n"} for i in range(200)]

@@ -18,7 +18,9 @@ SWEEP = """
 name: sweep
 task: {task}:Shape
 policy: embedded
-objectives: {{digits: {{direction: maximize}}, short: {{direction: maximize}}}}
+objectives:
+  digits: {{direction: maximize, reference: 0}}
+  short: {{direction: maximize, reference: 0}}
 space:
   reward_weights.digits: 1.0
   reward_weights.short: {{log: [0.1, 1.0]}}
