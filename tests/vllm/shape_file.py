@@ -25,12 +25,12 @@ def break_engine_once():
         MARK.touch(exist_ok=False)
     except FileExistsError:
         return
-    from vllm import LLM
+    from vllm.v1.engine.llm_engine import LLMEngine
 
     def die(*_, **__):
         raise RuntimeError(LAST_WORDS)
 
-    LLM.generate = die
+    LLMEngine.step = die
 
 
 class Shape(RewardFunctionTask):

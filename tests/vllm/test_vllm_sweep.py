@@ -13,7 +13,7 @@ from gdpo_tune.spec import load_spec
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 
-TRIALS = 3
+TRIALS = 2
 SWEEP = """
 name: sweep
 task: {task}:Shape
