@@ -136,6 +136,19 @@ def round_up_rank(rank: int) -> int:
     return size
 
 
+def check_adapter_precision(engine: Engine, *, gpu: bool, lora_rank: int, bfloat16: bool) -> None:
+    """Refuse adapters in float32 for vLLM on a GPU, whose kernels compute them in half precision.
+
+    Raises:
+        EngineError: `engine` is vLLM, there are adapters and a GPU, and not `bfloat16`.
+    """
+    if engine == "vllm" and gpu and lora_rank and not bfloat16:
+        raise EngineError(
+            f"model.lora_rank = {lora_rank}: vLLM has no kernels for adapters in float32 on a GPU\n"
+            f"    fix: --set model.dtype=bfloat16 where the GPU computes in it, or {_OTHER_ENGINE}"
+        )
+
+
 def select_engine(
     settings: RolloutSettings, *, gpu: bool, lean: bool, vllm: VLLM | None, lora_rank: int = 0
 ) -> Engine:

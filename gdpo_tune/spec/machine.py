@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gdpo_tune.core.engines import (
+    check_adapter_precision,
     check_compiler,
     check_trl_version,
     find_vllm,
@@ -67,8 +68,10 @@ def check_resources(
         )
     if trial.gpus:
         check_compiler()
-    rank = spec.model.lora_rank
-    select_engine(spec.rollout, gpu=trial.gpus > 0, lean=False, vllm=find_vllm(), lora_rank=rank)
+    rank, on_gpu = spec.model.lora_rank, trial.gpus > 0
+    engine = select_engine(spec.rollout, gpu=on_gpu, lean=False, vllm=find_vllm(), lora_rank=rank)
+    in_bfloat16 = spec.model.dtype != "float32"
+    check_adapter_precision(engine, gpu=on_gpu, lora_rank=rank, bfloat16=in_bfloat16)
     for reason in find_lacking_memory(spec, environment):
         raise ResourcesError(f"{reason}, {remedy}")
 

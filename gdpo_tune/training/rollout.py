@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from gdpo_tune.core.engines import Engine, check_compiler, find_vllm, select_engine
+from gdpo_tune.core.engines import (
+    Engine,
+    check_adapter_precision,
+    check_compiler,
+    find_vllm,
+    select_engine,
+)
 from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.training import ranks
 from gdpo_tune.training.fast_cpu.llama import is_small_llama
@@ -52,16 +58,20 @@ def choose_engine(config: TrialConfig, model: PreTrainedModel) -> Engine:
         EngineError: the configuration asks for vLLM, which is not available; or there is a GPU and
             no usable C compiler.
     """
-    if torch.cuda.is_available():
+    gpu = torch.cuda.is_available()
+    if gpu:
         check_compiler()
-    plain = not config.model.lora_rank and not uses_bfloat16(config.model)
-    return select_engine(
+    rank, bfloat16 = config.model.lora_rank, uses_bfloat16(config.model)
+    plain = not rank and not bfloat16
+    engine = select_engine(
         config.rollout,
-        gpu=torch.cuda.is_available(),
+        gpu=gpu,
         lean=plain and is_small_llama(model),
         vllm=find_vllm() if ranks.count_processes() == 1 else None,
-        lora_rank=config.model.lora_rank,
+        lora_rank=rank,
     )
+    check_adapter_precision(engine, gpu=gpu, lora_rank=rank, bfloat16=bfloat16)
+    return engine
 
 
 def choose_held_out_sampler(config: TrialConfig) -> Generate:

@@ -190,6 +190,19 @@ def test_a_rank_above_the_largest_size_is_refused_for_vllm_alone():
     assert select_engine(RolloutSettings(), vllm=None, **more) == "transformers"
 
 
+def test_adapters_in_float32_are_refused_for_vllm_on_a_gpu(load, monkeypatch, tmp_path):
+    pytest.importorskip("peft")
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(machine, "find_vllm", lambda: GOOD_VLLM)
+    adapters = ("resources.gpus=1", "model.lora_rank=8")
+    check_resources(load(*adapters), {}, tmp_path)
+    with pytest.raises(EngineError, match="no kernels for adapters in float32") as caught:
+        check_resources(load(*adapters, "model.dtype=float32"), {}, tmp_path)
+    assert "fix: --set model.dtype=bfloat16" in str(caught.value)
+    other = "rollout.engine=transformers"
+    check_resources(load(*adapters, "model.dtype=float32", other), {}, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("packages", "expected"),
     [
