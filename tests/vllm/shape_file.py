@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from gdpo_tune.tasks.custom import RewardFunctionTask
@@ -20,17 +21,19 @@ def short(completions, **_):
 
 
 def break_engine_once():
-    """Break the engine of this process for its next completions, unless another one did."""
+    """Break the engine of this process, if it has one, unless another process has done so."""
+    module = sys.modules.get("vllm.v1.engine.llm_engine")
+    if module is None:
+        return
     try:
         MARK.touch(exist_ok=False)
     except FileExistsError:
         return
-    from vllm.v1.engine.llm_engine import LLMEngine
 
     def die(*_, **__):
         raise RuntimeError(LAST_WORDS)
 
-    LLMEngine.step = die
+    module.LLMEngine.step = die
 
 
 class Shape(RewardFunctionTask):
