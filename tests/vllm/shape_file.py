@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from gdpo_tune.tasks.custom import RewardFunctionTask
@@ -21,19 +20,21 @@ def short(completions, **_):
 
 
 def break_engine_once():
-    """Break the engine of this process, if it has one, unless another process has done so."""
-    module = sys.modules.get("vllm.v1.engine.llm_engine")
-    if module is None:
-        return
-    try:
-        MARK.touch(exist_ok=False)
-    except FileExistsError:
-        return
+    """Let the next work of an engine in this process fail, unless one has failed before."""
+    from vllm.v1.engine.llm_engine import LLMEngine
 
-    def die(*_, **__):
+    if hasattr(LLMEngine, "unbroken"):
+        return
+    LLMEngine.unbroken = LLMEngine.step
+
+    def step(self):
+        try:
+            MARK.touch(exist_ok=False)
+        except FileExistsError:
+            return self.unbroken()
         raise RuntimeError(LAST_WORDS)
 
-    module.LLMEngine.step = die
+    LLMEngine.step = step
 
 
 class Shape(RewardFunctionTask):
