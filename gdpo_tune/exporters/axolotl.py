@@ -72,7 +72,11 @@ def _build_sampler(recipe: Recipe) -> dict[str, object]:
     """Return the keys of the sampler in the section `trl:`."""
     if recipe.rollout.engine != "vllm":
         return {"use_vllm": False}
-    sampler: dict[str, object] = {"use_vllm": True, "vllm_mode": recipe.rollout.vllm_mode}
+    sampler: dict[str, object] = {
+        "use_vllm": True,
+        "vllm_mode": recipe.rollout.vllm_mode,
+        **trl.build_correction(recipe),
+    }
     if recipe.rollout.vllm_mode == "server":
         address = urlsplit(recipe.rollout.vllm_server)
         sampler |= {"vllm_server_host": address.hostname, "vllm_server_port": address.port}

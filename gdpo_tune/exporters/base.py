@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from gdpo_tune.core.errors import ExportError, SpecProblem
+from gdpo_tune.core.settings import RolloutSettings
 from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.spec.notation import dump_flow
 from gdpo_tune.spec.problems import join_names, show
@@ -16,18 +17,12 @@ REWARDS_FILE = "rewards.py"
 """Name in exported files of the module with the reward functions, which the user supplies."""
 PRECISION = {"auto": "bfloat16 on a GPU, float32 elsewhere", "float32": "float32"}
 """`model.dtype` -> precision of the training, if a library may compute in another one."""
-CORRECTED = "each completion is weighted by its probability in the trainer against vLLM"
+OWN = "the trainer's own model sampled"
 UNBIASED = (
     "k3 times the ratio of probabilities, whose gradient is that of the reverse KL "
     "(`use_bias_correction_kl`)"
 )
 """Gradient of the KL in training."""
-SAMPLED = {
-    "auto": f"if vLLM sampled, {CORRECTED}; else the trainer's own model sampled",
-    "vllm": CORRECTED,
-    "transformers": "the trainer's own model sampled",
-}
-"""`rollout.engine` -> treatment of the probabilities that the sampler rounds differently."""
 
 
 @dataclass(frozen=True)
@@ -139,10 +134,10 @@ def list_common_differences(
     if recipe.model.dtype == "auto" or (precision and recipe.model.dtype == "float32"):
         ours, theirs = PRECISION[recipe.model.dtype], precision or "bfloat16"
         rows.append(Difference("computed in", ours, theirs))
-    if correction:
+    if correction and recipe.rollout.importance_sampling != "off":
         topic = "probabilities that the sampler rounds differently"
         theirs = f"vLLM samples, and nothing is weighted; the switch is `{correction}`"
-        rows.append(Difference(topic, SAMPLED[recipe.rollout.engine], theirs))
+        rows.append(Difference(topic, describe_correction(recipe.rollout), theirs))
     if eps:
         rows.append(Difference("added to standard deviations", "1e-4", eps))
     if whitening and not recipe.sums_first:
@@ -165,6 +160,19 @@ def list_common_differences(
         theirs = "the same estimator (k3), its logarithm and value clamped at 20 and 10"
         rows.append(Difference("KL to the untrained policy", "k3, not clamped", theirs))
     return rows
+
+
+def describe_correction(rollout: RolloutSettings) -> str:
+    """Describe the treatment of the probabilities that the sampler rounds differently."""
+    unit, _, treatment = rollout.importance_sampling.partition("_")
+    each = "completion" if unit == "sequence" else "token"
+    done = "left out" if treatment == "mask" else "lowered to it"
+    text = (
+        f"each {each} is weighted by its probability in the trainer against vLLM, a ratio above "
+        f"{rollout.importance_sampling_cap:g} {done}"
+    )
+    sampled = {"auto": f"if vLLM sampled, {text}; else {OWN}", "vllm": text, "transformers": OWN}
+    return sampled[rollout.engine]
 
 
 def format_sum(recipe: Recipe) -> str:

@@ -36,6 +36,7 @@ def export(recipe: Recipe) -> base.Exported:
         **build_schedule(recipe),
         **_build_adapters(recipe),
         **build_sampler(recipe, recipe.rollout.vllm_server, "vllm_max_model_length"),
+        **build_correction(recipe),
         "output_dir": recipe.name,
     }
     return base.Exported(
@@ -125,6 +126,21 @@ def build_sampler(recipe: Recipe, server: object, length_key: str) -> dict[str, 
         "vllm_mode": rollout.vllm_mode,
         "vllm_gpu_memory_utilization": rollout.vllm_memory_share,
         length_key: recipe.max_sequence_length,
+    }
+
+
+def build_correction(recipe: Recipe) -> dict[str, object]:
+    """Return the treatment of what vLLM rounds differently, by names that Axolotl shares."""
+    settings = recipe.rollout
+    if settings.engine != "vllm":
+        return {}
+    key = "vllm_importance_sampling_"
+    if settings.importance_sampling == "off":
+        return {f"{key}correction": False}
+    return {
+        f"{key}correction": True,
+        f"{key}mode": settings.importance_sampling,
+        f"{key}clip_max": settings.importance_sampling_cap,
     }
 
 

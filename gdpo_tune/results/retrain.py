@@ -11,7 +11,7 @@ from typing import Any
 
 from gdpo_tune.analysis.lineage import stretch_schedule, trace_training
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
-from gdpo_tune.core.settings import INDIFFERENT_TRAINING
+from gdpo_tune.core.settings import DECISIVE_ROLLOUT_KEYS, INDIFFERENT_TRAINING, RolloutSettings
 from gdpo_tune.core.trials import Params, Segment, TrialConfig
 from gdpo_tune.results.open_sweep import split_source
 from gdpo_tune.results.picking import load_and_pick
@@ -22,7 +22,8 @@ from gdpo_tune.spec.problems import join_names, show
 
 INDIFFERENT = ("directory", "threads", "gpu_share", "rollout", "sandbox", "evaluate_at")
 """Fields of a `TrialConfig` that may change while a training is interrupted, as may
-`INDIFFERENT_TRAINING`: they say where and how it runs."""
+`INDIFFERENT_TRAINING`: they say where and how it runs. `DECISIVE_ROLLOUT_KEYS` count where they
+differ from their defaults."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,10 @@ def list_decisive_settings(config: TrialConfig) -> dict[str, Any]:
     for name in INDIFFERENT_TRAINING:
         del parts["training"][name]
     parts["training"] = drop_later_defaults(parts["training"])
+    for name in DECISIVE_ROLLOUT_KEYS:
+        value = getattr(config.rollout, name)
+        if value != getattr(RolloutSettings(), name):
+            parts[f"rollout.{name}"] = value
     return json.loads(json.dumps(dict(_flatten(parts))))
 
 

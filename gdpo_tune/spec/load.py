@@ -95,7 +95,7 @@ def _check(spec: SweepSpec, task: TaskInfo | None, problems: Problems, *, to_run
     training_section.check_resources(resources, spec.rollout.engine, space, training, problems)
     search_section.check_search(search, space, training.steps, resources.gpus, problems)
     storage_section.check_storage(spec.storage, spec.ledger, resources.workers, problems)
-    task_section.check_rollout(spec.rollout, problems)
+    task_section.check_rollout(spec.rollout, spec.model, problems)
     if to_run:
         check_warm_start(spec, problems)
         sandbox_section.check_sandbox(spec.sandbox, problems)

@@ -7,7 +7,13 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from gdpo_tune.core.engines import find_vllm, select_engine
+from gdpo_tune.core.engines import (
+    check_adapter_precision,
+    check_compiler,
+    check_trl_version,
+    find_vllm,
+    select_engine,
+)
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.settings import SandboxSettings
 from gdpo_tune.core.system import (
@@ -30,8 +36,10 @@ def check_resources(
     Raises:
         ResourcesError: a trial asks for more CPUs, GPUs or memory than there are, or for an
             environment variable that is not set.
-        EngineError: trials need vLLM, which is not available here.
+        EngineError: trials need vLLM, TRL or a C compiler, which is not available here, or of a
+            version that was not tested.
     """
+    check_trl_version()
     collect_variables(spec.resources.env, environment)
     if environment.get("RAY_ADDRESS"):
         return
@@ -51,7 +59,12 @@ def check_resources(
             f"{trial.gpus:g} GPUs, and this machine has {cpus} and {gpus}\n"
             f"    fix: --set resources.workers={fit}, {remedy}"
         )
-    select_engine(spec.rollout, gpu=trial.gpus > 0, lean=False, vllm=find_vllm())
+    if trial.gpus:
+        check_compiler()
+    rank, on_gpu = spec.model.lora_rank, trial.gpus > 0
+    engine = select_engine(spec.rollout, gpu=on_gpu, lean=False, vllm=find_vllm(), lora_rank=rank)
+    in_bfloat16 = spec.model.dtype != "float32"
+    check_adapter_precision(engine, gpu=on_gpu, lora_rank=rank, bfloat16=in_bfloat16)
     for reason in find_lacking_memory(spec, environment):
         raise ResourcesError(f"{reason}, {remedy}")
 

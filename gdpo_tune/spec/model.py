@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 from gdpo_tune.core.object_store import find_local_copy, is_url, join_address
 from gdpo_tune.core.settings import (
+    DECISIVE_ROLLOUT_KEYS,
     INDIFFERENT_TRAINING,
     LATER_TRAINING,
     DataSettings,
@@ -138,17 +139,17 @@ class SweepSpec(Section):
     def compute_identity(self) -> str:
         """Return a short hash of all settings that decide the result of a trial.
 
-        These are task, policy, objectives, space, training, and `data`, `model` and
-        `DECISIVE_SANDBOX_KEYS` where they differ from the defaults. Order and notation of the file
-        do not count, nor do budgets, resources, constraints, rollout, tracking, the name and
-        `INDIFFERENT_TRAINING`. A parameter that was added later, or a setting of `LATER_TRAINING`,
-        counts only away from its default.
+        These are task, policy, objectives, space, training, and `data`, `model`,
+        `DECISIVE_SANDBOX_KEYS` and `DECISIVE_ROLLOUT_KEYS` where they differ from the defaults.
+        Order and notation of the file do not count, nor do budgets, resources, constraints, the
+        rest of `rollout`, tracking, the name and `INDIFFERENT_TRAINING`. A parameter that was added
+        later, or a setting of `LATER_TRAINING`, counts only away from its default.
         """
         decisive = self.model_dump(mode="json", include={"task", "policy", "objectives", "space"})
         decisive["training"] = drop_later_defaults(select_decisive(self.training))
         for name in self.space.omittable_names:
             del decisive["space"]["domains"][name]
-        for name in ("sandbox", "data", "model"):
+        for name in ("sandbox", "data", "model", "rollout"):
             settings = getattr(self, name)
             section, default = select_decisive(settings), select_decisive(type(settings)())
             changed = {key: value for key, value in section.items() if value != default[key]}
@@ -182,6 +183,8 @@ def select_decisive(settings: Any) -> dict[str, Any]:
     if isinstance(settings, SandboxSettings):
         plain["modules"] = tuple(sorted(set(settings.modules)))
         return {key: plain[key] for key in DECISIVE_SANDBOX_KEYS}
+    if isinstance(settings, RolloutSettings):
+        return {key: plain[key] for key in DECISIVE_ROLLOUT_KEYS}
     return plain
 
 
@@ -208,7 +211,7 @@ def dump_public_yaml(spec: SweepSpec) -> str:
 
 def list_decisive_values(spec: SweepSpec) -> dict[str, Any]:
     """Return all that `SweepSpec.compute_identity` may use: dotted key -> value as in a file."""
-    names = ("training", "sandbox", "data", "model")
+    names = ("training", "sandbox", "data", "model", "rollout")
     sections: dict[str, dict[str, Any]] = {
         "objectives": {name: goal.model_dump() for name, goal in spec.objectives.items()},
         "space": {name: convert_to_notation(domain) for name, domain in spec.space.domains.items()},

@@ -98,15 +98,15 @@ def check_model(settings: ModelSettings, policy: str, problems: Problems) -> Non
         problems.refuse("model.revision", reason, fix, "policy", "task")
 
 
-def check_rollout(settings: RolloutSettings, problems: Problems) -> None:
-    """Refuse keys without effect, and an unusable address of a server."""
+def check_rollout(settings: RolloutSettings, model: ModelSettings, problems: Problems) -> None:
+    """Refuse keys without effect, adapters for a server, and an unusable address of a server."""
     inputs = ("rollout.engine", "rollout.vllm_mode")
 
     def refuse_idle(keys: str, reason: str) -> None:
         problems.refuse_idle("rollout", keys, settings, reason, "remove the key", *inputs)
 
     if settings.engine == "transformers":
-        keys = "vllm_mode vllm_server vllm_memory_share"
+        keys = "vllm_mode vllm_server vllm_memory_share importance_sampling importance_sampling_cap"
         refuse_idle(keys, "engine: transformers is not vLLM")
     elif settings.vllm_mode == "colocate":
         refuse_idle("vllm_server", "only vllm_mode: server uses a server")
@@ -119,3 +119,19 @@ def check_rollout(settings: RolloutSettings, problems: Problems) -> None:
             problems.refuse("rollout.vllm_mode", reason, fix, *inputs)
         reason = "vllm_mode: server uses a server that is already running"
         check_address(settings.vllm_server, "rollout.vllm_server", reason, problems)
+        if model.lora_rank:
+            reason = (
+                "a server gets whole weights, and bfloat16 would round small updates of an adapter "
+                "away"
+            )
+            fix = "write vllm_mode: colocate, or model.lora_rank: 0"
+            problems.refuse("rollout.vllm_mode", reason, fix, "model.lora_rank")
+    if settings.importance_sampling == "off" and settings.engine != "transformers":
+        problems.refuse_idle(
+            "rollout",
+            "importance_sampling_cap",
+            settings,
+            "importance_sampling: off has no cap",
+            "remove the key",
+            "rollout.importance_sampling",
+        )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import importlib
+import logging
 import os
 import statistics
 import tempfile
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
@@ -15,9 +17,16 @@ from typing import Any
 
 import torch
 
+from gdpo_tune.core.errors import CrowdedGpuError
+from gdpo_tune.core.outages import PATIENCE
+
+_LOGGER = logging.getLogger("gdpo_tune.training")
 GIB = 2**30
 CONTEXT = GIB // 2
 """Bytes of a GPU that CUDA takes for a process beside what torch allocates and can limit."""
+STRANGERS = 2 * GIB
+"""Bytes of a whole GPU that others hold at least if they are to blame for its lack of memory; less
+may be what CUDA and its libraries take for the trial itself."""
 
 
 def limit_gpu_memory(share: float) -> None:
@@ -46,6 +55,45 @@ def lock_gpu() -> Generator[None]:
     with (directory / f"gpu-{properties.uuid}.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # the kernel releases it when the file is closed
         yield
+
+
+def wait_for_memory(needed: float, patience: float = PATIENCE, pause: float = 1.0) -> None:
+    """Wait until so many bytes of this process's GPU are free, such as after a neighbour's death.
+
+    Raises:
+        CrowdedGpuError: they are not free within `patience` seconds.
+    """
+    if not torch.cuda.is_available():
+        return
+    end, told = time.monotonic() + patience, False
+    while True:
+        free, total = torch.cuda.mem_get_info()
+        if free >= needed:
+            return
+        lack = (
+            f"an engine needs {needed / GIB:.1f} GiB of the GPU, and {free / GIB:.1f} of "
+            f"{total / GIB:.0f} GiB are free"
+        )
+        if time.monotonic() >= end:
+            raise CrowdedGpuError(f"{lack} since {patience:g} s: other processes hold the rest")
+        if not told:
+            _LOGGER.warning("%s: waiting for other processes to release memory", lack)
+            told = True
+        time.sleep(pause)
+
+
+def is_crowded(share: float, requested: int = 0) -> bool:
+    """Return whether others lack restraint if this process finds no memory on its GPU.
+
+    They do if the process holds less than its `share` of the GPU, the `requested` bytes included.
+    """
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return False
+    free, total = torch.cuda.mem_get_info()
+    own = torch.cuda.memory_reserved()
+    if own + requested > share * total - CONTEXT:
+        return False
+    return share < 1 or total - free - own > STRANGERS
 
 
 def read_gpu_metrics() -> dict[str, float]:

@@ -1,5 +1,8 @@
 """LoRA adapters: the modules that get one, and the files that a checkpoint holds of them.
 
+vLLM gets the adapter itself, from files in memory: the weights below it, which are also the
+reference of the KL, are never written.
+
 A checkpoint in the middle of a training holds the adapter alone. The last one is a policy of its
 own: the merged model, and beside it the adapter, in the directory `adapter`.
 
@@ -8,6 +11,11 @@ Source: Hu et al. 2021, LoRA: Low-Rank Adaptation of Large Language Models, arXi
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,6 +29,8 @@ from gdpo_tune.core.settings import EVERY_LINEAR, ModelSettings
 
 ADAPTER = "adapter"
 """Directory of the adapter inside a checkpoint that holds the merged policy."""
+MEMORY = Path("/dev/shm")
+"""File system in memory."""
 
 
 def build_adapter_config(model: PreTrainedModel, settings: ModelSettings, policy: str) -> Any:
@@ -52,6 +62,35 @@ def save_policy(model: Any, directory: Path, *, last: bool) -> None:
         model.save_pretrained(directory / ADAPTER)
     else:
         model.save_pretrained(directory)
+
+
+@contextmanager
+def write_adapter_to_memory(model: Any) -> Generator[Path]:
+    """Write the adapter of a `PeftModel` to a directory that is deleted after the block.
+
+    The directory is in memory where there is room for it, else a temporary one on disk.
+    """
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    size = sum(weight.numel() * weight.element_size() for weight in trained)
+    with tempfile.TemporaryDirectory(prefix="gdpo-tune-", dir=choose_memory(size)) as directory:
+        # With "auto", peft would look the base model up on the Hub.
+        model.save_pretrained(directory, save_embedding_layers=False)
+        yield Path(directory)
+
+
+def choose_memory(size: int, memory: Path = MEMORY) -> Path | None:
+    """Return the file system in memory if so many bytes fit twice; None: use the disk.
+
+    Containers often have 64 MiB of it.
+    """
+    writable = memory.is_dir() and os.access(memory, os.W_OK)
+    return memory if writable and shutil.disk_usage(memory).free >= 2 * size else None
+
+
+def count_adapter_numbers(model: PreTrainedModel, rank: int) -> int:
+    """Return the numbers in adapters of this rank on every linear module and every embedding."""
+    wrapped = [m for m in model.modules() if isinstance(m, nn.Linear | nn.Embedding)]
+    return rank * sum(sum(module.weight.shape) for module in wrapped)
 
 
 def load_adapter(model: PreTrainedModel, checkpoint: Path) -> Any:

@@ -1,16 +1,21 @@
-"""Out of memory: one failure whose message names the settings to change."""
+"""Out of memory: one failure whose message names the settings to change.
+
+A GPU on which others hold more than their share is another error, after which the trial is tried
+again.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 
 import torch
 
 from gdpo_tune.core.engines import Engine, find_vllm, select_engine
-from gdpo_tune.core.errors import TrialFailure
+from gdpo_tune.core.errors import CrowdedGpuError, TrialFailure
 from gdpo_tune.core.trials import TrialConfig
-from gdpo_tune.training import ranks
+from gdpo_tune.training import gpu, ranks
 from gdpo_tune.training.trl_arguments import recomputes_activations
 
 _SIGNS = (
@@ -18,33 +23,52 @@ _SIGNS = (
     "DefaultCPUAllocator: not enough memory",
     "No available memory for the cache blocks",
     "Free memory on device",
+    "Error in memory profiling",
 )
 """Parts of the messages of torch (on a CPU) and of vLLM (on a GPU with too little left)."""
+_REQUEST = re.compile(r"Tried to allocate ([\d.]+) (bytes|[KMG]iB)")
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 @contextmanager
 def explain_out_of_memory(config: TrialConfig) -> Generator[None]:
-    """Turn every out-of-memory error of torch, Python or vLLM into a `TrialFailure`.
+    """Turn every out-of-memory error of torch, Python or vLLM into one of ours.
 
     Raises:
-        TrialFailure: memory ran out in the block.
+        TrialFailure: the trial itself needs more memory than it may take.
+        CrowdedGpuError: other processes hold what belongs to the trial's share of the GPU.
     """
     try:
         yield
-    except (MemoryError, RuntimeError, ValueError) as error:
-        typed = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if not typed and not any(sign in str(error) for sign in _SIGNS):
+    except (MemoryError, RuntimeError, ValueError, AssertionError) as error:
+        if not is_out_of_memory(error):
             raise
         lines = str(error).strip().splitlines() or [type(error).__name__]
         first = lines[0].rstrip(".")
+        if gpu.is_crowded(config.gpu_share, _read_request(error)):
+            raise CrowdedGpuError(
+                f"other processes hold memory of the trial's share of its GPU ({first})"
+            ) from error
         raise TrialFailure(f"out of memory: {list_remedies(config)} ({first})") from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory ran out, on a CPU or a GPU."""
+    typed = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return typed or any(sign in str(error) for sign in _SIGNS)
+
+
+def _read_request(error: BaseException) -> int:
+    """Return the bytes that torch was asked for in vain; 0 if the error does not tell."""
+    found = _REQUEST.search(str(error))
+    return int(float(found[1]) * _UNITS[found[2]]) if found else 0
 
 
 def list_remedies(config: TrialConfig) -> str:
     """List the settings that save most memory, with their present values."""
     training = config.training
-    gpu = torch.cuda.is_available()
-    engine = select_engine(config.rollout, gpu=gpu, lean=False, vllm=find_vllm())
+    on_gpu = torch.cuda.is_available()
+    engine = select_engine(config.rollout, gpu=on_gpu, lean=False, vllm=find_vllm())
     settings = _list_remedies_of_training(config, engine) if config.train else []
     settings.append(f"lower training.max_completion_length ({training.max_completion_length})")
     if engine == "vllm" and config.rollout.vllm_mode == "colocate":

@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from gdpo_tune.core.engines import Engine, find_vllm, select_engine
+from gdpo_tune.core.engines import (
+    Engine,
+    check_adapter_precision,
+    check_compiler,
+    find_vllm,
+    select_engine,
+)
 from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.training import ranks
 from gdpo_tune.training.chunks import sample_in_chunks
@@ -50,16 +56,23 @@ def choose_engine(config: TrialConfig, model: PreTrainedModel) -> Engine:
     """Choose the engine that samples during training.
 
     Raises:
-        EngineError: the configuration asks for vLLM, which is not available.
+        EngineError: the configuration asks for vLLM, which is not available; or there is a GPU and
+            no usable C compiler.
     """
-    plain = not config.model.lora_rank and not uses_bfloat16(config.model)
     gpu = torch.cuda.is_available()  # where the policy goes once the trainer is built
-    return select_engine(
+    if gpu:
+        check_compiler()
+    rank, bfloat16 = config.model.lora_rank, uses_bfloat16(config.model)
+    plain = not rank and not bfloat16
+    engine = select_engine(
         config.rollout,
         gpu=gpu,
         lean=plain and not gpu and is_small_llama(model),
         vllm=find_vllm() if ranks.count_processes() == 1 else None,
+        lora_rank=rank,
     )
+    check_adapter_precision(engine, gpu=gpu, lora_rank=rank, bfloat16=bfloat16)
+    return engine
 
 
 def uses_engine_in_process(config: TrialConfig) -> bool:

@@ -2,14 +2,15 @@
 
 TRL drives vLLM. This module adds what TRL lacks. Engines on one GPU start one after the other, in
 the trial's share of the memory and in the precision of the training. The trial keeps its seed.
-Engines on a CPU get new weights too, and every engine samples for held-out evaluation.
+Adapters are handed over as they are, engines on a CPU get new weights too, and every engine samples
+for held-out evaluation.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -18,36 +19,45 @@ import torch
 from accelerate.utils import set_seed
 from transformers import PreTrainedModel
 
+from gdpo_tune.core.engines import round_up_rank
+from gdpo_tune.core.errors import EngineDiedError, GdpoTuneError
 from gdpo_tune.core.rendezvous import RENDEZVOUS
 from gdpo_tune.core.trials import TrialConfig
-from gdpo_tune.training.gpu import lock_gpu
+from gdpo_tune.training.engine_memory import measure_engine_memory
+from gdpo_tune.training.gpu import CONTEXT, lock_gpu, wait_for_memory
+from gdpo_tune.training.lora import write_adapter_to_memory
+from gdpo_tune.training.out_of_memory import is_out_of_memory
 from gdpo_tune.training.rollout import Decoding
 
 CPU_CACHE = 2**30
 """Bytes of the key-value cache of an engine on a CPU, where no share of a device bounds it."""
+ADAPTER = ("policy", 1)
+"""Name and number of the adapter in vLLM, which holds one."""
 
 
 def build_engine_arguments(config: TrialConfig, model: PreTrainedModel) -> dict[str, Any]:
     """Build TRL's arguments for sampling with vLLM.
 
-    The importance sampling correction weighs each completion by the ratio of its probabilities in
-    trainer and engine, which differ by rounding.
+    The importance sampling correction weighs each completion or token by the ratio of its
+    probabilities in trainer and engine, which differ by rounding.
     """
     settings = config.rollout
-    common = {
+    corrects = settings.importance_sampling != "off"
+    common: dict[str, Any] = {
         "use_vllm": True,
         "vllm_mode": settings.vllm_mode,
-        "vllm_importance_sampling_correction": True,
+        "vllm_importance_sampling_correction": corrects,
     }
+    if corrects:
+        common["vllm_importance_sampling_mode"] = settings.importance_sampling
+        common["vllm_importance_sampling_clip_max"] = settings.importance_sampling_cap
     if settings.vllm_mode == "server":
         return {**common, "vllm_server_base_url": settings.vllm_server}
-    policy: Any = model.config
-    longest = config.data.max_prompt_length + config.training.max_completion_length
     return {
         **common,
         # vLLM takes a share of the whole device, not of the trial's share.
         "vllm_gpu_memory_utilization": config.gpu_share * settings.vllm_memory_share,
-        "vllm_max_model_length": min(longest, policy.max_position_embeddings),
+        "vllm_max_model_length": _count_positions(config, model),
     }
 
 
@@ -56,18 +66,30 @@ def prepare_engine(config: TrialConfig, model: PreTrainedModel, arguments: Any) 
     """Prepare for a trainer that the block builds and that starts an engine in this process.
 
     `model` is the policy, on a CPU or GPU; `arguments` are TRL's.
+
+    Raises:
+        ResourcesError: the policy does not fit into the engine's part of the GPU.
+        CrowdedGpuError: other processes hold the memory that belongs to the trial's share.
     """
     trl_vllm: Any = import_module("trl.generation.vllm_generation")
     plain, environment = trl_vllm.LLM, {name: os.environ.get(name) for name in RENDEZVOUS}
     precision = "bfloat16" if arguments.bf16 else str(model.dtype).removeprefix("torch.")
     options: dict[str, Any] = {"dtype": precision, "revision": config.model.revision or None}
-    if not torch.cuda.is_available():
+    needed = 0
+    if torch.cuda.is_available():
+        cache, needed = _divide_gpu(config, model, width=2 if precision == "bfloat16" else 4)
+        options["kv_cache_memory_bytes"] = cache
+    else:
         # Compiling takes minutes on a CPU, and the cache would take a share of its memory.
         options |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE}
+    if config.model.lora_rank:
+        rank = round_up_rank(config.model.lora_rank)
+        options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
     # TRL has no argument for any of these.
     trl_vllm.LLM = functools.partial(plain, **options)
     try:
         with lock_gpu():
+            wait_for_memory(needed)
             yield
     finally:
         trl_vllm.LLM = plain
@@ -81,13 +103,29 @@ def prepare_engine(config: TrialConfig, model: PreTrainedModel, arguments: Any) 
     set_seed(config.seed, device_specific=True)
 
 
+def name_engine_failures(trainer: Any) -> None:
+    """Let errors of a trainer's engine, colocated or a server, be raised as `EngineDiedError`."""
+    generation = trainer.vllm_generation
+    for name in ("generate", "sync_weights"):
+        setattr(generation, name, _name_failures(getattr(generation, name), trainer))
+
+
 class ColocatedEngine:
     """Engine that TRL started in this process ("colocate"), for held-out evaluation."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        if not torch.cuda.is_available():
-            trainer.vllm_generation.sync_weights = self._reload_weights
+        generation = trainer.vllm_generation
+        self._sample = _name_failures(generation.llm.generate, trainer)
+        if hasattr(getattr(generation, "model", None), "peft_config"):
+            request = _build_adapter_request("loaded by every sync")
+            with_adapter = functools.partial(generation.llm.generate, lora_request=request)
+            generation.llm.generate = with_adapter
+            self._sample = _name_failures(with_adapter, trainer)
+            generation.sync_weights = self._send_adapter
+        elif not torch.cuda.is_available():
+            generation.sync_weights = self._reload_weights
+        name_engine_failures(trainer)
 
     def generate(
         self,
@@ -113,17 +151,81 @@ class ColocatedEngine:
             for seed in seeds
         ]
         inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        outputs = self._trainer.vllm_generation.llm.generate(inputs, settings, use_tqdm=False)
+        outputs = self._sample(inputs, settings, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
+
+    def _send_adapter(self) -> None:
+        """Replace the engine's adapter by the trainer's; no weight below it is written or read.
+
+        TRL would merge the adapter into the weights: in bfloat16 small updates are rounded away,
+        and the weights drift.
+        """
+        generation = self._trainer.vllm_generation
+        with write_adapter_to_memory(generation.model) as directory:
+            # Loaded once: later requests for it would load it again.
+            generation.llm.llm_engine.add_lora(
+                _build_adapter_request(str(directory), load_inplace=True)
+            )
+        generation.llm.reset_prefix_cache()
 
     def _reload_weights(self) -> None:
         """Send the weights on a CPU, where vLLM computes with rearranged copies of them."""
         generation = self._trainer.vllm_generation
-        # Copies, because adapters are merged into the weights only while they are iterated over.
-        weights = [(name, value.clone()) for name, value in generation._iter_named_params()]
+        weights = list(generation._iter_named_params())
         generation.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
         generation.llm.apply_model(_renew_output_heads)
         generation.llm.reset_prefix_cache()
+
+
+def _count_positions(config: TrialConfig, model: PreTrainedModel) -> int:
+    """Return the tokens of the longest prompt with its completion."""
+    policy: Any = model.config
+    longest = config.data.max_prompt_length + config.training.max_completion_length
+    return min(longest, policy.max_position_embeddings)
+
+
+def _divide_gpu(config: TrialConfig, model: PreTrainedModel, *, width: int) -> tuple[int, float]:
+    """Return the bytes of the engine's cache, and those that trainer and engine need at the start.
+
+    Neighbours that keep to their shares leave the trial its own, less the contexts of CUDA.
+    """
+    device = torch.cuda.mem_get_info()[1]
+    length = _count_positions(config, model)
+    memory = measure_engine_memory(config, model, device=device, length=length, width=width)
+    trainer = model.num_parameters() * model.dtype.itemsize
+    return memory.cache, min(memory.part + trainer, config.gpu_share * device - 2 * CONTEXT)
+
+
+def _build_adapter_request(path: str, *, load_inplace: bool = False) -> Any:
+    """Build vLLM's request for the adapter, from a directory if it is to be loaded."""
+    vllm_lora: Any = import_module("vllm.lora.request")
+    return vllm_lora.LoRARequest(*ADAPTER, path, load_inplace=load_inplace)
+
+
+def _name_failures(function: Callable[..., Any], trainer: Any) -> Callable[..., Any]:
+    """Wrap a call of the engine to raise `EngineDiedError` with the engine's last words."""
+
+    @functools.wraps(function)
+    def called(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            return function(*arguments, **keywords)
+        except Exception as error:
+            if is_out_of_memory(error) or isinstance(error, GdpoTuneError):
+                raise
+            step = trainer.state.global_step
+            raise EngineDiedError(
+                f"vLLM died after {step} optimizer steps: {_read_last_words(error)}"
+            ) from error
+
+    return called
+
+
+def _read_last_words(error: BaseException) -> str:
+    """Return type and first line of the error that came first in a chain of errors."""
+    while (earlier := error.__cause__ or error.__context__) is not None:
+        error = earlier
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _renew_output_heads(model: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
 import tomllib
@@ -12,7 +13,17 @@ from trl import import_utils
 
 from gdpo_tune import sweep
 from gdpo_tune.core import engines
-from gdpo_tune.core.engines import NEWEST, OLDEST, VLLM, find_vllm, select_engine
+from gdpo_tune.core.engines import (
+    NEWEST,
+    OLDEST,
+    TRL_MINOR,
+    VLLM,
+    check_trl_version,
+    find_compiler_problem,
+    find_vllm,
+    round_up_rank,
+    select_engine,
+)
 from gdpo_tune.core.errors import EngineError, ResourcesError
 from gdpo_tune.core.policy_size import PolicySize, find_known_size
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
@@ -110,6 +121,88 @@ def test_the_range_is_that_of_the_extra_and_within_trl_s(monkeypatch):
         answer = lambda *_, installed=version, **__: (True, installed)  # noqa: E731
         monkeypatch.setattr(import_utils, "_is_package_available", answer)
         assert import_utils.is_vllm_available()
+
+
+def test_the_trl_is_that_of_the_project():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (line,) = [one for one in project["project"]["dependencies"] if one.startswith("trl")]
+    major, minor = TRL_MINOR
+    assert line == f"trl>={major}.{minor},<{major}.{minor + 1}"
+    check_trl_version()
+
+
+@pytest.mark.parametrize("version", ["1.15.3", "1.17.0", "2.16.0", "dev"])
+def test_another_trl_is_refused_before_a_sweep_starts(version, load, monkeypatch, tmp_path):
+    monkeypatch.setattr(engines.importlib.metadata, "version", lambda _: version)
+    with pytest.raises(EngineError) as caught:
+        check_resources(load(), {"RAY_ADDRESS": "ray://cluster:10001"}, tmp_path)
+    assert f"TRL {version} is installed, and the trainer was tested with 1.16" in str(caught.value)
+    assert "fix: pip install 'trl~=1.16.0'" in str(caught.value)
+
+
+# A C compiler, which Triton needs
+
+
+def test_this_machine_has_a_compiler_that_works():
+    assert find_compiler_problem(os.environ.get("CC"), os.environ.get("PATH")) == ""
+
+
+def write_tool(directory, name, text):
+    tool = directory / name
+    tool.write_text(f"#!/bin/sh\n{text}\n")
+    tool.chmod(0o755)
+
+
+def test_a_missing_or_broken_compiler_is_named(tmp_path):
+    nowhere = str(tmp_path)
+    assert find_compiler_problem(None, nowhere) == "there is no C compiler (CC, gcc or clang)"
+    assert "does not run" in find_compiler_problem("/nowhere/cc", nowhere)
+    write_tool(
+        tmp_path, "clang", "echo 'probe.c:1: fatal error: Python.h: No such file' >&2\nexit 1"
+    )
+    problem = find_compiler_problem(None, f"{nowhere}:/nowhere")
+    assert problem.endswith("does not work (probe.c:1: fatal error: Python.h: No such file)")
+    write_tool(tmp_path, "gcc", "exit 0")  # Triton prefers gcc
+    assert find_compiler_problem(None, f"{nowhere}:/elsewhere") == ""
+
+
+def test_a_trial_with_a_gpu_is_refused_without_a_compiler(load, monkeypatch, tmp_path):
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(EngineError) as caught:
+        check_resources(load("resources.gpus=1"), {}, tmp_path)
+    assert "there is no C compiler" in str(caught.value)
+    assert "apt-get install gcc libc6-dev" in str(caught.value)
+    check_resources(load(), {}, tmp_path)
+
+
+# Adapters
+
+
+@pytest.mark.parametrize(("rank", "size"), [(1, 8), (8, 8), (9, 16), (300, 320), (512, 512)])
+def test_a_rank_gets_the_next_size(rank, size):
+    assert round_up_rank(rank) == size
+
+
+def test_a_rank_above_the_largest_size_is_refused_for_vllm_alone():
+    more = {"gpu": True, "lean": False, "lora_rank": 513}
+    with pytest.raises(EngineError, match="rank 512 at most"):
+        select_engine(RolloutSettings("vllm"), vllm=GOOD_VLLM, **more)
+    assert select_engine(RolloutSettings(), vllm=None, **more) == "transformers"
+
+
+def test_adapters_in_float32_are_refused_for_vllm_on_a_gpu(load, monkeypatch, tmp_path):
+    pytest.importorskip("peft")
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(machine, "find_vllm", lambda: GOOD_VLLM)
+    adapters = ("resources.gpus=1", "model.lora_rank=8")
+    check_resources(load(*adapters), {}, tmp_path)
+    with pytest.raises(EngineError, match="no kernels for adapters in float32") as caught:
+        check_resources(load(*adapters, "model.dtype=float32"), {}, tmp_path)
+    assert "fix: --set model.dtype=bfloat16" in str(caught.value)
+    other = "rollout.engine=transformers"
+    check_resources(load(*adapters, "model.dtype=float32", other), {}, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -354,6 +354,37 @@ def test_the_page_says_where_samples_are_not_weighted_by_their_probabilities(lib
     assert "probabilities that the sampler" not in make_page("trl", *VLLM)
 
 
+@pytest.mark.parametrize("library", ["trl", "axolotl"])
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), (True, "sequence_mask", 3.0)),
+        (
+            (
+                "rollout.importance_sampling=token_truncate",
+                "rollout.importance_sampling_cap=2",
+            ),
+            (True, "token_truncate", 2.0),
+        ),
+        (("rollout.importance_sampling=off",), (False, None, None)),
+    ],
+)
+def test_libraries_on_trl_get_the_correction_of_what_vllm_sampled(library, overrides, expected):
+    settings = flatten(parse_settings(export_to(library, make_recipe(*VLLM, *overrides))))
+    keys = ("correction", "mode", "clip_max")
+    name = ("trl." if library == "axolotl" else "") + "vllm_importance_sampling_"
+    assert expected == tuple(settings.get(name + key) for key in keys)
+
+
+def test_the_page_says_how_tokens_were_weighted():
+    page = make_page("verl", SUM, *VLLM, "rollout.importance_sampling=token_truncate")
+    assert "each token is weighted by its probability in the trainer against vLLM" in page
+    assert "a ratio above 3 lowered to it" in page
+    assert "probabilities that the sampler" not in make_page(
+        "verl", SUM, *VLLM, "rollout.importance_sampling=off"
+    )
+
+
 @pytest.mark.parametrize("library", MODES)
 def test_the_page_says_where_the_precision_differs(library):
     row = "| computed in | bfloat16 on a GPU, float32 elsewhere | bfloat16"

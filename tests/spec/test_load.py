@@ -315,6 +315,8 @@ def test_spec_is_frozen_and_travels(load):
         "sandbox.cpu_seconds=2",
         "sandbox.wall_seconds=5",
         "sandbox.memory_mb=1024",
+        "rollout.importance_sampling=token_truncate",
+        "rollout.importance_sampling_cap=2",
     ],
 )
 def test_what_changes_the_identity(load, override):
@@ -339,6 +341,8 @@ def test_what_changes_the_identity(load, override):
         "training.steps=60",
         "training.micro_batch_size=8",
         "training.mini_batch_size=0",
+        "rollout.engine=transformers",
+        "rollout={engine: vllm, importance_sampling: sequence_mask, importance_sampling_cap: 3}",
         "sandbox={type: external, url: 'http://host:8080', workers: 8}",
         "sandbox.type=unsafe_no_isolation",
         "sandbox={modules: [], cpu_seconds: 1, wall_seconds: 4, memory_mb: 512}",

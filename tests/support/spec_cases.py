@@ -1280,6 +1280,39 @@ CASES = {
         "only vllm_mode: server",
         "remove the key",
     ),
+    "rollout adapters for a server": (
+        "search:",
+        "rollout: {engine: vllm, vllm_mode: server, vllm_server: 'http://a:1'}\n"
+        "model: {lora_rank: 8}\nsearch:",
+        14,
+        "rollout.vllm_mode",
+        "would round small updates of an adapter away",
+        "write vllm_mode: colocate",
+    ),
+    "rollout idle correction": (
+        "search:",
+        "rollout: {engine: transformers, importance_sampling: token_truncate}\nsearch:",
+        14,
+        "rollout.importance_sampling",
+        "transformers is not vLLM",
+        "remove the key",
+    ),
+    "rollout idle cap": (
+        "search:",
+        "rollout: {importance_sampling: off, importance_sampling_cap: 2}\nsearch:",
+        14,
+        "rollout.importance_sampling_cap",
+        "off has no cap",
+        "remove the key",
+    ),
+    "rollout cap below 1": (
+        "search:",
+        "rollout: {importance_sampling_cap: 0.5}\nsearch:",
+        14,
+        "rollout.importance_sampling_cap",
+        "1",
+        "1",
+    ),
     "rollout idle share": (
         "search:",
         "rollout: {engine: vllm, vllm_mode: server, vllm_server: 'http://a:1', "

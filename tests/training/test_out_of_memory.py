@@ -7,13 +7,14 @@ import dataclasses
 import pytest
 import torch
 
-from gdpo_tune.core.errors import TrialFailure
+from gdpo_tune.core.errors import CrowdedGpuError, TrialFailure
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
 from gdpo_tune.training import train, worker_cache
 from gdpo_tune.training.out_of_memory import explain_out_of_memory, list_remedies
 from gdpo_tune.training.trainer import GDPOTrainer
 from tests.support.training import build_trial_config, register_toy_task, write_policy
 
+GIB = 2**30
 CPU = "[enforce fail at alloc_cpu.cpp:119] . DefaultCPUAllocator: can't allocate memory: you tried"
 
 
@@ -41,6 +42,50 @@ def test_out_of_memory_is_a_failure_that_names_settings(config, error):
     assert "model.gradient_checkpointing: on" in message
     assert "\n" not in message
     assert caught.value.__cause__ is error
+
+
+@pytest.fixture
+def crowd(monkeypatch):
+    """A stand-in for a GPU of 80 GiB; returns a setter of its free and the trial's own bytes."""
+
+    def set_memory(free, own):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free * GIB, 80 * GIB))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: own * GIB)
+
+    return set_memory
+
+
+@pytest.mark.parametrize(
+    ("share", "free", "own", "error"),
+    [
+        # A neighbour holds 59 GiB: more than its half.
+        (0.5, 1, 20, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
+        (0.5, 1, 3, ValueError("Free memory on device cuda:0 (1.0/80.0 GiB) on startup is less")),
+        (0.5, 9, 3, ValueError("No available memory for the cache blocks. Try increasing")),
+        (0.5, 9, 3, AssertionError("Error in memory profiling. Initial free memory 9 GiB")),
+        # Another user's process, on a GPU that the trial has for itself.
+        (1.0, 1, 20, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
+    ],
+)
+def test_memory_that_others_hold_is_no_failure_of_the_trial(config, crowd, share, free, own, error):
+    crowd(free, own)
+    config = dataclasses.replace(config, gpu_share=share)
+    expected = pytest.raises(CrowdedGpuError, match="trial's share of its GPU")
+    with expected, explain_out_of_memory(config):
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("share", "free", "own", "tried"),
+    [(0.5, 30, 38, "2.00 GiB"), (0.5, 30, 39, "600.00 MiB"), (1.0, 1, 78, "4.00 GiB")],
+)
+def test_memory_above_the_trials_share_is_its_own_failure(config, crowd, share, free, own, tried):
+    crowd(free, own)
+    config = dataclasses.replace(config, gpu_share=share)
+    with pytest.raises(TrialFailure, match="out of memory"), explain_out_of_memory(config):
+        raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {tried}.")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes do not match"), ValueError("no")])

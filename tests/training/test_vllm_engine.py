@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pickle
 import sys
 import tempfile
 from dataclasses import replace
@@ -17,16 +18,17 @@ import torch
 from accelerate import Accelerator
 from trl.generation import vllm_generation as trl_vllm
 
-from gdpo_tune.core.errors import EngineError
-from gdpo_tune.core.settings import DataSettings, RolloutSettings
+from gdpo_tune.core.errors import CrowdedGpuError, EngineDiedError, EngineError, ResourcesError
+from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import gpu as gpu_module
-from gdpo_tune.training import rollout, step_reporter, train, vllm_engine, worker_cache
+from gdpo_tune.training import lora, rollout, step_reporter, train, vllm_engine, worker_cache
 from gdpo_tune.training.rollout import Decoding
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
 from tests.support.training import build_trial_config, register_toy_task, write_policy
 
 GIB = 2**30
+LORA = ModelSettings(dtype="bfloat16", lora_rank=4)
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +75,37 @@ def test_a_colocated_engine_gets_its_part_of_the_trials_share(config, policy):
     assert arguments.vllm_max_model_length == 128
     config = replace(config, data=DataSettings(max_prompt_length=30))
     assert vllm_engine.build_engine_arguments(config, model)["vllm_max_model_length"] == 38
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (RolloutSettings("vllm"), (True, "sequence_mask", 3.0)),
+        (
+            RolloutSettings(
+                "vllm", importance_sampling="token_truncate", importance_sampling_cap=2.0
+            ),
+            (True, "token_truncate", 2.0),
+        ),
+        (
+            RolloutSettings("vllm", "server", "http://a:1", importance_sampling="token_mask"),
+            (True, "token_mask", 3.0),
+        ),
+    ],
+)
+def test_the_correction_is_a_setting(config, policy, settings, expected):
+    model, _ = load_policy(policy)
+    engine = vllm_engine.build_engine_arguments(replace(config, rollout=settings), model)
+    arguments = build_trainer_arguments(config, ("hits", "vowels", "length"), engine)
+    assert expected == (
+        arguments.vllm_importance_sampling_correction,
+        arguments.vllm_importance_sampling_mode,
+        arguments.vllm_importance_sampling_clip_max,
+    )
+    off = replace(config, rollout=RolloutSettings("vllm", importance_sampling="off"))
+    assert vllm_engine.build_engine_arguments(off, model)[
+        "vllm_importance_sampling_correction"
+    ] is (False)
 
 
 def test_a_server_gets_its_address(config, policy):
@@ -150,10 +183,9 @@ def test_the_engine_computes_as_the_training_does(config, policy, engine, gpu):
     plain = trl_vllm.LLM
     start(config, policy)
     start(replace(config, model=replace(config.model, revision="v2")), policy, bf16=True)
-    assert engine == [
-        {"model": "policy", "dtype": "float32", "revision": None},
-        {"model": "policy", "dtype": "bfloat16", "revision": "v2"},
-    ]
+    assert [one["dtype"] for one in engine] == ["float32", "bfloat16"]
+    assert [one["revision"] for one in engine] == [None, "v2"]
+    assert not any("enable_lora" in one for one in engine)
     assert trl_vllm.LLM is plain
 
 
@@ -188,6 +220,145 @@ def test_a_start_that_fails_leaves_no_trace(config, policy, engine, monkeypatch)
     assert "RANK" not in os.environ
 
 
+def test_an_engine_gets_room_for_adapters_of_the_trials_rank(config, policy, engine):
+    start(replace(config, model=ModelSettings(lora_rank=24)), policy)
+    adapters = {"enable_lora": True, "max_loras": 1, "max_lora_rank": 32}
+    assert engine[0].items() >= adapters.items()
+
+
+def test_the_cache_is_computed_and_nothing_is_measured(config, policy, engine, gpu):
+    """vLLM skips its two checks of the whole device if it is told the size of its cache."""
+    share = RolloutSettings("vllm", vllm_memory_share=0.4)
+    start(replace(config, rollout=share, gpu_share=0.5), policy)
+    cache = engine[0]["kv_cache_memory_bytes"]
+    assert 15 * GIB < cache < 0.5 * 0.4 * 80 * GIB - GIB // 2
+    start(replace(config, rollout=share, gpu_share=0.25), policy)
+    assert cache - engine[1]["kv_cache_memory_bytes"] == pytest.approx(8 * GIB, abs=2)
+
+
+def test_a_policy_too_large_for_the_engines_part_is_refused(config, policy, engine, gpu):
+    part = replace(config, gpu_share=1e-7, rollout=RolloutSettings("vllm"))
+    with pytest.raises(ResourcesError, match=r"rollout.vllm_memory_share = 0.45: vLLM's part of"):
+        start(part, policy)
+    assert engine == []
+
+
+def test_an_engine_waits_until_a_neighbour_has_released_memory(
+    config, policy, engine, gpu, monkeypatch
+):
+    answers = [1 * GIB, 1 * GIB, 70 * GIB]
+    monkeypatch.setattr(
+        torch.cuda, "mem_get_info", lambda: (answers.pop(0) if answers else 70 * GIB, 80 * GIB)
+    )
+    gpu_module.wait_for_memory(30 * GIB, pause=0.0)
+    assert answers == []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (GIB, 80 * GIB))
+    with pytest.raises(CrowdedGpuError, match=r"needs 30.0 GiB of the GPU, and 1.0 of 80 GiB"):
+        gpu_module.wait_for_memory(30 * GIB, patience=0.0)
+
+
+def test_a_rank_above_what_vllm_holds_is_refused(config, policy, engine):
+    with pytest.raises(EngineError, match=r"model.lora_rank = 600: vLLM .* rank 512 at most"):
+        start(replace(config, model=ModelSettings(lora_rank=600)), policy)
+
+
+# Adapters
+
+
+def test_an_adapter_is_written_to_memory_where_it_fits(tmp_path, monkeypatch):
+    assert lora.choose_memory(1, tmp_path) == tmp_path
+    assert lora.choose_memory(10**15, tmp_path) is None
+    assert lora.choose_memory(1, tmp_path / "missing") is None
+
+
+@pytest.fixture
+def adapted(policy):
+    """A policy in bfloat16 with an adapter whose change is not 0."""
+    peft = pytest.importorskip("peft")
+    model = load_policy(policy, torch.bfloat16)[0]
+    wrapped = peft.get_peft_model(model, lora.build_adapter_config(model, LORA, policy))
+    for name, weight in wrapped.named_parameters():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(weight, std=7.5e-5)
+    return wrapped
+
+
+def test_a_sync_hands_the_adapter_over_and_writes_no_weight(adapted, monkeypatch):
+    """TRL's own sync merges it into the weights, which then differ after a few syncs."""
+    from safetensors.torch import load_file
+
+    fake = ModuleType("vllm.lora.request")
+    fake.LoRARequest = lambda *names, load_inplace: (*names, load_inplace)
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.lora", ModuleType("vllm.lora"))
+    monkeypatch.setitem(sys.modules, "vllm.lora.request", fake)
+    loaded, requests = [], []
+
+    def add_lora(request):
+        assert request[:2] == vllm_engine.ADAPTER
+        assert request[3] is True
+        loaded.append(load_file(f"{request[2]}/adapter_model.safetensors"))
+
+    llm = SimpleNamespace(
+        llm_engine=SimpleNamespace(add_lora=add_lora),
+        reset_prefix_cache=lambda: None,
+        generate=lambda *_, lora_request: requests.append(lora_request),
+    )
+    generation = SimpleNamespace(model=adapted, llm=llm, generate=None, sync_weights=None)
+    trainer = SimpleNamespace(
+        vllm_generation=generation, state=SimpleNamespace(global_step=0), _last_loaded_step=-1
+    )
+    before = {name: value.clone() for name, value in adapted.state_dict().items()}
+    vllm_engine.ColocatedEngine(trainer)
+    for _ in range(3):
+        generation.sync_weights()
+    after = adapted.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert len(loaded) == 3
+    sent = loaded[-1]
+    trained = {n.replace(".default.", "."): v for n, v in before.items() if ".lora_" in n}
+    assert sent.keys() == trained.keys()
+    assert all(torch.equal(sent[name], trained[name]) for name in sent)
+    generation.llm.generate([])
+    assert requests[0][:2] == vllm_engine.ADAPTER
+    assert requests[0][3] is False  # or every request would load the adapter again
+
+
+# Engines that die
+
+
+def test_an_engine_that_dies_says_so_with_its_last_words(trainer):
+    def die(*_, **__):
+        try:
+            raise RuntimeError("CUDA error: an illegal memory access\nsecond line")
+        except RuntimeError as error:
+            raise ValueError("see the log above") from error
+
+    trainer.vllm_generation.llm.generate = die
+    sampler = vllm_engine.ColocatedEngine(trainer)
+    with pytest.raises(EngineDiedError) as caught:
+        sampler.generate(None, [[3]], DECODING, torch.Generator())
+    assert str(caught.value) == (
+        "vLLM died after 0 optimizer steps: RuntimeError: CUDA error: an illegal memory access"
+    )
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["generate", "sync_weights"])
+def test_errors_of_both_calls_of_trl_are_named_and_lack_of_memory_is_not(trainer, name):
+    def fail(error):
+        raise error
+
+    setattr(trainer.vllm_generation, name, fail)
+    vllm_engine.name_engine_failures(trainer)
+    called = getattr(trainer.vllm_generation, name)
+    with pytest.raises(EngineDiedError, match="ConnectionError: refused"):
+        called(ConnectionError("refused"))
+    for passed in (torch.OutOfMemoryError("CUDA out of memory"), CrowdedGpuError("full")):
+        with pytest.raises(type(passed)):
+            called(passed)
+
+
 # Held-out evaluation
 
 
@@ -212,7 +383,7 @@ def trainer(monkeypatch, gpu):
     fake = ModuleType("vllm")
     fake.SamplingParams = lambda **options: options
     monkeypatch.setitem(sys.modules, "vllm", fake)
-    generation = SimpleNamespace(llm=FakeEngine(), synced=0)
+    generation = SimpleNamespace(llm=FakeEngine(), synced=0, generate=None)
 
     def sync_weights():
         generation.synced += 1

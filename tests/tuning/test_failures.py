@@ -13,7 +13,7 @@ from ray import cloudpickle
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
 from ray.train import TrainingFailedError
 
-from gdpo_tune.core.errors import StoreUnreachableError
+from gdpo_tune.core.errors import EngineDiedError, StoreUnreachableError
 from gdpo_tune.core.events import IncidentOccurred
 from gdpo_tune.core.trials import Incident
 from gdpo_tune.ledger import Ledger
@@ -65,6 +65,7 @@ def wrap_task_error(error: Exception) -> RayTaskError:
         ),
         (wrap_task_error(AttemptError("lost", "a node died")), False, "lost"),
         (wrap_task_error(AttemptError("store", "no route")), False, "store"),
+        (wrap_task_error(AttemptError("crowded", "no memory")), False, "crowded"),
         (wrap_task_error(AttemptError("directory", "waited 3 s for it")), True, "directory"),
         (DIED, False, "died"),
         (DIED, True, "lost"),
@@ -319,6 +320,35 @@ def test_a_node_without_the_store_is_avoided_and_costs_no_attempt(sweep: NodeSwe
     sweep.driver.searcher.on_trial_complete(trial.trial_id, ended)
     assert sweep.driver.searcher.fatal is result.error
     assert sweep.ledger.get_record(0).state == "running"  # the same command resumes it
+
+
+def test_a_crowded_gpu_costs_no_attempt_and_never_fails_a_trial(sweep: NodeSweep):
+    trial = sweep.trials[0]
+    crowded = wrap_task_error(AttemptError("crowded", "other processes hold memory"))
+    for _ in range(LOSSES):
+        sweep.fail(trial, crowded)
+        sweep.start(trial, "a")
+    assert sweep.get_reason_to_give_up(trial) is None
+    assert sweep.list_incidents()[0] == "trial 0 is tried again: other processes hold memory"
+    sweep.attempts.on_trial_result(0, [], trial, pack(TrialUpdate(build_measurement(1))))
+    for _ in range(LOSSES + 1):
+        sweep.fail(trial, crowded)
+    ended = run_trial(trial.config)
+    result = unpack_message(ended)
+    assert isinstance(result, Fatal)
+    assert "fix: end the other processes on that GPU" in str(result.error)
+    sweep.driver.searcher.on_trial_complete(trial.trial_id, ended)
+    assert sweep.ledger.get_record(0).state == "running"  # the same command goes on with it
+
+
+def test_an_engine_that_dies_is_tried_again_and_its_last_words_are_the_reason(sweep: NodeSweep):
+    trial = sweep.trials[0]
+    died = wrap_task_error(EngineDiedError("vLLM died after 3 optimizer steps: CUDA error"))
+    for _ in range(RETRIES):
+        sweep.fail(trial, died)
+        assert sweep.get_reason_to_give_up(trial) is None
+    sweep.fail(trial, died)
+    assert str(sweep.get_reason_to_give_up(trial)).endswith("optimizer steps: CUDA error")
 
 
 def test_a_store_error_can_be_pickled():

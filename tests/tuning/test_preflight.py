@@ -15,6 +15,7 @@ from gdpo_tune.spec import Resources, SweepSpec
 from gdpo_tune.tuning.ray import preflight
 from gdpo_tune.tuning.ray.nodes import ClusterNode, Nodes
 from gdpo_tune.tuning.ray.preflight import (
+    COMPILER,
     Answers,
     NodeAnswer,
     check_nodes,
@@ -188,4 +189,20 @@ def test_a_node_reports_whether_it_can_write_to_the_object_store(tmp_path, monke
     assert str(answer) == (
         "lacks /nowhere and cannot write into the sweep's directory "
         "(storage memory://bucket/runs: Access Denied)"
+    )
+
+
+def test_a_node_without_a_compiler_is_named_where_trials_train_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    spec = load_code_spec(tmp_path, ["resources.gpus=1"])
+    assert list_needed_paths(spec)[-1] == COMPILER
+    assert COMPILER not in list_needed_paths(load_code_spec(tmp_path))
+    assert probe_node(tmp_path / "mark", "reply", [COMPILER]) == NodeAnswer()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    answer = probe_node(tmp_path / "mark", "reply", [COMPILER, "/nowhere"])
+    assert str(answer) == (
+        "lacks /nowhere and cannot compile kernels for a GPU (there is no C compiler (CC, gcc or "
+        "clang))"
     )

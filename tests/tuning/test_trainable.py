@@ -13,7 +13,9 @@ from ray.exceptions import RayActorError
 from ray.train import WorkerGroupError
 
 from gdpo_tune.core.errors import (
+    CrowdedGpuError,
     DiskFullError,
+    EngineDiedError,
     NonFiniteError,
     PolicyError,
     ResourcesError,
@@ -95,6 +97,23 @@ def test_errors_that_affect_every_trial_are_fatal(
 def test_other_errors_are_raised_for_ray_to_retry(config: TrialConfig, sent: list[Measurement]):
     behaviour.append(RuntimeError("broken"))
     with pytest.raises(RuntimeError, match="broken"):
+        run_attempt(config)
+
+
+def test_a_crowded_gpu_ends_an_attempt_and_not_the_trial(
+    config: TrialConfig, sent: list[Measurement]
+):
+    behaviour.append(CrowdedGpuError("other processes hold memory"))
+    with pytest.raises(AttemptError, match="other processes hold memory") as caught:
+        run_attempt(config)
+    assert caught.value.cause == "crowded"
+
+
+def test_an_engine_that_dies_is_raised_for_ray_to_retry(
+    config: TrialConfig, sent: list[Measurement]
+):
+    behaviour.append(EngineDiedError("vLLM died after 3 optimizer steps: CUDA error"))
+    with pytest.raises(EngineDiedError):
         run_attempt(config)
 
 

@@ -7,98 +7,17 @@ is renewed shows in the log-probabilities of one text under both networks.
 from __future__ import annotations
 
 import math
-import string
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from gdpo_tune.core import registry
-from gdpo_tune.core.parameters import PARAMETERS
-from gdpo_tune.core.registry import TaskInfo
-from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings, TrainingSettings
-from gdpo_tune.core.trials import TrialConfig
+from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.tasks.base import Problem, Scores
 
 # vLLM and its dependencies raise warnings of their own.
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 
-TRAINING = TrainingSettings(
-    steps=2,
-    completions_per_step=16,
-    max_completion_length=24,
-    length_limit=12,
-    train_prompts=16,
-    validation_prompts=8,
-    test_prompts=8,
-    evaluate_every=2,
-    checkpoint_every=2,
-)
 PROMPT = "Write f(x): k is 17, plus 9\n"
-
-
-class ShapeTask:
-    """Rewards of the text alone, so that no sandbox is needed."""
-
-    rewards = ("digits", "length")
-    metrics = ("digits", "length")
-    instructions = ""
-
-    def __init__(self, settings, sandbox=None, data=None):
-        self.limit = settings.length_limit
-
-    def problems(self, split, count, seed):
-        return [
-            Problem(
-                prompt=f"Write f(x): {split[0]} is {i}, plus {string.digits[i % 10]}\n", family="x"
-            )
-            for i in range(count)
-        ]
-
-    def score(self, problems, completions, lengths):
-        digits = [sum(c.isdigit() for c in text) / 10 for text in completions]
-        short = [float(length <= self.limit) for length in lengths]
-        values = {"digits": digits, "length": short}
-        return Scores(rewards=values, metrics=values)
-
-    def environment(self):
-        return {}
-
-    def close(self):
-        pass
-
-
-RANGES = {"digits": (0.0, 2.4), "length": (0.0, 1.0)}
-SHAPE = TaskInfo(ShapeTask, RANGES, {}, {}, "embedded", length_reward="length")
-
-
-@pytest.fixture(autouse=True)
-def shown(capfd):
-    """Show the figures; vLLM also needs a standard output with a descriptor."""
-    with capfd.disabled():
-        print()
-        yield
-
-
-@pytest.fixture
-def config(monkeypatch, tmp_path):
-    """A configuration of the embedded policy whose completions vLLM samples."""
-    monkeypatch.setitem(registry.TASKS, "shape", f"{__name__}:SHAPE")
-    params = {name: info.default for name, info in PARAMETERS.items()}
-    params |= {"reward_weights.digits": 1.0, "reward_weights.length": 1.0}
-    params |= {"learning_rate": 1e-3, "group_size": 4}
-    return TrialConfig(
-        "shape",
-        "embedded",
-        0,
-        params,
-        TRAINING,
-        Path(tmp_path),
-        data=DataSettings(max_prompt_length=64),
-        rollout=RolloutSettings(engine="vllm"),
-    )
 
 
 def compute_log_probabilities(model, prompt, completion):
@@ -109,7 +28,7 @@ def compute_log_probabilities(model, prompt, completion):
     return logits.log_softmax(-1).gather(-1, torch.tensor(completion)[:, None])[:, 0]
 
 
-def test_the_engine_follows_the_weights_only_through_the_sync(config):
+def test_the_engine_follows_the_weights_only_through_the_sync(build_config):
     from accelerate import Accelerator
     from trl import GRPOConfig
     from trl.generation import vllm_generation as trl_vllm
@@ -117,6 +36,7 @@ def test_the_engine_follows_the_weights_only_through_the_sync(config):
 
     from gdpo_tune.training import vllm_engine
 
+    config = build_config()
     model, tokenizer = load_policy("embedded")
     model.eval()
     arguments = GRPOConfig(
@@ -177,15 +97,8 @@ def test_the_engine_follows_the_weights_only_through_the_sync(config):
 @pytest.mark.parametrize(
     "settings", [ModelSettings(), ModelSettings(lora_rank=4)], ids=["every weight", "adapters"]
 )
-def test_a_trial_samples_with_vllm_from_start_to_end(config, settings):
-    from gdpo_tune.training import train, worker_cache
-
-    reports = []
-    try:
-        config = replace(config, model=settings)
-        outcome = train(config, resume=None, report=lambda m, _: reports.append(m))
-    finally:
-        worker_cache.release_worker_cache()
+def test_a_trial_samples_with_vllm_from_start_to_end(build_config, train_and_report, settings):
+    outcome, reports = train_and_report(build_config(model=settings))
     for measurement in reports:
         mismatch = {n: x for n, x in measurement.metrics.items() if n.startswith("train/rollout/")}
         print(f"  step {measurement.step}:", ", ".join(f"{n} {x:.7f}" for n, x in mismatch.items()))

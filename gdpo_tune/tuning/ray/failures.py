@@ -1,4 +1,7 @@
-"""Failed attempts at trials: a trial's own failures count against it, lost nodes do not."""
+"""Failed attempts at trials: a trial's own failures count against it.
+
+Lost nodes, unreachable stores and crowded GPUs do not, unless they come in a row.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from ray import cloudpickle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from ray.tune import Callback
 
+from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.trials import IS_TRIED_AGAIN, WAS_LOST, TrialConfig
 from gdpo_tune.tuning.ray.messages import (
     NODE_DIED,
@@ -29,7 +33,8 @@ from gdpo_tune.tuning.search.searcher import LedgerSearcher
 RETRIES = 2
 """Further attempts after failures of a trial's own, each from its newest checkpoint."""
 LOSSES = 5
-"""Nodes that a trial may lose in a row without a result in between: it might be their killer."""
+"""Nodes that a trial may lose in a row without a result in between: it might be their killer. The
+same number of times it may find its GPU crowded."""
 EXCUSE_SECONDS = 60.0
 """Seconds after the death of a process within which the death of its node explains it."""
 FOR_EVER = -1
@@ -45,7 +50,7 @@ class TrialHistory:
     failed: int = 0
     """Attempts that failed by themselves."""
     lost: int = 0
-    """Nodes lost in a row, without a result in between."""
+    """Nodes lost, stores out of reach and GPUs crowded in a row, without a result in between."""
     node: str = ""
     """Node on which it runs; empty between two attempts."""
     moving: bool = False
@@ -60,7 +65,7 @@ class TrialHistory:
 
     def count(self, cause: Cause, node: str, now: float) -> bool:
         """Count the end of an attempt on a node; return whether there may be another attempt."""
-        if cause in ("lost", "store"):
+        if cause in ("lost", "store", "crowded"):
             self.lost += 1
             return self.lost <= LOSSES
         if cause == "died":
@@ -145,8 +150,7 @@ class Attempts(Callback):
             if again:
                 self._searcher.record_incident(f"{IS_TRIED_AGAIN}: {reason}", [name])
         if not again:
-            outage = getattr(getattr(error, "cause", None), "outage", None)  # of a store
-            set_given_up(trial, LOST_AGAIN if cause == "lost" else outage or reason)
+            set_given_up(trial, describe_end(cause, reason, error))
             history.given_up = trial
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -197,6 +201,20 @@ class Attempts(Callback):
         if node_died and self._nodes.is_alive(node):
             self._nodes.mark_lost(node)
         return classify_error(error, node_lost=bool(node) and not self._nodes.is_alive(node))
+
+
+def describe_end(cause: Cause, reason: str, error: BaseException | None) -> str | Exception:
+    """Return why a trial is given up; an error where it is not the trial's fault.
+
+    Such an error stops the sweep, and the same command resumes it with this trial.
+    """
+    if cause == "crowded":
+        return ResourcesError(
+            f"{reason}; {LOSSES + 1} attempts in a row\n    fix: end the other processes on that "
+            "GPU, or take another one, and run the same command to resume"
+        )
+    outage = getattr(getattr(error, "cause", None), "outage", None)  # of a store
+    return LOST_AGAIN if cause == "lost" else outage or reason
 
 
 def set_given_up(trial: Any, why: str | Exception | None) -> None:

@@ -17,10 +17,10 @@ from gdpo_tune.core.trials import Measurement, Outcome, TrialConfig
 KEY = "gdpo_tune"
 NODE_DIED = "its node has died"
 """In the message of Ray's error, which has no type of its own, for a process lost that way."""
-Cause = Literal["changed", "lost", "directory", "store", "died", "own"]
+Cause = Literal["changed", "lost", "directory", "store", "crowded", "died", "own"]
 """Why an attempt ended: it needed another process; it lost its node; the sweep's directory was
-away; its node did not reach the store; its process died for an unknown reason; it raised an error.
-"""
+away; its node did not reach the store; others held the memory of its GPU; its process died for an
+unknown reason; it raised an error."""
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,14 @@ as a trial moves. So each node that sees a new file of the driver's replies with
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gdpo_tune.core import task_files
+from gdpo_tune.core.engines import find_compiler_problem
 from gdpo_tune.core.errors import ClusterError, StoreError
 from gdpo_tune.ledger.sweep_store import check_writable
 from gdpo_tune.spec import SweepSpec
@@ -19,6 +21,8 @@ from gdpo_tune.tuning.ray.nodes import ClusterNode, Nodes, count_workers
 
 PATIENCE = 180.0
 """Seconds that a node has to answer: its first process may have to fetch submitted files."""
+COMPILER = "a C compiler"
+"""Entry among the needed paths that stands for a C compiler that works."""
 
 
 class NodeAnswer(NamedTuple):
@@ -28,12 +32,16 @@ class NodeAnswer(NamedTuple):
     """Paths that trials need and that do not exist there."""
     error: str = ""
     """Why it cannot write into the sweep's directory."""
+    compiler: str = ""
+    """Why kernels for its GPUs cannot be compiled there."""
 
     def __str__(self) -> str:
         """Return it in one line; empty if nothing is wrong."""
         parts = [f"lacks {path}" for path in self.lacks]
         if self.error:
             parts.append(f"cannot write into the sweep's directory ({self.error})")
+        if self.compiler:
+            parts.append(f"cannot compile kernels for a GPU ({self.compiler})")
         return " and ".join(parts)
 
 
@@ -47,17 +55,22 @@ def probe_node(mark: Path | str, reply: str, needed: Sequence[str]) -> NodeAnswe
     `mark` is a file that the driver has written, beside which it writes `reply`; or the address of
     an object store.
     """
-    lacks = tuple(path for path in needed if not Path(path).expanduser().exists())
+    lacks = tuple(
+        path for path in needed if path != COMPILER and not Path(path).expanduser().exists()
+    )
+    compiler = ""
+    if COMPILER in needed:
+        compiler = find_compiler_problem(os.environ.get("CC"), os.environ.get("PATH"))
     try:
         if isinstance(mark, str):
             check_writable(mark)
         elif mark.exists():
             mark.with_name(reply).touch()
     except StoreError as error:
-        return NodeAnswer(lacks, str(error).splitlines()[0])
+        return NodeAnswer(lacks, str(error).splitlines()[0], compiler)
     except OSError as error:
-        return NodeAnswer(lacks, error.strerror or str(error))
-    return NodeAnswer(lacks)
+        return NodeAnswer(lacks, error.strerror or str(error), compiler)
+    return NodeAnswer(lacks, compiler=compiler)
 
 
 def probe_by_tasks(
@@ -142,11 +155,15 @@ def check_nodes(spec: SweepSpec, directory: Path, nodes: Nodes) -> None:
 
 
 def list_needed_paths(spec: SweepSpec) -> list[str]:
-    """Return files and directories of this machine that every trial reads, as the spec has them."""
+    """Return files and directories of this machine that every trial reads, as the spec has them.
+
+    `COMPILER` follows if trials train on a GPU.
+    """
     paths = [spec.policy, spec.data.source]
     if task_files.is_task_file(spec.task):
         paths.append(spec.task.rpartition(":")[0])
-    return [path for path in paths if path and Path(path).expanduser().exists()]
+    present = [path for path in paths if path and Path(path).expanduser().exists()]
+    return [*present, COMPILER] if spec.resources.gpus else present
 
 
 def name_reply(mark: Path | str, node: ClusterNode) -> str:

@@ -14,6 +14,7 @@ import ray
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import (
+    CrowdedGpuError,
     DirectoryLostError,
     DiskFullError,
     SandboxUnavailable,
@@ -127,6 +128,8 @@ def train_from_checkpoint(attempt: AttemptConfig, reporter: Reporter) -> TrialRe
         if not reporter.stopped:
             raise  # Ray ends the trial
         return Interrupted()
+    except CrowdedGpuError as error:
+        raise AttemptError("crowded", str(error)) from error
     except TrialFailure as failure:
         return Failed(str(failure))
     except (UsageError, SandboxUnavailable, DiskFullError) as error:
