@@ -25,7 +25,7 @@ from gdpo_tune.training.worker_cache import open_worker_cache
 
 SYNCS = 100
 """Number of times that the engine gets the weights."""
-COMPLETIONS = 128
+COMPLETIONS = 512
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,13 @@ def compare_log_probabilities(
         prompts=list(prompts), images=None, num_generations=1
     )
     engine = torch.tensor([values[0] for row in theirs for values in row])
-    exact = copy.deepcopy(trainer.policy).float().eval()
+    exact = copy.deepcopy(trainer.policy.get_base_model()).float().eval()
+    # The trainer has replaced it by one that computes in bfloat16, with the original's weights.
+    vars(exact).pop("forward", None)
     pairs = list(zip(prompts, map(list, completions), strict=True))
-    with exact.disable_adapter():
-        without = compute_log_probabilities(exact, pairs, trainer.temperature)
-    return engine, without, compute_log_probabilities(exact, pairs, trainer.temperature)
+    trained = compute_log_probabilities(exact, pairs, trainer.temperature)
+    fill_adapter(exact, 0.0)
+    return engine, compute_log_probabilities(exact, pairs, trainer.temperature), trained
 
 
 @torch.no_grad()
@@ -133,9 +135,15 @@ def compute_log_probabilities(
 
 
 def fit_share(seen: Tensor, wanted: Tensor) -> tuple[float, float]:
-    """Fit `seen` = share x `wanted` over N tokens; return the share and its standard error."""
+    """Fit `seen` = share x `wanted` over N tokens; return the share and its standard error.
+
+    Raises:
+        ValueError: `wanted` is 0 for every token.
+    """
     seen, wanted = seen.double(), wanted.double()
     square = wanted.square().sum()
+    if not square:
+        raise ValueError("the adapter changes no log-probability, so there is nothing to compare")
     share = (seen * wanted).sum() / square
     rest = (seen - share * wanted).square().sum() / max(1, len(wanted) - 1)
     return float(share), float((rest / square).sqrt())

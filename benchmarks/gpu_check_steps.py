@@ -83,17 +83,15 @@ def check_memory(context: Context) -> list[Row]:
 def check_adapters(context: Context) -> list[Row]:
     """Check that the engine samples with a small adapter, and that the base stays as it is."""
     step, plan = "adapters", context.plan
+    steps, completions = (1, 8) if plan.small else (2, 16)
     config = plan.build_config(
         step,
         params={"learning_rate": 3e-6},
-        training={
-            "steps": 2,
-            "evaluate_every": 2,
-            "completions_per_step": 16,
-            "samples_per_prompt": 1,
-        },
-        policy=plan.tiny_policy or plan.policy,
-        model=ModelSettings(dtype="bfloat16" if plan.small else "auto", lora_rank=RANK),
+        training={"steps": steps, "completions_per_step": completions},
+        policy=plan.tiny_policy if plan.small and plan.vllm else plan.policy,
+        model=ModelSettings(
+            dtype="bfloat16" if plan.small and plan.vllm else "auto", lora_rank=RANK
+        ),
         rollout=RolloutSettings(engine="vllm" if plan.vllm else "transformers"),
     )
     figures = context.processes.call(
@@ -130,7 +128,7 @@ def check_resume(context: Context) -> list[Row]:
 def check_evaluation(context: Context) -> list[Row]:
     """Check that the untrained policy is evaluated within its memory where a step is large."""
     step, plan = "evaluation", context.plan
-    rows = 64 if plan.small else EVALUATED
+    rows = 16 if plan.small else EVALUATED
     share = 1.0 if plan.device_bytes is None else min(1.0, EVALUATION_BYTES / plan.device_bytes)
     config = plan.build_config(
         step,
@@ -140,7 +138,7 @@ def check_evaluation(context: Context) -> list[Row]:
             "validation_prompts": rows // 4,
             "test_prompts": rows // 4,
             "samples_per_prompt": 4,
-            "max_completion_length": 16 if plan.small else plan.tokens,
+            "max_completion_length": 8 if plan.small else plan.tokens,
         },
         train=False,
         policy=plan.tiny_policy or plan.policy,

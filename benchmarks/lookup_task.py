@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import zlib
 
-from gdpo_tune.tasks.code import CodeTask
-from gdpo_tune.tasks.code_problems import generate
 from gdpo_tune.tasks.custom import RewardFunctionTask
 
 ROWS = 2000
@@ -35,20 +33,18 @@ REWARDS = [
 
 
 class LookupTask(RewardFunctionTask):
-    """Prompts and instructions of the code task, and rewards that cost nothing."""
+    """Short prompts, as the embedded policy knows them, and rewards that cost nothing."""
 
     reward_funcs = REWARDS
     ranges = {reward.__name__: (0.0, 1.0) for reward in REWARDS}
     repeats = 1
     """Copies of its text in a prompt."""
 
-    def __init__(self, settings, sandbox=None, data=None) -> None:
-        super().__init__(settings, sandbox, data)
-        self.instructions = CodeTask(settings).instructions
-
     def rows(self):
         """Return every prompt; rewards need no other column."""
-        return [{"prompt": problem.prompt * self.repeats} for problem in generate("train", ROWS, 0)]
+        return [
+            {"prompt": f"Write f(x): k is {row}, plus 9\n" * self.repeats} for row in range(ROWS)
+        ]
 
 
 class LongLookupTask(LookupTask):
