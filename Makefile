@@ -1,5 +1,5 @@
 # Slow suites and benchmarks. The default test run is plain `pytest`; CI runs the short forms.
-.PHONY: check system slow fault vllm image-check bench bench-gpu bench-small
+.PHONY: check system slow fault vllm image-check bench bench-small gpu-check
 check:            ## lint, format, types, rooms
 	ruff check .
 	ruff format --check .
@@ -35,9 +35,8 @@ bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/sandbox.py
 	python benchmarks/sandbox_endurance.py
 	python benchmarks/cluster_night.py
-bench-gpu:        ## step and packing figures on the one GPU that may be used; about an hour, estimated
-	python benchmarks/gpu_step.py
-	python benchmarks/gpu_packing.py
+gpu-check:        ## what has to hold on the one GPU that may be used; no network, at most 20 minutes
+	python benchmarks/gpu_check.py
 bench-small:      ## the same scripts, seconds each
 	python benchmarks/step.py --small
 	python benchmarks/driver.py --small
@@ -54,5 +53,4 @@ bench-small:      ## the same scripts, seconds each
 	python benchmarks/starting_again.py --small
 	python benchmarks/sandbox.py --small
 	python benchmarks/sandbox_endurance.py --small
-	python benchmarks/gpu_step.py --small
-	python benchmarks/gpu_packing.py --small
+	python benchmarks/gpu_check.py --small

@@ -15,37 +15,17 @@ import torch
 from alternation import Block, Stopwatch
 from datasets import Dataset
 from gpu_step_plan import Plan
-from step_parts import REWARDS, Timed
+from lookup_task import REWARDS
+from step_parts import Timed
 from transformers import PrinterCallback
 from transformers.utils import logging as transformers_logging
 from trl import GRPOTrainer
 
 from gdpo_tune.core.trials import TrialConfig
-from gdpo_tune.tasks.code import CodeTask
-from gdpo_tune.tasks.code_problems import generate
-from gdpo_tune.tasks.custom import RewardFunctionTask
 from gdpo_tune.training import train, vllm_engine
 from gdpo_tune.training.build import order_prompts
 from gdpo_tune.training.trl_arguments import build_trainer_arguments, count_prompts_per_step
 from gdpo_tune.training.worker_cache import open_worker_cache
-
-ROWS = 2000
-"""Number of prompts; about 70 of 100 are for training."""
-
-
-class LookedUp(RewardFunctionTask):
-    """Task with the prompts and instructions of the code task and rewards that cost nothing."""
-
-    reward_funcs = REWARDS
-    ranges = {reward.__name__: (0.0, 1.0) for reward in REWARDS}
-
-    def __init__(self, settings, sandbox=None, data=None) -> None:
-        super().__init__(settings, sandbox, data)
-        self.instructions = CodeTask(settings).instructions
-
-    def rows(self):
-        """Return every prompt; rewards need no other column."""
-        return [{"prompt": problem.prompt} for problem in generate("train", ROWS, 0)]
 
 
 class MeasuredError(Exception):

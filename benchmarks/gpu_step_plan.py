@@ -10,7 +10,7 @@ from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings, TrainingSettings
 from gdpo_tune.core.trials import TrialConfig
 
-TASK = f"{Path(__file__).resolve().with_name('gpu_step_block.py')}:LookedUp"
+TASK = f"{Path(__file__).resolve().with_name('lookup_task.py')}:LookupTask"
 TRAIN_PROMPTS = 1024
 
 

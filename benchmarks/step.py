@@ -26,7 +26,8 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 import torch
 from alternation import Block, Stopwatch, alternate
 from datasets import Dataset
-from step_parts import REWARDS, Timed
+from lookup_task import REWARDS
+from step_parts import Timed
 from transformers import PrinterCallback
 from transformers.utils import logging as transformers_logging
 from trl import GRPOConfig, GRPOTrainer

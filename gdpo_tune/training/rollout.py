@@ -83,7 +83,8 @@ def uses_engine_in_process(config: TrialConfig) -> bool:
     """
     vllm = find_vllm() if ranks.count_processes() == 1 else None
     gpu = torch.cuda.is_available()
-    engine = select_engine(config.rollout, gpu=gpu, lean=False, vllm=vllm)
+    rank = config.model.lora_rank
+    engine = select_engine(config.rollout, gpu=gpu, lean=False, vllm=vllm, lora_rank=rank)
     return engine == "vllm" and config.rollout.vllm_mode == "colocate"
 
 

@@ -1,4 +1,4 @@
-"""What the GPU benchmarks compute, refuse and ask for, without a GPU and without training."""
+"""Parts of the GPU check that measure steps and memory, without a GPU and without training."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from itertools import count
 from pathlib import Path
 from threading import Event
 
-import gpu_packing
 import gpu_step
 import peaks
 import pytest
 from alternation import Block, Pair, Side, Stopwatch, alternate
 from gpu_options import build_integer_type, exit_on_error, require_gpu
+from gpu_step_plan import Plan
 from processes import measure_memory
 
 from gdpo_tune.core.errors import ResourcesError
-from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.spec import count_local_cpus
+from gdpo_tune.core.settings import ModelSettings
 
 
 def block(seconds: float, length: float = 10.0) -> Block:
@@ -78,24 +77,17 @@ def test_the_peak_is_that_of_the_largest_block():
     assert gpu_step.find_peak(Side([block(1.0)])) is None
 
 
-# --- what the options ask for ---------------------------------------------------------------------
-
-
-def options(command, *arguments: str) -> argparse.Namespace:
-    return command.build_parser().parse_args(arguments)
-
-
-def test_options_decide_what_a_step_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(gpu_step, "require_gpu", lambda: None)
-    given = ["--policy", "embedded", "--engine", "transformers", "--prompts", "6"]
-    given += ["--group-size", "4", "--tokens", "32", "--steps", "3"]
-    config = gpu_step.build_full_plan(options(gpu_step, *given)).build_config(7, tmp_path)
+def test_a_block_is_as_long_as_its_plan(tmp_path: Path):
+    plan = Plan("embedded", "transformers", 6, 4, 32, 3, 2, 1, ModelSettings(dtype="bfloat16"))
+    config = plan.build_config(7, tmp_path)
     assert (config.policy, config.seed, config.rollout.engine) == ("embedded", 7, "transformers")
     assert config.params["group_size"] == 4
     assert config.training.completions_per_step == 24
     assert config.training.max_completion_length == 32
     assert config.training.steps == 3 + 2 + 1  # the warm-up, and one that is never reached
-    assert (config.model.dtype, config.model.gradient_checkpointing) == ("bfloat16", "on")
+
+
+# --- options and refusals -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["1", "-3", "2.5", "two"])
@@ -119,37 +111,6 @@ def test_a_refusal_is_a_line_and_a_status(capsys: pytest.CaptureFixture[str]):
         raise ResourcesError("no room")
     assert end.value.code == 2
     assert capsys.readouterr().err == "error: no room\n"
-
-
-# --- sweeps on a share ----------------------------------------------------------------------------
-
-
-def test_every_share_trains_the_same_on_its_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(gpu_packing, "require_gpu", lambda: None)
-    given = ["--policy", "embedded_math", "--trials", "5", "--set", "training.train_prompts=77"]
-    plan = gpu_packing.build_full_plan(options(gpu_packing, *given, "--steps", "3"))
-    specs = {share: plan.load_sweep(share, str(tmp_path)) for share in plan.shares}
-    assert list(specs) == [1.0, 0.5, 0.25]
-    assert len({spec.compute_identity() for spec in specs.values()}) == 1
-    assert len({spec.directory for spec in specs.values()}) == len(specs)
-    for share, spec in specs.items():
-        assert spec.resources.gpus == share
-        assert spec.resources.cpus == pytest.approx(count_local_cpus() * share)
-        assert spec.search.trials == 4  # the published setting is the fifth
-        assert (spec.training.steps, spec.training.train_prompts) == (3, 77)
-
-
-def test_trials_an_hour_are_those_that_trained_over_the_time_of_all():
-    def record(number: int, role: str, started: float, finished: float) -> TrialRecord:
-        times = {"started": started, "finished": finished}
-        return TrialRecord(number, role, "complete", {}, 0, "baseline", **times)
-
-    records = [
-        record(0, "untrained", 100.0, 160.0),
-        record(1, "published", 160.0, 700.0),
-        record(2, "search", 400.0, 1000.0),
-    ]
-    assert gpu_packing.compute_trials_per_hour(records) == pytest.approx(2 / 900 * 3600)
 
 
 # --- memory ---------------------------------------------------------------------------------------

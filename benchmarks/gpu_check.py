@@ -1,0 +1,197 @@
+"""Check on one GPU that training, memory, adapters, sweeps and resuming work there.
+
+    python benchmarks/gpu_check.py [--policy DIRECTORY_OR_HUB_ID] [--only STEP ...]
+    python benchmarks/gpu_check.py --small      under a minute, on a CPU: what a CPU can do
+
+No network is needed: policies with random weights are made here. Nothing else may use the GPU. The
+check takes at most `--minutes`; what does not fit is not run. Each step has its own processes, so
+that one that dies ends alone. A device on which nothing can be trained ends the check early.
+
+    device      driver, kernels, bfloat16, C compiler, versions of libraries
+    memory      peak of a trial that trains every weight, against the bound that refuses a share
+    adapters    engine and trainer with a small adapter; the base, bit for bit
+    resume      a trial from its checkpoint, on the CPU and on the GPU; generator states
+    evaluation  the untrained policy on long prompts, where a step is large
+    step        seconds of a step, against plain TRL with the same engine
+    sweep       four trials through Ray, the process of one of them killed
+    neighbour   a trial on half a GPU, beside a process that grows and shrinks
+    packing     trials an hour with 1, 1/2 and 1/4 of the GPU each
+
+It prints a table, one row a check, and a line of JSON. Both are also in the output directory, as
+`table.txt` and `figures.json`, beside a log of each step. Exit status 0: every check that was run
+held; 1: one did not; 2: nothing was run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpu_check_plan import CheckPlan
+from gpu_check_processes import OutOfTimeError, Processes, StepError
+from gpu_check_rows import (
+    Row,
+    build_summary,
+    compute_exit_status,
+    fail,
+    find_stop,
+    format_table,
+    skip,
+)
+from gpu_check_steps import STEPS, Context, choose_vllm
+from gpu_options import build_integer_type, exit_on_error, require_gpu
+from peaks import query_gpu
+
+from gdpo_tune.core.errors import GdpoTuneError
+from gdpo_tune.spec import count_local_cpus, read_device_memory
+
+MINUTES = 20
+OUTPUT = Path("runs") / "gpu_check"
+SHAPE, TINY = "qwen3-0.6b", "tiny"
+WRITE_POLICY = "gpu_check_policy:write_policy"
+PRELOADED = ("gdpo_tune.training.trial", "gpu_check_trials")
+"""Imports of most steps, which take longer than a small step itself."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--small", action="store_true", help="on a CPU; ignores --policy")
+    parser.add_argument(
+        "--policy", help=f"default: random weights in the shape of {SHAPE}, made here"
+    )
+    parser.add_argument("--engine", choices=["auto", "transformers", "vllm"], default="auto")
+    parser.add_argument("--only", nargs="+", choices=list(STEPS), help="steps to run")
+    parser.add_argument("--minutes", type=build_integer_type(1), default=MINUTES)
+    parser.add_argument("--output", type=Path, default=OUTPUT, help=f"default: {OUTPUT}")
+    return parser
+
+
+def prepare(options: argparse.Namespace, processes: Processes, directory: Path) -> CheckPlan:
+    """Make the policies and choose the sizes of trials.
+
+    Raises:
+        StepError: a policy could not be made.
+        EngineError: vLLM is asked for and cannot be used.
+    """
+    vllm = choose_vllm(options.engine, gpu=not options.small)
+    if options.small:
+        tiny = str(directory / TINY)
+        processes.call("policy", WRITE_POLICY, tiny, TINY, seconds=60)
+        return CheckPlan(
+            small=True,
+            policy="embedded",
+            directory=directory,
+            threads=1,
+            vllm=vllm,
+            tiny_policy=tiny,
+            completions=16,
+            micro_batch=0,
+            tokens=24,
+        )
+    policy = options.policy
+    if policy is None:
+        policy = str(directory / SHAPE)
+        processes.call("policy", WRITE_POLICY, policy, SHAPE, seconds=180)
+    return CheckPlan(
+        small=False,
+        policy=policy,
+        directory=directory,
+        threads=count_local_cpus(),
+        engine=options.engine,
+        vllm=vllm,
+        device_bytes=read_device_memory(),
+    )
+
+
+def run_steps(context: Context, names: Sequence[str]) -> list[Row]:
+    """Run steps in their order until the time is over or a check stops the rest."""
+    rows: list[Row] = []
+    for name in names:
+        if stop := find_stop(rows):
+            rows.append(skip(name, "all", f"{stop.step}: {stop.check} did not hold"))
+        elif context.processes.read_remaining() <= 0:
+            rows.append(skip(name, "all", "the time of the whole check was over"))
+        else:
+            rows += run_step(context, name)
+    return rows
+
+
+def run_step(context: Context, name: str) -> list[Row]:
+    """Run one step; an error becomes a row."""
+    started = time.monotonic()
+    try:
+        rows = list(STEPS[name](context))
+    except OutOfTimeError as error:
+        rows = [skip(name, "all", str(error))]
+    except (StepError, GdpoTuneError) as error:
+        rows = [fail(name, "all", str(error).splitlines()[0])]
+    seconds = time.monotonic() - started
+    print(f"{name}: {seconds:.0f} s", file=sys.stderr, flush=True)
+    return rows
+
+
+def run_check(options: argparse.Namespace) -> int:
+    """Run the check, print and write its output, and return the exit status.
+
+    Raises:
+        ResourcesError: there is not exactly one GPU, and the check is not small.
+        EngineError: vLLM is asked for and cannot be used.
+    """
+    if options.small:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    else:
+        require_gpu()
+    started = time.monotonic()
+    options.output.mkdir(parents=True, exist_ok=True)
+    for log in options.output.glob("*.log"):
+        log.unlink()
+    preload = PRELOADED if options.small else ()
+    processes = Processes(options.output.resolve(), options.minutes * 60, preload)
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            plan = prepare(options, processes, Path(directory))
+        except StepError as error:
+            rows = [fail("policy", "all", str(error))]
+            engine, policy = "none", "none"
+        else:
+            rows = run_steps(Context(plan, processes), options.only or list(STEPS))
+            engine = "vllm" if plan.vllm else "transformers"
+            policy = Path(plan.policy).name
+    summary = build_summary(
+        rows,
+        small=options.small,
+        device="cpu" if options.small else query_gpu("name"),
+        engine=engine,
+        policy=policy,
+        seconds=round(time.monotonic() - started, 1),
+    )
+    write_output(options.output, format_table(rows), json.dumps(summary))
+    return compute_exit_status(rows)
+
+
+def write_output(directory: Path, table: str, line: str) -> None:
+    """Print the table and the line of JSON, and write both to files."""
+    (directory / "table.txt").write_text(f"{table}\n")
+    (directory / "figures.json").write_text(f"{line}\n")
+    print(f"{table}\n\nlogs of the steps: {directory}\n{line}")
+
+
+def main() -> None:
+    """Run the check and exit with its status."""
+    options = build_parser().parse_args()
+    with exit_on_error():
+        status = run_check(options)
+    raise SystemExit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,354 @@
+"""Parts of the command that checks a GPU: rows, deadlines, limits, and the sweeps' figures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gpu_check
+import gpu_check_device
+import gpu_check_judge
+import gpu_check_steps
+import gpu_check_sweeps
+import pytest
+import torch
+from alternation import Block, Pair, Side
+from gpu_check_adapters import AdapterFigures, fit_share
+from gpu_check_judge import judge_adapters, judge_memory, judge_step
+from gpu_check_plan import LONG_TASK, CheckPlan
+from gpu_check_processes import OutOfTimeError, Processes, StepError
+from gpu_check_rows import (
+    build_summary,
+    compute_exit_status,
+    fail,
+    find_stop,
+    format_table,
+    judge,
+    skip,
+)
+from gpu_check_sweeps import SweepFigures
+from gpu_check_trials import ResumedTrial, TrainedTrial, count_device_states
+from packaging.requirements import Requirement
+
+from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.policies.load_policy import load_policy, measure_policy
+from gdpo_tune.spec import load_spec
+
+HELD = judge("device", "driver", "H", "answers", True, stops=True)
+STOPS = judge("device", "kernel", "7.0", "runs", False, stops=True)
+FAILS = judge("step", "time", "2", "1", False)
+SKIPPED = skip("packing", "1/4", "no GPU")
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "status"), [([], 0), ([HELD, SKIPPED], 0), ([HELD, FAILS], 1), ([STOPS], 1)]
+)
+def test_only_a_check_that_was_run_can_fail(rows, status: int):
+    assert compute_exit_status(rows) == status
+
+
+def test_only_some_checks_stop_the_rest():
+    assert find_stop([HELD, FAILS, SKIPPED]) is None
+    assert find_stop([HELD, FAILS, STOPS]) is STOPS
+
+
+def test_the_table_has_a_row_a_check_with_its_reason():
+    lines = format_table(
+        [HELD, FAILS, SKIPPED, fail("memory", "peak", "out of memory")]
+    ).splitlines()
+    assert lines[0].split() == ["step", "check", "figure", "limit", "result"]
+    assert [line.split("  ")[-1] for line in lines[2:]] == [
+        "held",
+        "did not hold",
+        "not run (no GPU)",
+        "did not hold (out of memory)",
+    ]
+
+
+def test_the_line_of_json_counts_results():
+    line = json.loads(json.dumps(build_summary([HELD, FAILS, SKIPPED], device="cpu")))
+    assert [line[key] for key in ("held", "did_not_hold", "not_run")] == [1, 1, 1]
+    assert line["rows"][2] == {
+        "step": "packing",
+        "check": "1/4",
+        "result": "not run",
+        "reason": "no GPU",
+    }
+
+
+# --- processes and their deadlines ----------------------------------------------------------------
+
+
+def test_a_step_that_dies_hangs_or_raises_ends_alone(tmp_path: Path):
+    processes = Processes(tmp_path, 60)
+    assert processes.call("fine", "math:gcd", 12, 18, seconds=30) == 6
+    with pytest.raises(StepError, match=r"^ValueError: math domain error$"):
+        processes.call("raises", "math:sqrt", -1.0, seconds=30)
+    assert "Traceback" in processes.find_log("raises").read_text()
+    with pytest.raises(StepError, match="status 3"):
+        processes.call("dies", "os:_exit", 3, seconds=30)
+    with pytest.raises(StepError, match="SIGABRT"):
+        processes.call("aborts", "os:abort", seconds=30)
+    started = time.monotonic()
+    with pytest.raises(StepError, match="no end after 1 s") as late:
+        processes.call("hangs", "time:sleep", 100, seconds=1)
+    assert not isinstance(late.value, OutOfTimeError)
+    assert time.monotonic() - started < 50
+
+
+def test_the_time_of_the_whole_check_counts_apart(tmp_path: Path):
+    processes = Processes(tmp_path, 1)
+    with pytest.raises(OutOfTimeError):
+        processes.call("hangs", "time:sleep", 100, seconds=30)
+    assert processes.read_remaining() <= 0
+
+
+# --- the order of steps ---------------------------------------------------------------------------
+
+
+class Clock:
+    """Processes with so many seconds left."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def read_remaining(self) -> float:
+        return self.seconds
+
+
+def run_fake_steps(monkeypatch: pytest.MonkeyPatch, seconds: float, **steps):
+    monkeypatch.setattr(gpu_check, "STEPS", steps)
+    context = gpu_check_steps.Context(None, Clock(seconds))  # type: ignore[arg-type]
+    rows = gpu_check.run_steps(context, list(steps))
+    return [(row.step, row.describe_result()) for row in rows]
+
+
+def raise_error(error: Exception):
+    def step(context):
+        raise error
+
+    return step
+
+
+def test_an_unusable_device_ends_the_check_early(monkeypatch: pytest.MonkeyPatch):
+    rows = run_fake_steps(monkeypatch, 9, device=lambda _: [HELD, STOPS], memory=raise_error)
+    assert rows[-1] == ("memory", "not run (device: kernel did not hold)")
+
+
+def test_a_step_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch):
+    steps = {"step": raise_error(StepError("killed\nmore")), "packing": lambda _: [SKIPPED]}
+    assert run_fake_steps(monkeypatch, 9, **steps) == [
+        ("step", "did not hold (killed)"),
+        ("packing", "not run (no GPU)"),
+    ]
+
+
+def test_what_does_not_fit_into_the_time_is_not_run(monkeypatch: pytest.MonkeyPatch):
+    late = {"step": raise_error(OutOfTimeError("over"))}
+    assert run_fake_steps(monkeypatch, 9, **late) == [("step", "not run (over)")]
+    assert run_fake_steps(monkeypatch, 0, **late)[0][1].startswith("not run (the time")
+
+
+# --- the device -----------------------------------------------------------------------------------
+
+
+def test_versions_are_those_that_the_project_is_tested_with():
+    ranges = gpu_check_device.read_ranges()
+    assert set(ranges) == {"torch", "trl", "transformers", "vllm"}
+    assert ranges["trl"].specifier.contains("1.16.0")
+
+
+@pytest.mark.parametrize(
+    ("version", "result"),
+    [("2.12.1+cu130", "held"), ("2.14.0", "did not hold"), (None, "not run")],
+)
+def test_a_version_outside_of_its_range_does_not_hold(monkeypatch, version, result):
+    monkeypatch.setattr(gpu_check_device, "find_version", lambda name: version)
+    row = gpu_check_device.check_version("torch", Requirement("torch>=2.11,<2.14"))
+    assert row.result == result
+
+
+def test_a_gpu_without_a_compiler_does_not_hold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpu_check_device.check_compiler(small=True).result == "not run"
+    row = gpu_check_device.check_compiler(small=False)
+    assert (row.result, row.stops) == ("did not hold", True)
+    broken = tmp_path / "gcc"
+    broken.write_text("#!/bin/sh\necho no header >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    monkeypatch.setattr(gpu_check_device, "find_compiler", lambda: [str(broken)])
+    row = gpu_check_device.check_compiler(small=False)
+    assert (row.result, row.figure) == ("did not hold", "no header")
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("peak", "held"), [(9_000, False), (12_000, True), (20_000, False)])
+def test_a_peak_has_to_lie_between_its_bound_and_the_slack(peak: float, held: bool):
+    assert (judge_memory(10_000, peak).result == "held") == held
+
+
+def test_the_share_of_an_update_is_a_slope():
+    wanted = torch.randn(4000, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(4000, generator=torch.Generator().manual_seed(1)) * 5
+    share, error = fit_share(0.24 * wanted + noise, wanted)
+    assert abs(share - 0.24) < 3 * error
+    assert error == pytest.approx(5 / math.sqrt(4000), rel=0.1)
+    with pytest.raises(ValueError, match="nothing to compare"):
+        fit_share(noise, torch.zeros(4000))
+
+
+@pytest.mark.parametrize(
+    ("figures", "results"),
+    [
+        (AdapterFigures(True, 100, 0.98, 0.02, 0.011, 0.01), ["held"] * 3),
+        (AdapterFigures(False, 100, 0.24, 0.02, 0.02, 0.01), ["did not hold"] * 3),
+        (AdapterFigures(True, 2), ["not run", "not run", "held"]),
+    ],
+)
+def test_adapters_are_judged_by_the_engine_and_the_base(figures, results):
+    assert [row.result for row in judge_adapters(figures)] == results
+
+
+@pytest.mark.parametrize(("small", "result"), [(False, "did not hold"), (True, "not run")])
+def test_times_count_on_a_gpu_alone(small: bool, result: str):
+    pair = Pair(Side([Block(1.2, [10.0])]), Side([Block(1.0, [10.0])]))
+    time_row, lengths = judge_step(pair, small=small)
+    assert (time_row.result, lengths.result) == (result, "held")
+    assert "ratio 1.2" in time_row.figure + time_row.reason
+
+
+def test_equal_bits_are_required_on_the_cpu_alone():
+    resumed = ResumedTrial([3, 4], ["step 3 train/loss"], 1e-4, 1, 1)
+    row = gpu_check_judge.judge_bitwise_resume(resumed)
+    assert (row.result, row.figure) == ("did not hold", "1 differ: step 3 train/loss")
+    on_gpu, states = gpu_check_judge.judge_device_resume(resumed)
+    assert (on_gpu.result, states.result) == ("held", "held")
+    several = ResumedTrial([3, 4], [], 0.0, 1, 8)
+    assert gpu_check_judge.judge_device_resume(several)[1].result == "did not hold"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "count"), [({}, 0), ({"cuda": torch.zeros(4)}, 1), ({"cuda": [torch.zeros(4)] * 3}, 3)]
+)
+def test_generator_states_of_a_checkpoint_are_counted(tmp_path: Path, cuda, count: int):
+    torch.save({"cpu": torch.zeros(4), **cuda}, tmp_path / "rng_state.pth")
+    assert count_device_states(tmp_path) == count
+
+
+def test_an_evaluation_has_to_fit():
+    trial = TrainedTrial(test={"correctness": 0.5}, peak_bytes=9 << 30)
+    assert gpu_check_judge.judge_evaluation(trial, 512, 10 << 30).result == "held"
+    assert gpu_check_judge.judge_evaluation(trial, 512, 8 << 30).result == "did not hold"
+
+
+# --- sweeps ---------------------------------------------------------------------------------------
+
+
+def record(number: int, started: float, finished: float, role="search", state="complete"):
+    times = {"started": started, "finished": finished}
+    return TrialRecord(number, role, state, {}, 0, "baseline", reason="it died", **times)
+
+
+def sweep(records, retries=("trial 1 is tried again",), killed=1) -> SweepFigures:
+    at_once = gpu_check_sweeps.count_side_by_side(records)
+    hourly = gpu_check_sweeps.compute_trials_per_hour(records)
+    return SweepFigures(records, retries, 2, at_once, hourly, 100.0, killed)
+
+
+PAIR = [record(0, 100, 160, "untrained"), record(1, 160, 700), record(2, 400, 1000)]
+
+
+def test_trials_an_hour_are_those_that_trained_over_the_time_of_all():
+    figures = sweep(PAIR)
+    assert figures.trials_per_hour == pytest.approx(2 / 900 * 3600)
+    assert figures.side_by_side == 2
+
+
+def test_a_killed_sweep_needs_every_trial_and_a_retry():
+    def judge_sweep(figures):
+        return gpu_check_judge.judge_killed_sweep(figures, trials=2).result
+
+    assert judge_sweep(sweep(PAIR)) == "held"
+    assert judge_sweep(sweep(PAIR, retries=())) == "did not hold"
+    assert judge_sweep(sweep(PAIR, killed=0)) == "did not hold"
+    assert judge_sweep(sweep(PAIR[:2])) == "did not hold"
+    failed = [*PAIR[:2], record(2, 400, 1000, state="failed")]
+    assert judge_sweep(sweep(failed)) == "did not hold"
+
+
+def test_shares_are_compared_with_one_at_a_time():
+    row = gpu_check_judge.judge_packing("packing", 0.5, sweep(PAIR), 4.0, unit="the GPU")
+    assert (row.check, row.result) == ("1/2 of the GPU", "held")
+    assert row.figure == "2 at once, 8 trials an hour, 2.00 of one at a time"
+
+
+def test_the_process_of_a_trial_is_killed_once_it_has_steps(tmp_path: Path):
+    code = "import sys, time; print('up', flush=True); time.sleep(100)"
+    trial = ["bash", "-c", f'exec -a {gpu_check_sweeps.TRIAL} {sys.executable} -c "{code}"']
+    with subprocess.Popen(trial, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        steps = tmp_path / "trials" / "1" / "steps.jsonl"
+        steps.parent.mkdir(parents=True)
+        steps.write_text("{}\n")
+        assert gpu_check_sweeps.kill_one_trial(os.getpid(), tmp_path) == 0
+        steps.write_text("{}\n{}\n")
+        assert gpu_check_sweeps.kill_one_trial(os.getpid(), tmp_path) == 1
+        assert process.wait() == -9
+
+
+# --- plans and policies ---------------------------------------------------------------------------
+
+
+def test_every_share_trains_on_its_part_of_the_same_sweep(tmp_path: Path):
+    plan = CheckPlan(small=False, policy="embedded", directory=tmp_path, threads=1)
+    specs = {
+        share: load_spec(
+            gpu_check_sweeps.build_sweep(plan, f"share_{share:g}", share, trials, rank=16)
+        )
+        for share, trials in gpu_check_steps.SHARES.items()
+    }
+    assert {share: spec.resources.gpus for share, spec in specs.items()} == {
+        share: share for share in (1.0, 0.5, 0.25)
+    }
+    assert specs[0.25].search.trials == 3  # the published setting is the fourth
+    assert {spec.model.lora_rank for spec in specs.values()} == {16}
+
+
+def test_changes_of_a_plan_reach_the_trial(tmp_path: Path):
+    plan = CheckPlan(small=True, policy="embedded", directory=tmp_path, threads=1)
+    config = plan.build_config(
+        "one", task=LONG_TASK, params={"beta": 0.1}, training={"steps": 9}, gpu_share=0.5
+    )
+    assert (config.params["beta"], config.training.steps, config.gpu_share) == (0.1, 9, 0.5)
+    assert config.directory == tmp_path / "one"
+
+
+def test_a_policy_is_made_without_a_network(tmp_path: Path):
+    from gpu_check_policy import write_policy
+
+    parameters = write_policy(str(tmp_path), "tiny")
+    size = measure_policy(str(tmp_path))
+    assert size is not None
+    assert parameters == size.parameters
+    model, tokenizer = load_policy(str(tmp_path))
+    assert model.config.vocab_size == 4096
+    assert tokenizer.decode([4095])
+
+
+def test_the_options_name_every_step():
+    options = gpu_check.build_parser().parse_args(["--small", "--only", "sweep", "packing"])
+    assert isinstance(options, argparse.Namespace)
+    assert (options.only, options.minutes) == (["sweep", "packing"], 20)
