@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import gpu_check_judge as judgements
 import gpu_step
@@ -16,11 +17,15 @@ from peaks import Peak, measure_gpu_memory
 
 from gdpo_tune import cli
 from gdpo_tune.core.engines import find_vllm, select_engine
-from gdpo_tune.core.errors import GdpoTuneError
+from gdpo_tune.core.errors import GdpoTuneError, ResourcesError
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
+<<<<<<< HEAD
 from gdpo_tune.policies.load_policy import measure_policy
 from gdpo_tune.spec import check_resources, load_spec
 from gdpo_tune.spec.gpu_memory import compute_least_share
+=======
+from gdpo_tune.spec import check_resources, load_spec
+>>>>>>> gpu-check
 
 NO_GPU = "no GPU"
 TRAIN = "gpu_check_trials:train_trial"
@@ -34,6 +39,8 @@ EVALUATED = 512
 """Completions of a step, in whose number held-out prompts may be sampled."""
 EVALUATION_BYTES = 16 << 30
 """Memory of the GPU that the held-out evaluation may use."""
+RESOLUTION = 1 / 512
+"""Of a share of a GPU."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,7 @@ def check_memory(context: Context) -> list[Row]:
     step, plan = "memory", context.plan
     if plan.small or plan.device_bytes is None:
         return [skip(step, "bound against peak", NO_GPU, judgements.MEMORY_LIMIT)]
+<<<<<<< HEAD
     file = plan.write_space(
         step, space={"beta": BETA}, rollout={"engine": "transformers"}, resources={"gpus": 1}
     )
@@ -63,6 +71,10 @@ def check_memory(context: Context) -> list[Row]:
     if size is None:
         return [skip(step, "bound against peak", "unknown size of the policy")]
     bound = compute_least_share(load_spec(file), size, plan.device_bytes) * plan.device_bytes
+=======
+    file = plan.write_space(step, space={"beta": BETA}, rollout={"engine": "transformers"})
+    bound = find_refused_share(file) * plan.device_bytes
+>>>>>>> gpu-check
     config = plan.build_config(
         step,
         params={"beta": BETA},
@@ -176,7 +188,7 @@ def check_sweep(context: Context) -> list[Row]:
     step, plan = "sweep", context.plan
     share = 0.5 if plan.small else 0.25
     file = build_sweep(plan, "killed", share, trials=4, rank=0 if plan.small else RANK)
-    if reason := find_refusal(plan, file):
+    if reason := find_refusal(file):
         return [skip(step, "one process killed", reason)]
     figures = run_sweep_command(file, step, context.processes, 300, small=plan.small, kill=True)
     rows = [judgements.judge_killed_sweep(figures, trials=4)]
@@ -197,7 +209,7 @@ def check_packing(context: Context) -> list[Row]:
     alone = None
     for share, trials in SHARES.items():
         file = build_sweep(plan, f"packing_{share:g}", share, trials, RANK)
-        if reason := find_refusal(plan, file):
+        if reason := find_refusal(file):
             rows.append(skip(step, f"{judgements.name_share(share)} of the GPU", reason))
             continue
         try:
@@ -231,7 +243,26 @@ def check_neighbour(context: Context) -> list[Row]:
     return [judge(step, "grows and shrinks", figure, judgements.NO_FAILURE, held)]
 
 
-def find_refusal(plan: CheckPlan, file) -> str:
+def find_refused_share(file: Path) -> float:
+    """Find the share of a GPU below which the trials of a sweep are refused, to `RESOLUTION`.
+
+    Raises:
+        ResourcesError: they do not fit on a whole GPU.
+    """
+    cli.check_share(load_spec(file, ["resources.gpus=1"]))
+    low, high = 0.0, 1.0
+    while high - low > RESOLUTION:
+        middle = (low + high) / 2
+        try:
+            cli.check_share(load_spec(file, [f"resources.gpus={middle}"]))
+        except ResourcesError:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def find_refusal(file: Path) -> str:
     """Return why a sweep's trials do not fit on this machine; empty if they do."""
     spec = load_spec(file)
     try:

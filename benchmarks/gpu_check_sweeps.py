@@ -68,6 +68,8 @@ def build_sweep(plan: CheckPlan, name: str, share: float, trials: int, rank: int
         search={"trials": trials - 1},
         resources={"cpus": cpus, "gpus": 0 if plan.small else share},
         model={"lora_rank": rank},
+        # On a CPU a step takes a moment: long enough to be killed in the middle.
+        training={"steps": 10, "evaluate_every": 10} if plan.small else {},
     )
 
 

@@ -327,6 +327,15 @@ def test_every_share_trains_on_its_part_of_the_same_sweep(tmp_path: Path):
     assert {spec.model.lora_rank for spec in specs.values()} == {16}
 
 
+def test_the_bound_is_the_share_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    plan = CheckPlan(small=False, policy="embedded", directory=tmp_path, threads=1)
+    file = plan.write_space("memory", rollout={"engine": "transformers"})
+    monkeypatch.setattr("gdpo_tune.spec.read_device_memory", lambda: 4 << 30)
+    # Half a GiB is what CUDA takes; the policy itself is small.
+    assert gpu_check_steps.find_refused_share(file) == pytest.approx(0.127, abs=0.005)
+    assert gpu_check_steps.find_refusal(file) == ""
+
+
 def test_changes_of_a_plan_reach_the_trial(tmp_path: Path):
     plan = CheckPlan(small=True, policy="embedded", directory=tmp_path, threads=1)
     config = plan.build_config(
