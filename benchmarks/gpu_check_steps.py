@@ -19,13 +19,7 @@ from gdpo_tune import cli
 from gdpo_tune.core.engines import find_vllm, select_engine
 from gdpo_tune.core.errors import GdpoTuneError, ResourcesError
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
-<<<<<<< HEAD
-from gdpo_tune.policies.load_policy import measure_policy
 from gdpo_tune.spec import check_resources, load_spec
-from gdpo_tune.spec.gpu_memory import compute_least_share
-=======
-from gdpo_tune.spec import check_resources, load_spec
->>>>>>> gpu-check
 
 NO_GPU = "no GPU"
 TRAIN = "gpu_check_trials:train_trial"
@@ -63,18 +57,8 @@ def check_memory(context: Context) -> list[Row]:
     step, plan = "memory", context.plan
     if plan.small or plan.device_bytes is None:
         return [skip(step, "bound against peak", NO_GPU, judgements.MEMORY_LIMIT)]
-<<<<<<< HEAD
-    file = plan.write_space(
-        step, space={"beta": BETA}, rollout={"engine": "transformers"}, resources={"gpus": 1}
-    )
-    size = measure_policy(plan.policy)
-    if size is None:
-        return [skip(step, "bound against peak", "unknown size of the policy")]
-    bound = compute_least_share(load_spec(file), size, plan.device_bytes) * plan.device_bytes
-=======
     file = plan.write_space(step, space={"beta": BETA}, rollout={"engine": "transformers"})
     bound = find_refused_share(file) * plan.device_bytes
->>>>>>> gpu-check
     config = plan.build_config(
         step,
         params={"beta": BETA},
