@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import gpu_check_sweeps
 import pytest
 import torch
 from alternation import Block, Pair, Side
-from gpu_check_adapters import AdapterFigures, fit_share
+from gpu_check_adapters import AdapterFigures, fit_ratio
 from gpu_check_judge import judge_adapters, judge_memory, judge_step
 from gpu_check_plan import LONG_TASK, CheckPlan
 from gpu_check_processes import OutOfTimeError, Processes, StepError
@@ -200,14 +199,17 @@ def test_a_peak_has_to_lie_between_its_bound_and_the_slack(peak: float, held: bo
     assert (judge_memory(10_000, peak).result == "held") == held
 
 
-def test_the_share_of_an_update_is_a_slope():
-    wanted = torch.randn(4000, generator=torch.Generator().manual_seed(0))
-    noise = torch.randn(4000, generator=torch.Generator().manual_seed(1)) * 5
-    share, error = fit_share(0.24 * wanted + noise, wanted)
-    assert abs(share - 0.24) < 3 * error
-    assert error == pytest.approx(5 / math.sqrt(4000), rel=0.1)
+def test_what_the_engine_sees_of_an_update_is_a_ratio_without_noise():
+    def draw(seed: int):
+        return torch.randn(20_000, generator=torch.Generator().manual_seed(seed))
+
+    update = draw(0)
+    engine, trainer = 0.24 * update + 5 * draw(1), 0.8 * update + 5 * draw(2)
+    ratio, error = fit_ratio(engine, trainer, update)
+    assert abs(ratio - 0.3) < 3 * error
+    assert 0.03 < error < 0.06
     with pytest.raises(ValueError, match="nothing to compare"):
-        fit_share(noise, torch.zeros(4000))
+        fit_ratio(engine, trainer, torch.zeros(20_000))
 
 
 @pytest.mark.parametrize(
