@@ -297,6 +297,21 @@ def test_shares_are_compared_with_one_at_a_time():
     assert row.figure == "2 at once, 8 trials an hour, 2.00 of one at a time"
 
 
+@pytest.mark.parametrize(
+    ("text", "status", "error"),
+    [
+        ("done\n", 0, ""),
+        ("trial 1 failed\n", 1, ""),
+        ("error: a server of Ray is gone\n  python\n", 1, "error: a server of Ray is gone"),
+        ("", -9, "the sweep ended with status -9: see"),
+    ],
+)
+def test_a_sweep_that_ended_early_says_why(tmp_path: Path, text: str, status: int, error: str):
+    log = tmp_path / "sweep.log"
+    log.write_text(text)
+    assert gpu_check_sweeps.find_error(log, status).removesuffix(f" {log}") == error
+
+
 def test_the_process_of_a_trial_is_killed_once_it_has_steps(tmp_path: Path):
     code = "import sys, time; print('up', flush=True); time.sleep(100)"
     trial = ["bash", "-c", f'exec -a {gpu_check_sweeps.TRIAL} {sys.executable} -c "{code}"']
