@@ -1,9 +1,11 @@
 """Adapters in the engine, for `gpu_check.py`: does it sample from the policy that is trained?
 
-The engine's log-probabilities e of its own completions are compared with the trainer's, computed in
-float32: t with the adapter and z without. The share of the update that the engine sees is the slope
-of e - z over t - z. It is 1 where the engine has the whole adapter and 0 where it has the base
-alone. The engine's rounding, which is larger than a small update, averages out over the tokens.
+The engine's log-probabilities e of its own completions are compared with those of the trainer, t.
+In bfloat16 both differ by rounding from token to token, by more than a small update changes them.
+So the update is weighed over all tokens: with x and z, computed in float32 with and without the
+adapter, engine and trainer see sum((e - z)(x - z)) and sum((t - z)(x - z)) of it. Rounding averages
+out. Their ratio is 1 where the engine has what the trainer has, and 0 where it has the base alone.
+It is not a share of x itself: what is added to an activation in bfloat16 is rounded in both.
 
 Shapes: N tokens of all completions.
 """
@@ -37,9 +39,9 @@ class AdapterFigures:
     syncs: int
     """Times that the engine got the weights, or steps that were trained without an engine."""
     seen: float | None = None
-    """Share of the update that the engine sees; None without vLLM."""
+    """What the engine sees of the update, by what the trainer sees; None without vLLM."""
     error: float | None = None
-    """Standard error of that share."""
+    """Standard error of that ratio."""
     distance: float | None = None
     """Mean absolute difference between engine and trainer with the adapter, in nats a token."""
     distance_without: float | None = None
@@ -62,20 +64,23 @@ def measure_adapter(config: TrialConfig, size: float, uses_vllm: bool) -> Adapte
         rows = [list(prompts[row % len(prompts)]) for row in range(COMPLETIONS)]
         fill_adapter(trainer.policy, 0.0)
         trainer.vllm_generation.sync_weights()
-        engine, without, _ = compare_log_probabilities(trainer, rows)
-        distance_without = float((engine - without).abs().mean())
+        plain = compare_log_probabilities(trainer, rows)
         fill_adapter(trainer.policy, size)
         for _ in range(SYNCS):
             trainer.vllm_generation.sync_weights()
-        engine, without, trained = compare_log_probabilities(trainer, rows)
-        seen, error = fit_share(engine - without, trained - without)
+        compared = compare_log_probabilities(trainer, rows)
+        seen, error = fit_ratio(
+            compared.engine - compared.base,
+            compared.trainer - compared.base,
+            compared.exact - compared.base,
+        )
         return AdapterFigures(
             base_equal=hash_base(trainer.policy) == before,
             syncs=SYNCS,
             seen=seen,
             error=error,
-            distance=float((engine - trained).abs().mean()),
-            distance_without=distance_without,
+            distance=compared.measure_distance(),
+            distance_without=plain.measure_distance(),
         )
 
 
@@ -99,25 +104,41 @@ def fill_adapter(policy: Any, size: float) -> None:
             weight.copy_(signs * size)
 
 
-def compare_log_probabilities(
-    trainer: Any, prompts: Sequence[list[int]]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Sample with the engine; return log-probabilities of its N tokens.
+@dataclass(frozen=True)
+class LogProbabilities:
+    """Log-probabilities of the N tokens that the engine sampled."""
 
-    Returns:
-        Those of the engine, and in float32 those of the trainer without and with the adapter.
-    """
+    engine: Tensor
+    trainer: Tensor
+    """In the precision of the training."""
+    exact: Tensor
+    """In float32."""
+    base: Tensor
+    """In float32, without the adapter."""
+
+    def measure_distance(self) -> float:
+        """Return the mean absolute difference between engine and trainer, in nats a token."""
+        return float((self.engine - self.trainer).abs().mean())
+
+
+def compare_log_probabilities(trainer: Any, prompts: Sequence[list[int]]) -> LogProbabilities:
+    """Sample with the engine, and compute the log-probabilities of its tokens in other ways."""
     _, completions, theirs, _ = trainer.vllm_generation.generate(
         prompts=list(prompts), images=None, num_generations=1
     )
-    engine = torch.tensor([values[0] for row in theirs for values in row])
+    pairs = list(zip(prompts, map(list, completions), strict=True))
+    temperature = trainer.temperature
     exact = copy.deepcopy(trainer.policy.get_base_model()).float().eval()
     # The trainer has replaced it by one that computes in bfloat16, with the original's weights.
     vars(exact).pop("forward", None)
-    pairs = list(zip(prompts, map(list, completions), strict=True))
-    trained = compute_log_probabilities(exact, pairs, trainer.temperature)
+    with_adapter = compute_log_probabilities(exact, pairs, temperature)
     fill_adapter(exact, 0.0)
-    return engine, compute_log_probabilities(exact, pairs, trainer.temperature), trained
+    return LogProbabilities(
+        engine=torch.tensor([values[0] for row in theirs for values in row]),
+        trainer=compute_log_probabilities(trainer.policy.eval(), pairs, temperature),
+        exact=with_adapter,
+        base=compute_log_probabilities(exact, pairs, temperature),
+    )
 
 
 @torch.no_grad()
@@ -134,16 +155,16 @@ def compute_log_probabilities(
     return torch.cat(rows)
 
 
-def fit_share(seen: Tensor, wanted: Tensor) -> tuple[float, float]:
-    """Fit `seen` = share x `wanted` over N tokens; return the share and its standard error.
+def fit_ratio(one: Tensor, other: Tensor, weights: Tensor) -> tuple[float, float]:
+    """Return the ratio of two weighed sums over N tokens, and its standard error.
 
     Raises:
-        ValueError: `wanted` is 0 for every token.
+        ValueError: the second sum is 0.
     """
-    seen, wanted = seen.double(), wanted.double()
-    square = wanted.square().sum()
-    if not square:
+    one, other, weights = one.double(), other.double(), weights.double()
+    total = (other * weights).sum()
+    if not total:
         raise ValueError("the adapter changes no log-probability, so there is nothing to compare")
-    share = (seen * wanted).sum() / square
-    rest = (seen - share * wanted).square().sum() / max(1, len(wanted) - 1)
-    return float(share), float((rest / square).sqrt())
+    ratio = (one * weights).sum() / total
+    rest = ((one - ratio * other) * weights).square().sum().sqrt()
+    return float(ratio), float(rest / total.abs())

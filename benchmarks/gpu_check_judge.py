@@ -22,8 +22,8 @@ SLACK, ACTIVATIONS = 0.25, 3 * GIB
 MEMORY_LIMIT = f"bound <= peak <= bound + {SLACK:.0%} + {ACTIVATIONS / GIB:.0f} GiB"
 RATIO = 1.05
 """Of a step of ours to one of TRL."""
-SEEN = 0.1
-"""Distance from 1 of the share of an update that the engine sees."""
+SEEN = 0.2
+"""Distance from 1 of what the engine sees of an update, by what the trainer sees."""
 FURTHER = 1.25
 """Factor by which an adapter may increase the distance between engine and trainer."""
 RESUME_LIMIT = "next steps follow; equal bits are promised on a CPU alone"
@@ -49,7 +49,7 @@ def judge_adapters(figures: AdapterFigures) -> list[Row]:
         "bit-equal",
         figures.base_equal,
     )
-    share, distance = "update that the engine sees", "engine against trainer"
+    share, distance = "update in engine by trainer", "engine against trainer"
     if figures.seen is None or figures.error is None:
         reason = "no vLLM: the trainer's own weights sample"
         return [skip(step, share, reason), skip(step, distance, reason), base]

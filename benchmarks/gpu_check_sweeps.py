@@ -117,9 +117,18 @@ def run_sweep_command(
                 raise over if allowed < seconds else StepError(f"no end after {seconds:.0f} s")
         finally:
             end_processes(sweep.pid)
-    if sweep.returncode not in (0, 1):  # 1: trials failed, as the ledger says
-        raise StepError(f"the sweep ended with status {sweep.returncode}: see {log.name}")
+    if error := find_error(Path(log.name), sweep.returncode):
+        raise StepError(error)
     return read_figures(spec, memory.highest, killed)
+
+
+def find_error(log: Path, status: int) -> str:
+    """Return why a sweep did not end by itself; empty if it did, even if trials failed."""
+    lines = log.read_text(errors="replace").splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
+    if status and errors:
+        return errors[-1]
+    return "" if status in (0, 1) else f"the sweep ended with status {status}: see {log}"
 
 
 def build_environment() -> dict[str, str]:

@@ -1,13 +1,8 @@
-"""Parts of the command that checks a GPU: rows, deadlines, limits, and the sweeps' figures."""
+"""Parts of the command that checks a GPU: rows, deadlines, the order of steps, and limits."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import math
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,13 +10,11 @@ import gpu_check
 import gpu_check_device
 import gpu_check_judge
 import gpu_check_steps
-import gpu_check_sweeps
 import pytest
 import torch
 from alternation import Block, Pair, Side
-from gpu_check_adapters import AdapterFigures, fit_share
+from gpu_check_adapters import AdapterFigures, fit_ratio
 from gpu_check_judge import judge_adapters, judge_memory, judge_step
-from gpu_check_plan import LONG_TASK, CheckPlan
 from gpu_check_processes import OutOfTimeError, Processes, StepError
 from gpu_check_rows import (
     build_summary,
@@ -32,13 +25,8 @@ from gpu_check_rows import (
     judge,
     skip,
 )
-from gpu_check_sweeps import SweepFigures
 from gpu_check_trials import ResumedTrial, TrainedTrial, count_device_states
 from packaging.requirements import Requirement
-
-from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.policies.load_policy import load_policy, measure_policy
-from gdpo_tune.spec import load_spec
 
 HELD = judge("device", "driver", "H", "answers", True, stops=True)
 STOPS = judge("device", "kernel", "7.0", "runs", False, stops=True)
@@ -200,14 +188,17 @@ def test_a_peak_has_to_lie_between_its_bound_and_the_slack(peak: float, held: bo
     assert (judge_memory(10_000, peak).result == "held") == held
 
 
-def test_the_share_of_an_update_is_a_slope():
-    wanted = torch.randn(4000, generator=torch.Generator().manual_seed(0))
-    noise = torch.randn(4000, generator=torch.Generator().manual_seed(1)) * 5
-    share, error = fit_share(0.24 * wanted + noise, wanted)
-    assert abs(share - 0.24) < 3 * error
-    assert error == pytest.approx(5 / math.sqrt(4000), rel=0.1)
+def test_what_the_engine_sees_of_an_update_is_a_ratio_without_noise():
+    def draw(seed: int):
+        return torch.randn(20_000, generator=torch.Generator().manual_seed(seed))
+
+    update = draw(0)
+    engine, trainer = 0.24 * update + 5 * draw(1), 0.8 * update + 5 * draw(2)
+    ratio, error = fit_ratio(engine, trainer, update)
+    assert abs(ratio - 0.3) < 3 * error
+    assert 0.03 < error < 0.06
     with pytest.raises(ValueError, match="nothing to compare"):
-        fit_share(noise, torch.zeros(4000))
+        fit_ratio(engine, trainer, torch.zeros(20_000))
 
 
 @pytest.mark.parametrize(
@@ -252,112 +243,3 @@ def test_an_evaluation_has_to_fit():
     trial = TrainedTrial(test={"correctness": 0.5}, peak_bytes=9 << 30)
     assert gpu_check_judge.judge_evaluation(trial, 512, 10 << 30).result == "held"
     assert gpu_check_judge.judge_evaluation(trial, 512, 8 << 30).result == "did not hold"
-
-
-# --- sweeps ---------------------------------------------------------------------------------------
-
-
-def record(number: int, started: float, finished: float, role="search", state="complete"):
-    times = {"started": started, "finished": finished}
-    return TrialRecord(number, role, state, {}, 0, "baseline", reason="it died", **times)
-
-
-def sweep(records, retries=("trial 1 is tried again",), killed=1) -> SweepFigures:
-    at_once = gpu_check_sweeps.count_side_by_side(records)
-    hourly = gpu_check_sweeps.compute_trials_per_hour(records)
-    return SweepFigures(records, retries, 2, at_once, hourly, 100.0, killed)
-
-
-PAIR = [record(0, 100, 160, "untrained"), record(1, 160, 700), record(2, 400, 1000)]
-
-
-def test_trials_an_hour_are_those_that_trained_over_the_time_of_all():
-    figures = sweep(PAIR)
-    assert figures.trials_per_hour == pytest.approx(2 / 900 * 3600)
-    assert figures.side_by_side == 2
-
-
-def test_a_killed_sweep_needs_every_trial_and_a_retry():
-    def judge_sweep(figures):
-        return gpu_check_judge.judge_killed_sweep(figures, trials=2).result
-
-    assert judge_sweep(sweep(PAIR)) == "held"
-    assert judge_sweep(sweep(PAIR, retries=())) == "did not hold"
-    assert judge_sweep(sweep(PAIR, killed=0)) == "did not hold"
-    assert judge_sweep(sweep(PAIR[:2])) == "did not hold"
-    failed = [*PAIR[:2], record(2, 400, 1000, state="failed")]
-    assert judge_sweep(sweep(failed)) == "did not hold"
-
-
-def test_shares_are_compared_with_one_at_a_time():
-    row = gpu_check_judge.judge_packing("packing", 0.5, sweep(PAIR), 4.0, unit="the GPU")
-    assert (row.check, row.result) == ("1/2 of the GPU", "held")
-    assert row.figure == "2 at once, 8 trials an hour, 2.00 of one at a time"
-
-
-def test_the_process_of_a_trial_is_killed_once_it_has_steps(tmp_path: Path):
-    code = "import sys, time; print('up', flush=True); time.sleep(100)"
-    trial = ["bash", "-c", f'exec -a {gpu_check_sweeps.TRIAL} {sys.executable} -c "{code}"']
-    with subprocess.Popen(trial, stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
-        steps = tmp_path / "trials" / "1" / "steps.jsonl"
-        steps.parent.mkdir(parents=True)
-        steps.write_text("{}\n")
-        assert gpu_check_sweeps.kill_one_trial(os.getpid(), tmp_path) == 0
-        steps.write_text("{}\n{}\n")
-        assert gpu_check_sweeps.kill_one_trial(os.getpid(), tmp_path) == 1
-        assert process.wait() == -9
-
-
-# --- plans and policies ---------------------------------------------------------------------------
-
-
-def test_every_share_trains_on_its_part_of_the_same_sweep(tmp_path: Path):
-    plan = CheckPlan(small=False, policy="embedded", directory=tmp_path, threads=1)
-    specs = {
-        share: load_spec(
-            gpu_check_sweeps.build_sweep(plan, f"share_{share:g}", share, trials, rank=16)
-        )
-        for share, trials in gpu_check_steps.SHARES.items()
-    }
-    assert {share: spec.resources.gpus for share, spec in specs.items()} == {
-        share: share for share in (1.0, 0.5, 0.25)
-    }
-    assert specs[0.25].search.trials == 3  # the published setting is the fourth
-    assert {spec.model.lora_rank for spec in specs.values()} == {16}
-
-
-def test_the_bound_is_the_share_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    plan = CheckPlan(small=False, policy="embedded", directory=tmp_path, threads=1)
-    file = plan.write_space("memory", rollout={"engine": "transformers"})
-    monkeypatch.setattr("gdpo_tune.spec.read_device_memory", lambda: 4 << 30)
-    # Half a GiB is what CUDA takes; the policy itself is small.
-    assert gpu_check_steps.find_refused_share(file) == pytest.approx(0.127, abs=0.005)
-    assert gpu_check_steps.find_refusal(file) == ""
-
-
-def test_changes_of_a_plan_reach_the_trial(tmp_path: Path):
-    plan = CheckPlan(small=True, policy="embedded", directory=tmp_path, threads=1)
-    config = plan.build_config(
-        "one", task=LONG_TASK, params={"beta": 0.1}, training={"steps": 9}, gpu_share=0.5
-    )
-    assert (config.params["beta"], config.training.steps, config.gpu_share) == (0.1, 9, 0.5)
-    assert config.directory == tmp_path / "one"
-
-
-def test_a_policy_is_made_without_a_network(tmp_path: Path):
-    from gpu_check_policy import write_policy
-
-    parameters = write_policy(str(tmp_path), "tiny")
-    size = measure_policy(str(tmp_path))
-    assert size is not None
-    assert parameters == size.parameters
-    model, tokenizer = load_policy(str(tmp_path))
-    assert model.config.vocab_size == 4096
-    assert tokenizer.decode([4095])
-
-
-def test_the_options_name_every_step():
-    options = gpu_check.build_parser().parse_args(["--small", "--only", "sweep", "packing"])
-    assert isinstance(options, argparse.Namespace)
-    assert (options.only, options.minutes) == (["sweep", "packing"], 20)
