@@ -24,11 +24,15 @@ SHORT = [
     "training.test_prompts=16",
 ]
 RUN_BY_A_PERSON = ("pip ", "pytest", "mlflow ui")
+PATIENCE = 1_200
+"""Seconds for a command that takes one minute on idle cores: with two cores for four busy processes
+the short sweep took more than 300.
+"""
 
 pytestmark = pytest.mark.integration
 
 
-def run_command(arguments, directory, check=True, timeout=300):
+def run_command(arguments, directory, check=True, timeout=PATIENCE):
     """Run `python -m gdpo_tune.<arguments>` in `directory`, without an existing cluster."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_ADDRESS")}
     done = subprocess.run(

@@ -131,29 +131,45 @@ class FakeHead:
     def leave(self) -> None:
         self.leaves += 1
 
-    def check_after(self, seconds: float) -> joining.HeadWatch:
+    def check_after(self, seconds: float) -> float:
         self.now += seconds
         self.watch.check()
-        return self.watch
+        return self.watch.seconds_silent
+
+    def check_for(self, seconds: float) -> float:
+        for _ in range(int(seconds / joining.ASK_SECONDS)):
+            self.check_after(joining.ASK_SECONDS)
+        return self.watch.seconds_silent
 
 
 def test_the_process_disconnects_some_time_after_the_head_is_lost(monkeypatch):
     head = FakeHead(monkeypatch)
-    assert head.check_after(1000.0).seconds_silent == 0
+    assert head.check_after(1000.0) == 0
     head.answers = False
-    assert head.check_after(joining.LOST_SECONDS).seconds_silent == joining.LOST_SECONDS
-    assert head.check_after(joining.LEAVE_SECONDS).seconds_silent > joining.LOST_SECONDS
+    assert head.check_for(joining.LOST_SECONDS) == joining.LOST_SECONDS
+    assert head.check_for(joining.LEAVE_SECONDS) > joining.LOST_SECONDS
     assert head.leaves == 0
-    head.check_after(1.0)
+    head.check_after(joining.ASK_SECONDS)
     assert head.leaves == 1
 
 
 def test_a_head_that_answers_again_is_not_lost(monkeypatch):
     head = FakeHead(monkeypatch)
     head.answers = False
-    head.check_after(joining.LOST_SECONDS - 1)
+    assert head.check_for(joining.LOST_SECONDS) > 0
     head.answers = True
-    assert head.check_after(2.0).seconds_silent == 0
+    assert head.check_after(2.0) == 0
+
+
+def test_a_process_that_was_stopped_itself_gives_the_head_time_to_answer(monkeypatch):
+    """A stopped driver lost its sweep: a minute had passed since the last answer."""
+    head = FakeHead(monkeypatch)
+    head.check_after(joining.ASK_SECONDS)
+    head.now += 60.0
+    assert head.watch.seconds_silent == 0
+    head.answers = False  # the network of a machine that wakes up is not there at once
+    assert head.check_after(joining.ASK_SECONDS) == joining.POLL_SECONDS
+    assert head.leaves == 0
 
 
 def test_find_silence_checks_who_listens():

@@ -23,7 +23,6 @@ from gdpo_tune.core.signals import block_hangups
 from gdpo_tune.spec import count_local_cpus
 from gdpo_tune.tuning.ray.joining import (
     LOST_SECONDS,
-    SILENT_SECONDS,
     connect_to_cluster,
     watch_head,
 )
@@ -114,7 +113,7 @@ def join_cluster(variables: Mapping[str, str]) -> Generator[Cluster]:
 
         def is_alive() -> bool:
             # a call of Ray would block while the head is silent, and the sweep with it
-            if watch.seconds_silent > SILENT_SECONDS:
+            if watch.seconds_silent:
                 return watch.seconds_silent <= LOST_SECONDS
             nodes.refresh()
             return nodes.is_alive(own_node)

@@ -22,8 +22,8 @@ from gdpo_tune.core.errors import ClusterError
 ANSWER_SECONDS = 10.0
 """Seconds that the head may take for its first answer."""
 ASK_SECONDS, CONNECT_SECONDS = 2.0, 2.0
-SILENT_SECONDS = ASK_SECONDS + 2 * CONNECT_SECONDS
-"""Seconds without an answer after which a call of Ray might block."""
+POLL_SECONDS = ASK_SECONDS + CONNECT_SECONDS
+"""Longest time in seconds from one poll to the next."""
 LOST_SECONDS = 20.0
 """Seconds without an answer after which the head counts as lost."""
 LEAVE_SECONDS = 15.0
@@ -107,22 +107,25 @@ def find_silence(head: str, seconds: float) -> str:
 
 
 class HeadWatch:
-    """Time since the last answer of the head at `HOST:PORT`."""
+    """For how long polls of the head at `HOST:PORT` have had no answer."""
 
     def __init__(self, head: str) -> None:
+        self.seconds_silent = 0.0
+        """Seconds from the last answer to the last poll; a call of Ray may block if above 0."""
         self._head = head
-        self._heard = time.monotonic()
-
-    @property
-    def seconds_silent(self) -> float:
-        """Seconds since the last answer."""
-        return time.monotonic() - self._heard
+        self._polled = time.monotonic()
 
     def check(self) -> None:
-        """Poll the head once; exit if it is lost and the main thread did not end the process."""
-        if not find_silence(self._head, CONNECT_SECONDS):
-            self._heard = time.monotonic()
-        elif self.seconds_silent > LOST_SECONDS + LEAVE_SECONDS:
+        """Poll the head once; exit if it is lost and the main thread did not end the process.
+
+        Time in which this process was stopped itself, like a laptop that sleeps, says nothing about
+        the head. So two polls that are far apart count as `POLL_SECONDS`.
+        """
+        silent = bool(find_silence(self._head, CONNECT_SECONDS))
+        before, self._polled = self._polled, time.monotonic()
+        passed = min(self._polled - before, POLL_SECONDS)
+        self.seconds_silent = self.seconds_silent + passed if silent else 0.0
+        if self.seconds_silent > LOST_SECONDS + LEAVE_SECONDS:
             exit_process()
 
 
