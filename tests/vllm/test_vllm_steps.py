@@ -11,16 +11,21 @@ from gdpo_tune.core.settings import ModelSettings, RolloutSettings
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 
 WHOLE, MICRO = {}, {"micro_batch_size": 4}
+MINI = {"mini_batch_size": 8, "micro_batch_size": 4}
+SAMPLED = ("reward/digits/mean", "mean_length")
 
 
 @pytest.mark.parametrize(
     "model", [ModelSettings(), ModelSettings(lora_rank=4)], ids=["every weight", "adapters"]
 )
-@pytest.mark.parametrize("parts", [MICRO], ids=["micro-batches"])
+@pytest.mark.parametrize("parts", [MICRO, MINI], ids=["micro-batches", "mini-batches"])
 def test_a_step_in_parts_trains_as_a_whole_one_with_a_kl(
     build_config, train_and_report, parts, model
 ):
-    """The first step samples the same completions, so its metrics agree up to rounding."""
+    """The first step samples the same completions, so its metrics agree up to rounding.
+
+    With mini-batches what is computed after its first update does not.
+    """
     first, later = [], []
     for sizes in (WHOLE, parts):
         config = build_config(beta=0.04, model=model, **sizes)
@@ -28,7 +33,7 @@ def test_a_step_in_parts_trains_as_a_whole_one_with_a_kl(
         assert [m.step for m in reports] == [1, 2]
         first.append(reports[0].metrics)
         later.append(reports[1].metrics)
-    for name in ("loss", "grad_norm", "reward/digits/mean", "mean_length", "kl"):
+    for name in SAMPLED if parts is MINI else (*SAMPLED, "loss", "grad_norm", "kl"):
         whole, split = (metrics[f"train/{name}"] for metrics in first)
         print(f"  {name:20} {whole:.7f} at once, {split:.7f} in parts")
         assert split == pytest.approx(whole, rel=1e-3, abs=1e-5)
