@@ -24,9 +24,11 @@ _LOGGER = logging.getLogger("gdpo_tune.training")
 GIB = 2**30
 CONTEXT = GIB // 2
 """Bytes of a GPU that CUDA takes for a process beside what torch allocates and can limit."""
-STRANGERS = 2 * GIB
-"""Bytes of a whole GPU that others hold at least if they are to blame for its lack of memory; less
-may be what CUDA and its libraries take for the trial itself."""
+FOREIGN = 2 * GIB
+"""Bytes above which other processes on a whole GPU are the reason for its lack of memory; less may
+be what CUDA and its libraries take for the trial itself."""
+SEGMENT = 32 * 2**20
+"""Bytes by which torch may enlarge a request at most: it takes a GPU's memory in segments."""
 
 
 def limit_gpu_memory(share: float) -> None:
@@ -43,8 +45,8 @@ def limit_gpu_memory(share: float) -> None:
 def lock_gpu() -> Generator[None]:
     """Wait until no other trial of this user starts an engine on this process's GPU.
 
-    An engine measures free memory while it starts, and would count what another one takes meanwhile
-    as its own. Without a GPU there is no lock, because nothing is measured.
+    Each waits for free memory, and would take for free what another one is about to allocate.
+    Without a GPU there is no lock, because nothing is measured.
     """
     if not torch.cuda.is_available():
         yield
@@ -65,7 +67,7 @@ def wait_for_memory(needed: float, patience: float = PATIENCE, pause: float = 1.
     """
     if not torch.cuda.is_available():
         return
-    end, told = time.monotonic() + patience, False
+    end, has_warned = time.monotonic() + patience, False
     while True:
         free, total = torch.cuda.mem_get_info()
         if free >= needed:
@@ -76,24 +78,24 @@ def wait_for_memory(needed: float, patience: float = PATIENCE, pause: float = 1.
         )
         if time.monotonic() >= end:
             raise CrowdedGpuError(f"{lack} since {patience:g} s: other processes hold the rest")
-        if not told:
+        if not has_warned:
             _LOGGER.warning("%s: waiting for other processes to release memory", lack)
-            told = True
+            has_warned = True
         time.sleep(pause)
 
 
 def is_crowded(share: float, requested: int = 0) -> bool:
-    """Return whether others lack restraint if this process finds no memory on its GPU.
+    """Return whether this process finds no memory on its GPU because of other processes.
 
-    They do if the process holds less than its `share` of the GPU, the `requested` bytes included.
+    That is so if it holds less than its `share` of the GPU, the `requested` bytes included.
     """
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return False
     free, total = torch.cuda.mem_get_info()
     own = torch.cuda.memory_reserved()
-    if own + requested > share * total - CONTEXT:
+    if own + requested + SEGMENT > share * total - CONTEXT:
         return False
-    return share < 1 or total - free - own > STRANGERS
+    return share < 1 or total - free - own > FOREIGN
 
 
 def read_gpu_metrics() -> dict[str, float]:

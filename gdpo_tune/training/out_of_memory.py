@@ -12,20 +12,26 @@ from contextlib import contextmanager
 
 import torch
 
-from gdpo_tune.core.engines import Engine, find_vllm, select_engine
+from gdpo_tune.core.engines import Engine
 from gdpo_tune.core.errors import CrowdedGpuError, TrialFailure
 from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.training import gpu, ranks
+from gdpo_tune.training.rollout import select_engine_here
 from gdpo_tune.training.trl_arguments import recomputes_activations
 
-_SIGNS = (
+_CPU_SIGNS = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
+)
+"""Parts of the messages of torch on a CPU."""
+_GPU_SIGNS = (
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
     "No available memory for the cache blocks",
     "Free memory on device",
     "Error in memory profiling",
 )
-"""Parts of the messages of torch (on a CPU) and of vLLM (on a GPU with too little left)."""
+"""Parts of the messages of CUDA, Triton and vLLM, whose errors have no type of their own."""
 _REQUEST = re.compile(r"Tried to allocate ([\d.]+) (bytes|[KMG]iB)")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
@@ -45,7 +51,7 @@ def explain_out_of_memory(config: TrialConfig) -> Generator[None]:
             raise
         lines = str(error).strip().splitlines() or [type(error).__name__]
         first = lines[0].rstrip(".")
-        if gpu.is_crowded(config.gpu_share, _read_request(error)):
+        if _is_of_gpu(error) and gpu.is_crowded(config.gpu_share, _read_request(error)):
             raise CrowdedGpuError(
                 f"other processes hold memory of the trial's share of its GPU ({first})"
             ) from error
@@ -54,21 +60,25 @@ def explain_out_of_memory(config: TrialConfig) -> Generator[None]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory ran out, on a CPU or a GPU."""
-    typed = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return typed or any(sign in str(error) for sign in _SIGNS)
+    on_cpu = isinstance(error, MemoryError) or any(sign in str(error) for sign in _CPU_SIGNS)
+    return on_cpu or _is_of_gpu(error)
+
+
+def _is_of_gpu(error: BaseException) -> bool:
+    typed = isinstance(error, torch.OutOfMemoryError)
+    return typed or any(sign in str(error) for sign in _GPU_SIGNS)
 
 
 def _read_request(error: BaseException) -> int:
     """Return the bytes that torch was asked for in vain; 0 if the error does not tell."""
-    found = _REQUEST.search(str(error))
+    # vLLM wraps torch's error where it warms up.
+    found = _REQUEST.search(f"{error} {error.__cause__}")
     return int(float(found[1]) * _UNITS[found[2]]) if found else 0
 
 
 def list_remedies(config: TrialConfig) -> str:
     """List the settings that save most memory, with their present values."""
-    training = config.training
-    on_gpu = torch.cuda.is_available()
-    engine = select_engine(config.rollout, gpu=on_gpu, lean=False, vllm=find_vllm())
+    training, engine = config.training, select_engine_here(config)
     settings = _list_remedies_of_training(config, engine) if config.train else []
     settings.append(f"lower training.max_completion_length ({training.max_completion_length})")
     if engine == "vllm" and config.rollout.vllm_mode == "colocate":

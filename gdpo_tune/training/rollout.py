@@ -64,15 +64,20 @@ def choose_engine(config: TrialConfig, model: PreTrainedModel) -> Engine:
         check_compiler()
     rank, bfloat16 = config.model.lora_rank, uses_bfloat16(config.model)
     plain = not rank and not bfloat16
-    engine = select_engine(
-        config.rollout,
-        gpu=gpu,
-        lean=plain and not gpu and is_small_llama(model),
-        vllm=find_vllm() if ranks.count_processes() == 1 else None,
-        lora_rank=rank,
-    )
+    engine = select_engine_here(config, lean=plain and not gpu and is_small_llama(model))
     check_adapter_precision(engine, gpu=gpu, lora_rank=rank, bfloat16=bfloat16)
     return engine
+
+
+def select_engine_here(config: TrialConfig, *, lean: bool = False) -> Engine:
+    """Choose an engine for this process; see `select_engine`."""
+    return select_engine(
+        config.rollout,
+        gpu=torch.cuda.is_available(),
+        lean=lean,
+        vllm=find_vllm() if ranks.count_processes() == 1 else None,
+        lora_rank=config.model.lora_rank,
+    )
 
 
 def uses_engine_in_process(config: TrialConfig) -> bool:
@@ -81,11 +86,7 @@ def uses_engine_in_process(config: TrialConfig) -> bool:
     Raises:
         EngineError: the configuration asks for vLLM, which is not available.
     """
-    vllm = find_vllm() if ranks.count_processes() == 1 else None
-    gpu = torch.cuda.is_available()
-    rank = config.model.lora_rank
-    engine = select_engine(config.rollout, gpu=gpu, lean=False, vllm=vllm, lora_rank=rank)
-    return engine == "vllm" and config.rollout.vllm_mode == "colocate"
+    return select_engine_here(config) == "vllm" and config.rollout.vllm_mode == "colocate"
 
 
 def choose_held_out_sampler(config: TrialConfig) -> Generate:

@@ -7,9 +7,10 @@ import dataclasses
 import pytest
 import torch
 
+from gdpo_tune.core.engines import NEWEST, VLLM
 from gdpo_tune.core.errors import CrowdedGpuError, TrialFailure
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
-from gdpo_tune.training import train, worker_cache
+from gdpo_tune.training import ranks, rollout, train, worker_cache
 from gdpo_tune.training.out_of_memory import explain_out_of_memory, list_remedies
 from gdpo_tune.training.trainer import GDPOTrainer
 from tests.support.training import build_trial_config, register_toy_task, write_policy
@@ -65,6 +66,8 @@ def crowd(monkeypatch):
         (0.5, 1, 3, ValueError("Free memory on device cuda:0 (1.0/80.0 GiB) on startup is less")),
         (0.5, 9, 3, ValueError("No available memory for the cache blocks. Try increasing")),
         (0.5, 9, 3, AssertionError("Error in memory profiling. Initial free memory 9 GiB")),
+        (0.5, 0, 3, RuntimeError("CUDA error: out of memory")),
+        (0.5, 0, 3, RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling")),
         # Another user's process, on a GPU that the trial has for itself.
         (1.0, 1, 20, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
     ],
@@ -79,13 +82,35 @@ def test_memory_that_others_hold_is_no_failure_of_the_trial(config, crowd, share
 
 @pytest.mark.parametrize(
     ("share", "free", "own", "tried"),
-    [(0.5, 30, 38, "2.00 GiB"), (0.5, 30, 39, "600.00 MiB"), (1.0, 1, 78, "4.00 GiB")],
+    [
+        (0.5, 30, 38, "2.00 GiB"),
+        (0.5, 30, 39, "600.00 MiB"),
+        (0.5, 30, 39.49, "2.00 MiB"),  # torch takes a segment of 20 MiB for it
+        (1.0, 1, 78, "4.00 GiB"),
+    ],
 )
 def test_memory_above_the_trials_share_is_its_own_failure(config, crowd, share, free, own, tried):
     crowd(free, own)
     config = dataclasses.replace(config, gpu_share=share)
     with pytest.raises(TrialFailure, match="out of memory"), explain_out_of_memory(config):
         raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {tried}.")
+
+
+def test_a_warm_up_of_vllm_above_the_trials_share_is_its_own_failure(config, crowd):
+    crowd(30, 38)
+    config = dataclasses.replace(config, gpu_share=0.5)
+    inner = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    error = RuntimeError("CUDA out of memory occurred when warming up sampler")
+    with pytest.raises(TrialFailure, match="out of memory"), explain_out_of_memory(config):
+        raise error from inner
+
+
+@pytest.mark.parametrize("error", [RuntimeError(CPU), MemoryError()])
+def test_memory_of_the_machine_is_not_taken_for_that_of_a_gpu(config, crowd, error):
+    crowd(1, 3)
+    config = dataclasses.replace(config, gpu_share=0.5)
+    with pytest.raises(TrialFailure, match="out of memory"), explain_out_of_memory(config):
+        raise error
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes do not match"), ValueError("no")])
@@ -122,11 +147,21 @@ def test_the_first_setting_is_the_micro_batch_unless_it_is_one(config, size, fir
 
 
 def test_with_vllm_its_share_is_named_and_not_the_batch_that_is_sampled(config, monkeypatch):
-    monkeypatch.setattr("gdpo_tune.training.out_of_memory.select_engine", lambda *_, **__: "vllm")
+    monkeypatch.setattr("gdpo_tune.training.rollout.select_engine", lambda *_, **__: "vllm")
     settings = RolloutSettings(engine="vllm", vllm_memory_share=0.3)
     message = list_remedies(dataclasses.replace(config, rollout=settings))
     assert "vllm_memory_share (0.3)" in message
     assert "completions_per_step" not in message
+
+
+def test_of_several_processes_none_has_an_engine_whose_share_could_be_changed(config, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(rollout, "find_vllm", lambda: VLLM(NEWEST, on_cpu=False))
+    assert "vllm_memory_share" in list_remedies(config)
+    monkeypatch.setattr(ranks, "count_processes", lambda: 2)
+    message = list_remedies(config)
+    assert "vllm_memory_share" not in message
+    assert "training.completions_per_step (16)" in message
 
 
 def test_a_trial_that_runs_out_of_memory_fails_and_closes_its_cache(tmp_path, monkeypatch):
