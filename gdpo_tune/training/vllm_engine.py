@@ -116,15 +116,15 @@ class ColocatedEngine:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         generation = trainer.vllm_generation
-        self._sample = _name_failures(generation.llm.generate, trainer)
-        if hasattr(getattr(generation, "model", None), "peft_config"):
+        if hasattr(generation.model, "peft_config"):
             request = _build_adapter_request("loaded by every sync")
-            with_adapter = functools.partial(generation.llm.generate, lora_request=request)
-            generation.llm.generate = with_adapter
-            self._sample = _name_failures(with_adapter, trainer)
+            generation.llm.generate = functools.partial(
+                generation.llm.generate, lora_request=request
+            )
             generation.sync_weights = self._send_adapter
         elif not torch.cuda.is_available():
             generation.sync_weights = self._reload_weights
+        self._sample = _name_failures(generation.llm.generate, trainer)
         name_engine_failures(trainer)
 
     def generate(
@@ -206,7 +206,7 @@ def _name_failures(function: Callable[..., Any], trainer: Any) -> Callable[..., 
     """Wrap a call of the engine to raise `EngineDiedError` with the engine's last words."""
 
     @functools.wraps(function)
-    def called(*arguments: Any, **keywords: Any) -> Any:
+    def call_engine(*arguments: Any, **keywords: Any) -> Any:
         try:
             return function(*arguments, **keywords)
         except Exception as error:
@@ -217,7 +217,7 @@ def _name_failures(function: Callable[..., Any], trainer: Any) -> Callable[..., 
                 f"vLLM died after {step} optimizer steps: {_read_last_words(error)}"
             ) from error
 
-    return called
+    return call_engine
 
 
 def _read_last_words(error: BaseException) -> str:

@@ -227,7 +227,7 @@ def test_an_engine_gets_room_for_adapters_of_the_trials_rank(config, policy, eng
 
 
 def test_the_cache_is_computed_and_nothing_is_measured(config, policy, engine, gpu):
-    """vLLM skips its two checks of the whole device if it is told the size of its cache."""
+    """vLLM does not measure the whole device if it is told the size of its cache."""
     share = RolloutSettings("vllm", vllm_memory_share=0.4)
     start(replace(config, rollout=share, gpu_share=0.5), policy)
     cache = engine[0]["kv_cache_memory_bytes"]
@@ -265,7 +265,7 @@ def test_a_rank_above_what_vllm_holds_is_refused(config, policy, engine):
 # Adapters
 
 
-def test_an_adapter_is_written_to_memory_where_it_fits(tmp_path, monkeypatch):
+def test_an_adapter_is_written_to_memory_where_it_fits(tmp_path):
     assert lora.choose_memory(1, tmp_path) == tmp_path
     assert lora.choose_memory(10**15, tmp_path) is None
     assert lora.choose_memory(1, tmp_path / "missing") is None
@@ -383,7 +383,7 @@ def trainer(monkeypatch, gpu):
     fake = ModuleType("vllm")
     fake.SamplingParams = lambda **options: options
     monkeypatch.setitem(sys.modules, "vllm", fake)
-    generation = SimpleNamespace(llm=FakeEngine(), synced=0, generate=None)
+    generation = SimpleNamespace(model=None, llm=FakeEngine(), synced=0, generate=None)
 
     def sync_weights():
         generation.synced += 1
