@@ -107,10 +107,8 @@ class Problems:
         """Note a problem, for the caller to raise or ignore; a `value` of None is not shown."""
         if key in self.empty:
             return UnreadableNodeError()
-        shown = "" if value is None else hide_secrets(hide_passwords(show(value)))
-        name = key.rpartition(".")[2]
-        if shown and name.isupper() and is_secret(name) and not shown.endswith(HIDDEN):
-            shown = HIDDEN
+        name = key.rpartition(".")[2].partition("[")[0]
+        shown = "" if value is None else show(hide_values(value, name))
         if len(shown) > LONGEST:
             shown = shown[: LONGEST - 3] + "..."
         self.records.append((mark, SpecProblem(str(mark), key, shown, reason, fix)))
@@ -237,6 +235,31 @@ def hide_passwords(text: str) -> str:
     text = re.sub(r"(https?://[^/@:]*):[^@\s/]*@", r"\1:***@", text)
     text = re.sub(r"(?<!http)(?<!https)(://[^/@:]*):[^@\s]*@", r"\1:***@", text)
     return re.sub(r"([?&](?:ssl)?password=)[^&\s]*", r"\1***", text)
+
+
+def hide_values(value: object, name: str = "") -> object:
+    """Return a value without secrets, which their own form or the name of their key gives away.
+
+    A reward whose name looks like that of a secret loses its value in a message. That harms less
+    than a token in one.
+    """
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[str, object]", value).items()
+        return {key: hide_values(child, key) for key, child in entries}
+    if isinstance(value, list | tuple):
+        return [hide_values(child, name) for child in cast("Sequence[object]", value)]
+    if is_secret(name):
+        return HIDDEN
+    return hide_in_text(value) if isinstance(value, str) else value
+
+
+def hide_in_text(text: str) -> str:
+    """Return a text without the secrets in it; of an address it loses only the password."""
+    public = hide_passwords(text)
+    name, sign, value = text.partition("=")
+    if public == text and sign and is_secret(name.strip(), value):
+        return f"{name}={HIDDEN}"
+    return HIDDEN if public == text and is_secret("", text) else hide_secrets(public)
 
 
 def hide_service_path(url: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,13 +21,13 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.scalarbool import ScalarBoolean
 
 from gdpo_tune.core.files import is_file
-from gdpo_tune.core.secret_names import hide_secrets
+from gdpo_tune.core.secret_names import HIDDEN
 from gdpo_tune.spec.problems import (
     Problems,
     SourceMark,
     UnreadableNodeError,
     YamlNode,
-    hide_passwords,
+    hide_in_text,
 )
 
 EXTENDS = "extends"
@@ -149,7 +150,7 @@ def parse_yaml(text: str, source: str, problems: Problems, first_line: int = 1) 
 
 def _read_override(override: str, problems: Problems) -> YamlNode:
     """Return `training.steps=100` as a document of its own."""
-    mark = SourceMark(f"--set {hide_secrets(hide_passwords(override))}")
+    mark = SourceMark(f"--set {_hide_override(override)}")
     key, equals, text = override.partition("=")
     key = key.strip()
     if not equals or not all(key.split(".")) or key.count(".") > DEEPEST:
@@ -163,9 +164,21 @@ def _read_override(override: str, problems: Problems) -> YamlNode:
         value = parse_yaml(text, mark.source, nested, first_line=0)
     except UnreadableNodeError:
         reason, fix = nested.records[0][1].reason, "quote the value for the shell and for YAML"
-        raise problems.add(mark, key, text, reason, fix) from None
+        shown = None if mark.source.endswith(HIDDEN) else text
+        raise problems.add(mark, key, shown, reason, fix) from None
     first, node = nest(key, value)
     return YamlNode(mark, entries={first: node})
+
+
+def _hide_override(override: str) -> str:
+    """Return an override as a message may repeat it.
+
+    Of one with variables of the environment only the key stays: its text may be no YAML, so that
+    names and values in it cannot be told apart.
+    """
+    if override.lstrip().startswith("resource") and "env" in override:
+        return re.split(r"[\s=:]", override.lstrip(), maxsplit=1)[0] + f"={HIDDEN}"
+    return hide_in_text(override)
 
 
 @dataclass

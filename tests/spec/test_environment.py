@@ -76,17 +76,36 @@ def test_a_secret_in_the_file_is_refused_and_not_repeated(load, env, key):
 
 @pytest.mark.parametrize(
     "override",
-    [f"resources.env.HF_TOKEN={SECRET}", f"resources.env=[HF_TOKEN={SECRET}]"],
+    [
+        f"resources.env.HF_TOKEN={SECRET}",
+        f"resources.env.hf_token={SECRET}",
+        f"resources.env=[HF_TOKEN={SECRET}]",
+        f"resources.env=[hf_token=two words {SECRET}]",
+        f'resources.env={{"hf_token": {SECRET}}}',
+        f"resources={{env: {{hf_token: {SECRET}}}}}",
+        f"resources.env={{HF_TOKEN=: {SECRET}}}",
+        f'resources.env={{hf_token: "{SECRET}',  # no YAML
+        f"resources.env: {{hf_token: {SECRET}}}",  # not KEY=VALUE
+        f"resources.env.HF_TOKEN=two words {SECRET}",
+    ],
 )
 def test_a_secret_on_the_command_line_is_refused_and_not_repeated(load, override):
     (problem,), text = refuse(load, override)
-    assert problem.where.startswith("--set resources.env")
+    assert problem.where.startswith("--set resources")
     assert SECRET not in text
 
 
 @pytest.mark.parametrize(
     "env",
-    [f"{{HF_TOKEN: [{SECRET}]}}", f"HF_TOKEN={SECRET}", f"[{{HF_TOKEN: {SECRET}}}]"],
+    [
+        f"{{HF_TOKEN: [{SECRET}]}}",
+        f"{{A: {{hf_token: {SECRET}}}}}",
+        f"HF_TOKEN={SECRET}",
+        f"hf_token=two words {SECRET}",
+        f"[{{HF_TOKEN: {SECRET}}}]",
+        f"[{{hf_token: [{SECRET}]}}]",
+        "{A: [hf_" + SECRET.replace("-", "_") + "_and_more]}",
+    ],
 )
 def test_a_secret_in_the_wrong_place_is_not_repeated(load, env):
     problems, text = refuse(load, env=env)
@@ -153,3 +172,9 @@ def test_other_names(name):
 def test_texts_lose_their_secrets():
     text = "a {HF_TOKEN: abc, A: b} API_KEY='x y' steps=5 MAX_TOKENS=7"
     assert hide_secrets(text) == "a {HF_TOKEN: ***, A: b} API_KEY=*** steps=5 MAX_TOKENS=7"
+
+
+def test_a_secret_without_its_section_is_not_repeated(load):
+    _, text = refuse(load, f"MY_PASSWORD=two words {SECRET}")
+    assert "MY_PASSWORD = ***: unknown key" in text
+    assert SECRET not in text
