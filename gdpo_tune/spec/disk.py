@@ -10,11 +10,14 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gdpo_tune.core.errors import ResourcesError
+from gdpo_tune.core.files import is_directory
 from gdpo_tune.core.policy_size import PolicySize
 from gdpo_tune.spec.gpu_memory import NUMBERS, format_bytes
 from gdpo_tune.spec.machine import count_fitting_workers, count_local_cpus, count_visible_gpus
@@ -27,6 +30,8 @@ WEIGHT = 4
 """Bytes of a trained weight: 32 bits."""
 OPTIMIZER = 8
 """Bytes of the optimizer's two averages of a trained number."""
+RANK = 16
+"""Of the adapters that a message proposes."""
 
 
 @dataclass(frozen=True)
@@ -131,16 +136,18 @@ def check_disk(
     raise ResourcesError(
         f"{where}storage = {spec.storage}: the checkpoints of this sweep need up to "
         f"{format_bytes(disk.peak)} ({describe_disk(disk)}), and {present} has room for "
-        f"{format_bytes(room)}\n    fix: {', or '.join(list_remedies(spec, disk, room))}"
+        f"{format_bytes(room)}\n    fix: {', or '.join(list_remedies(spec, size, disk, room))}"
     )
 
 
-def list_remedies(spec: SweepSpec, disk: SweepDisk, room: int) -> list[str]:
-    """Return what lowers the peak, the first of them without a change of the search."""
-    remedies = ["--set storage=DIRECTORY, on a larger disk or an object store"]
-    if not spec.model.lora_rank:
-        remedies.append("train adapters: --set model.lora_rank=16")
-    if spec.keep != "none":
+def list_remedies(spec: SweepSpec, size: PolicySize, disk: SweepDisk, room: int) -> list[str]:
+    """Return changes of which each suffices, the first of them without a change of the search."""
+    remedies = ["--set storage=DIRECTORY, on a larger disk"]
+    adapters = spec.model_copy(update={"model": replace(spec.model, lora_rank=RANK)})
+    if not spec.model.lora_rank and measure_disk(adapters, size, disk.slots).peak <= room:
+        remedies.append(f"train adapters: --set model.lora_rank={RANK}")
+    unkept = spec.model_copy(update={"keep": "none"})
+    if measure_disk(unkept, size, disk.slots).peak <= room:
         remedies.append("keep no policy: --set keep=none")
     others = disk.trials - spec.search.trials
     fits = math.floor((room - disk.slots * disk.training) / disk.ended) if disk.ended else 0
@@ -156,15 +163,20 @@ def describe_disk(disk: SweepDisk) -> str:
         f"{KEPT + 1} checkpoints of {side_by_side} that train: {format_bytes(disk.training)} each"
     )
     rest = disk.trials - side_by_side
-    return f"{each}; {rest} others: {format_bytes(disk.ended)} each" if rest else each
+    kept = f"{format_bytes(disk.ended)} each" if disk.ended else "nothing"
+    return f"{each}; {rest} others: {kept}" if rest else each
 
 
 def find_present(directory: Path) -> Path:
     """Return the closest directory above that exists."""
-    return next(path for path in (directory, *directory.parents) if path.is_dir())
+    return next(path for path in (directory, *directory.parents) if is_directory(path))
 
 
 def count_present_bytes(directory: Path) -> int:
     """Return the bytes of a sweep's trials that are there already."""
-    files = (path for path in (directory / "trials").rglob("*") if path.is_file())
-    return sum(path.stat().st_size for path in files)
+    total = 0
+    for path in (directory / "trials").rglob("*"):
+        with suppress(OSError):  # a sweep that runs meanwhile trims its trials
+            status = path.stat()
+            total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return total

@@ -87,7 +87,7 @@ def collect_variables(entries: Iterable[str], environment: Mapping[str, str]) ->
     missing = [name for name in names if name not in environment]
     if missing:
         raise ResourcesError(
-            f"resources.env = {show(names)}: {join_names(missing)} is not set here\n"
+            f"resources.env = {show(names)}: not set here: {join_names(missing)}\n"
             f"    fix: export {missing[0]}=..., or remove the name from the file"
         )
     return {name: environment[name] for name in names} | get_written_variables(entries)

@@ -116,6 +116,22 @@ def test_the_remedies_suffice(load, monkeypatch, tmp_path):
     check_disk(load(f"storage={tmp_path}", FIFO, "keep=none"), SMALL, "", {})
 
 
+def test_what_does_not_suffice_is_not_proposed(load, monkeypatch, tmp_path):
+    have_room(monkeypatch, 70 * 10**6)  # less than the two trials that train
+    with pytest.raises(ResourcesError) as caught:
+        check_disk(load(f"storage={tmp_path}", FIFO), SMALL, "", {})
+    assert "keep=none" not in str(caught.value)
+    assert "search.trials" not in str(caught.value)
+
+
+def test_a_file_that_vanishes_meanwhile_is_not_counted(tmp_path):
+    directory = tmp_path / "trials" / "3"
+    directory.mkdir(parents=True)
+    (directory / "model").write_bytes(b"1234")
+    (directory / "gone").symlink_to(tmp_path / "nothing")  # its size cannot be read
+    assert disk.count_present_bytes(tmp_path) == 4
+
+
 def test_what_an_interrupted_sweep_has_already_counts_as_room(load, monkeypatch, tmp_path):
     spec = load(f"storage={tmp_path}", FIFO, "search={trials: 10, replicates: {max_runs: 0}}")
     have_room(monkeypatch, 100 * 10**6)

@@ -141,7 +141,7 @@ def test_refusals(load, env, reason, fix):
 
 def test_a_variable_that_is_not_set_is_refused_before_work_starts(load, tmp_path):
     spec = load(env="[HF_TOKEN, HF_HOME]")
-    with pytest.raises(ResourcesError, match="HF_TOKEN is not set here") as caught:
+    with pytest.raises(ResourcesError, match="not set here: HF_TOKEN") as caught:
         check_resources(spec, {"HF_HOME": "/models", "RAY_ADDRESS": "auto"}, tmp_path)
     assert "fix: export HF_TOKEN=" in str(caught.value)
     check_resources(spec, {"HF_HOME": "/models", "HF_TOKEN": SECRET}, tmp_path)
