@@ -17,7 +17,7 @@ vllm:             ## vLLM as the engine, on a CPU, in an environment of its own 
 	.venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec
 	OMP_NUM_THREADS=1 .venv-vllm/bin/pytest -n 0 -s -m vllm tests/vllm
 image-check:      ## a C compiler and every package in the image of pods: make image-check IMAGE=NAME
-	docker run --rm -i $(IMAGE) python - < docker/check_image.py
+	docker run --rm -i $${IMAGE:?name an image} python - < docker/check_image.py
 bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/step.py
 	python benchmarks/driver.py
@@ -37,7 +37,7 @@ bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/cluster_night.py
 gpu-check:        ## what has to hold on the one GPU that may be used; no network, at most 20 minutes
 	python benchmarks/gpu_check.py
-bench-small:      ## the same scripts, seconds each
+bench-small:      ## the same scripts, seconds each, the check of a GPU a minute or two
 	python benchmarks/step.py --small
 	python benchmarks/driver.py --small
 	python benchmarks/utilisation.py --small

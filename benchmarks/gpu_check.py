@@ -1,10 +1,10 @@
 """Check on one GPU that training, memory, adapters, sweeps and resuming work there.
 
     python benchmarks/gpu_check.py [--policy DIRECTORY_OR_HUB_ID] [--only STEP ...]
-    python benchmarks/gpu_check.py --small      under a minute, on a CPU: what a CPU can do
+    python benchmarks/gpu_check.py --small      a minute or two, on a CPU: what a CPU can do
 
-No network is needed: policies with random weights are made here. Nothing else may use the GPU. The
-check takes at most `--minutes`; what does not fit is not run. Each step has its own processes, so
+No network is needed: policies with random weights are made here. Adapters need `gdpo-tune[peft]`.
+Nothing else may use the GPU. The check takes at most `--minutes`; what does not fit is not run. Each step has its own processes, so
 that one that dies ends alone. A device on which nothing can be trained ends the check early.
 
     device      driver, kernels, bfloat16, C compiler, versions of libraries

