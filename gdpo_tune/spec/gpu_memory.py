@@ -13,13 +13,9 @@ from dataclasses import dataclass
 from gdpo_tune.core.engines import find_vllm
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.policy_size import PolicySize
+from gdpo_tune.core.vllm_memory import CONTEXT, GIB, EngineMemory, estimate_engine
 from gdpo_tune.spec.model import SweepSpec
 
-GIB = 2**30
-CONTEXT = GIB // 2
-"""Bytes that CUDA takes for a process."""
-GRAPHS = GIB // 2
-"""Bytes of an engine's compiled graphs."""
 NUMBERS = {"auto": 2, "bfloat16": 2, "float32": 4}
 """`model.dtype` on a GPU -> bytes of a parameter that is not trained."""
 TRAINED = 16
@@ -28,11 +24,6 @@ REFERENCE = 4
 """Bytes of a parameter of the reference policy: TRL loads a second copy in 32 bits."""
 LOGITS = 300 * 10**6
 """Bytes of the logits that TRL computes at a time."""
-BATCHED_TOKENS = 4096
-"""Tokens that an engine of TRL computes at once."""
-PROBABILITIES = 16
-"""Bytes of an engine for each entry of the vocabulary and each completion that it samples at once:
-four arrays of 32-bit numbers while a token is drawn."""
 
 
 @dataclass(frozen=True)
@@ -59,22 +50,6 @@ class TrainerMemory:
     def total(self) -> int:
         """Bytes with full-length completions."""
         return self.least + self.head + self.activations
-
-
-@dataclass(frozen=True)
-class EngineMemory:
-    """Bytes of vLLM beside the trainer."""
-
-    weights: int
-    workspace: int
-    """Graphs, activations, and the probabilities of the next tokens."""
-    longest: int
-    """Cache of one completion of full length with its prompt."""
-
-    @property
-    def least(self) -> int:
-        """Bytes without which no engine starts."""
-        return self.weights + self.workspace + self.longest
 
 
 def has_reference(spec: SweepSpec) -> bool:
@@ -117,14 +92,17 @@ def measure_trainer(spec: SweepSpec, size: PolicySize) -> TrainerMemory:
 
 def measure_engine(spec: SweepSpec, size: PolicySize) -> EngineMemory:
     """Compute the memory without which vLLM does not start, from the shape of the policy."""
-    width, rank = NUMBERS[spec.model.dtype], spec.model.lora_rank
+    rank = spec.model.lora_rank
     adapters = size.count_adapter_numbers(rank, spec.model.lora_targets) if rank else 0
-    probabilities = PROBABILITIES * size.vocabulary * spec.training.completions_per_step
-    activations = BATCHED_TOKENS * width * (4 * size.width + 3 * size.inner_width)
-    return EngineMemory(
-        weights=width * (size.parameters + adapters),
-        workspace=GRAPHS + activations + probabilities,
-        longest=get_longest(spec) * size.cached * width,
+    return estimate_engine(
+        parameters=size.parameters + adapters,
+        width=size.width,
+        inner_width=size.inner_width,
+        vocabulary=size.vocabulary,
+        cached=size.cached,
+        completions=spec.training.completions_per_step,
+        length=get_longest(spec),
+        number=NUMBERS[spec.model.dtype],
     )
 
 

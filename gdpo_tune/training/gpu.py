@@ -19,11 +19,9 @@ import torch
 
 from gdpo_tune.core.errors import CrowdedGpuError
 from gdpo_tune.core.outages import PATIENCE
+from gdpo_tune.core.vllm_memory import CONTEXT, GIB
 
 _LOGGER = logging.getLogger("gdpo_tune.training")
-GIB = 2**30
-CONTEXT = GIB // 2
-"""Bytes of a GPU that CUDA takes for a process beside what torch allocates and can limit."""
 FOREIGN = 2 * GIB
 """Bytes above which other processes on a whole GPU are the reason for its lack of memory; less may
 be what CUDA and its libraries take for the trial itself."""

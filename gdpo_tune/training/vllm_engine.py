@@ -23,8 +23,8 @@ from gdpo_tune.core.engines import round_up_rank
 from gdpo_tune.core.errors import EngineDiedError, GdpoTuneError
 from gdpo_tune.core.rendezvous import RENDEZVOUS
 from gdpo_tune.core.trials import TrialConfig
-from gdpo_tune.training.engine_memory import measure_engine_memory
-from gdpo_tune.training.gpu import CONTEXT, lock_gpu, wait_for_memory
+from gdpo_tune.training.engine_memory import divide_gpu
+from gdpo_tune.training.gpu import lock_gpu, wait_for_memory
 from gdpo_tune.training.lora import write_adapter_to_memory
 from gdpo_tune.training.out_of_memory import is_out_of_memory
 from gdpo_tune.training.rollout import Decoding
@@ -75,10 +75,15 @@ def prepare_engine(config: TrialConfig, model: PreTrainedModel, arguments: Any) 
     plain, environment = trl_vllm.LLM, {name: os.environ.get(name) for name in RENDEZVOUS}
     precision = "bfloat16" if arguments.bf16 else str(model.dtype).removeprefix("torch.")
     options: dict[str, Any] = {"dtype": precision, "revision": config.model.revision or None}
-    needed = 0
+    needed = 0.0
     if torch.cuda.is_available():
-        cache, needed = _divide_gpu(config, model, width=2 if precision == "bfloat16" else 4)
-        options["kv_cache_memory_bytes"] = cache
+        options["kv_cache_memory_bytes"], needed = divide_gpu(
+            config,
+            model,
+            device=torch.cuda.mem_get_info()[1],
+            length=_count_positions(config, model),
+            number=2 if precision == "bfloat16" else 4,
+        )
     else:
         # Compiling takes minutes on a CPU, and the cache would take a share of its memory.
         options |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE}
@@ -182,18 +187,6 @@ def _count_positions(config: TrialConfig, model: PreTrainedModel) -> int:
     policy: Any = model.config
     longest = config.data.max_prompt_length + config.training.max_completion_length
     return min(longest, policy.max_position_embeddings)
-
-
-def _divide_gpu(config: TrialConfig, model: PreTrainedModel, *, width: int) -> tuple[int, float]:
-    """Return the bytes of the engine's cache, and those that trainer and engine need at the start.
-
-    Neighbours that keep to their shares leave the trial its own, less the contexts of CUDA.
-    """
-    device = torch.cuda.mem_get_info()[1]
-    length = _count_positions(config, model)
-    memory = measure_engine_memory(config, model, device=device, length=length, width=width)
-    trainer = model.num_parameters() * model.dtype.itemsize
-    return memory.cache, min(memory.part + trainer, config.gpu_share * device - 2 * CONTEXT)
 
 
 def _build_adapter_request(path: str, *, load_inplace: bool = False) -> Any:
