@@ -4,8 +4,9 @@
     python benchmarks/gpu_check.py --small      a minute or two, on a CPU: what a CPU can do
 
 No network is needed: policies with random weights are made here. Adapters need `gdpo-tune[peft]`.
-Nothing else may use the GPU. The check takes at most `--minutes`; what does not fit is not run. Each step has its own processes, so
-that one that dies ends alone. A device on which nothing can be trained ends the check early.
+Nothing else may use the GPU. The check takes at most `--minutes`; what does not fit is not run.
+Each step has its own processes, so that one that dies ends alone. A device on which nothing can be
+trained ends the check early.
 
     device      driver, kernels, bfloat16, C compiler, versions of libraries
     memory      peak of a trial that trains every weight, against the bound that refuses a share
