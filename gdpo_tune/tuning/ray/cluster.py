@@ -92,9 +92,9 @@ def open_cluster(
     end_orphans(processes)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    given = variables or {}
+    variables = variables or {}
     joins = os.environ.get(ray_access.ADDRESS)
-    return join_cluster(given) if joins else start_cluster(processes, given)
+    return join_cluster(variables) if joins else start_cluster(processes, variables)
 
 
 @contextmanager

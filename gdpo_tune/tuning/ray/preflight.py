@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gdpo_tune.core import task_files
-from gdpo_tune.core.engines import find_compiler_problem
+from gdpo_tune.core.engines import COMPILER_FIX, find_compiler_problem
 from gdpo_tune.core.errors import ClusterError, StoreError
 from gdpo_tune.ledger.sweep_store import check_writable
 from gdpo_tune.spec import SweepSpec
@@ -23,6 +23,10 @@ PATIENCE = 180.0
 """Seconds that a node has to answer: its first process may have to fetch submitted files."""
 COMPILER = "a C compiler"
 """Entry among the needed paths that stands for a C compiler that works."""
+_PATHS_FIX = (
+    "name paths that every node sees, writable for the user that runs Ray; --submit sends the "
+    "working directory"
+)
 
 
 class NodeAnswer(NamedTuple):
@@ -129,6 +133,7 @@ def check_nodes(spec: SweepSpec, directory: Path, nodes: Nodes) -> None:
             path.unlink()
     blind: list[str] = []
     problems: list[str] = []
+    fixes: dict[str, None] = {}  # in the order of the nodes, each once
     for node, answer in ((node, answers[node.id]) for node in candidates if node.id in answers):
         if isinstance(answer, ClusterError):
             nodes.refresh()
@@ -140,6 +145,10 @@ def check_nodes(spec: SweepSpec, directory: Path, nodes: Nodes) -> None:
             blind.append(str(node))
         if str(answer):
             problems.append(f"{node} {answer}")
+        if answer.lacks or answer.error:
+            fixes[_PATHS_FIX] = None
+        if answer.compiler:
+            fixes[COMPILER_FIX] = None
     if blind:
         raise ClusterError(
             f"storage = {spec.storage}: {directory} is another directory on node "
@@ -148,9 +157,7 @@ def check_nodes(spec: SweepSpec, directory: Path, nodes: Nodes) -> None:
         )
     if problems:
         raise ClusterError(
-            f"trials could not run everywhere: {'; '.join(problems)}\n    fix: name paths that "
-            "every node sees, writable for the user that runs Ray; --submit sends the working "
-            "directory"
+            f"trials could not run everywhere: {'; '.join(problems)}\n    fix: {'; '.join(fixes)}"
         )
 
 
