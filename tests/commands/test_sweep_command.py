@@ -81,7 +81,7 @@ def test_four_frames_lead_from_the_command_to_ray(end_with, monkeypatch):
         def fit(self):
             frames.extend(frame for frame, _ in walk_stack(sys._getframe(1)))
 
-    def open_cluster(processes):
+    def open_cluster(processes, variables):
         node = {"NodeID": "a", "NodeManagerHostname": "h", "Alive": True, "Resources": {"CPU": 2}}
         return nullcontext(Cluster(Nodes(lambda: [node]), lambda: None, lambda: True))
 
