@@ -103,7 +103,9 @@ def find_compiler_problem(named: str | None, path: str | None) -> str:
     compiler = named or shutil.which("gcc", path=path) or shutil.which("clang", path=path)
     if compiler is None:
         return "there is no C compiler (CC, gcc or clang)"
-    include = sysconfig.get_paths()["include"]
+    # Of Debian's own Python, the default scheme names a directory without headers.
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
+    include = sysconfig.get_path("include", scheme)
     with tempfile.TemporaryDirectory() as directory:
         source, target = Path(directory, "probe.c"), Path(directory, "probe.so")
         source.write_text("#include <Python.h>\n", encoding="utf-8")

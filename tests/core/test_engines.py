@@ -6,6 +6,7 @@ import json
 import os
 import re
 import struct
+import sysconfig
 import tomllib
 
 import pytest
@@ -145,6 +146,13 @@ def test_another_trl_is_refused_before_a_sweep_starts(version, load, monkeypatch
 
 def test_this_machine_has_a_compiler_that_works():
     assert find_compiler_problem(os.environ.get("CC"), os.environ.get("PATH")) == ""
+
+
+def test_headers_of_a_systems_python_are_found_as_triton_finds_them(monkeypatch, tmp_path):
+    write_tool(tmp_path, "gcc", 'echo "error: $*" >&2\nexit 1')
+    monkeypatch.setattr(sysconfig, "get_default_scheme", lambda: "posix_local")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name, scheme: f"/{scheme}/{name}")
+    assert "-I/posix_prefix/include" in find_compiler_problem(None, str(tmp_path))
 
 
 def write_tool(directory, name, text):
