@@ -28,6 +28,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -35,7 +36,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpu_check_plan import CheckPlan
-from gpu_check_processes import OutOfTimeError, Processes, StepError
+from gpu_check_processes import OutOfTimeError, Processes, StepError, describe_step_error
 from gpu_check_rows import (
     Row,
     build_summary,
@@ -49,7 +50,6 @@ from gpu_check_steps import STEPS, Context, choose_vllm
 from gpu_options import build_integer_type, exit_on_error, require_gpu
 from peaks import query_gpu
 
-from gdpo_tune.core.errors import GdpoTuneError
 from gdpo_tune.spec import count_local_cpus, read_device_memory
 
 MINUTES = 20
@@ -133,8 +133,8 @@ def run_step(context: Context, name: str) -> list[Row]:
         rows = list(STEPS[name](context))
     except OutOfTimeError as error:
         rows = [skip(name, "all", str(error))]
-    except (StepError, GdpoTuneError) as error:
-        rows = [fail(name, "all", str(error).splitlines()[0])]
+    except Exception as error:  # noqa: BLE001 - the rows of the other steps must not be lost
+        rows = [fail(name, "all", describe_step_error(error), stops=name == "device")]
     seconds = time.monotonic() - started
     print(f"{name}: {seconds:.0f} s", file=sys.stderr, flush=True)
     return rows
@@ -170,13 +170,21 @@ def run_check(options: argparse.Namespace) -> int:
     summary = build_summary(
         rows,
         small=options.small,
-        device="cpu" if options.small else query_gpu("name"),
+        device="cpu" if options.small else name_device(),
         engine=engine,
         policy=policy,
         seconds=round(time.monotonic() - started, 1),
     )
     write_output(options.output, format_table(rows), json.dumps(summary))
     return compute_exit_status(rows)
+
+
+def name_device() -> str:
+    """Return the name of the GPU, or `unknown` if the driver does not answer."""
+    try:
+        return query_gpu("name")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
 
 
 def write_output(directory: Path, table: str, line: str) -> None:

@@ -53,7 +53,7 @@ def check_kernel() -> Row:
         major, minor = torch.cuda.get_device_capability()
         ones = torch.ones(64, 64, device="cuda")
         held = float((ones @ ones).sum()) == 64.0**3
-    except RuntimeError as error:
+    except (AssertionError, RuntimeError) as error:  # the first: a build of torch without CUDA
         reason = str(error).strip().splitlines()[0]
         return judge(STEP, "kernel", reason, limit, False, stops=True)
     figure = f"compute capability {major}.{minor}"

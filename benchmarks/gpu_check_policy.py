@@ -64,8 +64,8 @@ def write_policy(directory: str, shape: str) -> int:
     config = SHAPES[shape]()
     config.pad_token_id, config.eos_token_id = PAD, END
     torch.manual_seed(0)
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    # On the CPU: on a device that does not work, the first step of the check has to say so.
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.generation_config = GenerationConfig(eos_token_id=END, pad_token_id=PAD)
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from gdpo_tune.core.errors import GdpoTuneError
+
 GRACE = 5.0
 """Seconds that a process gets to end after its answer."""
 
@@ -141,6 +143,10 @@ def _serve(answers: Connection, log: str, function: str, arguments: Sequence[Any
 
 
 def describe_step_error(error: Exception) -> str:
-    """Return an error in one line."""
+    """Return an error in one line: the first of several, but all of one meant for the user."""
+    if isinstance(error, GdpoTuneError):
+        return "; ".join(line.strip() for line in str(error).splitlines())
     first = (str(error).strip().splitlines() or [""])[0]
+    if isinstance(error, StepError):
+        return first
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

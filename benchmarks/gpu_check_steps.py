@@ -9,7 +9,7 @@ from pathlib import Path
 import gpu_check_judge as judgements
 import gpu_step
 from gpu_check_plan import LONG_TASK, RANK, CheckPlan
-from gpu_check_processes import OutOfTimeError, Processes, StepError
+from gpu_check_processes import OutOfTimeError, Processes, StepError, describe_step_error
 from gpu_check_rows import Row, fail, judge, skip
 from gpu_check_sweeps import build_sweep, run_sweep_command
 from gpu_step_plan import Plan
@@ -253,7 +253,7 @@ def find_refusal(file: Path) -> str:
         check_resources(spec)
         cli.check_share(spec)
     except GdpoTuneError as error:
-        return str(error).splitlines()[0]
+        return describe_step_error(error)
     return ""
 
 

@@ -28,6 +28,8 @@ from gpu_check_rows import (
 from gpu_check_trials import ResumedTrial, TrainedTrial, count_device_states
 from packaging.requirements import Requirement
 
+from gdpo_tune.core.errors import ResourcesError
+
 HELD = judge("device", "driver", "H", "answers", True, stops=True)
 STOPS = judge("device", "kernel", "7.0", "runs", False, stops=True)
 FAILS = judge("step", "time", "2", "1", False)
@@ -146,6 +148,23 @@ def test_what_does_not_fit_into_the_time_is_not_run(monkeypatch: pytest.MonkeyPa
     assert run_fake_steps(monkeypatch, 0, **late)[0][1].startswith("not run (the time")
 
 
+def test_an_error_for_the_user_keeps_its_fix_and_no_step_loses_the_rows_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    steps = {
+        "memory": raise_error(ResourcesError("too large\n    fix: a larger GPU")),
+        "step": raise_error(FileNotFoundError(2, "no nvidia-smi\nmore")),
+        "device": raise_error(ValueError("broken")),
+        "packing": lambda _: [SKIPPED],
+    }
+    assert run_fake_steps(monkeypatch, 9, **steps) == [
+        ("memory", "did not hold (too large; fix: a larger GPU)"),
+        ("step", "did not hold (FileNotFoundError: [Errno 2] no nvidia-smi)"),
+        ("device", "did not hold (ValueError: broken)"),
+        ("packing", "not run (device: all did not hold)"),
+    ]
+
+
 # --- the device -----------------------------------------------------------------------------------
 
 
@@ -163,6 +182,12 @@ def test_a_version_outside_of_its_range_does_not_hold(monkeypatch, version, resu
     monkeypatch.setattr(gpu_check_device, "find_version", lambda name: version)
     row = gpu_check_device.check_version("torch", Requirement("torch>=2.11,<2.14"))
     assert row.result == result
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_torch_without_cuda_ends_the_check():
+    row = gpu_check_device.check_kernel()
+    assert (row.result, row.stops) == ("did not hold", True)
 
 
 def test_a_gpu_without_a_compiler_does_not_hold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
