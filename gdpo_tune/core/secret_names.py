@@ -12,11 +12,10 @@ _SECRET_NAME = re.compile(
 _PLACE_NAME = re.compile(r"_(PATH|FILE|DIR)$", re.IGNORECASE)
 """Names of places where secrets are: `HF_TOKEN_PATH`."""
 _SECRET_VALUE = re.compile(
-    r"hf_\w{20,}|(sk|rk)-[\w-]{16,}|gh[a-z]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
-    r"|xox[a-z]-[\w-]{10,}|AKIA[0-9A-Z]{16}|-----BEGIN [A-Z ]*PRIVATE KEY.*|.*://[^/@\s:]*:[^@\s]+@.*",
-    re.DOTALL,
+    r"(?<![\w-])(hf_\w{20,}|(sk|rk)-[\w-]{16,}|gh[a-z]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
+    r"|xox[a-z]-[\w-]{10,}|AKIA[0-9A-Z]{16})|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/@\s:]*:[^@\s]+@"
 )
-"""Tokens by their prefixes, private keys, and addresses with a password."""
+"""Tokens by their prefixes, private keys, and addresses with a password, anywhere in a value."""
 _ASSIGNMENT = re.compile(
     r"""\b([A-Z_][A-Z0-9_]*)(\s*[:=]\s*)("[^"]*"|'[^']*'|\[[^]]*]|\{[^}]*}|[^\s,{}\[\]]+)"""
 )
@@ -26,7 +25,7 @@ HIDDEN = "***"
 def is_secret(name: str, value: str = "") -> bool:
     """Return whether a variable of this name, or with this value, holds a secret."""
     by_name = _SECRET_NAME.search(name) and not _PLACE_NAME.search(name)
-    return bool(by_name or _SECRET_VALUE.fullmatch(value))
+    return bool(by_name or _SECRET_VALUE.search(value))
 
 
 def hide_secrets(text: str) -> str:

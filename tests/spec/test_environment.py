@@ -169,6 +169,19 @@ def test_other_names(name):
     assert not is_secret(name)
 
 
+@pytest.mark.parametrize(
+    ("value", "secret"),
+    [
+        ("Bearer hf_abcdefghijklmnopqrstuvwx", True),
+        ("postgresql://me:word@host/db?sslmode=require", True),
+        ("disk-abcdefghijklmnopqrstuvwx", False),
+        ("https://host:8443/path", False),
+    ],
+)
+def test_secrets_are_found_inside_values(value, secret):
+    assert is_secret("PLAIN", value) is secret
+
+
 def test_texts_lose_their_secrets():
     text = "a {HF_TOKEN: abc, A: b} API_KEY='x y' steps=5 MAX_TOKENS=7"
     assert hide_secrets(text) == "a {HF_TOKEN: ***, A: b} API_KEY=*** steps=5 MAX_TOKENS=7"
