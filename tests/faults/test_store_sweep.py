@@ -26,7 +26,7 @@ class StoredSweep(KilledSweep):
     """A sweep on an object store; the log of the fake training is in `directory/fake`."""
 
     @property
-    def fake_folder(self) -> Path:
+    def fake_directory(self) -> Path:
         """The directory with the log and the faults of the fake training."""
         return self.directory / "fake"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from ray import cloudpickle
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
@@ -199,6 +200,13 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with Ledger.open(load_code_spec(tmp_path, ["search.scheduler={type: fifo}"])) as ledger:
         ledger.begin_session(0.0, 4, {})
         yield NodeSweep(ledger, monkeypatch)
+
+
+def test_ray_can_write_a_snapshot_where_other_processes_are_known(sweep):
+    """A process that had children before the sweep could not start one."""
+    others = {psutil.Process()}  # contains a lock
+    attempts = Attempts(sweep.driver.searcher, sweep.nodes, lambda: others.clear())
+    cloudpickle.dumps(attempts)
 
 
 def test_a_lost_node_is_reported_once_with_its_trials(sweep: NodeSweep):

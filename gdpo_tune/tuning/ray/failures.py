@@ -103,6 +103,10 @@ class Attempts(Callback):
         """By Ray's id of a trial."""
         nodes.on_change = self.on_nodes_changed
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return no state, for the copy that Ray writes and nothing reads: it knows processes."""
+        return {}
+
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Note where a trial runs; its process may have served others before."""
         actor = trial.temporary_state.ray_actor
