@@ -19,7 +19,7 @@ from pathlib import Path
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.files import is_directory
 from gdpo_tune.core.policy_size import PolicySize
-from gdpo_tune.spec.gpu_memory import NUMBERS, format_bytes
+from gdpo_tune.spec.gpu_memory import NUMBERS, RANK, format_bytes
 from gdpo_tune.spec.machine import count_fitting_workers, count_local_cpus, count_visible_gpus
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.search_section import AshaSettings, PbtSettings
@@ -30,8 +30,6 @@ WEIGHT = 4
 """Bytes of a trained weight: 32 bits."""
 OPTIMIZER = 8
 """Bytes of the optimizer's two averages of a trained number."""
-RANK = 16
-"""Of the adapters that a message proposes."""
 
 
 @dataclass(frozen=True)

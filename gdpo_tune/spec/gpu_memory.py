@@ -5,10 +5,11 @@ Source: docs/policies.md for what a layer keeps for the backward pass.
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gdpo_tune.core.engines import find_vllm
 from gdpo_tune.core.errors import ResourcesError
@@ -24,6 +25,8 @@ REFERENCE = 4
 """Bytes of a parameter of the reference policy: TRL loads a second copy in 32 bits."""
 LOGITS = 300 * 10**6
 """Bytes of the logits that TRL computes at a time."""
+RANK = 16
+"""Rank of the adapters that messages propose."""
 
 
 @dataclass(frozen=True)
@@ -128,30 +131,50 @@ def check_gpu_share(
     least = compute_least_share(spec, size, device)
     if gpus >= least:
         return
-    enough = -(-least * 100 // 1) / 100
-    remedies = [f"--set resources.gpus={enough:g}" if enough <= 1 else "a GPU with more memory"]
-    if has_reference(spec):
-        remedies.append("do without the reference policy: --set space.beta=0")
-    if not spec.model.lora_rank:
-        remedies.append("train adapters: --set model.lora_rank=16")
     raise ResourcesError(
         f"resources.gpus = {gpus:g}: to train {size.parameters / 1e6:,.1f} million parameters "
-        f"takes at least {enough:g} of a GPU of {device / GIB:.0f} GiB, without activations "
-        f"({describe_least(spec, size)})\n    fix: {', or '.join(remedies)}"
+        f"takes at least {_round_up(least):g} of a GPU of {device / GIB:.0f} GiB, without "
+        f"activations ({describe_least(spec, size)})\n"
+        f"    fix: {', or '.join(list_remedies(spec, size, device))}"
     )
 
 
-def compute_least_share(spec: SweepSpec, size: PolicySize, device: int) -> float:
+def list_remedies(spec: SweepSpec, size: PolicySize, device: int) -> list[str]:
+    """Return changes of which each suffices: a larger share or GPU, then what asks for less."""
+    gpus, enough = spec.resources.gpus, _round_up(compute_least_share(spec, size, device))
+    remedies = [f"--set resources.gpus={enough:g}" if enough <= 1 else "a GPU with more memory"]
+    trainer, engine = measure_trainer(spec, size).least, measure_engine(spec, size).least
+    share = _round_up(engine / (trainer + engine))
+    divided = spec.model_copy(update={"rollout": replace(spec.rollout, vllm_memory_share=share)})
+    if uses_engine(spec) and gpus >= compute_least_share(divided, size, device):
+        remedies.append(f"divide it otherwise: --set rollout.vllm_memory_share={share:g}")
+    if has_reference(spec) and gpus >= compute_least_share(spec, size, device, reference=False):
+        remedies.append("do without the reference policy: --set space.beta=0")
+    adapters = spec.model_copy(update={"model": replace(spec.model, lora_rank=RANK)})
+    if not spec.model.lora_rank and gpus >= compute_least_share(adapters, size, device):
+        remedies.append(f"train adapters: --set model.lora_rank={RANK}")
+    return remedies
+
+
+def compute_least_share(
+    spec: SweepSpec, size: PolicySize, device: int, *, reference: bool = True
+) -> float:
     """Return the share of a GPU below which no trial can run; above 1 if none can at all.
 
-    A lower bound for a GPU of `device` bytes, without activations. vLLM gets
-    `rollout.vllm_memory_share` of a trial's GPU share, and the trainer the rest.
+    A lower bound for a GPU of `device` bytes, without activations, and on request without the
+    `reference` policy. vLLM gets `rollout.vllm_memory_share` of a trial's GPU share, and the
+    trainer the rest.
     """
-    trainer = measure_trainer(spec, size).least
+    parts = measure_trainer(spec, size)
+    trainer = parts.least - (0 if reference else parts.reference)
     if not uses_engine(spec):
         return trainer / device
     share = spec.rollout.vllm_memory_share
     return max(trainer / (1 - share), measure_engine(spec, size).least / share) / device
+
+
+def _round_up(share: float) -> float:
+    return math.ceil(share * 100) / 100
 
 
 def describe_least(spec: SweepSpec, size: PolicySize) -> str:

@@ -343,6 +343,30 @@ def test_a_share_that_is_too_small_is_refused_with_one_that_could_do(load, with_
 
 
 @pytest.mark.parametrize(
+    ("overrides", "numbers", "remedy"),
+    [
+        (["rollout.vllm_memory_share=0.02"], 10**9, "rollout.vllm_memory_share"),
+        (["rollout.vllm_memory_share=0.9"], 10**9, "rollout.vllm_memory_share"),
+        (["space.beta=0.01"], 2_300_000_000, "space.beta"),
+        (["space.beta=0.01"], 3 * 10**9, None),  # too large without a reference, too
+    ],
+)
+def test_what_a_refusal_proposes_suffices(load, with_vllm, overrides, numbers, remedy):
+    base = [*overrides, "resources.gpus=1"]
+    with pytest.raises(ResourcesError) as caught:
+        check_gpu_share(load(*base), policy_of(numbers), 80 * GIB, {})
+    proposed = re.findall(r"--set (\S+=[^\s,]+)", str(caught.value))
+    assert remedy is None or any(change.startswith(remedy) for change in proposed)
+    assert remedy is not None or not any(change.startswith("space.beta") for change in proposed)
+    for change in proposed:
+        rank = change.removeprefix("model.lora_rank=")
+        spec = load(*base, *([] if rank != change else [change]))
+        if rank != change:  # peft may be missing
+            spec = spec.model_copy(update={"model": ModelSettings(lora_rank=int(rank))})
+        check_gpu_share(spec, policy_of(numbers), 80 * GIB, {})
+
+
+@pytest.mark.parametrize(
     ("overrides", "numbers", "device", "environment"),
     [
         (["resources.gpus=0"], 10**12, GIB, {}),
