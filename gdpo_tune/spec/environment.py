@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from gdpo_tune.core.errors import ResourcesError
+from gdpo_tune.core.rendezvous import RENDEZVOUS
 from gdpo_tune.core.secret_names import is_secret
 from gdpo_tune.spec.problems import KeyPath, Problems, join_names, show
 from gdpo_tune.spec.sections import build_refusal
@@ -19,8 +20,7 @@ KEY = ("resources", "env")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SET_BY_RAY = (
     *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
-    *("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
-    *("MASTER_ADDR", "MASTER_PORT"),
+    *("NODE_RANK", "LOCAL_WORLD_SIZE", *RENDEZVOUS),
 )
 """Variables that differ from trial to trial; so do those that begin with `RAY_`."""
 
