@@ -13,9 +13,11 @@ _PLACE_NAME = re.compile(r"_(PATH|FILE|DIR)$", re.IGNORECASE)
 """Names of places where secrets are: `HF_TOKEN_PATH`."""
 _SECRET_VALUE = re.compile(
     r"(?<![\w-])(hf_\w{20,}|(sk|rk)-[\w-]{16,}|gh[a-z]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
-    r"|xox[a-z]-[\w-]{10,}|AKIA[0-9A-Z]{16})|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/@\s:]*:[^@\s]+@"
+    r"|xox[a-z]-[\w-]{10,}|AKIA[0-9A-Z]{16})|-----BEGIN [A-Z ]*PRIVATE KEY"
+    r"|://[^/@\s:]*:(?!\*{3}@)[^@\s]+@"
 )
-"""Tokens by their prefixes, private keys, and addresses with a password, anywhere in a value."""
+"""Tokens by their prefixes, private keys, and addresses whose password is not hidden yet, anywhere
+in a value."""
 _ASSIGNMENT = re.compile(
     r"""\b([A-Z_][A-Z0-9_]*)(\s*[:=]\s*)("[^"]*"|'[^']*'|\[[^]]*]|\{[^}]*}|[^\s,{}\[\]]+)"""
 )

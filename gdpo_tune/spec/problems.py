@@ -257,7 +257,7 @@ def hide_in_text(text: str) -> str:
     """Return a text without the secrets in it; of an address it loses only the password."""
     public = hide_passwords(text)
     name, sign, value = text.partition("=")
-    if public == text and sign and is_secret(name.strip(), value):
+    if public == text and sign and "://" not in name and is_secret(name.strip(), value):
         return f"{name}={HIDDEN}"
     return HIDDEN if public == text and is_secret("", text) else hide_secrets(public)
 

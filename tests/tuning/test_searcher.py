@@ -96,7 +96,7 @@ def test_trials_run_code_in_the_sandbox_of_the_sweep(tmp_path: Path):
     assert [config.sandbox for config in configs] == [settings] * 2
 
 
-@pytest.mark.parametrize(("gpus", "share"), [(0, 1.0), (0.25, 0.25), (1, 1.0), (2, 1.0)])
+@pytest.mark.parametrize(("gpus", "share"), [(0, 1.0), (0.25, 0.25), (1, 1.0)])
 def test_trials_get_their_engine_and_their_share_of_a_gpu(
     tmp_path: Path, gpus: float, share: float
 ):
