@@ -132,7 +132,7 @@ def simulate_processes(slots: int, make: Any) -> Generator[None]:
     }
 
     @contextmanager
-    def open_large_cluster(processes: Path) -> Generator[Any]:
+    def open_large_cluster(processes: Path, variables: object) -> Generator[Any]:
         with real_cluster(processes) as ray_up:
             # the cluster's servers are idle here, and on a busy machine they may give up
             yield replace(ray_up, nodes=Nodes(lambda: [node]), is_alive=lambda: True)

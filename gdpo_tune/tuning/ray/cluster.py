@@ -105,8 +105,8 @@ def join_cluster(variables: Mapping[str, str]) -> Generator[Cluster]:
     public, secrets = split_secrets(variables)
     key = f"variables-{uuid.uuid4().hex}"
     shared = {SHARED: key} if secrets else {}
-    own = {name: os.environ[name] for name in FOR_TRIALS}
-    connect_to_cluster(QUIET, {**own, **public, **shared})
+    ours = {name: os.environ[name] for name in FOR_TRIALS}
+    connect_to_cluster(QUIET, {**ours, **public, **shared})
     context = ray.get_runtime_context()
     nodes, own_node = Nodes(ray.nodes), context.get_node_id()
     with watch_head(context.gcs_address) as watch:
