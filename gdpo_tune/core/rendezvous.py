@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 
 RENDEZVOUS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables by which the processes of one training find each other."""
@@ -15,3 +16,9 @@ def clear_rendezvous() -> None:
     """
     for name in RENDEZVOUS:
         os.environ.pop(name, None)
+
+
+def find_free_port() -> int:
+    """Return a port that the system has just given and taken back."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from gdpo_tune.core.engines import round_up_rank
 from gdpo_tune.core.errors import EngineDiedError, GdpoTuneError
-from gdpo_tune.core.rendezvous import RENDEZVOUS
+from gdpo_tune.core.rendezvous import RENDEZVOUS, find_free_port
 from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.training.engine_memory import divide_gpu
 from gdpo_tune.training.gpu import lock_gpu, wait_for_memory
@@ -90,6 +90,8 @@ def prepare_engine(config: TrialConfig, model: PreTrainedModel, arguments: Any) 
     if config.model.lora_rank:
         rank = round_up_rank(config.model.lora_rank)
         options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
+    # TRL tries the same few ports in every process; trials that start together would collide.
+    os.environ.setdefault("MASTER_PORT", str(find_free_port()))
     # TRL has no argument for any of these.
     trl_vllm.LLM = functools.partial(plain, **options)
     try:

@@ -207,6 +207,29 @@ def test_an_engine_leaves_seed_and_environment_as_they_were(config, policy, engi
     assert os.environ["WORLD_SIZE"] == "3"
 
 
+def test_engines_that_start_together_meet_at_ports_of_their_own(
+    config, policy, engine, monkeypatch
+):
+    """TRL tries four ports, so the second of two engines took the port of the first."""
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    model, _ = load_policy(policy)
+    ports = set()
+    for _ in range(3):
+        with vllm_engine.prepare_engine(config, model, SimpleNamespace(bf16=False)):
+            ports.add(int(os.environ["MASTER_PORT"]))
+    assert len(ports) > 1
+    assert not ports & {29500, 23456, 12355, 12345}
+    assert "MASTER_PORT" not in os.environ
+
+
+def test_an_engine_of_a_launched_group_keeps_its_port(config, policy, engine, monkeypatch):
+    monkeypatch.setenv("MASTER_PORT", "41234")
+    model, _ = load_policy(policy)
+    with vllm_engine.prepare_engine(config, model, SimpleNamespace(bf16=False)):
+        assert os.environ["MASTER_PORT"] == "41234"
+    assert os.environ["MASTER_PORT"] == "41234"
+
+
 def test_a_start_that_fails_leaves_no_trace(config, policy, engine, monkeypatch):
     def no_memory(**_):
         os.environ["RANK"] = "0"

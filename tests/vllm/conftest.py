@@ -16,6 +16,7 @@ from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.settings import DataSettings, RolloutSettings, TrainingSettings
 from gdpo_tune.core.trials import TrialConfig
 from gdpo_tune.tasks.base import Problem, Scores
+from gdpo_tune.training import vllm_engine
 
 TRAINING = TrainingSettings(
     steps=2,
@@ -71,6 +72,12 @@ def shown(capfd):
     with capfd.disabled():
         print()
         yield
+
+
+@pytest.fixture(autouse=True)
+def small_cache(monkeypatch):
+    """Engines of one process are never freed, so each gets a small part of the usual cache."""
+    monkeypatch.setattr(vllm_engine, "CPU_CACHE", 2**26)
 
 
 @pytest.fixture
