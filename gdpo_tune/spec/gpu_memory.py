@@ -42,7 +42,7 @@ class TrainerMemory:
     head: int
     """Gradient of the output head, and the logits of a tile."""
     activations: int
-    """What the backward pass of a micro-batch needs, every completion of full length."""
+    """Hidden states that the backward pass of a micro-batch needs, with full-length completions."""
 
     @property
     def least(self) -> int:

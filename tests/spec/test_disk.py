@@ -10,7 +10,7 @@ from gdpo_tune import sweep
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.policy_size import PolicySize, find_known_size
 from gdpo_tune.core.settings import ModelSettings
-from gdpo_tune.spec import check_disk, disk, load_spec, render_dry_run
+from gdpo_tune.spec import check_disk, disk, render_dry_run
 from gdpo_tune.spec.disk import measure_disk
 from tests.support.spec_cases import GOOD
 
@@ -18,16 +18,6 @@ GB = 10**9
 SMALL = PolicySize({"model.layers.0.q_proj.weight": (1000, 1000)})
 FIFO = "search.scheduler={type: fifo}"
 Usage = namedtuple("Usage", "total used free")
-
-
-@pytest.fixture
-def load(tmp_path):
-    def load(*overrides):
-        path = tmp_path / "sweep.yaml"
-        path.write_text(GOOD)
-        return load_spec(path, overrides)
-
-    return load
 
 
 def with_adapters(spec, rank=8):

@@ -19,19 +19,6 @@ from gdpo_tune.spec import (
 from gdpo_tune.spec.machine import count_visible_gpus
 from gdpo_tune.tasks import code
 from tests.support.paths import ROOT
-from tests.support.spec_cases import GOOD
-
-
-@pytest.fixture
-def load(tmp_path):
-    """Load `GOOD` with overrides."""
-
-    def load(*overrides):
-        path = tmp_path / "sweep.yaml"
-        path.write_text(GOOD)
-        return load_spec(path, overrides)
-
-    return load
 
 
 def test_dry_run_tells_space_prompts_and_budget(load):

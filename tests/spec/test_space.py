@@ -9,21 +9,8 @@ from hypothesis import strategies as st
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import list_parameters
-from gdpo_tune.spec import Choices, Fixed, Space, Uniform, load_spec
+from gdpo_tune.spec import Choices, Fixed, Space, Uniform
 from gdpo_tune.tasks import code
-from tests.support.spec_cases import GOOD
-
-
-@pytest.fixture
-def load(tmp_path):
-    """Load `GOOD` with overrides."""
-
-    def load(*overrides):
-        path = tmp_path / "sweep.yaml"
-        path.write_text(GOOD)
-        return load_spec(path, overrides)
-
-    return load
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from transformers import TrainerCallback
 
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.parameters import PARAMETERS
@@ -21,6 +20,7 @@ from gdpo_tune.training.fast_cpu import micro_batches, packing
 from gdpo_tune.training.rollout import sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
+from tests.support.gradients import KeptGradients, short, vowels
 from tests.support.training import (
     SETTINGS,
     build_plain_trainer,
@@ -140,30 +140,6 @@ def test_micro_batches_are_filled_in_the_order_of_places():
 # The same step
 
 
-class Kept(TrainerCallback):
-    """Gradients of every optimizer pass, before the weights change."""
-
-    def __init__(self) -> None:
-        self.gradients: list[torch.Tensor] = []
-        self.logs: list[dict[str, float]] = []
-
-    def on_pre_optimizer_step(self, args, state, control, model=None, **_):
-        gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-        self.gradients.append(torch.cat(gradients).clone())
-
-    def on_log(self, args, state, control, logs=None, **_):
-        if "loss" in logs:
-            self.logs.append(dict(logs))
-
-
-def vowels(completions, **_):
-    return [float(sum(c in "aeiou" for c in text)) for text in completions]
-
-
-def short(completion_ids, **_):
-    return [float(len(ids) < 5) for ids in completion_ids]
-
-
 def run_two_steps(policy, tmp_path, size, **changes):
     """Run two steps; return gradients and logs, completions of each step, and the random state."""
     sampled = []
@@ -188,7 +164,7 @@ def run_two_steps(policy, tmp_path, size, **changes):
         optim="sgd",  # Adam would enlarge the rounding error of gradients near 0
         **changes,
     )
-    kept = Kept()
+    kept = KeptGradients()
     trainer.add_callback(kept)
     trainer.train()
     return kept, sampled, torch.random.get_rng_state()

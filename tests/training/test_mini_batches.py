@@ -7,7 +7,6 @@ import itertools
 
 import pytest
 import torch
-from transformers import TrainerCallback
 
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.parameters import PARAMETERS
@@ -18,6 +17,7 @@ from gdpo_tune.training.fast_cpu import packing
 from gdpo_tune.training.rollout import sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
+from tests.support.gradients import KeptGradients, short, vowels
 from tests.support.training import (
     SETTINGS,
     build_plain_trainer,
@@ -57,30 +57,6 @@ def toy(monkeypatch):
 # Against TRL's own mini-batches
 
 
-class Kept(TrainerCallback):
-    """Gradients of every optimizer step, before the weights change, and the logs."""
-
-    def __init__(self) -> None:
-        self.gradients: list[torch.Tensor] = []
-        self.logs: list[dict[str, float]] = []
-
-    def on_pre_optimizer_step(self, args, state, control, model=None, **_):
-        gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-        self.gradients.append(torch.cat(gradients).clone())
-
-    def on_log(self, args, state, control, logs=None, **_):
-        if "loss" in logs:
-            self.logs.append(dict(logs))
-
-
-def vowels(completions, **_):
-    return [float(sum(c in "aeiou" for c in text)) for text in completions]
-
-
-def short(completion_ids, **_):
-    return [float(len(ids) < 5) for ids in completion_ids]
-
-
 def run_two_steps(policy, tmp_path, micro, passes, **changes):
     """Run two steps in mini-batches of `MINI`; return gradients and logs, and completions."""
     sampled, advantages = [], []
@@ -113,7 +89,7 @@ def run_two_steps(policy, tmp_path, micro, passes, **changes):
         return advantages[-1]
 
     trainer._compute_advantages = kept_advantages
-    kept = Kept()
+    kept = KeptGradients()
     trainer.add_callback(kept)
     trainer.train()
     assert trainer.updates_per_step == passes * ROWS // MINI
@@ -232,7 +208,7 @@ def test_each_step_samples_once_and_is_reported_once(policy, tmp_path, toy, monk
     def build_watched(config, cache):
         trainer, sampler = build_inner(config, cache)
         inner = trainer._generate_and_score_completions
-        watched = Kept()
+        watched = KeptGradients()
         watched.on_pre_optimizer_step = lambda *_, **__: updates.append(trainer.state.global_step)
         trainer.add_callback(watched)
         trainer._generate_and_score_completions = lambda rows: (
