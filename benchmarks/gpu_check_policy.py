@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config
 
 import gdpo_tune
 
@@ -19,16 +19,6 @@ PAD, END = 0, 1
 """Tokens of the embedded policy's tokenizer."""
 TOKENIZER = Path(gdpo_tune.__file__).parent / "policies" / "embedded"
 SHAPES: Mapping[str, Callable[[], Any]] = {
-    "qwen2.5-1.5b": lambda: Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=1536,
-        intermediate_size=8960,
-        num_hidden_layers=28,
-        num_attention_heads=12,
-        num_key_value_heads=2,
-        max_position_embeddings=32_768,
-        tie_word_embeddings=True,
-    ),
     "qwen3-0.6b": lambda: Qwen3Config(
         vocab_size=VOCABULARY,
         hidden_size=1024,
