@@ -22,8 +22,8 @@ from gdpo_tune.analysis.replicates import (
     group_trials,
     is_feasible,
     is_measured,
-    merge_trials,
     pool_estimates,
+    pool_trials,
 )
 from gdpo_tune.analysis.selection import find_extremes, find_knee, is_tied
 from gdpo_tune.core.trials import Objective, TrialRecord
@@ -142,7 +142,7 @@ def build_front(
     `chosen` is the number of the trial that a person picked.
     """
     goals = tuple(objectives)
-    measured = tuple(merge_trials(records, goals))
+    measured = tuple(pool_trials(records, goals))
     sign = -1.0 if goals[0].direction == "maximize" else 1.0
     members = tuple(
         sorted((c for c in measured if c.is_on_front), key=lambda c: sign * c.get_values(goals)[0])

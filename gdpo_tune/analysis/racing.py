@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gdpo_tune.analysis.pareto import Floats, compute_losses
-from gdpo_tune.analysis.replicates import find_original, group_trials, merge_trials
+from gdpo_tune.analysis.replicates import find_original, group_trials, pool_trials
 from gdpo_tune.core.trials import Objective, Replicate, TrialRecord
 
 Flags = NDArray[np.bool_]
@@ -53,7 +53,7 @@ def choose_replicate(
         return None
     groups = {find_original(members).number: members for members in group_trials(records).values()}
     rivals = [
-        c for c in merge_trials(records, objectives) if c.is_on_front or c.probability > LIKELY
+        c for c in pool_trials(records, objectives) if c.is_on_front or c.probability > LIKELY
     ]
     seeds = [c.seeds + sum(r.state == "running" for r in groups[c.first]) for c in rivals]
     changes = count_expected_changes(

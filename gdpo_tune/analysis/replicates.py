@@ -1,4 +1,6 @@
-"""Configurations: trials with equal parameters, merged over their seeds.
+"""Configurations: trials with equal parameters, pooled over their seeds.
+
+A checkpoint or a merge is a configuration of its own, pooled over the seeds of its parts.
 
 Fronts are built from the mean over seeds of the test objectives. For one configuration with n
 complete trials, means m_i and within-trial standard errors s_i (bootstrap clustered by prompt):
@@ -34,6 +36,7 @@ import numpy as np
 
 from gdpo_tune.analysis.pareto import NOT_RANKED, rank_points
 from gdpo_tune.analysis.probability import estimate_front_probability
+from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.trials import Estimate, Objective, Params, Role, TrialRecord
 
 Key = tuple[object, ...]
@@ -44,12 +47,15 @@ class Configuration:
     """One setting of the parameters with its results over all seeds."""
 
     numbers: tuple[int, ...]
-    """The complete trials that were merged, in order."""
+    """The complete trials that were pooled, in order."""
     first: int
     """Number of the trial that first had these parameters."""
+    name: str
+    """Name of the candidate, see `TrialRecord.name`."""
     params: Params
+    """Empty for a merge; those of its training for a checkpoint."""
     role: Role
-    """`untrained`, `published` or `search`; never `replicate`."""
+    """`untrained`, `published`, `checkpoint`, `merge` or `search`; never `replicate`."""
     mean: Mapping[str, Estimate]
     """Test metric -> mean over seeds and its standard error; every metric that all seeds have."""
     validation: Mapping[str, Estimate]
@@ -61,6 +67,13 @@ class Configuration:
     """Non-dominated rank among feasible trained configurations; `NOT_RANKED` for the others."""
     probability: float
     """Probability of being on the front, given means and standard errors; 0 when not ranked."""
+    parts: tuple[Part, ...] = ()
+    """Trained policies that a checkpoint or a merge consists of, those of its first seed."""
+
+    @property
+    def is_training(self) -> bool:
+        """True if it is the end of a training, which its parameters have led to."""
+        return self.role != "untrained" and not self.parts
 
     @property
     def is_on_front(self) -> bool:
@@ -81,10 +94,10 @@ class Configuration:
         return tuple(self.mean[objective.name].se for objective in objectives)
 
 
-def merge_trials(
+def pool_trials(
     records: Sequence[TrialRecord], objectives: Sequence[Objective]
 ) -> list[Configuration]:
-    """Merge trials into configurations with at least one measured trial, ordered by `first`."""
+    """Pool trials into configurations with at least one measured trial, ordered by `first`."""
     groups = group_trials(records)
     measured = {
         key: seeds
@@ -96,9 +109,9 @@ def merge_trials(
     validation = estimate_seed_spread(
         [[record.validation for record in seeds] for seeds in trained]
     )
-    merged = [_merge(groups[key], seeds, test, validation) for key, seeds in measured.items()]
-    merged.sort(key=lambda configuration: configuration.first)
-    return _rank(merged, objectives)
+    pooled = [_pool(groups[key], seeds, test, validation) for key, seeds in measured.items()]
+    pooled.sort(key=lambda configuration: configuration.first)
+    return _rank(pooled, objectives)
 
 
 def group_trials(records: Iterable[TrialRecord]) -> dict[Key, list[TrialRecord]]:
@@ -172,21 +185,24 @@ def pool_estimates(estimates: Sequence[Estimate], spread: float = 0.0) -> Estima
     return Estimate(mean=mean, se=max(between, within, spread / math.sqrt(count)))
 
 
-def _merge(
+def _pool(
     members: Sequence[TrialRecord],
     seeds: Sequence[TrialRecord],
     test: Mapping[str, float],
     validation: Mapping[str, float],
 ) -> Configuration:
-    """Merge `seeds`, the measured ones among `members`, given the spreads between seeds."""
+    """Pool `seeds`, the measured ones among `members`, given the spreads between seeds."""
     first = find_original(members)
     published = any(record.role == "published" for record in members)
     role: Role = "published" if published else "search"
-    if first.role == "untrained":
+    if first.parts:
+        role = first.role
+    elif first.role == "untrained":
         role, test, validation = "untrained", {}, {}
     return Configuration(
         numbers=tuple(record.number for record in seeds),
         first=first.number,
+        name=first.name,
         params=first.params,
         role=role,
         mean=_pool_metrics([record.test for record in seeds], test),
@@ -195,6 +211,7 @@ def _merge(
         feasible=is_feasible(seeds),
         rank=NOT_RANKED,
         probability=0.0,
+        parts=first.parts,
     )
 
 
@@ -208,9 +225,9 @@ def _pool_metrics(
     }
 
 
-def _rank(merged: list[Configuration], objectives: Sequence[Objective]) -> list[Configuration]:
+def _rank(pooled: list[Configuration], objectives: Sequence[Objective]) -> list[Configuration]:
     """Return the configurations with their rank and their probability of being on the front."""
-    eligible = [c for c in merged if c.feasible and c.role != "untrained"]
+    eligible = [c for c in pooled if c.feasible and c.role != "untrained"]
     means = np.array([c.get_values(objectives) for c in eligible])
     errors = np.array([c.get_errors(objectives) for c in eligible])
     probabilities = estimate_front_probability(means, errors, objectives)
@@ -220,12 +237,14 @@ def _rank(merged: list[Configuration], objectives: Sequence[Objective]) -> list[
             eligible, rank_points(means, objectives), probabilities, strict=True
         )
     }
-    return [ranked.get(c.first, c) for c in merged]
+    return [ranked.get(c.first, c) for c in pooled]
 
 
 def _get_key(record: TrialRecord) -> Key:
     if record.role == "untrained":
         return (record.role,)
+    if record.parts:
+        return (record.role, record.parts)
     if record.lineage:
         return (record.role, record.number)
     return tuple(sorted(record.params.items()))

@@ -17,7 +17,7 @@ from gdpo_tune.analysis.replicates import (
     find_original,
     group_trials,
     is_measured,
-    merge_trials,
+    pool_trials,
 )
 from gdpo_tune.core.trials import Objective, TrialRecord
 
@@ -90,7 +90,7 @@ def build_side(
         and not any(is_measured(seed, goals) for seed in seeds)
         for seeds in group_trials(kept).values()
     )
-    measured = tuple(merge_trials(kept, goals))
+    measured = tuple(pool_trials(kept, goals))
     modelled = {record.number for record in kept if record.proposer == "model"}
     return Side(
         name=name,

@@ -14,7 +14,7 @@ from gdpo_tune.analysis.pareto import (
     compute_losses,
 )
 from gdpo_tune.analysis.probability import draw_points
-from gdpo_tune.analysis.replicates import merge_trials
+from gdpo_tune.analysis.replicates import pool_trials
 from gdpo_tune.analysis.selection import CLEAR
 from gdpo_tune.core.trials import Objective, TrialRecord
 
@@ -45,7 +45,7 @@ def has_stagnated(
         return False
     search.sort(key=lambda record: (record.finished or math.inf, record.number))
     latest = {record.number for record in search[-patience:]}
-    feasible = [c for c in merge_trials(tried, objectives) if c.feasible]
+    feasible = [c for c in pool_trials(tried, objectives) if c.feasible]
     estimates = [[c.validation[goal.name] for goal in objectives] for c in feasible]
     means = np.array([[estimate.mean for estimate in row] for row in estimates])
     before = np.array([not latest.issuperset(c.numbers) for c in feasible], dtype=np.bool_)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from gdpo_tune.core.candidates import MERGE_PREFIX, Part
 from gdpo_tune.core.settings import (
     DataSettings,
     ModelSettings,
@@ -23,13 +24,14 @@ Params = Mapping[str, ParamValue]
 """Parameter name as in the YAML, dotted (`reward_weights.format`) -> value."""
 
 Direction = Literal["maximize", "minimize"]
-Role = Literal["search", "member", "replicate", "untrained", "published"]
+Role = Literal["search", "member", "replicate", "untrained", "published", "checkpoint", "merge"]
 """Why a trial was run. `untrained` and `published` are the baselines of every front figure;
 `published` is trained at full budget, so it may be on the front itself. The parameters of a
-`member` of a population changed while it trained; those of its record are the initial ones."""
+`member` of a population changed while it trained; those of its record are the initial ones. A
+`checkpoint` or `merge` trains nothing: it evaluates what other trials have trained."""
 State = Literal["running", "paused", "complete", "pruned", "failed"]
 """`paused`: it reached a rung, its process ended with a checkpoint, and it waits for promotion."""
-Proposer = Literal["model", "startup", "enqueued", "replicate", "baseline"]
+Proposer = Literal["model", "startup", "enqueued", "replicate", "baseline", "candidate"]
 """Source of a trial's parameters: the sampler's model, its random start-up, or a rule."""
 
 
@@ -67,6 +69,14 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class TrainedPart:
+    """A trained policy on disk, and its weight in a merge."""
+
+    checkpoint: Path
+    weight: float
+
+
+@dataclass(frozen=True)
 class TrialConfig:
     """Configuration of one trial; equal ones give bitwise equal metrics on a CPU."""
 
@@ -96,6 +106,10 @@ class TrialConfig:
     """Steps at which the trial is evaluated on validation prompts besides `evaluate_every`."""
     schedule: tuple[Segment, ...] = ()
     """Changes of `params` during the training."""
+    parts: tuple[TrainedPart, ...] = ()
+    """Policies to merge and evaluate, where `train` is False; their weights sum to 1."""
+    keep_at: tuple[int, ...] = ()
+    """Steps whose checkpoints stay, because each may become a candidate."""
 
     def __deepcopy__(self, memo: object) -> TrialConfig:
         """Return the same object, which never changes: Ray copies the config of every trial."""
@@ -135,9 +149,12 @@ class Cost:
     """
 
     completions: int = 0
+    """Completions sampled in training."""
     seconds: float = 0.0
     """Wall time in `train()`."""
     cpu_seconds: float = 0.0
+    evaluation_completions: int = 0
+    """Completions sampled in evaluations, which `completions` does not count."""
 
 
 @dataclass(frozen=True)
@@ -287,6 +304,20 @@ class TrialRecord:
     """Unix time in seconds."""
     finished: float | None = None
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    parts: tuple[Part, ...] = ()
+    """Trained policies that a checkpoint, a merge or a replicate of them consists of."""
+
+    @property
+    def is_training(self) -> bool:
+        """True if it trains a policy: it is neither untrained nor made of parts."""
+        return self.role != "untrained" and not self.parts
+
+    @property
+    def name(self) -> str:
+        """Name of the candidate, for a person: `7`, `7@40` or `merge-27`."""
+        if self.role == "checkpoint":
+            return f"{self.parts[0].trial}@{self.parts[0].step}"
+        return f"{MERGE_PREFIX}{self.number}" if self.role == "merge" else str(self.number)
 
     @property
     def is_open(self) -> bool:

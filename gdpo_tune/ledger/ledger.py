@@ -15,12 +15,13 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.trials import (
@@ -132,11 +133,12 @@ class Ledger(SweepHistory, CloseableResource):
         seed: int,
         replicate_of: int | None = None,
         sampler_state: Mapping[str, Any] | None = None,
+        parts: Sequence[Part] = (),
     ) -> TrialRecord:
         """Record a new trial as running, in one write; delete its directory if there is one.
 
-        `params` are complete, `replicate_of` is the number of the trial that it repeats, and
-        `sampler_state` is JSON that the sampler needs after a restart.
+        `params` are complete, or empty for a merge; `replicate_of` is the number of the trial that
+        it repeats, and `sampler_state` is JSON that the sampler needs after a restart.
         """
         attributes = {
             "role": role,
@@ -145,12 +147,15 @@ class Ledger(SweepHistory, CloseableResource):
             "replicate_of": replicate_of,
             "params": dict(params),
             "sampler_state": dict(sampler_state or {}),
+            **({"parts": [astuple(part) for part in parts]} if parts else {}),
         }
         number = len(self._records)
         # A trial whose record was torn off has left checkpoints of other parameters.
         if self.get_trial_directory(number).exists():
             shutil.rmtree(self.get_trial_directory(number))
-        trial = encoding.create_running_trial(self.spec, params, attributes)
+        # To Optuna, a checkpoint or a merge has no parameters: it is no result of them.
+        searched = {} if parts else params
+        trial = encoding.create_running_trial(self.spec, searched, attributes)
         self._storage.create_new_trial(self._study_id, trial)
         self._records.append(self._read(self._get_trial(number)))
         return self._records[number]
@@ -244,7 +249,8 @@ class Ledger(SweepHistory, CloseableResource):
                     self._close_trial(trial.number)  # a crash has kept its state from being written
             records = self._read_all()
             for record in records:
-                if missing := self.spec.space.domains.keys() - record.params.keys():
+                missing = self.spec.space.domains.keys() - record.params.keys()
+                if missing and not record.parts:
                     raise KeyError(min(missing))
         except (KeyError, TypeError, ValueError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else error

@@ -22,6 +22,7 @@ from optuna.distributions import (
 )
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.errors import NonFiniteError
 from gdpo_tune.core.metrics import add_costs
 from gdpo_tune.core.object_store import join_address
@@ -96,6 +97,7 @@ def decode_trial(
         started=trial.datetime_start.timestamp() if trial.datetime_start else None,
         finished=trial.datetime_complete.timestamp() if trial.datetime_complete else None,
         environment=outcome.get("environment", {}),
+        parts=tuple(Part(*part) for part in stored.get("parts", ())),
     )
 
 
@@ -112,7 +114,7 @@ def create_running_trial(
     distributions: dict[str, BaseDistribution] = {
         name: convert_to_distribution(domain)
         for name, domain in spec.space.searched_domains.items()
-        if name in active and domain.contains(params[name])
+        if name in active and name in params and domain.contains(params[name])
     }
     return create_trial(
         state=TrialState.RUNNING,

@@ -93,6 +93,26 @@ class Replicates(Section):
         return self.max_runs if self.per_point else 0
 
 
+class Merges(Section):
+    """Merges: weighted means of the weights of trained policies, which all begin as one policy. A
+    merge costs an evaluation instead of a training. Off under `keep: none`, which keeps no policy.
+    """
+
+    budget: Annotated[int, Ge(0), Le(10**6)] = 12
+    """Most merges that are evaluated, spread over the sweep as its trainings end; 0: none."""
+    most_parts: Annotated[int, Ge(2), Le(16)] = 3
+    """Most policies of one merge."""
+
+
+class Checkpoints(Section):
+    """Checkpoints that trials were evaluated at before their end, as policies to choose from. Off
+    under `keep: none`, which keeps no policy."""
+
+    budget: Annotated[int, Ge(0), Le(10**6)] = 4
+    """Most checkpoints that are evaluated on test prompts: those that no other policy dominates on
+    validation prompts; 0: none, and only the ends of trials count."""
+
+
 class Budget(Section):
     """Limits of a sweep. Once it reaches one, no trial starts; running trials end normally."""
 
@@ -117,6 +137,10 @@ class Search(Section):
     """Rule that stops trials before their end."""
     replicates: Replicates = Replicates()
     """Repeated training of the front, to confirm it."""
+    merges: Merges = Merges()
+    """Merges of trained policies."""
+    checkpoints: Checkpoints = Checkpoints()
+    """Checkpoints as candidates of the front."""
     budget: Budget = Budget()
     """Limits on the cost of the sweep."""
     patience: Annotated[int, Ge(0), Le(10**6)] = 0

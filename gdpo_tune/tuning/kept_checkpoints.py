@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gdpo_tune.analysis.replicates import merge_trials
+from gdpo_tune.analysis.replicates import pool_trials
 from gdpo_tune.core.checkpoint_names import MARKER, sort_checkpoints
 from gdpo_tune.core.errors import StoreUnreachableError
 from gdpo_tune.core.trials import TrialRecord
@@ -74,6 +74,6 @@ def select_kept_trials(ledger: Ledger, records: Sequence[TrialRecord]) -> set[in
     everything = {record.number for record in records}
     if ledger.spec.keep != "front":
         return everything if ledger.spec.keep == "all" else set()
-    points = merge_trials(records, ledger.spec.list_objectives())
+    points = pool_trials(records, ledger.spec.list_objectives())
     # Constraints may change on a finished sweep: an empty front is no reason to delete everything.
     return {number for p in points if p.is_on_front for number in p.numbers} or everything

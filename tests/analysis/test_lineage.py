@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gdpo_tune.analysis.lineage import Training, trace_training
-from gdpo_tune.analysis.replicates import merge_trials
+from gdpo_tune.analysis.replicates import pool_trials
 from gdpo_tune.core.trials import Exploit, Segment, TrialRecord
 from tests.support.analysis import GOALS, build_trial
 
@@ -59,4 +59,4 @@ def test_a_member_that_took_over_is_a_configuration_of_its_own():
         build_trial(2, 0.5, 0.5, replicate_of=1, params=params),
         build_trial(3, 0.5, 0.5, params=params),
     ]
-    assert [c.numbers for c in merge_trials(records, GOALS)] == [(0, 3), (1, 2)]
+    assert [c.numbers for c in pool_trials(records, GOALS)] == [(0, 3), (1, 2)]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.analysis.pareto import NOT_RANKED
-from gdpo_tune.analysis.replicates import merge_trials, pool_estimates
+from gdpo_tune.analysis.replicates import pool_estimates, pool_trials
 from gdpo_tune.core.trials import Estimate, Objective
 from tests.support.analysis import GOALS, build_trial
 
@@ -16,7 +16,7 @@ from tests.support.analysis import GOALS, build_trial
 
 
 def test_one_seed_keeps_its_bootstrap_error_and_is_provisional():
-    (only,) = merge_trials([build_trial(0, 0.5, 0.4, se=0.03)], GOALS)
+    (only,) = pool_trials([build_trial(0, 0.5, 0.4, se=0.03)], GOALS)
     assert only.mean["a"] == Estimate(0.5, 0.03)
     assert only.seeds == 1
     assert only.is_provisional
@@ -28,7 +28,7 @@ def test_seeds_are_averaged_and_their_spread_is_the_error():
         build_trial(1, 0.7, 0.4, replicate_of=0),
         build_trial(2, 0.9, 0.4, replicate_of=0),
     ]
-    (merged,) = merge_trials(records, GOALS)
+    (merged,) = pool_trials(records, GOALS)
     assert merged.numbers == (0, 1, 2)
     assert merged.first == 0
     assert merged.role == "search"
@@ -39,7 +39,7 @@ def test_seeds_are_averaged_and_their_spread_is_the_error():
 
 def test_seeds_that_agree_keep_the_evaluations_own_noise():
     records = [build_trial(0, 0.5, 0.4, se=0.03), build_trial(1, 0.5, 0.4, se=0.04, replicate_of=0)]
-    (merged,) = merge_trials(records, GOALS)
+    (merged,) = pool_trials(records, GOALS)
     assert merged.mean["a"].se == pytest.approx(0.05 / 2)
 
 
@@ -65,7 +65,7 @@ def test_what_seeds_differ_by_anywhere_is_the_least_error_everywhere():
     ]
     alone = build_trial(5, 0.5, 0.5, se=0.03)
     untrained = build_trial(6, 0.2, 0.2, se=0.03, role="untrained")
-    known = {c.first: c for c in merge_trials([*pair, *three, alone, untrained], GOALS)}
+    known = {c.first: c for c in pool_trials([*pair, *three, alone, untrained], GOALS)}
     sigma = math.sqrt(0.2 / 3)
     assert known[5].mean["a"] == Estimate(0.5, pytest.approx(sigma))
     assert known[0].mean["a"].se == pytest.approx(sigma / math.sqrt(2))
@@ -76,7 +76,7 @@ def test_what_seeds_differ_by_anywhere_is_the_least_error_everywhere():
 
 def test_equal_parameters_are_one_configuration_even_without_a_replicate():
     records = [build_trial(0, 0.5, 0.5), build_trial(1, 0.7, 0.5, params={"lr": 0.0})]
-    (merged,) = merge_trials(records, GOALS)
+    (merged,) = pool_trials(records, GOALS)
     assert merged.numbers == (0, 1)
 
 
@@ -85,14 +85,14 @@ def test_published_weights_that_the_search_also_tried_stay_published():
         build_trial(0, 0.5, 0.5, role="published"),
         build_trial(1, 0.7, 0.5, params={"lr": 0.0}),
     ]
-    (merged,) = merge_trials(records, GOALS)
+    (merged,) = pool_trials(records, GOALS)
     assert merged.role == "published"
 
 
 def test_the_untrained_policy_is_never_merged_nor_on_the_front():
     untrained = build_trial(0, 0.99, 0.99, role="untrained", params={"lr": 1.0})
     records = [untrained, build_trial(1, 0.5, 0.5)]
-    found = merge_trials(records, GOALS)
+    found = pool_trials(records, GOALS)
     assert [c.numbers for c in found] == [(0,), (1,)]
     assert [c.rank for c in found] == [NOT_RANKED, 0]
     assert [c.probability for c in found] == [0, 1]
@@ -101,7 +101,7 @@ def test_the_untrained_policy_is_never_merged_nor_on_the_front():
 @pytest.mark.parametrize("state", ["running", "paused", "pruned", "failed"])
 def test_only_complete_trials_count(state):
     records = [build_trial(0, 0.5, 0.5), build_trial(1, 0.9, 0.9, state=state)]
-    assert [c.first for c in merge_trials(records, GOALS)] == [0]
+    assert [c.first for c in pool_trials(records, GOALS)] == [0]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -111,12 +111,12 @@ def test_a_value_that_is_not_finite_never_enters(bad):
         build_trial(1, bad, 0.9),
         build_trial(2, 0.5, 0.9, replicate_of=0, se=bad),
     ]
-    (only,) = merge_trials(records, GOALS)
+    (only,) = pool_trials(records, GOALS)
     assert only.numbers == (0,)
 
 
 def test_a_missing_objective_is_not_a_complete_trial():
-    assert merge_trials([build_trial(0, 0.5, 0.5, test={"a": Estimate(1, 0)})], GOALS) == []
+    assert pool_trials([build_trial(0, 0.5, 0.5, test={"a": Estimate(1, 0)})], GOALS) == []
 
 
 def test_metrics_that_are_no_objectives_are_merged_where_all_seeds_have_them():
@@ -125,7 +125,7 @@ def test_metrics_that_are_no_objectives_are_merged_where_all_seeds_have_them():
         build_trial(0, 0, 0, test=both),
         build_trial(1, 0, 0, replicate_of=0, test={**both, "d": Estimate(1, 0)}),
     ]
-    (merged,) = merge_trials(records, GOALS)
+    (merged,) = pool_trials(records, GOALS)
     assert set(merged.mean) == {"a", "b", "c"}
 
 
@@ -145,7 +145,7 @@ def test_more_than_half_of_the_seeds_decide_feasibility(verdicts, feasible):
         build_trial(number, 0.5, 0.5, replicate_of=0 if number else None, feasible=verdict)
         for number, verdict in enumerate(verdicts)
     ]
-    (merged,) = merge_trials(records, GOALS)
+    (merged,) = pool_trials(records, GOALS)
     assert merged.feasible is feasible
     assert merged.is_on_front is feasible
 
@@ -156,7 +156,7 @@ def test_an_infeasible_configuration_dominates_nobody():
         build_trial(1, 0.5, 0.5),
         build_trial(2, 0.4, 0.4),
     ]
-    assert [c.rank for c in merge_trials(records, GOALS)] == [NOT_RANKED, 0, 1]
+    assert [c.rank for c in pool_trials(records, GOALS)] == [NOT_RANKED, 0, 1]
 
 
 # The front
@@ -235,7 +235,7 @@ def test_the_trace_without_replicates_never_falls():
 
 def test_probabilities_are_the_same_every_time():
     records = [build_trial(n, 0.5 + 0.01 * n, 0.5 - 0.01 * n) for n in range(6)]
-    first, second = (merge_trials(records, GOALS) for _ in range(2))
+    first, second = (pool_trials(records, GOALS) for _ in range(2))
     assert [c.probability for c in first] == [c.probability for c in second]
     assert any(0 < c.probability < 1 for c in first)
 
