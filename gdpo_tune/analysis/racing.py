@@ -17,13 +17,20 @@ collection, applied to front membership; docs/noise.md compares it with other ru
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gdpo_tune.analysis.pareto import Floats, compute_losses
-from gdpo_tune.analysis.replicates import find_original, group_trials, pool_trials
+from gdpo_tune.analysis.replicates import (
+    Configuration,
+    find_original,
+    group_trials,
+    pool_trials,
+)
+from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.trials import Objective, Replicate, TrialRecord
 
 Flags = NDArray[np.bool_]
@@ -45,16 +52,23 @@ def choose_replicate(
     seeds, then to the earliest. Members of the front are trained again up to the limits, rivals
     only while that is `WORTHWHILE`. Running replicates count as seeds that changed nothing.
 
-    The limits are `per_point` replicates of one configuration and `max_runs` of the whole sweep.
-    Replicates in any state count, failed ones too, so that a configuration that keeps crashing does
-    not use up the machine.
+    The limits are `per_point` replicates of one configuration and `max_runs` trainings of the whole
+    sweep. Replicates in any state count, failed ones too, so that a configuration that keeps
+    crashing does not use up the machine.
+
+    A fresh seed of a merge or a checkpoint consists of fresh seeds of its parts. Where those exist,
+    it comes first, because it costs no training; where not, one of its parts is trained again.
     """
-    if sum(record.role == "replicate" for record in records) >= max_runs:
-        return None
     groups = {find_original(members).number: members for members in group_trials(records).values()}
     rivals = [
         c for c in pool_trials(records, objectives) if c.is_on_front or c.probability > LIKELY
     ]
+    copies = {number: _list_copies(members) for number, members in groups.items()}
+    ready = _find_ready(rivals, copies, records, per_point)
+    if ready is not None:
+        return ready
+    if sum(record.role == "replicate" and not record.parts for record in records) >= max_runs:
+        return None
     seeds = [c.seeds + sum(r.state == "running" for r in groups[c.first]) for c in rivals]
     changes = count_expected_changes(
         [c.get_values(objectives) for c in rivals],
@@ -65,16 +79,79 @@ def choose_replicate(
         seeds,
         objectives,
     )
+    trained = [_find_trained(rival, copies, records, per_point) for rival in rivals]
     allowed = [
         index
         for index, rival in enumerate(rivals)
         if rival.is_on_front or changes[index] >= WORTHWHILE
-        if sum(record.role == "replicate" for record in groups[rival.first]) < per_point
+        if trained[index] is not None
     ]
     if not allowed:
         return None
     best = min(allowed, key=lambda i: (-round(float(changes[i]), 6), seeds[i], rivals[i].first))
-    return Replicate(original=rivals[best].first, params=rivals[best].params)
+    original = trained[best]
+    assert original is not None, "it is allowed"
+    return Replicate(original=original, params=records[original].params)
+
+
+def _list_copies(members: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Return the replicates among the trials of a configuration, by number."""
+    return [record for record in members if record.role == "replicate"]
+
+
+def _find_ready(
+    rivals: Sequence[Configuration],
+    copies: Mapping[int, Sequence[TrialRecord]],
+    records: Sequence[TrialRecord],
+    per_point: int,
+) -> Replicate | None:
+    """Return a fresh seed of a candidate on the front whose parts all have one more seed."""
+    for rival in rivals:
+        turn = len(copies[rival.first])
+        if not rival.parts or not rival.is_on_front or turn >= per_point:
+            continue
+        parts = [_find_fresh_part(part, copies, records, turn) for part in rival.parts]
+        found = tuple(part for part in parts if part is not None)
+        if len(found) == len(parts):
+            return Replicate(rival.first, rival.params, found)
+    return None
+
+
+def _find_fresh_part(
+    part: Part,
+    copies: Mapping[int, Sequence[TrialRecord]],
+    records: Sequence[TrialRecord],
+    turn: int,
+) -> Part | None:
+    """Return replicate number `turn`, from 0, of a part, if its policy at that step exists."""
+    original = _find_configuration(records[part.trial])
+    usable = [
+        record
+        for record in copies.get(original, ())
+        if record.state == "complete" and part.step in record.policy_steps
+    ]
+    return replace(part, trial=usable[turn].number) if turn < len(usable) else None
+
+
+def _find_trained(
+    rival: Configuration,
+    copies: Mapping[int, Sequence[TrialRecord]],
+    records: Sequence[TrialRecord],
+    per_point: int,
+) -> int | None:
+    """Return the trial to train again for a configuration; None if none may be.
+
+    Of the parts of a candidate it is the one with the fewest replicates.
+    """
+    trials = [records[part.trial] for part in rival.parts] or [records[rival.first]]
+    counts = [(len(copies.get(number, ())), number) for number in map(_find_configuration, trials)]
+    fewest, number = min(counts)
+    return number if fewest < per_point else None
+
+
+def _find_configuration(record: TrialRecord) -> int:
+    """Return the number of the trial that a record is, or repeats."""
+    return record.number if record.replicate_of is None else record.replicate_of
 
 
 def count_expected_changes(

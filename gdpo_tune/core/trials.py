@@ -216,8 +216,10 @@ class Replicate:
     """A configuration to train again with a fresh seed."""
 
     original: int
-    """Number of the trial that first had these parameters."""
+    """Number of the trial that first had these parameters, or parts."""
     params: Params
+    parts: tuple[Part, ...] = ()
+    """Trained policies of a fresh seed of a checkpoint or a merge, which needs no training."""
 
 
 @dataclass(frozen=True)
@@ -306,6 +308,15 @@ class TrialRecord:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     parts: tuple[Part, ...] = ()
     """Trained policies that a checkpoint, a merge or a replicate of them consists of."""
+    kept_steps: tuple[int, ...] = ()
+    """Steps of a complete trial, before its end, at which it was evaluated and whose checkpoints
+    exist."""
+
+    @property
+    def policy_steps(self) -> tuple[int, ...]:
+        """Steps of its training whose policies exist, the last one of a complete trial included."""
+        has_end = self.checkpoint is not None and self.is_training and self.rungs
+        return (*self.kept_steps, *([self.rungs[-1].step] if has_end else ()))
 
     @property
     def is_training(self) -> bool:

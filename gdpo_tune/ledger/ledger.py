@@ -22,6 +22,7 @@ from typing import Any
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from gdpo_tune.core.candidates import Part
+from gdpo_tune.core.checkpoint_names import CHECKPOINT_PREFIX
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.trials import (
@@ -232,6 +233,10 @@ class Ledger(SweepHistory, CloseableResource):
     def get_trial_directory(self, number: int) -> Path:
         """Return the directory of a trial."""
         return self.directory / encoding.TRIALS / str(number)
+
+    def get_checkpoint(self, number: int, step: int) -> Path:
+        """Return the directory of a trial's checkpoint, which may not exist."""
+        return self.get_trial_directory(number) / f"{CHECKPOINT_PREFIX}{step}"
 
     def _load(self) -> tuple[list[TrialRecord], int]:
         """Return the records of all trials, and the order of the next rung.

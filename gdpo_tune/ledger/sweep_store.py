@@ -14,7 +14,7 @@ from __future__ import annotations
 import shutil
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -83,20 +83,20 @@ class SweepStore:
             {n: p for n, p in paths.items() if not p.is_file() or p.stat().st_size != sizes[n]}
         )
 
-    def keep_only(self, checkpoints: Mapping[int, str | None]) -> None:
-        """Delete the checkpoints of trials, except one each: number -> its name, None for none."""
-        kept = {str(number): checkpoint for number, checkpoint in checkpoints.items()}
+    def keep_only(self, checkpoints: Mapping[int, Collection[str]]) -> None:
+        """Delete the checkpoints of trials, except some: number -> their names."""
+        kept = {str(number): {None, *names} for number, names in checkpoints.items()}
         below = f"{TRIALS}/{next(iter(kept))}" if len(kept) == 1 else TRIALS
         trials = {name: name.split("/")[1] for name in self._files.list_sizes(below)}
         self._files.delete(
             name
             for name, trial in trials.items()
-            if trial in kept and find_checkpoint_name(name) not in (None, kept[trial])
+            if trial in kept and find_checkpoint_name(name) not in kept[trial]
         )
 
     def hand_over(self, donor: int, member: int) -> None:
         """Replace the checkpoints of a trial by the newest whole one of another trial."""
-        self.keep_only({member: None})
+        self.keep_only({member: ()})
         source, target = f"{TRIALS}/{donor}/", f"{TRIALS}/{member}/"
         donated = self._files.list_sizes(source)
         sizes = {name.removeprefix(source): size for name, size in donated.items()}

@@ -23,6 +23,7 @@ from optuna.distributions import (
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from gdpo_tune.core.candidates import Part
+from gdpo_tune.core.checkpoint_names import CHECKPOINT_PREFIX
 from gdpo_tune.core.errors import NonFiniteError
 from gdpo_tune.core.metrics import add_costs
 from gdpo_tune.core.object_store import join_address
@@ -98,7 +99,16 @@ def decode_trial(
         finished=trial.datetime_complete.timestamp() if trial.datetime_complete else None,
         environment=outcome.get("environment", {}),
         parts=tuple(Part(*part) for part in stored.get("parts", ())),
+        kept_steps=_list_kept_steps(rungs, sweep / TRIALS / str(trial.number))
+        if outcome and stored["role"] != "member"
+        else (),
     )
+
+
+def _list_kept_steps(rungs: Sequence[Rung], directory: Path) -> tuple[int, ...]:
+    """Return the steps of rungs before the last one whose checkpoints exist."""
+    steps = (rung.step for rung in rungs[:-1])
+    return tuple(s for s in steps if (directory / f"{CHECKPOINT_PREFIX}{s}").is_dir())
 
 
 def compute_violation(bound: Constraint, value: float) -> float:

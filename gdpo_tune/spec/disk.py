@@ -1,8 +1,9 @@
 """Peak of the disk that the checkpoints of a sweep need, and whether a disk can hold it.
 
-A running trial has its two newest checkpoints, and a third while that is written. The last
-checkpoint of a trial has no optimizer state. A trial that has ended keeps one at most, because it
-may join the front until the sweep ends.
+A running trial has its two newest checkpoints, those at which it was evaluated, and one that is
+being written. The last checkpoint of a trial has no optimizer state. A trial that has ended keeps
+one at most, because it may join the front until the sweep ends. The budgets of checkpoints and
+merges limit how many policies stay besides.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gdpo_tune.core.policy_size import PolicySize
 from gdpo_tune.spec.gpu_memory import NUMBERS, RANK, format_bytes
 from gdpo_tune.spec.machine import count_fitting_workers, count_local_cpus, count_visible_gpus
 from gdpo_tune.spec.model import SweepSpec
-from gdpo_tune.spec.search_section import AshaSettings, PbtSettings
+from gdpo_tune.spec.search_section import AshaSettings, Checkpoints, Merges, PbtSettings
 
 KEPT = 2
 """Complete checkpoints of a running trial."""
@@ -46,17 +47,22 @@ class SweepDisk:
     """Trials that train side by side."""
     trials: int
     """Trainings of the sweep, baselines and replicates included."""
+    evaluated: int = 0
+    """Checkpoints that a trial keeps until its end because it was evaluated there."""
+    candidates: int = 0
+    """Merges, and checkpoints of trials that have ended, over the whole sweep."""
 
     @property
     def training(self) -> int:
         """Bytes of one trial while it trains."""
-        return KEPT * self.running + max(self.running, self.last)
+        return (KEPT + self.evaluated) * self.running + max(self.running, self.last)
 
     @property
     def peak(self) -> int:
         """Bytes when the last trials train and all others have ended."""
         side_by_side = min(self.slots, self.trials)
-        return side_by_side * self.training + (self.trials - side_by_side) * self.ended
+        ended = (self.trials - side_by_side) * self.ended
+        return side_by_side * self.training + ended + self.candidates
 
 
 def measure_disk(spec: SweepSpec, size: PolicySize, slots: int) -> SweepDisk:
@@ -75,7 +81,28 @@ def measure_disk(spec: SweepSpec, size: PolicySize, slots: int) -> SweepDisk:
         ended=_count_ended(spec, running, last),
         slots=slots,
         trials=count_trainings(spec),
+        evaluated=len(list_evaluated_steps(spec)),
+        candidates=_count_candidates(spec, running, last),
     )
+
+
+def list_evaluated_steps(spec: SweepSpec) -> list[int]:
+    """Return the steps before its end at which a search trial keeps a checkpoint to choose from."""
+    scheduler, steps = spec.search.scheduler, spec.training.steps
+    if spec.keep == "none" or not spec.search.checkpoints.budget:
+        return []
+    if isinstance(scheduler, PbtSettings):  # a member may take over another training
+        return []
+    rungs = scheduler.list_rungs(steps) if isinstance(scheduler, AshaSettings) else ()
+    every = spec.training.evaluate_every
+    return sorted({*range(every, steps, every), *rungs})
+
+
+def _count_candidates(spec: SweepSpec, running: int, last: int) -> int:
+    if spec.keep == "none":
+        return 0
+    checkpoints = spec.search.checkpoints.budget if list_evaluated_steps(spec) else 0
+    return spec.search.merges.budget * last + checkpoints * running
 
 
 def _count_ended(spec: SweepSpec, running: int, last: int) -> int:
@@ -147,8 +174,16 @@ def list_remedies(spec: SweepSpec, size: PolicySize, disk: SweepDisk, room: int)
     unkept = spec.model_copy(update={"keep": "none"})
     if measure_disk(unkept, size, disk.slots).peak <= room:
         remedies.append("keep no policy: --set keep=none")
+    alone = {"merges": Merges(budget=0), "checkpoints": Checkpoints(budget=0)}
+    ends = spec.model_copy(update={"search": spec.search.model_copy(update=alone)})
+    if measure_disk(ends, size, disk.slots).peak <= room:
+        remedies.append(
+            "only the ends of trainings: --set search.merges.budget=0 "
+            "--set search.checkpoints.budget=0"
+        )
     others = disk.trials - spec.search.trials
-    fits = math.floor((room - disk.slots * disk.training) / disk.ended) if disk.ended else 0
+    spent = disk.slots * disk.training + disk.candidates
+    fits = math.floor((room - spent) / disk.ended) if disk.ended else 0
     if fits + disk.slots > others:
         remedies.append(f"fewer trials: --set search.trials={fits + disk.slots - others}")
     return remedies
@@ -157,12 +192,17 @@ def list_remedies(spec: SweepSpec, size: PolicySize, disk: SweepDisk, room: int)
 def describe_disk(disk: SweepDisk) -> str:
     """Return how the peak is made up."""
     side_by_side = min(disk.slots, disk.trials)
-    each = (
-        f"{KEPT + 1} checkpoints of {side_by_side} that train: {format_bytes(disk.training)} each"
-    )
+    count = KEPT + 1 + disk.evaluated
+    parts = [
+        f"{count} checkpoints of {side_by_side} that train: {format_bytes(disk.training)} each"
+    ]
     rest = disk.trials - side_by_side
-    kept = f"{format_bytes(disk.ended)} each" if disk.ended else "nothing"
-    return f"{each}; {rest} others: {kept}" if rest else each
+    if rest:
+        kept = f"{format_bytes(disk.ended)} each" if disk.ended else "nothing"
+        parts.append(f"{rest} others: {kept}")
+    if disk.candidates:
+        parts.append(f"merges and earlier checkpoints: {format_bytes(disk.candidates)}")
+    return "; ".join(parts)
 
 
 def find_present(directory: Path) -> Path:

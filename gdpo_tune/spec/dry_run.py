@@ -77,8 +77,8 @@ def _describe_dimension(name: str, spec: SweepSpec) -> tuple[str, ...]:
 def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     """Return the completions of each part of a sweep, in order of time, and their sum.
 
-    Every trial counts with its full budget, and so does every replicate. Validations at rungs do
-    not count.
+    Every trial counts with its full budget, and so does every replicate, merge and checkpoint.
+    Validations at rungs do not count.
     """
     settings, search = spec.training, spec.search
     scheduler, replicates = search.scheduler, search.replicates.max_trainings
@@ -96,9 +96,19 @@ def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
         ("replicates", replicates * training, f"{replicates} x {training}"),
         ("published baseline", training, f"1 x {training}"),
         ("held-out evaluation", evaluation, each),
+        *_list_candidate_completions(spec, validation + test),
     ]
     shares.append(("total", sum(count for _, count, _ in shares), ""))
     return [(name, f"{count:,}".rjust(12), formula) for name, count, formula in shares]
+
+
+def _list_candidate_completions(spec: SweepSpec, each: int) -> list[tuple[str, int, str]]:
+    """Return the completions that merges and checkpoints take at most, `each` of them so many."""
+    search = spec.search
+    budgets = {"merges": search.merges.budget, "checkpoints": search.checkpoints.budget}
+    if spec.keep == "none":
+        return []
+    return [(name, count * each, f"{count} x {each}") for name, count in budgets.items() if count]
 
 
 def _describe_limits(spec: SweepSpec) -> str:

@@ -94,8 +94,9 @@ class Replicates(Section):
 
 
 class Merges(Section):
-    """Merges: weighted means of the weights of trained policies, which all begin as one policy. A
-    merge costs an evaluation instead of a training. Off under `keep: none`, which keeps no policy.
+    """Weighted means of the weights of trained policies, which all begin as one policy.
+
+    A merge costs an evaluation instead of a training. Off under `keep: none`.
     """
 
     budget: Annotated[int, Ge(0), Le(10**6)] = 12
@@ -105,8 +106,10 @@ class Merges(Section):
 
 
 class Checkpoints(Section):
-    """Checkpoints that trials were evaluated at before their end, as policies to choose from. Off
-    under `keep: none`, which keeps no policy."""
+    """Policies from before the end of a trial, at steps at which it was evaluated.
+
+    Off under `keep: none`.
+    """
 
     budget: Annotated[int, Ge(0), Le(10**6)] = 4
     """Most checkpoints that are evaluated on test prompts: those that no other policy dominates on

@@ -1,17 +1,25 @@
-"""Checkpoints that stay on disk once a trial, or a sweep, has ended (`keep:`)."""
+"""Checkpoints that stay on disk once a trial, or a sweep, has ended (`keep:`).
+
+A trial leaves its last checkpoint, and those before it that may be on the front. While the sweep
+runs these are at most as many, over all trials, as `search.checkpoints.budget` has left.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from gdpo_tune.analysis.checkpoint_choice import rank_checkpoints
 from gdpo_tune.analysis.replicates import pool_trials
 from gdpo_tune.core.checkpoint_names import MARKER, sort_checkpoints
 from gdpo_tune.core.errors import StoreUnreachableError
+from gdpo_tune.core.object_store import PATIENCE
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.sweep_store import SweepStore
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.spec.disk import list_evaluated_steps
 from gdpo_tune.training.checkpoints import find_newest_checkpoint, remove_all_but
 
 
@@ -19,21 +27,20 @@ def delete_unkept_checkpoints(ledger: Ledger) -> None:
     """Delete the checkpoints of finished trials that `keep:` does not name.
 
     A kept trial keeps all files of its last checkpoint. Unfinished trials keep theirs, and pruned
-    ones under `keep: all` their newest one.
+    ones under `keep: all` their newest one. A merge on the front keeps the policies of its parts.
     """
     records = [record for record in ledger.get_records() if not record.is_open]
     kept = select_kept_trials(ledger, records)
-    paths: dict[int, Path | None] = {}
+    parts = {part for record in records if record.number in kept for part in record.parts}
+    paths: dict[int, set[Path]] = {}
     for record in records:
         checkpoint = record.checkpoint
         if record.state == "pruned":
             checkpoint = find_newest(ledger, ledger.get_trial_directory(record.number))
-        paths[record.number] = checkpoint if record.number in kept else None
-    if ledger.spec.address:
-        names = {number: path and path.name for number, path in paths.items()}
-        SweepStore(ledger.spec).keep_only(names)
-    for number, path in paths.items():
-        remove_all_but(ledger.get_trial_directory(number), path)
+        paths[record.number] = {checkpoint} if checkpoint and record.number in kept else set()
+    for part in parts:
+        paths[part.trial].add(ledger.get_checkpoint(part.trial, part.step))
+    _keep_only(ledger, paths)
     ledger.refresh_checkpoints([record.number for record in records])
 
 
@@ -44,20 +51,75 @@ def trim_ended_trial(ledger: Ledger, record: TrialRecord) -> TrialRecord:
     the front. Of a pruned trial the newest one stays under `keep: all`, and nothing else. An object
     store that does not answer keeps them until the end of the sweep.
     """
-    keep, directory, path = ledger.spec.keep, ledger.get_trial_directory(record.number), None
+    keep, directory = ledger.spec.keep, ledger.get_trial_directory(record.number)
+    paths: dict[int, set[Path]] = {record.number: set()}
     if record.state == "complete" and keep != "none":
-        path = record.checkpoint
+        paths = _select_promising(ledger, record)
+        if record.checkpoint is not None:
+            paths[record.number].add(record.checkpoint)
     elif record.state == "pruned" and keep == "all":
-        path = find_newest(ledger, directory)
+        newest = find_newest(ledger, directory)
+        paths[record.number] = {newest} if newest else set()
     with suppress(StoreUnreachableError):
-        if ledger.spec.address:
-            name = path and path.name
-            SweepStore(ledger.spec, patience=0.0).keep_only({record.number: name})
-        remove_all_but(directory, path)
-    if path == record.checkpoint:
-        return record
-    ledger.refresh_checkpoints([record.number])
+        _keep_only(ledger, paths, patience=0.0)
+    ledger.refresh_checkpoints(list(paths))
     return ledger.get_record(record.number)
+
+
+def list_kept_steps(
+    spec: SweepSpec, records: Sequence[TrialRecord], record: TrialRecord
+) -> tuple[int, ...]:
+    """Return the steps before the end whose checkpoints a trial keeps while it runs.
+
+    A search trial keeps those at which it is evaluated, a replicate those that a fresh seed of a
+    candidate needs. A member of a population may take over another training, so it keeps none.
+    """
+    if record.role == "search":
+        return tuple(list_evaluated_steps(spec))
+    if record.replicate_of is None or record.parts or spec.keep == "none":
+        return ()
+    parts = (part for other in records for part in other.parts)
+    steps = {part.step for part in parts if part.trial == record.replicate_of}
+    return tuple(sorted(step for step in steps if step < spec.training.steps))
+
+
+def _select_promising(ledger: Ledger, ended: TrialRecord) -> dict[int, set[Path]]:
+    """Return the checkpoints that stay of `ended` and of trials with others before their end.
+
+    They are the first in `rank_checkpoints`, as many as the budget has left, those of candidates,
+    and those of replicates. The last checkpoint of `ended` is not among them.
+    """
+    records, spec = ledger.get_records(), ledger.spec
+    evaluated = [part for record in records for part in record.parts]
+    spent = sum(record.role == "checkpoint" for record in records)
+    ranked = rank_checkpoints(records, spec.list_objectives())
+    waiting = [part for part in ranked if part not in evaluated]
+    left = max(0, spec.search.checkpoints.budget - spent)
+    paths: dict[int, set[Path]] = {ended.number: set()}
+    for record in records:
+        if record.kept_steps and record.replicate_of is None:
+            paths[record.number] = set()
+            if record.checkpoint is not None and record.number != ended.number:
+                paths[record.number].add(record.checkpoint)
+    if ended.replicate_of is not None:
+        paths[ended.number] = {ledger.get_checkpoint(ended.number, s) for s in ended.kept_steps}
+    for part in (*waiting[:left], *evaluated):
+        if part.trial in paths:
+            paths[part.trial].add(ledger.get_checkpoint(part.trial, part.step))
+    return paths
+
+
+def _keep_only(ledger: Ledger, paths: Mapping[int, set[Path]], patience: float = PATIENCE) -> None:
+    """Delete all checkpoints of these trials but the given ones, in the store too.
+
+    Raises:
+        StoreUnreachableError: the object store does not answer; nothing is deleted on disk.
+    """
+    if ledger.spec.address:
+        names = {number: {path.name for path in kept} for number, kept in paths.items()}
+        SweepStore(ledger.spec, patience=patience).keep_only(names)
+    for number, kept in paths.items():
+        remove_all_but(ledger.get_trial_directory(number), *kept)
 
 
 def find_newest(ledger: Ledger, directory: Path) -> Path | None:

@@ -72,8 +72,8 @@ def test_checkpoints_that_are_not_kept_are_deleted(
 ):
     for number in (1, 2, 11):
         put_trial(store, tmp_path / "trials", number, 4, 6)
-    SweepStore(spec).keep_only({1: None})
-    SweepStore(spec).keep_only({2: "checkpoint-6", 3: None})
+    SweepStore(spec).keep_only({1: ()})
+    SweepStore(spec).keep_only({2: ["checkpoint-6"], 3: ()})
     stored = {name for name in store.list_sizes() if name.endswith("weights")}
     assert stored == {
         "trials/2/checkpoint-6/weights",

@@ -13,6 +13,7 @@ from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.spec import check_disk, disk, render_dry_run
 from gdpo_tune.spec.disk import measure_disk
 from tests.support.spec_cases import GOOD
+from tests.support.tuning import ENDS_ONLY
 
 GB = 10**9
 SMALL = PolicySize({"model.layers.0.q_proj.weight": (1000, 1000)})
@@ -27,7 +28,7 @@ def with_adapters(spec, rank=8):
 def test_every_weight(load):
     trials = "search={trials: 24, replicates: {per_point: 2, max_runs: 8}, scheduler: {type: fifo}}"
     size = find_known_size("Qwen/Qwen2.5-1.5B-Instruct")
-    found = measure_disk(load(trials), size, slots=4)
+    found = measure_disk(load(trials, *ENDS_ONLY), size, slots=4)
     numbers = 1_543_714_304
     assert found.running == 12 * numbers  # a weight and two averages, of 4 bytes
     assert found.last == found.ended == 4 * numbers  # no optimizer
@@ -37,7 +38,9 @@ def test_every_weight(load):
 
 
 def test_adapters(load):
-    found = measure_disk(with_adapters(load(FIFO, "search.replicates.max_runs=0")), SMALL, slots=2)
+    found = measure_disk(
+        with_adapters(load(FIFO, "search.replicates.max_runs=0", *ENDS_ONLY)), SMALL, slots=2
+    )
     trained = 8 * (1000 + 1000)
     assert found.running == 12 * trained
     assert found.last == 4 * 10**6 + 4 * trained  # on a CPU the merged policy has 32 bits
@@ -62,10 +65,24 @@ def test_trials_without_a_process(load, overrides, ended):
 
 
 def test_more_slots_than_trials_hold_no_more(load):
-    spec = load("search={trials: 2, replicates: {max_runs: 0}}")
+    spec = load("search={trials: 2, replicates: {max_runs: 0}}", *ENDS_ONLY)
     few, many = measure_disk(spec, SMALL, slots=3), measure_disk(spec, SMALL, slots=50)
     assert few.peak == many.peak == 3 * 36 * 10**6
-    assert measure_disk(load("search.budget.trials=2"), SMALL, slots=50).peak == 2 * 36 * 10**6
+    assert (
+        measure_disk(load("search.budget.trials=2", *ENDS_ONLY), SMALL, slots=50).peak
+        == 2 * 36 * 10**6
+    )
+
+
+def test_merges_and_checkpoints(load):
+    search = "search={trials: 5, replicates: {max_runs: 0}, merges: {budget: 3}}"
+    evaluated = ["training={steps: 60, evaluate_every: 15}", "search.checkpoints.budget=2"]
+    ends = measure_disk(load(search, *evaluated, *ENDS_ONLY), SMALL, slots=2)
+    found = measure_disk(load(search, *evaluated), SMALL, slots=2)
+    assert found.evaluated == 4  # steps 15, 30 and 45, and the rung at 20
+    running, last = 12 * 10**6, 4 * 10**6
+    assert found.peak - ends.peak == 2 * 4 * running + 2 * running + 3 * last
+    assert measure_disk(load(search, *evaluated, "keep=none"), SMALL, 2).candidates == 0
 
 
 def have_room(monkeypatch, free):
@@ -74,7 +91,8 @@ def have_room(monkeypatch, free):
 
 
 def test_a_disk_that_is_too_small(load, monkeypatch, tmp_path):
-    spec = load(f"storage={tmp_path}", FIFO, "search={trials: 10, replicates: {max_runs: 0}}")
+    trials = "search={trials: 10, replicates: {max_runs: 0}}"
+    spec = load(f"storage={tmp_path}", FIFO, trials, *ENDS_ONLY)
     peak = (2 * 36 + 9 * 4) * 10**6
     have_room(monkeypatch, peak)
     check_disk(spec, SMALL, "my.yaml", {})
@@ -94,16 +112,22 @@ def test_a_disk_that_is_too_small(load, monkeypatch, tmp_path):
 
 def test_the_remedies_suffice(load, monkeypatch, tmp_path):
     have_room(monkeypatch, 80 * 10**6)
-    spec = load(f"storage={tmp_path}", FIFO, "search={trials: 10, replicates: {max_runs: 0}}")
+    trials = "search={trials: 10, replicates: {max_runs: 0}}"
+    spec = load(f"storage={tmp_path}", FIFO, trials, *ENDS_ONLY)
     with pytest.raises(ResourcesError, match=r"search\.trials=3"):
         check_disk(spec, SMALL, "", {})
     check_disk(
-        load(f"storage={tmp_path}", FIFO, "search={trials: 3, replicates: {max_runs: 0}}"),
+        load(
+            f"storage={tmp_path}", FIFO, "search={trials: 3, replicates: {max_runs: 0}}", *ENDS_ONLY
+        ),
         SMALL,
         "",
         {},
     )
     check_disk(load(f"storage={tmp_path}", FIFO, "keep=none"), SMALL, "", {})
+    have_room(monkeypatch, 110 * 10**6)
+    with pytest.raises(ResourcesError, match=r"search\.merges\.budget=0 --set search\.check"):
+        check_disk(load(f"storage={tmp_path}", FIFO, trials), SMALL, "", {})
 
 
 def test_what_does_not_suffice_is_not_proposed(load, monkeypatch, tmp_path):
@@ -123,7 +147,8 @@ def test_a_file_that_vanishes_meanwhile_is_not_counted(tmp_path):
 
 
 def test_what_an_interrupted_sweep_has_already_counts_as_room(load, monkeypatch, tmp_path):
-    spec = load(f"storage={tmp_path}", FIFO, "search={trials: 10, replicates: {max_runs: 0}}")
+    trials = "search={trials: 10, replicates: {max_runs: 0}}"
+    spec = load(f"storage={tmp_path}", FIFO, trials, *ENDS_ONLY)
     have_room(monkeypatch, 100 * 10**6)
     checkpoint = spec.directory / "trials" / "3" / "checkpoint-4"
     checkpoint.mkdir(parents=True)
@@ -143,7 +168,7 @@ def test_an_object_store_has_room(load, monkeypatch):
 def test_the_dry_run_states_the_peak(load, monkeypatch):
     monkeypatch.setattr(disk, "count_local_cpus", lambda: 2)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    spec = load(FIFO, "search={trials: 10, replicates: {max_runs: 0}}")
+    spec = load(FIFO, "search={trials: 10, replicates: {max_runs: 0}}", *ENDS_ONLY)
     line = "# Disk: at most 108 MB of checkpoints (3 checkpoints of 2 that train: 36.0 MB each"
     assert line in render_dry_run(spec, SMALL)
     assert "# Disk: unknown until the policy is on this machine" in render_dry_run(spec)

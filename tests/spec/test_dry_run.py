@@ -29,6 +29,7 @@ def test_dry_run_tells_space_prompts_and_budget(load):
         "training.validation_prompts=100",
         "training.test_prompts=200",
         "search={trials: 5, replicates: {max_runs: 3}}",
+        "search={merges: {budget: 2}, checkpoints: {budget: 1}}",
     )
     text = render_dry_run(spec)
     lines = [" ".join(line.split()) for line in text.splitlines()]
@@ -47,7 +48,9 @@ def test_dry_run_tells_space_prompts_and_budget(load):
     assert "replicates 1,920 3 x 640" in lines
     assert "published baseline 640 1 x 640" in lines
     assert "held-out evaluation 9,600 3 x 200 + 400 a trained run" in lines
-    assert "total 15,360" in lines
+    assert "merges 1,200 2 x 600" in lines  # a validation and a test, as for a checkpoint
+    assert "checkpoints 600 1 x 600" in lines
+    assert "total 17,160" in lines
     assert any(line.startswith("- space.group_size = 16: 4 prompts a step") for line in lines)
 
 

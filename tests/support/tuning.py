@@ -17,13 +17,15 @@ from gdpo_tune.tuning.ray.messages import AttemptConfig, Setup, TrialUpdate, unp
 from tests.support.paths import ROOT
 
 SPACE = ROOT / "search_spaces" / "code.yaml"
+ENDS_ONLY = ("search.merges.budget=0", "search.checkpoints.budget=0")
+"""Overrides of a sweep whose only candidates are the ends of its trainings."""
 
 
 def load_code_spec(
     directory: Path, overrides: Sequence[str] = (), space: Path = SPACE
 ) -> SweepSpec:
-    """Load the shipped search space with its storage in `directory`."""
-    return load_spec(space, [f"storage={directory}", *overrides], "sweep")
+    """Load the shipped search space, without merges, with its storage in `directory`."""
+    return load_spec(space, [f"storage={directory}", *ENDS_ONLY, *overrides], "sweep")
 
 
 def build_outcome(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,11 +20,13 @@ from gdpo_tune.core.checkpoint_names import (
     find_checkpoint_name,
     is_marker,
     iterate_whole_checkpoints,
+    parse_step,
     sort_checkpoints,
 )
 from gdpo_tune.core.errors import StoreError, StoreUnreachableError
 from gdpo_tune.core.object_store import StoreDirectory, find_cache_directory, join_address
 from gdpo_tune.core.processes import is_running
+from gdpo_tune.core.trials import TrainedPart
 from gdpo_tune.training.checkpoints import find_newest_checkpoint
 from gdpo_tune.tuning.ray.messages import (
     AttemptConfig,
@@ -57,7 +59,8 @@ def run_remote_attempt(
         address = join_address(attempt.setup.address, "trials", trial.directory.name)
         files = StoreDirectory(address, say=send_notice)
         download_trial(files, local.directory, attempt.begun)
-        upload = partial(upload_trial, files, local.directory)
+        local = replace(local, parts=download_parts(attempt, directory, send_notice))
+        upload = partial(upload_trial, files, local.directory, local.keep_at)
         try:
             result = train(replace(attempt, trial=local), Reporter(attempt, upload))
         except Exception as error:
@@ -107,15 +110,32 @@ def download_trial(files: StoreDirectory, directory: Path, begun: str) -> None:
             return  # otherwise it is damaged, and the checkpoint before it is tried
 
 
-def upload_trial(files: StoreDirectory, directory: Path) -> None:
-    """Send a trial's new files, and drop all but its two newest checkpoints in the store.
+def download_parts(
+    attempt: AttemptConfig, directory: Path, say: Callable[[str], None]
+) -> tuple[TrainedPart, ...]:
+    """Fetch the policies that a merge or checkpoint consists of; return them with local paths."""
+    parts: list[TrainedPart] = []
+    for index, part in enumerate(attempt.trial.parts):
+        trial, name = part.checkpoint.parent.name, part.checkpoint.name
+        files = StoreDirectory(join_address(attempt.setup.address, "trials", trial), say=say)
+        wanted = [file for file in files.list_sizes() if find_checkpoint_name(file) == name]
+        target = directory / "parts" / str(index)
+        files.download({file: target / file for file in wanted})
+        parts.append(replace(part, checkpoint=target / name))
+    return tuple(parts)
 
-    Files of equal size count as equal: those that change only grow.
+
+def upload_trial(files: StoreDirectory, directory: Path, keep_at: Collection[int] = ()) -> None:
+    """Send a trial's new files, and drop old checkpoints in the store.
+
+    The two newest stay, and those at the steps `keep_at`. Files of equal size count as equal: those
+    that change only grow.
     """
     sizes = files.list_sizes()
     paths = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*")}
     local = {name: path for name, path in paths.items() if path.is_file() and name[0] != "."}
-    kept = [None, *sort_checkpoints(filter(is_marker, {*sizes, *local}))[:KEPT]]
+    checkpoints = sort_checkpoints(filter(is_marker, {*sizes, *local}))
+    kept = [None, *checkpoints[:KEPT], *(c for c in checkpoints if parse_step(c) in keep_at)]
     new = [name for name, path in local.items() if path.stat().st_size != sizes.get(name)]
     files.upload({name: local[name] for name in new if find_checkpoint_name(name) in kept})
     files.delete(name for name in sizes if find_checkpoint_name(name) not in kept)

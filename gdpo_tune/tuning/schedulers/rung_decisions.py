@@ -11,6 +11,7 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.tuning.kept_checkpoints import trim_ended_trial
 from gdpo_tune.tuning.ray.stopping import open_stop_flag
 from gdpo_tune.tuning.schedulers.base import Scheduler
+from gdpo_tune.tuning.schedulers.candidate_verdict import find_objection
 from gdpo_tune.tuning.schedulers.exploits import finish_exploits
 from gdpo_tune.tuning.schedulers.rungs import Verdict
 
@@ -44,7 +45,7 @@ class RungDecisions:
         """Judge a new rung; if the trial may not continue, tell it to end."""
         record = self._ledger.get_record(number)
         rung = next(rung for rung in record.rungs if rung.completions == completions)
-        verdict = self._scheduler.judge(record, rung)
+        verdict = self._judge(record, rung)
         if verdict != "continue":
             self._halting[number] = (verdict, rung)
             self.stop_flag.request(number)
@@ -98,12 +99,25 @@ class RungDecisions:
     def _find_verdict(self, record: TrialRecord) -> tuple[Verdict, Rung | None]:
         """Return the first verdict against a trial, and its rung."""
         for rung in record.rungs:
-            verdict = self._scheduler.judge(record, rung)
+            verdict = self._judge(record, rung)
             if verdict != "continue":
                 return verdict, rung
         return "continue", None
 
+    def _judge(self, record: TrialRecord, rung: Rung) -> Verdict:
+        """Return the verdict on a trial; a candidate that trains nothing meets no scheduler."""
+        if not record.parts:
+            return self._scheduler.judge(record, rung)
+        return "stop" if self._find_objection(record, rung) else "continue"
+
+    def _find_objection(self, record: TrialRecord, rung: Rung) -> str:
+        """Explain why a merge or checkpoint gets no test evaluation; empty if it gets one."""
+        return find_objection(record, rung, self._ledger.get_records(), self._ledger.spec)
+
     def _prune(self, record: TrialRecord, rung: Rung, prefix: str = "") -> TrialRecord:
-        reason = prefix + self._scheduler.explain(record.number, rung)
+        if record.parts:
+            reason = self._find_objection(record, rung)
+        else:
+            reason = prefix + self._scheduler.explain(record.number, rung)
         pruned = self._ledger.prune(record.number, reason, record.cost)
         return trim_ended_trial(self._ledger, pruned)

@@ -1,6 +1,7 @@
 """Plan of a sweep: the next step follows from the spec and the records alone.
 
 The order is baselines, enqueued points, the sampler's proposals, then replicates of the front.
+Merges and checkpoints come between them, as trainings end.
 Because only the records decide, one function resumes a sweep, extends a sweep whose
 `search.trials` grew, and detects that a sweep is finished.
 """
@@ -15,11 +16,13 @@ from dataclasses import dataclass, replace
 from gdpo_tune.analysis.racing import choose_replicate
 from gdpo_tune.analysis.stagnation import has_stagnated
 from gdpo_tune.core import task_files
+from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.trials import Params, Proposer, Role, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import PbtSettings, SweepSpec
 from gdpo_tune.tuning.search import quasi_random
 from gdpo_tune.tuning.search.budget import compute_hours, describe_spent_budget
+from gdpo_tune.tuning.search.candidate_plan import choose_candidate, count_candidates
 
 BASELINES: tuple[Role, ...] = ("untrained", "published")
 """Roles of the first trials of every sweep."""
@@ -32,8 +35,11 @@ class Step:
     role: Role
     proposer: Proposer
     params: Params | None
-    """Complete parameters; None: the sampler proposes them."""
+    """Complete parameters, those of its training for a checkpoint, and none for a merge; None: the
+    sampler proposes them."""
     replicate_of: int | None = None
+    parts: tuple[Part, ...] = ()
+    """Trained policies of a checkpoint or a merge."""
 
 
 def find_next_step(
@@ -49,6 +55,11 @@ def find_next_step(
     for role in BASELINES:
         if not any(record.role == role for record in records):
             return Step(role, "baseline", build_published(spec))
+    candidate = choose_candidate(spec, records)
+    if candidate is not None:
+        role, parts = candidate
+        params = {} if role == "merge" else records[parts[0].trial].params
+        return Step(role, "candidate", params, parts=parts)
     few = len(records) < spec.search.trials  # saves counting
     if few or count_started(records) < spec.search.trials:
         enqueued = _find_enqueued_step(spec, records)
@@ -69,7 +80,9 @@ def find_next_step(
     replicate = choose_replicate(records, spec.list_objectives(), limits.per_point, limits.max_runs)
     if replicate is None:
         return None
-    return Step("replicate", "replicate", replicate.params, replicate.original)
+    return Step(
+        "replicate", "replicate", replicate.params, replicate.original, parts=replicate.parts
+    )
 
 
 def _find_enqueued_step(spec: SweepSpec, records: Sequence[TrialRecord]) -> Step | None:
@@ -113,9 +126,9 @@ def count_started(records: Sequence[TrialRecord]) -> int:
 
 
 def count_planned(spec: SweepSpec, records: Sequence[TrialRecord]) -> int:
-    """Return the most trials at the end; the number of replicates depends on the front's size."""
+    """Return the most trials at the end; how many replicates and merges depends on the front."""
     search = max(spec.search.trials, count_started(records))
-    most = 2 + search + spec.search.replicates.max_trainings
+    most = 2 + search + spec.search.replicates.max_trainings + count_candidates(spec)
     return max(len(records), min(most, spec.search.budget.trials or most))
 
 

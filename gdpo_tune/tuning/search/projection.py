@@ -176,11 +176,13 @@ class Projection:
             The point, or None if the sampler cannot learn from the record; and whether estimates
             have changed.
         """
+        if not record.is_training:
+            return None, False
         point = self._find_point(record.params)
         if record.role == "member":
             self._population.add(record.number)
         moved = record.number in self._population or record.replicate_of in self._population
-        if moved or record.role == "untrained" or point is None:
+        if moved or point is None:
             return None, False
         records = self._records.setdefault(point, {})
         is_new = record.number not in records

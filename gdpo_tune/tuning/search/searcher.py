@@ -33,9 +33,16 @@ from gdpo_tune.core.events import (
     TrialStarted,
 )
 from gdpo_tune.core.files import explain_full_disk
-from gdpo_tune.core.trials import Cost, Incident, TrialConfig, TrialRecord
+from gdpo_tune.core.trials import (
+    Cost,
+    Incident,
+    Outcome,
+    TrainedPart,
+    TrialConfig,
+    TrialRecord,
+)
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.tuning.kept_checkpoints import trim_ended_trial
+from gdpo_tune.tuning.kept_checkpoints import list_kept_steps, trim_ended_trial
 from gdpo_tune.tuning.ray.messages import (
     AttemptConfig,
     Failed,
@@ -157,8 +164,9 @@ class LedgerSearcher(Searcher):
         self._numbers[trial_id] = record.number
         self._emit(TrialStarted(record))
         config = self._build_config(record)
-        ending_steps = config.evaluate_at if self._scheduler.ends_at_evaluations else ()
-        return pack(AttemptConfig(config, self._setup, ending_steps, str(record.started)))
+        ends = self._scheduler.ends_at_evaluations
+        ends_at = self._scheduler.list_evaluation_steps(record) if ends else ()
+        return pack(AttemptConfig(config, self._setup, ends_at, str(record.started)))
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Take in a measurement of a running trial, or a notice about waiting."""
@@ -205,9 +213,8 @@ class LedgerSearcher(Searcher):
         with self._write_guard():
             if isinstance(end, Finished):
                 self._decisions.clear(number)
-                if self._spec.address and end.outcome.checkpoint:
-                    # stands for the checkpoint in the store
-                    end.outcome.checkpoint.mkdir(parents=True)
+                if self._spec.address:
+                    self._mark_stored_checkpoints(number, end.outcome)
                 record = self._ledger.complete(number, end.outcome)
                 self._handle_end(trim_ended_trial(self._ledger, record))
             elif self._decisions.is_halting(number):
@@ -218,6 +225,14 @@ class LedgerSearcher(Searcher):
             elif isinstance(end, Fatal):
                 self.fatal = end.error
                 self.stop()
+
+    def _mark_stored_checkpoints(self, number: int, outcome: Outcome) -> None:
+        """Create empty directories that stand for the checkpoints of a trial in the store."""
+        records = self._ledger.get_records()
+        steps = list_kept_steps(self._spec, records, records[number])
+        paths = [self._ledger.get_checkpoint(number, step) for step in steps]
+        for path in (*paths, *filter(None, [outcome.checkpoint])):
+            path.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
     def _write_guard(self) -> Generator[None]:
@@ -269,7 +284,7 @@ class LedgerSearcher(Searcher):
         self._plan.note_start()
         seed = derive_seed(self._spec, len(self._ledger.get_records()))
         record = self._ledger.start(
-            params, step.role, proposer, seed, step.replicate_of, sampler_state
+            params, step.role, proposer, seed, step.replicate_of, sampler_state, step.parts
         )
         self._proposals.observe(record, sampler_state)
         return record
@@ -278,10 +293,22 @@ class LedgerSearcher(Searcher):
         directory = self._ledger.get_trial_directory(record.number)
         if record.role == "member":
             write_schedule(self._ledger, record.number)
-        training = trace_training(self._ledger.get_records(), record.number)
+        records = self._ledger.get_records()
+        if record.parts:
+            # a merge has no parameters; any parent's make the same task
+            params = records[record.parts[0].trial].params
+            config = self._spec.build_trial_config(params, record.seed, directory)
+            parts = tuple(
+                TrainedPart(self._ledger.get_checkpoint(part.trial, part.step), part.weight)
+                for part in record.parts
+            )
+            return replace(config, train=False, parts=parts)
+        training = trace_training(records, record.number)
+        keep_at = list_kept_steps(self._spec, records, record)
         return replace(
             self._spec.build_trial_config(training.params, training.seed, directory),
-            train=record.role != "untrained",
-            evaluate_at=self._scheduler.list_evaluation_steps(record),
+            train=record.is_training,
+            evaluate_at=tuple(sorted({*self._scheduler.list_evaluation_steps(record), *keep_at})),
+            keep_at=keep_at,
             schedule=training.schedule,
         )

@@ -1,0 +1,50 @@
+"""Steps of a sweep that train nothing: merges and checkpoints that are worth an evaluation.
+
+They are spread over the sweep: once a share of its trainings has ended, the same share of their
+budgets may be spent. So at any time the front is about as good as that much training allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gdpo_tune.analysis.checkpoint_choice import choose_checkpoint
+from gdpo_tune.analysis.merging import choose_merge
+from gdpo_tune.core.candidates import Part
+from gdpo_tune.core.trials import Role, TrialRecord
+from gdpo_tune.spec import SweepSpec
+
+Parts = tuple[Part, ...]
+
+
+def choose_candidate(spec: SweepSpec, records: Sequence[TrialRecord]) -> tuple[Role, Parts] | None:
+    """Choose the merge or checkpoint whose turn it is; None if there is none at present."""
+    if spec.keep == "none":
+        return None
+    goals = spec.list_objectives()
+    if _has_room(spec, records, "checkpoint", spec.search.checkpoints.budget):
+        part = choose_checkpoint(records, goals)
+        if part is not None:
+            return "checkpoint", (part,)
+    merges = spec.search.merges
+    if _has_room(spec, records, "merge", merges.budget):
+        parts = choose_merge(records, goals, merges.most_parts)
+        if parts is not None:
+            return "merge", parts
+    return None
+
+
+def count_candidates(spec: SweepSpec) -> int:
+    """Return the most merges and checkpoints that a sweep evaluates."""
+    search = spec.search
+    return 0 if spec.keep == "none" else search.merges.budget + search.checkpoints.budget
+
+
+def _has_room(spec: SweepSpec, records: Sequence[TrialRecord], role: Role, budget: int) -> bool:
+    """Return whether the ended share of the trainings allows one more candidate of a role."""
+    spent = sum(record.role == role for record in records)
+    if spent >= budget:
+        return False
+    trained = [record for record in records if record.role in ("search", "member")]
+    ended = sum(not record.is_open for record in trained)
+    return spent < budget * min(1.0, ended / spec.search.trials)
