@@ -27,10 +27,16 @@ GATE = "go"
 SHARED_DIRECTORY = os.environ.get("FAKE_SWEEP", "")
 SECONDS = 0.05
 """Duration that a trial reports."""
+VALUES = ("correctness", "format", "length")
+"""Metrics of a policy."""
+BUMP = 0.02
+"""Gain of a merge above the mean of its parts."""
 
 
 def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcome:
-    """Simulate the configured steps, with a checkpoint at each."""
+    """Simulate the configured steps, with a checkpoint at each; a merge has its own values."""
+    if config.parts:
+        return evaluate_parts(config, resume, report)
     sweep = find_sweep_directory(config)
     fault = read_fault(config)
     attempts = len(list_executions(sweep, config.directory.name))
@@ -65,7 +71,7 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
             config.directory,
             step,
             cost,
-            lambda directory: (directory / "weights").touch(),
+            lambda directory: write_values(directory, compute_values(config)),
             measurement.validation,
         ).path
         if not SHARED_DIRECTORY:
@@ -76,6 +82,27 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
     estimates = {name: Estimate(value, 0.01) for name, value in compute_values(config).items()}
     cost = Cost(config.training.steps * config.training.completions_per_step, SECONDS)
     return Outcome(estimates, estimates, cost, checkpoint, {"process": str(os.getpid())})
+
+
+def evaluate_parts(config: TrialConfig, resume: Path | None, report: Report) -> Outcome:
+    """Simulate the evaluation of a merge: the mean of its parts, and a little more."""
+    append_log_entry(config, {"from": 0, **describe_node()})
+    values = dict.fromkeys(VALUES, BUMP if len(config.parts) > 1 else 0.0)
+    for part in config.parts:
+        own = json.loads((part.checkpoint / "weights").read_text())
+        values = {name: value + part.weight * own[name] for name, value in values.items()}
+    estimates = {name: Estimate(value, 0.01) for name, value in values.items()}
+    cost = Cost(0, SECONDS, evaluation_completions=1)
+    report(Measurement(0, {}, cost, estimates), resume)
+    checkpoint = write_checkpoint(config.directory, 0, cost, lambda d: write_values(d, values)).path
+    if not SHARED_DIRECTORY:
+        append_log_entry(config, {"checkpoint": 0})
+    return Outcome(estimates, estimates, cost, checkpoint, {"process": str(os.getpid())})
+
+
+def write_values(directory: Path, values: dict[str, float]) -> None:
+    """Write the values of a policy in place of its weights."""
+    (directory / "weights").write_text(json.dumps(values))
 
 
 def find_sweep_directory(config: TrialConfig) -> Path:
