@@ -3,7 +3,8 @@
 A checkpoint is a directory `checkpoint-<step>` that `from_pretrained` reads, plus the state that
 makes a resumed training bitwise equal. Its marker `complete.json` lists every file with size and
 digest, and is written after them; the directory gets its name last. A running trial keeps its two
-newest complete checkpoints, so that a damaged one costs a few steps and not the trial.
+newest complete checkpoints, so that a damaged one costs a few steps and not the trial, and those
+that may become candidates.
 
 Importing this module imports no torch.
 """
@@ -14,7 +15,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -116,6 +117,26 @@ def write_checkpoint(
     return checkpoint
 
 
+@contextmanager
+def create_draft(directory: Path, *, is_writer: bool = True) -> Generator[Path]:
+    """Yield an empty directory in a trial's directory that is deleted after the block.
+
+    A process that dies leaves it to the next one to delete. Of several processes, one is the
+    writer, and the others only get the name.
+    """
+    draft = directory / f"{_UNFINISHED}draft"
+    if not is_writer:
+        yield draft
+        return
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        with explain_full_disk(directory, "a policy"):
+            draft.mkdir(parents=True)
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
 def adopt_checkpoint(source: Path, directory: Path) -> None:
     """Make another trial's complete checkpoint the only one from which a trial can resume.
 
@@ -132,18 +153,19 @@ def adopt_checkpoint(source: Path, directory: Path) -> None:
             if path.is_dir():
                 target.mkdir()
             else:
-                _link_or_copy(path, target)
+                link_or_copy(path, target)
         for path in (*temporary.rglob("*"), temporary):
             _sync(path)
 
 
-def keep_newest(directory: Path) -> None:
-    """Delete all but the two newest complete checkpoints of a running trial.
+def keep_newest(directory: Path, steps: Collection[int] = ()) -> None:
+    """Delete a running trial's checkpoints but the two newest complete ones and those of `steps`.
 
     It compares files by size alone: reading them all would take as long as writing them did.
     """
     complete = [path for path in _list_checkpoints(directory) if _is_complete(path)]
-    remove_all_but(directory, *complete[:_KEPT])
+    kept = [path for path in complete[_KEPT:] if parse_step(path.name) in steps]
+    remove_all_but(directory, *complete[:_KEPT], *kept)
 
 
 def remove_all_but(directory: Path, *kept: Path | None) -> None:
@@ -169,7 +191,8 @@ def _list_checkpoints(directory: Path) -> list[Path]:
     return [path for _, path in sorted(checkpoints, reverse=True)]
 
 
-def _link_or_copy(source: Path, target: Path) -> None:
+def link_or_copy(source: Path, target: Path) -> None:
+    """Link a file of a checkpoint, which never changes, or copy it where no link is possible."""
     try:
         os.link(source, target)
     except OSError:  # another disk, or one without hard links

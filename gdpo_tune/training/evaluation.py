@@ -37,13 +37,15 @@ TEMPERATURE = 1.0
 RESAMPLES = 1000
 
 
-@dataclass(frozen=True)
+@dataclass
 class Evaluator:
     """Held-out evaluation of one trial's policy."""
 
     config: TrialConfig
     cache: WorkerCache
     sampler: Generate
+    sampled: int = 0
+    """Completions of all evaluations so far, those of other processes included."""
 
     def evaluate_test(self, model: PreTrainedModel, step: int) -> dict[str, Estimate]:
         """Estimate every metric on test prompts, and keep a few completions in a file.
@@ -103,6 +105,7 @@ class Evaluator:
             records += zip(batch, *(scores.metrics[name] for name in task.metrics), strict=True)
             if kept is not None:
                 _add_new_completions(kept, problems, texts, scores.metrics)
+        self.sampled += len(held_out.prompts) * settings.samples_per_prompt
         gathered = sorted(chain(*ranks.gather(records)), key=itemgetter(0))
         columns = {name: [r[i] for r in gathered] for i, name in enumerate(task.metrics, start=1)}
         return estimate_metrics(columns, settings.samples_per_prompt, seed)

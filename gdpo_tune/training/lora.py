@@ -29,6 +29,8 @@ from gdpo_tune.core.settings import EVERY_LINEAR, ModelSettings
 
 ADAPTER = "adapter"
 """Directory of the adapter inside a checkpoint that holds the merged policy."""
+ADAPTER_CONFIG = "adapter_config.json"
+"""File that every directory of an adapter holds."""
 MEMORY = Path("/dev/shm")
 """File system in memory."""
 
@@ -53,15 +55,20 @@ def build_adapter_config(model: PreTrainedModel, settings: ModelSettings, policy
 
 
 def save_policy(model: Any, directory: Path, *, last: bool) -> None:
-    """Write a policy, or its adapter alone; with `last`, the merged policy and the adapter.
-
-    Merged weights are rounded to the type of the weights; the model in memory stays as it is.
-    """
+    """Write a policy, or its adapter alone; with `last`, the merged policy and the adapter."""
     if last and hasattr(model, "peft_config"):
-        model.get_base_model().save_pretrained(directory, state_dict=_merge_weights(model))
+        write_merged_policy(model, directory)
         model.save_pretrained(directory / ADAPTER)
     else:
         model.save_pretrained(directory)
+
+
+def write_merged_policy(model: Any, directory: Path) -> None:
+    """Write the policy of a `PeftModel` with the adapter's change in its weights.
+
+    Merged weights are rounded to the type of the weights; the model in memory stays as it is.
+    """
+    model.get_base_model().save_pretrained(directory, state_dict=_merge_weights(model))
 
 
 @contextmanager

@@ -80,13 +80,18 @@ class Clock:
     started: float = field(default_factory=time.monotonic)
     cpu_started: float = field(default_factory=time.process_time)
 
-    def read(self, step: int) -> Cost:
-        """Return the cost after `step` steps; CPU time is that of all processes."""
+    def read(self, step: int, evaluated: int) -> Cost:
+        """Return the cost after `step` steps; CPU time is that of all processes.
+
+        `evaluated` are the completions that all processes have sampled in evaluations since the
+        start or the last resume.
+        """
         cpu_seconds = sum(ranks.gather(time.process_time() - self.cpu_started))
         return Cost(
             completions=step * self.completions_per_step,
             seconds=self.before.seconds + time.monotonic() - self.started,
             cpu_seconds=self.before.cpu_seconds + cpu_seconds,
+            evaluation_completions=self.before.evaluation_completions + evaluated,
         )
 
 
@@ -130,13 +135,14 @@ class StepReporter(TrainerCallback):
             self.validation = validation
             metrics |= {f"validation/{name}": e.mean for name, e in validation.items()}
         metrics |= read_gpu_metrics()
-        measurement = Measurement(step, metrics, self.clock.read(step), validation)
+        cost = self.clock.read(step, self.evaluator.sampled)
+        measurement = Measurement(step, metrics, cost, validation)
         if self._token is not None:
             self._token.check()
             # Before the checkpoint, because a run that resumes from it does not repeat this step.
             with explain_full_disk(self.config.directory, f"the measurements of step {step}"):
                 append_step(self.config.directory, measurement)
-        due = last or step % settings.checkpoint_every == 0
+        due = last or step % settings.checkpoint_every == 0 or step in self.config.keep_at
         written = self._save(step, validation) if due else None
         try:
             self.report(measurement, written.path if written else None)
@@ -146,10 +152,11 @@ class StepReporter(TrainerCallback):
             raise
         if written is not None and ranks.is_first():
             # Only now: before the report, other processes know only the older checkpoint.
-            keep_newest(self.config.directory)
+            keep_newest(self.config.directory, self.config.keep_at)
 
     def _save(self, step: int, validation: Mapping[str, Estimate]) -> Checkpoint:
-        cost, states = self.clock.read(step), ranks.gather(read_random_state())
+        cost = self.clock.read(step, self.evaluator.sampled)
+        states = ranks.gather(read_random_state())
         last = step == self.config.training.steps
         written = None
         if ranks.is_first():
@@ -179,7 +186,7 @@ class StepReporter(TrainerCallback):
         torch.save(trainer.lr_scheduler.state_dict(), directory / "scheduler.pt")
         save_random_states(states, directory)
         trainer.state.save_to_json(str(directory / "trainer_state.json"))
-        self.evaluator.cache.prompts.save(directory)
+        self.evaluator.cache.save_format(directory)
 
 
 def select_metrics(logs: Mapping[str, Any]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""One trial: `train(config)` trains a policy with GDPO, then evaluates it on held-out prompts.
+"""One trial: `train(config)` trains or merges a policy, then evaluates it on held-out prompts.
 
 A plain function that knows neither Ray nor Optuna. Equal configs give bitwise equal metrics on a
 CPU, in a fresh process or a reused one, uninterrupted or resumed.
@@ -7,6 +7,7 @@ CPU, in a fresh process or a reused one, uninterrupted or resumed.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,14 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from gdpo_tune.core import task_files
-from gdpo_tune.core.trials import Cost, Measurement, Outcome, Report, TrialConfig
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, Report, TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import gpu, ranks
 from gdpo_tune.training.build import build_trainer
 from gdpo_tune.training.checkpoints import Checkpoint, read_checkpoint
 from gdpo_tune.training.evaluation import Evaluator
 from gdpo_tune.training.lora import load_adapter
+from gdpo_tune.training.merged_trial import load_merge, merge_and_validate
 from gdpo_tune.training.out_of_memory import explain_out_of_memory
 from gdpo_tune.training.rollout import (
     Generate,
@@ -40,6 +42,10 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
     training the two newest checkpoints stay. It calls `report` once a step, with the checkpoint's
     directory if one was just written. `report` may end the trial by raising. `SystemExit` passes
     through once a checkpoint of the step just done is on disk.
+
+    With `config.parts` and without `config.train`, it merges these policies and evaluates the merge
+    on validation prompts. `report` gets that as step 0 and may end the trial, of which no policy
+    then stays. Otherwise the merge is kept as `checkpoint-0` and evaluated on test prompts.
 
     A run that resumes from a checkpoint of the same trial first reports its evaluation, if any,
     again, without step metrics.
@@ -66,7 +72,8 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
     transformers_logging.set_verbosity_error()
     logging.getLogger("trl").setLevel(logging.ERROR)
     with explain_out_of_memory(config), open_worker_cache(config) as cache:
-        start = read_checkpoint(resume) if resume is not None and config.train else None
+        keeps_policy = config.train or config.parts
+        start = read_checkpoint(resume) if resume is not None and keeps_policy else None
         steps = config.training.steps if config.train else 0
         before = Cost() if start is None else start.cost
         clock = Clock(before, config.training.completions_per_step)
@@ -81,24 +88,38 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
             trainer.train(resume_from_checkpoint=None if start is None else str(start.path))
             model, validation = trainer.policy, reporter.validation
             checkpoint = reporter.checkpoint
+        elif config.parts and start is None:
+            evaluator = Evaluator(config, cache, choose_held_out_sampler(config))
+            model, merged = merge_and_validate(config, evaluator, clock, report)
+            validation, checkpoint = merged.validation, merged.path
         else:
             model, sampler = _load_without_training(config, cache, start)
             evaluator = Evaluator(config, cache, sampler)
-            validation = evaluator.evaluate(model, "validation", steps)
+            validation = _evaluate_once(evaluator, model, start)
             checkpoint = None if start is None else start.path
         return Outcome(
             validation=validation,
             test=evaluator.evaluate_test(model, steps),
-            cost=clock.read(steps),
+            cost=clock.read(steps, evaluator.sampled),
             checkpoint=checkpoint,
             environment={**cache.environment, **task_files.hash_task_file(config.task)},
         )
 
 
+def _evaluate_once(
+    evaluator: Evaluator, model: PreTrainedModel, start: Checkpoint | None
+) -> Mapping[str, Estimate]:
+    """Evaluate a policy on validation prompts, unless its checkpoint holds the estimates."""
+    if start is None or not start.validation:
+        return evaluator.evaluate(model, "validation", 0 if start is None else start.step)
+    evaluator.cache.load_split("validation")  # counts the prompts that are left out
+    return start.validation
+
+
 def _load_without_training(
     config: TrialConfig, cache: WorkerCache, start: Checkpoint | None
 ) -> tuple[PreTrainedModel, Generate]:
-    """Load the untrained policy, or the policy of a finished training as it was in memory.
+    """Load the untrained policy, or the policy of a finished trial as it was in memory.
 
     The second result samples its held-out completions. For the untrained policy it is the engine of
     a training, if that runs in this process; TRL starts it with a trainer, which then trains
@@ -111,6 +132,8 @@ def _load_without_training(
     model: Any
     if start is None:
         model = cache.take_policy()
+    elif config.parts:
+        model = load_merge(config, start.path)
     elif config.model.lora_rank:
         model = load_adapter(cache.take_policy(), start.path)
     else:

@@ -13,12 +13,14 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
+from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gdpo_tune.core import task_files
 from gdpo_tune.core.errors import DataError
 from gdpo_tune.core.trials import PROMPTS_LEFT_OUT, TrialConfig
+from gdpo_tune.policies.initial_policy import hash_policy, save_initial_policy
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.policies.prompts import PromptFormat, choose_prompt_format
 from gdpo_tune.tasks.base import Problem, Split, Task
@@ -54,6 +56,8 @@ class WorkerCache:
     """Turns a prompt into what the policy reads, in training and in held-out evaluation."""
     pristine: PreTrainedModel | None
     """The untrained policy; None: a trial took it, because it is too large to copy."""
+    initial: str = ""
+    """Digest of the untrained policy, as checkpoints record it."""
     left_out: dict[str, str] = field(default_factory=dict[str, str])
     """`prompts_left_out.<split>` -> how many prompts were too long."""
     _splits: dict[Split, ProblemSet] = field(default_factory=dict[Split, ProblemSet])
@@ -71,6 +75,11 @@ class WorkerCache:
     def environment(self) -> dict[str, str]:
         """Provenance of the task, and the number of prompts left out of the splits in use."""
         return {**self.task.environment(), **self.left_out}
+
+    def save_format(self, directory: Path) -> None:
+        """Record in a trained policy's directory its prompt format and its initial policy."""
+        self.prompts.save(directory)
+        save_initial_policy(directory, self.initial)
 
     def load_split(self, split: Split) -> ProblemSet:
         """Load the problems of a split whose prompts are short enough.
@@ -138,7 +147,7 @@ def open_worker_cache(config: TrialConfig) -> Generator[WorkerCache]:
         )
         instructions = task.instructions, config.model.instructions
         prompts = choose_prompt_format(config.policy, tokenizer, *instructions)
-        _cache = WorkerCache(config, task, tokenizer, prompts, model)
+        _cache = WorkerCache(config, task, tokenizer, prompts, model, hash_policy(model))
     try:
         yield _cache
     except BaseException:

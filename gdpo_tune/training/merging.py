@@ -1,0 +1,249 @@
+"""Merges: policies whose weights are weighted means of the weights of trained policies.
+
+All parts were trained from one initial policy. Full weights are interpolated in float32, one tensor
+at a time. Adapters are joined into one of the sum of their ranks, whose change of the weights is
+the weighted mean of their changes.
+
+Source: Rame et al. 2023, Rewarded soups, arXiv 2306.04488, section 2.2.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from gdpo_tune.core.candidates import check_weights
+from gdpo_tune.core.checkpoint_names import MARKER
+from gdpo_tune.core.errors import TrialFailure
+from gdpo_tune.core.files import explain_full_disk
+from gdpo_tune.core.trials import TrainedPart
+from gdpo_tune.policies.initial_policy import INITIAL_FILE, read_initial_policy
+from gdpo_tune.policies.prompts import PROMPTS_FILE
+from gdpo_tune.training.checkpoints import link_or_copy, read_checkpoint
+from gdpo_tune.training.lora import ADAPTER, ADAPTER_CONFIG, load_adapter, write_merged_policy
+
+LARGEST_FILE = "5GB"
+"""A merged policy is written to several files if it is larger."""
+_TRAINING_STATE = (MARKER, "optimizer.pt", "scheduler.pt", "trainer_state.json", "rng_state*.pth")
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "README.md", ADAPTER_CONFIG, ADAPTER)
+_TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model")
+_PROMPTS = (PROMPTS_FILE, "chat_template.jinja")
+_NOT_COMPARED = {
+    "config.json": {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"},
+    "tokenizer.json": {"version", "truncation", "padding"},
+}
+"""Keys of JSON files in which equal policies may differ."""
+
+
+def check_parts(parts: Sequence[TrainedPart], initial: str = "") -> None:
+    """Refuse parts that cannot be merged.
+
+    `initial` is the digest of the policy from which all have to have been trained; empty: they only
+    have to agree. A checkpoint that records none agrees with all.
+
+    Raises:
+        TrialFailure: a checkpoint is missing or damaged, the weights do not sum to 1, or two parts
+            differ in kind, names or shapes of weights, architecture, tokenizer, prompt format or
+            initial policy.
+    """
+    try:
+        check_weights([part.weight for part in parts])
+    except ValueError as error:
+        raise TrialFailure(str(error)) from None
+    directories = [read_checkpoint(part.checkpoint).path for part in parts]
+    for directory in directories[1:]:
+        _compare(directories[0], directory)
+    for directory in directories:
+        recorded = read_initial_policy(directory)
+        if initial and recorded and recorded != initial:
+            raise TrialFailure(
+                f"{directory} was trained from another initial policy than this sweep's: merge "
+                "policies that were trained from it"
+            )
+
+
+def write_merge(
+    parts: Sequence[TrainedPart], directory: Path, load_initial: Callable[[], PreTrainedModel]
+) -> None:
+    """Write the merge of parts that `check_parts` accepts as a policy.
+
+    `directory` exists and is empty; it then holds what the last checkpoint of a training holds,
+    without the state of the training. A single part that is a policy of its own is linked.
+    `load_initial` returns the initial policy, which only adapters need.
+
+    Raises:
+        DiskFullError: there is no room for it.
+        TrialFailure: a tensor of integers differs between the parts.
+    """
+    first = parts[0].checkpoint
+    with explain_full_disk(directory, "a merged policy"):
+        if len(parts) == 1 and (first / "config.json").is_file():
+            _copy_files(first, directory, _TRAINING_STATE, link_or_copy)
+            return
+        _copy_files(first, directory, (*_TRAINING_STATE, *_WEIGHTS), shutil.copyfile)
+        if _find_adapter(first) is None:
+            _interpolate_weights(parts, directory)
+        else:
+            _join_adapters(parts, directory / ADAPTER)
+            write_merged_policy(load_adapter(load_initial(), directory), directory)
+
+
+class _Weights:
+    """Tensors of safetensors files in a directory, read one at a time; `stack` closes them."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        files = sorted(directory.glob("*.safetensors"))
+        opened: list[Any] = [stack.enter_context(safe_open(f, framework="pt")) for f in files]
+        self._files = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._files[name].get_tensor(name)
+
+    def list_shapes(self) -> dict[str, list[int]]:
+        """Map names to shapes; of the matrices of adapters, without the rank."""
+        shapes = {name: f.get_slice(name).get_shape() for name, f in self._files.items()}
+        ranked = {".lora_A.": slice(1, None), ".lora_B.": slice(1)}
+        for key, kept in ranked.items():
+            shapes |= {name: shape[kept] for name, shape in shapes.items() if key in name}
+        return shapes
+
+
+def _compare(first: Path, other: Path) -> None:
+    """Refuse to merge two checkpoints that differ in more than the values of weights."""
+    adapters = _find_adapter(first), _find_adapter(other)
+    if (adapters[0] is None) != (adapters[1] is None):
+        full, adapter = (first, other) if adapters[0] is None else (other, first)
+        raise TrialFailure(
+            f"{adapter} is an adapter and {full} has weights of its own: merge policies that were "
+            "trained with the same model.lora_rank"
+        )
+    with ExitStack() as stack:
+        ours, theirs = (
+            _Weights(adapter or directory, stack).list_shapes()
+            for adapter, directory in zip(adapters, (first, other), strict=True)
+        )
+    for name in sorted(ours.keys() | theirs.keys()):
+        if name not in ours or name not in theirs:
+            there, missing = (first, other) if name in ours else (other, first)
+            raise TrialFailure(f"{there} has a weight {name} and {missing} has none: {_ONE_ORIGIN}")
+        if ours[name] != theirs[name]:
+            shapes = [" x ".join(map(str, shape)) for shape in (ours[name], theirs[name])]
+            raise TrialFailure(
+                f"weight {name} is {shapes[0]} in {first} and {shapes[1]} in {other}: {_ONE_ORIGIN}"
+            )
+    for files, subject in (
+        (_TOKENIZER, "tokenizer"),
+        (("config.json",), "architecture"),
+        (_PROMPTS, "prompt format"),
+        ((INITIAL_FILE,), "initial policy"),
+    ):
+        for file in files:
+            if (difference := _find_difference(first / file, other / file)) is not None:
+                raise TrialFailure(
+                    f"{first} and {other} differ in their {subject} ({difference}): {_ONE_ORIGIN}"
+                )
+
+
+_ONE_ORIGIN = "merge policies that were trained from one initial policy"
+
+
+def _find_adapter(checkpoint: Path) -> Path | None:
+    """Return the directory of a checkpoint's adapter; None for full weights."""
+    places = (checkpoint / ADAPTER, checkpoint)
+    return next((place for place in places if (place / ADAPTER_CONFIG).is_file()), None)
+
+
+def _find_difference(first: Path, other: Path) -> str | None:
+    """Name what differs between two files; None if nothing does, or if one does not exist."""
+    if not first.is_file() or not other.is_file():
+        return None
+    if first.suffix != ".json":
+        return None if first.read_bytes() == other.read_bytes() else first.name
+    ours, theirs = (json.loads(file.read_text(encoding="utf-8")) for file in (first, other))
+    keys = (ours.keys() | theirs.keys()) - _NOT_COMPARED.get(first.name, set())
+    different = sorted(key for key in keys if ours.get(key) != theirs.get(key))
+    return f"{different[0]} in {first.name}" if different else None
+
+
+def _copy_files(
+    source: Path, target: Path, left_out: Sequence[str], copy: Callable[[Path, Path], object]
+) -> None:
+    """Copy the files of a directory, and of those in it, whose names match no pattern."""
+    for path in sorted(source.iterdir()):
+        if any(path.match(pattern) for pattern in left_out):
+            continue
+        if path.is_dir():
+            (target / path.name).mkdir()
+            _copy_files(path, target / path.name, (), copy)
+        else:
+            copy(path, target / path.name)
+
+
+def _interpolate_weights(parts: Sequence[TrainedPart], directory: Path) -> None:
+    with ExitStack() as stack:
+        sources = [_Weights(part.checkpoint, stack) for part in parts]
+        shares = [part.weight for part in parts]
+        empty = {name: torch.empty_like(sources[0][name], device="meta") for name in sources[0]}
+        plan = split_torch_state_dict_into_shards(empty, max_shard_size=LARGEST_FILE)
+        for file, names in plan.filename_to_tensors.items():
+            merged = {n: _interpolate(n, [source[n] for source in sources], shares) for n in names}
+            save_file(merged, directory / file, metadata={"format": "pt"})
+    if plan.is_sharded:
+        index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+        file = directory / "model.safetensors.index.json"
+        file.write_text(json.dumps(index), encoding="utf-8")
+
+
+def _interpolate(name: str, tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    """Return the weighted mean in the type of the first tensor, computed in float32."""
+    first = tensors[0]
+    if not first.is_floating_point():
+        if not all(torch.equal(first, tensor) for tensor in tensors):
+            raise TrialFailure(f"{name} has no fractions and differs between the parts of a merge")
+        return first.clone()
+    total = torch.zeros(first.shape)
+    for tensor, share in zip(tensors, shares, strict=True):
+        total += share * tensor.float()
+    return total.to(first.dtype)
+
+
+def _join_adapters(parts: Sequence[TrainedPart], directory: Path) -> None:
+    """Write one adapter whose product B A is the weighted sum of those of the parts.
+
+    A stacks their rows, B their columns, each times weight and scale; its own scale is 1.
+    """
+    adapters = [_find_adapter(part.checkpoint) or part.checkpoint for part in parts]
+    configs = [json.loads((path / ADAPTER_CONFIG).read_text("utf-8")) for path in adapters]
+    scales = [
+        part.weight * config["lora_alpha"] / config["r"]
+        for part, config in zip(parts, configs, strict=True)
+    ]
+    joined: dict[str, Tensor] = {}
+    with ExitStack() as stack:
+        sources = [_Weights(path, stack) for path in adapters]
+        for name in sources[0]:
+            matrices = [source[name].float() for source in sources]
+            if ".lora_B." in name:
+                scaled = [s * matrix for s, matrix in zip(scales, matrices, strict=True)]
+                joined[name] = torch.cat(scaled, dim=1)
+            else:
+                joined[name] = torch.cat(matrices, dim=0)
+    directory.mkdir()
+    rank = sum(config["r"] for config in configs)
+    config = {**configs[0], "r": rank, "lora_alpha": rank}
+    (directory / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
+    save_file(joined, directory / "adapter_model.safetensors", metadata={"format": "pt"})
