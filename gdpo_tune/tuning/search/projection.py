@@ -40,6 +40,7 @@ from gdpo_tune.tuning.search.drift import Drift, find_last_rung
 from gdpo_tune.tuning.search.plan import derive_seed
 from gdpo_tune.tuning.search.sampler_study import Point, SamplerStudy
 from gdpo_tune.tuning.search.samplers import SamplerFactory
+from gdpo_tune.tuning.search.startup import draw_startup_point
 
 MAX_WATCHED = 300
 """Most trials of a sweep whose running trials are used: each use may rebuild the study."""
@@ -67,6 +68,9 @@ class Projection:
         self.sampler = choose_sampler(spec, slots)
         target = registry.SAMPLERS[self.sampler.name].target
         self._factory: SamplerFactory = registry.load(target)(spec)
+        # Without a model, nothing would leave the corners again.
+        has_model = self._factory.has_model
+        self._draw = draw_startup_point if has_model else quasi_random.draw_point
         self._domains = spec.space.searched_domains
         self._records: dict[Point, dict[int, TrialRecord]] = {}
         """Records of this sweep, by point and number."""
@@ -265,4 +269,4 @@ class Projection:
         return None
 
     def _propose_point(self, index: int) -> Suggestion:
-        return self._build_suggestion(quasi_random.draw_point(self.spec, index), "startup")
+        return self._build_suggestion(self._draw(self.spec, index), "startup")

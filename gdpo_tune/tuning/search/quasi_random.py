@@ -34,10 +34,10 @@ def draw_point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
 
 
 def map_share(domain: Choices | Uniform, share: float) -> ParamValue:
-    """Return the value at `share` (in [0, 1)) of a domain, on the domain's own scale."""
+    """Return the value at `share` (from 0 to 1) of a domain, on the domain's own scale."""
     values = domain.list_values()
     if values is not None and not (isinstance(domain, Uniform) and domain.log):
-        return values[int(share * len(values))]
+        return values[min(len(values) - 1, int(share * len(values)))]
     assert isinstance(domain, Uniform)  # a choice always lists its values
     if not domain.log:
         return domain.low + share * (domain.high - domain.low)

@@ -1,0 +1,64 @@
+"""The first configurations of a sweep, before a sampler's model can propose any.
+
+Without merges they cover the space evenly. With merges they span it: a merge is as good as what
+lies between its parents, so the parents have to lie at the corners of what can be traded. Each
+reward in turn gets the largest weight of its range and the others their least; then all get the
+largest, and all the least, which leaves the anchor alone. The published baseline is the centre.
+
+A merge moves less far from the initial policy than its parents did, and never further. So corners
+have a learning rate from the upper part of its range. Other parameters cover the space evenly.
+
+Source: Rame et al. 2023, Rewarded soups, arXiv 2306.04488: one training for each reward.
+"""
+
+from __future__ import annotations
+
+from gdpo_tune.core.trials import ParamValue
+from gdpo_tune.spec import Domain, SweepSpec, Uniform
+from gdpo_tune.tuning.search.quasi_random import draw_point, map_share
+
+WEIGHTS = "reward_weights."
+RATE = "learning_rate"
+UPPER_SHARE = 0.3
+"""Upper part of the learning rate's range, on its own scale, from which corners take it."""
+GOLDEN = 0.6180339887498949
+"""Its multiples, without their whole parts, are spread evenly, however many there are."""
+
+
+def draw_startup_point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
+    """Draw start-up point `index`: a value for every dimension, without conditions.
+
+    The same index gives the same point in every process.
+    """
+    point, corners = draw_point(spec, index), list_corners(spec)
+    if index >= len(corners):
+        return point
+    rate = spec.space.searched_domains.get(RATE)
+    if isinstance(rate, Uniform):
+        point[RATE] = map_share(rate, 1 - UPPER_SHARE * (index * GOLDEN % 1))
+    return {**point, **corners[index]}
+
+
+def list_corners(spec: SweepSpec) -> list[dict[str, ParamValue]]:
+    """Return the corners of the searched reward weights; none if nothing is merged.
+
+    Only ratios of weights matter. So without an anchor, a weight that is not searched, the largest
+    of all are no other corner than the least of all, and both are the centre.
+    """
+    weights = {n: d for n, d in spec.space.searched_domains.items() if n.startswith(WEIGHTS)}
+    if not weights or spec.keep == "none" or not spec.search.merges.budget:
+        return []
+    ends = {name: find_ends(domain) for name, domain in weights.items()}
+    least = {name: low for name, (low, _) in ends.items()}
+    largest = {name: high for name, (_, high) in ends.items()}
+    singles = [{**least, name: high} for name, high in largest.items()] if len(ends) > 1 else []
+    has_anchor = any(n.startswith(WEIGHTS) and n not in weights for n in spec.space.domains)
+    return [*singles, largest, least] if has_anchor else singles
+
+
+def find_ends(domain: Domain) -> tuple[ParamValue, ParamValue]:
+    """Return the least and the largest value of a searched weight."""
+    if isinstance(domain, Uniform):
+        return domain.low, domain.high
+    values = sorted(domain.list_values() or (), key=float)
+    return values[0], values[-1]
