@@ -1,25 +1,30 @@
 """Merging: the choice of the merge whose evaluation is expected to add most hypervolume.
 
-A merge with weights w of parents with values y_i lies near the line between them, and on average a
-little above it. So its value in an objective is modelled as a mixture polynomial:
+A merge with weights w of parents with values y_i lies near their weighted mean, and on average a
+little above it, the more so the more they differ. With m(w) and v(w) the weighted mean and variance
+of the parents' values, each objective divided by the span of the parents, an objective is modelled
+as a Gaussian process over the weights:
 
-    f(w) = sum_i w_i y_i + sum_{i<j} 4 w_i w_j (b + b_ij)
+    f(w) = m(w) + u(w) (BUMP + g(w)),        u(w)^2 = 2 v(w) + 2 (mean of v(w) over objectives)
+    cov(g(w), g(w')) = SHARED^2 + LOCAL^2 exp(-|w - w'|^2 / (2 REACH^2))
 
-with y_i known up to the error of its evaluation, and normal priors for the bump b that all pairs
-share and for b_ij of one pair. Every merge measured so far is an observation of f with its error.
-The posterior of f is normal, which gives the hypervolume that a merge is expected to add.
+Half way between two parents that differ equally in all objectives, u is their difference; at a
+parent it is 0. The values of parents and merges are known up to the errors of their evaluations, so
+every merge measured so far corrects f, and with it the values of its parents. What a merge is
+expected to add follows in closed form.
 
 Only validation values count: test values are left to what is claimed in the end.
 
-Source: Scheffe 1958, Experiments with mixtures (the polynomial).
+Source: Emmerich, Deutz and Klinkenberg 2011, Hypervolume-based expected improvement. The constants
+were fitted to 80 merges of trainings of `code`: see docs/search.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import combinations
 
 import numpy as np
 
@@ -46,15 +51,11 @@ MOST_PARENTS = 24
 """Parents considered, spread evenly over the front: keeps a thousand trials cheap."""
 MOST_GROUPS = 400
 """Groups of parents of one size considered, of those that lie farthest apart."""
-FINEST = 8
-"""Weights of two parents are multiples of 1 / this."""
-BUMP = 0.03
-"""Expected height of a half-way merge above the line between its parents, as a share of the span of
-the parents in an objective: .016 to .031 of .5 to .7 on finished sweeps of `code` and `math`."""
-SHARED_SPREAD = 0.03
-"""Prior standard deviation of the bump that all pairs share, as a share of the span."""
-PAIR_SPREAD = 0.05
-"""Prior standard deviation of a pair's own bump, as a share of the span."""
+BUMP = 0.08
+SHARED = 0.1
+LOCAL = 0.15
+REACH = 0.5
+"""Constants of the model at the head of this module, as shares of `u` and as a distance."""
 WORTHWHILE = 0.001
 """Share of the hypervolume that a merge must be expected to add."""
 NEAR = 1.0
@@ -107,14 +108,14 @@ def choose_merge(
     mixtures = _list_mixtures(parents, tried, most_parts)
     if not mixtures:
         return None
-    running = [merge.mixture for merge in tried if merge.record.is_open and not merge.is_measured]
-    means, errors = predict_losses([*mixtures, *running], parents, [*policies, *tried])
     seen = [
-        entry.losses
+        entry
         for entry in [*policies, *tried]
-        if entry.record.feasible is not False and entry.is_measured
+        if entry.record.feasible is not False and (entry.is_measured or entry.record.is_open)
     ]
-    front = select_front(np.vstack([*seen, *means[len(mixtures) :]]))
+    asked = [*mixtures, *(entry.mixture for entry in seen)]
+    means, errors = predict_losses(asked, parents, [*policies, *tried])
+    front = select_front(means[len(mixtures) :])
     gains = compute_expected_gains(
         means[: len(mixtures)], errors[: len(mixtures)], front, convert_references(goals)
     )
@@ -140,53 +141,55 @@ def predict_losses(
         for entry in known
         if len(entry.mixture) > 1 and entry.is_measured and entry.mixture.keys() <= ends.keys()
     ]
-    used = sorted({policy for m in [*mixtures, *(e.mixture for e in merges)] for policy in m})
-    pairs = sorted({pair for e in merges for pair in combinations(sorted(e.mixture), 2)})
-    terms = _compute_terms(mixtures, used, pairs)
-    observed = _compute_terms([entry.mixture for entry in merges], used, pairs)
-    # What the pairs that no measured merge has add to the variance.
-    squares = (terms[:, : len(used)] ** 2).sum(axis=1)
-    fourth = (terms[:, : len(used)] ** 4).sum(axis=1)
-    others = 8 * (squares**2 - fourth) - (terms[:, len(used) + 1 :] ** 2).sum(axis=1)
-    span = np.ptp([parent.losses for parent in parents], axis=0)
-    means = np.empty((len(mixtures), len(span)))
-    errors = np.empty_like(means)
-    for column, width in enumerate(span):
-        values = [ends[p].losses[column] if p in ends else np.nan for p in used]
-        noise = [ends[p].errors[column] ** 2 if p in ends else 0.0 for p in used]
-        prior = np.array([*values, -BUMP * width, *[0.0] * len(pairs)])
-        own = (PAIR_SPREAD * width) ** 2
-        variances = np.array([*noise, (SHARED_SPREAD * width) ** 2, *[own] * len(pairs)])
-        means[:, column] = terms @ prior
-        variance = (terms**2) @ variances + own * others
+    span = np.maximum(np.ptp([parent.losses for parent in parents], axis=0), TINY)
+    used = {policy for m in [*mixtures, *(merge.mixture for merge in merges)] for policy in m}
+    places = {policy: place for place, policy in enumerate(sorted(used & ends.keys()))}
+    values = np.array([ends[policy].losses for policy in places]) / span
+    noise = (np.array([ends[policy].errors for policy in places]) / span) ** 2
+    weights = _build_weights(mixtures, places)
+    observed = _build_weights([merge.mixture for merge in merges], places)
+    prior, reach = _compute_prior(weights, values)
+    line, extent = _compute_prior(observed, values)
+    near, between = _compute_covariance(weights, observed), _compute_covariance(observed, observed)
+    means, errors = prior, np.empty_like(prior)
+    for column in range(len(span)):
+        variance = (weights**2) @ noise[:, column] + reach[:, column] ** 2 * (SHARED**2 + LOCAL**2)
         if merges:
-            cross = (terms * variances) @ observed.T
-            inner = (observed * variances) @ observed.T
-            inner += np.diag(
-                [e.errors[column] ** 2 + (TINY * width) ** 2 + TINY**2 for e in merges]
-            )
-            rest = np.array([e.losses[column] for e in merges]) - observed @ prior
+            cross = (weights * noise[:, column]) @ observed.T
+            cross += near * np.outer(reach[:, column], extent[:, column])
+            inner = (observed * noise[:, column]) @ observed.T
+            inner += between * np.outer(extent[:, column], extent[:, column])
+            inner += np.diag([(m.errors[column] / span[column]) ** 2 + TINY for m in merges])
+            rest = np.array([m.losses[column] for m in merges]) / span[column] - line[:, column]
             gain = np.linalg.solve(inner, cross.T).T
             means[:, column] += gain @ rest
             variance -= (gain * cross).sum(axis=1)
         errors[:, column] = np.sqrt(np.maximum(variance, 0.0))
-    return means, errors
+    return means * span, errors * span
 
 
-def _compute_terms(
-    mixtures: Sequence[Mixture], used: Sequence[Policy], pairs: Sequence[tuple[Policy, Policy]]
-) -> Floats:
-    """Compute the terms of the polynomial: weights, their shared bump, and each pair's bump."""
-    terms = np.zeros((len(mixtures), len(used) + 1 + len(pairs)))
-    places = {policy: place for place, policy in enumerate(used)}
-    for row, mixture in zip(terms, mixtures, strict=True):
-        for policy, weight in mixture.items():
-            row[places[policy]] = weight
-    weights = terms[:, : len(used)]
-    terms[:, len(used)] = 2 * (1 - (weights**2).sum(axis=1))
-    for place, (left, right) in enumerate(pairs, start=len(used) + 1):
-        terms[:, place] = 4 * weights[:, places[left]] * weights[:, places[right]]
-    return terms
+def _build_weights(mixtures: Sequence[Mixture], places: Mapping[Policy, int]) -> Floats:
+    """Build the weights of mixtures, `float[N, P]`; NaN for one with an unknown policy."""
+    weights = np.zeros((len(mixtures), len(places)))
+    for row, mixture in zip(weights, mixtures, strict=True):
+        if mixture.keys() <= places.keys():
+            row[[places[policy] for policy in mixture]] = list(mixture.values())
+        else:
+            row[:] = np.nan
+    return weights
+
+
+def _compute_prior(weights: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """Compute m + u BUMP as losses, and u, each `[N, M]`."""
+    middle = weights @ values
+    variance = np.maximum(weights @ values**2 - middle**2, 0.0)
+    reach = np.sqrt(2 * variance + 2 * variance.mean(axis=1, keepdims=True))
+    return middle - BUMP * reach, reach
+
+
+def _compute_covariance(left: Floats, right: Floats) -> Floats:
+    squares = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1) - 2 * left @ right.T
+    return SHARED**2 + LOCAL**2 * np.exp(-squares / (2 * REACH**2))
 
 
 def _select_parents(policies: Sequence[Evaluated]) -> list[Evaluated]:
@@ -213,28 +216,36 @@ def _select_parents(policies: Sequence[Evaluated]) -> list[Evaluated]:
 def _list_mixtures(
     parents: Sequence[Evaluated], tried: Sequence[Evaluated], most_parts: int
 ) -> list[Mixture]:
-    """List the merges that may come next: the middles of segments, and even or halved groups."""
+    """List the merges that may come next, none of them tried.
+
+    They are the middles of two parents or of measured merges on the front, which bisects what was
+    tried before, and groups of parents with even weights or half of the weight on one.
+    """
     policies = [next(iter(parent.mixture)) for parent in parents]
-    done = {_round(merge.mixture) for merge in tried}
-    result: list[Mixture] = []
-    for size in range(2, most_parts + 1):
+    result: dict[Rounded, Mixture] = {}
+    for left, right in combinations(_list_front_mixtures(parents, tried), 2):
+        middle = {p: (left.get(p, 0.0) + right.get(p, 0.0)) / 2 for p in left | right}
+        if len(middle) <= most_parts:
+            result.setdefault(_round(middle), middle)
+    for size in range(3, most_parts + 1):
         count = next(n for n in range(len(policies), -1, -1) if math.comb(n, size) <= MOST_GROUPS)
         for group in combinations(policies[:count], size):
-            weights = _list_middles(group, done) if size == 2 else _list_centres(size)
-            result += [dict(zip(group, each, strict=True)) for each in weights]
-    return [mixture for mixture in result if _round(mixture) not in done]
+            for weights in _list_centres(size):
+                mixture = dict(zip(group, weights, strict=True))
+                result.setdefault(_round(mixture), mixture)
+    done = {_round(merge.mixture) for merge in tried}
+    return [mixture for key, mixture in result.items() if key not in done]
 
 
-def _list_middles(pair: tuple[Policy, ...], done: set[Rounded]) -> list[tuple[float, ...]]:
-    """List the middles between neighbouring weights that a pair of parents has been tried with."""
-    known = [
-        step
-        for step in range(FINEST + 1)
-        if step in (0, FINEST)
-        or _round(dict(zip(pair, (step / FINEST, 1 - step / FINEST), strict=True))) in done
-    ]
-    middles = [(a + b) // 2 for a, b in pairwise(known) if b - a > 1]
-    return [(middle / FINEST, 1 - middle / FINEST) for middle in middles]
+def _list_front_mixtures(parents: Sequence[Evaluated], tried: Sequence[Evaluated]) -> list[Mixture]:
+    """List the parents, and the merges that neither a parent nor another merge dominates."""
+    merges = [merge for merge in tried if merge.is_measured and merge.record.feasible is not False]
+    known = [*parents, *merges]
+    if not known:
+        return []
+    kept = mark_front(np.array([entry.losses for entry in known]))
+    kept[: len(parents)] = True
+    return [entry.mixture for entry, is_kept in zip(known, kept, strict=True) if is_kept]
 
 
 def _list_centres(size: int) -> list[tuple[float, ...]]:
