@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from gdpo_tune.core import registry
+from gdpo_tune.core.trials import TrainedPart
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import ranks, rollout, train
 from gdpo_tune.training.checkpoints import find_newest_checkpoint
@@ -89,6 +90,15 @@ def main(policy: str, directory: Path) -> None:
     result["minis"] = run_trial(
         build_trial_config(policy, directory / "minis", settings=parts, beta=0.01)
     )
+    ends = (directory / name / "checkpoint-4" for name in ("fixed", "each"))
+    merged = dataclasses.replace(
+        build_trial_config(policy, directory / "merged", settings=settings),
+        train=False,
+        parts=tuple(TrainedPart(end, 0.5) for end in ends),
+    )
+    result["merged"] = run_trial(merged)
+    result["merged_weights"] = sum_weights(directory / "merged" / "checkpoint-0")
+    result["again"] = run_trial(merged, resume=directory / "merged" / "checkpoint-0")
     (directory / f"seen-{ranks.get_rank()}.json").write_text(json.dumps(result))
     if torch.distributed.is_initialized():
         torch.distributed.barrier()

@@ -189,6 +189,15 @@ def test_the_two_newest_complete_checkpoints_stay(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == left
 
 
+def test_complete_checkpoints_of_some_steps_stay_too(tmp_path):
+    for step in (20, 40, 60, 80, 100):
+        write_checkpoint(tmp_path, step, Cost(), fill)
+    (tmp_path / "checkpoint-20" / "weights").unlink()
+    keep_newest(tmp_path, (20, 40, 100, 120))
+    left = ["checkpoint-100", "checkpoint-40", "checkpoint-80"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_reported_with_directory_and_bytes(tmp_path, number):
     older = write_checkpoint(tmp_path, 20, Cost(), fill)

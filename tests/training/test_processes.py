@@ -78,6 +78,15 @@ def test_two_processes_train_the_policy_of_one(tmp_path):
         assert ours["train/learning_rate"] == theirs["train/learning_rate"]
         if step == 1:  # later ones differ, because other completions share an optimizer step
             assert ours["train/reward/hits/mean"] == theirs["train/reward/hits/mean"]
+    # Two processes that train as one give the same merge; each samples its part of the prompts.
+    assert first["merged_weights"] != first["fixed_weights"]
+    ((step, validation),), test = first["merged"]
+    assert (step, set(validation)) == (0, {f"validation/{name}" for name in ToyTask.metrics})
+    assert first["again"] == [[[0, {}]], test]
+    folder = tmp_path / "2" / "merged"
+    (measurement,) = read_steps(folder)
+    assert measurement.cost.evaluation_completions == 12, "of both processes"
+    assert (folder / STEPS_FILE).read_text().count("\n") == 1
     means = [theirs["train/reward/hits/mean"] for _, theirs in alone["fixed"][0]]
     assert len(set(means)) > 1
     assert set(first["fixed"][1]) == set(ToyTask.metrics)

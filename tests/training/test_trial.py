@@ -110,6 +110,8 @@ def test_a_trial_from_start_to_end(policy, tmp_path):
     assert last.metrics["validation/hits"] == outcome.validation["hits"].mean
     assert [bool(m.validation) for m, _ in reports] == [False, True, True]
     assert last.cost.completions == outcome.cost.completions == 48
+    assert [m.cost.evaluation_completions for m, _ in reports] == [0, 12, 24]
+    assert outcome.cost.evaluation_completions == 36, "twice on validation prompts, once on test"
     assert 0 < last.cost.seconds <= outcome.cost.seconds
     assert 0 < last.cost.cpu_seconds <= outcome.cost.cpu_seconds
     assert tuple(outcome.test) == tuple(outcome.validation) == ToyTask.metrics
@@ -137,7 +139,7 @@ def test_untrained_baseline(policy, tmp_path):
     reports, outcome = run(config)
     assert reports == []
     assert outcome.checkpoint is None
-    assert outcome.cost.completions == 0
+    assert (outcome.cost.completions, outcome.cost.evaluation_completions) == (0, 24)
     assert tuple(outcome.test) == ToyTask.metrics
     assert run(config)[1].test == outcome.test
 
@@ -253,7 +255,8 @@ def test_a_resumed_trial_is_bitwise_equal(policy, tmp_path, stop, passes):
     assert metrics_of(rest) == metrics_of(whole)[start.step :]
     assert (outcome.validation, outcome.test) == (expected.validation, expected.test)
     assert have_same_weights(outcome.checkpoint, expected.checkpoint)
-    assert outcome.cost.completions == expected.cost.completions
+    for count in ("completions", "evaluation_completions"):
+        assert getattr(outcome.cost, count) == getattr(expected.cost, count)
     assert outcome.cost.seconds > start.cost.seconds
     assert [(m.step, dict(m.metrics)) for m in read_steps(config.directory)] == metrics_of(whole)
 
@@ -295,6 +298,7 @@ def test_a_trial_that_died_after_its_last_step_reports_again_and_only_evaluates(
     ((again, path),) = reports
     assert (again.step, again.validation) == (SETTINGS.steps, expected.validation)
     assert (dict(again.metrics), path) == ({}, newest)
+    assert outcome.cost.evaluation_completions == expected.cost.evaluation_completions
     assert (outcome.validation, outcome.test) == (expected.validation, expected.test)
     assert outcome.checkpoint == newest
     assert len(whole) == SETTINGS.steps
@@ -306,6 +310,19 @@ def test_only_checkpoints_from_which_a_training_continues_hold_the_optimizer(pol
     assert outcome.checkpoint.name == "checkpoint-3"
     assert "optimizer.pt" in files["checkpoint-2"]
     assert files["checkpoint-2"] - files["checkpoint-3"] == {"optimizer.pt"}
+
+
+def test_checkpoints_that_may_become_candidates_stay(policy, tmp_path):
+    settings = dataclasses.replace(SETTINGS, steps=7)
+    plain, expected = run(build_trial_config(policy, tmp_path / "plain", settings=settings))
+    config = build_trial_config(policy, tmp_path / "kept", settings=settings)
+    reports, outcome = run(dataclasses.replace(config, keep_at=(1, 2)))
+    assert [m.step for m, path in reports if path] == [1, 2, 4, 6, 7]
+    assert [path.name for path in list_saved(config.directory)] == [
+        f"checkpoint-{step}" for step in (1, 2, 6, 7)
+    ]
+    assert metrics_of(reports) == metrics_of(plain)
+    assert outcome.test == expected.test
 
 
 def list_saved(directory):
