@@ -27,6 +27,7 @@ MODE_COLORS = {
     "gdpo_no_std": "#e69f00",
     "dvao": "#882255",
     "saw": "#999933",
+    "gd2po": "#332288",
 }
 """Normalization mode -> colour."""
 OTHER_COLOR = "#7f7f7f"

@@ -142,6 +142,7 @@ NORMALIZATIONS: dict[str, ModeInfo] = {
     "gdpo_no_std": ModeInfo(f"{_MODES}:gdpo_no_std", ignores=("baseline",)),
     "dvao": ModeInfo(f"{_MODES}:dvao", ignores=("gamma",), sums_first=True),
     "saw": ModeInfo(f"{_MODES}:saw", ignores=("gamma", "baseline"), divides_by_group_std=True),
+    "gd2po": ModeInfo(f"{_MODES}:gd2po", ignores=("gamma", "baseline"), divides_by_group_std=True),
 }
 
 _SAMPLERS = "gdpo_tune.tuning.search.samplers"

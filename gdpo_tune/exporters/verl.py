@@ -37,7 +37,10 @@ def export(recipe: Recipe) -> base.Exported:
         schedules=("constant", "cosine"),
         leave_one_out=("grpo_no_std",),
         revisions=False,
-        notes={"gdpo_no_std": "does not pass norm_adv_by_std_in_grpo on to its GDPO"},
+        notes={
+            "gdpo_no_std": "does not pass norm_adv_by_std_in_grpo on to its GDPO",
+            "gd2po": "lacks GD2PO, which only its authors' fork of verl has",
+        },
         others=tuple(_find_problems(recipe)),
     )
     settings: dict[str, object] = {

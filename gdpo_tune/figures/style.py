@@ -40,6 +40,7 @@ MODES: dict[str, Mark] = {
         "gdpo_no_std": ("pentagon", "p"),
         "dvao": ("triangle-left", "<"),
         "saw": ("cross", "P"),
+        "gd2po": ("triangle-right", ">"),
     }.items()
 }
 OTHER = Mark(OTHER_COLOR, "hexagon", "h")

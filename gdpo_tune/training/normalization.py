@@ -27,6 +27,9 @@ from torch import Tensor
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import NonFiniteError
 
+ROUNDING_ERROR = 1e-8
+"""A normalised reward this close to 0 has no sign. Source: the authors' code of GD2PO."""
+
 
 @dataclass(frozen=True)
 class GroupedRewards:
@@ -189,6 +192,25 @@ def saw(groups: GroupedRewards, eps: float) -> Tensor:
     means = groups.batch_means - torch.where(lowest.isfinite(), lowest, 0.0)
     weights = groups.weights * groups.batch_std / (means.abs() + eps)
     return gdpo(replace(groups, weights=_rescale(weights)), eps)
+
+
+def gd2po(groups: GroupedRewards, eps: float) -> Tensor:
+    """Apply GDPO without the completions whose rewards disagree; weigh a group by those it keeps.
+
+    A completion disagrees if one of its terms `A_k = (r_k - mean_group(r_k)) / (std_group(r_k) +
+    eps)` is above 0 and another one below; a term of 0 disagrees with none. It gets 0. The others
+    get `sum_k w_k A_k` times the share of their group that is kept, whitened over those kept.
+
+    Source: GD2PO-Hard, arXiv 2606.16771, as the authors' code has it: `gdpo_filter_group_ratio` in
+    github.com/Qwen-Applications/GD2PO, which applies the share before it whitens. It whitens over
+    tokens and has no weights w_k; here every completion counts once, as in `gdpo`.
+    """
+    terms = groups.centred / (groups.std + eps)
+    disagrees = (terms > ROUNDING_ERROR).any(dim=2) & (terms < -ROUNDING_ERROR).any(dim=2)
+    kept = groups.scored & ~disagrees
+    scored = groups.scored.sum(dim=1, keepdim=True).clamp(min=1)
+    share = kept.sum(dim=1, keepdim=True) / scored.double()
+    return torch.where(kept, _whiten(_sum(terms * groups.weights) * share, kept, eps), 0.0)
 
 
 def reduce_saturated_weights(groups: GroupedRewards, gamma: float) -> Tensor:

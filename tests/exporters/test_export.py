@@ -102,6 +102,7 @@ def test_a_mode_that_a_library_lacks_is_refused(library, mode):
 REFUSED = [
     (("space.gamma=0.5",), tuple(MODES), "gamma = 0.5"),
     (("space.normalization=gdpo_no_std",), ("verl",), "norm_adv_by_std_in_grpo on to its GDPO"),
+    (("space.normalization=gd2po",), ("verl",), "only its authors' fork of verl has"),
     (("space.num_iterations=2",), ("nemo-rl",), "num_iterations = 2"),
     (("space.loss_type=dr_grpo",), ("nemo-rl",), "loss_type = dr_grpo"),
     (("training.lr_schedule=linear",), ("verl",), "training.lr_schedule = linear"),

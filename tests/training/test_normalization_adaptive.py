@@ -146,6 +146,67 @@ def test_saw_drops_a_reward_that_is_constant():
     )
 
 
+# GD2PO
+
+
+def test_gd2po_drops_who_disagrees_and_weighs_a_group_by_the_share_it_keeps():
+    # Group 1 keeps its first and last completion: sums of +-2a, halved. Group 2 keeps all: +-a.
+    first = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]])
+    second = torch.tensor([[0, 3], [0, 3], [1, 3], [1, 3]])
+    value = math.sqrt(5 / 6)  # six values of +-a, whitened
+    expected = torch.tensor([-1, 0, 0, 1, -1, -1, 1, 1], dtype=torch.float64) * value
+    result = advantages(torch.cat([first, second]), [1.0, 1.0], 4, "gd2po")
+    torch.testing.assert_close(result, expected)
+
+
+@CALM
+@given(batches, st.floats(0.05, 2))
+def test_gd2po_is_its_definition_completion_by_completion(case, weight):
+    group, rows = case
+    rewards = torch.tensor(rows).double()
+    kept: dict[int, float] = {}
+    for start in range(0, len(rows), group):
+        block = rewards[start : start + group]
+        terms = (block - block.mean(dim=0)) / block.std(dim=0).clamp(min=1e-9)
+        agreeing = [i for i, (a, b) in enumerate(terms.tolist()) if a * b > -1e-12]
+        for i in agreeing:
+            total = float(terms[i, 0] + weight * terms[i, 1])
+            kept[start + i] = total * len(agreeing) / group
+    values = torch.tensor(list(kept.values()), dtype=torch.float64)
+    expected = torch.zeros(len(rows), dtype=torch.float64)
+    if len(kept) > 1 and values.std() > 1e-9:
+        expected[list(kept)] = (values - values.mean()) / values.std()
+    alive = (rewards.view(-1, group, 2).std(dim=1) > 0).any(dim=1).repeat_interleave(group)
+    result = advantages(rewards, [1.0, weight], group, "gd2po")
+    torch.testing.assert_close(result, expected * alive, atol=1e-6, rtol=1e-6)
+
+
+def test_gd2po_of_rewards_that_agree_is_gdpo():
+    rewards = draw(6, 4, 1).expand(-1, 2)
+    torch.testing.assert_close(
+        advantages(rewards, [1.0, 0.5], 4, "gd2po"), advantages(rewards, [1.0, 0.5], 4, "gdpo")
+    )
+
+
+def test_gd2po_of_rewards_that_all_disagree_learns_nothing():
+    rewards = draw(6, 4, 1)
+    result = advantages(torch.cat([rewards, -rewards], dim=1), [1.0, 0.5], 4, "gd2po")
+    assert torch.equal(result, torch.zeros_like(result))
+
+
+def test_gd2po_counts_only_completions_that_were_scored():
+    """The share of a group is that of its scored completions: 2 of 3 here, not 2 or 3 of 4."""
+    three = torch.tensor([[0, 0], [2, 2], [1.5, 0.5]])
+    missing = torch.full((1, 2), math.nan)
+    agreeing = torch.tensor([[0, 0], [1, 1], [1, 1], [0, 0]])
+    result = advantages(torch.cat([three, missing, agreeing]), [1.0, 1.0], 4, "gd2po")
+    terms = ((three - three.mean(dim=0)) / three.std(dim=0)).sum(dim=1)[:2].double() * 2 / 3
+    values = torch.cat([terms, math.sqrt(3) * torch.tensor([-1.0, 1, 1, -1]).double()])
+    whitened = (values - values.mean()) / values.std()
+    expected = torch.cat([whitened[:2], torch.zeros(2).double(), whitened[2:]])
+    torch.testing.assert_close(result, expected, atol=1e-6, rtol=1e-6)
+
+
 # Saturation
 
 
