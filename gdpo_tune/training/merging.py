@@ -35,6 +35,9 @@ from gdpo_tune.training.lora import ADAPTER, ADAPTER_CONFIG, load_adapter, write
 
 LARGEST_FILE = "5GB"
 """A merged policy is written to several files if it is larger."""
+MIXTURE_FILE = "mixture.json"
+"""File beside unmerged adapters with the directory and the weight of each."""
+_ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _TRAINING_STATE = (MARKER, "optimizer.pt", "scheduler.pt", "trainer_state.json", "rng_state*.pth")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "README.md", ADAPTER_CONFIG, ADAPTER)
 _TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model")
@@ -44,6 +47,7 @@ _NOT_COMPARED = {
     "tokenizer.json": {"version", "truncation", "padding"},
 }
 """Keys of JSON files in which equal policies may differ."""
+_ONE_ORIGIN = "merge policies that were trained from one initial policy"
 
 
 def check_parts(parts: Sequence[TrainedPart], initial: str = "") -> None:
@@ -97,6 +101,34 @@ def write_merge(
         else:
             _join_adapters(parts, directory / ADAPTER)
             write_merged_policy(load_adapter(load_initial(), directory), directory)
+
+
+def write_mixture(parts: Sequence[TrainedPart], directory: Path) -> None:
+    """Write the adapters of parts that `check_parts` accepts unmerged, for servers that mix them.
+
+    `directory` exists and is empty. `mixture.json` in it names the directory and the weight of each
+    adapter: PEFT's `add_weighted_adapter` with the combination `cat` gives the same policy as
+    `write_merge`.
+
+    Raises:
+        DiskFullError: there is no room for it.
+        TrialFailure: a part is no adapter.
+    """
+    mixture: list[dict[str, str | float]] = []
+    with explain_full_disk(directory, "a mixture of adapters"):
+        for number, part in enumerate(parts):
+            adapter, name = _find_adapter(part.checkpoint), f"{ADAPTER}-{number}"
+            if adapter is None:
+                raise TrialFailure(
+                    f"{part.checkpoint} has no adapter, and nothing else can be mixed at run time: "
+                    "write the merge as a policy"
+                )
+            (directory / name).mkdir()
+            for file in (ADAPTER_CONFIG, _ADAPTER_WEIGHTS):
+                shutil.copyfile(adapter / file, directory / name / file)
+            mixture.append({"adapter": name, "weight": part.weight})
+        text = json.dumps(mixture, indent=2)
+        (directory / MIXTURE_FILE).write_text(text, encoding="utf-8")
 
 
 class _Weights:
@@ -156,9 +188,6 @@ def _compare(first: Path, other: Path) -> None:
                 raise TrialFailure(
                     f"{first} and {other} differ in their {subject} ({difference}): {_ONE_ORIGIN}"
                 )
-
-
-_ONE_ORIGIN = "merge policies that were trained from one initial policy"
 
 
 def _find_adapter(checkpoint: Path) -> Path | None:
@@ -246,4 +275,4 @@ def _join_adapters(parts: Sequence[TrainedPart], directory: Path) -> None:
     rank = sum(config["r"] for config in configs)
     config = {**configs[0], "r": rank, "lora_alpha": rank}
     (directory / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
-    save_file(joined, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file(joined, directory / _ADAPTER_WEIGHTS, metadata={"format": "pt"})

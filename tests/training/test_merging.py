@@ -1,11 +1,9 @@
-"""Merges of trained policies: closed forms, refusals, and trials that evaluate a merge."""
+"""Merges of trained policies: closed forms, and parts that are refused."""
 
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -15,31 +13,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from gdpo_tune.core.errors import DiskFullError, TrialFailure
+from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.settings import ModelSettings
-from gdpo_tune.core.steps import read_steps
 from gdpo_tune.core.trials import Cost, TrainedPart
-from gdpo_tune.policies.initial_policy import read_initial_policy
+from gdpo_tune.policies.initial_policy import hash_policy, read_initial_policy
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import merging, train, worker_cache
-from gdpo_tune.training.checkpoints import find_newest_checkpoint, read_checkpoint, write_checkpoint
+from gdpo_tune.training import merging, worker_cache
+from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.training.lora import ADAPTER
-from gdpo_tune.training.merging import check_parts, write_merge
-from tests.support.training import (
-    SETTINGS,
-    ToyTask,
-    build_trial_config,
-    register_toy_task,
-    write_policy,
-)
-
-PLAIN, LORA = ModelSettings(), ModelSettings(lora_rank=4)
-QUICK = dataclasses.replace(SETTINGS, steps=2, checkpoint_every=1)
-HELD_OUT = SETTINGS.validation_prompts * SETTINGS.samples_per_prompt
-
-
-class Killed(BaseException):
-    """Stands for the death of the process: no code of the trial handles it."""
+from gdpo_tune.training.merging import check_parts, write_merge, write_mixture
+from tests.support.merging import LORA, configure, merge, read_weights, run, write_copy
+from tests.support.training import register_toy_task
 
 
 @pytest.fixture(autouse=True)
@@ -48,76 +32,6 @@ def toy(monkeypatch):
     worker_cache.release_worker_cache()
     yield
     worker_cache.release_worker_cache()
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return write_policy(tmp_path_factory.mktemp("policy"))
-
-
-@pytest.fixture(scope="module")
-def trained(policy, tmp_path_factory):
-    """Return the directory of a trial that trained the policy; each is trained once."""
-    directories = {}
-
-    def train_once(seed: int, model: ModelSettings = PLAIN, policy: str = policy) -> Path:
-        key = seed, model, policy
-        if key not in directories:
-            directories[key] = tmp_path_factory.mktemp("trained") / "t"
-            config = build_trial_config(policy, directories[key], seed=seed, settings=QUICK)
-            config = dataclasses.replace(config, model=model, keep_at=(1,))
-            train(config, resume=None, report=lambda *_: None)
-        return directories[key]
-
-    return train_once
-
-
-@pytest.fixture
-def parts(trained):
-    """Return parts by seed and weight; the weight of one alone is 1."""
-
-    def build(shares: dict[int, float], model: ModelSettings = PLAIN, step: int = 2):
-        return tuple(
-            TrainedPart(trained(seed, model) / f"checkpoint-{step}", share)
-            for seed, share in shares.items()
-        )
-
-    return build
-
-
-def configure(policy, directory: Path, parts, model: ModelSettings = PLAIN):
-    config = build_trial_config(policy, directory, settings=QUICK)
-    return dataclasses.replace(config, train=False, parts=parts, model=model)
-
-
-def run(config, resume=None):
-    reports = []
-    outcome = train(config, resume=resume, report=lambda m, path: reports.append((m, path)))
-    return reports, outcome
-
-
-def merge(parts, directory: Path, policy: str) -> Path:
-    directory.mkdir(parents=True)
-    check_parts(parts)
-    write_merge(parts, directory, lambda: load_policy(policy)[0])
-    return directory
-
-
-def read_weights(directory: Path) -> dict[str, torch.Tensor]:
-    weights = [load_file(path) for path in sorted(directory.glob("model*.safetensors"))]
-    return {name: tensor for file in weights for name, tensor in file.items()}
-
-
-def write_copy(part: TrainedPart, directory: Path, change) -> TrainedPart:
-    """Write a complete checkpoint with the files of a part, changed."""
-
-    def fill(target):
-        shutil.copytree(
-            part.checkpoint, target, dirs_exist_ok=True, ignore=lambda *_: {"complete.json"}
-        )
-        change(target)
-
-    return dataclasses.replace(part, checkpoint=write_checkpoint(directory, 2, Cost(), fill).path)
 
 
 def edit_json(name: str, **values):
@@ -236,6 +150,31 @@ def test_a_merge_of_adapters_is_the_merge_of_full_weights(policy, trained, tmp_p
         torch.testing.assert_close(state[name], tensor, atol=1e-6, rtol=0)
 
 
+def test_a_mixture_of_adapters_is_the_same_policy_through_peft(policy, parts, tmp_path):
+    peft = pytest.importorskip("peft")
+    chosen = parts({0: 0.3, 1: 0.7}, LORA)
+    directory = tmp_path / "mixture"
+    directory.mkdir()
+    write_mixture(chosen, directory)
+    mixture = json.loads((directory / "mixture.json").read_text())
+    names, shares = [e["adapter"] for e in mixture], [e["weight"] for e in mixture]
+    assert shares == [0.3, 0.7]
+    model = load_policy(policy)[0]
+    mixed = peft.PeftModel.from_pretrained(model, str(directory / names[0]), names[0])
+    mixed.load_adapter(str(directory / names[1]), names[1])
+    mixed.add_weighted_adapter(names, shares, "mixed", combination_type="cat")
+    mixed.set_adapter("mixed")
+    theirs = mixed.merge_and_unload(adapter_names=["mixed"]).state_dict()
+    merged = read_weights(merge(chosen, tmp_path / "m", policy))
+    for name, tensor in merged.items():
+        torch.testing.assert_close(theirs[name], tensor, atol=1e-6, rtol=0)
+
+
+def test_full_weights_cannot_be_mixed_at_run_time(parts, tmp_path):
+    with pytest.raises(TrialFailure, match="has no adapter, and nothing else can be mixed"):
+        write_mixture(parts({0: 0.5, 1: 0.5}), tmp_path)
+
+
 def test_a_merge_of_adapters_can_be_merged_again(policy, parts, tmp_path):
     pytest.importorskip("peft")
     chosen = parts({0: 0.5, 1: 0.5}, LORA)
@@ -310,19 +249,22 @@ def test_policies_that_do_not_fit_are_refused(parts, tmp_path, change, message):
     assert "\n" not in str(caught.value)
 
 
-def test_two_initial_policies_of_one_architecture_are_refused(trained, parts, policy, tmp_path):
-    model, tokenizer = load_policy(policy)
-    with torch.no_grad():
-        model.model.norm.weight += 0.1
-    model.save_pretrained(tmp_path / "other")
-    tokenizer.save_pretrained(tmp_path / "other")
+def test_two_initial_policies_of_one_architecture_are_refused(
+    trained, parts, policy, other_policy, tmp_path
+):
     (part,) = parts({0: 0.5})
-    other = TrainedPart(trained(0, policy=str(tmp_path / "other")) / "checkpoint-2", 0.5)
+    other = TrainedPart(trained(0, policy=other_policy) / "checkpoint-2", 0.5)
     with pytest.raises(TrialFailure, match="differ in their initial policy"):
         check_parts((part, other))
     config = configure(policy, tmp_path / "t", (dataclasses.replace(other, weight=1.0),))
     with pytest.raises(TrialFailure, match="from another initial policy than this sweep's"):
         run(config)
+
+
+def test_the_digest_of_a_policy_does_not_depend_on_the_type_of_its_weights(policy, other_policy):
+    digest = hash_policy(load_policy(policy)[0])
+    assert hash_policy(load_policy(policy, torch.bfloat16)[0]) == digest
+    assert hash_policy(load_policy(other_policy)[0]) != digest
 
 
 def test_older_checkpoints_that_record_no_initial_policy_can_be_merged(parts, tmp_path):
@@ -377,150 +319,3 @@ def test_a_missing_or_damaged_checkpoint_is_refused(policy, parts, tmp_path):
     with pytest.raises(TrialFailure, match=r"is damaged \(model.safetensors has other content\)"):
         run(config)
     assert not config.directory.exists()
-
-
-# --- trials ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("model", [PLAIN, LORA], ids=["full", "lora"])
-def test_a_merge_is_evaluated_and_kept(policy, parts, tmp_path, model):
-    if model.lora_rank:
-        pytest.importorskip("peft")
-    chosen = parts({0: 0.5, 1: 0.5}, model)
-    config = configure(policy, tmp_path / "t", chosen, model)
-    reports, outcome = run(config)
-    ((measurement, path),) = reports
-    assert (measurement.step, path, measurement.validation) == (0, None, outcome.validation)
-    assert measurement.metrics["validation/hits"] == outcome.validation["hits"].mean
-    assert [(m.step, m.metrics) for m in read_steps(config.directory)] == [(0, measurement.metrics)]
-    assert outcome.checkpoint == tmp_path / "t" / "checkpoint-0"
-    kept = read_checkpoint(outcome.checkpoint)
-    assert (kept.step, kept.cost, kept.validation) == (0, measurement.cost, outcome.validation)
-    assert measurement.cost.evaluation_completions == HELD_OUT
-    assert (outcome.cost.completions, outcome.cost.evaluation_completions) == (0, 2 * HELD_OUT)
-    assert not list(config.directory.glob(".unfinished*"))
-    assert (outcome.checkpoint / ADAPTER).is_dir() == bool(model.lora_rank)
-    if not model.lora_rank:
-        direct = read_weights(merge(chosen, tmp_path / "m", policy))
-        written = read_weights(outcome.checkpoint)
-        assert all(torch.equal(direct[name], written[name]) for name in direct)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("rank", [0, 4], ids=["full", "lora"])
-def test_a_merge_that_is_loaded_gives_the_same_metrics_bitwise(
-    policy, parts, tmp_path, dtype, rank
-):
-    if rank:
-        pytest.importorskip("peft")
-    model = ModelSettings(lora_rank=rank, dtype=dtype)
-    _, outcome = run(configure(policy, tmp_path / "t", parts({0: 0.5, 1: 0.5}, model), model))
-    for merged in (outcome.checkpoint, shutil.copytree(outcome.checkpoint, tmp_path / "moved")):
-        _, loaded = run(configure(str(merged), tmp_path / "again", (), model))
-        assert (loaded.validation, loaded.test) == (outcome.validation, outcome.test)
-    _, untrained = run(configure(policy, tmp_path / "untrained", (), model))
-    assert untrained.test != outcome.test
-
-
-def test_a_checkpoint_is_linked_and_not_copied(policy, parts, trained, tmp_path):
-    before = read_checkpoint(trained(0) / "checkpoint-1")
-    _, outcome = run(configure(policy, tmp_path / "t", parts({0: 1.0}, step=1)))
-    source, linked = before.path, outcome.checkpoint
-    assert os.path.samefile(source / "model.safetensors", linked / "model.safetensors")
-    names = {path.name for path in linked.iterdir()}
-    assert "complete.json" in names
-    assert not names & {"optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"}
-    assert read_checkpoint(source) == before, "the original stays as it was"
-    shutil.rmtree(linked)
-    assert read_checkpoint(source) == before
-
-
-def test_the_end_of_a_trial_with_an_adapter_is_linked_with_it(policy, parts, tmp_path):
-    pytest.importorskip("peft")
-    _, outcome = run(configure(policy, tmp_path / "t", parts({0: 1.0}, LORA), LORA))
-    assert (outcome.checkpoint / ADAPTER / "adapter_model.safetensors").is_file()
-
-
-def test_no_policy_stays_of_a_merge_that_is_stopped(policy, parts, tmp_path):
-    config = configure(policy, tmp_path / "t", parts({0: 0.5, 1: 0.5}))
-
-    def report(measurement, path):
-        assert measurement.has_validation
-        raise SystemExit
-
-    with pytest.raises(SystemExit):
-        train(config, resume=None, report=report)
-    assert {path.name for path in config.directory.iterdir()} == {"steps.jsonl", "writer"}
-
-
-def test_a_merge_that_is_killed_before_its_report_starts_over(policy, parts, tmp_path):
-    chosen = parts({0: 0.5, 1: 0.5})
-    _, expected = run(configure(policy, tmp_path / "whole", chosen))
-    config = configure(policy, tmp_path / "t", chosen)
-    (config.directory / ".unfinished-draft").mkdir(parents=True)
-    (config.directory / ".unfinished-draft" / "model.safetensors").write_bytes(b"half")
-
-    def report(*_):
-        raise Killed
-
-    with pytest.raises(Killed):
-        train(config, resume=None, report=report)
-    assert find_newest_checkpoint(config.directory) is None
-    _, outcome = run(config)
-    assert (outcome.validation, outcome.test) == (expected.validation, expected.test)
-    assert outcome.cost.evaluation_completions == 2 * HELD_OUT
-    assert [m.step for m in read_steps(config.directory)] == [0]
-    assert not list(config.directory.glob(".unfinished*"))
-
-
-@pytest.mark.parametrize("model", [PLAIN, LORA], ids=["full", "lora"])
-def test_a_merge_that_is_killed_in_its_test_evaluation_is_not_merged_again(
-    policy, parts, tmp_path, monkeypatch, model
-):
-    if model.lora_rank:
-        pytest.importorskip("peft")
-    chosen = parts({0: 0.5, 1: 0.5}, model)
-    _, expected = run(configure(policy, tmp_path / "whole", chosen, model))
-    config = configure(policy, tmp_path / "t", chosen, model)
-    with monkeypatch.context() as patch:
-        patch.setattr("gdpo_tune.training.evaluation.write_completions", raise_killed)
-        with pytest.raises(Killed):
-            run(config)
-    newest = find_newest_checkpoint(config.directory)
-    assert newest == config.directory / "checkpoint-0"
-    # Neither the parts nor a second evaluation on validation prompts are needed.
-    moved = tuple(TrainedPart(tmp_path / "gone", part.weight) for part in chosen)
-    reports, outcome = run(dataclasses.replace(config, parts=moved), resume=newest)
-    ((again, path),) = reports
-    assert (again.step, dict(again.metrics), path) == (0, {}, newest)
-    assert again.validation == expected.validation
-    assert (outcome.validation, outcome.test) == (expected.validation, expected.test)
-    assert (outcome.checkpoint, outcome.cost.evaluation_completions) == (newest, 2 * HELD_OUT)
-
-
-def raise_killed(*_):
-    raise Killed
-
-
-@pytest.mark.parametrize("failing", ["save_file", "split_torch_state_dict_into_shards"])
-def test_a_full_disk_ends_a_merge_in_one_line_and_leaves_nothing(
-    policy, parts, tmp_path, monkeypatch, failing
-):
-    config = configure(policy, tmp_path / "t", parts({0: 0.5, 1: 0.5}))
-
-    def fail(*_, **__):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(merging, failing, fail)
-        with pytest.raises(DiskFullError, match="no space left for a merged policy in "):
-            run(config)
-    assert {path.name for path in config.directory.iterdir()} == {"writer"}
-    assert run(config)[1].checkpoint is not None
-
-
-def test_the_task_is_closed_after_a_refused_merge(policy, parts, tmp_path):
-    ToyTask.opened = ToyTask.closed = 0
-    with pytest.raises(TrialFailure, match="must sum to 1"):
-        run(configure(policy, tmp_path / "t", parts({0: 0.5, 1: 0.6})))
-    assert ToyTask.opened == ToyTask.closed == 1

@@ -1,0 +1,56 @@
+"""Merges of policies that toy trials have trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from gdpo_tune.core.settings import ModelSettings
+from gdpo_tune.core.trials import Cost, TrainedPart
+from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.training import train
+from gdpo_tune.training.checkpoints import write_checkpoint
+from gdpo_tune.training.merging import check_parts, write_merge
+from tests.support.training import SETTINGS, build_trial_config
+
+PLAIN, LORA = ModelSettings(), ModelSettings(lora_rank=4)
+QUICK = dataclasses.replace(SETTINGS, steps=2, checkpoint_every=1)
+
+
+def configure(policy, directory: Path, parts, model: ModelSettings = PLAIN):
+    config = build_trial_config(policy, directory, settings=QUICK)
+    return dataclasses.replace(config, train=False, parts=parts, model=model)
+
+
+def run(config, resume=None):
+    reports = []
+    outcome = train(config, resume=resume, report=lambda m, path: reports.append((m, path)))
+    return reports, outcome
+
+
+def merge(parts, directory: Path, policy: str) -> Path:
+    directory.mkdir(parents=True)
+    check_parts(parts)
+    write_merge(parts, directory, lambda: load_policy(policy)[0])
+    return directory
+
+
+def read_weights(directory: Path) -> dict[str, torch.Tensor]:
+    weights = [load_file(path) for path in sorted(directory.glob("model*.safetensors"))]
+    return {name: tensor for file in weights for name, tensor in file.items()}
+
+
+def write_copy(part: TrainedPart, directory: Path, change) -> TrainedPart:
+    """Write a complete checkpoint with the files of a part, changed."""
+
+    def fill(target):
+        shutil.copytree(
+            part.checkpoint, target, dirs_exist_ok=True, ignore=lambda *_: {"complete.json"}
+        )
+        change(target)
+
+    return dataclasses.replace(part, checkpoint=write_checkpoint(directory, 2, Cost(), fill).path)

@@ -1,0 +1,179 @@
+"""Trials that merge policies: evaluated bitwise as loaded, resumable, complete or absent."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import shutil
+
+import pytest
+import torch
+
+from gdpo_tune.core.errors import DiskFullError, TrialFailure
+from gdpo_tune.core.settings import ModelSettings
+from gdpo_tune.core.steps import read_steps
+from gdpo_tune.core.trials import TrainedPart
+from gdpo_tune.training import merging, train, worker_cache
+from gdpo_tune.training.checkpoints import find_newest_checkpoint, read_checkpoint
+from gdpo_tune.training.lora import ADAPTER
+from tests.support.merging import LORA, PLAIN, configure, merge, read_weights, run
+from tests.support.training import SETTINGS, ToyTask, register_toy_task
+
+HELD_OUT = SETTINGS.validation_prompts * SETTINGS.samples_per_prompt
+
+
+class Killed(BaseException):
+    """Stands for the death of the process: no code of the trial handles it."""
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch):
+    register_toy_task(monkeypatch)
+    worker_cache.release_worker_cache()
+    yield
+    worker_cache.release_worker_cache()
+
+
+@pytest.mark.parametrize("model", [PLAIN, LORA], ids=["full", "lora"])
+def test_a_merge_is_evaluated_and_kept(policy, parts, tmp_path, model):
+    if model.lora_rank:
+        pytest.importorskip("peft")
+    chosen = parts({0: 0.5, 1: 0.5}, model)
+    config = configure(policy, tmp_path / "t", chosen, model)
+    reports, outcome = run(config)
+    ((measurement, path),) = reports
+    assert (measurement.step, path, measurement.validation) == (0, None, outcome.validation)
+    assert measurement.metrics["validation/hits"] == outcome.validation["hits"].mean
+    assert [(m.step, m.metrics) for m in read_steps(config.directory)] == [(0, measurement.metrics)]
+    assert outcome.checkpoint == tmp_path / "t" / "checkpoint-0"
+    kept = read_checkpoint(outcome.checkpoint)
+    assert (kept.step, kept.cost, kept.validation) == (0, measurement.cost, outcome.validation)
+    assert measurement.cost.evaluation_completions == HELD_OUT
+    assert (outcome.cost.completions, outcome.cost.evaluation_completions) == (0, 2 * HELD_OUT)
+    assert not list(config.directory.glob(".unfinished*"))
+    assert (outcome.checkpoint / ADAPTER).is_dir() == bool(model.lora_rank)
+    if not model.lora_rank:
+        direct = read_weights(merge(chosen, tmp_path / "m", policy))
+        written = read_weights(outcome.checkpoint)
+        assert all(torch.equal(direct[name], written[name]) for name in direct)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rank", [0, 4], ids=["full", "lora"])
+def test_a_merge_that_is_loaded_gives_the_same_metrics_bitwise(
+    policy, parts, tmp_path, dtype, rank
+):
+    if rank:
+        pytest.importorskip("peft")
+    model = ModelSettings(lora_rank=rank, dtype=dtype)
+    _, outcome = run(configure(policy, tmp_path / "t", parts({0: 0.5, 1: 0.5}, model), model))
+    for merged in (outcome.checkpoint, shutil.copytree(outcome.checkpoint, tmp_path / "moved")):
+        _, loaded = run(configure(str(merged), tmp_path / "again", (), model))
+        assert (loaded.validation, loaded.test) == (outcome.validation, outcome.test)
+    _, untrained = run(configure(policy, tmp_path / "untrained", (), model))
+    assert untrained.test != outcome.test
+
+
+def test_a_checkpoint_is_linked_and_not_copied(policy, parts, trained, tmp_path):
+    before = read_checkpoint(trained(0) / "checkpoint-1")
+    _, outcome = run(configure(policy, tmp_path / "t", parts({0: 1.0}, step=1)))
+    source, linked = before.path, outcome.checkpoint
+    assert os.path.samefile(source / "model.safetensors", linked / "model.safetensors")
+    names = {path.name for path in linked.iterdir()}
+    assert "complete.json" in names
+    assert not names & {"optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"}
+    assert read_checkpoint(source) == before, "the original stays as it was"
+    shutil.rmtree(linked)
+    assert read_checkpoint(source) == before
+
+
+def test_the_end_of_a_trial_with_an_adapter_is_linked_with_it(policy, parts, tmp_path):
+    pytest.importorskip("peft")
+    _, outcome = run(configure(policy, tmp_path / "t", parts({0: 1.0}, LORA), LORA))
+    assert (outcome.checkpoint / ADAPTER / "adapter_model.safetensors").is_file()
+
+
+def test_no_policy_stays_of_a_merge_that_is_stopped(policy, parts, tmp_path):
+    config = configure(policy, tmp_path / "t", parts({0: 0.5, 1: 0.5}))
+
+    def report(measurement, path):
+        assert measurement.has_validation
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        train(config, resume=None, report=report)
+    assert {path.name for path in config.directory.iterdir()} == {"steps.jsonl", "writer"}
+
+
+def test_a_merge_that_is_killed_before_its_report_starts_over(policy, parts, tmp_path):
+    chosen = parts({0: 0.5, 1: 0.5})
+    _, expected = run(configure(policy, tmp_path / "whole", chosen))
+    config = configure(policy, tmp_path / "t", chosen)
+    (config.directory / ".unfinished-draft").mkdir(parents=True)
+    (config.directory / ".unfinished-draft" / "model.safetensors").write_bytes(b"half")
+
+    def report(*_):
+        raise Killed
+
+    with pytest.raises(Killed):
+        train(config, resume=None, report=report)
+    assert find_newest_checkpoint(config.directory) is None
+    _, outcome = run(config)
+    assert (outcome.validation, outcome.test) == (expected.validation, expected.test)
+    assert outcome.cost.evaluation_completions == 2 * HELD_OUT
+    assert [m.step for m in read_steps(config.directory)] == [0]
+    assert not list(config.directory.glob(".unfinished*"))
+
+
+@pytest.mark.parametrize("model", [PLAIN, LORA], ids=["full", "lora"])
+def test_a_merge_that_is_killed_in_its_test_evaluation_is_not_merged_again(
+    policy, parts, tmp_path, monkeypatch, model
+):
+    if model.lora_rank:
+        pytest.importorskip("peft")
+    chosen = parts({0: 0.5, 1: 0.5}, model)
+    _, expected = run(configure(policy, tmp_path / "whole", chosen, model))
+    config = configure(policy, tmp_path / "t", chosen, model)
+    with monkeypatch.context() as patch:
+        patch.setattr("gdpo_tune.training.evaluation.write_completions", raise_killed)
+        with pytest.raises(Killed):
+            run(config)
+    newest = find_newest_checkpoint(config.directory)
+    assert newest == config.directory / "checkpoint-0"
+    # Neither the parts nor a second evaluation on validation prompts are needed.
+    moved = tuple(TrainedPart(tmp_path / "gone", part.weight) for part in chosen)
+    reports, outcome = run(dataclasses.replace(config, parts=moved), resume=newest)
+    ((again, path),) = reports
+    assert (again.step, dict(again.metrics), path) == (0, {}, newest)
+    assert again.validation == expected.validation
+    assert (outcome.validation, outcome.test) == (expected.validation, expected.test)
+    assert (outcome.checkpoint, outcome.cost.evaluation_completions) == (newest, 2 * HELD_OUT)
+
+
+def raise_killed(*_):
+    raise Killed
+
+
+@pytest.mark.parametrize("failing", ["save_file", "split_torch_state_dict_into_shards"])
+def test_a_full_disk_ends_a_merge_in_one_line_and_leaves_nothing(
+    policy, parts, tmp_path, monkeypatch, failing
+):
+    config = configure(policy, tmp_path / "t", parts({0: 0.5, 1: 0.5}))
+
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(merging, failing, fail)
+        with pytest.raises(DiskFullError, match="no space left for a merged policy in "):
+            run(config)
+    assert {path.name for path in config.directory.iterdir()} == {"writer"}
+    assert run(config)[1].checkpoint is not None
+
+
+def test_the_task_is_closed_after_a_refused_merge(policy, parts, tmp_path):
+    ToyTask.opened = ToyTask.closed = 0
+    with pytest.raises(TrialFailure, match="must sum to 1"):
+        run(configure(policy, tmp_path / "t", parts({0: 0.5, 1: 0.6})))
+    assert ToyTask.opened == ToyTask.closed == 1
