@@ -99,7 +99,7 @@ class Merges(Section):
     A merge costs an evaluation instead of a training. Off under `keep: none`.
     """
 
-    budget: Annotated[int, Ge(0), Le(10**6)] = 12
+    budget: Annotated[int, Ge(0), Le(10**6)] = 24
     """Most merges that are evaluated, spread over the sweep as its trainings end; 0: none."""
     most_parts: Annotated[int, Ge(2), Le(16)] = 3
     """Most policies of one merge."""

@@ -1,6 +1,7 @@
 """Which configuration is trained again: the one whose next seed decides most."""
 
 import math
+from pathlib import Path
 from statistics import NormalDist
 
 import pytest
@@ -8,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gdpo_tune.analysis.racing import choose_replicate, count_expected_changes
-from gdpo_tune.core.trials import Objective
-from tests.support.analysis import GOALS, build_trial, list_front_numbers
+from gdpo_tune.analysis.replicates import pool_trials
+from gdpo_tune.core.candidates import Part
+from gdpo_tune.core.trials import Cost, Objective, Rung
+from tests.support.analysis import GOALS, build_merge, build_trial, list_front_numbers
 
 
 def test_nothing_to_replicate_without_a_front():
@@ -122,3 +125,49 @@ def plan(records, per_point, max_runs):
         records.append(build_trial(len(records), a, b, replicate_of=found.original))
         planned.append(found.original)
     return planned
+
+
+def build_pair(**fields):
+    """Build two trainings of 60 steps whose policies exist."""
+    rung = (Rung(60, {}, Cost()),)
+    kept = {"rungs": rung, "checkpoint": Path("checkpoint-60"), **fields}
+    return [build_trial(0, 0.2, 0.9, **kept), build_trial(1, 0.9, 0.2, **kept)]
+
+
+def build_copy(number, original, a, b):
+    rung = (Rung(60, {}, Cost()),)
+    return build_trial(
+        number, a, b, replicate_of=original, rungs=rung, checkpoint=Path("checkpoint-60")
+    )
+
+
+def test_a_fresh_seed_of_a_merge_consists_of_fresh_seeds_of_its_parts():
+    merge = build_merge(2, 0.6, 0.6, (0, 60, 0.25), (1, 60, 0.75))
+    records = [*build_pair(), merge, build_copy(3, 0, 0.2, 0.9)]
+    # one part has no second seed yet: it is trained again, whatever else is uncertain
+    assert choose_replicate(records, GOALS, 1, 8).original == 1
+    records.append(build_copy(4, 1, 0.9, 0.2))
+    ready = choose_replicate(records, GOALS, 1, 2)  # no training is left, and none is needed
+    assert ready.original == 2
+    assert ready.parts == (Part(3, 60, 0.25), Part(4, 60, 0.75))
+    again = build_trial(5, 0.6, 0.6, replicate_of=2, parts=ready.parts, params={})
+    assert choose_replicate([*records, again], GOALS, 1, 8) is None
+
+
+def test_a_merge_whose_parts_may_not_be_trained_again_stays_alone():
+    records = [*build_pair(), build_merge(2, 0.6, 0.6, (0, 60, 0.5), (1, 60, 0.5))]
+    assert choose_replicate(records, GOALS, 0, 8) is None
+
+
+def test_the_seeds_of_a_merge_are_pooled_and_no_parameters_are_compared():
+    merge = build_merge(2, 0.6, 0.6, (0, 60, 0.5), (1, 60, 0.5))
+    other = build_merge(3, 0.5, 0.7, (0, 60, 0.75), (1, 60, 0.25))
+    again = build_trial(
+        4, 0.62, 0.58, replicate_of=2, parts=(Part(0, 60, 0.5), Part(1, 60, 0.5)), params={}
+    )
+    pooled = {c.first: c for c in pool_trials([*build_pair(), merge, other, again], GOALS)}
+    assert pooled[2].numbers == (2, 4)
+    assert pooled[2].mean["a"].mean == pytest.approx(0.61)
+    assert pooled[3].numbers == (3,)
+    assert [pooled[n].role for n in (0, 2)] == ["search", "merge"]
+    assert [pooled[n].name for n in (0, 2)] == ["0", "merge-2"]

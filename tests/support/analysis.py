@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gdpo_tune.analysis.front import build_front
+from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
 
 GOALS = (Objective("a", "maximize", 0.0), Objective("b", "maximize", 0.0))
@@ -36,6 +37,26 @@ def build_trial(
         "finished": 100.0 + number,
     }
     return TrialRecord(**{**defaults, **fields})
+
+
+def build_checkpoint(
+    number: int, a: float, b: float, part: tuple[int, int], **fields: Any
+) -> TrialRecord:
+    """Build the evaluation of a checkpoint; `part` is the trial that trained it and its step."""
+    defaults = {
+        "role": "checkpoint",
+        "parts": (Part(*part, 1.0),),
+        "params": {"lr": float(part[0])},
+    }
+    return build_trial(number, a, b, **{**defaults, **fields})
+
+
+def build_merge(
+    number: int, a: float, b: float, *parts: tuple[int, int, float], **fields: Any
+) -> TrialRecord:
+    """Build the evaluation of a merge; `parts` are trials, steps and weights."""
+    defaults = {"role": "merge", "parts": tuple(Part(*part) for part in parts), "params": {}}
+    return build_trial(number, a, b, **{**defaults, **fields})
 
 
 def list_front_numbers(records: Sequence[TrialRecord]) -> list[int]:

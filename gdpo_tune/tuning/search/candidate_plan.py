@@ -45,6 +45,6 @@ def _has_room(spec: SweepSpec, records: Sequence[TrialRecord], role: Role, budge
     spent = sum(record.role == role for record in records)
     if spent >= budget:
         return False
-    trained = [record for record in records if record.role in ("search", "member")]
+    trained = (record for record in records if record.role in ("search", "member"))
     ended = sum(not record.is_open for record in trained)
-    return spent < budget * min(1.0, ended / spec.search.trials)
+    return spent < budget * min(ended, spec.search.trials) // spec.search.trials

@@ -1,0 +1,237 @@
+"""When a merge or a checkpoint is evaluated, and which verdict its validation gets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune.core.candidates import Part
+from gdpo_tune.core.trials import Cost, Estimate, Rung, TrialConfig, TrialRecord
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.training.checkpoints import write_checkpoint
+from gdpo_tune.tuning.kept_checkpoints import list_kept_steps
+from gdpo_tune.tuning.schedulers.candidate_verdict import find_objection
+from gdpo_tune.tuning.search.candidate_plan import choose_candidate
+from gdpo_tune.tuning.search.plan import count_planned, find_next_step
+from gdpo_tune.tuning.search.startup import draw_startup_point, list_corners
+from tests.support.search_driver import Driver
+from tests.support.tuning import build_measurement, build_outcome, load_code_spec
+
+MERGES = ("search={trials: 4, merges: {budget: 8}}", "search.checkpoints.budget=4")
+
+
+def build_end(number: int, correctness: float, length: float, role: str = "search") -> TrialRecord:
+    """Build a complete training whose policy exists, and that of step 20."""
+    values = {"correctness": correctness, "format": 0.5, "length": length}
+    estimates = {name: Estimate(value, 0.01) for name, value in values.items()}
+    early = {name: Estimate(value / 2, 0.01) for name, value in values.items()}
+    return TrialRecord(
+        number,
+        role,  # type: ignore[arg-type]
+        "complete",
+        {"learning_rate": 1e-4},
+        number,
+        "model",
+        validation=estimates,
+        test=estimates,
+        feasible=True,
+        rungs=(Rung(20, early, Cost(1280)), Rung(60, estimates, Cost(3840))),
+        checkpoint=Path("checkpoint-60"),
+        kept_steps=(20,),
+    )
+
+
+def build_records(ended: int) -> list[TrialRecord]:
+    """Build the baselines and so many trials that trade correctness for length."""
+    untrained = replace(build_end(0, 0.1, 0.1, "untrained"), checkpoint=None, rungs=())
+    published = build_end(1, 0.5, 0.5, "published")
+    shares = [0.1 + 0.2 * index for index in range(ended)]
+    trials = [build_end(2 + i, 0.9 - share, share) for i, share in enumerate(shares)]
+    return [untrained, published, *trials]
+
+
+def add_merge(records: list[TrialRecord], parts: tuple[Part, ...]) -> None:
+    number = len(records)
+    records.append(TrialRecord(number, "merge", "running", {}, number, "candidate", parts=parts))
+
+
+@pytest.mark.parametrize(("ended", "merges"), [(0, 0), (2, 4), (4, 8)])
+def test_merges_are_spread_over_the_trainings(tmp_path: Path, ended: int, merges: int):
+    spec, records = load_code_spec(tmp_path, MERGES), build_records(ended)
+    chosen = set[tuple[Part, ...]]()
+    while (candidate := choose_candidate(spec, records)) is not None:
+        role, parts = candidate
+        assert role == "merge"  # every checkpoint is dominated by its own end
+        assert parts not in chosen
+        chosen.add(parts)
+        add_merge(records, parts)
+    assert len(chosen) == merges
+
+
+@pytest.mark.parametrize("setting", ["search.merges.budget=0", "keep=none"])
+def test_merges_can_be_switched_off(tmp_path: Path, setting: str):
+    spec = load_code_spec(tmp_path, [*MERGES, setting])
+    assert choose_candidate(spec, build_records(4)) is None
+    assert list_corners(spec) == []
+    with_checkpoints = 4 if setting != "keep=none" else 0
+    assert count_planned(spec, []) == 2 + 4 + 6 + with_checkpoints
+
+
+def test_a_merge_comes_before_the_next_training(tmp_path: Path):
+    spec = load_code_spec(tmp_path, MERGES)
+    step = find_next_step(spec, build_records(2))
+    assert step is not None
+    assert (step.role, step.proposer, step.params) == ("merge", "candidate", {})
+    assert sum(part.weight for part in step.parts) == pytest.approx(1)
+
+
+def test_most_parts_bounds_a_merge(tmp_path: Path):
+    for most, sizes in ((2, {2}), (3, {2, 3})):
+        spec = load_code_spec(tmp_path, ["search={trials: 4, merges: {budget: 40}}"])
+        merges = spec.search.merges.model_copy(update={"most_parts": most})
+        spec = spec.model_copy(update={"search": spec.search.model_copy(update={"merges": merges})})
+        records, found = build_records(4), set[int]()
+        while (candidate := choose_candidate(spec, records)) is not None:
+            found.add(len(candidate[1]))
+            add_merge(records, candidate[1])
+        assert found == sizes
+
+
+def test_a_promising_checkpoint_is_evaluated(tmp_path: Path):
+    spec, records = load_code_spec(tmp_path, MERGES), build_records(3)
+    early = Rung(20, {**records[3].validation, "length": Estimate(0.95, 0.01)}, Cost(1280))
+    records[3] = replace(records[3], rungs=(early, records[3].rungs[1]))
+    assert choose_candidate(spec, records) == ("checkpoint", (Part(3, 20, 1.0),))
+    step = find_next_step(spec, records)
+    assert step is not None
+    assert step.params == records[3].params
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> SweepSpec:
+    return load_code_spec(tmp_path, MERGES)
+
+
+def judge(spec: SweepSpec, records: list[TrialRecord], **values: float) -> str:
+    parts = (Part(1, 60, 0.5), Part(2, 60, 0.5))
+    merge = TrialRecord(len(records), "merge", "running", {}, 9, "candidate", parts=parts)
+    measured = {name: Estimate(value, 0.01) for name, value in values.items()}
+    return find_objection(merge, Rung(0, measured, Cost()), [*records, merge], spec)
+
+
+def test_a_dominated_merge_gets_no_test_evaluation(spec: SweepSpec):
+    records = build_records(2)
+    assert judge(spec, records, correctness=0.6, format=0.6, length=0.3) == ""
+    assert judge(spec, records, correctness=0.55, format=0.5, length=0.25) == (
+        "dominated on validation prompts by 3"
+    )
+    assert judge(spec, records, correctness=0.5, format=0.5, length=0.5) == ""  # equals trial 1
+    assert "breaks a constraint on validation prompts: correctness 0.1 is not >= 0.2" in judge(
+        spec, records, correctness=0.1, format=0.9, length=0.9
+    )
+
+
+def ask(driver: Driver) -> tuple[str, TrialConfig]:
+    """Wait for the next trial; a sampler may be thinking."""
+    while (trial := driver.ask()) is None:
+        pass
+    return trial, driver.in_flight[trial]
+
+
+def train(driver: Driver, correctness: float, length: float) -> None:
+    """Run the next trial to its end, with a policy."""
+    trial, config = ask(driver)
+    assert config.train
+    values = {"correctness": correctness, "format": 0.5, "length": length}
+    driver.report(trial, build_measurement(60, **values))
+    path = write_checkpoint(config.directory, 60, Cost(), lambda path: (path / "w").touch()).path
+    driver.end(trial, outcome=replace(build_outcome(**values), checkpoint=path))
+
+
+def begin_merge(ledger: Ledger) -> tuple[Driver, str]:
+    """Run the baselines and a trial, then start the first merge."""
+    driver = Driver(ledger, slots=1)
+    driver.end(ask(driver)[0], outcome=build_outcome(0.1, 0.1, 0.1))
+    train(driver, 0.9, 0.1)
+    train(driver, 0.1, 0.9)
+    trial, config = ask(driver)
+    assert not config.train
+    assert [part.weight for part in config.parts] == [0.5, 0.5]
+    assert [part.checkpoint for part in config.parts] == [
+        ledger.get_checkpoint(number, 60) for number in (1, 2)
+    ]
+    return driver, trial
+
+
+def test_a_dominated_merge_is_stopped(spec: SweepSpec):
+    spec = spec.model_copy(update={"constraints": {}})
+    with Ledger.open(spec) as ledger:
+        driver, trial = begin_merge(ledger)
+        driver.report(trial, build_measurement(0, correctness=0.05, format=0.5, length=0.9))
+        assert driver.searcher.stop_flag.is_set(3)
+        driver.end(trial, interrupted=True)
+        record = ledger.get_record(3)
+        assert record.state == "pruned"
+        assert record.reason == "dominated on validation prompts by 2"
+        assert record.validation == {}
+        assert record.rungs[0].validation["length"].mean == 0.9
+
+
+def test_a_verdict_that_a_kill_interrupted_is_carried_out(spec: SweepSpec):
+    spec = spec.model_copy(update={"constraints": {}})
+    with Ledger.open(spec) as ledger:
+        begin_merge(ledger)
+        ledger.record_rung(3, build_measurement(0, correctness=0.05, format=0.5, length=0.9))
+    with Ledger.open(spec) as ledger:
+        Driver(ledger, slots=1)
+        assert ledger.get_record(3).state == "pruned"
+
+
+def test_a_killed_merge_is_evaluated_again(spec: SweepSpec):
+    spec = spec.model_copy(update={"constraints": {}})
+    with Ledger.open(spec) as ledger:
+        before = begin_merge(ledger)[0].in_flight.popitem()[1]
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger, slots=1)
+        trial, config = ask(driver)
+        assert config == before
+        driver.report(trial, build_measurement(0, correctness=0.6, format=0.6, length=0.6))
+        assert not driver.searcher.stop_flag.is_set(3)
+        driver.end(trial, outcome=build_outcome(0.6, 0.6, 0.6))
+        assert ledger.get_record(3).name == "merge-3"
+        assert ledger.get_record(3).state == "complete"
+        # to Optuna, a merge is no result of any parameters
+        assert ledger.study.trials[3].params == {}
+
+
+def test_a_search_trial_keeps_the_checkpoints_at_which_it_is_evaluated(spec: SweepSpec):
+    records = build_records(1)
+    assert list_kept_steps(spec, records, records[2]) == (20, 30)  # a rung, and every 30 steps
+    assert list_kept_steps(spec, records, records[1]) == ()
+    replicate = replace(records[2], number=9, role="replicate", replicate_of=2)
+    assert list_kept_steps(spec, records, replicate) == ()
+    add_merge(records, (Part(2, 20, 0.5), Part(1, 60, 0.5)))
+    assert list_kept_steps(spec, records, replicate) == (20,)
+
+
+def test_a_sweep_with_merges_begins_at_the_corners_of_the_weights(spec: SweepSpec):
+    names = ("reward_weights.format", "reward_weights.length")
+    corners = [tuple(corner[name] for name in names) for corner in list_corners(spec)]
+    assert corners == [(2, 0.05), (0.05, 2), (2, 2), (0.05, 0.05)]
+    points = [draw_startup_point(spec, index) for index in range(5)]
+    assert [tuple(point[name] for name in names) for point in points[:4]] == corners
+    rates = [float(point["learning_rate"]) for point in points[:4]]
+    assert min(rates) >= 3e-5 * 10**0.7
+    assert len(set(rates)) == 4
+    assert points[4] == draw_startup_point(spec, 4)
+    assert all(spec.space.domains[n].contains(v) for p in points for n, v in p.items())
+
+
+def test_weights_without_an_anchor_have_one_corner_each(tmp_path: Path):
+    spec = load_code_spec(tmp_path, [*MERGES, "space.reward_weights.correctness={log: [0.1, 1]}"])
+    corners = list_corners(spec)
+    assert len(corners) == 3  # all at their largest weigh the same as all at their least
+    assert {max(corner, key=lambda n: float(corner[n]) / 2) for corner in corners}
