@@ -16,6 +16,7 @@ from gdpo_tune.tuning.kept_checkpoints import list_kept_steps
 from gdpo_tune.tuning.schedulers.candidate_verdict import find_objection
 from gdpo_tune.tuning.search.candidate_plan import choose_candidate
 from gdpo_tune.tuning.search.plan import count_planned, find_next_step
+from gdpo_tune.tuning.search.quasi_random import draw_point
 from gdpo_tune.tuning.search.startup import draw_startup_point, list_corners
 from tests.support.search_driver import Driver
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
@@ -48,7 +49,7 @@ def build_records(ended: int) -> list[TrialRecord]:
     """Build the baselines and so many trials that trade correctness for length."""
     untrained = replace(build_end(0, 0.1, 0.1, "untrained"), checkpoint=None, rungs=())
     published = build_end(1, 0.5, 0.5, "published")
-    shares = [0.1 + 0.2 * index for index in range(ended)]
+    shares = [(0.05, 0.85, 0.3, 0.65)[index] for index in range(ended)]
     trials = [build_end(2 + i, 0.9 - share, share) for i, share in enumerate(shares)]
     return [untrained, published, *trials]
 
@@ -58,7 +59,7 @@ def add_merge(records: list[TrialRecord], parts: tuple[Part, ...]) -> None:
     records.append(TrialRecord(number, "merge", "running", {}, number, "candidate", parts=parts))
 
 
-@pytest.mark.parametrize(("ended", "merges"), [(0, 0), (2, 4), (4, 8)])
+@pytest.mark.parametrize(("ended", "merges"), [(0, 0), (2, 5), (4, 8)])
 def test_merges_are_spread_over_the_trainings(tmp_path: Path, ended: int, merges: int):
     spec, records = load_code_spec(tmp_path, MERGES), build_records(ended)
     chosen = set[tuple[Part, ...]]()
@@ -122,13 +123,14 @@ def judge(spec: SweepSpec, records: list[TrialRecord], **values: float) -> str:
     return find_objection(merge, Rung(0, measured, Cost()), [*records, merge], spec)
 
 
-def test_a_dominated_merge_gets_no_test_evaluation(spec: SweepSpec):
+def test_a_merge_that_adds_nothing_gets_no_test_evaluation(spec: SweepSpec):
     records = build_records(2)
     assert judge(spec, records, correctness=0.6, format=0.6, length=0.3) == ""
-    assert judge(spec, records, correctness=0.55, format=0.5, length=0.25) == (
-        "dominated on validation prompts by 3"
+    assert judge(spec, records, correctness=0.45, format=0.5, length=0.45) == (
+        "dominated on validation prompts by 1"
     )
-    assert judge(spec, records, correctness=0.5, format=0.5, length=0.5) == ""  # equals trial 1
+    found = judge(spec, records, correctness=0.5002, format=0.5, length=0.5)
+    assert found == "adds 0.03% to the hypervolume on validation prompts"
     assert "breaks a constraint on validation prompts: correctness 0.1 is not >= 0.2" in judge(
         spec, records, correctness=0.1, format=0.9, length=0.9
     )
@@ -220,18 +222,24 @@ def test_a_search_trial_keeps_the_checkpoints_at_which_it_is_evaluated(spec: Swe
 def test_a_sweep_with_merges_begins_at_the_corners_of_the_weights(spec: SweepSpec):
     names = ("reward_weights.format", "reward_weights.length")
     corners = [tuple(corner[name] for name in names) for corner in list_corners(spec)]
-    assert corners == [(2, 0.05), (0.05, 2), (2, 2), (0.05, 0.05)]
+    middle = pytest.approx(0.1**0.5)
+    assert corners == [(2, 2), (2, 0.05), (0.05, 2), (middle, middle)]
     points = [draw_startup_point(spec, index) for index in range(5)]
     assert [tuple(point[name] for name in names) for point in points[:4]] == corners
     rates = [float(point["learning_rate"]) for point in points[:4]]
-    assert min(rates) >= 3e-5 * 10**0.7
+    assert min(rates) >= 3e-5 * 10**0.9
     assert len(set(rates)) == 4
-    assert points[4] == draw_startup_point(spec, 4)
+    assert points[4] == draw_point(spec, 4)
     assert all(spec.space.domains[n].contains(v) for p in points for n, v in p.items())
 
 
 def test_weights_without_an_anchor_have_one_corner_each(tmp_path: Path):
-    spec = load_code_spec(tmp_path, [*MERGES, "space.reward_weights.correctness={log: [0.1, 1]}"])
-    corners = list_corners(spec)
+    spec = load_code_spec(tmp_path, [*MERGES, "space.reward_weights.correctness={log: [0.05, 2]}"])
+    corners = list_corners(spec)[:-1]
     assert len(corners) == 3  # all at their largest weigh the same as all at their least
-    assert {max(corner, key=lambda n: float(corner[n]) / 2) for corner in corners}
+    assert len({max(corner, key=lambda name: float(corner[name])) for corner in corners}) == 3
+
+
+def test_a_single_weight_has_two_ends(tmp_path: Path):
+    spec = load_code_spec(tmp_path, [*MERGES, "space.reward_weights.length=1"])
+    assert [list(corner.values()) for corner in list_corners(spec)] == [[2], [0.05]]

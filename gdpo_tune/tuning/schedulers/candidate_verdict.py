@@ -1,21 +1,24 @@
 """Verdict on a merge or a checkpoint once it was evaluated on validation prompts.
 
-Test prompts are for candidates that may be on the front. So a candidate is stopped if it breaks a
-constraint on validation prompts, or if a complete one dominates it there. Fresh seeds of a
-candidate always continue: they say how certain its values are.
+Test prompts cost more than validation prompts, and are for candidates that may matter. So a
+candidate is stopped if it breaks a constraint on validation prompts, if a complete one dominates it
+there, or if it adds next to nothing to what they cover. Fresh seeds of a candidate always continue:
+they say how certain its values are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gdpo_tune.analysis.pareto import rank_points
+from gdpo_tune.analysis.pareto import compute_hypervolume, rank_points
 from gdpo_tune.core.trials import Rung, TrialRecord
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.schedulers.base import read_values
 
 MAX_NAMED = 3
 """Number of dominating candidates that an explanation names."""
+LEAST_GAIN = 0.002
+"""Share of the validation hypervolume that a candidate has to add."""
 
 
 def find_objection(
@@ -32,22 +35,30 @@ def find_objection(
     ]
     if broken:
         return f"breaks a constraint on validation prompts: {', '.join(broken)}"
-    rivals = [
-        other
+    rivals = {
+        other.name: tuple(other.validation[name].mean for name in spec.objectives)
         for other in records
         if other.state == "complete" and other.feasible and other.role != "untrained"
-    ]
+    }
+    return _explain_dominance(values, rivals, spec) or _explain_gain(values, rivals, spec)
+
+
+def _explain_dominance(
+    values: tuple[float, ...], rivals: dict[str, tuple[float, ...]], spec: SweepSpec
+) -> str:
     goals = spec.list_objectives()
-    names = [
-        other.name
-        for other in rivals
-        if list(rank_points([_read_means(other, spec), values], goals)) == [0, 1]
-    ]
-    if not names:
-        return ""
+    names = [n for n, own in rivals.items() if list(rank_points([own, values], goals)) == [0, 1]]
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return f"dominated on validation prompts by {', '.join(names[:MAX_NAMED])}{more}"
+    text = f"dominated on validation prompts by {', '.join(names[:MAX_NAMED])}{more}"
+    return text if names else ""
 
 
-def _read_means(record: TrialRecord, spec: SweepSpec) -> tuple[float, ...]:
-    return tuple(record.validation[name].mean for name in spec.objectives)
+def _explain_gain(
+    values: tuple[float, ...], rivals: dict[str, tuple[float, ...]], spec: SweepSpec
+) -> str:
+    goals = spec.list_objectives()
+    before = compute_hypervolume([*rivals.values()], goals) if rivals else 0.0
+    gain = compute_hypervolume([*rivals.values(), values], goals) - before
+    if gain > LEAST_GAIN * before or not before:
+        return ""
+    return f"adds {gain / before:.2%} to the hypervolume on validation prompts"

@@ -1,11 +1,13 @@
 """Steps of a sweep that train nothing: merges and checkpoints that are worth an evaluation.
 
-They are spread over the sweep: once a share of its trainings has ended, the same share of their
-budgets may be spent. So at any time the front is about as good as that much training allows.
+They are spread over the sweep, so that at any time the front is about as good as that much training
+allows: once a share s of the trainings has ended, the share sqrt(s) of the budgets may be spent. The
+first trainings span the front, and merges of them add most.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from gdpo_tune.analysis.checkpoint_choice import choose_checkpoint
@@ -47,4 +49,4 @@ def _has_room(spec: SweepSpec, records: Sequence[TrialRecord], role: Role, budge
         return False
     trained = (record for record in records if record.role in ("search", "member"))
     ended = sum(not record.is_open for record in trained)
-    return spent < budget * min(ended, spec.search.trials) // spec.search.trials
+    return spent < int(budget * math.sqrt(min(1.0, ended / spec.search.trials)))

@@ -1,14 +1,15 @@
 """The first configurations of a sweep, before a sampler's model can propose any.
 
-Without merges they cover the space evenly. With merges they span it: a merge is as good as what
-lies between its parents, so the parents have to lie at the corners of what can be traded. Each
-reward in turn gets the largest weight of its range and the others their least; then all get the
-largest, and all the least, which leaves the anchor alone. The published baseline is the centre.
+Without merges they cover the space evenly. With merges they span it: a merge is about as good as
+what lies between its parents, so the parents have to lie at the corners of what can be traded.
+First all searched reward weights have the largest value of their range, which leaves least to the
+anchor. Then each in turn has the largest and the others their least. The last is the centre.
 
-A merge moves less far from the initial policy than its parents did, and never further. So corners
-have a learning rate from the upper part of its range. Other parameters cover the space evenly.
+A merge moves less far from the initial policy than its parents did, and never further. So these
+points have a learning rate near the upper end of its range. Other parameters cover the space.
 
 Source: Rame et al. 2023, Rewarded soups, arXiv 2306.04488: one training for each reward.
+docs/search.md compares designs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gdpo_tune.tuning.search.quasi_random import draw_point, map_share
 
 WEIGHTS = "reward_weights."
 RATE = "learning_rate"
-UPPER_SHARE = 0.3
+UPPER_SHARE = 0.1
 """Upper part of the learning rate's range, on its own scale, from which corners take it."""
 GOLDEN = 0.6180339887498949
 """Its multiples, without their whole parts, are spread evenly, however many there are."""
@@ -40,10 +41,10 @@ def draw_startup_point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
 
 
 def list_corners(spec: SweepSpec) -> list[dict[str, ParamValue]]:
-    """Return the corners of the searched reward weights; none if nothing is merged.
+    """Return the corners of the searched reward weights, and the centre; none without merges.
 
     Only ratios of weights matter. So without an anchor, a weight that is not searched, the largest
-    of all are no other corner than the least of all, and both are the centre.
+    of all are the centre and no corner.
     """
     weights = {n: d for n, d in spec.space.searched_domains.items() if n.startswith(WEIGHTS)}
     if not weights or spec.keep == "none" or not spec.search.merges.budget:
@@ -52,8 +53,10 @@ def list_corners(spec: SweepSpec) -> list[dict[str, ParamValue]]:
     least = {name: low for name, (low, _) in ends.items()}
     largest = {name: high for name, (_, high) in ends.items()}
     singles = [{**least, name: high} for name, high in largest.items()] if len(ends) > 1 else []
+    centre = {name: domain.find_middle() for name, domain in weights.items()}
     has_anchor = any(n.startswith(WEIGHTS) and n not in weights for n in spec.space.domains)
-    return [*singles, largest, least] if has_anchor else singles
+    corners = [largest, *singles] if has_anchor else singles
+    return [*corners, centre] if len(ends) > 1 else [*corners, least]
 
 
 def find_ends(domain: Domain) -> tuple[ParamValue, ParamValue]:
