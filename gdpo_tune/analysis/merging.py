@@ -194,7 +194,7 @@ def _compute_covariance(left: Floats, right: Floats) -> Floats:
 
 def _select_parents(policies: Sequence[Evaluated]) -> list[Evaluated]:
     """Select at most `MOST_PARENTS` on the front or within an error of it, farthest apart first."""
-    kept = [p for p in policies if p.record.feasible and p.record.checkpoint is not None]
+    kept = [policy for policy in policies if policy.record.checkpoint is not None]
     if not kept:
         return []
     losses, errors = np.array([p.losses for p in kept]), np.array([p.errors for p in kept])

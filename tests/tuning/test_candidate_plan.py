@@ -14,7 +14,7 @@ from gdpo_tune.spec import SweepSpec
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning.kept_checkpoints import list_kept_steps
 from gdpo_tune.tuning.schedulers.candidate_verdict import find_objection
-from gdpo_tune.tuning.search.candidate_plan import choose_candidate
+from gdpo_tune.tuning.search.candidate_plan import choose_candidate, tighten_references
 from gdpo_tune.tuning.search.plan import count_planned, find_next_step
 from gdpo_tune.tuning.search.quasi_random import draw_point
 from gdpo_tune.tuning.search.startup import draw_startup_point, list_corners
@@ -109,6 +109,22 @@ def test_a_promising_checkpoint_is_evaluated(tmp_path: Path):
     step = find_next_step(spec, records)
     assert step is not None
     assert step.params == records[3].params
+
+
+def test_a_constraint_on_an_objective_is_the_worst_value_of_interest(tmp_path: Path):
+    constraints = "constraints={correctness: '>= 0.2', length: '<= 0.9', mean_length: '<= 20'}"
+    spec = load_code_spec(tmp_path, [*MERGES, constraints])
+    assert [goal.reference for goal in tighten_references(spec)] == [0.2, 0, 0]
+    strict = load_code_spec(tmp_path, ["objectives.correctness.reference=0.3", constraints])
+    assert tighten_references(strict)[0].reference == 0.3
+
+
+def test_an_infeasible_parent_may_be_merged(tmp_path: Path):
+    spec, records = load_code_spec(tmp_path, MERGES), build_records(2)
+    records[3] = replace(records[3], feasible=False)
+    candidate = choose_candidate(spec, records)
+    assert candidate is not None
+    assert 3 in {part.trial for part in candidate[1]}
 
 
 @pytest.fixture
