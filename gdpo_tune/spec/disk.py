@@ -1,9 +1,9 @@
 """Peak of the disk that the checkpoints of a sweep need, and whether a disk can hold it.
 
-A running trial has its two newest checkpoints, those at which it was evaluated, and one that is
-being written. The last checkpoint of a trial has no optimizer state. A trial that has ended keeps
-one at most, because it may join the front until the sweep ends. The budgets of checkpoints and
-merges limit how many policies stay besides.
+A running trial has its two newest checkpoints, and one that is being written; of up to two others,
+at which it was evaluated, it keeps the weights. The last checkpoint of a trial has no optimizer
+state. A trial that has ended keeps one at most, because it may join the front until the sweep ends.
+The budgets of checkpoints and merges limit how many policies stay besides.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from gdpo_tune.spec.search_section import AshaSettings, Checkpoints, Merges, Pbt
 
 KEPT = 2
 """Complete checkpoints of a running trial."""
+MOST_KEPT = 2
+"""Evaluated checkpoints before its end that a trial keeps."""
 WEIGHT = 4
 """Bytes of a trained weight: 32 bits."""
 OPTIMIZER = 8
@@ -48,14 +50,14 @@ class SweepDisk:
     trials: int
     """Trainings of the sweep, baselines and replicates included."""
     evaluated: int = 0
-    """Checkpoints that a trial keeps until its end because it was evaluated there."""
+    """Weights that a trial keeps until its end because it was evaluated with them."""
     candidates: int = 0
     """Merges, and checkpoints of trials that have ended, over the whole sweep."""
 
     @property
     def training(self) -> int:
         """Bytes of one trial while it trains."""
-        return (KEPT + self.evaluated) * self.running + max(self.running, self.last)
+        return KEPT * self.running + self.evaluated + max(self.running, self.last)
 
     @property
     def peak(self) -> int:
@@ -81,13 +83,16 @@ def measure_disk(spec: SweepSpec, size: PolicySize, slots: int) -> SweepDisk:
         ended=_count_ended(spec, running, last),
         slots=slots,
         trials=count_trainings(spec),
-        evaluated=len(list_evaluated_steps(spec)),
-        candidates=_count_candidates(spec, running, last),
+        evaluated=len(list_evaluated_steps(spec)) * WEIGHT * trained,
+        candidates=_count_candidates(spec, WEIGHT * trained, last),
     )
 
 
 def list_evaluated_steps(spec: SweepSpec) -> list[int]:
-    """Return the steps before its end at which a search trial keeps a checkpoint to choose from."""
+    """Return the steps before its end at which a search trial keeps a checkpoint to choose from.
+
+    They are the last `MOST_KEPT` at which it is evaluated: earlier ones are seldom on the front.
+    """
     scheduler, steps = spec.search.scheduler, spec.training.steps
     if spec.keep == "none" or not spec.search.checkpoints.budget:
         return []
@@ -95,14 +100,14 @@ def list_evaluated_steps(spec: SweepSpec) -> list[int]:
         return []
     rungs = scheduler.list_rungs(steps) if isinstance(scheduler, AshaSettings) else ()
     every = spec.training.evaluate_every
-    return sorted({*range(every, steps, every), *rungs})
+    return sorted({*range(every, steps, every), *rungs})[-MOST_KEPT:]
 
 
-def _count_candidates(spec: SweepSpec, running: int, last: int) -> int:
+def _count_candidates(spec: SweepSpec, trained: int, last: int) -> int:
     if spec.keep == "none":
         return 0
     checkpoints = spec.search.checkpoints.budget if list_evaluated_steps(spec) else 0
-    return spec.search.merges.budget * last + checkpoints * running
+    return spec.search.merges.budget * last + checkpoints * trained
 
 
 def _count_ended(spec: SweepSpec, running: int, last: int) -> int:

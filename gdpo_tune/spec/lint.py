@@ -34,6 +34,7 @@ def list_warnings(spec: SweepSpec) -> list[str]:
         _check_comparisons,
         _check_certainty,
         _check_objectives,
+        _check_candidates,
         _check_search,
         list_sandbox_warnings,
         find_lacking_memory,
@@ -200,6 +201,18 @@ def _check_objectives(spec: SweepSpec) -> Iterator[str]:
                 f"constraints.{name} = {constraint}: every value between {show(low)} and "
                 f"{show(high)} meets it. Tighten it, or remove it."
             )
+
+
+def _check_candidates(spec: SweepSpec) -> Iterator[str]:
+    search = spec.search
+    budgets = {"merges": search.merges.budget, "checkpoints": search.checkpoints.budget}
+    idle = [f"search.{name}.budget" for name, budget in budgets.items() if budget]
+    if spec.keep == "none" and idle:
+        yield (
+            f"keep = none: no policy is kept that could be merged or evaluated again, so "
+            f"{join_names(idle)} {'has' if len(idle) == 1 else 'have'} no effect. Write keep: "
+            "front, or 0 as budget."
+        )
 
 
 def _check_search(spec: SweepSpec) -> Iterator[str]:

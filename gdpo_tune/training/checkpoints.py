@@ -23,9 +23,12 @@ from typing import Any
 
 from gdpo_tune.core.checkpoint_names import CHECKPOINT_PREFIX, MARKER, parse_step
 from gdpo_tune.core.errors import TrialFailure
-from gdpo_tune.core.files import explain_full_disk
+from gdpo_tune.core.files import explain_full_disk, write_atomically
 from gdpo_tune.core.trials import Cost, Estimate
 
+OPTIMIZER_FILE = "optimizer.pt"
+WEIGHTS_ONLY = "weights_only"
+"""Key of a marker whose checkpoint has lost its optimizer."""
 _UNFINISHED = ".unfinished-"
 _KEPT = 2
 """Complete checkpoints that a running trial keeps."""
@@ -67,12 +70,15 @@ class ResumePoint:
 def find_checkpoint(directory: Path) -> ResumePoint:
     """Find the complete checkpoint of most steps in a trial's directory.
 
-    A checkpoint without its marker, or with a file that is missing or changed, is damaged.
+    A checkpoint without its marker, or with a file that is missing or changed, is damaged. One of
+    weights alone, before the end, does not count.
     """
     damaged: list[str] = []
     for path in _list_checkpoints(directory):
         try:
-            return ResumePoint(_read(path).path, tuple(damaged))
+            checkpoint = _read(path)
+            if not _read_marker(path).get(WEIGHTS_ONLY):
+                return ResumePoint(checkpoint.path, tuple(damaged))
         except _DamagedError as error:
             damaged.append(str(error))
     return ResumePoint(None, tuple(damaged))
@@ -161,11 +167,27 @@ def adopt_checkpoint(source: Path, directory: Path) -> None:
 def keep_newest(directory: Path, steps: Collection[int] = ()) -> None:
     """Delete a running trial's checkpoints but the two newest complete ones and those of `steps`.
 
-    It compares files by size alone: reading them all would take as long as writing them did.
+    The latter keep no optimizer, because no training resumes from them. It compares files by size
+    alone: reading them all would take as long as writing them did.
     """
     complete = [path for path in _list_checkpoints(directory) if _is_complete(path)]
     kept = [path for path in complete[_KEPT:] if parse_step(path.name) in steps]
     remove_all_but(directory, *complete[:_KEPT], *kept)
+    for path in kept:
+        drop_optimizer(path)
+
+
+def drop_optimizer(path: Path) -> None:
+    """Delete the optimizer's file of a checkpoint, which stays complete at every moment.
+
+    No training resumes from it any more.
+    """
+    if not (path / OPTIMIZER_FILE).exists():
+        return
+    marker = _read_marker(path)
+    marker["files"].pop(OPTIMIZER_FILE, None)
+    write_atomically(path / MARKER, json.dumps({**marker, WEIGHTS_ONLY: True}))
+    (path / OPTIMIZER_FILE).unlink()
 
 
 def remove_all_but(directory: Path, *kept: Path | None) -> None:

@@ -30,7 +30,7 @@ from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.trials import TrainedPart
 from gdpo_tune.policies.initial_policy import INITIAL_FILE, read_initial_policy
 from gdpo_tune.policies.prompts import PROMPTS_FILE
-from gdpo_tune.training.checkpoints import link_or_copy, read_checkpoint
+from gdpo_tune.training.checkpoints import OPTIMIZER_FILE, link_or_copy, read_checkpoint
 from gdpo_tune.training.lora import ADAPTER, ADAPTER_CONFIG, load_adapter, write_merged_policy
 
 LARGEST_FILE = "5GB"
@@ -38,7 +38,7 @@ LARGEST_FILE = "5GB"
 MIXTURE_FILE = "mixture.json"
 """File beside unmerged adapters with the directory and the weight of each."""
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
-_TRAINING_STATE = (MARKER, "optimizer.pt", "scheduler.pt", "trainer_state.json", "rng_state*.pth")
+_TRAINING_STATE = (MARKER, OPTIMIZER_FILE, "scheduler.pt", "trainer_state.json", "rng_state*.pth")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "README.md", ADAPTER_CONFIG, ADAPTER)
 _TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model")
 _PROMPTS = (PROMPTS_FILE, "chat_template.jinja")

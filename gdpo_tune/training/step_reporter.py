@@ -19,7 +19,12 @@ from gdpo_tune.core.files import explain_full_disk, write_atomically
 from gdpo_tune.core.steps import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Report, TrialConfig
 from gdpo_tune.training import ranks
-from gdpo_tune.training.checkpoints import Checkpoint, keep_newest, write_checkpoint
+from gdpo_tune.training.checkpoints import (
+    OPTIMIZER_FILE,
+    Checkpoint,
+    keep_newest,
+    write_checkpoint,
+)
 from gdpo_tune.training.evaluation import Evaluator
 from gdpo_tune.training.gpu import read_gpu_metrics
 from gdpo_tune.training.lora import save_policy
@@ -182,7 +187,7 @@ class StepReporter(TrainerCallback):
         save_policy(self.trainer.policy, directory, last=last)
         trainer.processing_class.save_pretrained(directory)
         if not last:  # no training continues after its last step, and this is most of the bytes
-            torch.save(trainer.optimizer.state_dict(), directory / "optimizer.pt")
+            torch.save(trainer.optimizer.state_dict(), directory / OPTIMIZER_FILE)
         torch.save(trainer.lr_scheduler.state_dict(), directory / "scheduler.pt")
         save_random_states(states, directory)
         trainer.state.save_to_json(str(directory / "trainer_state.json"))

@@ -20,7 +20,11 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.disk import list_evaluated_steps
-from gdpo_tune.training.checkpoints import find_newest_checkpoint, remove_all_but
+from gdpo_tune.training.checkpoints import (
+    drop_optimizer,
+    find_newest_checkpoint,
+    remove_all_but,
+)
 
 
 def delete_unkept_checkpoints(ledger: Ledger) -> None:
@@ -120,6 +124,9 @@ def _keep_only(ledger: Ledger, paths: Mapping[int, set[Path]], patience: float =
         SweepStore(ledger.spec, patience=patience).keep_only(names)
     for number, kept in paths.items():
         remove_all_but(ledger.get_trial_directory(number), *kept)
+        record = ledger.get_record(number)
+        for path in kept - {record.checkpoint} if record.state == "complete" else ():
+            drop_optimizer(path)
 
 
 def find_newest(ledger: Ledger, directory: Path) -> Path | None:

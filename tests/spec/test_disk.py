@@ -79,9 +79,9 @@ def test_merges_and_checkpoints(load):
     evaluated = ["training={steps: 60, evaluate_every: 15}", "search.checkpoints.budget=2"]
     ends = measure_disk(load(search, *evaluated, *ENDS_ONLY), SMALL, slots=2)
     found = measure_disk(load(search, *evaluated), SMALL, slots=2)
-    assert found.evaluated == 4  # steps 15, 30 and 45, and the rung at 20
-    running, last = 12 * 10**6, 4 * 10**6
-    assert found.peak - ends.peak == 2 * 4 * running + 2 * running + 3 * last
+    weights = 4 * 10**6  # without the optimizer, whether it is the last checkpoint or not
+    assert found.evaluated == 2 * weights  # of steps 30 and 45; 15, and the rung at 20, are early
+    assert found.peak - ends.peak == 2 * 2 * weights + 2 * weights + 3 * weights
     assert measure_disk(load(search, *evaluated, "keep=none"), SMALL, 2).candidates == 0
 
 
@@ -125,7 +125,7 @@ def test_the_remedies_suffice(load, monkeypatch, tmp_path):
         {},
     )
     check_disk(load(f"storage={tmp_path}", FIFO, "keep=none"), SMALL, "", {})
-    have_room(monkeypatch, 110 * 10**6)
+    have_room(monkeypatch, 112 * 10**6)
     with pytest.raises(ResourcesError, match=r"search\.merges\.budget=0 --set search\.check"):
         check_disk(load(f"storage={tmp_path}", FIFO, trials), SMALL, "", {})
 

@@ -198,6 +198,23 @@ def test_complete_checkpoints_of_some_steps_stay_too(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == left
 
 
+def test_a_checkpoint_that_only_may_become_a_candidate_loses_its_optimizer(tmp_path):
+    def fill_both(directory):
+        fill(directory)
+        (directory / "optimizer.pt").write_bytes(b"averages")
+
+    for step in (20, 40, 60):
+        write_checkpoint(tmp_path, step, Cost(), fill_both)
+    keep_newest(tmp_path, (20,))
+    assert not (tmp_path / "checkpoint-20" / "optimizer.pt").exists()
+    assert read_checkpoint(tmp_path / "checkpoint-20").step == 20
+    assert (tmp_path / "checkpoint-40" / "optimizer.pt").exists()
+    for newer in (40, 60):
+        (tmp_path / f"checkpoint-{newer}" / "weights").unlink()
+    # a training that resumed from it would continue with other averages
+    assert find_checkpoint(tmp_path).newest is None
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_reported_with_directory_and_bytes(tmp_path, number):
     older = write_checkpoint(tmp_path, 20, Cost(), fill)
