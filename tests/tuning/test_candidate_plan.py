@@ -21,6 +21,8 @@ from gdpo_tune.tuning.search.startup import draw_startup_point, list_corners
 from tests.support.search_driver import Driver
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
 
+MERGE = 5
+"""Number of the first merge of `begin_merge`."""
 MERGES = ("search={trials: 4, merges: {budget: 8}}", "search.checkpoints.budget=4")
 
 
@@ -59,7 +61,7 @@ def add_merge(records: list[TrialRecord], parts: tuple[Part, ...]) -> None:
     records.append(TrialRecord(number, "merge", "running", {}, number, "candidate", parts=parts))
 
 
-@pytest.mark.parametrize(("ended", "merges"), [(0, 0), (2, 5), (4, 8)])
+@pytest.mark.parametrize(("ended", "merges"), [(0, 0), (2, 0), (3, 6), (4, 8)])
 def test_merges_are_spread_over_the_trainings(tmp_path: Path, ended: int, merges: int):
     spec, records = load_code_spec(tmp_path, MERGES), build_records(ended)
     chosen = set[tuple[Part, ...]]()
@@ -83,7 +85,7 @@ def test_merges_can_be_switched_off(tmp_path: Path, setting: str):
 
 def test_a_merge_comes_before_the_next_training(tmp_path: Path):
     spec = load_code_spec(tmp_path, MERGES)
-    step = find_next_step(spec, build_records(2))
+    step = find_next_step(spec, build_records(3))
     assert step is not None
     assert (step.role, step.proposer, step.params) == ("merge", "candidate", {})
     assert sum(part.weight for part in step.parts) == pytest.approx(1)
@@ -120,7 +122,7 @@ def test_a_constraint_on_an_objective_is_the_worst_value_of_interest(tmp_path: P
 
 
 def test_an_infeasible_parent_may_be_merged(tmp_path: Path):
-    spec, records = load_code_spec(tmp_path, MERGES), build_records(2)
+    spec, records = load_code_spec(tmp_path, MERGES), build_records(3)
     records[3] = replace(records[3], feasible=False)
     candidate = choose_candidate(spec, records)
     assert candidate is not None
@@ -170,16 +172,16 @@ def train(driver: Driver, correctness: float, length: float) -> None:
 
 
 def begin_merge(ledger: Ledger) -> tuple[Driver, str]:
-    """Run the baselines and a trial, then start the first merge."""
+    """Run the baselines and as many trials as there are corners, then start the first merge."""
     driver = Driver(ledger, slots=1)
     driver.end(ask(driver)[0], outcome=build_outcome(0.1, 0.1, 0.1))
-    train(driver, 0.9, 0.1)
-    train(driver, 0.1, 0.9)
+    for values in ((0.9, 0.1), (0.1, 0.9), (0.1, 0.1), (0.1, 0.1)):
+        train(driver, *values)
     trial, config = ask(driver)
     assert not config.train
-    assert [part.weight for part in config.parts] == [0.5, 0.5]
+    assert sum(part.weight for part in config.parts) == pytest.approx(1)
     assert [part.checkpoint for part in config.parts] == [
-        ledger.get_checkpoint(number, 60) for number in (1, 2)
+        ledger.get_checkpoint(part.trial, 60) for part in ledger.get_record(MERGE).parts
     ]
     return driver, trial
 
@@ -189,9 +191,9 @@ def test_a_dominated_merge_is_stopped(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         driver, trial = begin_merge(ledger)
         driver.report(trial, build_measurement(0, correctness=0.05, format=0.5, length=0.9))
-        assert driver.searcher.stop_flag.is_set(3)
+        assert driver.searcher.stop_flag.is_set(MERGE)
         driver.end(trial, interrupted=True)
-        record = ledger.get_record(3)
+        record = ledger.get_record(MERGE)
         assert record.state == "pruned"
         assert record.reason == "dominated on validation prompts by 2"
         assert record.validation == {}
@@ -202,10 +204,10 @@ def test_a_verdict_that_a_kill_interrupted_is_carried_out(spec: SweepSpec):
     spec = spec.model_copy(update={"constraints": {}})
     with Ledger.open(spec) as ledger:
         begin_merge(ledger)
-        ledger.record_rung(3, build_measurement(0, correctness=0.05, format=0.5, length=0.9))
+        ledger.record_rung(MERGE, build_measurement(0, correctness=0.05, format=0.5, length=0.9))
     with Ledger.open(spec) as ledger:
         Driver(ledger, slots=1)
-        assert ledger.get_record(3).state == "pruned"
+        assert ledger.get_record(MERGE).state == "pruned"
 
 
 def test_a_killed_merge_is_evaluated_again(spec: SweepSpec):
@@ -217,12 +219,12 @@ def test_a_killed_merge_is_evaluated_again(spec: SweepSpec):
         trial, config = ask(driver)
         assert config == before
         driver.report(trial, build_measurement(0, correctness=0.6, format=0.6, length=0.6))
-        assert not driver.searcher.stop_flag.is_set(3)
+        assert not driver.searcher.stop_flag.is_set(MERGE)
         driver.end(trial, outcome=build_outcome(0.6, 0.6, 0.6))
-        assert ledger.get_record(3).name == "merge-3"
-        assert ledger.get_record(3).state == "complete"
+        assert ledger.get_record(MERGE).name == "merge-5"
+        assert ledger.get_record(MERGE).state == "complete"
         # to Optuna, a merge is no result of any parameters
-        assert ledger.study.trials[3].params == {}
+        assert ledger.study.trials[MERGE].params == {}
 
 
 def test_a_search_trial_keeps_the_checkpoints_at_which_it_is_evaluated(spec: SweepSpec):
@@ -238,10 +240,10 @@ def test_a_search_trial_keeps_the_checkpoints_at_which_it_is_evaluated(spec: Swe
 def test_a_sweep_with_merges_begins_at_the_corners_of_the_weights(spec: SweepSpec):
     names = ("reward_weights.format", "reward_weights.length")
     corners = [tuple(corner[name] for name in names) for corner in list_corners(spec)]
-    middle = pytest.approx(0.1**0.5)
-    assert corners == [(2, 2), (2, 0.05), (0.05, 2), (middle, middle)]
+    assert corners == [(2, 2), (2, 0.05), (0.05, 2)]
     points = [draw_startup_point(spec, index) for index in range(5)]
-    assert [tuple(point[name] for name in names) for point in points[:4]] == corners
+    assert [tuple(point[name] for name in names) for point in points[:3]] == corners
+    assert points[3]["reward_weights.format"] == pytest.approx(0.1**0.5)
     rates = [float(point["learning_rate"]) for point in points[:4]]
     assert min(rates) >= 3e-5 * 10**0.9
     assert len(set(rates)) == 4
@@ -251,7 +253,7 @@ def test_a_sweep_with_merges_begins_at_the_corners_of_the_weights(spec: SweepSpe
 
 def test_weights_without_an_anchor_have_one_corner_each(tmp_path: Path):
     spec = load_code_spec(tmp_path, [*MERGES, "space.reward_weights.correctness={log: [0.05, 2]}"])
-    corners = list_corners(spec)[:-1]
+    corners = list_corners(spec)
     assert len(corners) == 3  # all at their largest weigh the same as all at their least
     assert len({max(corner, key=lambda name: float(corner[name])) for corner in corners}) == 3
 

@@ -2,7 +2,8 @@
 
 They are spread over the sweep, so that at any time the front is about as good as that much
 training allows: once a share s of the trainings has ended, the share sqrt(s) of the budgets may be
-spent. The first trainings span the front, and merges of them add most.
+spent. The first trainings span the front, and merges of them add most. Merges begin once the
+corners of the reward weights have been trained: what lies between two neighbours adds little.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from gdpo_tune.analysis.merging import choose_merge
 from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.trials import Objective, Role, TrialRecord
 from gdpo_tune.spec import Constraint, SweepSpec
+from gdpo_tune.tuning.search.startup import list_corners
 
 Parts = tuple[Part, ...]
 
@@ -30,7 +32,7 @@ def choose_candidate(spec: SweepSpec, records: Sequence[TrialRecord]) -> tuple[R
         if part is not None:
             return "checkpoint", (part,)
     merges = spec.search.merges
-    if _has_room(spec, records, "merge", merges.budget):
+    if _is_spanned(spec, records) and _has_room(spec, records, "merge", merges.budget):
         parts = choose_merge(records, tighten_references(spec), merges.most_parts)
         if parts is not None:
             return "merge", parts
@@ -65,6 +67,15 @@ def _has_room(spec: SweepSpec, records: Sequence[TrialRecord], role: Role, budge
     spent = sum(record.role == role for record in records)
     if spent >= budget:
         return False
+    share = min(1.0, _count_ended(records) / spec.search.trials)
+    return spent < int(budget * math.sqrt(share))
+
+
+def _is_spanned(spec: SweepSpec, records: Sequence[TrialRecord]) -> bool:
+    """Return whether as many trainings have ended as the reward weights have corners, or all."""
+    return _count_ended(records) >= min(len(list_corners(spec)), spec.search.trials)
+
+
+def _count_ended(records: Sequence[TrialRecord]) -> int:
     trained = (record for record in records if record.role in ("search", "member"))
-    ended = sum(not record.is_open for record in trained)
-    return spent < int(budget * math.sqrt(min(1.0, ended / spec.search.trials)))
+    return sum(not record.is_open for record in trained)

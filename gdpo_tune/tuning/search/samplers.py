@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial
 from gdpo_tune.ledger import convert_to_distribution
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.search.gaussian_process import GaussianProcess
-from gdpo_tune.tuning.search.startup import list_corners
+from gdpo_tune.tuning.search.startup import list_spanning_weights
 
 NEVER = sys.maxsize
 """The start-up of a sampler without a model."""
@@ -128,9 +128,9 @@ def build_qmc(_: SweepSpec) -> SamplerFactory:
 def count_startup_trials(spec: SweepSpec) -> int:
     """Return the trials before a model: few, since with four it beats chance (docs/search.md).
 
-    All corners that merges need are among them.
+    All points that merges need are among them.
     """
-    return max(len(list_corners(spec)), min(10, max(4, spec.search.trials // 8)))
+    return max(len(list_spanning_weights(spec)), min(10, max(4, spec.search.trials // 8)))
 
 
 def choose_population_size(spec: SweepSpec) -> int:

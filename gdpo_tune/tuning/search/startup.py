@@ -31,17 +31,24 @@ def draw_startup_point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
 
     The same index gives the same point in every process.
     """
-    point, corners = draw_point(spec, index), list_corners(spec)
-    if index >= len(corners):
+    point, spanning = draw_point(spec, index), list_spanning_weights(spec)
+    if index >= len(spanning):
         return point
     rate = spec.space.searched_domains.get(RATE)
     if isinstance(rate, Uniform):
         point[RATE] = map_share(rate, 1 - UPPER_SHARE * (index * GOLDEN % 1))
-    return {**point, **corners[index]}
+    return {**point, **spanning[index]}
+
+
+def list_spanning_weights(spec: SweepSpec) -> list[dict[str, ParamValue]]:
+    """Return the reward weights of the first points: the corners, then the centre."""
+    corners = list_corners(spec)
+    centre = {n: spec.space.searched_domains[n].find_middle() for n in (corners or [{}])[0]}
+    return [*corners, centre] if corners else []
 
 
 def list_corners(spec: SweepSpec) -> list[dict[str, ParamValue]]:
-    """Return the corners of the searched reward weights, and the centre; none without merges.
+    """Return the corners of the searched reward weights; none without merges.
 
     Only ratios of weights matter. So without an anchor, a weight that is not searched, the largest
     of all are the centre and no corner.
@@ -52,11 +59,11 @@ def list_corners(spec: SweepSpec) -> list[dict[str, ParamValue]]:
     ends = {name: find_ends(domain) for name, domain in weights.items()}
     least = {name: low for name, (low, _) in ends.items()}
     largest = {name: high for name, (_, high) in ends.items()}
-    singles = [{**least, name: high} for name, high in largest.items()] if len(ends) > 1 else []
-    centre = {name: domain.find_middle() for name, domain in weights.items()}
+    if len(ends) == 1:
+        return [largest, least]
+    singles = [{**least, name: high} for name, high in largest.items()]
     has_anchor = any(n.startswith(WEIGHTS) and n not in weights for n in spec.space.domains)
-    corners = [largest, *singles] if has_anchor else singles
-    return [*corners, centre] if len(ends) > 1 else [*corners, least]
+    return [largest, *singles] if has_anchor else singles
 
 
 def find_ends(domain: Domain) -> tuple[ParamValue, ParamValue]:
