@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.candidates import format_parts, title_candidate
 from gdpo_tune.core.trials import PROMPTS_LEFT_OUT, Incident, TrialRecord
 
 REPORT_FILE = "report.html"
@@ -17,19 +18,19 @@ FRONT_FILE = "front.png"
 
 @dataclass(frozen=True)
 class ChosenTrial:
-    """Trial that a choice names."""
+    """Candidate that a choice names."""
 
     record: TrialRecord
-    """Trial with that number, or the first trial of the configuration that was picked."""
+    """Trial with that name, or the first trial of the configuration that was picked."""
     label: str
-    """Part of a directory's name: `knee`, `max_correctness`, or `trial-7` for other picks."""
+    """Part of a directory's name: `knee`, `trial-7`, `trial-7-step-40` or `merge-27`."""
     lines: tuple[str, ...]
     """Sentences about it: its values, and how certain its conditions are."""
 
     @property
-    def number(self) -> int:
-        """Number of the trial."""
-        return self.record.number
+    def name(self) -> str:
+        """Name of the candidate."""
+        return self.record.name
 
 
 def measure_wall_time(records: Sequence[TrialRecord]) -> float:
@@ -62,10 +63,15 @@ def describe_left_out_prompts(records: Sequence[TrialRecord]) -> str:
 
 
 def name_configuration(configuration: Configuration) -> str:
-    """Return its trials: `trial 7`, `trial 7, replicates 20, 23` or `untrained policy`."""
+    """Return its candidate and its replicates: `trial 7, replicates 20, 23`, `untrained policy`.
+
+    A merge shows its parts: `merge-27 (0.5 x 7@60 + 0.5 x 12@60)`.
+    """
     if configuration.role == "untrained":
         return "untrained policy"
-    name = f"trial {configuration.first}"
+    name = title_candidate(configuration.name)
+    if configuration.role == "merge":
+        name += f" ({format_parts(configuration.parts)})"
     others = [str(number) for number in configuration.numbers if number != configuration.first]
     if others:
         name += f", replicate{'s' if len(others) > 1 else ''} {', '.join(others)}"
@@ -73,8 +79,15 @@ def name_configuration(configuration: Configuration) -> str:
 
 
 def describe_role(record: TrialRecord) -> str:
-    """Return why a trial was run: its role, such as `search`, or `replicate of 3`."""
-    return f"replicate of {record.replicate_of}" if record.role == "replicate" else record.role
+    """Return why a trial was run: its role, such as `search`, `replicate of 3`, `checkpoint 7@40`.
+
+    A merge shows its parts: `merge of 0.5 x 7@60 + 0.5 x 12@60`.
+    """
+    if record.role == "replicate":
+        return f"replicate of {record.replicate_of}"
+    if record.role == "checkpoint":
+        return title_candidate(record.name)
+    return f"merge of {format_parts(record.parts)}" if record.role == "merge" else record.role
 
 
 def list_incidents(sessions: Sequence[Mapping[str, Any]]) -> list[Incident]:
