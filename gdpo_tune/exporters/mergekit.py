@@ -70,8 +70,8 @@ def _check_parents(recipe: Recipe) -> None:
             "",
             "",
             f"the policy of {parent.source} was not kept",
-            f"train it again with python -m gdpo_tune.train --from {quote(parent.source)}, give "
-            f"it the weight {parent.weight:g}",
+            f"train it again: python -m gdpo_tune.train --from {quote(parent.source)} (its weight "
+            f"is {parent.weight:g})",
         )
         for parent in recipe.parents
         if not parent.policy

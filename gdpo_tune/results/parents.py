@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from shlex import quote
 
@@ -29,16 +29,31 @@ def list_parents(records: Sequence[TrialRecord], parts: Sequence[Part], sweep: s
         record = records[part.trial]
         is_end = part.step == record.last_step
         name = f"{part.trial}" if is_end else f"{part.trial}@{part.step}"
-        parents.append(Parent(f"{sweep}:{name}", part.weight, find_policy(records, part)))
+        policy = find_policy(record, part.step)
+        parents.append(Parent(f"{sweep}:{name}", part.weight, policy))
     return parents
 
 
-def find_policy(records: Sequence[TrialRecord], part: Part) -> str:
-    """Find the policy of a part, as a path or URL; empty if its checkpoint was not kept."""
-    record, name = records[part.trial], f"{CHECKPOINT_PREFIX}{part.step}"
-    if record.address:
-        return f"{record.address}/{name}"
-    path = record.directory and record.directory.absolute() / name
+def find_policies(records: Iterable[TrialRecord]) -> dict[int, str]:
+    """Find each trial's policy, as a path or URL; an empty text if it was not kept.
+
+    The policy of a checkpoint may lie in the directory of the trial that trained it.
+    """
+    trials = {record.number: record for record in records}
+    policies = {number: record.policy for number, record in trials.items()}
+    for number, record in trials.items():
+        if len(record.parts) == 1 and not policies[number] and not record.address:
+            training = trials[record.parts[0].trial]
+            policies[number] = find_policy(training, record.parts[0].step)
+    return policies
+
+
+def find_policy(training: TrialRecord, step: int) -> str:
+    """Find the checkpoint of a training; empty if it was not kept. A store is not asked."""
+    name = f"{CHECKPOINT_PREFIX}{step}"
+    if training.address:
+        return f"{training.address}/{name}"
+    path = training.directory and training.directory.absolute() / name
     return str(path) if path and path.is_dir() else ""
 
 

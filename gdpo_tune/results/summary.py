@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gdpo_tune.analysis.front import Front
+from gdpo_tune.analysis.origins import summarize_origins
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.candidates import format_parts, title_candidate
+from gdpo_tune.core.formatting import format_count, format_duration, format_percent
 from gdpo_tune.core.trials import PROMPTS_LEFT_OUT, Incident, TrialRecord
 
 REPORT_FILE = "report.html"
@@ -60,6 +63,25 @@ def describe_left_out_prompts(records: Sequence[TrialRecord]) -> str:
         if key.startswith(PROMPTS_LEFT_OUT)
     }
     return ", ".join(f"{split} {count}" for split, count in counts.items())
+
+
+def describe_origins(front: Front) -> list[str]:
+    """Describe each kind of candidates: its share of the hypervolume, and its cost.
+
+    Shares are nested: what ends of trainings reach alone, what checkpoints add, what merges add.
+    Empty for a sweep with ends of trainings alone.
+    """
+    lines: list[str] = []
+    for origin in summarize_origins(front):
+        cost = origin.cost
+        word = "give" if origin.kind == "ends" else "add"
+        lines.append(
+            f"{origin.kind} {word} {format_percent(origin.share)} of the hypervolume "
+            f"({origin.members} on the front): {format_count(origin.trials, 'trial')}, "
+            f"{cost.completions:,} completions in training, {cost.evaluation_completions:,} in "
+            f"evaluations, {format_duration(cost.cpu_seconds)} of CPU time"
+        )
+    return lines
 
 
 def name_configuration(configuration: Configuration) -> str:

@@ -145,7 +145,7 @@ def test_the_hover_text_is_escaped(front):
 
 
 def test_headings(front):
-    member = replace(front.members[0], first=3, role="search")
+    member = replace(front.members[0], first=3, name="3", role="search")
     assert name_configuration(replace(member, numbers=(3,))) == "trial 3"
     assert name_configuration(replace(member, numbers=(3, 7))) == "trial 3, replicate 7"
     assert name_configuration(replace(member, numbers=(3, 7, 9))) == "trial 3, replicates 7, 9"
