@@ -22,13 +22,14 @@ class Parent:
     """Path or URL of the policy; empty if its checkpoint was not kept."""
 
 
-def list_parents(records: Sequence[TrialRecord], parts: Sequence[Part], sweep: str) -> list[Parent]:
-    """List the parents of a merge; `sweep` is the sweep's location."""
+def list_parents(
+    records: Sequence[TrialRecord], parts: Sequence[Part], sweep: str, steps: int
+) -> list[Parent]:
+    """List the parents of a merge; `sweep` is the sweep's location, `steps` those of its trials."""
     parents: list[Parent] = []
     for part in parts:
         record = records[part.trial]
-        is_end = part.step == record.last_step
-        name = f"{part.trial}" if is_end else f"{part.trial}@{part.step}"
+        name = f"{part.trial}" if part.step == steps else f"{part.trial}@{part.step}"
         policy = find_policy(record, part.step)
         parents.append(Parent(f"{sweep}:{name}", part.weight, policy))
     return parents

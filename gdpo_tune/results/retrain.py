@@ -111,7 +111,7 @@ def build_request_from_sweep(
         spec, {}, record.seed, picked.label, note, (), picked.lines, picked.name, location
     )
     if len(record.parts) > 1:
-        parents = list_parents(sweep.records, record.parts, location)
+        parents = list_parents(sweep.records, record.parts, location, sweep.spec.training.steps)
         return dataclasses.replace(request, parents=tuple(parents))
     training = trace_training(sweep.records, number, step if record.parts else math.inf)
     schedule, whole = training.schedule, sweep.spec.training.steps
