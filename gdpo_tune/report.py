@@ -6,7 +6,7 @@
     python -m gdpo_tune.report runs/code --modes gdpo grpo
     python -m gdpo_tune.report runs/code --sync
 
-The second marks one trial, and prints the commands that train and export it. The third compares two
+The second marks one candidate, and prints the commands that make it anew. The third compares two
 sweeps, the fourth two normalization modes of one: a verdict in words, and a page. Ledgers are only
 read, so this works beside a running sweep. The last sends MLflow what it lacks of a sweep that is
 not running: updates that an unreachable server missed, or everything if its database is gone.
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
     ending = sessions[-1].get("ending", "") if sessions else ""
     with explain_write_errors("the report"):
         write_report(spec, records, ending=ending, chosen=chosen, sessions=sessions)
-        write_front_png(spec, records, chosen=chosen and chosen.number)
+        write_front_png(spec, records, chosen=chosen and chosen.name)
     print_summary(spec, records, chosen=chosen, sessions=sessions)
     if options.sync:
         from gdpo_tune.tracking.sync import sync

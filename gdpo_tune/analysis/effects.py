@@ -87,7 +87,7 @@ def estimate_effects(
     objectives: Sequence[Objective],
 ) -> Effects:
     """Estimate the effects of the parameters `dimensions`; one with a single value is left out."""
-    trained = [c for c in configurations if c.role != "untrained"]
+    trained = [c for c in configurations if c.is_training]
     if not trained:
         return Effects((), 0, 1 + SPARE)
     terms = {name: _build_term([c.params.get(name) for c in trained]) for name in dimensions}

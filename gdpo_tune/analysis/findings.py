@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gdpo_tune.analysis.effects import Change, Effects, ParameterEffect
 from gdpo_tune.analysis.front import Front, name_extreme
+from gdpo_tune.core.candidates import title_candidate
 from gdpo_tune.core.formatting import (
     format_count,
     format_estimate,
@@ -36,8 +37,9 @@ def _list_findings(front: Front, effects: Effects) -> list[str]:
     for goal in front.objectives:
         if goal.name in front.extremes and not front.list_ties(goal.name):
             best = front.extremes[goal.name]
+            title = title_candidate(best.name)
             lines.append(
-                f"Trial {best.first} has the {name_extreme(goal)}, "
+                f"{title[0].upper()}{title[1:]} has the {name_extreme(goal)}, "
                 f"{format_estimate(best.mean[goal.name])}. No other configuration is tied with it."
             )
     detected = sorted((e for e in effects.estimates if e.p <= SURE), key=lambda e: -e.importance)
@@ -63,7 +65,7 @@ def _list_limits(front: Front, effects: Effects) -> list[str]:
             f"No detectable effect: {format_list(silent)}. There may be one: the intervals in the "
             "figure of importance show how large it can be."
         )
-    stopped = sum(record.state == "pruned" for record in front.records)
+    stopped = sum(record.state == "pruned" and record.is_training for record in front.records)
     if effects.estimates and stopped:
         lines.append(
             f"Stopped early, without a value on test prompts: {format_count(stopped, 'trial')}. "
@@ -75,11 +77,11 @@ def _list_limits(front: Front, effects: Effects) -> list[str]:
             f"Provisional, because they have one seed: {provisional} of the "
             f"{format_count(len(front.members), 'configuration')} on the front."
         )
-    doubtful = [str(member.first) for member in front.members if member.probability < 0.5]
+    doubtful = [member.name for member in front.members if member.probability < 0.5]
     if doubtful:
         lines.append(
-            "More likely dominated than not, given the standard errors: trial "
-            f"{format_list(doubtful)}."
+            "More likely dominated than not, given the standard errors: "
+            f"{format_list([title_candidate(name) for name in doubtful])}."
         )
     tied = [name for name in front.extremes if front.list_ties(name)]
     if tied:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -29,7 +29,7 @@ from gdpo_tune.analysis.selection import find_extremes, find_knee, is_tied
 from gdpo_tune.core.trials import Objective, TrialRecord
 
 MOST_TIES = 3
-"""Trials that are named beside the one they are tied with."""
+"""Candidates that are named beside the one they are tied with."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,11 @@ class Front:
 
     @cached_property
     def hypervolume_over_trials(self) -> tuple[HypervolumePoint, ...]:
-        """The hypervolume after each trained trial that ended, in order of ending.
+        """The hypervolume after each trial that ended, in order of ending.
 
-        Each point is over the means of the seeds so far: the curve falls where a replicate shows
-        that a first trial was lucky, and it ends at `compute_hypervolume`.
+        The untrained policy has none. Each point is over the means of the seeds so far: the curve
+        falls where a replicate shows that a first trial was lucky, and it ends at
+        `compute_hypervolume`.
         """
         return _trace_hypervolume(self.records, self.objectives)
 
@@ -91,7 +92,7 @@ class Front:
     def list_labels(self, configuration: Configuration, *, ties: bool = False) -> list[str]:
         """Return why a configuration stands out: `chosen`, `knee`, `highest correctness`, ...
 
-        With `ties` an extreme names the trials that it is tied with: `highest correctness (tied
+        With `ties` an extreme names the candidates that it is tied with: `highest correctness (tied
         with 5, 15)`.
         """
         names = ["chosen"] if configuration is self.chosen else []
@@ -113,10 +114,10 @@ class Front:
         return sorted(tied, key=lambda c: abs(c.mean[objective].mean - top.mean))
 
     def _format_ties(self, objective: str) -> str:
-        numbers = [str(c.first) for c in self.list_ties(objective)]
-        more = len(numbers) - MOST_TIES
+        names = [c.name for c in self.list_ties(objective)]
+        more = len(names) - MOST_TIES
         others = f" and {more} more" if more > 0 else ""
-        return f" (tied with {', '.join(numbers[:MOST_TIES])}{others})" if numbers else ""
+        return f" (tied with {', '.join(names[:MOST_TIES])}{others})" if names else ""
 
     @property
     def has_replicates(self) -> bool:
@@ -128,6 +129,13 @@ class Front:
         return [c for c in self.configurations if c.rank >= 0]
 
 
+def find_configuration(
+    configurations: Iterable[Configuration], name: str | None
+) -> Configuration | None:
+    """Find the configuration of that name, or with a trial of that number; None for no name."""
+    return next((c for c in configurations if name in (c.name, *map(str, c.numbers))), None)
+
+
 def name_extreme(objective: Objective) -> str:
     """Return `highest correctness`, or `lowest mean length` for a minimised objective."""
     word = "highest" if objective.direction == "maximize" else "lowest"
@@ -135,11 +143,11 @@ def name_extreme(objective: Objective) -> str:
 
 
 def build_front(
-    records: Sequence[TrialRecord], objectives: Sequence[Objective], chosen: int | None = None
+    records: Sequence[TrialRecord], objectives: Sequence[Objective], chosen: str | None = None
 ) -> Front:
     """Build the front of all complete trials, empty if there are none.
 
-    `chosen` is the number of the trial that a person picked.
+    `chosen` is the name of the candidate that a person picked, or the number of one of its trials.
     """
     goals = tuple(objectives)
     measured = tuple(pool_trials(records, goals))
@@ -158,7 +166,7 @@ def build_front(
         knee=None if knee is None else members[knee],
         extremes={name: members[index] for name, index in find_extremes(values, goals).items()},
         hypervolume=compute_hypervolume(values, goals),
-        chosen=next((c for c in measured if chosen in c.numbers), None),
+        chosen=find_configuration(measured, chosen),
     )
 
 

@@ -26,16 +26,16 @@ class Training:
     schedule: tuple[Segment, ...] = ()
 
 
-def trace_training(records: Sequence[TrialRecord], number: int) -> Training:
-    """Return the training that gives a trial's policy.
+def trace_training(records: Sequence[TrialRecord], number: int, step: float = math.inf) -> Training:
+    """Return the training that gives a trial's policy, or its checkpoint at a step.
 
     A replicate is the training of the trial that it repeats, with its own seed. `records` holds
     every trial at the index of its number.
     """
     record = records[number]
     if record.replicate_of is not None:
-        return replace(trace_training(records, record.replicate_of), seed=record.seed)
-    return _trace_until(records, number, math.inf)
+        return replace(trace_training(records, record.replicate_of, step), seed=record.seed)
+    return _trace_until(records, number, step)
 
 
 def stretch_schedule(schedule: Sequence[Segment], factor: float) -> tuple[Segment, ...]:

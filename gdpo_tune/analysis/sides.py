@@ -1,4 +1,7 @@
-"""One side of a comparison: the configurations that a search tried, without the baselines.
+"""One side of a comparison: the configurations that a search trained, without the baselines.
+
+Checkpoints and merges do not count: each is made of trainings that count, so it is no independent
+observation of its side.
 
 Shapes: T configurations tried, M objectives.
 """
@@ -83,7 +86,7 @@ def build_side(
     that no model proposed are independent: a model tries more of a mode in a corner of the space
     where that mode looked good, which says nothing about the mode.
     """
-    kept = [r for r in records if r.role not in ("untrained", "published")]
+    kept = [r for r in records if r.is_training and r.role != "published"]
     goals = tuple(objectives)
     stopped = sum(
         find_original(seeds).state == "pruned"

@@ -41,6 +41,12 @@ def check_weights(weights: Sequence[float]) -> None:
         )
 
 
+def title_candidate(name: str) -> str:
+    """Return a candidate's name for a sentence: `trial 7`, `checkpoint 7@40`, `merge-27`."""
+    kind = "trial " if name.isdecimal() else "checkpoint " if "@" in name else ""
+    return f"{kind}{name}"
+
+
 def format_parts(parts: Sequence[Part]) -> str:
     """Format parts for a person: `0.5 x 7@60 + 0.5 x 12@60`, `7@40` for a checkpoint."""
     if len(parts) == 1:

@@ -30,6 +30,8 @@ MODE_COLORS = {
     "gd2po": "#332288",
 }
 """Normalization mode -> colour."""
+CANDIDATE_COLORS = {"checkpoint": "#117733", "merge": "#332288"}
+"""Role of a candidate that nobody trained -> its colour."""
 OTHER_COLOR = "#7f7f7f"
 """Colour of a mode that is not in `MODE_COLORS`."""
 

@@ -197,6 +197,7 @@ EXPORTERS: dict[str, str] = {
     "nemo-rl": "gdpo_tune.exporters.nemo_rl:export",
     "ms-swift": "gdpo_tune.exporters.ms_swift:export",
     "axolotl": "gdpo_tune.exporters.axolotl:export",
+    "mergekit": "gdpo_tune.exporters.mergekit:export",
 }
 
 

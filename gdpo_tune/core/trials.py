@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from gdpo_tune.core.candidates import MERGE_PREFIX, Part
+from gdpo_tune.core.checkpoint_names import parse_step
 from gdpo_tune.core.settings import (
     DataSettings,
     ModelSettings,
@@ -329,6 +330,13 @@ class TrialRecord:
         if self.role == "checkpoint":
             return f"{self.parts[0].trial}@{self.parts[0].step}"
         return f"{MERGE_PREFIX}{self.number}" if self.role == "merge" else str(self.number)
+
+    @property
+    def last_step(self) -> int | None:
+        """Steps of training at the end of a complete training; None if nothing records them."""
+        if self.rungs:
+            return self.rungs[-1].step
+        return None if self.checkpoint is None else parse_step(self.checkpoint.name)
 
     @property
     def is_open(self) -> bool:

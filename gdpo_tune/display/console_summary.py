@@ -15,13 +15,16 @@ from rich.text import Text
 from gdpo_tune.analysis.agreement import measure_agreements
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.analysis.verdict import Verdict
+from gdpo_tune.core.candidates import title_candidate
 from gdpo_tune.core.formatting import format_count, format_duration, format_interval, format_number
 from gdpo_tune.core.trials import IS_TRIED_AGAIN, WAS_LOST, TrialRecord
 from gdpo_tune.display.tables import build_front_table
+from gdpo_tune.results.parents import find_policies
 from gdpo_tune.results.summary import (
     FRONT_FILE,
     REPORT_FILE,
     ChosenTrial,
+    describe_origins,
     describe_other_states,
     list_incidents,
 )
@@ -55,7 +58,7 @@ def print_summary(
     out = console or Console()
     if not out.is_terminal and console is None:
         out = Console(width=WIDTH)
-    front = build_front(records, spec.list_objectives(), chosen and chosen.number)
+    front = build_front(records, spec.list_objectives(), chosen and chosen.name)
     out.print(_build_head(spec, front, note))
     _print_unmet(out, spec, records)
     if front.members or front.baselines:
@@ -67,6 +70,8 @@ def print_summary(
             else "so the noise of training is unknown and its standard error too small"
         )
         _print_line(out, f"provisional: one seed, {noise}", "dim")
+    for line in describe_origins(front):
+        _print_line(out, line)
     for line in chosen.lines if chosen else ():
         _print_line(out, line)
     for agreement in measure_agreements(records, front.objectives):
@@ -129,7 +134,8 @@ def _print_failures(out: Console, records: Sequence[TrialRecord]) -> None:
     if failed:
         _print_line(out, f"\n{len(failed)} failed", "bold")
     for record in failed:
-        line = Text(f"trial {record.number}: {record.reason or 'no reason recorded'}")
+        title = title_candidate(record.name)
+        line = Text(f"{title}: {record.reason or 'no reason recorded'}")
         out.print(Padding(line, (0, 0, 0, 2)))
 
 
@@ -151,7 +157,7 @@ def _print_outputs(out: Console, spec: SweepSpec, front: Front) -> None:
     files = [("report", spec.directory / REPORT_FILE), ("front", spec.directory / FRONT_FILE)]
     rows = [(name, str(path)) for name, path in files if path.exists()]
     rows.append(("trials", f"{spec.location}/trials"))
-    policies = {record.number: record.policy for record in front.records}
+    policies = find_policies(front.records)
     for member in front.members:
         names, policy = front.list_labels(member), policies[member.numbers[0]]
         if names and policy:
@@ -169,9 +175,12 @@ def _print_next_steps(out: Console, spec: SweepSpec, chosen: ChosenTrial | None,
         rows += [("Open in MLflow", f"{MLFLOW_UI}{view}")] if view else []
     rows.append(("Regenerate report", f"python -m gdpo_tune.report {quote(spec.location)}"))
     if chosen:
-        source = quote(f"{spec.location}:{chosen.number}")
-        rows.append(("Train this trial", f"python -m gdpo_tune.train --from {source}"))
-        rows.append(("Export this trial", f"python -m gdpo_tune.export {source} --to trl"))
+        source = quote(f"{spec.location}:{chosen.name}")
+        if len(chosen.record.parts) > 1:
+            rows.append(("Repeat this merge", f"python -m gdpo_tune.export {source} --to mergekit"))
+        else:
+            rows.append(("Train this trial", f"python -m gdpo_tune.train --from {source}"))
+            rows.append(("Export this trial", f"python -m gdpo_tune.export {source} --to trl"))
     _print_rows(out, "\nNext steps", rows)
 
 

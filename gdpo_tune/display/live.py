@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
+from gdpo_tune.core.candidates import format_parts, title_candidate
 from gdpo_tune.core.events import (
     Event,
     IncidentOccurred,
@@ -139,7 +140,8 @@ class LiveDisplay(CloseableResource):
         if isinstance(event, SearchStarted):
             return f"{self._spec.name}: {event.slots} at a time; proposals by {event.sampler}"
         if isinstance(event, TrialStarted):
-            return f"trial {event.record.number} starts: {_describe_trial(event.record)}"
+            title = title_candidate(event.record.name)
+            return f"{title} starts: {_describe_trial(event.record)}"
         if isinstance(event, TrialPaused):
             return f"trial {event.record.number} waits at rung {event.record.paused_at:,}"
         if isinstance(event, TrialFinished):
@@ -157,7 +159,7 @@ class LiveDisplay(CloseableResource):
         return str(state)
 
     def _describe_end(self, record: TrialRecord) -> str:
-        head = f"trial {record.number} {record.state}"
+        head = f"{title_candidate(record.name)} {record.state}"
         if record.state != "complete":
             return f"{head}: {record.reason or 'no reason recorded'}"
         values = ", ".join(
@@ -175,6 +177,8 @@ class LiveDisplay(CloseableResource):
 def _describe_trial(record: TrialRecord) -> str:
     if record.role == "untrained":
         return "the untrained policy"
+    if record.parts:
+        return f"evaluates {format_parts(record.parts)}"
     shown = ("normalization", "group_size", "learning_rate")
     params = ", ".join(
         f"{abbreviate_parameter(name)} {format_parameter(value)}"

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.candidates import format_parts
 from gdpo_tune.core.formatting import (
     NO_VALUE,
     abbreviate_parameter,
@@ -68,10 +69,16 @@ def build_running_table(running: Sequence[Running], steps: int) -> Table:
     for trial in running:
         record = trial.record
         step = "starting" if trial.latest is None else f"{trial.latest.step}/{steps}"
+        if not record.is_training:
+            step = "evaluating"
         metrics = {} if trial.validated is None else trial.validated.metrics
         values = Text(format_metrics(metrics, "validation/"))
         table.add_row(
-            str(record.number), describe_role(record), get_mode(record.params), step, values
+            record.name,
+            Text(describe_role(record)),
+            get_mode(record.params) if record.params else NO_VALUE,
+            step,
+            values,
         )
     return table
 
@@ -110,7 +117,7 @@ def _fill_front_table(
     for configuration in shown:
         params = configuration.params if configuration.role != "untrained" else {}
         cells = [
-            ", ".join(map(str, configuration.numbers)),
+            ", ".join([configuration.name, *_list_replicates(configuration)]),
             *[format_parameter(params.get(name)) for name in dimensions],
             *[format_estimate(configuration.mean[goal.name]) for goal in front.objectives],
         ]
@@ -122,8 +129,13 @@ def _fill_front_table(
     return table
 
 
+def _list_replicates(configuration: Configuration) -> list[str]:
+    return [str(number) for number in configuration.numbers if number != configuration.first]
+
+
 def _list_remarks(front: Front, configuration: Configuration, *, ties: bool) -> str:
-    remarks = front.list_labels(configuration, ties=ties)
+    remarks = [format_parts(configuration.parts)] if configuration.role == "merge" else []
+    remarks += front.list_labels(configuration, ties=ties)
     if configuration.role in BASELINES:
         remarks.append(BASELINES[configuration.role])
     if configuration.is_on_front and configuration.is_provisional:

@@ -11,6 +11,7 @@ from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings, TrainingSettings
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trials import Params, Segment
+from gdpo_tune.results.parents import Parent
 from gdpo_tune.results.retrain import TrainingRequest
 from gdpo_tune.spec import SweepSpec
 
@@ -48,6 +49,12 @@ class Recipe:
     data: DataSettings
     rollout: RolloutSettings
     schedule: tuple[Segment, ...] = ()
+    candidate: str = ""
+    """Name in its sweep; empty for a file."""
+    sweep: str = ""
+    """Location of its sweep."""
+    parents: tuple[Parent, ...] = ()
+    """Parents of a merge, whose `params` and `rewards` are empty."""
 
     @property
     def mode(self) -> str:
@@ -172,6 +179,9 @@ def build_recipe(request: TrainingRequest, policy: str) -> Recipe:
         data=spec.data,
         rollout=spec.rollout,
         schedule=request.schedule,
+        candidate=request.name,
+        sweep=request.sweep,
+        parents=request.parents,
     )
 
 

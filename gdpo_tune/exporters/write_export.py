@@ -6,15 +6,18 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.errors import ExportError, SpecProblem, UsageError
 from gdpo_tune.core.files import explain_write_errors, write_atomically
 from gdpo_tune.core.registry import EXPORTERS, load
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.exporters.base import Exported
 from gdpo_tune.exporters.recipe import ExportedReward, Recipe, build_recipe
+from gdpo_tune.results.parents import explain_merge
 from gdpo_tune.results.retrain import TrainingRequest
 
 PAGE = "DIFFERENCES.md"
+MERGERS = ("mergekit",)
+"""Libraries that merge policies; all others train one."""
 
 
 def export_training(
@@ -26,9 +29,14 @@ def export_training(
     the policy of the spec. Default of `directory`: `<storage>/<name>-<which>-<library>`.
 
     Raises:
-        ExportError: the library would change or ignore a part of the training.
+        ExportError: the library would change or ignore a part of the training; or it trains, and
+            this is a merge.
         UsageError: the directory cannot be written, or holds a file that was edited.
     """
+    if request.parents and library not in MERGERS:
+        command = f"python -m gdpo_tune.export {{}} --to {library}"
+        reason, fix = explain_merge(request.name, request.parents, request.sweep, command)
+        raise ExportError(library, (SpecProblem(request.sweep, "", "", reason, fix),))
     recipe = build_recipe(request, policy)
     exported: Exported = load(EXPORTERS[library])(recipe)
     directory = directory or request.spec.output_directory / f"{recipe.name}-{library}"
@@ -52,7 +60,7 @@ def format_page(recipe: Recipe, exported: Exported, objectives: Sequence[Objecti
     """Return the page as Markdown."""
     goals = ", ".join(f"`{goal.name}` ({goal.direction})" for goal in objectives)
     supply = [(f"`{key}`", text) for key, text in exported.to_supply.items()]
-    rewards = map(_format_reward, recipe.rewards)
+    supplies = _format_table(("key", "what it needs"), supply) if supply else "Nothing."
     differences = [(row.topic, row.ours, row.theirs) for row in exported.differences]
     return f"""# {recipe.name} in {exported.library}
 
@@ -62,21 +70,28 @@ def format_page(recipe: Recipe, exported: Exported, objectives: Sequence[Objecti
 
 ## What you supply
 
-{_format_table(("key", "what it needs"), supply)}
+{supplies}
+{_format_rewards(recipe.rewards)}
+## What differs
 
+{_format_table(("", "where it was measured", exported.library), differences)}
+
+Not exported: held-out evaluation. The values of this candidate are unweighted metrics ({goals}) \
+on test prompts; a reward that the library logs is weighted, and is none of them.
+"""
+
+
+def _format_rewards(rewards: Sequence[ExportedReward]) -> str:
+    """Return the section of the rewards; empty lines for a merge, which has none."""
+    if not rewards:
+        return ""
+    return f"""
 ## Rewards
 
 Weights are scaled to a maximum of 1, as in training. The library applies no shape and no \
 condition: the functions that you supply have to.
 
-{_format_table(("reward", "weight", "range", "in training"), rewards)}
-
-## What differs
-
-{_format_table(("", "where it was measured", exported.library), differences)}
-
-Not exported: held-out evaluation. The values of this trial are unweighted metrics ({goals}) on \
-test prompts; a reward that the library logs is weighted, and is none of them.
+{_format_table(("reward", "weight", "range", "in training"), map(_format_reward, rewards))}
 """
 
 

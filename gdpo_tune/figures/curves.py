@@ -88,7 +88,7 @@ def draw_rungs(front: Front) -> go.Figure:
         column_titles=[abbreviate_parameter(goal.name) for goal in front.objectives],
     )
     modes: set[str] = set()
-    shown = _sort_by_front(front, (record for record in front.records if record.rungs))
+    shown = _sort_by_front(front, (r for r in front.records if r.rungs and r.is_training))
     for record in shown[-MAX_RUNG_CURVES:]:
         mode, strong = get_mode(record.params), record.number in front.trial_numbers
         for column, goal in enumerate(front.objectives, start=1):

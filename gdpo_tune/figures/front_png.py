@@ -15,16 +15,26 @@ from matplotlib.lines import Line2D
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.formatting import get_mode
+from gdpo_tune.core.formatting import CANDIDATE_COLORS
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.figures.labels import place_labels
-from gdpo_tune.figures.panels import ATTAINED, Panel, build_panels, count_columns, list_legend
+from gdpo_tune.figures.panels import (
+    ATTAINED,
+    PARENTS,
+    Panel,
+    build_panels,
+    count_columns,
+    list_legend,
+    list_lines_to_parents,
+)
 from gdpo_tune.results.summary import FRONT_FILE
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
 
+Symbol = str | tuple[int, int, int]
+"""Marker of matplotlib."""
 DPI = 200
 SIDE = 3.7
 """Inches of a panel, with its axis titles."""
@@ -32,6 +42,12 @@ FONT_SIZE = 8.5
 """Size of labels and legend, in points."""
 RADIUS = 5.0
 """Half the size of a mark with some space around it, in points."""
+_TO_PARENTS: dict[str, Any] = {
+    "color": CANDIDATE_COLORS["merge"],
+    "linewidth": 0.6,
+    "alpha": 0.45,
+    "zorder": 1.5,
+}
 
 
 def write_front_png(
@@ -39,13 +55,13 @@ def write_front_png(
     records: Sequence[TrialRecord],
     path: Path | None = None,
     *,
-    chosen: int | None = None,
+    chosen: str | None = None,
 ) -> Path:
     """Draw the front and return the path of the file, which appears whole or not at all.
 
     Colours and symbols are those of the report: better is right and up, filled means several seeds.
-    Default of `path`: `front.png` in the sweep's directory. `chosen` is the number of the trial
-    that a person picked.
+    Default of `path`: `front.png` in the sweep's directory. `chosen` is the name of the
+    candidate that a person picked.
 
     Raises:
         OSError: the file cannot be written.
@@ -105,6 +121,8 @@ def _draw_panel(axis: Axes, front: Front, panel: Panel) -> None:
     style_axis(axis, panel.x.title, panel.y.title)
     x, y = [x for x, _ in panel.staircase], [y for _, y in panel.staircase]
     axis.plot(x, y, color=style.FAINT, linewidth=1.2, zorder=1)
+    for merge, parent in list_lines_to_parents(front, panel):
+        axis.plot([merge[0], parent[0]], [merge[1], parent[1]], **_TO_PARENTS)
     if not front.configurations:
         axis.text(0.5, 0.5, "no trial is complete yet", color=style.MUTED, ha="center")
     for configuration in front.configurations:
@@ -114,8 +132,9 @@ def _draw_panel(axis: Axes, front: Front, panel: Panel) -> None:
 def _draw_point(axis: Axes, panel: Panel, configuration: Configuration) -> None:
     x, y = panel.x.get_estimate(configuration), panel.y.get_estimate(configuration)
     marker = _choose_marker(configuration)
-    if configuration.is_on_front or configuration.role != "search":
-        color = style.INK if configuration.role != "search" else marker["markeredgecolor"]
+    is_baseline = configuration.role in style.BASELINES
+    if configuration.is_on_front or is_baseline:
+        color = style.INK if is_baseline else marker["markeredgecolor"]
         bars: dict[str, Any] = {"ecolor": color, "elinewidth": 0.9, "alpha": 0.6, "fmt": "none"}
         axis.errorbar(x.mean, y.mean, xerr=x.se, yerr=y.se, zorder=2, **bars)
     axis.plot([x.mean], [y.mean], **marker)
@@ -123,7 +142,7 @@ def _draw_point(axis: Axes, panel: Panel, configuration: Configuration) -> None:
 
 def _choose_marker(configuration: Configuration) -> dict[str, Any]:
     """Return the mark of a configuration, as keywords of `Axes.plot`."""
-    mark = style.get_mark(get_mode(configuration.params))
+    mark = style.get_configuration_mark(configuration)
     fill = style.PAPER if configuration.is_provisional else mark.color
     if configuration.role in style.BASELINES:
         _, baseline = style.BASELINES[configuration.role]
@@ -138,8 +157,10 @@ def _choose_marker(configuration: Configuration) -> dict[str, Any]:
 
 
 def _make_marker(
-    symbol: str, size: float, fill: str, edge: str, width: float = 1.0, order: int = 2
+    symbol: Symbol, size: float, fill: str, edge: str, width: float = 1.0, order: int = 2
 ) -> dict[str, Any]:
+    if isinstance(symbol, tuple):  # a star with so many points has less area than other symbols
+        size *= 1.4
     return {
         "linestyle": "none",
         "marker": symbol,
@@ -173,7 +194,7 @@ def _annotate(axis: Axes, front: Front, panel: Panel) -> None:
 
 
 def _build_legend(front: Front) -> list[Line2D]:
-    searched = [c for c in front.configurations if c.role == "search"]
+    searched = [c for c in front.configurations if c.role not in style.BASELINES]
     handles = [_make_handle(n, m.matplotlib, m.color, m.color) for n, m in list_legend(front)]
     if any(c.is_on_front and c.is_provisional for c in front.configurations):
         handles.append(_make_handle("one seed, provisional", "o", style.PAPER, style.MUTED))
@@ -183,9 +204,11 @@ def _build_legend(front: Front) -> list[Line2D]:
         handles.append(_make_handle("violates a constraint", "x", style.MUTED, style.MUTED))
     if front.members and len(front.objectives) > 1:
         handles.append(Line2D([], [], color=style.FAINT, label=ATTAINED))
+    if any(member.role == "merge" for member in front.members):
+        handles.append(Line2D([], [], label=PARENTS, **_TO_PARENTS))
     return handles
 
 
-def _make_handle(label: str, symbol: str, fill: str, edge: str, alpha: float = 1.0) -> Line2D:
+def _make_handle(label: str, symbol: Symbol, fill: str, edge: str, alpha: float = 1.0) -> Line2D:
     size = 11 if symbol == "*" else 7
     return Line2D([], [], label=label, alpha=alpha, **_make_marker(symbol, size, fill, edge))

@@ -34,7 +34,7 @@ def build_gallery(spec: SweepSpec, front: Front, effects: Effects | None = None)
     gpus = spec.resources.total_gpus
     importance = effects or estimate_effects(front.configurations, dimensions, front.objectives)
     steps = read_all_steps(records)
-    trained = [c for c in front.configurations if c.role != "untrained"]
+    trained = [c for c in front.configurations if c.is_training]
     started = any(r.started is not None for r in records)
     drawers: dict[str, tuple[object, Callable[[], go.Figure]]] = {
         "pairs": (front.configurations, lambda: draw_pairs(front, spec.constraints)),
@@ -45,7 +45,10 @@ def build_gallery(spec: SweepSpec, front: Front, effects: Effects | None = None)
         "progress": (front.hypervolume_over_trials, lambda: draw_hypervolume(front, gpus)),
         "shares": (steps and front.members, lambda: draw_shares(front, steps)),
         "training": (steps, lambda: draw_learning(front, steps)),
-        "rungs": (any(len(r.rungs) > 1 for r in records), lambda: draw_rungs(front)),
+        "rungs": (
+            any(len(r.rungs) > 1 and r.is_training for r in records),
+            lambda: draw_rungs(front),
+        ),
         "population": (any(r.lineage for r in records), lambda: draw_population(front)),
         "timeline": (started, lambda: draw_timeline(records)),
     }

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from gdpo_tune.analysis.front import Front
+from gdpo_tune.analysis.origins import summarize_origins
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.formatting import (
     NO_VALUE,
@@ -14,6 +15,7 @@ from gdpo_tune.core.formatting import (
     format_estimate,
     format_number,
     format_parameter,
+    format_percent,
     get_mode,
 )
 from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
@@ -23,6 +25,8 @@ from gdpo_tune.results.summary import describe_role, name_configuration
 Cell = tuple[str, str | float]
 """HTML of a cell, and its key for sorting."""
 
+NAMES = {"ends": "ends of trainings", "checkpoints": "checkpoints", "merges": "merges"}
+"""Kind of candidates -> its name in the table."""
 EMPTY: Cell = (NO_VALUE, "")
 
 
@@ -68,8 +72,28 @@ def build_trials_table(front: Front, dimensions: Sequence[str]) -> str:
     return build_table("sortable", buttons, rows)
 
 
+def build_origins_table(front: Front) -> str:
+    """Return one row per kind of candidates; empty for a sweep with ends of trainings alone."""
+    origins = summarize_origins(front)
+    if not origins:
+        return ""
+    heads = ["candidates", "trials", "on the front", "hypervolume", "share"]
+    heads += ["completions in training", "completions in evaluations", "CPU time"]
+    rows: list[str] = []
+    for origin in origins:
+        cost = origin.cost
+        cells = [
+            *(NAMES[origin.kind], str(origin.trials), str(origin.members)),
+            *(format_number(origin.hypervolume), format_percent(origin.share)),
+            *(f"{cost.completions:,}", f"{cost.evaluation_completions:,}"),
+            format_duration(cost.cpu_seconds),
+        ]
+        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
+    return build_table("origins", heads, rows)
+
+
 def _build_member_row(front: Front, configuration: Configuration, dimensions: Sequence[str]) -> str:
-    is_trained = configuration.role != "untrained"
+    is_trained, has_params = configuration.role != "untrained", _has_params(configuration)
     names = front.list_labels(configuration, ties=True)
     if configuration.is_on_front and configuration.is_provisional:
         names.append("provisional")
@@ -77,9 +101,9 @@ def _build_member_row(front: Front, configuration: Configuration, dimensions: Se
         f'<span class="badge {name.split()[0]}">{escape(name)}</span>' for name in names
     )
     cells = [f"{escape(name_configuration(configuration))}<small>{badges}</small>"]
-    cells.append(_build_mode_cell(get_mode(configuration.params)) if is_trained else NO_VALUE)
+    cells.append(_build_mode_cell(get_mode(configuration.params)) if has_params else NO_VALUE)
     cells += [
-        escape(format_parameter(configuration.params.get(name) if is_trained else None))
+        escape(format_parameter(configuration.params.get(name) if has_params else None))
         for name in dimensions
     ]
     cells += [
@@ -90,6 +114,11 @@ def _build_member_row(front: Front, configuration: Configuration, dimensions: Se
     cells += [str(configuration.seeds) if is_trained else NO_VALUE, probability]
     kind = "" if configuration.is_on_front else ' class="off"'
     return f"<tr{kind}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+
+
+def _has_params(shown: Configuration | TrialRecord) -> bool:
+    """Return whether parameters led to it: a merge has none, and the untrained policy no use."""
+    return shown.role != "untrained" and bool(shown.params)
 
 
 def _build_mode_cell(mode: str) -> str:
@@ -107,17 +136,18 @@ def _build_value_cell(test: Estimate | None, validation: Estimate | None) -> str
 def _build_trial_row(
     record: TrialRecord, dimensions: Sequence[str], objectives: Sequence[Objective], on_front: bool
 ) -> str:
-    is_trained = record.role != "untrained"
+    has_params = _has_params(record)
     mode, seconds = get_mode(record.params), record.cost.seconds
     role = describe_role(record)
     role += f" ({record.proposer})" if role in ("search", "member") else ""
+    own = f"<small>trial {record.number}</small>" if record.role == "checkpoint" else ""
     cells: list[Cell] = [
-        (f"{record.number}{' ★' if on_front else ''}", record.number),
+        (f"{record.name}{' ★' if on_front else ''}{own}", record.number),
         (f'<span class="state {record.state}">{record.state}</span>', record.state),
         (escape(role), role),
-        (_build_mode_cell(mode), mode) if is_trained else EMPTY,
+        (_build_mode_cell(mode), mode) if has_params else EMPTY,
     ]
-    params = record.params if is_trained else {}
+    params = record.params if has_params else {}
     cells += [
         (escape(format_parameter(params[name])), params[name]) if name in params else EMPTY
         for name in dimensions

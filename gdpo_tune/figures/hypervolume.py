@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gdpo_tune.analysis.front import Front
+from gdpo_tune.core.candidates import title_candidate
 from gdpo_tune.core.metrics import HOUR, count_gpu_hours
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
@@ -19,12 +20,13 @@ CROWDED = 60
 KINDS = {
     "complete": style.Mark("#0072b2", "circle", "o"),
     "replicate": style.Mark("#e69f00", "diamond", "D"),
+    **{role: mark for role, (_, mark) in style.CANDIDATES.items()},
     "failed or stopped": style.Mark("#d55e00", "x", "X"),
 }
 
 
 def draw_hypervolume(front: Front, gpus: float = 0.0) -> go.Figure:
-    """Draw the front's hypervolume after each trained trial that ended, in order of ending.
+    """Draw the front's hypervolume after each trial that ended, in order of ending.
 
     Three panels: over trials, over hours since the first start, and over GPU-hours of all trials
     that had ended by then, or CPU-hours without a GPU. Replicates are marked: the curve may fall
@@ -60,7 +62,7 @@ def draw_hypervolume(front: Front, gpus: float = 0.0) -> go.Figure:
                     y=[values[index] for index in indices],
                     mode="markers",
                     marker={"symbol": mark.plotly, "color": mark.color, "size": size},
-                    text=[f"trial {ended[index].number}" for index in indices],
+                    text=[title_candidate(ended[index].name) for index in indices],
                     hovertemplate="%{text}: hypervolume %{y:.4f} at %{x:.3~g}<extra></extra>",
                     name=name,
                     legendgroup=name,
@@ -77,4 +79,4 @@ def draw_hypervolume(front: Front, gpus: float = 0.0) -> go.Figure:
 def _classify(record: TrialRecord) -> str:
     if record.state != "complete":
         return "failed or stopped"
-    return "replicate" if record.role == "replicate" else "complete"
+    return record.role if record.role in KINDS else "complete"

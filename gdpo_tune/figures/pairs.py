@@ -10,12 +10,26 @@ import plotly.graph_objects as go
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.formatting import format_count, format_estimate, format_parameter, get_mode
+from gdpo_tune.core.formatting import (
+    CANDIDATE_COLORS,
+    format_count,
+    format_estimate,
+    format_parameter,
+    get_mode,
+)
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.figures import style
 from gdpo_tune.figures.labels import place_labels
 from gdpo_tune.figures.layout import get_panel_size, make_panels
-from gdpo_tune.figures.panels import ATTAINED, Panel, build_panels, list_legend, list_modes
+from gdpo_tune.figures.panels import (
+    ATTAINED,
+    PARENTS,
+    Panel,
+    build_panels,
+    list_legend,
+    list_lines_to_parents,
+    list_modes,
+)
 from gdpo_tune.results.summary import name_configuration
 
 if TYPE_CHECKING:
@@ -27,14 +41,16 @@ RADIUS = 8.0
 """Half the size of a mark with some space around it, in pixels."""
 _BOUND = {"color": style.MUTED, "width": 1.2, "dash": "dot"}
 _STAIRCASE = {"color": style.FAINT, "width": 1.5}
+_TO_PARENTS = {"color": style.fade(CANDIDATE_COLORS["merge"], 0.45), "width": 0.8}
 
 
 def draw_pairs(front: Front, constraints: Mapping[str, Constraint] | None = None) -> go.Figure:
     """Draw a panel for each pair of objectives; better is right and up in each.
 
     Filled points are means over several seeds, hollow ones have one seed; dominated points are
-    faded; a small cross marks a configuration that violates a constraint. A dotted line is one of
-    `constraints` (metric -> bound) on an objective, where it lies within the panel.
+    faded; a small cross marks a configuration that violates a constraint. A thin line joins a merge
+    on the front and each of its parents. A dotted line is one of `constraints` (metric -> bound) on
+    an objective, where it lies within the panel.
     """
     panels = build_panels(front)
     figure, cells = make_panels(len(panels))
@@ -89,38 +105,60 @@ def describe_standing(configuration: Configuration) -> str:
 
 
 def _add_legend(figure: go.Figure, front: Front) -> None:
-    """Add an entry for each mode and baseline, apart from the data: each has one plain symbol."""
+    """Add an entry for each kind of marks and lines, apart from the data: one plain symbol each."""
     for name, mark in list_legend(front):
         marker = {"symbol": mark.plotly, "color": mark.color, "size": 11}
         figure.add_scatter(
             x=[None], y=[None], mode="markers", marker=marker, name=name, legendgroup=name
         )
-    if front.members and len(front.objectives) > 1:
-        figure.add_scatter(
-            x=[None], y=[None], mode="lines", line=_STAIRCASE, name=ATTAINED, legendgroup=ATTAINED
-        )
+    lines = [(ATTAINED, _STAIRCASE)] if front.members and len(front.objectives) > 1 else []
+    if any(member.role == "merge" for member in front.members):
+        lines.append((PARENTS, _TO_PARENTS))
+    for name, line in lines:
+        figure.add_scatter(x=[None], y=[None], mode="lines", line=line, name=name, legendgroup=name)
 
 
 def _trace_panel(front: Front, panel: Panel) -> Iterable[go.Scatter]:
-    """Yield traces from back to front: the staircase, faded points, members, baselines."""
-    yield go.Scatter(
-        x=[x for x, _ in panel.staircase],
-        y=[y for _, y in panel.staircase],
-        mode="lines",
-        line=_STAIRCASE,
-        hoverinfo="skip",
-        showlegend=False,
-        legendgroup=ATTAINED,
-    )
-    searched = [c for c in front.configurations if c.role == "search"]
+    """Yield traces from back to front: lines, faded points, members, baselines."""
+    yield _trace_line(panel.staircase, _STAIRCASE, ATTAINED)
+    lines = list_lines_to_parents(front, panel)
+    if lines:  # one trace, which pairs of None interrupt
+        points = [point for line in lines for point in (*line, (None, None))]
+        yield _trace_line(points, _TO_PARENTS, PARENTS)
+    groups = [(mode, style.get_mark(mode)) for mode in list_modes(front)]
+    groups += style.CANDIDATES.values()
     for layer in ("violating", "dominated", "member"):
-        for mode in list_modes(front):
-            mark = style.get_mark(mode)
-            shown = [c for c in searched if get_mode(c.params) == mode and _get_layer(c) == layer]
+        for name, mark in groups:
+            shown = [
+                c for c in front.configurations if _get_group(c) == name and _get_layer(c) == layer
+            ]
             bars = mark.color if layer == "member" else None
-            yield _trace_points(front, panel, shown, _make_marker(layer, mark, shown), mode, bars)
+            if shown:
+                marker = _make_marker(layer, mark, shown)
+                yield _trace_points(front, panel, shown, marker, name, bars)
     for baseline in front.baselines:
         yield _trace_baseline(front, panel, baseline)
+
+
+def _trace_line(
+    points: Sequence[tuple[float | None, float | None]], line: dict[str, Any], group: str
+) -> go.Scatter:
+    return go.Scatter(
+        x=[x for x, _ in points],
+        y=[y for _, y in points],
+        mode="lines",
+        line=line,
+        hoverinfo="skip",
+        showlegend=False,
+        legendgroup=group,
+    )
+
+
+def _get_group(configuration: Configuration) -> str:
+    """Return the legend's name of a configuration's mark; empty for a baseline."""
+    if configuration.role in style.CANDIDATES:
+        return style.CANDIDATES[configuration.role][0]
+    return get_mode(configuration.params) if configuration.role == "search" else ""
 
 
 def _get_layer(configuration: Configuration) -> str:

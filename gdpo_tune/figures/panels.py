@@ -11,6 +11,7 @@ from itertools import combinations
 from textwrap import wrap
 
 from gdpo_tune.analysis.front import Front, name_extreme
+from gdpo_tune.analysis.origins import find_parents
 from gdpo_tune.analysis.pareto import rank_points
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.formatting import abbreviate_parameter, get_mode
@@ -21,6 +22,8 @@ PADDING = 0.09
 """Share of the spread that is left free beyond the outermost points."""
 ATTAINED = "attained in these two objectives"
 """Name of the staircase in legends."""
+PARENTS = "a merge and its parents"
+"""Name of the lines from merges in legends."""
 MAX_LETTERS = 30
 """Letters in a line of a label."""
 
@@ -95,10 +98,23 @@ def list_modes(front: Front) -> list[str]:
 
 
 def list_legend(front: Front) -> list[tuple[str, style.Mark]]:
-    """Return name and mark of each mode and baseline."""
-    roles = {c.role for c in front.baselines}
-    baselines = [entry for role, entry in style.BASELINES.items() if role in roles]
-    return [(mode, style.get_mark(mode)) for mode in list_modes(front)] + baselines
+    """Return name and mark of each mode, of checkpoints and merges, and of each baseline."""
+    roles = {c.role for c in front.configurations}
+    others = {**style.CANDIDATES, **style.BASELINES}
+    modes = [(mode, style.get_mark(mode)) for mode in list_modes(front)]
+    return modes + [entry for role, entry in others.items() if role in roles]
+
+
+def list_lines_to_parents(
+    front: Front, panel: Panel
+) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+    """Return a line, as its two ends, from each merge on the front to each of its parents."""
+    return [
+        (panel.get_point(merge), panel.get_point(parent))
+        for merge in front.members
+        if merge.role == "merge"
+        for parent in find_parents(front, merge)
+    ]
 
 
 def build_panels(front: Front) -> list[Panel]:

@@ -22,7 +22,7 @@ def draw_parallel(front: Front, dimensions: Sequence[str]) -> go.Figure:
     Dragging along an axis keeps the lines that pass there. Configurations that violate a constraint
     are drawn too. `dimensions` are the searched parameters, in the order of their axes.
     """
-    shown = [c for c in front.configurations if c.role != "untrained"]
+    shown = [c for c in front.configurations if c.is_training]
     modes = sorted({get_mode(c.params) for c in shown})
     axes = [_build_axis(name, [c.params.get(name) for c in shown]) for name in dimensions]
     axes += [

@@ -14,7 +14,11 @@ from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures.gallery import build_gallery
 from gdpo_tune.figures.html_page import build_bullets, build_page, build_section, embed_figure
-from gdpo_tune.figures.html_tables import build_front_table, build_trials_table
+from gdpo_tune.figures.html_tables import (
+    build_front_table,
+    build_origins_table,
+    build_trials_table,
+)
 from gdpo_tune.figures.report_texts import (
     build_head,
     build_samples,
@@ -31,9 +35,10 @@ _MIN_WIDTHS = {"pairs": 900, "surfaces": 900, "slices": 800, "progress": 760, "a
 """Pixels below which a figure with many panels scrolls instead of shrinking."""
 _PAIRS = (
     "Better is right and up. Filled: two or more seeds. Hollow: one seed, provisional. Faded: "
-    "dominated. Small cross: violates a constraint. Dotted line: a constraint. Bars: one standard "
-    "error. A member of the front can lie below the line of a panel, because it is better in "
-    "another objective. Hover for details; click a name to hide it."
+    "dominated. Small cross: violates a constraint. Thin line: from a merge to its parents. Dotted "
+    "line: a constraint. Bars: one standard error. A member of the front can lie below the line of "
+    "a panel, because it is better in another objective. Hover for details; click a name to hide "
+    "it."
 )
 _FRONT = (
     "Configurations that no other one dominates. Values are means over seeds on test prompts ± one "
@@ -41,6 +46,11 @@ _FRONT = (
     "provisional, and its error is at least the spread of seeds elsewhere in the sweep. P(front): "
     "probability of being on the front, given means and standard errors. Tied: the difference is "
     "within noise."
+)
+_ORIGINS = (
+    "What the front owes to ends of trainings, to their checkpoints, and to merges. Hypervolume: "
+    "of the candidates in this row and the rows above. Share: what this row adds, of the whole. "
+    "Cost: of all trials of the kind, on the front or not."
 )
 _SURFACES = (
     "Attainment surfaces: front recomputed 200 times, resampling each mean. A line bounds what "
@@ -123,7 +133,7 @@ def build_report(
     sessions: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """Return the whole page, plotly.js included once; equal records give an equal page."""
-    front = build_front(records, spec.list_objectives(), chosen and chosen.number)
+    front = build_front(records, spec.list_objectives(), chosen and chosen.name)
     head = build_head(spec, front, ending, chosen)
     sections = _build_sections(spec, front, sessions)
     return build_page(f"{spec.name}: Pareto front", head, sections, _describe_age(records))
@@ -156,6 +166,7 @@ def _build_sections(
         ("Findings", "Which parameters mattered, and which configurations lead.", findings),
         ("Limits of the data", "", limits),
         ("The front", _FRONT, build_front_table(front, dimensions)),
+        ("Origins of the front", _ORIGINS, build_origins_table(front)),
         ("Front uncertainty", _SURFACES, figures.get("surfaces")),
         ("From parameters to objectives", _PARALLEL, figures.get("all")),
         ("Importance of each parameter", _IMPORTANCE, figures.get("importance")),

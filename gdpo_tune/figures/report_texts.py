@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gdpo_tune.analysis.agreement import measure_agreements
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.candidates import title_candidate
 from gdpo_tune.core.completions import Completion, read_completions
 from gdpo_tune.core.formatting import (
     NO_VALUE,
@@ -94,7 +95,7 @@ def build_samples(front: Front) -> str:
 def list_failures(records: Sequence[TrialRecord]) -> str:
     """Return every failed trial with its reason; empty if none failed."""
     return _build_list(
-        (f"trial {record.number}", record.reason or "no reason recorded")
+        (title_candidate(record.name), record.reason or "no reason recorded")
         for record in records
         if record.state == "failed"
     )

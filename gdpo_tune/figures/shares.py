@@ -17,15 +17,16 @@ MAX_BARS = 24
 
 
 def draw_shares(front: Front, steps: Steps) -> go.Figure:
-    """Draw a bar for each front member and the published weights, split into rewards' shares.
+    """Draw a bar for each training on the front and the published weights, by rewards' shares.
 
     The share of reward k is |w_k sigma_k| over the sum of all, averaged over steps and seeds: the
     effect of a weight once the spread of its reward is counted. The best member in the first
     objective is on top; many are thinned evenly, so that they can be read.
     """
     published = [c for c in front.baselines if c.role == "published" and not c.is_on_front]
-    stride = math.ceil(len(front.members) / MAX_BARS) or 1
-    listed = [*front.members[::stride], *published]
+    members = [member for member in front.members if member.is_training]
+    stride = math.ceil(len(members) / MAX_BARS) or 1
+    listed = [*members[::stride], *published]
     shown = [c for c in reversed(listed) if any(number in steps for number in c.numbers)]
     names = [
         f"trial {c.first} ({get_mode(c.params)}{', published' if c.role == 'published' else ''})"

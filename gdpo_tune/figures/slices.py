@@ -10,6 +10,7 @@ from plotly.subplots import make_subplots
 from gdpo_tune.analysis.effects import is_logarithmic
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.candidates import title_candidate
 from gdpo_tune.core.formatting import abbreviate_parameter, format_parameter, get_mode
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import make_layout
@@ -28,7 +29,7 @@ def list_sliced(front: Front, dimensions: Sequence[str]) -> list[str]:
 def draw_slices(front: Front, dimensions: Sequence[str]) -> go.Figure:
     """Draw a row per objective, a column per parameter, and a point per configuration."""
     names = list_sliced(front, dimensions)
-    shown = [c for c in front.configurations if c.role != "untrained"]
+    shown = [c for c in front.configurations if c.is_training]
     modes = sorted({get_mode(c.params) for c in shown})
     figure: go.Figure = make_subplots(
         rows=len(front.objectives),
@@ -71,7 +72,7 @@ def _trace_points(
             "size": [9 if c.is_on_front else 6 for c in shown],
             "color": [mark.color if c.is_on_front else style.fade(mark.color, 0.4) for c in shown],
         },
-        text=[f"trial {c.first}" for c in shown],
+        text=[title_candidate(c.name) for c in shown],
         hovertemplate="%{text}: %{x:.3g}, %{y:.3f}<extra></extra>",
         name=mode,
         legendgroup=mode,
@@ -80,5 +81,5 @@ def _trace_points(
 
 
 def _list_numbers(front: Front, name: str) -> list[float]:
-    values = [c.params.get(name) for c in front.configurations if c.role != "untrained"]
+    values = [c.params.get(name) for c in front.configurations if c.is_training]
     return [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]

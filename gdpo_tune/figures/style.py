@@ -8,8 +8,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from gdpo_tune.core.formatting import INK, MODE_COLORS, OTHER_COLOR
+from gdpo_tune.core.formatting import (
+    CANDIDATE_COLORS,
+    INK,
+    MODE_COLORS,
+    OTHER_COLOR,
+    get_mode,
+)
+
+if TYPE_CHECKING:
+    from gdpo_tune.analysis.replicates import Configuration
 
 MUTED = "#667085"
 FAINT = "#aab2bf"
@@ -25,8 +35,8 @@ class Mark:
     color: str
     plotly: str
     """Name of the symbol in plotly."""
-    matplotlib: str
-    """Name of the same symbol in matplotlib."""
+    matplotlib: str | tuple[int, int, int]
+    """The same symbol in matplotlib."""
 
 
 MODES: dict[str, Mark] = {
@@ -51,6 +61,11 @@ BASELINES = {
     "untrained": ("untrained policy", Mark(INK, "x", "X")),
 }
 """Role of a baseline -> its name in legends, and its mark."""
+CANDIDATES = {
+    "checkpoint": ("checkpoint", Mark(CANDIDATE_COLORS["checkpoint"], "triangle-right", ">")),
+    "merge": ("merge", Mark(CANDIDATE_COLORS["merge"], "star-diamond", (4, 1, 0))),
+}
+"""Role of a candidate that nobody trained -> its name in legends, and its mark."""
 REWARDS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 """Colours of rewards, in the order of their names."""
 
@@ -58,6 +73,13 @@ REWARDS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 def get_mark(mode: str) -> Mark:
     """Return the colour and symbol of a normalization mode."""
     return MODES.get(mode, OTHER)
+
+
+def get_configuration_mark(configuration: Configuration) -> Mark:
+    """Return the colour and symbol of a configuration that is no baseline."""
+    if configuration.role in CANDIDATES:
+        return CANDIDATES[configuration.role][1]
+    return get_mark(get_mode(configuration.params))
 
 
 def fade(color: str, alpha: float) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from gdpo_tune.core.candidates import title_candidate
 from gdpo_tune.core.formatting import format_duration, format_percent
 from gdpo_tune.core.metrics import HOUR
 from gdpo_tune.core.trials import TrialRecord
@@ -17,6 +18,7 @@ from gdpo_tune.figures.layout import make_layout
 KINDS = {
     "complete": ("complete", "#0072b2"),
     "replicate": ("replicate", "#e69f00"),
+    **{role: (name, mark.color) for role, (name, mark) in style.CANDIDATES.items()},
     "pruned": ("stopped early", "#56b4e9"),
     "failed": ("failed", "#d55e00"),
     "open": ("unfinished", "#7f7f7f"),
@@ -45,7 +47,8 @@ def draw_timeline(records: Sequence[TrialRecord]) -> go.Figure:
                 name=name,
                 marker={"color": color, "line": {"color": style.PAPER, "width": 1}},
                 text=[
-                    f"trial {record.number}, ran for {format_duration(record.cost.seconds)}"
+                    f"{title_candidate(record.name)}, ran for "
+                    f"{format_duration(record.cost.seconds)}"
                     for record, _, _ in bars
                 ],
                 textposition="none",
@@ -99,5 +102,5 @@ def _assign_slots(spans: Sequence[tuple[float, float]]) -> list[int]:
 
 def _classify(record: TrialRecord) -> str:
     if record.state == "complete":
-        return "replicate" if record.role == "replicate" else "complete"
+        return record.role if record.role in KINDS else "complete"
     return record.state if record.state in ("pruned", "failed") else "open"

@@ -64,7 +64,7 @@ def compare_modes(sweep: Sweep, first: str, second: str) -> ComparisonReport:
     Raises:
         UsageError: both modes are the same, or the sweep has no trial of one of them.
     """
-    trials = [record for record in sweep.records if record.role != "untrained"]
+    trials = [record for record in sweep.records if record.is_training]
     modes = sorted({str(record.params["normalization"]) for record in trials})
     for mode in (first, second):
         if mode not in modes:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from gdpo_tune.analysis.front import Front
+from gdpo_tune.core.candidates import format_parts
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.trials import Estimate, TrialRecord
 from gdpo_tune.results.compare import ComparisonReport, compare_modes, compare_sweeps
@@ -63,10 +64,10 @@ class LoadedSweep:
     def trials(self) -> pd.DataFrame:
         """Table with one row per trial, by number.
 
-        Columns: `role`, `state`, `seed`, `replicate_of`, `feasible`, `on_front`, `reason`,
-        `seconds`, `cpu_seconds`, `completions`, `started` and `finished` (UTC); `param/<name>`;
-        `test/<metric>`, `validation/<metric>` and `..._se`, their standard errors. An unknown
-        value is missing.
+        Columns: `name`, `role`, `state`, `seed`, `replicate_of`, `parts`, `feasible`, `on_front`,
+        `reason`, `seconds`, `cpu_seconds`, `completions`, `evaluation_completions`, `started` and
+        `finished` (UTC); `param/<name>`; `test/<metric>`, `validation/<metric>` and `..._se`, their
+        standard errors. An unknown value is missing.
         """
         members = {number for member in self.analysis.members for number in member.numbers}
         rows = [_make_row(record, record.number in members) for record in self.records]
@@ -81,12 +82,16 @@ class LoadedSweep:
     def front(self) -> pd.DataFrame:
         """Table with one row per configuration on the front, best in the first objective first.
 
-        Columns: `trials` (numbers), `seeds`, `probability` of a place on the front, `picked_as`;
+        Columns: `name`, `role`, `parts` (of a checkpoint or merge), `trials` (numbers), `seeds`,
+        `probability` of a place on the front, `picked_as`;
         `param/<name>`; `<objective>` and `<objective>_se`, means over seeds on test prompts.
         """
         rows = [
             {
                 "trial": member.first,
+                "name": member.name,
+                "role": member.role,
+                "parts": format_parts(member.parts) if member.parts else None,
                 "trials": member.numbers,
                 "seeds": member.seeds,
                 "probability": member.probability,
@@ -115,10 +120,10 @@ class LoadedSweep:
         return self._gallery[name]()
 
     def pick(self, text: str) -> ChosenTrial:
-        """Pick a trial as `--pick` does: `knee`, `max_correctness`, ...
+        """Pick a candidate as `--pick` does: `knee`, `max_correctness`, `merge-27`, ...
 
         Raises:
-            PickError: the text cannot be parsed, or no trial satisfies it.
+            PickError: the text cannot be parsed, or nothing satisfies it.
         """
         return pick_trial(self.records, self.spec, parse_pick(text))
 
@@ -149,16 +154,19 @@ class LoadedSweep:
 def _make_row(record: TrialRecord, on_front: bool) -> dict[str, Any]:
     return {
         "number": record.number,
+        "name": record.name,
         "role": record.role,
         "state": record.state,
         "seed": record.seed,
         "replicate_of": record.replicate_of,
+        "parts": format_parts(record.parts) if record.parts else None,
         "feasible": record.feasible,
         "on_front": on_front,
         "reason": record.reason,
         "seconds": record.cost.seconds,
         "cpu_seconds": record.cost.cpu_seconds,
         "completions": record.cost.completions,
+        "evaluation_completions": record.cost.evaluation_completions,
         "started": record.started,
         "finished": record.finished,
         **{f"param/{name}": value for name, value in record.params.items()},

@@ -1,11 +1,13 @@
-"""Language in which every command names one trial of a sweep.
+"""Language in which every command names one candidate of a sweep.
 
     knee                                       the best compromise on the front
     max correctness, or max_correctness        the largest value of a metric; `min`: the smallest
-    7                                          a trial by its number
+    7                                          the end of a trial, by its number
+    7@40                                       its checkpoint after 40 steps
+    merge-27                                   a merge
     max correctness where length >= 0.9 and format >= 0.95
 
-`where` may follow every rule except a number. `picking` applies a parsed pick to a sweep.
+`where` may follow every rule that names no candidate. `picking` applies a parsed pick to a sweep.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from gdpo_tune.core.candidates import MERGE_PREFIX
 from gdpo_tune.core.errors import PickError
 from gdpo_tune.spec.problems import show, suggest
 
@@ -27,6 +30,8 @@ COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
 }
 EXAMPLE = "max correctness where length >= 0.9 and format >= 0.95"
+_CHECKPOINT = re.compile(r"(\d{1,9})@(\d{1,9})")
+_MERGE = re.compile(rf"{MERGE_PREFIX}(\d{{1,9}})")
 _TOKEN = re.compile(r"\s*(>=|<=|==|[<>=,]|[^\s<>=,]+)")
 
 
@@ -68,14 +73,35 @@ class Extreme:
     metric: Metric
 
 
+class CheckpointName(NamedTuple):
+    """Name of a checkpoint: `7@40`."""
+
+    trial: int
+    step: int
+
+
+class MergeName(NamedTuple):
+    """Name of a merge: `merge-27`."""
+
+    number: int
+
+
+Rule = Literal["knee"] | Extreme | int | CheckpointName | MergeName
+
+
 @dataclass(frozen=True)
 class Pick:
-    """Parsed choice of a trial."""
+    """Parsed choice of a candidate."""
 
     text: str
-    rule: Literal["knee"] | Extreme | int
-    """Knee or extreme of the front, or the number of any trial."""
+    rule: Rule
+    """Knee or extreme of the front; or any candidate: a trial's number, a checkpoint or a merge."""
     bounds: tuple[Bound, ...] = ()
+
+    @property
+    def names_candidate(self) -> bool:
+        """True if it names one candidate, on the front or not."""
+        return isinstance(self.rule, int | CheckpointName | MergeName)
 
     @property
     def metrics(self) -> list[Metric]:
@@ -89,7 +115,7 @@ class Pick:
 
 
 def parse_pick(text: str) -> Pick:
-    """Parse a choice of a trial.
+    """Parse a choice of a candidate.
 
     Raises:
         PickError: the text does not follow the rules above; it has the position of the problem.
@@ -115,25 +141,33 @@ class _Parser:
                 guess = suggest(word, [keyword])
                 reason = f"{word!r}: {guess}a condition begins with `{keyword}`"
                 raise self._error(position, reason)
-            if isinstance(rule, int):
-                reason = "a trial number has no conditions"
+            if not (rule == "knee" or isinstance(rule, Extreme)):
+                what = "a trial number" if isinstance(rule, int) else "the name of a candidate"
+                reason = f"{what} has no conditions"
                 raise self._error(position, reason, "leave `where` out")
             bounds.append(self._parse_bound())
             keyword = "and"
         return Pick(self._text, rule, tuple(bounds))
 
-    def _parse_rule(self) -> Literal["knee"] | Extreme | int:
+    def _parse_rule(self) -> Rule:
         word, position = self._take()
         rule, _, name = word.partition("_")
         if word == "knee":
             return "knee"
         if word.isdecimal() and len(word) < 10:  # `int` refuses thousands of digits
             return int(word)
+        if match := _CHECKPOINT.fullmatch(word):
+            return CheckpointName(int(match[1]), int(match[2]))
+        if match := _MERGE.fullmatch(word):
+            return MergeName(int(match[1]))
         if (rule == "max" or rule == "min") and (name or word == rule):
             metric = Metric(name, position + 4) if name else self._parse_metric(f"after `{rule}`")
             return Extreme(rule, metric)
         guess = suggest(word, ("knee", "max", "min"))
-        rules = "a choice begins with knee, max or min, or is the number of a trial"
+        rules = (
+            "a choice begins with knee, max or min, or is the number of a trial, a checkpoint such "
+            "as 7@40, or a merge such as merge-27"
+        )
         reason = f"{word!r}: {guess}{rules}" if word else "the choice is empty"
         raise self._error(position, reason)
 

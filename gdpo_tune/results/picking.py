@@ -1,27 +1,38 @@
-"""Application of a pick to the trials of a sweep.
+"""Application of a pick to the candidates of a sweep.
 
-All rules but a number look at the front: means over seeds on test prompts, as in every table.
+All rules but the name of a candidate look at the front: means over seeds on test prompts, as in
+every table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from gdpo_tune.analysis.front import Front, build_front
+from gdpo_tune.analysis.front import Front, build_front, find_configuration
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.analysis.selection import find_knee, find_smallest
+from gdpo_tune.core.candidates import MERGE_PREFIX, Part, title_candidate
 from gdpo_tune.core.errors import PickError, UsageError
 from gdpo_tune.core.formatting import format_estimate
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.results.open_sweep import Sweep, read_sweep, resolve_location, split_source
-from gdpo_tune.results.pick_language import EXAMPLE, Bound, Extreme, Pick, parse_pick
+from gdpo_tune.results.pick_language import (
+    EXAMPLE,
+    Bound,
+    CheckpointName,
+    Extreme,
+    MergeName,
+    Pick,
+    parse_pick,
+)
 from gdpo_tune.results.summary import ChosenTrial
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.problems import join_names, suggest
 
 
 def load_and_pick(source: str, pick: str | None, option: str) -> tuple[Sweep, ChosenTrial]:
-    """Load a sweep and pick one of its trials.
+    """Load a sweep and pick one of its candidates.
 
     `source` is `DIRECTORY:PICK`, or `DIRECTORY` if `pick`, the value of `--pick`, is given; a name
     under `runs` is enough. `option` is the name of the option that has `source`, for messages.
@@ -43,30 +54,31 @@ def load_and_pick(source: str, pick: str | None, option: str) -> tuple[Sweep, Ch
 
 
 def pick_trial(records: Sequence[TrialRecord], spec: SweepSpec, pick: Pick) -> ChosenTrial:
-    """Pick one trial.
+    """Pick one candidate.
 
     Raises:
-        PickError: the pick names an unknown trial or metric, or no trial on the front satisfies it.
+        PickError: the pick names an unknown candidate or metric, or nothing on the front satisfies
+            it.
     """
     front, rule = build_front(records, spec.list_objectives()), pick.rule
-    if isinstance(rule, int):
-        record = _find_record(records, pick, rule)
-        owners = (c for c in front.configurations if record.number in c.numbers)
-        configuration = next(owners, None)  # None for a trial that was not measured to its end
-    else:
+    if rule == "knee" or isinstance(rule, Extreme):
         configuration = _find_member(front, pick)
         record = records[configuration.first]
-    label = f"trial-{record.number}"
-    if not pick.bounds and not isinstance(rule, int):
-        label = f"{rule.end}_{rule.metric.name}" if isinstance(rule, Extreme) else rule
-    head = f"chosen by {pick.text!r}: trial {record.number}"
+    else:
+        record = _find_record(records, pick)
+        # None for a trial that was not measured to its end
+        configuration = find_configuration(front.configurations, record.name)
+    label = _label_directory(record)
+    if not pick.bounds and not pick.names_candidate:
+        label = f"{rule.end}_{rule.metric.name}" if isinstance(rule, Extreme) else "knee"
+    head = f"chosen by {pick.text!r}: {title_candidate(record.name)}"
     if configuration is None:
-        return ChosenTrial(record, label, (f"{head}, {record.state}",))
+        return ChosenTrial(record, label, (f"{head}, {_explain_missing_values(record)}",))
     return ChosenTrial(record, label, tuple(_describe(head, pick, configuration, spec)))
 
 
 def _describe(head: str, pick: Pick, configuration: Configuration, spec: SweepSpec) -> list[str]:
-    """Return lines for a person: the trial, its values, and how certain its conditions are."""
+    """Return lines for a person: the candidate, its values, and how certain its conditions are."""
     mean = configuration.mean
     names = dict.fromkeys([*spec.objectives, *(metric.name for metric in pick.metrics)])
     values = ", ".join(f"{name} {format_estimate(mean[name])}" for name in names)
@@ -84,13 +96,78 @@ def _describe(head: str, pick: Pick, configuration: Configuration, spec: SweepSp
     return lines
 
 
-def _find_record(records: Sequence[TrialRecord], pick: Pick, number: int) -> TrialRecord:
+def _find_record(records: Sequence[TrialRecord], pick: Pick) -> TrialRecord:
+    """Return the trial that has, or evaluates, the candidate that a pick names."""
+    match pick.rule:
+        case int(number):
+            return _find_trial(records, pick, number)
+        case CheckpointName(trial, step):
+            return _find_checkpoint(records, pick, trial, step)
+        case MergeName(number):
+            if number < len(records) and records[number].role == "merge":
+                return records[number]
+            names = [record.name for record in records if record.role == "merge"]
+            fix = f"write {join_names(names)}" if names else "write knee, or a trial's number"
+            reason = f"that sweep has no {MERGE_PREFIX}{number}" if names else "it has no merges"
+            raise pick.error(1, reason, fix)
+        case _:
+            raise AssertionError("a pick that names no candidate is about the front")
+
+
+def _find_trial(records: Sequence[TrialRecord], pick: Pick, number: int) -> TrialRecord:
     if number >= len(records):
         last = f"the last one is {len(records) - 1}" if records else "it has none"
         raise pick.error(1, f"that sweep has no trial {number}; {last}", "write another number")
     if records[number].role == "untrained":
         raise pick.error(1, f"trial {number} is the untrained policy", "write another number")
     return records[number]
+
+
+def _find_checkpoint(
+    records: Sequence[TrialRecord], pick: Pick, trial: int, step: int
+) -> TrialRecord:
+    """Return the record of a checkpoint; the one of the trial itself at its last step."""
+    training = _find_trial(records, pick, trial)
+    if not training.is_training:
+        reason = f"trial {trial} trains nothing, so it has no checkpoints"
+        raise pick.error(1, reason, f"write {training.name}")
+    steps = _list_steps(records, training)
+    if step not in steps:
+        names = [f"{trial}@{known}" for known in sorted(steps)]
+        reason = f"trial {trial} has no candidate at step {step}"
+        fix = f"write {join_names(names)}" if names else f"write {trial}"
+        raise pick.error(1, reason, fix)
+    return steps[step]
+
+
+def _list_steps(records: Sequence[TrialRecord], training: TrialRecord) -> Mapping[int, TrialRecord]:
+    """Return the steps at which a training has a candidate, or gave a merge a part, with records.
+
+    A part that was not evaluated on its own gets a record without values.
+    """
+    steps: dict[int, TrialRecord] = {}
+    for record in records:
+        for part in record.parts:
+            if part.trial == training.number and record.role == "checkpoint":
+                steps[part.step] = record
+            elif part.trial == training.number and part.step not in steps:
+                alone = (Part(part.trial, part.step, 1.0),)
+                steps[part.step] = replace(training, role="checkpoint", parts=alone, test={})
+    if training.state == "complete" and training.last_step is not None:
+        steps[training.last_step] = training
+    return steps
+
+
+def _explain_missing_values(record: TrialRecord) -> str:
+    is_measured = record.state == "complete"
+    return "without an evaluation on test prompts" if is_measured else record.state
+
+
+def _label_directory(record: TrialRecord) -> str:
+    """Return the part of a directory's name: `trial-7`, `trial-7-step-40` or `merge-27`."""
+    if record.role == "checkpoint":
+        return f"trial-{record.parts[0].trial}-step-{record.parts[0].step}"
+    return record.name if record.role == "merge" else f"trial-{record.number}"
 
 
 def _find_member(front: Front, pick: Pick) -> Configuration:
@@ -144,7 +221,7 @@ def _build_unsatisfied_error(front: Front, pick: Pick) -> PickError:
     return pick.error(
         broken[0].metric.position,
         "nothing on the front satisfies this: the closest, "
-        f"trial {closest.first}, has {', '.join(values)}",
+        f"{title_candidate(closest.name)}, has {', '.join(values)}",
         f"loosen {' and '.join(map(str, broken))}, or search with them as `constraints:`",
     )
 

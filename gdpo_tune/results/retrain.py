@@ -1,26 +1,32 @@
-"""Request for one training: from a file with fixed values, or from a trial of a sweep."""
+"""Request for one training: from a file with fixed values, or from a candidate of a sweep."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gdpo_tune.analysis.lineage import stretch_schedule, trace_training
+from gdpo_tune.core.candidates import title_candidate
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.core.settings import DECISIVE_ROLLOUT_KEYS, INDIFFERENT_TRAINING, RolloutSettings
 from gdpo_tune.core.trials import Params, Segment, TrialConfig
-from gdpo_tune.results.open_sweep import split_source
+from gdpo_tune.results.open_sweep import Sweep, split_source
+from gdpo_tune.results.parents import Parent, explain_merge, list_parents
 from gdpo_tune.results.picking import load_and_pick
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.model import drop_later_defaults
 from gdpo_tune.spec.notation import format_domain
 from gdpo_tune.spec.problems import join_names, show
 
-INDIFFERENT = ("directory", "threads", "gpu_share", "rollout", "sandbox", "evaluate_at")
+INDIFFERENT = (
+    *("directory", "threads", "gpu_share", "rollout", "sandbox", "evaluate_at", "keep_at"),
+    "parts",  # of a merge, which no training has
+)
 """Fields of a `TrialConfig` that may change while a training is interrupted, as may
 `INDIFFERENT_TRAINING`: they say where and how it runs. `DECISIVE_ROLLOUT_KEYS` count where they
 differ from their defaults."""
@@ -41,7 +47,13 @@ class TrainingRequest:
     schedule: tuple[Segment, ...] = ()
     """Changes of the parameters during the training."""
     trial_lines: tuple[str, ...] = ()
-    """Lines about the picked trial, for a person."""
+    """Lines about the picked candidate, for a person."""
+    name: str = ""
+    """Name of the picked candidate; empty for a file."""
+    sweep: str = ""
+    """Location of its sweep."""
+    parents: tuple[Parent, ...] = ()
+    """Parents of a merge, which no single training repeats; its `params` are empty."""
 
 
 def build_request_from_file(path: Path | str, overrides: Sequence[str]) -> TrainingRequest:
@@ -71,33 +83,79 @@ def build_request_from_sweep(
     *,
     to_run: bool = True,
 ) -> TrainingRequest:
-    """Build a request that repeats a trial of a sweep, for example at another budget.
+    """Build a request that repeats a candidate of a sweep, for example a trial at another budget.
 
     For a member of a population it repeats the one training that its policy comes from: parameters,
-    seed and schedule of its lineage.
+    seed and schedule of its lineage. For a checkpoint it repeats the training up to its step. A
+    merge has parents instead.
 
     `overrides` change the sweep's file, not the parameters. `to_run` is True if it is trained on
     this machine. The other arguments are those of `load_and_pick`.
 
     Raises:
-        UsageError: there is no such sweep or trial, or an override is about the space.
+        UsageError: there is no such sweep or candidate, an override is about the space, or the
+            first steps of a training cannot be repeated on their own.
     """
     if any(override.lstrip().startswith(("space.", "space=")) for override in overrides):
         raise UsageError(f"{option} takes the parameters of a trial, so --set space. has no effect")
     sweep, picked = load_and_pick(source, pick, option)
+    record, location = picked.record, sweep.spec.address or split_source(source, pick)[0]
+    number, step = record.number, sweep.spec.training.steps
+    if len(record.parts) == 1:
+        number, step = record.parts[0].trial, record.parts[0].step
     # One training learns from no earlier sweep, and that sweep may be gone.
-    changes = [sweep.storage_override, "search.warm_start=[]", *overrides]
+    changes = [sweep.storage_override, "search.warm_start=[]", *_shorten(sweep, step), *overrides]
     spec = load_spec(sweep.file, changes, sweep.file.parent.name, to_run=to_run)
-    training = trace_training(sweep.records, picked.number)
-    schedule = stretch_schedule(training.schedule, spec.training.steps / sweep.spec.training.steps)
-    note = f"trial {picked.number} of {sweep.spec.address or split_source(source, pick)[0]}"
+    note = f"{title_candidate(picked.name)} of {location}"
+    request = TrainingRequest(
+        spec, {}, record.seed, picked.label, note, (), picked.lines, picked.name, location
+    )
+    if len(record.parts) > 1:
+        parents = list_parents(sweep.records, record.parts, location, sweep.spec.training.steps)
+        return dataclasses.replace(request, parents=tuple(parents))
+    training = trace_training(sweep.records, number, step if record.parts else math.inf)
+    schedule, whole = training.schedule, sweep.spec.training.steps
+    if record.parts:
+        _refuse_another_course(spec, step, sweep.spec, f"{option} {source}")
+        note += f", {step} of {whole} steps"
+    else:
+        schedule = stretch_schedule(schedule, spec.training.steps / whole)
     if schedule:
         note += (
             f", with other values from step {join_names(segment.step for segment in schedule)} on"
         )
-    return TrainingRequest(
-        spec, training.params, training.seed, picked.label, note, schedule, picked.lines
+    return dataclasses.replace(
+        request, params=training.params, seed=training.seed, note=note, schedule=schedule
     )
+
+
+def _shorten(sweep: Sweep, step: int) -> list[str]:
+    """Return the overrides that end a trial of a sweep at a step, with as long a warm-up."""
+    training = sweep.spec.training
+    if step == training.steps:
+        return []
+    share = min(round(training.warmup_share * training.steps) / step, 0.99)
+    return [f"training.steps={step}", f"training.warmup_share={share}"]
+
+
+def _refuse_another_course(spec: SweepSpec, step: int, sweep: SweepSpec, source: str) -> None:
+    """Refuse to repeat the first steps of a training if their number changes the learning rate."""
+    training, whole = spec.training, sweep.training.steps
+    if training.steps != step:
+        raise UsageError(
+            f"{source}: this checkpoint has {step} steps, so training.steps = {training.steps} is "
+            "another training\n    fix: leave the steps out, or pick the trial itself"
+        )
+    if step == whole:
+        return
+    warms_up = round(sweep.training.warmup_share * whole) >= step
+    if training.lr_schedule != "constant" or warms_up:
+        rule = "warmup_share" if warms_up else "lr_schedule"
+        raise UsageError(
+            f"{source}: training.{rule} = {show(getattr(sweep.training, rule))}: the learning rate "
+            f"of the first {step} steps depends on all {whole}, so {step} steps alone would be "
+            "another training\n    fix: pick the trial itself, whose training passes this step"
+        )
 
 
 def build_trial_config(
@@ -109,9 +167,14 @@ def build_trial_config(
     of torch as a sweep's trial has.
 
     Raises:
-        UsageError: the file asks for several processes per trial, which only a sweep starts.
+        UsageError: a merge is no training; or the file asks for several processes per trial, which
+            only a sweep starts.
     """
     spec = request.spec
+    if request.parents:
+        command = "python -m gdpo_tune.train --from {}"
+        reason, fix = explain_merge(request.name, request.parents, request.sweep, command)
+        raise UsageError(f"{request.sweep}: {reason}\n    fix: {fix}")
     if spec.resources.workers > 1:
         raise UsageError(
             f"resources.workers = {spec.resources.workers}: a training without a search is one "

@@ -7,7 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gdpo_tune.analysis.front import Front
+from gdpo_tune.analysis.origins import summarize_origins
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.candidates import format_parts, title_candidate
+from gdpo_tune.core.formatting import format_count, format_duration, format_percent
 from gdpo_tune.core.trials import PROMPTS_LEFT_OUT, Incident, TrialRecord
 
 REPORT_FILE = "report.html"
@@ -17,19 +21,19 @@ FRONT_FILE = "front.png"
 
 @dataclass(frozen=True)
 class ChosenTrial:
-    """Trial that a choice names."""
+    """Candidate that a choice names."""
 
     record: TrialRecord
-    """Trial with that number, or the first trial of the configuration that was picked."""
+    """Trial with that name, or the first trial of the configuration that was picked."""
     label: str
-    """Part of a directory's name: `knee`, `max_correctness`, or `trial-7` for other picks."""
+    """Part of a directory's name: `knee`, `trial-7`, `trial-7-step-40` or `merge-27`."""
     lines: tuple[str, ...]
     """Sentences about it: its values, and how certain its conditions are."""
 
     @property
-    def number(self) -> int:
-        """Number of the trial."""
-        return self.record.number
+    def name(self) -> str:
+        """Name of the candidate."""
+        return self.record.name
 
 
 def measure_wall_time(records: Sequence[TrialRecord]) -> float:
@@ -61,11 +65,35 @@ def describe_left_out_prompts(records: Sequence[TrialRecord]) -> str:
     return ", ".join(f"{split} {count}" for split, count in counts.items())
 
 
+def describe_origins(front: Front) -> list[str]:
+    """Describe each kind of candidates: its share of the hypervolume, and its cost.
+
+    Shares are nested: what ends of trainings reach alone, what checkpoints add, what merges add.
+    Empty for a sweep with ends of trainings alone.
+    """
+    lines: list[str] = []
+    for origin in summarize_origins(front):
+        cost = origin.cost
+        word = "give" if origin.kind == "ends" else "add"
+        lines.append(
+            f"{origin.kind} {word} {format_percent(origin.share)} of the hypervolume "
+            f"({origin.members} on the front): {format_count(origin.trials, 'trial')}, "
+            f"{cost.completions:,} completions in training, {cost.evaluation_completions:,} in "
+            f"evaluations, {format_duration(cost.cpu_seconds)} of CPU time"
+        )
+    return lines
+
+
 def name_configuration(configuration: Configuration) -> str:
-    """Return its trials: `trial 7`, `trial 7, replicates 20, 23` or `untrained policy`."""
+    """Return its candidate and its replicates: `trial 7, replicates 20, 23`, `untrained policy`.
+
+    A merge shows its parts: `merge-27 (0.5 x 7@60 + 0.5 x 12@60)`.
+    """
     if configuration.role == "untrained":
         return "untrained policy"
-    name = f"trial {configuration.first}"
+    name = title_candidate(configuration.name)
+    if configuration.role == "merge":
+        name += f" ({format_parts(configuration.parts)})"
     others = [str(number) for number in configuration.numbers if number != configuration.first]
     if others:
         name += f", replicate{'s' if len(others) > 1 else ''} {', '.join(others)}"
@@ -73,8 +101,15 @@ def name_configuration(configuration: Configuration) -> str:
 
 
 def describe_role(record: TrialRecord) -> str:
-    """Return why a trial was run: its role, such as `search`, or `replicate of 3`."""
-    return f"replicate of {record.replicate_of}" if record.role == "replicate" else record.role
+    """Return why a trial was run: its role, such as `search`, `replicate of 3`, `checkpoint 7@40`.
+
+    A merge shows its parts: `merge of 0.5 x 7@60 + 0.5 x 12@60`.
+    """
+    if record.role == "replicate":
+        return f"replicate of {record.replicate_of}"
+    if record.role == "checkpoint":
+        return title_candidate(record.name)
+    return f"merge of {format_parts(record.parts)}" if record.role == "merge" else record.role
 
 
 def list_incidents(sessions: Sequence[Mapping[str, Any]]) -> list[Incident]:

@@ -13,15 +13,25 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.analysis.front import Front, build_front
-from gdpo_tune.core.formatting import INK, MODE_COLORS, OTHER_COLOR, get_mode
+from gdpo_tune.analysis.origins import summarize_origins
+from gdpo_tune.core.candidates import format_parts, title_candidate
+from gdpo_tune.core.formatting import (
+    CANDIDATE_COLORS,
+    INK,
+    MODE_COLORS,
+    OTHER_COLOR,
+    get_mode,
+)
 from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.results.parents import find_policies
+from gdpo_tune.results.summary import describe_origins
 from gdpo_tune.tracking import views
 from gdpo_tune.tracking.run_content import SWEEP, clean_name, convert_to_milliseconds
-from gdpo_tune.tracking.spool import Message
+from gdpo_tune.tracking.spool import Message, Point
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -113,11 +123,21 @@ def project_front(spec: SweepSpec, records: Sequence[TrialRecord]) -> FrontProje
         trials={r.number: _build_trial_message(r, ranks.get(r.number, -1)) for r in front.records},
         sweep=[
             {"run": SWEEP, "metrics": hypervolume},
-            {"run": SWEEP, "tags": note, "metrics": size},
+            {"run": SWEEP, "tags": note, "metrics": [*size, *_list_origin_metrics(front)]},
             {"run": SWEEP, "artifact": table},
         ],
         final=_build_final_messages(spec, front),
     )
+
+
+def _list_origin_metrics(front: Front) -> list[Point]:
+    """Return the share and the cost of each kind of candidates, if there are several kinds."""
+    points: list[Point] = []
+    for origin in summarize_origins(front):
+        values = {"share": origin.share, "members": float(origin.members)}
+        values |= {name: float(spent) for name, spent in asdict(origin.cost).items()}
+        points += [[f"origin/{origin.kind}/{n}", value, None, 0] for n, value in values.items()]
+    return points
 
 
 def _build_trial_message(record: TrialRecord, rank: int) -> Message:
@@ -130,10 +150,12 @@ def _build_trial_message(record: TrialRecord, rank: int) -> Message:
 
 
 def choose_color(record: TrialRecord, *, on_front: bool) -> str:
-    """Return the colour of a trial in MLflow's charts, `#rrggbb`: its mode's, or a pale one."""
+    """Return the colour of a trial in MLflow's charts, `#rrggbb`: its mark's, or a pale one."""
     if record.role == "untrained":
         return INK
-    color = MODE_COLORS.get(get_mode(record.params), OTHER_COLOR)
+    color = CANDIDATE_COLORS.get(record.role) or (
+        MODE_COLORS.get(get_mode(record.params), OTHER_COLOR) if record.params else OTHER_COLOR
+    )
     if on_front:
         return color
     channels = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
@@ -147,13 +169,14 @@ def _format_table(front: Front) -> str:
     params = sorted({name for member in front.members for name in member.params})
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["trial", *measured, "seeds", "probability", "role", *params])
+    writer.writerow(["trial", "name", *measured, "seeds", "probability", "role", "parts", *params])
     for member in front.members:
         estimates = [member.mean[goal.name] for goal in goals]
         numbers = [f"{x:.4f}" for estimate in estimates for x in (estimate.mean, estimate.se)]
-        about = [member.seeds, f"{member.probability:.3f}", member.role]
+        parts = format_parts(member.parts) if member.parts else ""
+        about = [member.seeds, f"{member.probability:.3f}", member.role, parts]
         settings = [member.params.get(name, "") for name in params]
-        writer.writerow([member.first, *numbers, *about, *settings])
+        writer.writerow([member.first, member.name, *numbers, *about, *settings])
     return file.getvalue()
 
 
@@ -163,13 +186,15 @@ def _format_note(spec: SweepSpec, front: Front) -> str:
     states = [record.state for record in front.records]
     bounds = front.hypervolume_interval
     interval = f" (95 %: {bounds.low:.4f} to {bounds.high:.4f})" if front.members else ""
+    origins = "".join(f"- {line}\n" for line in describe_origins(front))
+    origins += "\n" if origins else ""
     return (
         f"{views.format_links()}. These pages load {views.LOADED} trials, the front first; "
         "`report.html` among this run's artifacts shows all.\n\n"
         f"Sweep **{spec.name}**: task `{spec.task}`, policy `{spec.policy}`; {goals}.\n\n"
         f"{states.count('complete')} trials complete, {states.count('failed')} failed; "
         f"{len(front.members)} configurations on the front, "
-        f"hypervolume {front.hypervolume:.4f}{interval}.\n\n"
+        f"hypervolume {front.hypervolume:.4f}{interval}.\n\n{origins}"
         "The trials are the children of this run: filter by `tags.pareto = 'true'`, sort by "
         "`metrics.pareto/rank`. Artifacts: `report.html`, `front.png`, `front.csv`, `spec.yaml`.\n"
     )
@@ -177,17 +202,25 @@ def _format_note(spec: SweepSpec, front: Front) -> str:
 
 def _build_final_messages(spec: SweepSpec, front: Front) -> list[Message]:
     """Return the versions of the registry, and for each its file that says where its policy is."""
-    policies = {record.number: record.policy for record in front.records}
+    policies = find_policies(front.records)
     messages: list[Message] = []
     versions: list[dict[str, Any]] = []
     for member in front.members:
         trial, policy = member.first, policies[member.first]
-        text = (
-            f"The policy of trial {trial} of sweep {spec.name}: "
-            f"`{policy or 'its checkpoint was not kept'}`\n\n"
+        source = f"{spec.location}:{member.name}"
+        again = (
             "Train it again, or export its setting to another library:\n\n"
-            f"    python -m gdpo_tune.train --from {spec.location}:{trial}\n"
-            f"    python -m gdpo_tune.export {spec.location}:{trial} --to trl\n"
+            f"    python -m gdpo_tune.train --from {source}\n"
+            f"    python -m gdpo_tune.export {source} --to trl\n"
+        )
+        if member.role == "merge":
+            again = (
+                f"It is {format_parts(member.parts)}. Repeat this merge with mergekit:\n\n"
+                f"    python -m gdpo_tune.export {source} --to mergekit\n"
+            )
+        text = (
+            f"The policy of {title_candidate(member.name)} of sweep {spec.name}: "
+            f"`{policy or 'its checkpoint was not kept'}`\n\n{again}"
         )
         artifact = {"name": f"{POLICY}/README.md", "text": text}
         messages.append({"run": str(trial), "artifact": artifact})
@@ -199,6 +232,8 @@ def _build_version(front: Front, member: Configuration, policy: str) -> dict[str
     aliases = ["knee"] if member is front.knee else []
     tags = {
         "trial": str(member.first),
+        "candidate": member.name,
+        "parts": format_parts(member.parts) if member.parts else "",
         "normalization": str(member.params.get("normalization", "")),
         "seeds": str(member.seeds),
         "provisional": str(member.is_provisional).lower(),

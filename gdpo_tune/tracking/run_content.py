@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from gdpo_tune.core.candidates import format_parts
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.steps import is_kept
 from gdpo_tune.core.trials import Measurement, Objective, State, TrialRecord
@@ -117,7 +118,7 @@ def build_trial_message(
     """Return the content of a trial's run, except its rank and colour."""
     message: Message = {
         "run": str(record.number),
-        "name": f"trial-{record.number:03d}",
+        "name": f"trial-{record.number:03d}" if record.name.isdecimal() else record.name,
         "inputs": inputs,
         "tags": build_trial_tags(record, sweep),
         "params": build_trial_params(record),
@@ -137,6 +138,8 @@ def build_trial_tags(record: TrialRecord, sweep: str) -> dict[str, str]:
     tags = {
         "sweep": sweep,
         "trial": str(record.number),
+        "candidate": record.name,
+        "parts": format_parts(record.parts) if record.parts else "",
         "role": record.role,
         "state": record.state,
         "proposer": record.proposer,

@@ -15,6 +15,7 @@ import pytest
 import gdpo_tune.spec
 import gdpo_tune.training
 from gdpo_tune import cli, train
+from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.errors import LedgerHeldError, SpecError, TrialFailure, UsageError
 from gdpo_tune.core.steps import append_step
 from gdpo_tune.core.trials import Cost, Exploit, Generation, Measurement, Outcome, Segment
@@ -276,6 +277,104 @@ def test_a_pick_by_conditions_is_trained_under_its_trial_number(fake, searched, 
     assert (config.seed, config.directory.name) == (72, "sweep-trial-2-1")
     sentence = f"chosen by {choice!r}: trial 2: correctness 0.700 ± 0.010, format 0.700 ± 0.010"
     assert capsys.readouterr().out.count(sentence) == 2
+
+
+def add_candidates(spec):
+    """Add a checkpoint of trial 1, a merge of it with trial 2, and a replicate of trial 1."""
+    last = spec.training.steps
+    half = (Part(1, last // 2, 0.5), Part(2, last, 0.5))
+    with Ledger.open(spec) as ledger:
+        params = ledger.get_record(1).params
+        ledger.start(params, "checkpoint", "candidate", 90, parts=[Part(1, last // 2, 1.0)])
+        ledger.start({}, "merge", "candidate", 91, parts=half)
+        ledger.start(params, "replicate", "replicate", 92, replicate_of=1)
+        ledger.start(params, "replicate", "candidate", 93, 4, parts=[Part(6, last // 2, 1.0)])
+        for number, value in ((4, 0.95), (5, 0.8), (6, 0.9), (7, 0.95)):
+            ledger.complete(number, build_outcome(value, 0.95, 0.5))
+
+
+def test_a_checkpoint_is_the_same_training_up_to_its_step(fake, searched, tmp_path, capsys):
+    add_candidates(searched)
+    assert train.main(["--from", f"{searched.directory}:1@30"]) == 0
+    (config,) = fake.configs
+    assert config.seed == 71
+    assert config.params["reward_weights.format"] == pytest.approx(0.2)
+    assert (config.training.steps, config.training.warmup_share) == (30, 0.0)
+    assert config.directory == tmp_path / "sweep-trial-1-step-30-30"
+    assert f"checkpoint 1@30 of {searched.directory}, 30 of 60 steps" in capsys.readouterr().out
+
+
+def test_a_replicate_of_a_checkpoint_is_trained_with_the_seed_of_its_part(fake, searched):
+    add_candidates(searched)
+    assert train.main(["--from", f"{searched.directory}:7"]) == 0
+    (config,) = fake.configs
+    assert (config.seed, config.training.steps) == (92, 30)
+    assert config.params["reward_weights.format"] == pytest.approx(0.2)
+
+
+def test_a_checkpoint_keeps_the_length_of_the_warm_up(fake, tmp_path):
+    spec = load_code_spec(tmp_path, ["training.warmup_share=0.1"])
+    with Ledger.open(spec) as ledger:
+        params = spec.space.complete_baseline({})
+        ledger.start(params, "search", "model", seed=7)
+        ledger.complete(0, build_outcome(0.9, 0.9, 0.5))
+        for step in (5, 20):
+            ledger.start(params, "checkpoint", "candidate", 8, parts=[Part(0, step, 1.0)])
+    assert train.main(["--from", f"{spec.directory}:0@20"]) == 0
+    (config,) = fake.configs
+    assert round(config.training.warmup_share * config.training.steps) == 6
+    with pytest.raises(UsageError, match=r"training.warmup_share = 0.1: .* depends on all 60"):
+        train.main(["--from", f"{spec.directory}:0@5"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--steps", "40"], r"has 30 steps, so training.steps = 40 is another training"),
+        (["--set", "training.lr_schedule=cosine"], "30 steps alone would be another training"),
+    ],
+)
+def test_another_course_of_a_checkpoint_is_refused(fake, searched, words, message):
+    add_candidates(searched)
+    with pytest.raises(UsageError, match=message):
+        train.main(["--from", f"{searched.directory}:1@30", *words])
+    assert not fake.configs
+
+
+def test_a_checkpoint_of_a_member_has_the_values_until_its_step(fake, tmp_path):
+    spec = load_code_spec(tmp_path, ["training.steps=60"])
+    with Ledger.open(spec) as ledger:
+        for number in range(2):
+            params = spec.space.complete_baseline({"reward_weights.format": 0.1 * (number + 1)})
+            ledger.start(params, "member", "startup", seed=70 + number)
+        for step in (20, 40):
+            exploit = Exploit(0, 1, step, {"reward_weights.format": step / 100})
+            ledger.record_generation(Generation(step, (0, 1), (exploit,)))
+        for step in (20, 40):
+            ledger.start(params, "checkpoint", "candidate", 8, parts=[Part(0, step, 1.0)])
+    for step in (20, 40):
+        assert train.main(["--from", f"{spec.directory}:0@{step}"]) == 0
+    before, after = fake.configs
+    assert (before.seed, before.schedule) == (70, ())
+    assert after.seed == 71
+    assert [(s.step, dict(s.params)) for s in after.schedule] == [
+        (20, {"reward_weights.format": 0.2})
+    ]
+
+
+@pytest.mark.parametrize("pick", ["merge-5", "5"])
+def test_a_merge_is_refused_with_the_commands_that_make_it(fake, searched, pick):
+    add_candidates(searched)
+    place = searched.directory
+    with pytest.raises(UsageError) as caught:
+        train.main(["--from", f"{place}:{pick}"])
+    assert str(caught.value).splitlines() == [
+        f"{place}: merge-5 is a merge: 2 trainings and one merge, not one training",
+        f"    fix: python -m gdpo_tune.train --from {place}:1@30",
+        f"         python -m gdpo_tune.train --from {place}:2",
+        f"         python -m gdpo_tune.export {place}:merge-5 --to mergekit",
+    ]
+    assert not fake.configs
 
 
 def test_two_picks_are_refused(fake, searched):

@@ -21,8 +21,11 @@ from gdpo_tune.display import LiveDisplay, print_summary
 from gdpo_tune.display.progress import Progress
 from gdpo_tune.display.tables import build_front_table
 from gdpo_tune.figures import write_front_png, write_report
+from gdpo_tune.results.pick_language import parse_pick
+from gdpo_tune.results.picking import pick_trial
+from gdpo_tune.results.summary import describe_origins
 from gdpo_tune.spec import Constraint
-from tests.support.figures import NASTY, make_records, make_spec
+from tests.support.figures import NASTY, add_candidates, make_records, make_spec
 from tests.support.tuning import build_measurement
 
 
@@ -269,6 +272,54 @@ def test_no_value_is_cut_in_a_narrow_terminal(spec, width):
         for estimate in (member.mean["correctness"], member.mean["length"]):
             assert format_estimate(estimate) in text
     assert "…" not in text
+
+
+def test_the_summary_calls_candidates_by_their_names(spec):
+    records = add_candidates(make_records(spec, 12, replicates=3))
+    text = summary(spec, records)
+    for words in ("merge-18, 19", "2@40", "0.25 x 2@60 + 0.75"):
+        assert words in text
+    front = build_front(records, spec.list_objectives())
+    lines = describe_origins(front)
+    assert [line.split()[0] for line in lines] == ["ends", "checkpoints", "merges"]
+    assert all(line in text for line in lines)
+    assert describe_origins(build_front(records[:-3], spec.list_objectives())) == []
+
+
+@pytest.mark.parametrize(
+    ("pick", "command"),
+    [
+        ("merge-15", "python -m gdpo_tune.export {}:merge-15 --to mergekit"),
+        ("2@40", "python -m gdpo_tune.train --from {}:2@40"),
+        ("2", "python -m gdpo_tune.train --from {}:2"),
+    ],
+)
+def test_the_next_steps_are_those_of_the_chosen_candidate(spec, pick, command):
+    records = add_candidates(make_records(spec, 12))
+    console = paper()
+    print_summary(spec, records, console, chosen=pick_trial(records, spec, parse_pick(pick)))
+    text = console.file.getvalue()
+    assert command.format(spec.location) + "\n" in text
+    assert ("Train this trial" in text) == (not pick.startswith("merge"))
+
+
+def test_the_live_display_calls_candidates_by_their_names(spec):
+    records = add_candidates(make_records(spec, 4))
+    console = paper()
+    display = LiveDisplay(spec, console)
+    for event in events(records):
+        display(event)
+    text = console.file.getvalue()
+    assert "merge-7 starts: evaluates 0.25 x 2@60 + 0.75 x 3@60" in text
+    assert "checkpoint 2@40 starts: evaluates 2@40" in text
+    assert "trial 8 starts: evaluates 0.25 x 2@60 + 0.75 x 3@60" in text
+    assert "merge-7 complete after" in text
+    running = LiveDisplay(spec, paper(140, terminal=True))
+    for record in records:
+        running(TrialStarted(replace(record, state="running")))
+    shown = picture(running)
+    assert "merge of 0.25 x 2@60 + 0.75 x 3@60" in shown
+    assert shown.count("evaluating") == 4  # the untrained policy too
 
 
 def test_the_summary_names_failures_with_their_reasons(spec):

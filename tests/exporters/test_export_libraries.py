@@ -9,11 +9,13 @@ import subprocess
 import sys
 import types
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from gdpo_tune.results.parents import Parent
 from gdpo_tune.training.normalization import compute_advantages
 from tests.support.export import (
     export_to,
@@ -25,7 +27,7 @@ from tests.support.export import (
 
 pytestmark = pytest.mark.slow
 
-VERSIONS = {"verl": "0.9.1", "ms-swift": "4.6.0", "axolotl": "0.19.0"}
+VERSIONS = {"verl": "0.9.1", "ms-swift": "4.6.0", "axolotl": "0.19.0", "mergekit": "0.1.5"}
 
 
 def run_pip(*words: str) -> None:
@@ -243,6 +245,58 @@ def test_the_kl_of_verl_has_the_gradient_of_the_corrected_one(source):
     present.grad = None
     space["kl_penalty"](present, reference, "low_var_kl").sum().backward()
     assert (present.grad - corrected).abs().max() > 0.1
+
+
+MERGE = """
+import json, sys
+from mergekit.config import MergeConfiguration
+from mergekit.merge import run_merge
+from mergekit.options import MergeOptions
+given = json.load(sys.stdin)
+options = MergeOptions(lora_merge_dtype="float32", lora_merge_cache=given["cache"], quiet=True)
+run_merge(MergeConfiguration.model_validate(given["settings"]), given["out"], options)
+"""
+
+
+def test_mergekit_repeats_a_merge_of_policies_and_an_adapter(source, tmp_path):
+    import peft
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    from gdpo_tune.policies.load_policy import resolve_policy
+
+    immutables = tmp_path / "immutables"
+    run_pip("install", "-q", "--no-deps", "--target", str(immutables), "immutables==0.21")
+    tokenizer = AutoTokenizer.from_pretrained(resolve_policy("embedded"))
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    config = LlamaConfig(**sizes, vocab_size=len(tokenizer), num_attention_heads=2)
+    parents, states = [], []
+    for seed, weight in ((0, 0.25), (1, 0.125), (2, 0.625)):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+        directory = tmp_path / f"a@b+{seed}"  # letters that mergekit takes for marks of its own
+        if seed == 2:  # an adapter on the first policy, as a checkpoint before the end has it
+            model = LlamaForCausalLM.from_pretrained(tmp_path / "a@b+0")
+            adapter = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+            model = peft.get_peft_model(model, adapter)
+            model.save_pretrained(directory)
+            model = model.merge_and_unload()
+        else:
+            model.save_pretrained(directory)
+            tokenizer.save_pretrained(directory)
+        parents.append(Parent(f"runs/code:{seed}", weight, str(directory)))
+        states.append((weight, model.state_dict()))
+    recipe = make_recipe(parents=tuple(parents))
+    recipe = replace(recipe, policy=str(tmp_path / "a@b+0"))
+    given = {
+        "settings": parse_settings(export_to("mergekit", recipe)),
+        "cache": str(tmp_path / "cache"),
+        "out": str(tmp_path / "merged"),
+    }
+    run_python(MERGE, source("mergekit"), immutables, stdin=json.dumps(given))
+    merged = LlamaForCausalLM.from_pretrained(tmp_path / "merged").state_dict()
+    for name, value in merged.items():
+        expected = sum(weight * state[name] for weight, state in states)
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
 
 
 def test_verl_whitens_over_tokens(source):

@@ -217,8 +217,12 @@ def test_a_long_name_is_placed_inside():
 def test_no_two_modes_share_a_colour_or_a_symbol():
     assert set(style.MODES) <= set(registry.NORMALIZATIONS)
     assert style.get_mark("a mode without a mark") == style.OTHER
-    for field in ("color", "plotly", "matplotlib"):
-        assert len({getattr(mark, field) for mark in style.MODES.values()}) == len(style.MODES)
+    others = [mark for table in (style.CANDIDATES, style.BASELINES) for _, mark in table.values()]
+    marks = [*style.MODES.values(), style.OTHER, *others]
+    for field in ("plotly", "matplotlib"):
+        assert len({getattr(mark, field) for mark in marks}) == len(marks)
+    colors = {mark.color for mark in marks}
+    assert len(colors) == len(marks) - 1  # both baselines are in the colour of ink
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from statistics import fmean
 import pytest
 
 from gdpo_tune.analysis.front import build_front
+from gdpo_tune.analysis.origins import find_parents
+from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.completions import (
     COMPLETIONS_FILE,
     LONGEST_TEXT,
@@ -27,6 +29,7 @@ from gdpo_tune.figures.curves import (
 )
 from gdpo_tune.figures.hypervolume import draw_hypervolume
 from gdpo_tune.figures.pairs import describe_configuration, describe_standing, draw_pairs
+from gdpo_tune.figures.panels import PARENTS
 from gdpo_tune.figures.parallel import draw_parallel
 from gdpo_tune.figures.report_texts import build_samples
 from gdpo_tune.figures.shares import MAX_BARS, draw_shares
@@ -35,7 +38,7 @@ from gdpo_tune.figures.surfaces import draw_surfaces
 from gdpo_tune.figures.timeline import describe_utilisation, draw_timeline
 from gdpo_tune.results.summary import name_configuration
 from gdpo_tune.spec.model import Constraint
-from tests.support.figures import make_records, make_spec, write_steps
+from tests.support.figures import add_candidates, make_records, make_spec, write_steps
 
 
 @pytest.fixture
@@ -115,6 +118,70 @@ def test_baselines_have_markers_of_their_own(front):
     assert {"untrained policy", "published weights"} <= legend
 
 
+def test_checkpoints_and_merges_have_symbols_of_their_own_and_lines_to_parents(spec):
+    records = add_candidates(make_records(spec, 8))
+    front = build_front(records, spec.list_objectives())
+    figure = draw_pairs(front)
+    points = drawn(figure)
+    by_role = {c.role: c for c in front.members if not c.is_training}
+    assert set(by_role) == {"checkpoint", "merge"}
+    for role, candidate in by_role.items():
+        name, mark = style.CANDIDATES[role]
+        trace, index = points[candidate.get_values(front.objectives)[:2]]
+        assert (trace.marker.symbol, trace.marker.line.color) == (mark.plotly, mark.color)
+        assert name in {trace.name for trace in figure.data}
+        assert candidate.name in trace.text[index]
+    assert "0.25 x 2@60 + 0.75 x 3@60" in trace.text[index]
+    (lines, *_) = [t for t in figure.data if t.legendgroup == PARENTS and t.x[0] is not None]
+    ends = [c.get_values(front.objectives)[:2] for c in find_parents(front, by_role["merge"])]
+    merge = by_role["merge"].get_values(front.objectives)[:2]
+    assert len(ends) == 2
+    nothing = (None, None)
+    assert list(zip(lines.x, lines.y, strict=True)) == [
+        point for end in ends for point in (merge, end, nothing)
+    ]
+
+
+def test_a_dominated_merge_has_no_lines(spec):
+    records = add_candidates(make_records(spec, 8))
+    low = {name: Estimate(0.01, 0.001) for name in records[-2].test}
+    worse = [replace(r, test=low) if len(r.parts) > 1 else r for r in records]
+    front = build_front(worse, spec.list_objectives())
+    groups = {trace.legendgroup for trace in draw_pairs(front).data}
+    assert "merge" in groups
+    assert PARENTS not in groups
+
+
+def test_no_figure_of_parameters_shows_what_has_none(spec):
+    records = make_records(spec, 12)
+    before = build_front(records, spec.list_objectives())
+    after = build_front(add_candidates(records), spec.list_objectives())
+    for record in after.records:
+        write_steps(record)
+    steps = read_all_steps(before.records)
+    dimensions = spec.space.dimensions
+    for draw in (
+        lambda front: draw_parallel(front, dimensions).data[0].dimensions,
+        lambda front: [(t.x, t.name) for t in draw_slices(front, dimensions).data],
+        lambda front: [t.name for t in draw_rungs(front).data],
+    ):
+        assert draw(after) == draw(before)
+    bars = draw_shares(after, steps).data[0].y
+    assert all(bar.startswith("trial ") for bar in bars)
+
+
+@pytest.mark.parametrize("draw", [draw_hypervolume, lambda front: draw_timeline(front.records)])
+def test_curves_and_timeline_mark_checkpoints_and_merges(spec, draw):
+    front = build_front(add_candidates(make_records(spec, 8)), spec.list_objectives())
+    figure = draw(front)
+    colors = {t.name: t.marker.color for t in figure.data if t.name}
+    for role, (name, mark) in style.CANDIDATES.items():
+        assert colors[name] == mark.color, role
+    texts = [text for trace in figure.data for text in (trace.text or ())]
+    assert any(text.startswith("merge-11") for text in texts)
+    assert any(text.startswith("checkpoint 2@40") for text in texts)
+
+
 def test_an_infeasible_configuration_is_a_small_cross(front):
     points = drawn(draw_pairs(front))
     broken = [c for c in front.configurations if not c.feasible]
@@ -145,11 +212,16 @@ def test_the_hover_text_is_escaped(front):
 
 
 def test_headings(front):
-    member = replace(front.members[0], first=3, role="search")
+    member = replace(front.members[0], first=3, name="3", role="search")
     assert name_configuration(replace(member, numbers=(3,))) == "trial 3"
     assert name_configuration(replace(member, numbers=(3, 7))) == "trial 3, replicate 7"
     assert name_configuration(replace(member, numbers=(3, 7, 9))) == "trial 3, replicates 7, 9"
     assert name_configuration(replace(member, numbers=(3,), role="untrained")) == "untrained policy"
+    checkpoint = replace(member, name="3@40", numbers=(3,), role="checkpoint")
+    assert name_configuration(checkpoint) == "checkpoint 3@40"
+    parts = (Part(1, 60, 0.25), Part(2, 40, 0.75))
+    merge = replace(member, name="merge-3", numbers=(3, 9), role="merge", parts=parts)
+    assert name_configuration(merge) == "merge-3 (0.25 x 1@60 + 0.75 x 2@40), replicate 9"
     assert "provisional" in describe_standing(replace(member, seeds=1))
     assert "provisional" not in describe_standing(replace(member, seeds=2))
 

@@ -10,13 +10,14 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from gdpo_tune.analysis.front import build_front
-from gdpo_tune.core.formatting import format_number, get_mode
+from gdpo_tune.analysis.origins import find_parents, summarize_origins
+from gdpo_tune.core.formatting import format_number, format_percent, get_mode
 from gdpo_tune.core.trials import Cost, Exploit, Incident, Rung, TrialRecord
 from gdpo_tune.figures import style, write_front_png, write_report
 from gdpo_tune.figures.curves import draw_population
 from gdpo_tune.figures.front_png import DPI, draw_front
 from gdpo_tune.figures.report_page import build_report
-from tests.support.figures import NASTY, make_records, make_spec, write_steps
+from tests.support.figures import NASTY, add_candidates, make_records, make_spec, write_steps
 
 VOID = {"meta", "br", "link", "img"}
 
@@ -100,6 +101,26 @@ def test_every_figure_of_a_full_sweep_is_there(tmp_path):
     assert {f"figure-{name}" for name in figures} <= ids
 
 
+def test_a_report_with_checkpoints_and_merges(tmp_path):
+    spec = make_spec(tmp_path)
+    records = add_candidates(make_records(spec, 12, replicates=3, failed=(4,)))
+    for record in records[1:]:
+        write_steps(record)
+    page = page_of(spec, records)
+    for text in ("merge-18 (0.25 x 2@60 + 0.75 x 3@60), replicate 19", "checkpoint 2@40"):
+        assert text in page.text
+    front = build_front(records, spec.list_objectives())
+    ends, checkpoints, merges = summarize_origins(front)
+    assert min(checkpoints.share, merges.share) > 0
+    for origin in (ends, checkpoints, merges):
+        assert format_number(origin.hypervolume) in page.text
+        assert format_percent(origin.share) in page.text
+    assert "61,440" in page.text  # completions of 16 trainings
+    assert "1,024" in page.text  # completions of 2 evaluations of merges
+    assert "Origins of the front" in page.text
+    assert "Origins of the front" not in page_of(spec, records[:-3]).text
+
+
 def test_the_header_counts(tmp_path):
     spec = make_spec(tmp_path)
     records = make_records(spec, 6, failed=(3, 4))
@@ -178,6 +199,24 @@ def test_the_png_uses_the_reports_colours_and_hollow_marks(tmp_path):
         assert line.get_markeredgecolor() == mark.color
         assert line.get_marker() == mark.matplotlib
         assert (line.get_markerfacecolor() == style.PAPER) == member.is_provisional
+
+
+def test_the_png_has_symbols_of_candidates_and_lines_to_parents(tmp_path):
+    spec = make_spec(tmp_path, 2)
+    front = build_front(add_candidates(make_records(spec, 8)), spec.list_objectives())
+    figure = draw_front(front, "x")
+    lines = figure.axes[0].lines
+    for role, (name, mark) in style.CANDIDATES.items():
+        (candidate,) = [c for c in front.members if c.role == role]
+        point = candidate.get_values(front.objectives)
+        (line,) = [m for m in lines if (*m.get_xdata(), *m.get_ydata()) == point]
+        assert (line.get_marker(), line.get_markeredgecolor()) == (mark.matplotlib, mark.color)
+        assert name in {text.get_text() for text in figure.legends[0].get_texts()}
+    (merge,) = [c for c in front.members if c.role == "merge"]
+    start = merge.get_values(front.objectives)
+    drawn = {tuple(zip(m.get_xdata(), m.get_ydata(), strict=True)) for m in lines}
+    for parent in find_parents(front, merge):
+        assert (start, parent.get_values(front.objectives)) in drawn
 
 
 def test_no_text_of_the_png_leaves_the_picture(tmp_path):

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from gdpo_tune import load_sweep
+from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.ledger import Ledger
 from tests.support.paths import ROOT
@@ -64,6 +65,29 @@ def test_every_figure_is_drawn_by_its_name(runs):
         assert sweep.figure(name).data
     with pytest.raises(UsageError, match="did you mean 'pairs'"):
         sweep.figure("pair")
+
+
+def test_merges_have_names_and_parts_and_take_no_part_in_a_comparison_of_modes(tmp_path):
+    spec = load_code_spec(tmp_path)
+    with Ledger.open(spec) as ledger:
+        for number, mode in enumerate(("gdpo", "grpo")):
+            ledger.start(
+                spec.space.complete_baseline({"normalization": mode}), "search", "model", number
+            )
+        ledger.start({}, "merge", "candidate", 2, parts=[Part(0, 60, 0.5), Part(1, 60, 0.5)])
+        for number, value in enumerate((0.1, 0.9, 0.6)):
+            ledger.complete(number, build_outcome(value, 0.9 - value + 0.2 * (number == 2), 0.5))
+    sweep = load_sweep(str(spec.directory))
+    parts = "0.5 x 0@60 + 0.5 x 1@60"
+    assert list(sweep.trials["name"]) == ["0", "1", "merge-2"]
+    assert sweep.trials.loc[2, "parts"] == parts
+    assert "evaluation_completions" in sweep.trials
+    assert dict(zip(sweep.front["name"], sweep.front["parts"], strict=True))["merge-2"] == parts
+    comparison = sweep.compare_modes("gdpo", "grpo").comparison
+    assert (comparison.left.tried_count, comparison.right.tried_count) == (1, 1)
+    assert sweep.pick("merge-2").name == "merge-2"
+    for name in sweep.figures:
+        assert sweep.figure(name).data
 
 
 def test_a_sweep_without_a_finished_trial_has_empty_tables(tmp_path):

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from gdpo_tune.core.errors import PickError
-from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
+from gdpo_tune.core.trials import Cost, Estimate, Objective, Rung, TrialRecord
 from gdpo_tune.results.pick_language import Bound, Metric, parse_pick
 from gdpo_tune.results.picking import pick_trial
 from gdpo_tune.spec.model import ObjectiveSpec
-from tests.support.analysis import GOALS, build_trial
+from tests.support.analysis import GOALS, build_checkpoint, build_merge, build_trial
 
 BOUNDS = "max correctness where length >= 0.9 and format >= 0.95"
 
@@ -89,6 +89,10 @@ def test_a_short_pick_is_part_of_the_directory_name(text, label):
         ("prefer a=2, b=1", 1, "a choice begins with knee, max or min, or is the number"),
         ("max a, b", 6, "a condition begins with `where`"),
         ("9" * 5000, 1, "is the number of a trial"),
+        ("7@40 where a >= 1", 6, "the name of a candidate has no conditions"),
+        ("merge-3 where a >= 1", 9, "the name of a candidate has no conditions"),
+        ("7@", 1, "a checkpoint such as 7@40, or a merge such as merge-27"),
+        ("merge-x", 1, "a merge such as merge-27"),
     ],
 )
 def test_an_error_points_at_the_problem(text, position, message):
@@ -199,3 +203,77 @@ def test_the_wrong_end_of_an_objective_is_pointed_out():
     lines = pick_trial(records, spec, parse_pick("max_b")).lines
     assert "trial 0" in lines[0]
     assert lines[-1] == "the sweep minimizes b"
+
+
+# Checkpoints and merges
+
+END = (Rung(60, {}, Cost()),)
+CANDIDATES = [
+    build_trial(0, 0.9, 0.1, rungs=END),
+    build_trial(1, 0.1, 0.9, rungs=END),
+    build_checkpoint(2, 0.95, 0.05, (0, 40)),
+    build_merge(3, 0.7, 0.7, (0, 60, 0.5), (1, 20, 0.5)),
+    build_merge(4, 0.6, 0.6, (0, 60, 0.5), (1, 20, 0.5), replicate_of=3, role="replicate"),
+    build_trial(5, 0.2, 0.2, role="untrained"),
+    build_merge(6, 0.1, 0.1, (0, 60, 0.1), (1, 60, 0.9), state="pruned", test={}),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "label"),
+    [
+        ("0", "0", "trial-0"),
+        ("0@40", "0@40", "trial-0-step-40"),
+        ("0@60", "0", "trial-0"),
+        ("merge-3", "merge-3", "merge-3"),
+        ("3", "merge-3", "merge-3"),
+        ("4", "4", "trial-4"),
+        ("knee", "merge-3", "knee"),
+        ("knee where a >= 0.5 and b >= 0.5", "merge-3", "merge-3"),
+        ("max_a", "0@40", "max_a"),
+        ("max a where b <= 0.08", "0@40", "trial-0-step-40"),
+    ],
+)
+def test_any_candidate_can_be_picked(text, name, label):
+    picked = pick_trial(CANDIDATES, SPEC, parse_pick(text))
+    assert (picked.name, picked.label) == (name, label)
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "fix"),
+    [
+        ("0@30", "trial 0 has no candidate at step 30", "write 0@40, 0@60"),
+        ("1@40", "trial 1 has no candidate at step 40", "write 1@20, 1@60"),
+        ("9@40", "no trial 9; the last one is 6", "write another number"),
+        ("3@40", "trial 3 trains nothing", "write merge-3"),
+        ("5@40", "trial 5 is the untrained policy", "write another number"),
+        ("merge-0", "that sweep has no merge-0", "write merge-3, merge-6"),
+        ("merge-99", "that sweep has no merge-99", "write merge-3, merge-6"),
+    ],
+)
+def test_a_candidate_that_does_not_exist_is_refused_with_those_that_do(text, message, fix):
+    with pytest.raises(PickError) as caught:
+        pick_trial(CANDIDATES, SPEC, parse_pick(text))
+    assert message in str(caught.value)
+    assert f"fix: {fix}" in str(caught.value)
+    assert caught.value.position == 1
+
+
+def test_a_sweep_without_merges_says_so():
+    with pytest.raises(PickError, match="it has no merges"):
+        pick_trial(RECORDS, SPEC, parse_pick("merge-3"))
+
+
+def test_a_picked_candidate_is_described_by_its_name():
+    merge = pick_trial(CANDIDATES, SPEC, parse_pick("merge-3"))
+    assert merge.lines[0].startswith("chosen by 'merge-3': merge-3: a 0.650 ± ")
+    checkpoint = pick_trial(CANDIDATES, SPEC, parse_pick("0@40"))
+    assert "checkpoint 0@40: a 0.950" in checkpoint.lines[0]
+    stopped = pick_trial(CANDIDATES, SPEC, parse_pick("merge-6"))
+    assert stopped.lines == ("chosen by 'merge-6': merge-6, pruned",)
+
+
+def test_a_part_that_was_not_evaluated_on_its_own_has_no_values():
+    part = pick_trial(CANDIDATES, SPEC, parse_pick("1@20"))
+    assert part.name == "1@20"
+    assert part.lines[0].endswith("checkpoint 1@20, without an evaluation on test prompts")

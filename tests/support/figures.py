@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gdpo_tune.analysis.racing import choose_replicate
-from gdpo_tune.core.trials import Cost, Estimate, TrialRecord
+from gdpo_tune.core.candidates import Part
+from gdpo_tune.core.trials import Cost, Estimate, Role, TrialRecord
 from gdpo_tune.spec import ObjectiveSpec, SweepSpec, load_spec
 from tests.support.paths import ROOT
 
@@ -47,6 +48,51 @@ def make_records(
         }
         records.append(replace(again, test=near, validation=near))
     return records
+
+
+def add_candidates(records: list[TrialRecord]) -> list[TrialRecord]:
+    """Add a checkpoint of the first training, and a merge of the first two with a replicate.
+
+    Both are on the front: the checkpoint is the best in the first objective.
+    """
+    first, second = [r.number for r in records if r.role == "search" and r.state == "complete"][:2]
+    parts = (Part(first, 60, 0.25), Part(second, 60, 0.75))
+    number = len(records)
+    return [
+        *records,
+        _evaluate(records[first], number, "checkpoint", (Part(first, 40, 1.0),), 0.4),
+        _evaluate(records[first], number + 1, "merge", parts, 0.81),
+        replace(
+            _evaluate(records[first], number + 2, "replicate", parts, 0.79),
+            replicate_of=number + 1,
+        ),
+    ]
+
+
+def _evaluate(
+    parent: TrialRecord, number: int, role: Role, parts: tuple[Part, ...], value: float
+) -> TrialRecord:
+    """Return the record of an evaluation of `parts`; every share is near `value`."""
+    test = {name: Estimate(5.0 if name == "mean_length" else value, 0.02) for name in OBJECTIVES}
+    if role == "checkpoint":
+        test["correctness"] = Estimate(0.99, 0.02)
+    directory = parent.directory and parent.directory.parent / str(number)
+    return replace(
+        parent,
+        number=number,
+        role=role,
+        parts=parts,
+        params=parent.params if len(parts) == 1 else {},
+        proposer="candidate",
+        test=test,
+        validation=test,
+        feasible=True,
+        cost=Cost(completions=0, seconds=2.0, cpu_seconds=2.0, evaluation_completions=512),
+        directory=directory,
+        checkpoint=directory and directory / "checkpoint-0",
+        started=1000.0 + 15 * number,
+        finished=1002.0 + 15 * number,
+    )
 
 
 def write_steps(record: TrialRecord, steps: int = 12) -> None:

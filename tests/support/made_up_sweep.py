@@ -6,7 +6,7 @@ from pathlib import Path
 from gdpo_tune.core.events import SweepFinished, SweepStarted
 from gdpo_tune.figures import write_front_png, write_report
 from gdpo_tune.tracking import MlflowSink
-from tests.support.figures import make_records, make_spec, write_steps
+from tests.support.figures import add_candidates, make_records, make_spec, write_steps
 
 PATIENCE = 240.0
 
@@ -15,9 +15,9 @@ def send_sweep(directory, uri, trials, *, steps=True):
     """Send a finished sweep with a report; return its spec, its records and its link."""
     spec = make_spec(directory / "runs")
     spec = spec.model_copy(update={"tracking": spec.tracking.model_copy(update={"uri": uri})})
-    records = make_records(spec, trials, replicates=4, failed=(4,))
+    records = add_candidates(make_records(spec, trials, replicates=4, failed=(4,)))
     for record in records if steps else []:
-        if record.role != "untrained":
+        if record.is_training:
             write_steps(record)
     sink = MlflowSink(spec)
     sink(SweepStarted(tuple(records), len(records)))

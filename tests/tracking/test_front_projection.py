@@ -3,6 +3,10 @@
 import csv
 import io
 
+import pytest
+
+from gdpo_tune.core.candidates import Part
+from gdpo_tune.core.trials import Cost
 from gdpo_tune.figures import style
 from gdpo_tune.tracking.front_projection import project_front
 from gdpo_tune.tracking.run_content import SWEEP
@@ -110,6 +114,81 @@ def test_versions_in_the_registry(tmp_path):
     files = {m["run"]: m["artifact"]["text"] for m in front.final if m["run"] != SWEEP}
     assert set(files) == {"0", "1", "2"}
     assert "checkpoint-40" in files["0"]
+
+
+def make_candidates(directory):
+    """Return two trainings, a checkpoint and a merge, all on the front."""
+    kept = directory / "trials" / "0" / "checkpoint-20"
+    kept.mkdir(parents=True)
+    evaluated = Cost(0, 1.0, 1.5, evaluation_completions=256)
+    parts = (Part(0, 40, 0.5), Part(1, 40, 0.5))
+    trained = {"directory": kept.parent, "checkpoint": kept.parent / "checkpoint-40"}
+    return [
+        make_complete_trial(0, 0.9, 0.1, **trained),
+        make_complete_trial(1, 0.1, 0.9),
+        make_complete_trial(
+            2, 0.95, 0.05, role="checkpoint", parts=(Part(0, 20, 1.0),), cost=evaluated
+        ),
+        make_complete_trial(
+            3,
+            0.6,
+            0.6,
+            role="merge",
+            params={},
+            parts=parts,
+            cost=evaluated,
+            checkpoint=directory / "trials" / "3" / "checkpoint-0",
+        ),
+    ]
+
+
+def test_checkpoints_and_merges_are_registered_with_their_policies(tmp_path):
+    front = project_front(make_tiny_spec(tmp_path), make_candidates(tmp_path))
+    versions = {version["trial"]: version for version in registered(front)["versions"]}
+    assert {trial: v["tags"]["candidate"] for trial, v in versions.items()} == {
+        "0": "0",
+        "1": "1",
+        "2": "0@20",
+        "3": "merge-3",
+    }
+    assert versions["3"]["aliases"] == ["knee"]
+    assert versions["3"]["tags"]["parts"] == "0.5 x 0@40 + 0.5 x 1@40"
+    assert versions["3"]["tags"]["checkpoint"] == str(tmp_path / "trials" / "3" / "checkpoint-0")
+    assert versions["2"]["tags"]["checkpoint"] == str(tmp_path / "trials" / "0" / "checkpoint-20")
+    files = {m["run"]: m["artifact"]["text"] for m in front.final if m["run"] != SWEEP}
+    assert "merge-3 --to mergekit" in files["3"]
+    assert "gdpo_tune.train" not in files["3"]
+    assert "runs/tiny:0@20" in files["2"]
+
+
+def test_shares_and_costs_of_each_kind_are_metrics(tmp_path):
+    front = project_front(make_tiny_spec(tmp_path), make_candidates(tmp_path))
+    points = [p for message in front.sweep for p in message.get("metrics", ())]
+    values = {name: value for name, value, *_ in points if name.startswith("origin/")}
+    # .9 x .1 + .1 x .8, then .05 x .05, then .5 x .5
+    total = 0.17 + 0.0025 + 0.25
+    assert values["origin/ends/share"] == pytest.approx(0.17 / total)
+    assert values["origin/checkpoints/share"] == pytest.approx(0.0025 / total)
+    assert values["origin/merges/share"] == pytest.approx(0.25 / total)
+    assert values["origin/ends/completions"] == 5120
+    assert values["origin/merges/evaluation_completions"] == 256
+    assert values["origin/merges/cpu_seconds"] == 1.5
+    (tags,) = [message["tags"] for message in front.sweep if "tags" in message]
+    assert "- merges add 59 % of the hypervolume" in tags["mlflow.note.content"]
+    alone = project_front(make_tiny_spec(tmp_path), make_candidates(tmp_path / "x")[:2])
+    assert not any("origin" in p[0] for m in alone.sweep for p in m.get("metrics", ()))
+
+
+def test_candidates_have_the_colours_of_their_marks(tmp_path):
+    front = project_front(make_tiny_spec(tmp_path), make_candidates(tmp_path))
+    colors = {number: m["tags"]["mlflow.runColor"] for number, m in front.trials.items()}
+    assert colors[2] == style.CANDIDATES["checkpoint"][1].color
+    assert colors[3] == style.CANDIDATES["merge"][1].color
+    table = front.sweep[-1]["artifact"]["text"]
+    rows = {row["name"]: row for row in csv.DictReader(io.StringIO(table))}
+    assert rows["merge-3"]["parts"] == "0.5 x 0@40 + 0.5 x 1@40"
+    assert rows["merge-3"]["trial"] == "3"
+    assert rows["0@20"]["role"] == "checkpoint"
 
 
 def test_the_alias_of_an_objective_that_is_minimized(tmp_path):

@@ -4,10 +4,12 @@ import math
 
 import pytest
 
+from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Objective
 from gdpo_tune.tracking.run_content import (
     build_trial_message,
+    build_trial_params,
     build_trial_tags,
     build_trial_values,
     clean_name,
@@ -35,6 +37,7 @@ def test_objectives_come_with_errors_and_beside_validation():
         "cost/completions": 2560.0,
         "cost/seconds": 12.5,
         "cost/cpu_seconds": 11.0,
+        "cost/evaluation_completions": 0.0,
     }
 
 
@@ -56,6 +59,22 @@ def test_tags_of_a_replicate():
     assert tags["replicate_of"] == "2"
     assert tags["normalization"] == "gdpo"
     assert tags["reason"] == ""
+
+
+def test_runs_are_called_by_the_names_of_candidates():
+    parts = (Part(2, 40, 0.5), Part(3, 60, 0.5))
+    merge = make_running_trial(7, role="merge", params={}, parts=parts)
+    checkpoint = make_running_trial(8, role="checkpoint", parts=(Part(2, 40, 1.0),))
+    names = [
+        build_trial_message(record, "tiny", (), [])["name"]
+        for record in (make_running_trial(6), merge, checkpoint)
+    ]
+    assert names == ["trial-006", "merge-7", "2@40"]
+    tags = build_trial_tags(merge, "tiny")
+    assert (tags["candidate"], tags["parts"]) == ("merge-7", "0.5 x 2@40 + 0.5 x 3@60")
+    assert tags["normalization"] == ""
+    assert build_trial_params(merge) == {"seed": "7"}
+    assert build_trial_tags(make_running_trial(6), "tiny")["parts"] == ""
 
 
 def test_the_tier_of_the_sandbox_is_a_tag():

@@ -16,6 +16,7 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from gdpo_tune.core import registry
+from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.trials import Outcome, Params, Proposer, Role, State, TrialRecord
 from gdpo_tune.ledger import convert_to_distribution, copy_study
 from gdpo_tune.spec import SweepSpec
@@ -96,6 +97,23 @@ def test_members_of_a_population_are_left_out_and_so_are_their_replicates(spec: 
     for r in records:
         watching.observe(r)
     assert list_entries(watching) == one
+
+
+def test_merges_and_checkpoints_change_no_proposal(spec: SweepSpec):
+    params = build_point(spec)
+    trained = build_record(0, params, build_outcome())
+    checkpoint = replace(
+        build_record(1, params, build_outcome(0.1, 0.1), "checkpoint", "candidate"),
+        parts=(Part(0, 20, 1.0),),
+    )
+    again = replace(checkpoint, number=2, role="replicate", replicate_of=1)
+    merge = replace(checkpoint, number=3, role="merge", params={}, parts=(Part(0, 20, 0.5),) * 2)
+    alone, beside = Projection(spec), Projection(spec)
+    alone.load([(trained, {})])
+    beside.load((record, {}) for record in (trained, checkpoint, again))
+    beside.observe(merge)
+    assert list_entries(beside) == list_entries(alone)
+    assert beside.propose() == alone.propose()
 
 
 def run_trials(projection: Projection, trials: int, width: int = 2) -> list[Suggestion]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.core import registry
+from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
@@ -96,6 +97,19 @@ def test_population_members_and_their_replicates_are_not_loaded(tmp_path: Path):
         0,
         3,
     ]
+
+
+def test_merges_and_checkpoints_are_not_loaded(tmp_path: Path):
+    spec = load_code_spec(tmp_path / "earlier")
+    with Ledger.open(spec) as ledger:
+        params = spec.space.complete_baseline({})
+        ledger.start(params, "search", "model", seed=0)
+        ledger.start(params, "checkpoint", "candidate", seed=1, parts=[Part(0, 20, 1.0)])
+        ledger.start({}, "merge", "candidate", seed=2, parts=[Part(0, 20, 0.5), Part(0, 60, 0.5)])
+        ledger.start(params, "replicate", "candidate", 3, 1, parts=[Part(0, 20, 1.0)])
+        for number in range(4):
+            ledger.complete(number, build_trade_off(params))
+    assert [r.number for r in load_earlier_trials(load_warm_spec(tmp_path, spec))] == [0]
 
 
 @pytest.mark.parametrize("sampler", ["nsga2", "nsga3"])

@@ -12,7 +12,7 @@ from gdpo_tune.spec.model import SPEC
 def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
     """Load the usable trials of the sweeps that the spec names, by directory and number.
 
-    A usable trial is complete and has every judged metric. The untrained policy and members of a
+    A usable trial trained a policy, is complete and has every judged metric. Members of a
     population are left out, and so are replicates of members: their parameters moved while they
     trained. The ledgers are only read, so an earlier sweep may still run.
 
@@ -29,7 +29,7 @@ def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
             records = ledger.get_records()
         members = {record.number for record in records if record.role == "member"}
         for record in records:
-            trained = record.state == "complete" and record.role != "untrained"
+            trained = record.state == "complete" and record.is_training
             moved = record.number in members or record.replicate_of in members
             if trained and not moved and record.validation.keys() >= set(spec.judged_metrics):
                 trials.append(record)

@@ -1,0 +1,123 @@
+"""mergekit: a YAML file for `mergekit-yaml`, which repeats a merge.
+
+Its method `linear` with `normalize: false` is the sum of weight times tensor, in the type `dtype`,
+written in the type `out_dtype`.
+
+Source: mergekit/config.py, common.py and merge_methods/linear.py of mergekit 0.1.5, and
+docs/merge_methods.md there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from shlex import quote
+
+from gdpo_tune.core.errors import ExportError, SpecProblem
+from gdpo_tune.core.object_store import is_url
+from gdpo_tune.exporters import base
+from gdpo_tune.exporters.recipe import Recipe
+from gdpo_tune.results.parents import Parent
+from gdpo_tune.spec.notation import dump_flow
+
+LIBRARY = "mergekit 0.1.5"
+COMMAND = "mergekit-yaml mergekit.yaml merged"
+ADAPTER_CONFIG = "adapter_config.json"
+COMPUTED_IN = "float32"
+PARSED = ("@", "+")
+"""Letters that mergekit takes for the marks of a revision and of an adapter in a model's name."""
+
+
+def export(recipe: Recipe) -> base.Exported:
+    """Return a merge as mergekit's configuration.
+
+    Raises:
+        ExportError: there is nothing to merge, or the policy of a parent was not kept.
+    """
+    _check_parents(recipe)
+    adapters = [parent for parent in recipe.parents if _is_adapter(parent)]
+    command = COMMAND + (f" --lora-merge-dtype {COMPUTED_IN}" if adapters else "")
+    models = [
+        {"model": _name_model(recipe, parent), "parameters": {"weight": parent.weight}}
+        for parent in recipe.parents
+    ]
+    settings: dict[str, object] = {
+        "merge_method": "linear",
+        "parameters": {"normalize": False},
+        "dtype": COMPUTED_IN,
+        "out_dtype": _choose_written_type(recipe.parents),
+    }
+    lines = ["models:", *(f"  - {dump_flow(model)}" for model in models)]
+    return base.Exported(
+        library=LIBRARY,
+        file="mergekit.yaml",
+        text=base.format_yaml(settings, recipe.note, command) + "\n".join(lines) + "\n",
+        command=command,
+        differences=_list_differences(bool(adapters)),
+        to_supply={
+            f"models[{index}].model": f"a directory with a copy of {parent.policy}"
+            for index, parent in enumerate(recipe.parents)
+            if is_url(parent.policy)
+        },
+    )
+
+
+def _check_parents(recipe: Recipe) -> None:
+    problems = [
+        SpecProblem(
+            recipe.note,
+            "",
+            "",
+            f"the policy of {parent.source} was not kept",
+            f"train it again: python -m gdpo_tune.train --from {quote(parent.source)} (its weight "
+            f"is {parent.weight:g})",
+        )
+        for parent in recipe.parents
+        if not parent.policy
+    ]
+    if not recipe.parents:
+        reason = "this is one training, so there is nothing to merge"
+        fix = "pick a merge, such as runs/code:merge-27, or export the training with --to trl"
+        problems.append(SpecProblem(recipe.note, "", "", reason, fix))
+    if problems:
+        raise ExportError(LIBRARY, tuple(problems))
+
+
+def _is_adapter(parent: Parent) -> bool:
+    """Return whether a policy is an adapter alone: a checkpoint before the end has no more."""
+    return (Path(parent.policy) / ADAPTER_CONFIG).is_file()
+
+
+def _name_model(recipe: Recipe, parent: Parent) -> object:
+    """Return mergekit's reference to a policy, as a mapping where it would misread the name."""
+    if _is_adapter(parent):
+        revision = {"revision": recipe.model.revision} if recipe.model.revision else {}
+        return {"model": {"path": recipe.policy, **revision}, "lora": {"path": parent.policy}}
+    if any(letter in parent.policy for letter in PARSED):
+        return {"model": {"path": parent.policy}}
+    return parent.policy
+
+
+def _choose_written_type(parents: Sequence[Parent]) -> str:
+    """Return the type of the parents' weights; float32 if it is unknown or they differ."""
+    types: set[str] = set()
+    for parent in parents:
+        file = Path(parent.policy) / "config.json"
+        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        types.add(str(config.get("dtype") or config.get("torch_dtype") or COMPUTED_IN))
+    return types.pop() if len(types) == 1 else COMPUTED_IN
+
+
+def _list_differences(has_adapters: bool) -> list[base.Difference]:
+    rows = [
+        base.Difference(
+            "the file prompts.json, with which a policy remembers how it was prompted",
+            "beside the weights",
+            "left out: copy it from a parent's directory to train or evaluate the policy here",
+        )
+    ]
+    if has_adapters:
+        ours, theirs = "may stay a set of adapters with weights", "one model without adapters"
+        rows.append(base.Difference("a merge of adapters", ours, theirs))
+    return rows

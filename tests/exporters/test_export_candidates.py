@@ -1,0 +1,165 @@
+"""Exports of checkpoints and merges; the file for mergekit repeats a merge."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from ruamel.yaml import YAML
+from safetensors.torch import load_file, save_file
+
+from gdpo_tune import export
+from gdpo_tune.core import registry
+from gdpo_tune.core.candidates import Part
+from gdpo_tune.core.errors import ExportError
+from gdpo_tune.exporters.write_export import MERGERS, PAGE
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.results.parents import Parent
+from tests.support.export import export_to, make_recipe, parse_settings
+from tests.support.tuning import build_outcome, load_code_spec
+
+TRAINERS = sorted(set(registry.EXPORTERS) - set(MERGERS))
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Two trainings of 60 steps with kept policies, a checkpoint of the first, and a merge."""
+    spec = load_code_spec(tmp_path)
+    parts = [Part(0, 30, 0.25), Part(1, 60, 0.75)]
+    with Ledger.open(spec) as ledger:
+        params = spec.space.complete_baseline({"normalization": "gdpo"})
+        for number in range(2):
+            ledger.start(params, "search", "model", seed=70 + number)
+        ledger.start(params, "checkpoint", "candidate", 72, parts=[Part(0, 30, 1.0)])
+        ledger.start({}, "merge", "candidate", 73, parts=parts)
+        for number, value in enumerate((0.2, 0.9, 0.5, 0.7)):
+            ledger.complete(number, build_outcome(value, 1.0 - value, 0.5))
+    for part in parts:
+        save_policy(find_directory(spec, part), part.trial)
+    return spec
+
+
+def find_directory(spec, part: Part) -> Path:
+    return spec.directory.absolute() / "trials" / str(part.trial) / f"checkpoint-{part.step}"
+
+
+def save_policy(directory: Path, seed: int, dtype: str = "float32") -> None:
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps({"dtype": dtype}))
+    weights = torch.randn(4, 3, generator=torch.Generator().manual_seed(seed))
+    save_file({"w": weights.to(getattr(torch, dtype))}, directory / "model.safetensors")
+
+
+def merge_linearly(settings):
+    """Merge the policies of a file by the documented formula of mergekit's method `linear`."""
+    dtype = getattr(torch, settings["dtype"])
+    weights = [entry["parameters"]["weight"] for entry in settings["models"]]
+    files = [Path(entry["model"]) / "model.safetensors" for entry in settings["models"]]
+    tensors = [load_file(file)["w"].to(dtype) for file in files]
+    total = sum(w * tensor for w, tensor in zip(weights, tensors, strict=True))
+    if settings["parameters"]["normalize"]:
+        total = total / sum(weights)
+    return total.to(getattr(torch, settings["out_dtype"]))
+
+
+def test_mergekit_repeats_a_merge(sweep, tmp_path, capsys):
+    source = f"{sweep.directory}:merge-3"
+    assert export.main([source, "--to", "mergekit", "--out", str(tmp_path / "o")]) == 0
+    text = (tmp_path / "o" / "mergekit.yaml").read_text()
+    assert "# merge-3 of " in text
+    settings = YAML(typ="safe").load(text)
+    assert settings == {
+        "merge_method": "linear",
+        "parameters": {"normalize": False},
+        "dtype": "float32",
+        "out_dtype": "float32",
+        "models": [
+            {"model": str(find_directory(sweep, part)), "parameters": {"weight": part.weight}}
+            for part in (Part(0, 30, 0.25), Part(1, 60, 0.75))
+        ],
+    }
+    first, second = (
+        load_file(find_directory(sweep, part) / "model.safetensors")["w"]
+        for part in (Part(0, 30, 0.25), Part(1, 60, 0.75))
+    )
+    torch.testing.assert_close(merge_linearly(settings), 0.25 * first + 0.75 * second)
+    page = (tmp_path / "o" / PAGE).read_text()
+    assert "## Rewards" not in page
+    assert "prompts.json" in page
+    printed = capsys.readouterr().out
+    assert "start it with: mergekit-yaml mergekit.yaml merged" in printed
+
+
+def test_an_adapter_is_merged_into_the_policy_below_it(tmp_path):
+    directory = tmp_path / "checkpoint-30"
+    directory.mkdir()
+    (directory / "adapter_config.json").touch()
+    parents = (Parent("runs/code:0@30", 1.0, str(directory)),)
+    exported = export_to("mergekit", make_recipe("policy=a/b", parents=parents))
+    (model,) = parse_settings(exported)["models"]
+    assert model["model"] == {"model": {"path": "a/b"}, "lora": {"path": str(directory)}}
+    assert exported.command.endswith("--lora-merge-dtype float32")
+
+
+def test_a_merge_has_the_type_of_its_parents_if_they_agree(tmp_path):
+    for number, dtype in enumerate(("bfloat16", "bfloat16", "float32")):
+        save_policy(tmp_path / str(number), number, dtype)
+    parents = [Parent(f"r:{n}", 0.5, str(tmp_path / str(n))) for n in range(3)]
+    for chosen, expected in ((parents[:2], "bfloat16"), (parents[1:], "float32")):
+        exported = export_to("mergekit", make_recipe(parents=tuple(chosen)))
+        settings = parse_settings(exported)
+        assert (settings["dtype"], settings["out_dtype"]) == ("float32", expected)
+
+
+def test_a_policy_on_an_object_store_is_for_the_user_to_download():
+    parents = (Parent("s3://b/code:0", 0.5, "s3://b/code/trials/0/checkpoint-60"),)
+    exported = export_to("mergekit", make_recipe(parents=parents))
+    assert exported.to_supply == {
+        "models[0].model": "a directory with a copy of s3://b/code/trials/0/checkpoint-60"
+    }
+
+
+def test_a_parent_that_was_not_kept_is_named(sweep):
+    with Ledger.open(sweep) as ledger:
+        ledger.start({}, "merge", "candidate", 74, parts=[Part(0, 20, 0.5), Part(1, 60, 0.5)])
+    with pytest.raises(ExportError) as caught:
+        export.main([f"{sweep.directory}:merge-4", "--to", "mergekit"])
+    assert f"the policy of {sweep.directory}:0@20 was not kept" in str(caught.value)
+    assert f"gdpo_tune.train --from {sweep.directory}:0@20 (its weight is 0.5)" in str(caught.value)
+    assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize("pick", ["1", "0@30"])
+def test_mergekit_has_nothing_to_merge_in_a_training(sweep, pick):
+    with pytest.raises(ExportError, match="this is one training, so there is nothing to merge"):
+        export.main([f"{sweep.directory}:{pick}", "--to", "mergekit"])
+
+
+@pytest.mark.parametrize("library", TRAINERS)
+def test_other_libraries_say_that_a_merge_is_several_trainings(sweep, library):
+    with pytest.raises(ExportError) as caught:
+        export.main([f"{sweep.directory}:merge-3", "--to", library])
+    assert str(caught.value).splitlines()[1:] == [
+        f"{sweep.directory}: merge-3 is a merge: 2 trainings and one merge, not one training",
+        f"    fix: python -m gdpo_tune.export {sweep.directory}:0@30 --to {library}",
+        f"         python -m gdpo_tune.export {sweep.directory}:1 --to {library}",
+        f"         python -m gdpo_tune.export {sweep.directory}:merge-3 --to mergekit",
+    ]
+    assert caught.value.exit_status == 2
+
+
+@pytest.mark.parametrize("library", TRAINERS)
+def test_a_checkpoint_is_exported_with_its_steps(sweep, tmp_path, library):
+    for name in ("0", "0@30"):
+        out = str(tmp_path / name)
+        assert export.main([f"{sweep.directory}:{name}", "--to", library, "--out", out]) == 0
+    texts = []
+    for name in ("0", "0@30"):
+        (file,) = [file for file in (tmp_path / name).iterdir() if file.name != PAGE]
+        texts.append(file.read_text())
+    assert "checkpoint 0@30" in (tmp_path / "0@30" / PAGE).read_text()
+    lines = [set(text.splitlines()) for text in texts]
+    more = [line for line in lines[1] - lines[0] if not line.startswith("#")]
+    assert any(line.endswith(": 30") for line in more)
