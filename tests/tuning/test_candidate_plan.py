@@ -242,8 +242,9 @@ def test_a_sweep_with_merges_begins_at_the_corners_of_the_weights(spec: SweepSpe
     corners = [tuple(corner[name] for name in names) for corner in list_corners(spec)]
     assert corners == [(2, 2), (2, 0.05), (0.05, 2)]
     points = [draw_startup_point(spec, index) for index in range(5)]
-    assert [tuple(point[name] for name in names) for point in points[:3]] == corners
-    assert points[3]["reward_weights.format"] == pytest.approx(0.1**0.5)
+    found = [tuple(point[name] for name in names) for point in points]
+    assert [found[0], *found[2:4]] == corners
+    assert found[1] == (pytest.approx(0.1**0.5), pytest.approx(0.1**0.5))
     rates = [float(point["learning_rate"]) for point in points[:4]]
     assert min(rates) >= 3e-5 * 10**0.9
     assert len(set(rates)) == 4

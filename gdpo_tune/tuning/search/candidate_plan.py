@@ -2,8 +2,8 @@
 
 They are spread over the sweep, so that at any time the front is about as good as that much
 training allows: once a share s of the trainings has ended, the share sqrt(s) of the budgets may be
-spent. The first trainings span the front, and merges of them add most. Merges begin once the
-corners of the reward weights have been trained: what lies between two neighbours adds little.
+spent. The first trainings span the front, and merges of them add most. Merges begin once nearly all
+points that span it have been trained: what lies between two neighbours adds little.
 """
 
 from __future__ import annotations

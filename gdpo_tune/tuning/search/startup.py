@@ -3,7 +3,7 @@
 Without merges they cover the space evenly. With merges they span it: a merge is about as good as
 what lies between its parents, so the parents have to lie at the corners of what can be traded.
 First all searched reward weights have the largest value of their range, which leaves least to the
-anchor. Then each in turn has the largest and the others their least. The last is the centre.
+anchor. The centre comes next, then each weight in turn has its largest and the others their least.
 
 A merge moves less far from the initial policy than its parents did, and never further. So these
 points have a learning rate near the upper end of its range. Other parameters cover the space.
@@ -41,10 +41,10 @@ def draw_startup_point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
 
 
 def list_spanning_weights(spec: SweepSpec) -> list[dict[str, ParamValue]]:
-    """Return the reward weights of the first points: the corners, then the centre."""
+    """Return the reward weights of the first points: the corners, with the centre as second."""
     corners = list_corners(spec)
     centre = {n: spec.space.searched_domains[n].find_middle() for n in (corners or [{}])[0]}
-    return [*corners, centre] if corners else []
+    return [corners[0], centre, *corners[1:]] if corners else []
 
 
 def list_corners(spec: SweepSpec) -> list[dict[str, ParamValue]]:
