@@ -30,6 +30,15 @@ ONE_SLOT = f"resources.cpus={count_local_cpus() / 2 + 0.5}"
 TWO_SLOTS = f"resources.cpus={count_local_cpus() / 2}"
 
 
+MERGES = (
+    "search={trials: 8, merges: {budget: 10}, checkpoints: {budget: 2}}",
+    "search.replicates={per_point: 1, max_runs: 3}",
+    "training.steps=4",
+    "constraints={}",
+    "space.reward_weights.format={log: [0.05, 2]}",
+)
+
+
 def build_fake_sweep(directory: Path, *overrides: str) -> KilledSweep:
     return KilledSweep(directory, (*FAKE, *overrides), fake=True)
 
@@ -98,6 +107,20 @@ def test_with_two_slots_the_rungs_decide(tmp_path: Path, scheduler: str):
 def test_kills_change_nothing_in_real_training_by_default(tmp_path: Path):
     whole, cut = (build_real_sweep(tmp_path / name, ONE_SLOT) for name in ("whole", "cut"))
     check_same_facts(whole, cut, kills=3, seed=5)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("slots", [ONE_SLOT, TWO_SLOTS], ids=["one", "two"])
+def test_kills_neither_repeat_nor_lose_a_merge(tmp_path: Path, slots: str):
+    overrides = (slots, *MERGES, RANDOM, "search.seed=3")
+    whole, cut = (build_fake_sweep(tmp_path / name, *overrides) for name in ("whole", "cut"))
+    whole.finish()
+    check_sweep(whole)
+    roles = [trial["role"] for trial in collect_facts(whole)["trials"]]
+    assert roles.count("merge") >= 5
+    finish_after(cut, kills=10, records=len(whole.read_journal()), seed=7)
+    if slots == ONE_SLOT:
+        assert collect_facts(cut) == collect_facts(whole)
 
 
 @pytest.mark.fault

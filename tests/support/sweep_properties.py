@@ -48,7 +48,12 @@ def check_every_trial_once(sweep: KilledSweep) -> None:
     roles = Counter(record.role for record in records)
     assert (roles["untrained"], roles["published"]) == (1, 1)
     assert roles["search"] == spec.search.trials
-    assert 1 <= roles["replicate"] <= spec.search.replicates.max_runs
+    trained_again = sum(r.role == "replicate" and r.is_training for r in records)
+    assert 1 <= trained_again <= spec.search.replicates.max_runs
+    assert roles["merge"] <= spec.search.merges.budget
+    assert roles["checkpoint"] <= spec.search.checkpoints.budget
+    candidates = [r.parts for r in records if r.role in ("merge", "checkpoint")]
+    assert len(set(candidates)) == len(candidates)
     assert len({record.seed for record in records}) == len(records)
     if not sweep.fake:
         runs = find_mlflow_trials(sweep.directory, spec.tracking.experiment)
@@ -100,6 +105,8 @@ def check_rungs_decide(sweep: KilledSweep) -> None:
     paused_at: Counter[int] = Counter()
     free: set[int] = set()
     for number, rung in rungs:
+        if records[number].parts:
+            continue  # no scheduler judges it
         if number in turned_away:
             assert number in free, f"trial {number} went on from {turned_away[number]}"
             scheduler.promote(number)
@@ -115,6 +122,9 @@ def check_rungs_decide(sweep: KilledSweep) -> None:
     assert scheduler.find_promotable() is None
     promotes = read_settings(sweep).variant == "promote"
     for record in records:
+        if record.parts:
+            assert (record.state == "pruned") == bool(record.reason)
+            continue
         rung = turned_away.get(record.number)
         assert record.paused_at == paused_at[record.number]
         assert record.state == ("complete" if rung is None else "pruned")
@@ -135,6 +145,8 @@ def list_promotable(scheduler: Asha) -> set[int]:
 
 def list_expected_steps(sweep: KilledSweep, record: TrialRecord) -> list[int]:
     """List the steps with a measurement of a trial, up to its last one."""
+    if record.parts:
+        return [0]
     if record.role == "untrained" and not sweep.fake:
         return []
     training = sweep.spec.training
@@ -178,6 +190,7 @@ def describe_record(record: TrialRecord) -> dict[str, Any]:
         "role": record.role,
         "proposer": record.proposer,
         "replicate of": record.replicate_of,
+        "parts": record.parts,
         "params": dict(record.params),
         "seed": record.seed,
         "state": record.state,

@@ -240,7 +240,7 @@ def test_a_search_trial_keeps_the_checkpoints_at_which_it_is_evaluated(spec: Swe
 def test_a_sweep_with_merges_begins_at_the_corners_of_the_weights(spec: SweepSpec):
     names = ("reward_weights.format", "reward_weights.length")
     corners = [tuple(corner[name] for name in names) for corner in list_corners(spec)]
-    assert corners == [(2, 2), (2, 0.05), (0.05, 2)]
+    assert corners == [(2, 2), (0.05, 2), (2, 0.05)]
     points = [draw_startup_point(spec, index) for index in range(5)]
     found = [tuple(point[name] for name in names) for point in points]
     assert [found[0], *found[2:4]] == corners

@@ -3,7 +3,8 @@
 Without merges they cover the space evenly. With merges they span it: a merge is about as good as
 what lies between its parents, so the parents have to lie at the corners of what can be traded.
 First all searched reward weights have the largest value of their range, which leaves least to the
-anchor. The centre comes next, then each weight in turn has its largest and the others their least.
+anchor. The centre comes next, then each weight in turn, from the last one on, has its largest and
+the others their least.
 
 A merge moves less far from the initial policy than its parents did, and never further. So these
 points have a learning rate near the upper end of its range. Other parameters cover the space.
@@ -61,7 +62,7 @@ def list_corners(spec: SweepSpec) -> list[dict[str, ParamValue]]:
     largest = {name: high for name, (_, high) in ends.items()}
     if len(ends) == 1:
         return [largest, least]
-    singles = [{**least, name: high} for name, high in largest.items()]
+    singles = [{**least, name: high} for name, high in reversed(largest.items())]
     has_anchor = any(n.startswith(WEIGHTS) and n not in weights for n in spec.space.domains)
     return [largest, *singles] if has_anchor else singles
 
