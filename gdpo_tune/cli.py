@@ -133,11 +133,12 @@ def add_override_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_pick_argument(parser: argparse.ArgumentParser) -> None:
-    """Add `--pick`, which names the chosen trial of a sweep."""
+    """Add `--pick`, which names the chosen candidate of a sweep."""
     parser.add_argument(
         "--pick",
         metavar="CHOICE",
-        help="trial to take from the sweep: knee, max_<metric>, min_<metric>, a trial's number, or "
+        help="candidate to take from the sweep: knee, max_<metric>, min_<metric>, a trial's "
+        "number, a checkpoint such as 7@40, a merge such as merge-27, or "
         "'max correctness where length >= 0.9 and format >= 0.95'",
     )
 

@@ -1,7 +1,8 @@
-"""Write one training for another library, and a page of what will differ there.
+"""Write one training, or a merge, for another library, and a page of what will differ there.
 
     python -m gdpo_tune.export runs/code:knee --to verl
     python -m gdpo_tune.export runs/code --pick "max correctness where length >= 0.9" --to trl
+    python -m gdpo_tune.export runs/code:merge-27 --to mergekit
     python -m gdpo_tune.export fixed.yaml --to nemo-rl --set policy=Qwen/Qwen2.5-7B-Instruct
 
 What the library would change or ignore without a warning is refused, with the reason.
@@ -35,8 +36,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "source",
         metavar="SWEEP[:WHICH]",
-        help="a trial of a sweep: DIRECTORY:knee, DIRECTORY:max_<objective>, DIRECTORY:<trial "
-        "number>, or DIRECTORY with --pick; or a file with one value for every parameter",
+        help="a candidate of a sweep: DIRECTORY:knee, DIRECTORY:max_<objective>, DIRECTORY:<trial "
+        "number>, DIRECTORY:7@40, DIRECTORY:merge-27, or DIRECTORY with --pick; or a file with one "
+        "value for every parameter",
     )
     cli.add_pick_argument(parser)
     parser.add_argument(

@@ -5,10 +5,10 @@
     python -m gdpo_tune.train search_spaces/code.yaml --set space.group_size=8 ...
 
 The first two train a trial of a sweep again, at any budget: its knee, the highest value of an
-objective (`runs/code:max_correctness`), the best under conditions, or a trial by its number. The
-last one trains a file that has one value for every parameter. Each ends with held-out metrics and
-the directory of a policy that `from_pretrained` loads. After an interruption or a crash, run the
-same command to resume.
+objective (`runs/code:max_correctness`), the best under conditions, a trial by its number, or its
+checkpoint (`runs/code:7@40`), which is trained up to that step. The last one trains a file that has
+one value for every parameter. Each ends with held-out metrics and the directory of a policy that
+`from_pretrained` loads. After an interruption or a crash, run the same command to resume.
 """
 
 from __future__ import annotations

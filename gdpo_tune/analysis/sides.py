@@ -46,6 +46,8 @@ class Side:
     """Wall time of all trials together."""
     completions: int
     """Completions sampled by all trials together."""
+    evaluations: int = 0
+    """Trials that evaluated a checkpoint or a merge; they do not count."""
 
     @property
     def tried_count(self) -> int:
@@ -104,6 +106,7 @@ def build_side(
         failed=sum(record.state == "failed" for record in kept),
         seconds=sum(record.cost.seconds for record in kept),
         completions=sum(record.cost.completions for record in kept),
+        evaluations=sum(bool(record.parts) for record in records),
     )
 
 

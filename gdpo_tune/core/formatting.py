@@ -16,7 +16,8 @@ SHORT_NAMES = {
 }
 """Short names of the parameters that exist once a reward."""
 # The colours stay apart under the common colour-vision deficiencies.
-# Source: Okabe and Ito 2008, Color Universal Design; Tol 2021, Colour Schemes (muted).
+# Source: Okabe and Ito 2008, Color Universal Design; Tol 2021, Colour Schemes (muted); Brewer
+# 2003, ColorBrewer (PRGn, BrBG).
 INK = "#1c2430"
 MODE_COLORS = {
     "gdpo": "#0072b2",
@@ -30,7 +31,7 @@ MODE_COLORS = {
     "gd2po": "#332288",
 }
 """Normalization mode -> colour."""
-CANDIDATE_COLORS = {"checkpoint": "#117733", "merge": "#332288"}
+CANDIDATE_COLORS = {"checkpoint": "#8c510a", "merge": "#7b3294"}
 """Role of a candidate that nobody trained -> its colour."""
 OTHER_COLOR = "#7f7f7f"
 """Colour of a mode that is not in `MODE_COLORS`."""

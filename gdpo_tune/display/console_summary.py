@@ -19,7 +19,6 @@ from gdpo_tune.core.candidates import title_candidate
 from gdpo_tune.core.formatting import format_count, format_duration, format_interval, format_number
 from gdpo_tune.core.trials import IS_TRIED_AGAIN, WAS_LOST, TrialRecord
 from gdpo_tune.display.tables import build_front_table
-from gdpo_tune.results.parents import find_policies
 from gdpo_tune.results.summary import (
     FRONT_FILE,
     REPORT_FILE,
@@ -157,7 +156,7 @@ def _print_outputs(out: Console, spec: SweepSpec, front: Front) -> None:
     files = [("report", spec.directory / REPORT_FILE), ("front", spec.directory / FRONT_FILE)]
     rows = [(name, str(path)) for name, path in files if path.exists()]
     rows.append(("trials", f"{spec.location}/trials"))
-    policies = find_policies(front.records)
+    policies = {record.number: record.policy for record in front.records}
     for member in front.members:
         names, policy = front.list_labels(member), policies[member.numbers[0]]
         if names and policy:

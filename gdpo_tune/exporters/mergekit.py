@@ -112,9 +112,9 @@ def _choose_written_type(parents: Sequence[Parent]) -> str:
 def _list_differences(has_adapters: bool) -> list[base.Difference]:
     rows = [
         base.Difference(
-            "the file prompts.json, with which a policy remembers how it was prompted",
+            "prompts.json and initial_policy.json, which say how it was prompted and began",
             "beside the weights",
-            "left out: copy it from a parent's directory to train or evaluate the policy here",
+            "left out: copy them from a parent's directory to train or evaluate the policy here",
         )
     ]
     if has_adapters:

@@ -62,7 +62,10 @@ BASELINES = {
 }
 """Role of a baseline -> its name in legends, and its mark."""
 CANDIDATES = {
-    "checkpoint": ("checkpoint", Mark(CANDIDATE_COLORS["checkpoint"], "triangle-right", ">")),
+    "checkpoint": (
+        "checkpoint",
+        Mark(CANDIDATE_COLORS["checkpoint"], "hexagram", (6, 1, 0)),
+    ),
     "merge": ("merge", Mark(CANDIDATE_COLORS["merge"], "star-diamond", (4, 1, 0))),
 }
 """Role of a candidate that nobody trained -> its name in legends, and its mark."""

@@ -156,6 +156,12 @@ def _list_limits(left: Side, right: Side) -> list[str]:
         notes.append(
             f"{single} has no replicates, so its hypervolume still contains luck and looks better."
         )
+    notes += [
+        f"{side.name} has {format_count(side.evaluations, 'trial')} of checkpoints and merges, "
+        "which do not count here: each is made of trainings that count."
+        for side in (left, right)
+        if side.evaluations
+    ]
     failures = [(format_count(side.failed, "trial"), side) for side in (left, right) if side.failed]
     notes += [f"{trials} of {side.name} failed and do not count." for trials, side in failures]
     return notes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from shlex import quote
 
@@ -33,20 +33,6 @@ def list_parents(
         policy = find_policy(record, part.step)
         parents.append(Parent(f"{sweep}:{name}", part.weight, policy))
     return parents
-
-
-def find_policies(records: Iterable[TrialRecord]) -> dict[int, str]:
-    """Find each trial's policy, as a path or URL; an empty text if it was not kept.
-
-    The policy of a checkpoint may lie in the directory of the trial that trained it.
-    """
-    trials = {record.number: record for record in records}
-    policies = {number: record.policy for number, record in trials.items()}
-    for number, record in trials.items():
-        if len(record.parts) == 1 and not policies[number] and not record.address:
-            training = trials[record.parts[0].trial]
-            policies[number] = find_policy(training, record.parts[0].step)
-    return policies
 
 
 def find_policy(training: TrialRecord, step: int) -> str:

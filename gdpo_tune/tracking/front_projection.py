@@ -27,7 +27,6 @@ from gdpo_tune.core.formatting import (
     get_mode,
 )
 from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.results.parents import find_policies
 from gdpo_tune.results.summary import describe_origins
 from gdpo_tune.tracking import views
 from gdpo_tune.tracking.run_content import SWEEP, clean_name, convert_to_milliseconds
@@ -202,7 +201,7 @@ def _format_note(spec: SweepSpec, front: Front) -> str:
 
 def _build_final_messages(spec: SweepSpec, front: Front) -> list[Message]:
     """Return the versions of the registry, and for each its file that says where its policy is."""
-    policies = find_policies(front.records)
+    policies = {record.number: record.policy for record in front.records}
     messages: list[Message] = []
     versions: list[dict[str, Any]] = []
     for member in front.members:

@@ -1,6 +1,7 @@
 """`load_sweep`: tables, figures, choices and comparisons; and the page that shows them."""
 
 import re
+import shutil
 import subprocess
 import sys
 
@@ -86,6 +87,9 @@ def test_merges_have_names_and_parts_and_take_no_part_in_a_comparison_of_modes(t
     comparison = sweep.compare_modes("gdpo", "grpo").comparison
     assert (comparison.left.tried_count, comparison.right.tried_count) == (1, 1)
     assert sweep.pick("merge-2").name == "merge-2"
+    shutil.copytree(spec.directory, tmp_path / "other" / spec.name)
+    notes = sweep.compare(load_sweep(str(tmp_path / "other" / spec.name))).notes
+    assert sum("has 1 trial of checkpoints and merges, which do not count" in n for n in notes) == 2
     for name in sweep.figures:
         assert sweep.figure(name).data
 

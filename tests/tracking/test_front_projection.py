@@ -118,13 +118,11 @@ def test_versions_in_the_registry(tmp_path):
 
 def make_candidates(directory):
     """Return two trainings, a checkpoint and a merge, all on the front."""
-    kept = directory / "trials" / "0" / "checkpoint-20"
-    kept.mkdir(parents=True)
     evaluated = Cost(0, 1.0, 1.5, evaluation_completions=256)
     parts = (Part(0, 40, 0.5), Part(1, 40, 0.5))
-    trained = {"directory": kept.parent, "checkpoint": kept.parent / "checkpoint-40"}
+    policies = [directory / "trials" / str(n) / f"checkpoint-{s}" for n, s in ((0, 40), (3, 0))]
     return [
-        make_complete_trial(0, 0.9, 0.1, **trained),
+        make_complete_trial(0, 0.9, 0.1, checkpoint=policies[0]),
         make_complete_trial(1, 0.1, 0.9),
         make_complete_trial(
             2, 0.95, 0.05, role="checkpoint", parts=(Part(0, 20, 1.0),), cost=evaluated
@@ -137,7 +135,7 @@ def make_candidates(directory):
             params={},
             parts=parts,
             cost=evaluated,
-            checkpoint=directory / "trials" / "3" / "checkpoint-0",
+            checkpoint=policies[1],
         ),
     ]
 
@@ -154,7 +152,6 @@ def test_checkpoints_and_merges_are_registered_with_their_policies(tmp_path):
     assert versions["3"]["aliases"] == ["knee"]
     assert versions["3"]["tags"]["parts"] == "0.5 x 0@40 + 0.5 x 1@40"
     assert versions["3"]["tags"]["checkpoint"] == str(tmp_path / "trials" / "3" / "checkpoint-0")
-    assert versions["2"]["tags"]["checkpoint"] == str(tmp_path / "trials" / "0" / "checkpoint-20")
     files = {m["run"]: m["artifact"]["text"] for m in front.final if m["run"] != SWEEP}
     assert "merge-3 --to mergekit" in files["3"]
     assert "gdpo_tune.train" not in files["3"]
