@@ -107,7 +107,7 @@ def _count_candidates(spec: SweepSpec, trained: int, last: int) -> int:
     if spec.keep == "none":
         return 0
     checkpoints = spec.search.checkpoints.budget if list_evaluated_steps(spec) else 0
-    return spec.search.merges.budget * last + checkpoints * trained
+    return spec.search.most_merges * last + checkpoints * trained
 
 
 def _count_ended(spec: SweepSpec, running: int, last: int) -> int:

@@ -105,7 +105,7 @@ def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
 def _list_candidate_completions(spec: SweepSpec, each: int) -> list[tuple[str, int, str]]:
     """Return the completions that merges and checkpoints take at most, `each` of them so many."""
     search = spec.search
-    budgets = {"merges": search.merges.budget, "checkpoints": search.checkpoints.budget}
+    budgets = {"merges": search.most_merges, "checkpoints": search.checkpoints.budget}
     if spec.keep == "none":
         return []
     return [(name, count * each, f"{count} x {each}") for name, count in budgets.items() if count]

@@ -93,14 +93,19 @@ class Replicates(Section):
         return self.max_runs if self.per_point else 0
 
 
+MERGES_PER_TRAINING = 5
+"""Most merges for each training that has ended: a small sweep has few parents."""
+
+
 class Merges(Section):
     """Weighted means of the weights of trained policies, which all begin as one policy.
 
     A merge costs an evaluation instead of a training. Off under `keep: none`.
     """
 
-    budget: Annotated[int, Ge(0), Le(10**6)] = 24
-    """Most merges that are evaluated, spread over the sweep as its trainings end; 0: none."""
+    budget: Annotated[int, Ge(0), Le(10**6)] = 40
+    """Most merges that are evaluated, spread over the sweep as its trainings end, and at most five
+    for each training; 0: none."""
     most_parts: Annotated[int, Ge(2), Le(16)] = 3
     """Most policies of one merge."""
 
@@ -155,6 +160,11 @@ class Search(Section):
     `qmc` and a population, which do not learn."""
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
     """Seed of the sampler; the seeds of trials follow from it."""
+
+    @property
+    def most_merges(self) -> int:
+        """Most merges of a sweep whose trainings have all ended."""
+        return min(self.merges.budget, MERGES_PER_TRAINING * self.trials)
 
 
 def check_search(search: Search, space: Space, steps: int, gpus: float, problems: Problems) -> None:

@@ -11,10 +11,14 @@ from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.trials import Cost, Estimate, Rung, TrialConfig, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
+from gdpo_tune.spec.search_section import MERGES_PER_TRAINING
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning.kept_checkpoints import list_kept_steps
 from gdpo_tune.tuning.schedulers.candidate_verdict import find_objection
-from gdpo_tune.tuning.search.candidate_plan import choose_candidate, tighten_references
+from gdpo_tune.tuning.search.candidate_plan import (
+    choose_candidate,
+    tighten_references,
+)
 from gdpo_tune.tuning.search.plan import count_planned, find_next_step
 from gdpo_tune.tuning.search.quasi_random import draw_point
 from gdpo_tune.tuning.search.startup import draw_startup_point, list_corners
@@ -89,6 +93,16 @@ def test_a_merge_comes_before_the_next_training(tmp_path: Path):
     assert step is not None
     assert (step.role, step.proposer, step.params) == ("merge", "candidate", {})
     assert sum(part.weight for part in step.parts) == pytest.approx(1)
+
+
+def test_a_small_sweep_evaluates_few_merges(tmp_path: Path):
+    spec = load_code_spec(tmp_path, ["search={trials: 3, merges: {budget: 1000}}"])
+    assert count_planned(spec, []) == 2 + 3 + 6 + 3 * MERGES_PER_TRAINING
+    records, count = build_records(3), 0
+    while (candidate := choose_candidate(spec, records)) is not None:
+        add_merge(records, candidate[1])
+        count += 1
+    assert 0 < count <= 3 * MERGES_PER_TRAINING
 
 
 def test_most_parts_bounds_a_merge(tmp_path: Path):

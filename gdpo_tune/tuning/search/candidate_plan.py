@@ -17,6 +17,7 @@ from gdpo_tune.analysis.merging import choose_merge
 from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.trials import Objective, Role, TrialRecord
 from gdpo_tune.spec import Constraint, SweepSpec
+from gdpo_tune.spec.search_section import MERGES_PER_TRAINING
 from gdpo_tune.tuning.search.startup import list_corners
 
 Parts = tuple[Part, ...]
@@ -26,14 +27,16 @@ def choose_candidate(spec: SweepSpec, records: Sequence[TrialRecord]) -> tuple[R
     """Choose the merge or checkpoint whose turn it is; None if there is none at present."""
     if spec.keep == "none":
         return None
-    goals = spec.list_objectives()
-    if _has_room(spec, records, "checkpoint", spec.search.checkpoints.budget):
-        part = choose_checkpoint(records, goals)
+    search, trained = spec.search, _count_ended(records)
+    share = math.sqrt(min(1.0, trained / search.trials))
+    if _count(records, "checkpoint") < int(share * search.checkpoints.budget):
+        part = choose_checkpoint(records, spec.list_objectives())
         if part is not None:
             return "checkpoint", (part,)
-    merges = spec.search.merges
-    if _is_spanned(spec, records) and _has_room(spec, records, "merge", merges.budget):
-        parts = choose_merge(records, tighten_references(spec), merges.most_parts)
+    is_spanned = trained >= min(len(list_corners(spec)), search.trials)
+    allowed = min(int(share * search.merges.budget), MERGES_PER_TRAINING * trained)
+    if is_spanned and _count(records, "merge") < allowed:
+        parts = choose_merge(records, tighten_references(spec), search.merges.most_parts)
         if parts is not None:
             return "merge", parts
     return None
@@ -42,7 +45,7 @@ def choose_candidate(spec: SweepSpec, records: Sequence[TrialRecord]) -> tuple[R
 def count_candidates(spec: SweepSpec) -> int:
     """Return the most merges and checkpoints that a sweep evaluates."""
     search = spec.search
-    return 0 if spec.keep == "none" else search.merges.budget + search.checkpoints.budget
+    return 0 if spec.keep == "none" else search.most_merges + search.checkpoints.budget
 
 
 def tighten_references(spec: SweepSpec) -> tuple[Objective, ...]:
@@ -62,20 +65,10 @@ def _tighten(goal: Objective, constraint: Constraint | None) -> Objective:
     return replace(goal, reference=choose(goal.reference, constraint.bound))
 
 
-def _has_room(spec: SweepSpec, records: Sequence[TrialRecord], role: Role, budget: int) -> bool:
-    """Return whether the ended share of the trainings allows one more candidate of a role."""
-    spent = sum(record.role == role for record in records)
-    if spent >= budget:
-        return False
-    share = min(1.0, _count_ended(records) / spec.search.trials)
-    return spent < int(budget * math.sqrt(share))
-
-
-def _is_spanned(spec: SweepSpec, records: Sequence[TrialRecord]) -> bool:
-    """Return whether as many trainings have ended as the reward weights have corners, or all."""
-    return _count_ended(records) >= min(len(list_corners(spec)), spec.search.trials)
+def _count(records: Sequence[TrialRecord], role: Role) -> int:
+    return sum(record.role == role for record in records)
 
 
 def _count_ended(records: Sequence[TrialRecord]) -> int:
-    trained = (record for record in records if record.role in ("search", "member"))
-    return sum(not record.is_open for record in trained)
+    """Count the trainings of the search that have ended."""
+    return sum(r.role in ("search", "member") and not r.is_open for r in records)
