@@ -19,6 +19,8 @@ class SweepStarted:
     """Trials that will exist at the end, replicates and baselines included, as far as known."""
     moved_aside: Path | None = None
     """Where an earlier sweep of this name was moved, if there was one."""
+    candidates: int = 0
+    """Checkpoints and merges among the planned trials, which train nothing."""
 
 
 @dataclass(frozen=True)

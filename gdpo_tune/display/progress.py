@@ -23,6 +23,8 @@ from gdpo_tune.core.trials import Measurement, Objective, TrialRecord
 ENDED = ("complete", "pruned", "failed")
 MIN_INTERVAL = 1.0
 """Least seconds between two computations of the front."""
+EVALUATION = 0.1
+"""Time of a trial that trains nothing, as a share of a training's, for the time left."""
 IDLE_SHARE = 20
 """Computing the front may take one part in this many of the time, however large the sweep is."""
 
@@ -51,6 +53,8 @@ class Progress:
         """Training steps of a trial."""
         self.planned = 0
         """Trials at the end of the sweep, at most."""
+        self._planned_work = 0.0
+        """Their time, in trainings."""
         self.ending = ""
         """How the sweep ended, in a few words; empty until it has."""
         self._clock = clock
@@ -72,6 +76,7 @@ class Progress:
                 self._records = {record.number: record for record in event.records}
             if isinstance(event, SweepStarted):
                 self.planned = event.planned
+                self._planned_work = event.planned - (1 - EVALUATION) * event.candidates
                 self._began = self._clock()
                 self._done_before = self._count_done()
             elif isinstance(event, SweepFinished):
@@ -124,7 +129,7 @@ class Progress:
         with self._lock:
             done = self._count_done()
         gained = done - self._done_before
-        left = max(0.0, self.planned - done)
+        left = max(0.0, self._planned_work - done)
         return None if gained < 0.1 else left * (self._clock() - self._began) / gained
 
     def _describe_ending(self, event: SweepFinished) -> str:
@@ -135,7 +140,11 @@ class Progress:
         return f"finished{why}" if self._started_any else already
 
     def _count_done(self) -> float:
-        """Return the trials that ended, plus the shares of the running ones."""
-        ended = sum(record.state in ENDED for record in self._records.values())
+        """Return the trials that ended, in trainings, plus the shares of the running ones."""
+        ended = sum(
+            1.0 if not record.parts else EVALUATION
+            for record in self._records.values()
+            if record.state in ENDED
+        )
         shares = (measurement.step / self.steps for measurement in self._latest.values())
         return ended + sum(min(share, 1.0) for share in shares)

@@ -32,6 +32,7 @@ from gdpo_tune.tuning.ray.joining import LOST
 from gdpo_tune.tuning.ray.nodes import count_slots
 from gdpo_tune.tuning.ray.preflight import check_nodes
 from gdpo_tune.tuning.search.budget import compute_hours
+from gdpo_tune.tuning.search.candidate_plan import count_candidates
 from gdpo_tune.tuning.search.plan import count_planned, explain_end, is_finished
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ def run_sweep(
             SweepStore(spec).write_spec()
             fetch_files(ledger)
         records = tuple(ledger.get_records())
-        emit(SweepStarted(records, count_planned(spec, records), ledger.moved_aside))
+        planned, candidates = count_planned(spec, records), count_candidates(spec)
+        emit(SweepStarted(records, planned, ledger.moved_aside, candidates))
         interrupted = False
         if not is_finished(spec, records, compute_hours(ledger.get_sessions(), records)):
             interrupted = _with_ray(ledger, train, emit)

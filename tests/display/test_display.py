@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from gdpo_tune.analysis.front import build_front
+from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.events import (
     IncidentOccurred,
     SweepFinished,
@@ -223,6 +224,20 @@ def test_the_time_left_follows_the_pace_since_the_start(spec):
     assert progress.estimate_seconds_left() == pytest.approx(4.5 * 20)
     progress.update(TrialFinished(records[5]))
     assert progress.estimate_seconds_left() == pytest.approx(4 * 15)
+
+
+def test_a_merge_takes_a_tenth_of_the_time_of_a_training(spec):
+    clock = Clock()
+    records = make_records(spec, 8)
+    progress = Progress(spec.list_objectives(), 60, clock)
+    progress.update(SweepStarted((), 8, candidates=5))  # 3 trainings, and 5 tenths of one
+    clock.now = 22.0
+    progress.update(TrialFinished(records[1]))
+    progress.update(TrialFinished(records[2]))
+    merged = replace(records[3], role="merge", parts=(Part(1, 60, 0.5), Part(2, 60, 0.5)))
+    progress.update(TrialFinished(merged))
+    progress.update(TrialFinished(replace(merged, number=9)))
+    assert progress.estimate_seconds_left() == pytest.approx((3.5 - 2.2) * 10)
 
 
 def test_the_front_is_not_computed_more_often_than_it_may(spec):

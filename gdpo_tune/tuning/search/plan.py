@@ -129,6 +129,7 @@ def count_planned(spec: SweepSpec, records: Sequence[TrialRecord]) -> int:
     """Return the most trials at the end; how many replicates and merges depends on the front."""
     search = max(spec.search.trials, count_started(records))
     most = 2 + search + spec.search.replicates.max_trainings + count_candidates(spec)
+    most += sum(record.role == "replicate" and not record.is_training for record in records)
     return max(len(records), min(most, spec.search.budget.trials or most))
 
 
