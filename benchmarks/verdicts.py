@@ -93,7 +93,7 @@ def simulate_sweep(
         ]
         rate = trial.suggest_float("learning_rate", 3e-5, 3e-4, log=True)
         mode = trial.suggest_categorical("mode", MODES) if len(gains) > 1 else MODES[0]
-        means = _compute_worth(weights, rate) * gains[MODES.index(mode)] + rng.normal(
+        means = compute_worth(weights, rate) * gains[MODES.index(mode)] + rng.normal(
             0, NOISE, len(GOALS)
         )
         study.tell(trial, list(means))
@@ -116,7 +116,7 @@ def simulate_sweep(
     return records
 
 
-def _compute_worth(weights: Sequence[float], rate: float) -> np.ndarray:
+def compute_worth(weights: Sequence[float], rate: float) -> np.ndarray:
     """Compute objectives in 0 to about .8 from the weights' shares and the learning rate.
 
     They are highest at a learning rate of 1.5e-4.

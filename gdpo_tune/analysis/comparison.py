@@ -54,6 +54,9 @@ ALPHA = 0.04
 """Corrected p up to which a difference is significant. Below the promised .05, because 999
 permutations are not all, and a sampler's proposals are not quite independent."""
 
+MOST_LUCK = 2
+"""True luck over the luck that draws find, where all candidates are truly equal: docs/noise.md."""
+
 Share = tuple[float, Interval]
 """A share and its interval."""
 
@@ -81,7 +84,7 @@ class Comparison:
     hypervolumes: tuple[float, float]
     """Hypervolume of each side, at `count` configurations."""
     ratio: Effect
-    """Left hypervolume over right hypervolume, at `count` configurations."""
+    """Left hypervolume over right hypervolume, at `count` configurations, each without its luck."""
     superiority: dict[str, Effect]
     """Objective -> chance that a configuration of the left side is better than one of the right
     side; ties count half."""
@@ -103,7 +106,8 @@ def compare(left: Side, right: Side) -> Comparison:
     ratio_p, *tests = compute_p_values(left, right)
     corrected = correct_p_values([ratio_p, *tests])
     hypervolumes = estimate_hypervolume_at(left, count), estimate_hypervolume_at(right, count)
-    ratio = _divide(*hypervolumes)
+    ours, theirs = hypervolumes
+    ratio = _divide(ours * (1 - left.luck), theirs * (1 - right.luck))
     ratio_interval = _estimate_ratio_interval(left, right, count, ratio)
     return Comparison(
         left=left,
@@ -135,17 +139,26 @@ def compute_p_values(left: Side, right: Side) -> list[float]:
 def _test_hypervolume(left: Side, right: Side) -> float:
     both, reference = np.vstack([left.points, right.points]), convert_references(left.objectives)
     inside = is_inside(both, reference)
+    points = both[inside]
+    owners = np.array([*left.owners, *(left.tried_count + owner for owner in right.owners)])
+    owners = owners[inside].astype(np.int64)
     measure = moocore.Hypervolume(ref=reference)
 
-    def compute_volume(rows: Indices) -> float:
-        kept = rows[inside[rows]]
-        return float(measure(both[kept])) if len(kept) else 0.0
+    def compute_volume(rows: Floats) -> float:
+        return float(measure(rows)) if len(rows) else 0.0
 
     def compute_leads(permutations: Indices) -> Floats:
-        sides = ((rows[: left.tried_count], rows[left.tried_count :]) for rows in permutations)
-        return np.array([compute_volume(ours) - compute_volume(theirs) for ours, theirs in sides])
+        # Each training takes its candidates along.
+        is_ours = np.argsort(permutations, axis=1)[:, owners] < left.tried_count
+        return np.array(
+            [compute_volume(points[ours]) - compute_volume(points[~ours]) for ours in is_ours]
+        )
 
-    return compute_permutation_p(left.tried_count, right.tried_count, compute_leads)
+    ours, theirs = (
+        side.luck * compute_loss_hypervolume(side.points, side.objectives) for side in (left, right)
+    )
+    allowance = MOST_LUCK * (ours - theirs)
+    return compute_permutation_p(left.tried_count, right.tried_count, compute_leads, allowance)
 
 
 def _test_objective(left: Side, right: Side, index: int) -> float:
@@ -191,8 +204,8 @@ def _estimate_ratio_interval(left: Side, right: Side, count: int, ratio: float) 
         return Interval(0.0, math.inf)
     draws = [
         _divide(
-            compute_loss_hypervolume(left.points[ours], goals),
-            compute_loss_hypervolume(right.points[theirs], goals),
+            compute_loss_hypervolume(left.get_points(ours), goals),
+            compute_loss_hypervolume(right.get_points(theirs), goals),
         )
         for ours, theirs in draw_resamples(left.tried_count, right.tried_count, count)
     ]
@@ -252,7 +265,7 @@ def _draw_points(left: Side, right: Side) -> list[tuple[Floats, Floats]]:
     if not left.tried_count or not right.tried_count:
         return []
     return [
-        (left.points[ours], right.points[theirs])
+        (left.get_points(ours), right.get_points(theirs))
         for ours, theirs in draw_resamples(left.tried_count, right.tried_count)
     ]
 

@@ -20,6 +20,7 @@ from gdpo_tune.analysis.resampling import (
 )
 from gdpo_tune.analysis.sides import build_side
 from gdpo_tune.analysis.verdict import build_verdict
+from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.trials import Objective
 from tests.support.analysis import GOALS, build_trial
 from tests.support.comparison import build_simulated_side, simulate_search
@@ -147,6 +148,76 @@ def test_what_counts_as_tried():
     found = build_side("x", records, GOALS)
     assert (found.tried_count, found.stopped, found.failed) == (4, 1, 1)
     assert np.isfinite(found.points).all(axis=1).sum() == 2
+
+
+def test_candidates_go_with_the_training_that_they_are_made_of():
+    records = simulate_search(7, 4)
+    records[1] = replace(records[1], state="pruned", test={}, validation={})
+
+    def add(role, state, *parts):
+        trial = build_trial(len(records), 0.5, 0.5, role=role, state=state, params={}, parts=parts)
+        records.append(trial)
+
+    add("checkpoint", "complete", Part(1, 20, 1.0))  # the training itself was stopped
+    add("merge", "complete", Part(0, 60, 0.25), Part(2, 60, 0.75))
+    add("merge", "complete", Part(0, 60, 0.5), Part(3, 60, 0.5))
+    add("merge", "complete", Part(0, 60, 0.5), Part(99, 60, 0.5))  # another search's parent
+    add("merge", "pruned", Part(0, 60, 0.5), Part(2, 60, 0.5))
+    add("merge", "failed", Part(2, 60, 0.5), Part(3, 60, 0.5))
+    found = build_side("x", records, GOALS)
+    assert (found.tried_count, found.stopped, found.failed) == (4, 0, 0)
+    assert [c.first for c in found.configurations] == [0, 2, 3, 4, 5, 6]
+    assert found.owners == (0, 1, 2, 3, 1, 2)
+    assert [c.first for c in found.independent] == [0, 2, 3]
+    assert found.get_points(np.array([1])).tolist() == found.points[[1, 4]].tolist()
+    assert found.get_points(np.array([], dtype=int)).shape == (0, 2)
+
+
+def add_luck(records, each, seed):
+    """Add checkpoints that are truly as good as the end of their training."""
+    rng = np.random.default_rng(seed)
+    made = [
+        build_trial(
+            len(records) + number,
+            record.test["a"].mean + rng.normal(0, 0.02),
+            record.test["b"].mean + rng.normal(0, 0.02),
+            role="checkpoint",
+            parts=(Part(record.number, number, 1.0),),
+        )
+        for number, record in enumerate(records * each)
+    ]
+    return [*records, *made]
+
+
+def test_more_candidates_of_a_training_are_not_more_configurations():
+    wrong = 0
+    for seed in range(15):
+        sides = [
+            build_side("x", add_luck(simulate_search(each, 10), 2, each), GOALS)
+            for each in (2 * seed, 2 * seed + 1)
+        ]
+        wrong += min(correct_p_values(compute_p_values(*sides))) <= ALPHA
+    # more than 3 come up in 1 of 200 runs at a rate of .05, and in most at the rate of .3 that
+    # candidates drawn one by one would have
+    assert wrong <= 3
+
+
+def test_luck_of_more_candidates_is_taken_off():
+    left = build_side("x", add_luck(simulate_search(1, 10), 4, 1), GOALS)
+    right = build_side("y", simulate_search(1, 10), GOALS)
+    assert left.luck > right.luck > 0
+    ours, theirs = compare(left, right).hypervolumes
+    assert 1 < compare(left, right).ratio.value < ours / theirs
+
+
+def test_an_allowance_brings_a_difference_to_the_middle_and_not_beyond():
+    values = np.array([3.1, 2.2, 5.0, 0.3, 1.1, 0.9])
+
+    def compute_p(allowance):
+        return compute_permutation_p(3, 3, lambda rows: values[rows[:, :3]].sum(axis=1), allowance)
+
+    assert compute_p(0.0) == compute_p(-1.0) < compute_p(2.0) < compute_p(9.0) == compute_p(99.0)
+    assert compute_p(99.0) == pytest.approx(1.0, abs=0.1)
 
 
 def test_what_a_model_proposed_is_not_compared_one_by_one_within_a_sweep():

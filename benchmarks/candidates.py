@@ -1,0 +1,271 @@
+"""Truth of fronts with 5, 50 and 500 candidates, and of verdicts about them, simulated.
+
+    python benchmarks/candidates.py [--sweeps 400] [--small]
+
+A simulated sweep trains policies with random reward weights and learning rates, see `verdicts.py`.
+Its candidates are the ends of the trainings, checkpoints a little worse than the ends, and merges
+of two of them a little better than the mean of both. So candidates come in families. The policy of
+each has true objectives, and its values on validation and test prompts differ from them by normal
+noise. Validation values choose which candidates are evaluated on test prompts: those on the
+validation front first, then the next fronts, up to a budget. The front is claimed on test values.
+
+The first table compares the claimed hypervolume and its interval with the hypervolume that the
+claimed members truly have, and with that of everything that was tested. It also compares the
+probability of being on the front with the share of candidates that truly are. The second table has
+the share of pairs of equal searches whose verdict reports any difference, as `verdicts.py` does;
+`luck` candidates are truly as good as the end of their training, so that they add noise alone.
+The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from verdicts import GOALS, compute_worth
+
+from gdpo_tune.analysis.comparison import ALPHA, compare, compute_p_values
+from gdpo_tune.analysis.pareto import compute_hypervolume, rank_points
+from gdpo_tune.analysis.probability import (
+    estimate_front_probability,
+    estimate_hypervolume_interval,
+)
+from gdpo_tune.analysis.resampling import correct_p_values
+from gdpo_tune.analysis.sides import Side, build_side
+from gdpo_tune.analysis.verdict import build_verdict
+from gdpo_tune.core.candidates import Part
+from gdpo_tune.core.trials import Estimate, TrialRecord
+
+Floats = NDArray[np.float64]
+TRAINING = 0.04
+"""Noise of training, which moves the true values of a policy and of all that is made of it."""
+OWN = 0.01
+"""Spread of a checkpoint or a merge around what its parents let expect."""
+VALIDATION, TEST = 0.03, 0.02
+"""Errors of evaluations; a test evaluation has twice as many prompts."""
+BINS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Candidates of a sweep, and how many of them are evaluated on test prompts."""
+
+    trainings: int
+    checkpoints: int = 0
+    merges: int = 0
+    budget: int = 10_000
+    """Test evaluations."""
+    luck: bool = False
+    """True if checkpoints and merges are truly as good as the end of a training."""
+
+    def __str__(self) -> str:
+        """Return a name for a table."""
+        made = " of luck" if self.luck else ""
+        more = f" + {self.checkpoints} + {self.merges}{made}" if self.merges else ""
+        return f"{self.trainings}{more}"
+
+    @property
+    def count(self) -> int:
+        """Number of candidates."""
+        return self.trainings + self.checkpoints + self.merges
+
+
+CASES = (
+    Case(3, 1, 1, 5),
+    Case(16, 14, 20, 20),
+    Case(16, 14, 20, 50),
+    Case(100, 200, 200, 60),
+    Case(100, 200, 200, 500),
+)
+PAIRS = (
+    (Case(16), Case(16)),
+    (Case(16, 14, 20, 24), Case(16, 14, 20, 24)),
+    (Case(16, 14, 20), Case(16, 14, 20)),
+    (Case(40, 80, 80, 60), Case(40, 80, 80, 60)),
+    (Case(16, 14, 20, 24), Case(30, 30, 40, 50)),
+    (Case(16, 14, 20, 24, luck=True), Case(16)),
+    (Case(16, 14, 20, luck=True), Case(16)),
+    (Case(16, 100, 100, 60, luck=True), Case(16)),
+)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Simulated candidates: ends first, then checkpoints, then merges."""
+
+    truth: Floats
+    """`float[count, 3]`"""
+    validation: Floats
+    test: Floats
+    parents: tuple[tuple[int, ...], ...]
+    """Trainings that each candidate is made of."""
+    chosen: NDArray[np.int64]
+    """Candidates that were evaluated on test prompts."""
+
+
+def simulate_sweep(case: Case, seed: int) -> Sweep:
+    """Simulate the candidates of a sweep and their evaluations."""
+    rng = np.random.default_rng(seed)
+    weights = np.exp(rng.uniform(np.log(0.05), np.log(2.0), (case.trainings, 2)))
+    rates = np.exp(rng.uniform(np.log(3e-5), np.log(3e-4), case.trainings))
+    ends = np.array(
+        [compute_worth([1.0, *pair], rate) for pair, rate in zip(weights, rates, strict=True)]
+    )
+    ends += rng.normal(0, TRAINING, ends.shape)
+    origins = rng.integers(case.trainings, size=case.checkpoints)
+    pairs = rng.integers(case.trainings - 1, size=(case.merges, 2))
+    pairs[:, 1] += pairs[:, 1] >= pairs[:, 0]  # two different parents
+    left, right = ends[pairs[:, 0]], ends[pairs[:, 1]]
+    if case.luck:
+        made = np.vstack([ends[origins], left])
+    else:
+        checkpoints = ends[origins] * rng.uniform(0.9, 1.0, (case.checkpoints, 1))
+        made = np.vstack([checkpoints, (left + right) / 2 + 0.1 * np.abs(left - right)])
+        made += rng.normal(0, OWN, made.shape)
+    truth = np.vstack([ends, made])
+    validation = truth + rng.normal(0, VALIDATION, truth.shape)
+    return Sweep(
+        truth=truth,
+        validation=validation,
+        test=truth + rng.normal(0, TEST, truth.shape),
+        parents=(
+            *((index,) for index in range(case.trainings)),
+            *((int(index),) for index in origins),
+            *((int(a), int(b)) for a, b in pairs),
+        ),
+        chosen=np.argsort(rank_points(validation, GOALS), kind="stable")[: case.budget],
+    )
+
+
+def measure_front(case: Case, seed: int) -> dict[str, float]:
+    """Measure the claims about one simulated front."""
+    sweep = simulate_sweep(case, seed)
+    truth, seen = sweep.truth[sweep.chosen], sweep.test[sweep.chosen]
+    errors = np.full(seen.shape, TEST)
+    claimed, members = (rank_points(values, GOALS) == 0 for values in (seen, truth))
+    volume, of_claimed, of_tested, best = (
+        compute_hypervolume(values, GOALS) for values in (seen, truth[claimed], truth, sweep.truth)
+    )
+    interval = estimate_hypervolume_interval(seen, errors, GOALS)
+    shares = estimate_front_probability(seen, errors, GOALS)
+    result = {
+        "hypervolume": volume,
+        "excess": volume - of_claimed,
+        "missed": best - of_claimed,
+        "width": interval.high - interval.low,
+        "covers_claimed": interval.low <= of_claimed <= interval.high,
+        "covers_tested": interval.low <= of_tested <= interval.high,
+        "members": claimed.sum(),
+        "true_members": members[claimed].sum(),
+        "expected_members": shares[claimed].sum(),
+    }
+    for index, places in enumerate(np.digitize(shares, BINS[1:-1]) == n for n in range(5)):
+        result[f"gap_{index}"] = shares[places].sum() - members[places].sum()
+        result[f"count_{index}"] = places.sum()
+    return result
+
+
+def measure_fronts(case: Case, sweeps: int) -> dict[str, float]:
+    """Measure the claims about many fronts: means, and the mean distance of P from the truth."""
+    rows = [measure_front(case, seed) for seed in range(sweeps)]
+    mean = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+    gaps = [abs(mean.pop(f"gap_{index}")) for index in range(5)]
+    counts = [mean.pop(f"count_{index}") for index in range(5)]
+    return mean | {"calibration_error": sum(gaps) / sum(counts)}
+
+
+def build_records(case: Case, seed: int) -> list[TrialRecord]:
+    """Simulate a sweep and build its records; what was not chosen for test was pruned."""
+    sweep = simulate_sweep(case, seed)
+    roles = ["search"] * case.trainings + ["checkpoint"] * case.checkpoints
+    roles += ["merge"] * case.merges
+    tested = set(sweep.chosen.tolist())
+    return [
+        TrialRecord(
+            number=number,
+            role=role,
+            state="complete" if number in tested or role == "search" else "pruned",
+            params={"number": number} if role == "search" else {},
+            seed=number,
+            proposer="startup" if role == "search" else "candidate",
+            validation=_estimate(sweep.validation[number], VALIDATION),
+            test=_estimate(sweep.test[number], TEST),
+            feasible=True,
+            parts=()
+            if role == "search"
+            # A checkpoint has a step of its own, which tells two of one training apart.
+            else tuple(Part(p, number, 1 / len(parents)) for p in parents),
+        )
+        for number, (role, parents) in enumerate(zip(roles, sweep.parents, strict=True))
+    ]
+
+
+def _estimate(values: Sequence[float], error: float) -> dict[str, Estimate]:
+    return {g.name: Estimate(float(v), error) for g, v in zip(GOALS, values, strict=True)}
+
+
+def measure_verdicts(cases: tuple[Case, Case], pairs: int) -> dict[str, float]:
+    """Measure how often the verdict on two searches reports a difference."""
+    called = volume = 0
+    for seed in range(pairs):
+        sides: list[Side] = [
+            build_side(name, build_records(case, 2 * seed + index), GOALS)
+            for index, (name, case) in enumerate(zip("AB", cases, strict=True))
+        ]
+        corrected = correct_p_values(compute_p_values(*sides))
+        volume += corrected[0] <= ALPHA
+        if min(corrected) <= ALPHA:  # otherwise no verdict differs, and `build_verdict` is slow
+            called += build_verdict(compare(*sides)).has_difference
+    return {"called": called / pairs, "hypervolume": volume / pairs}
+
+
+FRONT_COLUMNS: dict[str, Callable[[dict[str, float]], str]] = {
+    "H": lambda row: f"{row['hypervolume']:.3f}",
+    "H is too high by": lambda row: f"{row['excess']:.4f}",
+    "the claimed front misses": lambda row: f"{row['missed']:.4f}",
+    "width": lambda row: f"{row['width']:.3f}",
+    "covers the claimed front": lambda row: f"{row['covers_claimed']:.3f}",
+    "covers all tested": lambda row: f"{row['covers_tested']:.3f}",
+    "claimed": lambda row: f"{row['members']:.1f}",
+    "true by P": lambda row: f"{row['expected_members']:.1f}",
+    "true": lambda row: f"{row['true_members']:.1f}",
+    "error of P": lambda row: f"{row['calibration_error']:.3f}",
+}
+
+
+def main() -> None:
+    """Measure all cases; print the tables, then JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sweeps", type=int, default=400)
+    parser.add_argument("--small", action="store_true", help="seconds instead of half an hour")
+    options = parser.parse_args()
+    sweeps = 10 if options.small else options.sweeps
+    print(f"| candidates | tested | {' | '.join(FRONT_COLUMNS)} |")
+    print("|---" * (2 + len(FRONT_COLUMNS)) + "|")
+    fronts: list[dict[str, float]] = []
+    for case in CASES[:2] if options.small else CASES:
+        row = measure_fronts(case, sweeps)
+        cells = " | ".join(show(row) for show in FRONT_COLUMNS.values())
+        print(f"| {case.count} | {min(case.budget, case.count)} | {cells} |", flush=True)
+        fronts.append({"candidates": case.count, "tested": case.budget, **row})
+    print("\n| one side | other side | called different | hypervolume |\n|---|---|---|---|")
+    pairs: list[dict[str, float | str]] = []
+    for cases in PAIRS[:2] if options.small else PAIRS:
+        found = measure_verdicts(cases, sweeps)
+        print(
+            f"| {cases[0]} | {cases[1]} | {found['called']:.3f} | {found['hypervolume']:.3f} |",
+            flush=True,
+        )
+        pairs.append({"left": str(cases[0]), "right": str(cases[1]), **found})
+    coverage = min(min(row["covers_claimed"], row["covers_tested"]) for row in fronts)
+    error = max(float(row["called"]) for row in pairs)
+    summary = {"sweeps": sweeps, "smallest_coverage": coverage, "largest_error_rate": error}
+    print(json.dumps({**summary, "fronts": fronts, "verdicts": pairs}))
+
+
+if __name__ == "__main__":
+    main()
