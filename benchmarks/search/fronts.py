@@ -7,8 +7,9 @@ trial at a time: the default, with merges and checkpoints as candidates, and TPE
 training, of which none is stopped. Neither has replicates. All completions count, those of
 evaluations included; the published baseline counts on both sides, the untrained policy on neither.
 
-The budget is what TPE has spent at its end. Both sides are compared when shares of it are spent;
-trials that end later do not count. At each share the front is chosen by the sweep's own test
+The budget is what TPE has spent at its end. The default may spend `IN_TRAINING` of it in training;
+evaluations take the rest. Both sides are compared when shares of the budget are spent; trials that
+end later do not count. At each share the front is chosen by the sweep's own test
 values. Then the policies on it are evaluated on the test prompts with fresh seeds, and the
 hypervolume is that of the new values: so no side gains by luck. In the row `default, ends only` no
 merge and no checkpoint counts, although all are paid for.
@@ -45,7 +46,7 @@ from gdpo_tune.training.rollout import choose_held_out_sampler
 from gdpo_tune.training.worker_cache import open_worker_cache
 
 SPACES = Path(__file__).resolve().parents[2] / "search_spaces"
-SHARES = (1 / 3, 1 / 2, 2 / 3, 1.0)
+SHARES = (1 / 3, 2 / 3, 1.0)
 """Shares of TPE's budget at which the fronts are compared."""
 FRESH_SEEDS = (1_000_001, 1_000_002)
 """Seeds of the evaluations that are compared; no trial has them."""
@@ -59,6 +60,8 @@ CONTESTANTS: Mapping[str, Sequence[str]] = {
     ),
 }
 """Contestant -> its changes of the file."""
+IN_TRAINING = 0.65
+"""Share of the budget after which the default starts no further training."""
 ENDS_ONLY = "default, ends only"
 SMALL = (
     "search.trials=3",
@@ -132,6 +135,12 @@ def run_sweep(task: str, seed: int, name: str, out: Path, changes: Sequence[str]
         records = [r for r in ledger.get_records() if r.role != "untrained" and r.finished]
     records.sort(key=lambda record: (record.finished or 0.0, record.number))
     return Side(task, seed, name, spec, records)
+
+
+def limit_training(tpe: Side) -> str:
+    """Return the setting that ends the default's trainings about when TPE's budget is spent."""
+    budget = tpe.list_spent(count_completions)[-1]
+    return f"search.budget.completions={int(IN_TRAINING * budget)}"
 
 
 def evaluate_fresh(side: Side, candidates: Sequence[Configuration], out: Path) -> dict[int, Any]:
@@ -246,8 +255,9 @@ def compare(tasks: Sequence[str], seeds: Sequence[int], out: Path, changes: Sequ
     out.mkdir(parents=True, exist_ok=True)
     figures: list[dict[str, Any]] = []
     for seed, task in product(seeds, tasks):
-        sides = [run_sweep(task, seed, name, out, changes) for name in CONTESTANTS]
-        figures.append(compare_pair(*sides, out))
+        tpe = run_sweep(task, seed, "tpe", out, changes)
+        default = run_sweep(task, seed, "default", out, [*changes, limit_training(tpe)])
+        figures.append(compare_pair(default, tpe, out))
         (out / "table.md").write_text(render_markdown(figures), encoding="utf-8")
     spent = "share of TPE's completions"
     write_picture(build_lines(figures), SHARES[-1], out / "fronts.png", spent)
