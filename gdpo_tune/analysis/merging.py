@@ -47,9 +47,10 @@ def choose_merge(
 ) -> tuple[Part, ...] | None:
     """Choose the merge that is expected to add most hypervolume on validation prompts.
 
-    Parents are the ends and checkpoints of feasible trainings that were kept. Merges in any state
-    count as tried. One that runs counts as if it had its predicted values, so that merges that run
-    together differ. Equal records give an equal choice.
+    Parents are the ends and checkpoints of trainings that were kept, even if they break a
+    constraint: a merge of them may meet it. Merges in any state count as tried. One that runs
+    counts as if it had its predicted values, so that merges that run together differ. Equal records
+    give an equal choice.
 
     Returns:
         Its parts by trial and step, or None if no merge is expected to add `WORTHWHILE`.
@@ -80,13 +81,17 @@ def choose_merge(
 
 
 def _select_parents(policies: Sequence[Evaluated]) -> list[Evaluated]:
-    """Select at most `MOST_PARENTS` on the front or within an error of it, farthest apart first."""
+    """Select at most `MOST_PARENTS` on the front or within an error of it, farthest apart first.
+
+    Only feasible ones form the front. Others join the selection where it does not dominate them.
+    """
     kept = [policy for policy in policies if policy.record.checkpoint is not None]
     if not kept:
         return []
     losses, errors = np.array([p.losses for p in kept]), np.array([p.errors for p in kept])
     near = np.ones(len(kept), dtype=np.bool_)
-    for member in np.flatnonzero(mark_front(losses)):
+    feasible = np.array([p.record.feasible is not False for p in kept])
+    for member in np.flatnonzero(mark_front(np.where(feasible[:, None], losses, np.nan))):
         margin = NEAR * np.hypot(errors, errors[member])
         near &= ~((losses - losses[member] > margin).all(axis=1))
     kept, losses = [p for p, is_near in zip(kept, near, strict=True) if is_near], losses[near]

@@ -1,8 +1,5 @@
 """One side of a comparison: the configurations that a search trained, without the baselines.
 
-Checkpoints and merges do not count: each is made of trainings that count, so it is no independent
-observation of its side.
-
 A configuration that was tried is a training with all candidates that are made of it: its end, its
 checkpoints, and the merges in which it has the largest weight (the latest of equal ones). The
 candidates of one training resemble one another, so they are drawn, permuted and counted together.
@@ -56,7 +53,7 @@ class Side:
     completions: int
     """Completions sampled by all trials together."""
     evaluations: int = 0
-    """Trials that evaluated a checkpoint or a merge; they do not count."""
+    """Trials that evaluated a checkpoint or a merge; each counts with its training."""
 
     @property
     def tried_count(self) -> int:
@@ -117,7 +114,7 @@ def build_side(
     that no model proposed are independent: a model tries more of a mode in a corner of the space
     where that mode looked good, which says nothing about the mode.
     """
-    kept = [r for r in records if r.is_training and r.role != "published"]
+    kept = [r for r in records if r.role not in ("untrained", "published")]
     goals = tuple(objectives)
     trainings = {
         record.number: find_original(seeds).number

@@ -158,7 +158,7 @@ def _list_limits(left: Side, right: Side) -> list[str]:
         )
     notes += [
         f"{side.name} has {format_count(side.evaluations, 'trial')} of checkpoints and merges, "
-        "which do not count here: each is made of trainings that count."
+        "which count with the trainings that they are made of."
         for side in (left, right)
         if side.evaluations
     ]

@@ -80,7 +80,6 @@ def test_one_parent_or_none_makes_no_merge():
     left, right = build_parents((LINE[0], LINE[2]))
     assert choose_merge([left, right], GOALS, 3) is not None
     for broken in (
-        replace(right, feasible=False),
         replace(right, checkpoint=None),
         replace(right, state="running"),
         replace(right, role="untrained"),
@@ -139,6 +138,18 @@ def test_a_dominated_parent_changes_nothing():
         assert choose_merge([*parents, build_parent(3, *point)], GOALS, 3) == choose_merge(
             parents, GOALS, 3
         )
+
+
+def test_a_parent_that_breaks_a_constraint_is_merged_and_hides_no_other():
+    # 1 is infeasible and dominates 2, which is a candidate all the same
+    breaks = replace(build_parent(1, 0.7, 0.7), feasible=False)
+    records = [build_parent(0, 0.1, 0.9), breaks, build_parent(2, 0.6, 0.3)]
+    merged: set[int] = set()
+    while parts := choose_merge(records, GOALS, 2):
+        merged |= {part.trial for part in parts}
+        failed = build_merge(len(records) + 7, [(p.trial, p.weight) for p in parts], state="failed")
+        records.append(failed)
+    assert merged == {0, 1, 2}
 
 
 def test_a_checkpoint_is_a_parent_with_its_own_step():

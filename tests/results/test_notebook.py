@@ -89,7 +89,7 @@ def test_merges_have_names_and_parts_and_take_no_part_in_a_comparison_of_modes(t
     assert sweep.pick("merge-2").name == "merge-2"
     shutil.copytree(spec.directory, tmp_path / "other" / spec.name)
     notes = sweep.compare(load_sweep(str(tmp_path / "other" / spec.name))).notes
-    assert sum("has 1 trial of checkpoints and merges, which do not count" in n for n in notes) == 2
+    assert sum("has 1 trial of checkpoints and merges, which count with" in n for n in notes) == 2
     for name in sweep.figures:
         assert sweep.figure(name).data
 
