@@ -262,6 +262,7 @@ def test_a_sweep_with_merges_begins_at_the_corners_of_the_weights(spec: SweepSpe
     rates = [float(point["learning_rate"]) for point in points[:4]]
     assert min(rates) >= 3e-5 * 10**0.9
     assert len(set(rates)) == 4
+    assert {point["normalization"] for point in points[:4]} == {"gdpo"}
     assert points[4] == draw_point(spec, 4)
     assert all(spec.space.domains[n].contains(v) for p in points for n, v in p.items())
 
@@ -271,6 +272,12 @@ def test_weights_without_an_anchor_have_one_corner_each(tmp_path: Path):
     corners = list_corners(spec)
     assert len(corners) == 3  # all at their largest weigh the same as all at their least
     assert len({max(corner, key=lambda name: float(corner[name])) for corner in corners}) == 3
+
+
+def test_modes_that_sum_first_stay_as_drawn(tmp_path: Path):
+    spec = load_code_spec(tmp_path, [*MERGES, "space.normalization=[grpo, grpo_no_std]"])
+    modes = [draw_startup_point(spec, index)["normalization"] for index in range(4)]
+    assert modes == [draw_point(spec, index)["normalization"] for index in range(4)]
 
 
 def test_a_single_weight_has_two_ends(tmp_path: Path):

@@ -7,7 +7,9 @@ anchor. The centre comes next, then each weight in turn, from the last one on, h
 the others their least.
 
 A merge moves less far from the initial policy than its parents did, and never further. So these
-points have a learning rate near the upper end of its range. Other parameters cover the space.
+points have a learning rate near the upper end of its range. They have a normalization mode that
+normalises every reward by itself, if one is searched: under a mode that sums rewards first, a
+reward with a wide range outweighs any weight. Other parameters cover the space evenly.
 
 Source: Rame et al. 2023, Rewarded soups, arXiv 2306.04488: one training for each reward.
 docs/search.md compares designs.
@@ -15,12 +17,14 @@ docs/search.md compares designs.
 
 from __future__ import annotations
 
+from gdpo_tune.core import registry
 from gdpo_tune.core.trials import ParamValue
-from gdpo_tune.spec import Domain, SweepSpec, Uniform
+from gdpo_tune.spec import Choices, Domain, SweepSpec, Uniform
 from gdpo_tune.tuning.search.quasi_random import draw_point, map_share
 
 WEIGHTS = "reward_weights."
 RATE = "learning_rate"
+MODE = "normalization"
 UPPER_SHARE = 0.1
 """Upper part of the learning rate's range, on its own scale, from which corners take it."""
 GOLDEN = 0.6180339887498949
@@ -35,10 +39,18 @@ def draw_startup_point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
     point, spanning = draw_point(spec, index), list_spanning_weights(spec)
     if index >= len(spanning):
         return point
-    rate = spec.space.searched_domains.get(RATE)
+    domains = spec.space.searched_domains
+    rate, modes = domains.get(RATE), domains.get(MODE)
     if isinstance(rate, Uniform):
         point[RATE] = map_share(rate, 1 - UPPER_SHARE * (index * GOLDEN % 1))
+    if isinstance(modes, Choices):
+        point[MODE] = next((m for m in modes.choices if is_separate(m)), point[MODE])
     return {**point, **spanning[index]}
+
+
+def is_separate(mode: ParamValue) -> bool:
+    """Return whether a normalization mode normalises every reward by itself."""
+    return not registry.NORMALIZATIONS[str(mode)].sums_first
 
 
 def list_spanning_weights(spec: SweepSpec) -> list[dict[str, ParamValue]]:
