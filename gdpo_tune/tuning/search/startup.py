@@ -50,7 +50,8 @@ def draw_startup_point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
 
 def is_separate(mode: ParamValue) -> bool:
     """Return whether a normalization mode normalises every reward by itself."""
-    return not registry.NORMALIZATIONS[str(mode)].sums_first
+    info = registry.NORMALIZATIONS[str(mode)]
+    return info.divides_by_group_std and not info.sums_first
 
 
 def list_spanning_weights(spec: SweepSpec) -> list[dict[str, ParamValue]]:
