@@ -10,6 +10,7 @@ Exit status 0: done. 1: something broke. 2: the request was wrong, and nothing w
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ COMMANDS = {
     "sweep": "search for the Pareto front of a multi-reward RL run",
     "train": "train one policy, without a search",
     "report": "draw a sweep's report again, or compare two sweeps",
+    "merge": "merge policies of a sweep towards a wish",
     "export": "write a training as the configuration of another library",
     "schedule": "run sweeps by a schedule",
 }
@@ -173,6 +175,26 @@ def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str
     if tracked:
         check_server(spec)
     return environment
+
+
+def prepare_machine(spec: SweepSpec) -> None:
+    """Prepare this process for a training without a search, and print what its trials need.
+
+    Raises:
+        GdpoTuneError: as `probe_environment`.
+    """
+    from gdpo_tune.spec import check_resources, list_sandbox_warnings
+
+    set_written_variables(spec)
+    # Before torch: a training without a GPU must not see one, and TRL takes every one that it sees.
+    count = math.ceil(spec.resources.gpus)
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices.split(",")[:count])
+    check_resources(spec)
+    for warning in list_sandbox_warnings(spec):
+        print(f"warning: {warning}", file=sys.stderr)
+    for name, value in probe_environment(spec, tracked=False).items():
+        print(f"{name}: {value}")
 
 
 def set_written_variables(spec: SweepSpec) -> None:

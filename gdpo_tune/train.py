@@ -14,8 +14,6 @@ one value for every parameter. Each ends with held-out metrics and the directory
 from __future__ import annotations
 
 import argparse
-import math
-import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -151,19 +149,9 @@ def train_to_end(asked: TrainingRequest, config: TrialConfig) -> bool:
     from gdpo_tune.core.signals import stop_on_signals
     from gdpo_tune.display.training import TrainingDisplay
     from gdpo_tune.ledger.trial_encoding import encode_outcome
-    from gdpo_tune.spec import check_resources, list_sandbox_warnings
     from gdpo_tune.training.checkpoints import find_checkpoint
 
-    cli.set_written_variables(asked.spec)
-    # Before torch: a training without a GPU must not see one, and TRL takes every one that it sees.
-    count = math.ceil(asked.spec.resources.gpus)
-    devices = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices.split(",")[:count])
-    check_resources(asked.spec)
-    for warning in list_sandbox_warnings(asked.spec):
-        print(f"warning: {warning}", file=sys.stderr)
-    for name, value in cli.probe_environment(asked.spec, tracked=False).items():
-        print(f"{name}: {value}")
+    cli.prepare_machine(asked.spec)
     found = find_checkpoint(config.directory)
     resume = found.newest
     print(f"{asked.note}, seed {config.seed}; {config.directory}", flush=True)

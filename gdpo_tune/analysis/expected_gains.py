@@ -53,7 +53,7 @@ def compute_expected_gains(
     for column in range(len(reference)):
         uppers = np.append(edges[column], reference[column])
         widths = np.diff(
-            _compute_shortfalls(uppers, means[:, column], errors[:, column]), prepend=0.0
+            compute_shortfalls(uppers, means[:, column], errors[:, column]), prepend=0.0
         )
         if column == 0:  # the largest step by far, as a product of matrices
             volumes = widths @ free.reshape(len(uppers), -1)
@@ -62,7 +62,7 @@ def compute_expected_gains(
     return np.nan_to_num(volumes[:, 0])
 
 
-def _compute_shortfalls(bounds: Floats, means: Floats, errors: Floats) -> Floats:
+def compute_shortfalls(bounds: Floats, means: Floats, errors: Floats) -> Floats:
     """Compute E[max(u - y, 0)] for bounds u `[K]` and normal y `[N]`, `float[N, K]`."""
     gaps, spread = bounds - means[:, None], np.maximum(errors, TINY)[:, None]
     z = gaps / spread

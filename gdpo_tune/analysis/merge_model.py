@@ -70,9 +70,9 @@ def read_evaluated(
         policy = _get_policy(record)
         if record.role == "merge":
             mixture = {(part.trial, part.step): part.weight for part in record.parts}
-            result.append(_read_values(record, mixture, objectives))
+            result.append(read_values(record, mixture, objectives))
         elif record.state == "complete" and policy is not None:
-            result.append(_read_values(record, {policy: 1.0}, objectives))
+            result.append(read_values(record, {policy: 1.0}, objectives))
     return result
 
 
@@ -152,7 +152,7 @@ def _get_policy(record: TrialRecord) -> Policy | None:
     return None
 
 
-def _read_values(
+def read_values(
     record: TrialRecord, mixture: Mixture, objectives: Sequence[Objective]
 ) -> Evaluated:
     """Read validation values, those of the last rung where a trial has not ended."""

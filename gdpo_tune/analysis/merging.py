@@ -59,7 +59,7 @@ def choose_merge(
     known = read_evaluated(records, goals)
     policies = [entry for entry in known if entry.is_measured and len(entry.mixture) == 1]
     tried = [entry for entry in known if len(entry.mixture) > 1]
-    parents = _select_parents(policies)
+    parents = select_parents(policies)
     mixtures = _list_mixtures(parents, tried, most_parts)
     if not mixtures:
         return None
@@ -80,7 +80,7 @@ def choose_merge(
     return tuple(Part(*policy, weight) for policy, weight in sorted(mixtures[best].items()))
 
 
-def _select_parents(policies: Sequence[Evaluated]) -> list[Evaluated]:
+def select_parents(policies: Sequence[Evaluated]) -> list[Evaluated]:
     """Select at most `MOST_PARENTS` on the front or within an error of it, farthest apart first.
 
     Only feasible ones form the front. Others join the selection where it does not dominate them.
@@ -118,14 +118,14 @@ def _list_mixtures(
     for left, right in combinations(_list_front_mixtures(parents, tried), 2):
         middle = {p: (left.get(p, 0.0) + right.get(p, 0.0)) / 2 for p in left | right}
         if len(middle) <= most_parts:
-            result.setdefault(_round(middle), middle)
+            result.setdefault(round_mixture(middle), middle)
     for size in range(3, most_parts + 1):
         count = next(n for n in range(len(policies), -1, -1) if math.comb(n, size) <= MOST_GROUPS)
         for group in combinations(policies[:count], size):
-            for weights in _list_centres(size):
+            for weights in list_centres(size):
                 mixture = dict(zip(group, weights, strict=True))
-                result.setdefault(_round(mixture), mixture)
-    done = {_round(merge.mixture) for merge in tried}
+                result.setdefault(round_mixture(mixture), mixture)
+    done = {round_mixture(merge.mixture) for merge in tried}
     return [mixture for key, mixture in result.items() if key not in done]
 
 
@@ -140,12 +140,13 @@ def _list_front_mixtures(parents: Sequence[Evaluated], tried: Sequence[Evaluated
     return [entry.mixture for entry, is_kept in zip(known, kept, strict=True) if is_kept]
 
 
-def _list_centres(size: int) -> list[tuple[float, ...]]:
+def list_centres(size: int) -> list[tuple[float, ...]]:
     """List equal weights, and those where one parent has half."""
     half, rest = 0.5, 0.5 / (size - 1)
     equal = (1 / size,) * size
     return [equal, *(tuple(half if i == j else rest for j in range(size)) for i in range(size))]
 
 
-def _round(mixture: Mixture) -> Rounded:
+def round_mixture(mixture: Mixture) -> Rounded:
+    """Return a mixture in a form in which equal ones are equal."""
     return frozenset((policy, round(weight, 6)) for policy, weight in mixture.items())

@@ -83,6 +83,16 @@ class SweepStore:
             {n: p for n, p in paths.items() if not p.is_file() or p.stat().st_size != sizes[n]}
         )
 
+    def fetch_checkpoint(self, number: int, name: str, directory: Path) -> Path:
+        """Copy a trial's checkpoint to `directory / name`, without what is there already."""
+        prefix = f"{TRIALS}/{number}/{name}/"
+        sizes = self._files.list_sizes(prefix.rstrip("/"))
+        paths = {file: directory / name / file.removeprefix(prefix) for file in sizes}
+        self._files.download(
+            {f: p for f, p in paths.items() if not p.is_file() or p.stat().st_size != sizes[f]}
+        )
+        return directory / name
+
     def keep_only(self, checkpoints: Mapping[int, Collection[str]]) -> None:
         """Delete the checkpoints of trials, except some: number -> their names."""
         kept = {str(number): {None, *names} for number, names in checkpoints.items()}

@@ -29,6 +29,7 @@ COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
+CONDITIONS = "length >= 0.6 and format >= 0.8"
 EXAMPLE = "max correctness where length >= 0.9 and format >= 0.95"
 _CHECKPOINT = re.compile(r"(\d{1,9})@(\d{1,9})")
 _MERGE = re.compile(rf"{MERGE_PREFIX}(\d{{1,9}})")
@@ -123,6 +124,15 @@ def parse_pick(text: str) -> Pick:
     return _Parser(text).parse_pick()
 
 
+def parse_conditions(text: str) -> tuple[Bound, ...]:
+    """Parse conditions such as `length >= 0.6, format >= 0.8`; `and` stands for the comma too.
+
+    Raises:
+        PickError: the text has another form.
+    """
+    return _Parser(text).parse_conditions()
+
+
 class _Parser:
     """Parser that reads a text once, from left to right."""
 
@@ -149,6 +159,16 @@ class _Parser:
             keyword = "and"
         return Pick(self._text, rule, tuple(bounds))
 
+    def parse_conditions(self) -> tuple[Bound, ...]:
+        bounds = [self._parse_bound("at the start of a condition")]
+        while self._tokens[0][0]:
+            word, position = self._take()
+            if word not in (",", "and"):
+                reason = f"{word!r}: conditions are joined by `and` or a comma"
+                raise self._error(position, reason, f"write for example {CONDITIONS!r}")
+            bounds.append(self._parse_bound("at the start of a condition"))
+        return tuple(bounds)
+
     def _parse_rule(self) -> Rule:
         word, position = self._take()
         rule, _, name = word.partition("_")
@@ -171,8 +191,8 @@ class _Parser:
         reason = f"{word!r}: {guess}{rules}" if word else "the choice is empty"
         raise self._error(position, reason)
 
-    def _parse_bound(self) -> Bound:
-        metric = self._parse_metric("after `where` or `and`")
+    def _parse_bound(self, where: str = "after `where` or `and`") -> Bound:
+        metric = self._parse_metric(where)
         comparison, position = self._take()
         if comparison not in COMPARISONS:
             reason = f"{metric.name} is compared by >=, <=, > or <"

@@ -170,6 +170,23 @@ def check_disk(
     )
 
 
+def check_merge_room(spec: SweepSpec, size: PolicySize | None, directory: Path, count: int) -> None:
+    """Refuse a disk that cannot hold `count` merges of policies; an unknown `size` passes.
+
+    Raises:
+        ResourcesError: the message names what they need and the room.
+    """
+    if size is None:
+        return
+    needed, present = count * measure_disk(spec, size, 1).last, find_present(directory)
+    free = shutil.disk_usage(present).free
+    if needed > free:
+        raise ResourcesError(
+            f"merges of these policies need up to {format_bytes(needed)}, and {present} has room "
+            f"for {format_bytes(free)}\n    fix: --out DIRECTORY, on a larger disk"
+        )
+
+
 def list_remedies(spec: SweepSpec, size: PolicySize, disk: SweepDisk, room: int) -> list[str]:
     """Return changes of which each suffices, the first of them without a change of the search."""
     remedies = ["--set storage=DIRECTORY, on a larger disk"]

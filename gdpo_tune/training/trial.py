@@ -35,7 +35,9 @@ from gdpo_tune.training.step_reporter import Clock, StepReporter
 from gdpo_tune.training.worker_cache import WorkerCache, open_worker_cache
 
 
-def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcome:
+def train(
+    config: TrialConfig, *, resume: Path | None, report: Report, with_test: bool = True
+) -> Outcome:
     """Run one trial to its end.
 
     It writes `steps.jsonl`, `completions.jsonl` and checkpoints to `config.directory`; during
@@ -46,6 +48,8 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
     With `config.parts` and without `config.train`, it merges these policies and evaluates the merge
     on validation prompts. `report` gets that as step 0 and may end the trial, of which no policy
     then stays. Otherwise the merge is kept as `checkpoint-0` and evaluated on test prompts.
+
+    Without `with_test`, nothing is evaluated on test prompts; a run that resumes may do so later.
 
     A run that resumes from a checkpoint of the same trial first reports its evaluation, if any,
     again, without step metrics.
@@ -99,7 +103,7 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
             checkpoint = None if start is None else start.path
         return Outcome(
             validation=validation,
-            test=evaluator.evaluate_test(model, steps),
+            test=evaluator.evaluate_test(model, steps) if with_test else {},
             cost=clock.read(steps, evaluator.sampled),
             checkpoint=checkpoint,
             environment={**cache.environment, **task_files.hash_task_file(config.task)},

@@ -1,0 +1,312 @@
+"""Merge policies of a sweep towards a wish.
+
+    python -m gdpo_tune.merge runs/code --toward "length >= 0.6"
+    python -m gdpo_tune.merge runs/code --toward "format >= 0.8" --prefer correctness=2,length=1
+    python -m gdpo_tune.merge runs/code --weights 7=0.3,12@40=0.7
+
+A merge is a weighted mean of the weights of trained policies: it costs an evaluation and no
+training. The command chooses the one that best meets the wish, by a model of merges that each of a
+few evaluations on validation prompts corrects. It evaluates the best on test prompts and writes it
+as a policy that `from_pretrained` loads. The sweep stays as it is. After an interruption, run the
+same command to resume.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gdpo_tune import cli
+
+if TYPE_CHECKING:
+    from gdpo_tune.core.candidates import Part
+    from gdpo_tune.core.trials import Measurement, Outcome, TrainedPart
+    from gdpo_tune.results.merge_file import MergeProgress, MergeResult
+    from gdpo_tune.results.merge_request import MergeRequest
+
+LOCK = "merge.lock"
+ADAPTERS, PARENTS = "adapters", "parents"
+"""Directories in that of a merge: the adapters of `--adapters`, and copies from an object store."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser without a heavy import, so that `--help` answers at once."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gdpo_tune.merge",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "sweep", metavar="SWEEP", help="its directory, name under runs/, or address"
+    )
+    parser.add_argument(
+        "--toward",
+        metavar="CONDITIONS",
+        default="",
+        help="what the merge has to meet, such as 'length >= 0.6, format >= 0.8'",
+    )
+    parser.add_argument(
+        "--prefer",
+        metavar="OBJECTIVE=WEIGHT,...",
+        default="",
+        help="objectives that it maximises beyond that, each divided by its span over the policies "
+        "(default: those that --toward does not name, equally)",
+    )
+    parser.add_argument(
+        "--weights",
+        metavar="TRIAL=WEIGHT,...",
+        default="",
+        help="the merge itself: ends of trials (7) or checkpoints (12@40); the weights sum to 1",
+    )
+    parser.add_argument(
+        "--evaluations",
+        metavar="N",
+        type=_read_count,
+        default=4,
+        help="merges to evaluate on validation prompts at most (default: 4)",
+    )
+    parser.add_argument(
+        "--adapters",
+        action="store_true",
+        help="write a set of LoRA adapters with weights, for servers that mix them, and no policy",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the first choice and its prediction alone"
+    )
+    cli.add_override_argument(parser)
+    parser.add_argument(
+        "--out", type=Path, help="directory (default: <storage>/<name>-merge-<wish>)"
+    )
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Merge as `arguments` say and return the exit status."""
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if bool(options.weights) == bool(options.toward or options.prefer):
+        parser.error("write --toward, --prefer or both; or --weights alone")
+
+    from gdpo_tune.core.errors import UsageError
+    from gdpo_tune.display.merge_tables import print_choice
+    from gdpo_tune.results.merge_request import build_merge_request
+
+    request = build_merge_request(
+        options.sweep, options.toward, options.prefer, options.weights, options.overrides
+    )
+    if options.adapters and not request.spec.model.lora_rank:
+        raise UsageError(
+            "--adapters: that sweep trained whole policies, and only adapters can be mixed at run "
+            "time (model.lora_rank = 0)\n    fix: leave --adapters out"
+        )
+    if options.dry_run:
+        if choice := request.choose():
+            print_choice(request, choice)
+        return 0
+    name = f"{request.spec.name}-merge-{request.label}{'-adapters' * options.adapters}"
+    directory = (options.out or request.spec.output_directory / name).expanduser().absolute()
+    count = options.evaluations if request.wish else 1
+    merge_or_show(request, directory, count, adapters=options.adapters)
+    return 0
+
+
+def merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapters: bool) -> None:
+    """Merge in `directory` after `count` evaluations, or show its result if it has one.
+
+    Raises:
+        UsageError: nothing meets the wish, the policies do not fit, the directory holds another
+            merge, or another process merges there.
+    """
+    from gdpo_tune.core.errors import UsageError
+    from gdpo_tune.display.merge_tables import print_merge
+    from gdpo_tune.ledger.journal import Lease
+    from gdpo_tune.results.merge_file import read_progress
+
+    settings = request.list_decisive_settings(adapters=adapters)
+    progress = read_progress(directory, settings)
+    if progress.result is None:
+        request.choose(progress.evaluations)  # refuses a wish before any work
+        cli.prepare_machine(request.spec)
+        _check_room(request, directory, count)
+        try:
+            lease = Lease(directory / LOCK)
+        except OSError as error:
+            reason = f"{directory} cannot be used: {error}; choose another --out"
+            raise UsageError(reason) from error
+        try:
+            progress = _search(request, directory, settings, count)
+        except UsageError:
+            _remove_unfinished(directory)
+            raise
+        finally:
+            lease.release()
+    elif len(progress.evaluations) < count:
+        raise UsageError(
+            f"{directory} has the best of {len(progress.evaluations)} evaluations already\n"
+            f"    fix: leave --evaluations {count} out, or choose another --out"
+        )
+    else:
+        print("already finished: nothing was started")
+    _move_result(directory, progress)
+    print_merge(request, progress, directory)
+
+
+def _search(
+    request: MergeRequest, directory: Path, settings: dict[str, Any], count: int
+) -> MergeProgress:
+    """Evaluate `count` merges on validation prompts, and the best of them on test prompts."""
+    from gdpo_tune.display.merge_tables import print_evaluation
+    from gdpo_tune.results.merge_file import read_progress, write_progress
+    from gdpo_tune.results.merge_request import MergeEvaluation
+
+    progress = read_progress(directory, settings)
+    while len(progress.evaluations) < count and progress.result is None:
+        done = progress.evaluations
+        choice = request.choose(done)
+        if choice is None:
+            break
+        outcome = _evaluate(request, choice.parts, _get_place(directory, len(done)))
+        evaluation = MergeEvaluation(choice, outcome.validation, outcome.cost)
+        progress = replace(progress, evaluations=(*done, evaluation))
+        write_progress(directory, settings, progress)
+        print_evaluation(request, len(progress.evaluations), evaluation)
+        best = request.find_best(progress.evaluations)
+        for index in set(range(len(progress.evaluations))) - {best}:
+            shutil.rmtree(_get_place(directory, index), ignore_errors=True)
+    if progress.result is None:
+        best = request.find_best(progress.evaluations)
+        request.check_met(progress.evaluations[best])
+        result = _test(request, progress, best, directory, adapters=settings["adapters"])
+        progress = replace(progress, result=result)
+        write_progress(directory, settings, progress)
+    return progress
+
+
+def _test(
+    request: MergeRequest, progress: MergeProgress, best: int, directory: Path, *, adapters: bool
+) -> MergeResult:
+    """Evaluate a merge on test prompts, and write its adapters if they are asked for."""
+    from gdpo_tune.results.merge_file import MergeResult, add_costs
+    from gdpo_tune.training.checkpoints import create_draft
+    from gdpo_tune.training.merging import write_mixture
+
+    parts, place = progress.evaluations[best].choice.parts, _get_place(directory, best)
+    outcome = _evaluate(request, parts, place, with_test=True)
+    assert outcome.checkpoint is not None, "a merge is kept"
+    if adapters:
+        shutil.rmtree(place / ADAPTERS, ignore_errors=True)
+        with create_draft(place) as draft:
+            write_mixture([_find_part(request, part, directory) for part in parts], draft)
+            draft.rename(place / ADAPTERS)
+    others = [e.cost for i, e in enumerate(progress.evaluations) if i != best]
+    return MergeResult(
+        index=best,
+        test=outcome.test,
+        cost=add_costs([*others, outcome.cost]),
+        policy=ADAPTERS if adapters else outcome.checkpoint.name,
+        parents=request.describe_parents(parts),
+        environment=outcome.environment,
+    )
+
+
+def _evaluate(
+    request: MergeRequest, parts: Sequence[Part], place: Path, *, with_test: bool = False
+) -> Outcome:
+    """Merge in `place` and evaluate; what an earlier call evaluated there is not done again.
+
+    Raises:
+        UsageError: the policies do not fit.
+    """
+    from gdpo_tune.core.errors import TrialFailure, UsageError
+    from gdpo_tune.core.rendezvous import clear_rendezvous
+    from gdpo_tune.training import train
+    from gdpo_tune.training.checkpoints import find_newest_checkpoint
+    from gdpo_tune.training.merging import check_parts
+
+    clear_rendezvous()  # a merge is made by one process
+    resume = find_newest_checkpoint(place)
+    trained = [_find_part(request, part, place.parent, fetch=resume is None) for part in parts]
+    if resume is None:
+        try:
+            check_parts(trained)
+        except TrialFailure as error:
+            raise UsageError(f"these policies cannot be merged: {error}") from error
+    config = request.build_config(place, trained)
+    return train(config, resume=resume, report=_ignore, with_test=with_test)
+
+
+def _ignore(measurement: Measurement, checkpoint: Path | None) -> None:
+    """Let a merge go on, whatever its values."""
+
+
+def _find_part(
+    request: MergeRequest, part: Part, directory: Path, *, fetch: bool = True
+) -> TrainedPart:
+    """Return a part with its checkpoint, which `fetch` copies from an object store."""
+    from gdpo_tune.core.trials import TrainedPart
+    from gdpo_tune.ledger.sweep_store import SweepStore
+
+    path = request.policies[part.trial, part.step].checkpoint
+    assert path is not None, "a merge is chosen among the policies that exist"
+    if request.spec.address and fetch:
+        trial = path.parent.name
+        store, copies = SweepStore(request.spec), directory / PARENTS / trial
+        path = store.fetch_checkpoint(int(trial), path.name, copies)
+    return TrainedPart(path, part.weight)
+
+
+def _check_room(request: MergeRequest, directory: Path, count: int) -> None:
+    """Refuse a disk without room for the best merge so far and the next one."""
+    from gdpo_tune.policies.load_policy import measure_policy
+    from gdpo_tune.spec.disk import check_merge_room
+
+    check_merge_room(request.spec, measure_policy(request.spec.policy), directory, min(count, 2))
+
+
+def _get_place(directory: Path, index: int) -> Path:
+    """Return the directory of an evaluation by its place among all."""
+    return directory / f"merge-{index + 1}"
+
+
+def _move_result(directory: Path, progress: MergeProgress) -> None:
+    """Move the files of the chosen merge into `directory`; a second call does nothing."""
+    result = progress.result
+    assert result is not None, "only a finished merge is moved"
+    place = _get_place(directory, result.index)
+    for path in sorted(place.iterdir()) if place.is_dir() else ():
+        if result.policy == ADAPTERS and path.name.startswith("checkpoint-"):
+            shutil.rmtree(path)
+        else:
+            path.replace(directory / path.name)
+    if place.is_dir():
+        place.rmdir()
+    shutil.rmtree(directory / PARENTS, ignore_errors=True)
+
+
+def _remove_unfinished(directory: Path) -> None:
+    """Delete the files of a refused merge, except for evaluations that a later call can use."""
+    from gdpo_tune.results.merge_file import MERGE_FILE
+
+    for path in (*directory.glob("merge-*"), directory / PARENTS):
+        shutil.rmtree(path, ignore_errors=True)
+    if not (directory / MERGE_FILE).exists():
+        (directory / LOCK).unlink(missing_ok=True)
+        with suppress(OSError):  # it has other files
+            directory.rmdir()
+
+
+def _read_count(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 1000:
+        raise argparse.ArgumentTypeError("must be between 1 and 1000")
+    return value
+
+
+if __name__ == "__main__":
+    cli.run_command(main)
