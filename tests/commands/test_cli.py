@@ -40,7 +40,7 @@ def test_a_command_gets_the_arguments_after_its_name(name: str):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "name a command: sweep, train, report, export, schedule"),
+        ((), "name a command: sweep, train, report, merge, export, schedule"),
         (("swep",), "invalid choice: 'swep'"),
         (("--print-completion", "fish"), "invalid choice: 'fish'"),
         (("sweep", "nowhere.yaml"), "nowhere.yaml"),

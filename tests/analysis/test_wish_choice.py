@@ -1,0 +1,133 @@
+"""The choice of the merge that best meets a wish."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gdpo_tune.analysis.merging import Evaluated, read_values
+from gdpo_tune.analysis.wish_choice import Aim, Limit, WishChooser, list_mixtures
+from gdpo_tune.core.trials import Objective, TrialRecord
+from tests.support.analysis import GOALS, build_merge, build_trial
+
+A, B, C = (0, 60), (1, 60), (2, 60)
+
+
+def evaluate(record: TrialRecord, mixture) -> Evaluated:
+    return read_values(record, mixture, GOALS)
+
+
+def build_policies(*values: tuple[float, float], se: float = 0.001) -> list[Evaluated]:
+    return [evaluate(build_trial(n, *v, se=se), {(n, 60): 1.0}) for n, v in enumerate(values)]
+
+
+def build_chooser(
+    *limits: Limit, values=((0.9, 0.1), (0.1, 0.9)), prefer=(1.0, 0.0), merges=()
+) -> WishChooser:
+    parents = build_policies(*values)
+    return WishChooser(Aim(GOALS, tuple(limits), prefer), parents, [*parents, *merges])
+
+
+def choose(chooser: WishChooser, *evaluated: Evaluated):
+    chosen = chooser.choose_next(3, evaluated)
+    assert chosen is not None
+    return chosen
+
+
+def measure(mixture, a: float, b: float, se: float = 0.005) -> Evaluated:
+    return evaluate(build_merge(9, a, b, se=se), mixture)
+
+
+def test_mixtures_have_weights_above_0_that_sum_to_1():
+    mixtures = list_mixtures([A, B, C], 3)
+    assert len(mixtures) == 3 * 19 + 36
+    assert all(min(m.values()) > 0 and sum(m.values()) == pytest.approx(1) for m in mixtures)
+    done = [frozenset({(A, 0.5), (B, 0.5)})]
+    assert len(list_mixtures([A, B, C], 3, done)) == len(mixtures) - 1
+    assert {len(m) for m in list_mixtures([A, B, C], 2)} == {2}
+    assert list_mixtures([A], 3) == []
+
+
+def test_the_choice_keeps_a_floor_and_gives_up_no_more_than_it_has_to():
+    floor = Limit("b", is_floor=True, value=0.6)
+    found, is_hopeful = choose(build_chooser(floor))
+    assert is_hopeful
+    assert -found.losses[1] >= 0.6, "more likely kept than not"
+    assert 0.3 <= found.mixture[A] <= 0.5
+    lower, _ = choose(build_chooser(Limit("b", is_floor=True, value=0.3)))
+    assert lower.mixture[A] > found.mixture[A]
+
+
+def test_a_ceiling_of_a_minimised_metric_is_kept():
+    goals = (GOALS[0], Objective("b", "minimize", 1.0))
+    parents = [
+        read_values(build_trial(n, *v, se=0.001), {(n, 60): 1.0}, goals)
+        for n, v in enumerate([(0.9, 0.9), (0.1, 0.1)])
+    ]
+    aim = Aim(goals, (Limit("b", is_floor=False, value=0.4),), (1.0, 0.0))
+    found, is_hopeful = choose(WishChooser(aim, parents, parents))
+    assert is_hopeful
+    assert found.losses[1] <= 0.4
+    assert found.mixture[(1, 60)] > 0.5
+
+
+def test_preferences_move_the_choice_along_the_front():
+    values = ((0.9, 0.1), (0.65, 0.65), (0.1, 0.9))
+    shares = []
+    for weight in (5.0, 1.0, 0.2):
+        found, _ = choose(build_chooser(values=values, prefer=(weight, 1.0)))
+        shares.append(found.losses[1] - found.losses[0])
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_an_evaluation_corrects_the_next_choice():
+    floor = Limit("b", is_floor=True, value=0.6)
+    chooser = build_chooser(floor)
+    first, _ = choose(chooser)
+    fell_short = measure(first.mixture, -first.losses[0], 0.45)
+    second, _ = choose(chooser, fell_short)
+    assert second.mixture[B] > first.mixture[B]
+    exceeded = measure(first.mixture, -first.losses[0], 0.85)
+    third, _ = choose(chooser, exceeded)
+    assert third.mixture[A] > first.mixture[A]
+
+
+def test_a_merge_of_the_sweep_corrects_the_first_choice():
+    floor = Limit("b", is_floor=True, value=0.6)
+    low = measure({A: 0.5, B: 0.5}, 0.5, 0.3)
+    found, _ = choose(build_chooser(floor, merges=[low]))
+    assert found.mixture[B] > choose(build_chooser(floor))[0].mixture[B]
+
+
+def test_nothing_is_chosen_twice():
+    chooser, evaluated = build_chooser(prefer=(1.0, 1.0)), []
+    for _ in range(19):
+        found, _ = choose(chooser, *evaluated)
+        evaluated.append(measure(found.mixture, *-found.losses))
+    assert len({entry.mixture[A] for entry in evaluated}) == 19
+    assert chooser.choose_next(3, evaluated) is None
+
+
+def test_a_wish_beyond_reach_gives_the_closest_merge():
+    found, is_hopeful = choose(build_chooser(Limit("b", is_floor=True, value=1.5)))
+    assert not is_hopeful
+    assert found.mixture == {A: 0.05, B: 0.95}
+
+
+def test_the_best_keeps_its_limits_first_and_is_preferred_then():
+    chooser = build_chooser(Limit("b", is_floor=True, value=0.6))
+    broken, narrow, safe = (
+        measure({A: 0.5, B: 0.5}, a, b, se=0.02) for a, b in ((0.9, 0.59), (0.8, 0.605), (0.5, 0.7))
+    )
+    better = measure({A: 0.4, B: 0.6}, 0.6, 0.63, se=0.02)
+    assert chooser.find_best([broken, narrow, safe, better]) == 3
+    assert chooser.find_best([broken, narrow]) == 1
+    further = measure({A: 0.6, B: 0.4}, 0.95, 0.4, se=0.02)
+    assert chooser.find_best([further, broken]) == 1
+
+
+def test_unlimited_merges_are_compared_by_preference_alone():
+    chooser = build_chooser(prefer=(2.0, 1.0))
+    pair = [measure({A: 0.5, B: 0.5}, 0.5, 0.6), measure({A: 0.6, B: 0.4}, 0.56, 0.49)]
+    assert chooser.find_best(pair) == 1  # 2 x 0.06 > 0.11
+    assert np.isfinite(chooser.predict([{A: 0.5, B: 0.5}])[0].losses).all()

@@ -1,0 +1,103 @@
+"""Wishes as a person writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune.analysis.wish_choice import Limit
+from gdpo_tune.core.errors import PickError, UsageError
+from gdpo_tune.results.wishes import build_aim, name_directory, parse_shares, parse_wish
+from tests.support.tuning import load_code_spec
+
+
+def list_limits(spec, toward: str, prefer: str = ""):
+    return build_aim(parse_wish(toward, prefer), spec)
+
+
+@pytest.mark.parametrize("joint", [", ", " and ", ","])
+def test_conditions_become_limits_and_the_rest_is_preferred(tmp_path: Path, joint: str):
+    spec = load_code_spec(tmp_path, ["constraints={}"])
+    aim = list_limits(spec, f"length >= 0.6{joint}format > 0.8")
+    assert aim.limits == (Limit("length", True, 0.6), Limit("format", True, 0.8))
+    assert [metric.name for metric in aim.metrics] == ["correctness", "format", "length"]
+    assert aim.preferences == (1.0, 0.0, 0.0)
+
+
+def test_every_objective_is_preferred_if_conditions_name_all(tmp_path: Path):
+    spec = load_code_spec(tmp_path)
+    text = "length >= 0.6, format >= 0.8, correctness >= 0.1"
+    assert list_limits(spec, text).preferences == (1.0, 1.0, 1.0)
+
+
+def test_preferences_stand_alone_or_beside_conditions(tmp_path: Path):
+    spec = load_code_spec(tmp_path, ["constraints={}"])
+    assert list_limits(spec, "", "length=1,correctness=2").preferences == (2.0, 0.0, 1.0)
+    aim = list_limits(spec, "length >= 0.6", "length=3")
+    assert (aim.preferences, len(aim.limits)) == ((0.0, 0.0, 3.0), 1)
+
+
+def test_constraints_of_the_sweep_are_conditions_too_but_not_costs(tmp_path: Path):
+    bounds = 'constraints={correctness: ">= 0.2", cpu_seconds: "<= 60"}'
+    aim = list_limits(load_code_spec(tmp_path, [bounds]), "length >= 0.6")
+    assert aim.limits == (Limit("length", True, 0.6), Limit("correctness", True, 0.2))
+    assert "cpu_seconds" not in [metric.name for metric in aim.metrics]
+
+
+def test_a_condition_may_name_any_metric_of_the_task(tmp_path: Path):
+    aim = list_limits(load_code_spec(tmp_path, ["constraints={}"]), "mean_length < 20")
+    assert aim.metrics[-1].direction == "minimize"
+    assert aim.preferences == (1.0, 1.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("toward", "position", "message"),
+    [
+        ("lenght >= 0.6", 1, "did you mean 'length'"),
+        ("length >= 0.6, fromat > 1", 16, "did you mean 'format'"),
+        ("cpu_seconds <= 3", 1, "a merge has no such metric"),
+        ("length => 0.6", 8, "length is compared by"),
+        ("length >= x", 11, "'x' is not a number"),
+        ("length >= 0.6 format > 1", 15, "conditions are joined by `and` or a comma"),
+        ("length >= 0.6,", 15, "the name of a metric is missing at the start of a condition"),
+        (">= 0.6", 1, "the name of a metric is missing"),
+    ],
+)
+def test_wrong_conditions_are_refused_at_their_place(tmp_path, toward, position, message):
+    with pytest.raises(PickError, match=message) as caught:
+        list_limits(load_code_spec(tmp_path), toward)
+    assert caught.value.position == position
+
+
+@pytest.mark.parametrize(
+    ("prefer", "message"),
+    [
+        ("corectness=1", "did you mean 'correctness'"),
+        ("mean_length=1", "this is no objective"),
+        ("correctness", "a name, = and a number above 0"),
+        ("correctness=0", "a name, = and a number above 0"),
+        ("correctness=nan", "a name, = and a number above 0"),
+        ("correctness=1,correctness=2", "correctness stands twice"),
+        ("correctness=1,", "''"),
+    ],
+)
+def test_wrong_preferences_are_refused(tmp_path, prefer, message):
+    with pytest.raises(UsageError, match=message):
+        list_limits(load_code_spec(tmp_path), "", prefer)
+
+
+def test_different_wishes_have_directories_of_different_names():
+    wishes = [
+        parse_wish("length >= 0.6", ""),
+        parse_wish("length <= 0.6", ""),
+        parse_wish("length > 0.6", "format=2"),
+    ]
+    assert [wish.label for wish in wishes] == [
+        "length-ge-0.6",
+        "length-le-0.6",
+        "length-gt-0.6-format-2",
+    ]
+    assert str(wishes[2]) == "length > 0.6 and prefer format=2"
+    shares = parse_shares("7 = 0.3, 12@40=0.7", "--weights", "")
+    assert name_directory(shares) == "7-0.3-12@40-0.7"
