@@ -146,9 +146,9 @@ def merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapter
             raise
         finally:
             lease.release()
-    elif len(progress.evaluations) < count:
+    elif progress.result.most_evaluations < count:
         raise UsageError(
-            f"{directory} has the best of {len(progress.evaluations)} evaluations already\n"
+            f"{directory} has the best of {progress.result.most_evaluations} evaluations already\n"
             f"    fix: leave --evaluations {count} out, or choose another --out"
         )
     else:
@@ -183,7 +183,7 @@ def _search(
         best = request.find_best(progress.evaluations)
         request.check_met(progress.evaluations[best])
         result = _test(request, progress, best, directory, adapters=settings["adapters"])
-        progress = replace(progress, result=result)
+        progress = replace(progress, result=replace(result, most_evaluations=count))
         write_progress(directory, settings, progress)
     return progress
 
@@ -275,7 +275,7 @@ def _get_place(directory: Path, index: int) -> Path:
 
 
 def _move_result(directory: Path, progress: MergeProgress) -> None:
-    """Move the files of the chosen merge into `directory`; a second call does nothing."""
+    """Move the files of the chosen merge into `directory`, and delete those of all others."""
     result = progress.result
     assert result is not None, "only a finished merge is moved"
     place = _get_place(directory, result.index)
@@ -284,9 +284,8 @@ def _move_result(directory: Path, progress: MergeProgress) -> None:
             shutil.rmtree(path)
         else:
             path.replace(directory / path.name)
-    if place.is_dir():
-        place.rmdir()
-    shutil.rmtree(directory / PARENTS, ignore_errors=True)
+    for path in (*directory.glob("merge-*"), directory / PARENTS):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_unfinished(directory: Path) -> None:

@@ -40,6 +40,8 @@ class MergeResult:
     parents: tuple[Mapping[str, str | int | float], ...]
     """Source, trial, step, weight and path of each."""
     environment: Mapping[str, str]
+    most_evaluations: int = 0
+    """Evaluations that were asked for; there may be fewer, if no other merge could be better."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import mlflow
 import pytest
 
 from gdpo_tune.results.pick_language import parse_pick
+from gdpo_tune.results.wishes import parse_wish
 from gdpo_tune.spec import load_spec
 from tests.support.paths import ROOT
 
@@ -123,6 +124,7 @@ def test_the_readme_commands_exist(line):
         # What these read is what a sweep of above leaves.
         parsed = import_module(words[2]).build_parser().parse_args(words[3:])
         assert getattr(parsed, "pick", None) is None or parse_pick(parsed.pick)
+        assert words[2] != "gdpo_tune.merge" or parse_wish(parsed.toward, parsed.prefer)
         return
     (file,) = [word for word in words if word.endswith(".yaml")]
     assert (ROOT / file).exists()

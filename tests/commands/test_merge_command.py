@@ -149,6 +149,16 @@ def test_the_same_command_finds_it_done(fake, sweep, capsys):
         run(sweep, *TOWARD, "--evaluations", "5")
 
 
+def test_a_search_that_runs_out_of_merges_is_done_too(fake, sweep, capsys):
+    for number in (1, 3):
+        shutil.rmtree(sweep.directory / "trials" / str(number))
+    words = ["--prefer", "length=1", "--evaluations", "30", "--out", "m"]
+    assert run(sweep, *words) == 0
+    assert fake.splits.count("validation ") == 19, "as many pairs of 2@30 and 2"
+    assert run(sweep, *words) == 0
+    assert "already finished" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("killed", [1, 3, 5])
 def test_a_merge_that_is_killed_goes_on(fake, sweep, tmp_path, killed):
     def kill():
