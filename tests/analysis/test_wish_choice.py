@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gdpo_tune.analysis.merging import Evaluated, read_values
+from gdpo_tune.analysis.merge_model import Evaluated, read_values
 from gdpo_tune.analysis.wish_choice import Aim, Limit, WishChooser, list_mixtures
 from gdpo_tune.core.trials import Objective, TrialRecord
 from tests.support.analysis import GOALS, build_merge, build_trial
