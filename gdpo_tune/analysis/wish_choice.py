@@ -33,8 +33,6 @@ FINENESS = {2: 20, 3: 10}
 """Parts of a merge -> number of equal shares that its weights are made of."""
 HOPE = 2.0
 """Standard errors by which a prediction may break a limit that its merge may still keep."""
-CAUTION = 1.0
-"""Standard errors by which a measured merge has to keep a limit to be preferred to others."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ class WishChooser:
         hopeful = (excess[:count] <= HOPE * spread[:count]).all(axis=1)
         if not hopeful.any():
             return asked[int(np.argmin(np.round(self._sum(excess[:count]), 12)))], False
-        chance = ndtr(-excess[:count] / spread[:count]).prod(axis=1)
+        chance = self._compute_chance(excess[:count], errors[:count])
         value, error = self._compute_preferred(means, errors)
         best = value[count:][(excess[count:] <= 0).all(axis=1)]
         if len(best):
@@ -132,21 +130,29 @@ class WishChooser:
     def find_best(self, measured: Sequence[Evaluated]) -> int:
         """Return the index of the measured merge that best meets the wish.
 
-        One that keeps every limit comes before one that does not. Then those that keep them by
-        `CAUTION` standard errors come first, the closest to that next, and of equal ones that of
-        the largest preferred mean.
+        One that keeps every limit comes before one that does not. Of those, the best has the
+        largest product of its chance to keep them and of how far U lies above that of the worst
+        parent; of the others, it is the closest to the limits.
         """
         losses = np.array([entry.losses for entry in measured])
         errors = np.array([entry.errors for entry in measured])
         excess = self.aim.compute_excess(losses)
         breaks = (excess > 0).any(axis=1)
-        shortfall = self._sum(excess + CAUTION * self.aim.select_limited(errors))
-        value = self._compute_preferred(losses, errors)[0]
-        return int(np.lexsort((-value, shortfall, breaks))[0])
+        worst = min(
+            self._compute_preferred(p.losses[None], p.errors[None])[0][0] for p in self.parents
+        )
+        gain = self._compute_preferred(losses, errors)[0] - worst
+        gain = np.where(gain > 0, gain * self._compute_chance(excess, errors), gain)
+        return int(np.lexsort((np.where(breaks, self._sum(excess), -gain), breaks))[0])
 
     @property
     def _span(self) -> Floats:
         return np.maximum(np.ptp([parent.losses for parent in self.parents], axis=0), TINY)
+
+    def _compute_chance(self, excess: Floats, errors: Floats) -> Floats:
+        """Compute the probability of keeping every limit, `float[N]`."""
+        spread = np.maximum(self.aim.select_limited(errors), TINY)
+        return ndtr(-excess / spread).prod(axis=1)
 
     def _sum(self, excess: Floats) -> Floats:
         """Sum what lies beyond the limits, each as a share of its span."""

@@ -126,6 +126,12 @@ def test_the_best_keeps_its_limits_first_and_is_preferred_then():
     assert chooser.find_best([further, broken]) == 1
 
 
+def test_a_condition_that_is_hardly_certain_costs_no_more_than_its_chance():
+    chooser = build_chooser(Limit("b", is_floor=True, value=0.6))
+    likely, certain = measure({A: 0.5, B: 0.5}, 0.7, 0.619, 0.02), measure({B: 1.0}, 0.2, 0.9, 0.02)
+    assert chooser.find_best([likely, certain]) == 0
+
+
 def test_unlimited_merges_are_compared_by_preference_alone():
     chooser = build_chooser(prefer=(2.0, 1.0))
     pair = [measure({A: 0.5, B: 0.5}, 0.5, 0.6), measure({A: 0.6, B: 0.4}, 0.56, 0.49)]
