@@ -24,8 +24,8 @@ import numpy as np
 from scipy.special import ndtr
 
 from gdpo_tune.analysis.expected_gains import TINY, compute_shortfalls
+from gdpo_tune.analysis.merge_choice import MOST_GROUPS, Rounded, list_centres, round_mixture
 from gdpo_tune.analysis.merge_model import Evaluated, Mixture, Policy, predict_losses
-from gdpo_tune.analysis.merging import MOST_GROUPS, Rounded, list_centres, round_mixture
 from gdpo_tune.analysis.pareto import Floats
 from gdpo_tune.core.trials import Objective
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
+from gdpo_tune.analysis.merge_choice import MOST_PARENTS, select_parents
 from gdpo_tune.analysis.merge_model import Evaluated, Policy, read_values
-from gdpo_tune.analysis.merging import MOST_PARENTS, select_parents
 from gdpo_tune.core.candidates import TOLERANCE, Part, format_parts, title_candidate
 from gdpo_tune.core.checkpoint_names import CHECKPOINT_PREFIX
 from gdpo_tune.core.errors import UsageError

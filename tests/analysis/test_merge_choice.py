@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gdpo_tune.analysis.expected_gains import compute_expected_gains
+from gdpo_tune.analysis.merge_choice import choose_merge
 from gdpo_tune.analysis.merge_model import predict_losses, read_evaluated
-from gdpo_tune.analysis.merging import choose_merge
 from gdpo_tune.analysis.pareto import compute_loss_hypervolume
 from gdpo_tune.core.candidates import Part, check_weights
 from gdpo_tune.core.trials import Cost, Estimate, Objective, Rung
