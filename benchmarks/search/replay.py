@@ -15,7 +15,7 @@ from comparison import Plan, compare, parse_arguments, print_figures
 
 FULL = Plan(
     "replay",
-    problems=["math"],
+    problems=["math", "math_checkpoints"],
     contestants=[
         "gdpo_tune auto + asha",
         "gdpo_tune tpe + asha",
@@ -37,7 +37,7 @@ FULL = Plan(
 )
 SMALL = Plan(
     "replay",
-    problems=["math"],
+    problems=["math", "math_checkpoints"],
     contestants=["gdpo_tune auto + asha", "optuna random"],
     budget=6,
     seeds=2,

@@ -43,6 +43,9 @@ class Line:
 
     name = "line"
     levels = (1, 3, 9)
+    rungs = (1, 3)
+    has_checkpoints = False
+    evaluation_cost = 0
     domains: Mapping[str, Uniform] = {"x": Uniform(low=0.0, high=1.0)}
     objectives: Mapping[str, ObjectiveSpec] = {
         "gain": ObjectiveSpec(direction="maximize", reference=0.0),
@@ -57,7 +60,7 @@ class Line:
             {**{k: v * level / 9 for k, v in self.compute_truth(params).items()}, "noise": noise}
         )
 
-    def compute_truth(self, params: Params) -> Mapping[str, float]:
+    def compute_truth(self, params: Params, level: int = 9) -> Mapping[str, float]:
         return {"gain": float(params["x"]), "loss": 2 * float(params["x"])}
 
     def compute_seconds(self, params: Params, start: int, end: int) -> float:
@@ -115,7 +118,7 @@ def test_botorch_has_the_same_functions():
 def test_pymoo_constraints_are_met_at_zero_or_less():
     pytest.importorskip("pymoo")
     problem = PROBLEMS["bnh"]()
-    truth = problem.compute_truth({"x1": 0.0, "x2": 0.0})
+    truth = problem.compute_truth({"x1": 0.0, "x2": 0.0}, 1)
     assert truth["f1"] == 0.0
     assert truth["f2"] == 50.0
     assert problem.constraints["g1"].holds(truth["g1"])

@@ -135,7 +135,7 @@ def test_a_replay_has_the_tables_truth_and_its_noise(tmp_path: Path, spec: Sweep
     problem = Replayed(spec, curves, choose_levels(curves.levels))
     params = {**quasi_random.draw_point(spec, 1000)}
     true = true_values(params, 1.0)
-    assert problem.compute_truth(params) == pytest.approx(true, abs=0.02)
+    assert problem.compute_truth(params, LEVELS[-1]) == pytest.approx(true, abs=0.02)
     trainings = [problem.draw_curve(params, np.random.default_rng(seed)) for seed in range(200)]
     ends = np.array([training(LEVELS[-1])["length"].mean for training in trainings])
     assert ends.mean() == pytest.approx(true["length"], abs=0.02)
