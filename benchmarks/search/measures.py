@@ -2,9 +2,9 @@
 
 Shapes: S seeds, B budgets, M objectives. Candidates count at their true values and not at the noisy
 measurements that tuners see. They are the trials that used their full budget. If checkpoints are
-candidates too, only those count that no other dominates by its measurements: these choose the
-front, as validation prompts do. Hypervolume is a share of the box between the references and the
-best values of the objectives.
+candidates too, a checkpoint counts while no other candidate dominates it by its measurements: as
+in a sweep, validation prompts choose it. Hypervolume is a share of the box between the references
+and the best values of the objectives.
 """
 
 from __future__ import annotations
@@ -62,14 +62,18 @@ def trace_hypervolume(history: History, problem: Problem) -> list[tuple[int, flo
         is_feasible = all(bound.holds(truth[n]) for n, bound in problem.constraints.items())
         points.append([truth[goal.name] for goal in goals] if is_feasible else None)
         measured.append(visit)
-        chosen = range(len(measured))
-        if problem.has_checkpoints:
-            chosen = np.flatnonzero(_rank_visits(measured, problem) == 0)
-        front = [point for index in chosen if (point := points[index]) is not None]
-        volume = pareto.compute_hypervolume(front, goals) / float(box) if front else 0.0
+        counts = _mark_candidates(measured, problem)
+        counted = [p for p, counts_now in zip(points, counts, strict=True) if counts_now and p]
+        volume = pareto.compute_hypervolume(counted, goals) / float(box) if counted else 0.0
         if volume != (steps[-1][1] if steps else 0.0):
             steps.append((visit.spent, volume))
     return steps
+
+
+def _mark_candidates(visits: Sequence[Visit], problem: Problem) -> NDArray[np.bool_]:
+    """Mark the ends of trials, and the checkpoints on the front of all measurements."""
+    is_end = np.array([visit.verdict == "complete" for visit in visits])
+    return is_end if is_end.all() else is_end | (_rank_visits(visits, problem) == 0)
 
 
 def evaluate_at_budgets(steps: Sequence[tuple[float, float]], budgets: ArrayLike) -> Floats:

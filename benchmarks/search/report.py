@@ -65,7 +65,9 @@ def _compute_final(sweeps: Sequence[Sweep], budget: int) -> float:
 
 
 def _build_row(sweeps: Sequence[Sweep], budget: int, goal: float | None) -> Row:
-    values = np.array([evaluate_at_budgets(sweep.steps, [budget / 3, budget / 2, budget]) for sweep in sweeps])
+    values = np.array(
+        [evaluate_at_budgets(sweep.steps, [budget / 3, budget / 2, budget]) for sweep in sweeps]
+    )
     final = compute_median(values)
     enough = (
         None
