@@ -125,8 +125,8 @@ def _render_table(rows: Sequence[Row], budget: int) -> str:
     lines = [
         f"### {rows[0].problem}, budget of {budget} full trials",
         "",
-        "| | hypervolume, median [95 %] | mean ± sd | at a third | at half | reaches random and TPE at | "
-        "trials: complete of started | from the model | P(continue): front, worst third | "
+        "| | hypervolume, median [95 %] | mean ± sd | at a third | at half | "
+        "reaches random and TPE at | trials: complete of started | from the model | P(continue): front, worst third | "
         "ask: median, slowest (s) | seeds |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
