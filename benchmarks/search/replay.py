@@ -5,10 +5,10 @@
 The table `curves_math.parquet` holds trainings of the embedded policy; `replayed.py` describes how
 trials are replayed from it. The budget is 30 full trials, 4 in flight. In `math` only the ends of
 trials are candidates of the front. In `math_checkpoints` every trial is measured at the same steps,
-20 to 60, each measurement is paid for, and its checkpoints there are candidates too. `reaches random and TPE at`
-is the share of the budget at which the median hypervolume reaches the final one of random search
-and of Optuna's TPE, both without stopping. DIRECTORY/sweeps.jsonl keeps finished sweeps; DIRECTORY
-also gets `table.md` and `replay.png`. The last line is JSON.
+20 to 60. Each measurement is paid for, and checkpoints there are candidates too. `reaches random
+and TPE at` is the share of the budget at which the median hypervolume reaches the final one of
+random search and of Optuna's TPE, both without stopping. DIRECTORY/sweeps.jsonl keeps finished
+sweeps; DIRECTORY also gets `table.md` and `replay.png`. The last line is JSON.
 """
 
 from __future__ import annotations

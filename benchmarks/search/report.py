@@ -126,7 +126,8 @@ def _render_table(rows: Sequence[Row], budget: int) -> str:
         f"### {rows[0].problem}, budget of {budget} full trials",
         "",
         "| | hypervolume, median [95 %] | mean ± sd | at a third | at half | "
-        "reaches random and TPE at | trials: complete of started | from the model | P(continue): front, worst third | "
+        "reaches random and TPE at | trials: complete of started | from the model | "
+        "P(continue): front, worst third | "
         "ask: median, slowest (s) | seeds |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
