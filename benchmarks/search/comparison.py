@@ -15,10 +15,10 @@ from typing import Any
 
 from contestants import CONTESTANTS, PROBLEMS, find_missing_package
 from kept import finish
-from measures import Share, count_continuations, find_completed, trace_hypervolume
-from problems import Problem
+from measures import Share, count_continuations, trace_hypervolume
+from problems import Problem, compute_full_cost
 from product import Product
-from simulator import Simulation
+from simulator import Simulation, find_completed
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Sweep:
     contestant: str
     seed: int
     steps: Sequence[tuple[float, float]]
-    """Full trials spent, and the hypervolume from then on, for each rise."""
+    """Full trials spent, and the hypervolume from then on, for each change."""
     started: int
     complete: int
     model_share: float | None
@@ -92,7 +92,7 @@ def load_problem(name: str) -> Problem:
 def simulate(job: Mapping[str, Any]) -> dict[str, Any]:
     """Run one sweep; return the fields of a `Sweep` as JSON values."""
     problem = load_problem(job["problem"])
-    full = problem.levels[-1]
+    full = compute_full_cost(problem)
     with warnings.catch_warnings():
         # Peers warn of experimental features and of matrices, which does not affect the figures.
         warnings.simplefilter("ignore")

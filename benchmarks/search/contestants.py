@@ -83,6 +83,7 @@ PROBLEMS: Mapping[str, Callable[[], Problem]] = {
     "branin_currin": BraninCurrin,
     **{name: partial(PymooProblem, name) for name in REFERENCES},
     "math": Replayed.load_shipped,
+    "math_checkpoints": Replayed.load_checkpoints,
 }
 
 

@@ -1,8 +1,10 @@
 """Figures of simulated sweeps, as pure functions of their histories.
 
-Shapes: S seeds, B budgets, M objectives. Only trials that used their full budget count, at their
-true values and not at the noisy measurements that tuners see. Hypervolume is a share of the box
-between the references and the best values of the objectives.
+Shapes: S seeds, B budgets, M objectives. Candidates count at their true values and not at the noisy
+measurements that tuners see. They are the trials that used their full budget. If checkpoints are
+candidates too, a checkpoint counts while no other candidate dominates it by its measurements: as
+in a sweep, validation prompts choose it. Hypervolume is a share of the box between the references
+and the best values of the objectives.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from problems import Problem, build_spec
-from simulator import History, Visit, find_completed
+from simulator import History, Visit
 
 from gdpo_tune.analysis import pareto
 from gdpo_tune.spec import Search
@@ -47,19 +49,31 @@ class Share:
 
 
 def trace_hypervolume(history: History, problem: Problem) -> list[tuple[int, float]]:
-    """Return completions spent and the hypervolume from then on, for each rise."""
+    """Return completions spent and the hypervolume from then on, for each change."""
     goals = build_spec(problem, Search()).list_objectives()
     box = np.prod([abs(goal.reference - problem.best[goal.name]) for goal in goals])
-    points: list[list[float]] = []
+    points: list[list[float] | None] = []
+    measured: list[Visit] = []
     steps: list[tuple[int, float]] = []
-    for visit in find_completed(history).values():
-        truth = problem.compute_truth(history.params[visit.number])
-        if all(bound.holds(truth[name]) for name, bound in problem.constraints.items()):
-            points.append([truth[goal.name] for goal in goals])
-            volume = pareto.compute_hypervolume(points, goals) / float(box)
-            if volume > (steps[-1][1] if steps else 0.0):
-                steps.append((visit.spent, volume))
+    for visit in history.visits:
+        if visit.verdict != "complete" and not problem.has_checkpoints:
+            continue
+        truth = problem.compute_truth(history.params[visit.number], visit.level)
+        is_feasible = all(bound.holds(truth[n]) for n, bound in problem.constraints.items())
+        points.append([truth[goal.name] for goal in goals] if is_feasible else None)
+        measured.append(visit)
+        counts = _mark_candidates(measured, problem)
+        counted = [p for p, counts_now in zip(points, counts, strict=True) if counts_now and p]
+        volume = pareto.compute_hypervolume(counted, goals) / float(box) if counted else 0.0
+        if volume != (steps[-1][1] if steps else 0.0):
+            steps.append((visit.spent, volume))
     return steps
+
+
+def _mark_candidates(visits: Sequence[Visit], problem: Problem) -> NDArray[np.bool_]:
+    """Mark the ends of trials, and the checkpoints on the front of all measurements."""
+    is_end = np.array([visit.verdict == "complete" for visit in visits])
+    return is_end if is_end.all() else is_end | (_rank_visits(visits, problem) == 0)
 
 
 def evaluate_at_budgets(steps: Sequence[tuple[float, float]], budgets: ArrayLike) -> Floats:

@@ -38,17 +38,21 @@ class BraninCurrin:
     best: Mapping[str, float] = {"branin": 0.0, "currin": 0.0}
     constraints: Mapping[str, Constraint] = {}
 
+    has_checkpoints = False
+    evaluation_cost = 0
+
     def __init__(self, levels: tuple[int, ...] = LEVELS) -> None:
         self.levels = levels
+        self.rungs = levels[:-1]
 
     def draw_curve(self, params: Params, rng: np.random.Generator) -> Curve:
         """Return the values at the fidelity of each level, without noise."""
         del rng
-        return lambda level: build_exact_estimates(self._values(params, level / self.levels[-1]))
+        return lambda level: build_exact_estimates(self.compute_truth(params, level))
 
-    def compute_truth(self, params: Params) -> Mapping[str, float]:
-        """Compute the values at full fidelity."""
-        return self._values(params, 1.0)
+    def compute_truth(self, params: Params, level: int) -> Mapping[str, float]:
+        """Compute the values at the fidelity of a level."""
+        return self._values(params, level / self.levels[-1])
 
     def compute_seconds(self, params: Params, start: int, end: int) -> float:
         """Return one second for each unit of training."""

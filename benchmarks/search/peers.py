@@ -113,7 +113,7 @@ class RayOptuna:
             metric=first,
             mode=goal.direction[:3],
             max_t=problem.levels[-1],
-            grace_period=problem.levels[0],
+            grace_period=(*problem.rungs, *problem.levels)[0],
             reduction_factor=REDUCTION,
         )
         self._asha = asha
@@ -171,7 +171,7 @@ class SyneTuneMoasha:
             metrics=list(problem.objectives),
             time_attr="completions",
             max_t=problem.levels[-1],
-            grace_period=problem.levels[0],
+            grace_period=(*problem.rungs, *problem.levels)[0],
             reduction_factor=REDUCTION,
             random_seed=seed,
         )

@@ -27,6 +27,12 @@ class Problem(Protocol):
     name: str
     levels: tuple[int, ...]
     """Completions at which a trial is measured; the last is the full budget."""
+    rungs: tuple[int, ...]
+    """Levels before the last at which schedulers compare trials."""
+    has_checkpoints: bool
+    """True if the policy at every level is a candidate; False if only the end of a trial is."""
+    evaluation_cost: int
+    """Completions of a measurement, which the budget pays."""
     domains: Mapping[str, Choices | Uniform]
     """Searched parameters, each with more than one value."""
     objectives: Mapping[str, ObjectiveSpec]
@@ -38,13 +44,18 @@ class Problem(Protocol):
         """Draw the learning curve of one training with these parameters."""
         ...
 
-    def compute_truth(self, params: Params) -> Mapping[str, float]:
-        """Compute every objective and constrained metric at full budget, without noise."""
+    def compute_truth(self, params: Params, level: int) -> Mapping[str, float]:
+        """Compute every objective and constrained metric at a level, without noise."""
         ...
 
     def compute_seconds(self, params: Params, start: int, end: int) -> float:
         """Compute the seconds of a trial from one level to another."""
         ...
+
+
+def compute_full_cost(problem: Problem) -> int:
+    """Compute the completions of a trial with its full budget and all of its measurements."""
+    return problem.levels[-1] + problem.evaluation_cost * len(problem.levels)
 
 
 def build_spec(problem: Problem, search: Search) -> SweepSpec:

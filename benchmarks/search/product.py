@@ -26,13 +26,13 @@ def build_no_rungs(problem: Problem, spec: SweepSpec) -> Rungs:
 def build_stopping_rungs(problem: Problem, spec: SweepSpec) -> Rungs:
     """Build rungs at the problem's levels; a trial that does not continue ends there."""
     bounds = len(spec.constraints)
-    return Rungs(spec.list_objectives(), problem.levels[:-1], REDUCTION, "stop", bounds)
+    return Rungs(spec.list_objectives(), problem.rungs, REDUCTION, "stop", bounds)
 
 
 def build_promoting_rungs(problem: Problem, spec: SweepSpec) -> Rungs:
     """Build rungs at the problem's levels; a trial that does not continue may be promoted later."""
     bounds = len(spec.constraints)
-    return Rungs(spec.list_objectives(), problem.levels[:-1], REDUCTION, "promote", bounds)
+    return Rungs(spec.list_objectives(), problem.rungs, REDUCTION, "promote", bounds)
 
 
 class Product:

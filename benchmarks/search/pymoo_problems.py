@@ -48,6 +48,9 @@ class PymooProblem:
     """
 
     levels = (1,)
+    rungs = ()
+    has_checkpoints = False
+    evaluation_cost = 0
 
     def __init__(self, name: str) -> None:
         from pymoo.problems import get_problem
@@ -72,10 +75,11 @@ class PymooProblem:
     def draw_curve(self, params: Params, rng: np.random.Generator) -> Curve:
         """Return the values at the only level."""
         del rng
-        return lambda level: build_exact_estimates(self.compute_truth(params))
+        return lambda level: build_exact_estimates(self.compute_truth(params, level))
 
-    def compute_truth(self, params: Params) -> Mapping[str, float]:
-        """Compute objectives and constraints."""
+    def compute_truth(self, params: Params, level: int) -> Mapping[str, float]:
+        """Compute objectives and constraints; there is one level."""
+        del level
         point = np.array([params[name] for name in self.domains], dtype=np.float64)
         results = self._problem.evaluate(point, return_as_dictionary=True)
         values = [*results["F"], *results["G"]] if self.constraints else list(results["F"])

@@ -3,10 +3,12 @@
     python benchmarks/search/replay.py [--seeds 30] [--processes 2] [--out DIRECTORY] [--small]
 
 The table `curves_math.parquet` holds trainings of the embedded policy; `replayed.py` describes how
-trials are replayed from it. The budget is 30 full trials, 4 in flight. `reaches random and TPE at`
-is the share of the budget at which the median hypervolume reaches the final one of random search
-and of Optuna's TPE, both without stopping. DIRECTORY/sweeps.jsonl keeps finished sweeps; DIRECTORY
-also gets `table.md` and `replay.png`. The last line is JSON.
+trials are replayed from it. The budget is 30 full trials, 4 in flight. In `math` only the ends of
+trials are candidates of the front. In `math_checkpoints` every trial is measured at the same steps,
+20 to 60. Each measurement is paid for, and checkpoints there are candidates too. `reaches random
+and TPE at` is the share of the budget at which the median hypervolume reaches the final one of
+random search and of Optuna's TPE, both without stopping. DIRECTORY/sweeps.jsonl keeps finished
+sweeps; DIRECTORY also gets `table.md` and `replay.png`. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from comparison import Plan, compare, parse_arguments, print_figures
 
 FULL = Plan(
     "replay",
-    problems=["math"],
+    problems=["math", "math_checkpoints"],
     contestants=[
         "gdpo_tune auto + asha",
         "gdpo_tune tpe + asha",
@@ -37,7 +39,7 @@ FULL = Plan(
 )
 SMALL = Plan(
     "replay",
-    problems=["math"],
+    problems=["math", "math_checkpoints"],
     contestants=["gdpo_tune auto + asha", "optuna random"],
     budget=6,
     seeds=2,

@@ -30,19 +30,31 @@ from gdpo_tune.spec import (
     load_spec,
 )
 
+EVALUATION_COST = 2 * 128
+"""Completions of a measurement: two samples of each validation prompt of the table."""
 SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "math.yaml"
 
 
 class Replayed:
     """Problem whose trainings are replayed from a table."""
 
-    def __init__(self, spec: SweepSpec, curves: Curves, levels: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        spec: SweepSpec,
+        curves: Curves,
+        levels: tuple[int, ...],
+        rungs: tuple[int, ...] | None = None,
+        evaluation_cost: int = 0,
+    ) -> None:
         """Fit the surrogates.
 
         Args:
             spec: spec with the space of the table's configurations.
             curves: the table.
             levels: levels at which trials are measured; some of the table's, with its last one.
+            rungs: levels at which schedulers compare trials. With them the policy at every level is
+                a candidate; without them, trials are compared at all, and only ends are candidates.
+            evaluation_cost: completions of a measurement.
 
         Raises:
             ValueError: the table does not have one of the levels.
@@ -51,6 +63,9 @@ class Replayed:
             raise ValueError(f"levels {levels} are not all in the table, which has {curves.levels}")
         self.name = spec.name
         self.levels = levels
+        self.rungs = levels[:-1] if rungs is None else rungs
+        self.has_checkpoints = rungs is not None
+        self.evaluation_cost = evaluation_cost
         self.domains: Mapping[str, Choices | Uniform] = spec.space.searched_domains
         self.objectives: Mapping[str, ObjectiveSpec] = spec.objectives
         self.constraints: Mapping[str, Constraint] = spec.constraints
@@ -79,9 +94,20 @@ class Replayed:
 
     @staticmethod
     def load_shipped() -> Replayed:
-        """Load the table that ships, with the default rungs as levels."""
+        """Load the table that ships, with the default rungs as levels; only ends are candidates."""
         curves = read_table(SHIPPED)
         return Replayed(load_spec(SPACE), curves, choose_levels(curves.levels))
+
+    @staticmethod
+    def load_checkpoints() -> Replayed:
+        """Load the table that ships, measured from the first default rung on.
+
+        The policy at every level is a candidate, and every measurement is paid for.
+        """
+        curves = read_table(SHIPPED)
+        rungs = choose_levels(curves.levels)[:-1]
+        levels = tuple(level for level in curves.levels if level >= rungs[0])
+        return Replayed(load_spec(SPACE), curves, levels, rungs, EVALUATION_COST)
 
     def draw_curve(self, params: Params, rng: np.random.Generator) -> Curve:
         """Draw one training."""
@@ -100,16 +126,30 @@ class Replayed:
 
         return measure
 
-    def compute_truth(self, params: Params) -> Mapping[str, float]:
-        """Predict the test values by their surrogates."""
+    def compute_truth(self, params: Params, level: int) -> Mapping[str, float]:
+        """Predict the test values by their surrogates.
+
+        There are none before the end: there they differ from the end as validation values do.
+        """
         point = encode_features(params, self.domains)
-        return {n: self._clip(n, fit.predict(point)) for n, fit in self._tests.items()}
+        return {
+            name: self._clip(name, fit.predict(point) - self._predict_rest(name, level, point))
+            for name, fit in self._tests.items()
+        }
 
     def compute_seconds(self, params: Params, start: int, end: int) -> float:
         """Return the CPU seconds of the nearest configuration between two levels."""
         row = find_nearest(encode_features(params, self.domains), list(self._points))
         before = float(self._cpu_seconds[start][row]) if start else 0.0
         return float(self._cpu_seconds[end][row]) - before
+
+    def _predict_rest(self, name: str, level: int, point: Floats) -> float:
+        """Predict the change of a validation value from a level to the end."""
+        end = self.levels[-1]
+        if level == end:
+            return 0.0
+        fits = (self._surrogates[name, end], self._surrogates[name, level])
+        return fits[0].predict(point) - fits[1].predict(point)
 
     def _estimate(
         self, name: str, level: int, point: Floats, of_training: float, draw: float

@@ -31,6 +31,7 @@ class Row:
     """Standard deviation over seeds."""
     at_third: float
     """Median hypervolume at a third of the budget."""
+    at_half: float
     to_reach: float | None
     """Share of the budget at which the median reaches the final ones of all `TO_REACH`.
 
@@ -64,7 +65,9 @@ def _compute_final(sweeps: Sequence[Sweep], budget: int) -> float:
 
 
 def _build_row(sweeps: Sequence[Sweep], budget: int, goal: float | None) -> Row:
-    values = np.array([evaluate_at_budgets(sweep.steps, [budget / 3, budget]) for sweep in sweeps])
+    values = np.array(
+        [evaluate_at_budgets(sweep.steps, [budget / 3, budget / 2, budget]) for sweep in sweeps]
+    )
     final = compute_median(values)
     enough = (
         None
@@ -76,12 +79,13 @@ def _build_row(sweeps: Sequence[Sweep], budget: int, goal: float | None) -> Row:
         problem=sweeps[0].problem,
         contestant=sweeps[0].contestant,
         seeds=len(sweeps),
-        median=float(final.value[1]),
-        low=float(final.low[1]),
-        high=float(final.high[1]),
-        mean=float(values[:, 1].mean()),
-        deviation=float(values[:, 1].std(ddof=1)) if len(sweeps) > 1 else 0.0,
+        median=float(final.value[2]),
+        low=float(final.low[2]),
+        high=float(final.high[2]),
+        mean=float(values[:, 2].mean()),
+        deviation=float(values[:, 2].std(ddof=1)) if len(sweeps) > 1 else 0.0,
         at_third=float(final.value[0]),
+        at_half=float(final.value[1]),
         to_reach=None if enough is None else enough / budget,
         started=float(np.mean([sweep.started for sweep in sweeps])),
         complete=float(np.mean([sweep.complete for sweep in sweeps])),
@@ -121,10 +125,11 @@ def _render_table(rows: Sequence[Row], budget: int) -> str:
     lines = [
         f"### {rows[0].problem}, budget of {budget} full trials",
         "",
-        "| | hypervolume, median [95 %] | mean ± sd | at a third | reaches random and TPE at | "
-        "trials: complete of started | from the model | P(continue): front, worst third | "
+        "| | hypervolume, median [95 %] | mean ± sd | at a third | at half | "
+        "reaches random and TPE at | trials: complete of started | from the model | "
+        "P(continue): front, worst third | "
         "ask: median, slowest (s) | seeds |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         cells = [
@@ -132,6 +137,7 @@ def _render_table(rows: Sequence[Row], budget: int) -> str:
             f"{row.median:.3f} [{row.low:.3f}, {row.high:.3f}]",
             f"{row.mean:.3f} ± {row.deviation:.3f}",
             f"{row.at_third:.3f}",
+            f"{row.at_half:.3f}",
             _format_share(row.to_reach),
             f"{row.complete:.0f} of {row.started:.0f}",
             _format_share(row.model_share),

@@ -49,7 +49,7 @@ class Visit:
     """Measurement of a trial at one of its levels."""
 
     spent: int
-    """Completions of all trials by then."""
+    """Completions of all trials by then, with those of measurements if they count."""
     time: float
     """Simulated seconds since the start."""
     number: int
@@ -135,6 +135,7 @@ class Simulation:
         trial, levels = self._trials[number], self._problem.levels
         level = levels[trial.passed]
         self._spent += level - (levels[trial.passed - 1] if trial.passed else 0)
+        self._spent += self._problem.evaluation_cost
         trial.passed += 1
         values = trial.curve(level)
         verdict: Verdict | Literal["complete"] = "complete"

@@ -26,7 +26,7 @@ from measures import (
 from momf import BraninCurrin, compute_branin, compute_currin
 from peers import OptunaAlone, RayOptuna, SyneTuneMoasha, build_optuna_sampler
 from picture import write_picture
-from problems import Curve, build_exact_estimates
+from problems import Curve, build_exact_estimates, compute_full_cost
 from product import Product, build_no_rungs, build_promoting_rungs, build_stopping_rungs
 from report import build_figures, render_markdown
 from simulator import History, Simulation, Verdict, Visit, find_completed
@@ -43,6 +43,9 @@ class Line:
 
     name = "line"
     levels = (1, 3, 9)
+    rungs = (1, 3)
+    has_checkpoints = False
+    evaluation_cost = 0
     domains: Mapping[str, Uniform] = {"x": Uniform(low=0.0, high=1.0)}
     objectives: Mapping[str, ObjectiveSpec] = {
         "gain": ObjectiveSpec(direction="maximize", reference=0.0),
@@ -57,7 +60,7 @@ class Line:
             {**{k: v * level / 9 for k, v in self.compute_truth(params).items()}, "noise": noise}
         )
 
-    def compute_truth(self, params: Params) -> Mapping[str, float]:
+    def compute_truth(self, params: Params, level: int = 9) -> Mapping[str, float]:
         return {"gain": float(params["x"]), "loss": 2 * float(params["x"])}
 
     def compute_seconds(self, params: Params, start: int, end: int) -> float:
@@ -115,7 +118,7 @@ def test_botorch_has_the_same_functions():
 def test_pymoo_constraints_are_met_at_zero_or_less():
     pytest.importorskip("pymoo")
     problem = PROBLEMS["bnh"]()
-    truth = problem.compute_truth({"x1": 0.0, "x2": 0.0})
+    truth = problem.compute_truth({"x1": 0.0, "x2": 0.0}, 1)
     assert truth["f1"] == 0.0
     assert truth["f2"] == 50.0
     assert problem.constraints["g1"].holds(truth["g1"])
@@ -197,6 +200,51 @@ def test_what_was_not_trained_to_the_end_has_no_hypervolume():
     history = history_of((0.5, 9))
     history.visits[0] = Visit(9, 9.0, 0, 3, history.visits[0].values, "stop")
     assert trace_hypervolume(history, Line()) == []
+
+
+class Checkpointed(Line):
+    """A line whose checkpoints are candidates, and whose measurements cost 2 completions."""
+
+    has_checkpoints = True
+    evaluation_cost = 2
+    rungs = (1,)
+
+    def compute_truth(self, params: Params, level: int = 9) -> Mapping[str, float]:
+        return {"gain": float(params["x"]), "loss": 2 * float(params["x"]) + (9 - level) / 9}
+
+
+def checkpoint(history: History, number: int, spent: int, gain: float, loss: float) -> None:
+    values = build_exact_estimates({"gain": gain, "loss": loss})
+    history.visits.append(Visit(spent, spent, number, 3, values, "continue"))
+
+
+def test_a_checkpoint_counts_at_its_true_value_while_nothing_measured_dominates_it():
+    history = History(params={0: {"x": 0.5}, 1: {"x": 0.25}})
+    checkpoint(history, 0, 3, 0.9, 0.1)  # measured better than it is: loss 1 + 6 / 9
+    assert trace_hypervolume(history, Checkpointed()) == [(3, pytest.approx(0.5 / 6))]
+    assert trace_hypervolume(history, Line()) == []
+    checkpoint(history, 1, 6, 0.8, 0.2)  # dominated: only its end would count
+    assert len(trace_hypervolume(history, Checkpointed())) == 1
+    ended = build_exact_estimates({"gain": 0.3, "loss": 0.9})
+    history.visits.append(Visit(9, 9, 1, 9, ended, "complete"))  # dominated too, but an end
+    assert trace_hypervolume(history, Checkpointed())[1] == (
+        9,
+        pytest.approx((0.25 * 1.5 + 0.25 * 1 / 3) / 2),
+    )
+
+
+def test_the_budget_pays_for_measurements():
+    history = Simulation(Scripted(), Checkpointed(), workers=1, seed=0).run(30)
+    assert [visit.spent for visit in history.visits] == [3, 7, 15, 18, 22, 30]
+    assert compute_full_cost(Checkpointed()) == 15
+
+
+def test_the_product_compares_trials_at_rungs_alone():
+    tuner = Product(Checkpointed(), "random", build_stopping_rungs, trials=12, seed=0)
+    history = Simulation(tuner, Checkpointed(), workers=2, seed=0).run(12 * 15)
+    stopped = [visit.level for visit in history.visits if visit.verdict == "stop"]
+    assert stopped
+    assert set(stopped) == {1}
 
 
 def test_a_curve_is_a_step_function():

@@ -135,7 +135,7 @@ def test_a_replay_has_the_tables_truth_and_its_noise(tmp_path: Path, spec: Sweep
     problem = Replayed(spec, curves, choose_levels(curves.levels))
     params = {**quasi_random.draw_point(spec, 1000)}
     true = true_values(params, 1.0)
-    assert problem.compute_truth(params) == pytest.approx(true, abs=0.02)
+    assert problem.compute_truth(params, LEVELS[-1]) == pytest.approx(true, abs=0.02)
     trainings = [problem.draw_curve(params, np.random.default_rng(seed)) for seed in range(200)]
     ends = np.array([training(LEVELS[-1])["length"].mean for training in trainings])
     assert ends.mean() == pytest.approx(true["length"], abs=0.02)
@@ -145,6 +145,21 @@ def test_a_replay_has_the_tables_truth_and_its_noise(tmp_path: Path, spec: Sweep
     expected = true_values(params, share)["correctness"]
     assert np.mean(early) == pytest.approx(expected, abs=0.02)
     assert trainings[0](LEVELS[-1])["length"].se == pytest.approx(0.02)
+
+
+def test_the_truth_of_a_checkpoint_lies_before_the_end_as_validation_values_do(
+    tmp_path: Path, spec: SweepSpec
+):
+    curves = curves_of(spec, tmp_path / "t.parquet")
+    problem = Replayed(spec, curves, LEVELS[4:], rungs=LEVELS[4:5], evaluation_cost=256)
+    assert problem.has_checkpoints
+    params = quasi_random.draw_point(spec, 1000)
+    for level in (LEVELS[4], LEVELS[6]):
+        true = true_values(params, level / LEVELS[-1])
+        assert problem.compute_truth(params, level) == pytest.approx(true, abs=0.02)
+    ends_alone = Replayed(spec, curves, choose_levels(curves.levels))
+    assert (ends_alone.has_checkpoints, ends_alone.evaluation_cost) == (False, 0)
+    assert ends_alone.rungs == (20 * 64,)
 
 
 def test_a_training_keeps_its_deviation_from_rung_to_rung(tmp_path: Path, spec: SweepSpec):
