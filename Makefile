@@ -25,6 +25,8 @@ bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/tracking.py
 	python benchmarks/normalization.py
 	python benchmarks/search/samplers.py
+	python benchmarks/search/fronts.py
+	python benchmarks/candidates.py
 	python benchmarks/search/schedulers.py
 	python benchmarks/search/replay.py
 	python benchmarks/search/sweeps.py
@@ -47,6 +49,8 @@ bench-small:      ## the same scripts, seconds each, the check of a GPU a minute
 	python benchmarks/search/schedulers.py --small
 	python benchmarks/search/replay.py --small
 	python benchmarks/search/curves.py --small
+	python benchmarks/search/fronts.py --small
+	python benchmarks/candidates.py --small
 	python benchmarks/verdicts.py --small
 	python benchmarks/thousand_trials.py --small
 	python benchmarks/scale.py --small
