@@ -192,7 +192,8 @@ def _test(
     request: MergeRequest, progress: MergeProgress, best: int, directory: Path, *, adapters: bool
 ) -> MergeResult:
     """Evaluate a merge on test prompts, and write its adapters if they are asked for."""
-    from gdpo_tune.results.merge_file import MergeResult, add_costs
+    from gdpo_tune.core.trials import sum_costs
+    from gdpo_tune.results.merge_file import MergeResult
     from gdpo_tune.training.checkpoints import create_draft
     from gdpo_tune.training.merging import write_mixture
 
@@ -208,7 +209,7 @@ def _test(
     return MergeResult(
         index=best,
         test=outcome.test,
-        cost=add_costs([*others, outcome.cost]),
+        cost=sum_costs([*others, outcome.cost]),
         policy=ADAPTERS if adapters else outcome.checkpoint.name,
         parents=request.describe_parents(parts),
         environment=outcome.environment,
@@ -238,11 +239,11 @@ def _evaluate(
         except TrialFailure as error:
             raise UsageError(f"these policies cannot be merged: {error}") from error
     config = request.build_config(place, trained)
-    return train(config, resume=resume, report=_ignore, with_test=with_test)
+    return train(config, resume=resume, report=_discard_measurement, with_test=with_test)
 
 
-def _ignore(measurement: Measurement, checkpoint: Path | None) -> None:
-    """Let a merge go on, whatever its values."""
+def _discard_measurement(measurement: Measurement, checkpoint: Path | None) -> None:
+    """Discard a measurement: a merge that a person asked for is never stopped."""
 
 
 def _find_part(

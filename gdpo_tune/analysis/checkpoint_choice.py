@@ -6,14 +6,14 @@ at which it was evaluated. A checkpoint that another policy dominates there is n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from gdpo_tune.analysis.pareto import compute_contributions, compute_losses, mark_front
 from gdpo_tune.core.candidates import Part
-from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
+from gdpo_tune.core.trials import Estimate, Objective, Rung, TrialRecord
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,19 @@ class _Point:
     part: Part | None = None
 
 
-def rank_checkpoints(records: Sequence[TrialRecord], objectives: Sequence[Objective]) -> list[Part]:
+def rank_checkpoints(
+    records: Sequence[TrialRecord],
+    objectives: Sequence[Objective],
+    is_allowed: Callable[[Rung], bool],
+) -> list[Part]:
     """Return the kept checkpoints on the validation front, the largest contribution first.
 
     The contribution is the hypervolume that the front would lose without it. Checkpoints are those
-    of `TrialRecord.kept_steps`; ends and other candidates count if they are complete and feasible.
+    of `TrialRecord.kept_steps` whose rung `is_allowed`, that is, meets the constraints; ends and
+    other candidates count if they are complete and feasible.
     """
-    points = [*_list_candidates(records, objectives), *_list_checkpoints(records, objectives)]
+    allowed = _list_checkpoints(records, objectives, is_allowed)
+    points = [*_list_candidates(records, objectives), *allowed]
     if not points:
         return []
     values = np.array([point.values for point in points])
@@ -42,11 +48,16 @@ def rank_checkpoints(records: Sequence[TrialRecord], objectives: Sequence[Object
 
 
 def choose_checkpoint(
-    records: Sequence[TrialRecord], objectives: Sequence[Objective]
+    records: Sequence[TrialRecord],
+    objectives: Sequence[Objective],
+    is_allowed: Callable[[Rung], bool],
 ) -> Part | None:
-    """Choose the checkpoint to evaluate next; None if none that remains is on the front."""
+    """Choose the checkpoint to evaluate next; None if none that remains is on the front.
+
+    The arguments are those of `rank_checkpoints`.
+    """
     tried = {record.parts for record in records if record.role == "checkpoint"}
-    ranked = rank_checkpoints(records, objectives)
+    ranked = rank_checkpoints(records, objectives, is_allowed)
     return next((part for part in ranked if (part,) not in tried), None)
 
 
@@ -61,13 +72,15 @@ def _list_candidates(
 
 
 def _list_checkpoints(
-    records: Sequence[TrialRecord], objectives: Sequence[Objective]
+    records: Sequence[TrialRecord],
+    objectives: Sequence[Objective],
+    is_allowed: Callable[[Rung], bool],
 ) -> Iterator[_Point]:
     for record in records:
         if record.replicate_of is not None:
             continue  # the seeds of a checkpoint follow from the checkpoint
         for rung in record.rungs:
-            if rung.step in record.kept_steps:
+            if rung.step in record.kept_steps and is_allowed(rung):
                 values = read_objectives(rung.validation, objectives)
                 if values is not None:
                     yield _Point(values, Part(record.number, rung.step, 1.0))

@@ -38,6 +38,8 @@ MOST_GROUPS = 400
 """Groups of parents of one size considered, of those that lie farthest apart."""
 WORTHWHILE = 0.001
 """Share of the hypervolume that a merge must be expected to add."""
+MOST_FAILURES = 2
+"""Merges that fail before a policy that they share counts as damaged."""
 NEAR = 1.0
 """Standard errors by which a parent may trail the front in every objective."""
 
@@ -59,7 +61,8 @@ def choose_merge(
     known = read_evaluated(records, goals)
     policies = [entry for entry in known if entry.is_measured and len(entry.mixture) == 1]
     tried = [entry for entry in known if len(entry.mixture) > 1]
-    parents = select_parents(policies)
+    damaged = _find_damaged(tried)
+    parents = select_parents([p for p in policies if damaged.isdisjoint(p.mixture)])
     mixtures = _list_mixtures(parents, tried, most_parts)
     if not mixtures:
         return None
@@ -68,8 +71,8 @@ def choose_merge(
         for entry in [*policies, *tried]
         if entry.record.feasible is not False and (entry.is_measured or entry.record.is_open)
     ]
-    asked = [*mixtures, *(entry.mixture for entry in seen)]
-    means, errors = predict_losses(asked, parents, [*policies, *tried])
+    predicted = [*mixtures, *(entry.mixture for entry in seen)]
+    means, errors = predict_losses(predicted, parents, [*policies, *tried])
     front = select_front(means[len(mixtures) :])
     gains = compute_expected_gains(
         means[: len(mixtures)], errors[: len(mixtures)], front, convert_references(goals)
@@ -103,6 +106,15 @@ def select_parents(policies: Sequence[Evaluated]) -> list[Evaluated]:
         distances[order] = -1.0
         order.append(int(np.argmax(distances)))
     return [kept[index] for index in order]
+
+
+def _find_damaged(tried: Sequence[Evaluated]) -> set[Policy]:
+    """Return the policies of `MOST_FAILURES` failed merges and no measured one."""
+    failed = [
+        policy for merge in tried if merge.record.state == "failed" for policy in merge.mixture
+    ]
+    measured = {policy for merge in tried if merge.is_measured for policy in merge.mixture}
+    return {p for p in failed if failed.count(p) >= MOST_FAILURES and p not in measured}
 
 
 def _list_mixtures(

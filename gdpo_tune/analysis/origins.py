@@ -10,7 +10,7 @@ from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.pareto import compute_hypervolume
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.candidates import Part
-from gdpo_tune.core.trials import Cost
+from gdpo_tune.core.trials import Cost, sum_costs
 
 Kind = Literal["ends", "checkpoints", "merges"]
 KINDS: tuple[Kind, ...] = ("ends", "checkpoints", "merges")
@@ -22,7 +22,7 @@ class Origin:
 
     kind: Kind
     trials: int
-    """Trials of this kind, replicates included, whatever became of them."""
+    """Trials of this kind, replicates included, in any state."""
     members: int
     """Configurations of this kind on the front."""
     hypervolume: float
@@ -51,7 +51,7 @@ def summarize_origins(front: Front) -> tuple[Origin, ...]:
         points += [c.get_values(front.objectives) for c in ranked]
         volume = compute_hypervolume(points, front.objectives)
         share = (volume - before) / front.hypervolume if front.hypervolume else 0.0
-        cost = _sum_costs([r.cost for r in front.records if r.number in numbers])
+        cost = sum_costs([r.cost for r in front.records if r.number in numbers])
         members = sum(c.is_on_front for c in ranked)
         origins.append(Origin(kind, len(numbers), members, volume, share, cost))
         before = volume
@@ -80,12 +80,3 @@ def classify_parts(parts: Sequence[Part]) -> Kind:
     if not parts:
         return "ends"
     return "checkpoints" if len(parts) == 1 else "merges"
-
-
-def _sum_costs(costs: Sequence[Cost]) -> Cost:
-    return Cost(
-        completions=sum(cost.completions for cost in costs),
-        seconds=sum(cost.seconds for cost in costs),
-        cpu_seconds=sum(cost.cpu_seconds for cost in costs),
-        evaluation_completions=sum(cost.evaluation_completions for cost in costs),
-    )

@@ -30,7 +30,6 @@ from gdpo_tune.analysis.replicates import (
     group_trials,
     pool_trials,
 )
-from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.trials import Objective, Replicate, TrialRecord
 
 Flags = NDArray[np.bool_]
@@ -53,8 +52,8 @@ def choose_replicate(
     only while that is `WORTHWHILE`. Running replicates count as seeds that changed nothing.
 
     The limits are `per_point` replicates of one configuration and `max_runs` trainings of the whole
-    sweep. Replicates in any state count, failed ones too, so that a configuration that keeps
-    crashing does not use up the machine.
+    sweep, and as many fresh seeds of merges and checkpoints. Replicates in any state count, failed
+    ones too, so that a configuration that keeps crashing does not use up the machine.
 
     A fresh seed of a merge or a checkpoint consists of fresh seeds of its parts. Where those exist,
     it comes first, because it costs no training; where not, one of its parts is trained again.
@@ -63,9 +62,13 @@ def choose_replicate(
     rivals = [
         c for c in pool_trials(records, objectives) if c.is_on_front or c.probability > LIKELY
     ]
-    copies = {number: _list_copies(members) for number, members in groups.items()}
-    ready = _find_ready(rivals, copies, records, per_point)
-    if ready is not None:
+    # A configuration may have been trained under several numbers.
+    copies = {
+        record.number: _list_copies(members) for members in groups.values() for record in members
+    }
+    evaluated_again = sum(record.role == "replicate" and bool(record.parts) for record in records)
+    ready = _find_ready(rivals, copies, per_point)
+    if ready is not None and evaluated_again < max_runs:
         return ready
     if sum(record.role == "replicate" and not record.parts for record in records) >= max_runs:
         return None
@@ -79,7 +82,7 @@ def choose_replicate(
         seeds,
         objectives,
     )
-    trained = [_find_trained(rival, copies, records, per_point) for rival in rivals]
+    trained = [_find_trained(rival, copies, per_point) for rival in rivals]
     allowed = [
         index
         for index, rival in enumerate(rivals)
@@ -102,7 +105,6 @@ def _list_copies(members: Sequence[TrialRecord]) -> list[TrialRecord]:
 def _find_ready(
     rivals: Sequence[Configuration],
     copies: Mapping[int, Sequence[TrialRecord]],
-    records: Sequence[TrialRecord],
     per_point: int,
 ) -> Replicate | None:
     """Return a fresh seed of a candidate on the front whose parts all have one more seed."""
@@ -110,48 +112,41 @@ def _find_ready(
         turn = len(copies[rival.first])
         if not rival.parts or not rival.is_on_front or turn >= per_point:
             continue
-        parts = [_find_fresh_part(part, copies, records, turn) for part in rival.parts]
-        found = tuple(part for part in parts if part is not None)
-        if len(found) == len(parts):
-            return Replicate(rival.first, rival.params, found)
+        trials = {part.trial for part in rival.parts}
+        found = {number: _find_copy(rival, number, copies, turn) for number in trials}
+        fresh = [
+            replace(part, trial=copy.number)
+            for part in rival.parts
+            if (copy := found[part.trial]) is not None
+        ]
+        if len(fresh) == len(rival.parts):
+            return Replicate(rival.first, rival.params, tuple(fresh))
     return None
 
 
-def _find_fresh_part(
-    part: Part,
-    copies: Mapping[int, Sequence[TrialRecord]],
-    records: Sequence[TrialRecord],
-    turn: int,
-) -> Part | None:
-    """Return replicate number `turn`, from 0, of a part, if its policy at that step exists."""
-    original = _find_configuration(records[part.trial])
+def _find_copy(
+    rival: Configuration, number: int, copies: Mapping[int, Sequence[TrialRecord]], turn: int
+) -> TrialRecord | None:
+    """Return replicate number `turn`, from 0, of a trial that has the policies of all its parts."""
+    steps = {part.step for part in rival.parts if part.trial == number}
     usable = [
         record
-        for record in copies.get(original, ())
-        if record.state == "complete" and part.step in record.policy_steps
+        for record in copies.get(number, ())
+        if record.state == "complete" and steps <= {*record.policy_steps}
     ]
-    return replace(part, trial=usable[turn].number) if turn < len(usable) else None
+    return usable[turn] if turn < len(usable) else None
 
 
 def _find_trained(
-    rival: Configuration,
-    copies: Mapping[int, Sequence[TrialRecord]],
-    records: Sequence[TrialRecord],
-    per_point: int,
+    rival: Configuration, copies: Mapping[int, Sequence[TrialRecord]], per_point: int
 ) -> int | None:
     """Return the trial to train again for a configuration; None if none may be.
 
     Of the parts of a candidate it is the one with the fewest replicates.
     """
-    trials = [records[part.trial] for part in rival.parts] or [records[rival.first]]
-    counts = [(len(copies.get(number, ())), number) for number in map(_find_configuration, trials)]
-    fewest, number = min(counts)
+    numbers = [part.trial for part in rival.parts] or [rival.first]
+    fewest, number = min((len(copies.get(number, ())), number) for number in numbers)
     return number if fewest < per_point else None
-
-
-def _find_configuration(record: TrialRecord) -> int:
-    """Return the number of the trial that a record is, or repeats."""
-    return record.number if record.replicate_of is None else record.replicate_of
 
 
 def count_expected_changes(

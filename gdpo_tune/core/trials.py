@@ -5,8 +5,8 @@ Importing them needs neither torch nor ray nor pydantic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -156,6 +156,12 @@ class Cost:
     cpu_seconds: float = 0.0
     evaluation_completions: int = 0
     """Completions sampled in evaluations, which `completions` does not count."""
+
+
+def sum_costs(costs: Iterable[Cost]) -> Cost:
+    """Return the costs of several trials together."""
+    sums = [sum(values) for values in zip(*map(astuple, costs), strict=True)]
+    return Cost(*sums) if sums else Cost()
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,9 @@ def decode_trial(
         split: add_judged_costs(decode_estimates(outcome[split]), cost, spec) if outcome else {}
         for split in ("validation", "test")
     }
-    means = {name: estimate.mean for name, estimate in splits["validation"].items()}
+    # A merge that was stopped has been judged by its rung.
+    judged = splits["validation"] or (rungs[-1].validation if rungs and "parts" in stored else {})
+    means = {name: estimate.mean for name, estimate in judged.items()}
     # A metric that was not measured meets no constraint.
     holds = (n in means and bound.holds(means[n]) for n, bound in spec.constraints.items())
     checkpoint = sweep / outcome["checkpoint"] if outcome.get("checkpoint") else None
@@ -86,7 +88,7 @@ def decode_trial(
         proposer=stored["proposer"],
         replicate_of=stored["replicate_of"],
         **splits,
-        feasible=all(holds) if outcome else None,
+        feasible=all(holds) if outcome or means else None,
         rungs=rungs,
         paused_at=pause["at"],
         cost=cost,

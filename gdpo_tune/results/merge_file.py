@@ -10,8 +10,8 @@ It is written after each evaluation, so an interrupted merge goes on.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +92,6 @@ def write_progress(directory: Path, request: Mapping[str, Any], progress: MergeP
         },
     }
     write_atomically(directory / MERGE_FILE, json.dumps(stored, indent=1))
-
-
-def add_costs(costs: Sequence[Cost]) -> Cost:
-    """Return the sum of costs."""
-    sums = [sum(values) for values in zip(*map(astuple, costs), strict=True)]
-    return Cost(*sums) if sums else Cost()
 
 
 def _encode_evaluation(evaluation: MergeEvaluation) -> dict[str, Any]:

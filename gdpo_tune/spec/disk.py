@@ -94,7 +94,7 @@ def list_evaluated_steps(spec: SweepSpec) -> list[int]:
     They are the last `MOST_KEPT` at which it is evaluated: earlier ones are seldom on the front.
     """
     scheduler, steps = spec.search.scheduler, spec.training.steps
-    if spec.keep == "none" or not spec.search.checkpoints.budget:
+    if not spec.has_candidates or not spec.search.checkpoints.budget:
         return []
     if isinstance(scheduler, PbtSettings):  # a member may take over another training
         return []
@@ -104,10 +104,12 @@ def list_evaluated_steps(spec: SweepSpec) -> list[int]:
 
 
 def _count_candidates(spec: SweepSpec, trained: int, last: int) -> int:
-    if spec.keep == "none":
+    if not spec.has_candidates:
         return 0
-    checkpoints = spec.search.checkpoints.budget if list_evaluated_steps(spec) else 0
-    return spec.search.most_merges * last + checkpoints * trained
+    search = spec.search
+    checkpoints = search.checkpoints.budget if list_evaluated_steps(spec) else 0
+    merges = search.most_merges + (search.replicates.max_trainings if search.most_merges else 0)
+    return merges * last + checkpoints * trained
 
 
 def _count_ended(spec: SweepSpec, running: int, last: int) -> int:
@@ -214,9 +216,8 @@ def list_remedies(spec: SweepSpec, size: PolicySize, disk: SweepDisk, room: int)
 def describe_disk(disk: SweepDisk) -> str:
     """Return how the peak is made up."""
     side_by_side = min(disk.slots, disk.trials)
-    count = KEPT + 1 + disk.evaluated
     parts = [
-        f"{count} checkpoints of {side_by_side} that train: {format_bytes(disk.training)} each"
+        f"{KEPT + 1} checkpoints of {side_by_side} that train: {format_bytes(disk.training)} each"
     ]
     rest = disk.trials - side_by_side
     if rest:

@@ -105,8 +105,9 @@ def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
 def _list_candidate_completions(spec: SweepSpec, each: int) -> list[tuple[str, int, str]]:
     """Return the completions that merges and checkpoints take at most, `each` of them so many."""
     search = spec.search
-    budgets = {"merges": search.most_merges, "checkpoints": search.checkpoints.budget}
-    if spec.keep == "none":
+    seeds = search.replicates.max_trainings if search.most_merges else 0
+    budgets = {"merges": search.most_merges + seeds, "checkpoints": search.checkpoints.budget}
+    if not spec.has_candidates:
         return []
     return [(name, count * each, f"{count} x {each}") for name, count in budgets.items() if count]
 

@@ -204,15 +204,20 @@ def _check_objectives(spec: SweepSpec) -> Iterator[str]:
 
 
 def _check_candidates(spec: SweepSpec) -> Iterator[str]:
-    search = spec.search
-    budgets = {"merges": search.merges.budget, "checkpoints": search.checkpoints.budget}
-    idle = [f"search.{name}.budget" for name, budget in budgets.items() if budget]
-    if spec.keep == "none" and idle:
-        yield (
-            f"keep = none: no policy is kept that could be merged or evaluated again, so "
-            f"{join_names(idle)} {'has' if len(idle) == 1 else 'have'} no effect. Write keep: "
-            "front, or 0 as budget."
+    changed = {"merges": spec.search.merges, "checkpoints": spec.search.checkpoints}
+    idle = [
+        f"search.{name}.budget"
+        for name, section in changed.items()
+        if section.budget and section != type(section)()
+    ]
+    if idle and not spec.has_candidates:
+        why = (
+            "no policy is kept that could be merged or evaluated again"
+            if spec.keep == "none"
+            else "a merge costs an evaluation, so it would win every cost that is judged"
         )
+        verb = "has" if len(idle) == 1 else "have"
+        yield f"{join_names(idle)}: {why}, so {verb} no effect. Write 0, or remove the key."
 
 
 def _check_search(spec: SweepSpec) -> Iterator[str]:

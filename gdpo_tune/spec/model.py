@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
+from gdpo_tune.core.metrics import COST_METRICS
 from gdpo_tune.core.object_store import find_local_copy, is_url, join_address
 from gdpo_tune.core.settings import (
     DECISIVE_ROLLOUT_KEYS,
@@ -118,6 +119,15 @@ class SweepSpec(Section):
     def judged_metrics(self) -> tuple[str, ...]:
         """Metrics that objectives and constraints name."""
         return tuple(dict.fromkeys([*self.objectives, *self.constraints]))
+
+    @property
+    def has_candidates(self) -> bool:
+        """True if merges and checkpoints may join the front.
+
+        They are policies of trials, which have to be kept. Their own cost is that of an evaluation,
+        so they do not join a front on which costs are judged.
+        """
+        return self.keep != "none" and not COST_METRICS.keys() & {*self.judged_metrics}
 
     def build_trial_config(self, params: Params, seed: int, directory: Path) -> TrialConfig:
         """Return the input of `train()` for one trial, in a directory of its own."""

@@ -125,7 +125,8 @@ class Budget(Section):
     """Limits of a sweep. Once it reaches one, no trial starts; running trials end normally."""
 
     trials: Annotated[int, Ge(0), Le(10**9)] = 0
-    """Trials of any kind, baselines and replicates included; 0: no limit, as for all of these."""
+    """Trainings, baselines and replicates included; 0: no limit, as for all of these. Merges and
+    checkpoints have budgets of their own."""
     completions: Annotated[int, Ge(0), Le(10**15)] = 0
     """Completions sampled in training, over all trials."""
     gpu_hours: Annotated[float, Ge(0)] = 0.0

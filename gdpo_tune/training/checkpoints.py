@@ -180,9 +180,9 @@ def keep_newest(directory: Path, steps: Collection[int] = ()) -> None:
 def drop_optimizer(path: Path) -> None:
     """Delete the optimizer's file of a checkpoint, which stays complete at every moment.
 
-    No training resumes from it any more.
+    No training resumes from it any more. A damaged checkpoint stays as it is.
     """
-    if not (path / OPTIMIZER_FILE).exists():
+    if not (path / OPTIMIZER_FILE).exists() or not _is_complete(path):
         return
     marker = _read_marker(path)
     marker["files"].pop(OPTIMIZER_FILE, None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from gdpo_tune.analysis.checkpoint_choice import rank_checkpoints
@@ -25,6 +26,7 @@ from gdpo_tune.training.checkpoints import (
     find_newest_checkpoint,
     remove_all_but,
 )
+from gdpo_tune.tuning.schedulers.base import is_feasible
 
 
 def delete_unkept_checkpoints(ledger: Ledger) -> None:
@@ -59,8 +61,6 @@ def trim_ended_trial(ledger: Ledger, record: TrialRecord) -> TrialRecord:
     paths: dict[int, set[Path]] = {record.number: set()}
     if record.state == "complete" and keep != "none":
         paths = _select_promising(ledger, record)
-        if record.checkpoint is not None:
-            paths[record.number].add(record.checkpoint)
     elif record.state == "pruned" and keep == "all":
         newest = find_newest(ledger, directory)
         paths[record.number] = {newest} if newest else set()
@@ -80,36 +80,35 @@ def list_kept_steps(
     """
     if record.role == "search":
         return tuple(list_evaluated_steps(spec))
-    if record.replicate_of is None or record.parts or spec.keep == "none":
+    if record.replicate_of is None or record.parts or not spec.has_candidates:
         return ()
     parts = (part for other in records for part in other.parts)
-    steps = {part.step for part in parts if part.trial == record.replicate_of}
+    # a configuration may have been trained under several numbers
+    steps = {part.step for part in parts if records[part.trial].params == record.params}
     return tuple(sorted(step for step in steps if step < spec.training.steps))
 
 
 def _select_promising(ledger: Ledger, ended: TrialRecord) -> dict[int, set[Path]]:
-    """Return the checkpoints that stay of `ended` and of trials with others before their end.
+    """Return the checkpoints that stay of `ended`, and of each trial that now keeps fewer.
 
-    They are the first in `rank_checkpoints`, as many as the budget has left, those of candidates,
-    and those of replicates. The last checkpoint of `ended` is not among them.
+    Those before the end are the first in `rank_checkpoints`, as many as the budget has left, those
+    of candidates, and those of replicates.
     """
     records, spec = ledger.get_records(), ledger.spec
     evaluated = [part for record in records for part in record.parts]
     spent = sum(record.role == "checkpoint" for record in records)
-    ranked = rank_checkpoints(records, spec.list_objectives())
+    ranked = rank_checkpoints(records, spec.list_objectives(), partial(is_feasible, spec))
     waiting = [part for part in ranked if part not in evaluated]
     left = max(0, spec.search.checkpoints.budget - spent)
-    paths: dict[int, set[Path]] = {ended.number: set()}
+    promising = {(part.trial, part.step) for part in (*waiting[:left], *evaluated)}
+    paths: dict[int, set[Path]] = {}
     for record in records:
-        if record.kept_steps and record.replicate_of is None:
-            paths[record.number] = set()
-            if record.checkpoint is not None and record.number != ended.number:
-                paths[record.number].add(record.checkpoint)
-    if ended.replicate_of is not None:
-        paths[ended.number] = {ledger.get_checkpoint(ended.number, s) for s in ended.kept_steps}
-    for part in (*waiting[:left], *evaluated):
-        if part.trial in paths:
-            paths[part.trial].add(ledger.get_checkpoint(part.trial, part.step))
+        steps = record.kept_steps
+        if record.replicate_of is None:
+            steps = tuple(step for step in steps if (record.number, step) in promising)
+        if record.number == ended.number or steps != record.kept_steps:
+            kept = {ledger.get_checkpoint(record.number, step) for step in steps}
+            paths[record.number] = kept | ({record.checkpoint} if record.checkpoint else set())
     return paths
 
 

@@ -1,6 +1,7 @@
 """Which configuration is trained again: the one whose next seed decides most."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist
 
@@ -152,6 +153,16 @@ def test_a_fresh_seed_of_a_merge_consists_of_fresh_seeds_of_its_parts():
     assert ready.parts == (Part(3, 60, 0.25), Part(4, 60, 0.75))
     again = build_trial(5, 0.6, 0.6, replicate_of=2, parts=ready.parts, params={})
     assert choose_replicate([*records, again], GOALS, 1, 8) is None
+
+
+def test_a_part_that_repeats_the_parameters_of_an_earlier_trial_shares_its_seeds():
+    pair = build_pair()
+    twin = replace(pair[0], number=2, seed=2)  # an enqueued point, proposed again
+    merge = build_merge(3, 0.6, 0.6, (1, 60, 0.5), (2, 60, 0.5))
+    records = [*pair, twin, merge, build_copy(4, 0, 0.2, 0.9), build_copy(5, 1, 0.9, 0.2)]
+    found = choose_replicate(records, GOALS, 1, 8)
+    assert found.original == 3
+    assert {part.trial for part in found.parts} == {4, 5}
 
 
 def test_a_merge_whose_parts_may_not_be_trained_again_stays_alone():

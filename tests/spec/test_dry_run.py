@@ -48,9 +48,10 @@ def test_dry_run_tells_space_prompts_and_budget(load):
     assert "replicates 1,920 3 x 640" in lines
     assert "published baseline 640 1 x 640" in lines
     assert "held-out evaluation 9,600 3 x 200 + 400 a trained run" in lines
-    assert "merges 1,200 2 x 600" in lines  # a validation and a test, as for a checkpoint
+    # two merges and the fresh seeds of three: a validation and a test each, as for a checkpoint
+    assert "merges 3,000 5 x 600" in lines
     assert "checkpoints 600 1 x 600" in lines
-    assert "total 17,160" in lines
+    assert "total 18,960" in lines
     assert any(line.startswith("- space.group_size = 16: 4 prompts a step") for line in lines)
 
 

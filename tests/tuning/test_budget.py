@@ -133,7 +133,7 @@ def test_hours_are_counted_without_reading_all_trials_again(
         assert len(plans) == 3
         monkeypatch.setattr(plan.time, "time", lambda: 3600.0)
         assert driver.ask() == "FINISHED"
-        assert len(plans) == 3
+        assert len(plans) == 4
 
 
 def test_patience_ends_the_proposals_and_leaves_the_replicates(tmp_path: Path):

@@ -6,11 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.trials import Cost, Estimate, Rung, TrialConfig, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.spec import SweepSpec
+from gdpo_tune.spec import SweepSpec, Uniform, list_warnings
 from gdpo_tune.spec.search_section import MERGES_PER_TRAINING
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning.kept_checkpoints import list_kept_steps
@@ -20,7 +22,7 @@ from gdpo_tune.tuning.search.candidate_plan import (
     tighten_references,
 )
 from gdpo_tune.tuning.search.plan import count_planned, find_next_step
-from gdpo_tune.tuning.search.quasi_random import draw_point
+from gdpo_tune.tuning.search.quasi_random import draw_point, map_share
 from gdpo_tune.tuning.search.startup import draw_startup_point, list_corners
 from tests.support.search_driver import Driver
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
@@ -119,12 +121,67 @@ def test_most_parts_bounds_a_merge(tmp_path: Path):
 
 def test_a_promising_checkpoint_is_evaluated(tmp_path: Path):
     spec, records = load_code_spec(tmp_path, MERGES), build_records(3)
-    early = Rung(20, {**records[3].validation, "length": Estimate(0.95, 0.01)}, Cost(1280))
-    records[3] = replace(records[3], rungs=(early, records[3].rungs[1]))
-    assert choose_candidate(spec, records) == ("checkpoint", (Part(3, 20, 1.0),))
+    early = Rung(20, {**records[4].validation, "length": Estimate(0.95, 0.01)}, Cost(1280))
+    records[4] = replace(records[4], rungs=(early, records[4].rungs[1]))
+    assert choose_candidate(spec, records) == ("checkpoint", (Part(4, 20, 1.0),))
     step = find_next_step(spec, records)
     assert step is not None
-    assert step.params == records[3].params
+    assert step.params == records[4].params
+    broken = Rung(20, {**early.validation, "correctness": Estimate(0.1, 0.01)}, Cost(1280))
+    records[4] = replace(records[4], rungs=(broken, records[4].rungs[1]))
+    assert choose_candidate(spec, records)[0] == "merge"  # type: ignore[index]
+
+
+@pytest.mark.parametrize("budget", ["trials: 4", "completions: 1000"])
+def test_candidates_follow_when_the_budget_of_trainings_is_spent(tmp_path: Path, budget: str):
+    """They train nothing: merges count in no budget but their own, and in the hours."""
+    search = f"search={{trials: 100, merges: {{budget: 8}}, budget: {{{budget}}}}}"
+    spec = load_code_spec(tmp_path, [search])
+    records = [replace(r, cost=Cost(3840)) if r.is_training else r for r in build_records(2)]
+    merges = 0
+    while (step := find_next_step(spec, records)) is not None:
+        assert step.role == "merge"
+        add_merge(records, step.parts)
+        merges += 1
+    assert merges > 2
+    hours = load_code_spec(tmp_path, [search, "search.budget.hours=1"])
+    assert find_next_step(hours, build_records(2), hours=2.0) is None
+
+
+def test_costs_that_are_judged_leave_no_room_for_candidates(tmp_path: Path):
+    """A merge would win every cost: its own is that of an evaluation."""
+    cost = "objectives.cpu_seconds={direction: minimize, reference: 100}"
+    spec = load_code_spec(tmp_path, [*MERGES, cost])
+    assert choose_candidate(spec, build_records(4)) is None
+    assert list_corners(spec) == []
+    assert [w for w in list_warnings(spec) if "search.merges.budget" in w]
+
+
+@given(
+    low=st.floats(1e-9, 1.0), factor=st.floats(1.001, 1e6), log=st.booleans(), share=st.floats(0, 1)
+)
+def test_a_share_of_a_range_lies_in_it(low: float, factor: float, log: bool, share: float):
+    domain = Uniform(low=low, high=low * factor, log=log)
+    assert domain.contains(map_share(domain, share))
+    assert map_share(domain, 1.0) <= domain.high
+
+
+def test_a_parent_whose_merges_fail_is_left_alone(tmp_path: Path):
+    spec, records = load_code_spec(tmp_path, MERGES), build_records(3)
+    for _ in range(8):
+        candidate = choose_candidate(spec, records)
+        if candidate is None:
+            break
+        add_merge(records, candidate[1])
+        failed = any(part.trial == 2 for part in candidate[1])
+        values = {} if failed else records[1].validation
+        records[-1] = replace(
+            records[-1],
+            state="failed" if failed else "complete",
+            validation=values,
+            feasible=None if failed else True,
+        )
+    assert sum(record.state == "failed" for record in records) <= 2
 
 
 def test_a_constraint_on_an_objective_is_the_worst_value_of_interest(tmp_path: Path):

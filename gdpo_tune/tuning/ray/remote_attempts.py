@@ -17,6 +17,7 @@ import psutil
 from ray import tune
 
 from gdpo_tune.core.checkpoint_names import (
+    MARKER,
     find_checkpoint_name,
     is_marker,
     iterate_whole_checkpoints,
@@ -138,4 +139,10 @@ def upload_trial(files: StoreDirectory, directory: Path, keep_at: Collection[int
     kept = [None, *checkpoints[:KEPT], *(c for c in checkpoints if parse_step(c) in keep_at)]
     new = [name for name, path in local.items() if path.stat().st_size != sizes.get(name)]
     files.upload({name: local[name] for name in new if find_checkpoint_name(name) in kept})
-    files.delete(name for name in sizes if find_checkpoint_name(name) not in kept)
+    files.delete(
+        name
+        for name in sizes
+        if (checkpoint := find_checkpoint_name(name)) not in kept
+        # such as the optimizer of a checkpoint that only may become a candidate
+        or (checkpoint is not None and f"{checkpoint}/{MARKER}" in local and name not in local)
+    )

@@ -34,6 +34,8 @@ class RungDecisions:
         finish_exploits(self._ledger)
         for number, rung in self._ledger.get_rungs():
             record = self._ledger.get_record(number)
+            if record.parts:
+                continue  # no scheduler compares it
             # a verdict on an ended trial has been executed
             take_in = self._scheduler.judge if record.is_open else self._scheduler.replay
             take_in(record, rung)

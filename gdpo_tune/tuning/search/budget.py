@@ -19,7 +19,7 @@ def compute_spending(
 ) -> dict[str, float]:
     """Sum the costs of trials, by the names and in the units of `search.budget`."""
     return {
-        "trials": len(records),
+        "trials": sum(not record.parts for record in records),
         "completions": sum(record.cost.completions for record in records),
         "gpu_hours": sum(
             count_gpu_hours(record.cost, spec.resources.total_gpus) for record in records

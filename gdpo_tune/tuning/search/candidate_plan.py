@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from gdpo_tune.analysis.checkpoint_choice import choose_checkpoint
 from gdpo_tune.analysis.merge_choice import choose_merge
@@ -18,22 +19,29 @@ from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.trials import Objective, Role, TrialRecord
 from gdpo_tune.spec import Constraint, SweepSpec
 from gdpo_tune.spec.search_section import MERGES_PER_TRAINING
+from gdpo_tune.tuning.schedulers.base import is_feasible
 from gdpo_tune.tuning.search.startup import list_corners
 
 Parts = tuple[Part, ...]
 
 
-def choose_candidate(spec: SweepSpec, records: Sequence[TrialRecord]) -> tuple[Role, Parts] | None:
-    """Choose the merge or checkpoint whose turn it is; None if there is none at present."""
-    if spec.keep == "none":
+def choose_candidate(
+    spec: SweepSpec, records: Sequence[TrialRecord], *, at_end: bool = False
+) -> tuple[Role, Parts] | None:
+    """Choose the merge or checkpoint whose turn it is; None if there is none at present.
+
+    `at_end` says that no training will start any more, although fewer than planned have ended.
+    """
+    if not spec.has_candidates:
         return None
     search, trained = spec.search, _count_ended(records)
-    share = math.sqrt(min(1.0, trained / search.trials))
+    share = 1.0 if at_end else math.sqrt(min(1.0, trained / search.trials))
     if _count(records, "checkpoint") < int(share * search.checkpoints.budget):
-        part = choose_checkpoint(records, spec.list_objectives())
+        is_allowed = partial(is_feasible, spec)
+        part = choose_checkpoint(records, spec.list_objectives(), is_allowed)
         if part is not None:
             return "checkpoint", (part,)
-    is_spanned = trained >= min(len(list_corners(spec)), search.trials)
+    is_spanned = at_end or trained >= min(len(list_corners(spec)), search.trials)
     allowed = min(int(share * search.merges.budget), MERGES_PER_TRAINING * trained)
     if is_spanned and _count(records, "merge") < allowed:
         parts = choose_merge(records, tighten_references(spec), search.merges.most_parts)
@@ -45,7 +53,7 @@ def choose_candidate(spec: SweepSpec, records: Sequence[TrialRecord]) -> tuple[R
 def count_candidates(spec: SweepSpec) -> int:
     """Return the most merges and checkpoints that a sweep evaluates."""
     search = spec.search
-    return 0 if spec.keep == "none" else search.most_merges + search.checkpoints.budget
+    return search.most_merges + search.checkpoints.budget if spec.has_candidates else 0
 
 
 def tighten_references(spec: SweepSpec) -> tuple[Objective, ...]:

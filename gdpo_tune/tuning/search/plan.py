@@ -48,18 +48,20 @@ def find_next_step(
     """Find the next trial to start; None if there is none at present.
 
     While trials run, a replicate may follow once they end. `hours` is the running time of the sweep
-    so far, for its budget.
+    so far, for its budget. Once any other part of the budget is spent, candidates still follow:
+    they train nothing.
     """
-    if describe_spent_budget(spec, records, hours):
+    budget = spec.search.budget
+    if budget.hours and hours >= budget.hours:
         return None
+    if describe_spent_budget(spec, records, hours):
+        return _find_candidate_step(spec, records, at_end=True)
     for role in BASELINES:
         if not any(record.role == role for record in records):
             return Step(role, "baseline", build_published(spec))
-    candidate = choose_candidate(spec, records)
+    candidate = _find_candidate_step(spec, records)
     if candidate is not None:
-        role, parts = candidate
-        params = {} if role == "merge" else records[parts[0].trial].params
-        return Step(role, "candidate", params, parts=parts)
+        return candidate
     few = len(records) < spec.search.trials  # saves counting
     if few or count_started(records) < spec.search.trials:
         enqueued = _find_enqueued_step(spec, records)
@@ -74,6 +76,9 @@ def find_next_step(
             return enqueued
         if not has_stagnated(records, spec.list_objectives(), spec.search.patience):
             return Step("search", "model", None)
+        candidate = _find_candidate_step(spec, records, at_end=True)
+        if candidate is not None:
+            return candidate
     if any(r.role == "member" and r.is_open for r in records):
         return None  # the front is unknown until they end
     limits = spec.search.replicates
@@ -83,6 +88,18 @@ def find_next_step(
     return Step(
         "replicate", "replicate", replicate.params, replicate.original, parts=replicate.parts
     )
+
+
+def _find_candidate_step(
+    spec: SweepSpec, records: Sequence[TrialRecord], *, at_end: bool = False
+) -> Step | None:
+    """Return the merge or checkpoint whose turn it is; see `choose_candidate`."""
+    candidate = choose_candidate(spec, records, at_end=at_end)
+    if candidate is None:
+        return None
+    role, parts = candidate
+    params = {} if role == "merge" else records[parts[0].trial].params
+    return Step(role, "candidate", params, parts=parts)
 
 
 def _find_enqueued_step(spec: SweepSpec, records: Sequence[TrialRecord]) -> Step | None:
@@ -128,9 +145,10 @@ def count_started(records: Sequence[TrialRecord]) -> int:
 def count_planned(spec: SweepSpec, records: Sequence[TrialRecord]) -> int:
     """Return the most trials at the end; how many replicates and merges depends on the front."""
     search = max(spec.search.trials, count_started(records))
-    most = 2 + search + spec.search.replicates.max_trainings + count_candidates(spec)
-    most += sum(record.role == "replicate" and not record.is_training for record in records)
-    return max(len(records), min(most, spec.search.budget.trials or most))
+    trained = 2 + search + spec.search.replicates.max_trainings
+    limit = spec.search.budget.trials
+    most = min(trained, limit or trained) + count_candidates(spec)
+    return max(len(records), most)
 
 
 def build_published(spec: SweepSpec) -> Params:
@@ -178,19 +196,20 @@ class PlanCache:
 
         A stopped trial adds no step if there was none; at the end of a sweep most are stopped.
         """
-        stopped = record.role == "search" and record.state in ("pruned", "paused")
+        # The end of a stopped trial may allow one more merge.
+        harmless = ("paused",) if self._spec.has_candidates else ("pruned", "paused")
+        stopped = record.role == "search" and record.state in harmless
         self._is_step_valid &= stopped and self._step is None
 
     def get_step(self, *, idle: bool) -> Step | None:
         """Return the next step; None if no trial can start now. `idle`: no trial is under way."""
         # hours pass by themselves
         may_be_spent = not self._is_budget_checked or bool(self._spec.search.budget.hours)
-        if not self._is_step_valid or (self._step is None and idle):
+        is_outdated = self._step is not None and may_be_spent and self.is_budget_spent()
+        if not self._is_step_valid or is_outdated or (self._step is None and idle):
             records = self._ledger.get_records()
             self._step = find_next_step(self._spec, records, self._compute_hours(records))
             self._is_step_valid = True
-        elif self._step is not None and may_be_spent and self.is_budget_spent():
-            self._step = None
         self._is_budget_checked = True
         return self._step
 

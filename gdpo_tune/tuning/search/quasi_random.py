@@ -40,8 +40,8 @@ def map_share(domain: Choices | Uniform, share: float) -> ParamValue:
         return values[min(len(values) - 1, int(share * len(values)))]
     assert isinstance(domain, Uniform)  # a choice always lists its values
     if not domain.log:
-        return domain.low + share * (domain.high - domain.low)
-    if not domain.integer:
-        return domain.low * math.exp(share * math.log(domain.high / domain.low))
+        return min(domain.high, domain.low + share * (domain.high - domain.low))
+    if not domain.integer:  # rounding may lead past the end of the range
+        return min(domain.high, domain.low * math.exp(share * math.log(domain.high / domain.low)))
     low, high = domain.low - 0.5, domain.high + 0.5  # so that each integer owns its rounding range
     return min(int(domain.high), max(int(domain.low), round(low * (high / low) ** share)))

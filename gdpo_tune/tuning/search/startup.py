@@ -68,7 +68,7 @@ def list_corners(spec: SweepSpec) -> list[dict[str, ParamValue]]:
     of all are the centre and no corner.
     """
     weights = {n: d for n, d in spec.space.searched_domains.items() if n.startswith(WEIGHTS)}
-    if not weights or spec.keep == "none" or not spec.search.merges.budget:
+    if not weights or not spec.has_candidates or not spec.search.merges.budget:
         return []
     ends = {name: find_ends(domain) for name, domain in weights.items()}
     least = {name: low for name, (low, _) in ends.items()}
