@@ -40,10 +40,6 @@ from gdpo_tune.analysis.replicates import Configuration, pool_trials
 from gdpo_tune.core.trials import Cost, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.training.evaluation import Evaluator
-from gdpo_tune.training.merged_trial import load_merge
-from gdpo_tune.training.rollout import choose_held_out_sampler
-from gdpo_tune.training.worker_cache import open_worker_cache
 
 SPACES = Path(__file__).resolve().parents[2] / "search_spaces"
 SHARES = (1 / 3, 2 / 3, 1.0)
@@ -161,6 +157,12 @@ def evaluate_fresh(side: Side, candidates: Sequence[Configuration], out: Path) -
 
 def evaluate_policy(spec: SweepSpec, record: TrialRecord) -> dict[str, float]:
     """Return the mean of each objective over the fresh seeds, on test prompts."""
+    # not at the top: they change filters of warnings
+    from gdpo_tune.training.evaluation import Evaluator
+    from gdpo_tune.training.merged_trial import load_merge
+    from gdpo_tune.training.rollout import choose_held_out_sampler
+    from gdpo_tune.training.worker_cache import open_worker_cache
+
     assert record.checkpoint is not None, "the sweep keeps all policies"
     results: list[dict[str, float]] = []
     for seed in FRESH_SEEDS:

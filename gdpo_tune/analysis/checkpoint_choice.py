@@ -13,7 +13,7 @@ import numpy as np
 
 from gdpo_tune.analysis.pareto import compute_contributions, compute_losses, mark_front
 from gdpo_tune.core.candidates import Part
-from gdpo_tune.core.trials import Estimate, Objective, Rung, TrialRecord
+from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class _Point:
 def rank_checkpoints(
     records: Sequence[TrialRecord],
     objectives: Sequence[Objective],
-    is_allowed: Callable[[Rung], bool],
+    is_allowed: Callable[[Mapping[str, float]], bool],
 ) -> list[Part]:
     """Return the kept checkpoints on the validation front, the largest contribution first.
 
     The contribution is the hypervolume that the front would lose without it. Checkpoints are those
-    of `TrialRecord.kept_steps` whose rung `is_allowed`, that is, meets the constraints; ends and
+    of `TrialRecord.kept_steps` whose metrics are allowed, that is, meet the constraints; ends and
     other candidates count if they are complete and feasible.
     """
     allowed = _list_checkpoints(records, objectives, is_allowed)
@@ -50,7 +50,7 @@ def rank_checkpoints(
 def choose_checkpoint(
     records: Sequence[TrialRecord],
     objectives: Sequence[Objective],
-    is_allowed: Callable[[Rung], bool],
+    is_allowed: Callable[[Mapping[str, float]], bool],
 ) -> Part | None:
     """Choose the checkpoint to evaluate next; None if none that remains is on the front.
 
@@ -74,13 +74,15 @@ def _list_candidates(
 def _list_checkpoints(
     records: Sequence[TrialRecord],
     objectives: Sequence[Objective],
-    is_allowed: Callable[[Rung], bool],
+    is_allowed: Callable[[Mapping[str, float]], bool],
 ) -> Iterator[_Point]:
     for record in records:
         if record.replicate_of is not None:
             continue  # the seeds of a checkpoint follow from the checkpoint
         for rung in record.rungs:
-            if rung.step in record.kept_steps and is_allowed(rung):
+            if rung.step not in record.kept_steps:
+                continue
+            if is_allowed({name: e.mean for name, e in rung.validation.items()}):
                 values = read_objectives(rung.validation, objectives)
                 if values is not None:
                     yield _Point(values, Part(record.number, rung.step, 1.0))

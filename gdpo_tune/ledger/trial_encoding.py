@@ -76,8 +76,6 @@ def decode_trial(
     # A merge that was stopped has been judged by its rung.
     judged = splits["validation"] or (rungs[-1].validation if rungs and "parts" in stored else {})
     means = {name: estimate.mean for name, estimate in judged.items()}
-    # A metric that was not measured meets no constraint.
-    holds = (n in means and bound.holds(means[n]) for n, bound in spec.constraints.items())
     checkpoint = sweep / outcome["checkpoint"] if outcome.get("checkpoint") else None
     return TrialRecord(
         number=trial.number,
@@ -88,7 +86,7 @@ def decode_trial(
         proposer=stored["proposer"],
         replicate_of=stored["replicate_of"],
         **splits,
-        feasible=all(holds) if outcome or means else None,
+        feasible=spec.meets_constraints(means) if outcome or means else None,
         rungs=rungs,
         paused_at=pause["at"],
         cost=cost,

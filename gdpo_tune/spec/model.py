@@ -120,6 +120,10 @@ class SweepSpec(Section):
         """Metrics that objectives and constraints name."""
         return tuple(dict.fromkeys([*self.objectives, *self.constraints]))
 
+    def meets_constraints(self, means: Mapping[str, float]) -> bool:
+        """Return whether metrics meet every constraint; one that was not measured meets none."""
+        return all(n in means and bound.holds(means[n]) for n, bound in self.constraints.items())
+
     @property
     def has_candidates(self) -> bool:
         """True if merges and checkpoints may join the front.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from gdpo_tune.analysis.checkpoint_choice import rank_checkpoints
@@ -26,7 +25,6 @@ from gdpo_tune.training.checkpoints import (
     find_newest_checkpoint,
     remove_all_but,
 )
-from gdpo_tune.tuning.schedulers.base import is_feasible
 
 
 def delete_unkept_checkpoints(ledger: Ledger) -> None:
@@ -97,7 +95,7 @@ def _select_promising(ledger: Ledger, ended: TrialRecord) -> dict[int, set[Path]
     records, spec = ledger.get_records(), ledger.spec
     evaluated = [part for record in records for part in record.parts]
     spent = sum(record.role == "checkpoint" for record in records)
-    ranked = rank_checkpoints(records, spec.list_objectives(), partial(is_feasible, spec))
+    ranked = rank_checkpoints(records, spec.list_objectives(), spec.meets_constraints)
     waiting = [part for part in ranked if part not in evaluated]
     left = max(0, spec.search.checkpoints.budget - spent)
     promising = {(part.trial, part.step) for part in (*waiting[:left], *evaluated)}

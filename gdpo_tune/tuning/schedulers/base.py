@@ -87,12 +87,6 @@ class Scheduler(FIFOScheduler):
         return f"stopped at rung {rung.completions:,}"
 
 
-def is_feasible(spec: SweepSpec, rung: Rung) -> bool:
-    """Return whether a rung meets every constraint; a metric that was not measured meets none."""
-    means = {name: metric.mean for name, metric in rung.validation.items()}
-    return all(n in means and bound.holds(means[n]) for n, bound in spec.constraints.items())
-
-
 def read_values(spec: SweepSpec, rung: Rung) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the values of the objectives, and the excess over each constraint (see `Rungs`)."""
     means = {name: metric.mean for name, metric in rung.validation.items()}

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from gdpo_tune.analysis.checkpoint_choice import choose_checkpoint
 from gdpo_tune.analysis.merge_choice import choose_merge
@@ -19,7 +18,6 @@ from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.trials import Objective, Role, TrialRecord
 from gdpo_tune.spec import Constraint, SweepSpec
 from gdpo_tune.spec.search_section import MERGES_PER_TRAINING
-from gdpo_tune.tuning.schedulers.base import is_feasible
 from gdpo_tune.tuning.search.startup import list_corners
 
 Parts = tuple[Part, ...]
@@ -37,8 +35,7 @@ def choose_candidate(
     search, trained = spec.search, _count_ended(records)
     share = 1.0 if at_end else math.sqrt(min(1.0, trained / search.trials))
     if _count(records, "checkpoint") < int(share * search.checkpoints.budget):
-        is_allowed = partial(is_feasible, spec)
-        part = choose_checkpoint(records, spec.list_objectives(), is_allowed)
+        part = choose_checkpoint(records, spec.list_objectives(), spec.meets_constraints)
         if part is not None:
             return "checkpoint", (part,)
     is_spanned = at_end or trained >= min(len(list_corners(spec)), search.trials)
