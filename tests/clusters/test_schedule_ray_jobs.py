@@ -29,7 +29,9 @@ pytestmark = [
 pytest.importorskip("aiohttp_cors", reason="the dashboard of Ray needs ray[default]")
 
 SPACE = f"""extends: {ROOT / "search_spaces" / "code.yaml"}
-search: {{trials: 1, scheduler: {{type: fifo}}, replicates: {{max_runs: 0}}}}
+search:
+  {{trials: 1, scheduler: {{type: fifo}}, replicates: {{max_runs: 0}}, merges: {{budget: 0}},
+    checkpoints: {{budget: 0}}}}
 training: {{steps: 4, checkpoint_every: 1, validation_prompts: 16, test_prompts: 16}}
 """
 SWEEP = """space: small.yaml

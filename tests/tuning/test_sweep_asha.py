@@ -13,6 +13,7 @@ from gdpo_tune.tuning.ray.stopping import HALT
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.fake_training import list_executions
 from tests.support.paths import ROOT
+from tests.support.tuning import ENDS_ONLY
 
 pytestmark = [
     pytest.mark.system,
@@ -24,7 +25,7 @@ pytestmark = [
 
 HERE = Path(__file__).resolve().parent
 SPACE = ROOT / "search_spaces" / "code.yaml"
-SMALL = ("search.sampler=random", "training.steps=4", "search.replicates.max_runs=2")
+SMALL = (*ENDS_ONLY, "search.sampler=random", "training.steps=4", "search.replicates.max_runs=2")
 
 
 @pytest.fixture(autouse=True)

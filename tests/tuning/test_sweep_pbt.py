@@ -21,6 +21,7 @@ from gdpo_tune.training import train, worker_cache
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.fake_training import list_executions
 from tests.support.paths import ROOT
+from tests.support.tuning import ENDS_ONLY
 
 pytestmark = [
     pytest.mark.system,
@@ -34,6 +35,7 @@ HERE = Path(__file__).resolve().parent
 SPACE = ROOT / "search_spaces" / "code.yaml"
 MEMBERS = 4
 POPULATION = [
+    *ENDS_ONLY,
     f"search={{trials: {MEMBERS}, scheduler: {{type: pbt, interval: 0.5}}}}",
     "search.replicates.max_runs=1",
 ]

@@ -33,6 +33,7 @@ from gdpo_tune.tuning.ray.failures import RETRIES
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.fake_training import list_executions
 from tests.support.paths import ROOT
+from tests.support.tuning import ENDS_ONLY
 
 pytestmark = [
     pytest.mark.system,
@@ -46,6 +47,7 @@ HERE = Path(__file__).resolve().parent
 SPACE = ROOT / "search_spaces" / "code.yaml"
 TRAIN = "tests.support.fake_training:train"
 SMALL = [
+    *ENDS_ONLY,
     "search.sampler=random",
     "search.scheduler={type: fifo}",
     "training.steps=4",
