@@ -104,7 +104,7 @@ def find_budget_to_reach(
 
 
 def count_continuations(history: History, problem: Problem) -> dict[str, Share]:
-    """Count how often trials continued after a measurement before their end, by their standing.
+    """Count how often trials continued from a rung, by their standing there.
 
     `front`: no trial measured at the level by then dominates it. `worst third`: two thirds of the
     trials at the level lie on better fronts. Trials that break a constraint lie behind all others.
@@ -112,7 +112,7 @@ def count_continuations(history: History, problem: Problem) -> dict[str, Share]:
     counts = {"front": [0, 0], "worst third": [0, 0]}
     at_level: dict[int, list[Visit]] = {}
     for visit in history.visits:
-        if visit.verdict == "complete":
+        if visit.level not in problem.rungs:
             continue
         visits = at_level.setdefault(visit.level, [])
         visits.append(visit)

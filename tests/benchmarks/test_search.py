@@ -300,6 +300,9 @@ def test_who_goes_on_from_the_front_and_from_the_worst_third():
     shares = count_continuations(history, Line())
     assert shares == {"front": Share(0, 1), "worst third": Share(1, 1)}
     assert math.isnan(Share(0, 0).value)
+    assert count_continuations(history, Checkpointed()) == shares
+    between = visits_at(3, *[(0.5, 1.0, "continue")] * 5)  # no rung of this problem
+    assert count_continuations(between, Checkpointed())["front"] == Share(0, 0)
 
 
 def test_what_breaks_a_constraint_lies_behind_everything():
