@@ -48,7 +48,7 @@ class PymooProblem:
     """
 
     levels = (1,)
-    rungs = ()
+    rungs: tuple[int, ...] = ()
     has_checkpoints = False
     evaluation_cost = 0
 

@@ -87,6 +87,7 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
 def evaluate_parts(config: TrialConfig, resume: Path | None, report: Report) -> Outcome:
     """Simulate the evaluation of a merge: the mean of its parts, and a little more."""
     append_log_entry(config, {"from": 0, **describe_node()})
+    config.directory.mkdir(parents=True, exist_ok=True)
     values = dict.fromkeys(VALUES, BUMP if len(config.parts) > 1 else 0.0)
     for part in config.parts:
         own = json.loads((part.checkpoint / "weights").read_text())
