@@ -22,8 +22,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +32,7 @@ from typing import Any
 
 import numpy as np
 from picture import write_picture
+from sweep_command import SweepLine, list_overrides, run_sweep_command
 
 from gdpo_tune.analysis.pareto import compute_hypervolume
 from gdpo_tune.analysis.replicates import Configuration, pool_trials
@@ -90,15 +89,6 @@ class Side:
         return [candidate for candidate in pooled if candidate.is_on_front]
 
 
-@dataclass(frozen=True)
-class Line:
-    """Line of a sweep in one panel of the PNG."""
-
-    problem: str
-    contestant: str
-    steps: Sequence[tuple[float, float]]
-
-
 def count_completions(cost: Cost) -> float:
     """Return the completions of a trial, in training and in evaluations."""
     return cost.completions + cost.evaluation_completions
@@ -107,25 +97,9 @@ def count_completions(cost: Cost) -> float:
 def run_sweep(task: str, seed: int, name: str, out: Path, changes: Sequence[str]) -> Side:
     """Run or resume a sweep by the command, and read its trials."""
     label = f"{task}-{name}-{seed}"
-    overrides = [
-        f"search.seed={seed}",
-        "search.replicates.max_runs=0",
-        "keep=all",
-        f"storage={out}",
-        f"tracking.uri=sqlite:///{out}/mlflow.db",
-        *CONTESTANTS[name],
-        *changes,
-    ]
-    words = [word for override in overrides for word in ("--set", override)]
     space = SPACES / f"{task}.yaml"
-    command = [sys.executable, "-m", "gdpo_tune.sweep", str(space), "--name", label, *words]
-    print(f"{label}: its output goes to {out / label}.log", flush=True)
-    with (out / f"{label}.log").open("a", encoding="utf-8") as log:
-        status = subprocess.run(command, check=False, stdout=log, stderr=log).returncode
-    if status:
-        raise SystemExit(
-            f"{label} ended with status {status}; fix the cause, then run the same command"
-        )
+    overrides = list_overrides(seed, out, ["keep=all", *CONTESTANTS[name], *changes])
+    run_sweep_command(space, label, overrides, out)
     spec = load_spec(space, overrides, label)
     with Ledger.open(spec, read_only=True) as ledger:
         records = [r for r in ledger.get_records() if r.role != "untrained" and r.finished]
@@ -240,10 +214,10 @@ def summarise(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def build_lines(figures: Sequence[Mapping[str, Any]]) -> list[Line]:
+def build_lines(figures: Sequence[Mapping[str, Any]]) -> list[SweepLine]:
     """Build a panel for each task over shares of the budget."""
     return [
-        Line(
+        SweepLine(
             figure["task"],
             f"gdpo_tune {name}" if name != "tpe" else name,
             list(zip(SHARES, figure[name]["hypervolume"], strict=True)),

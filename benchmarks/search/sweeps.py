@@ -23,8 +23,6 @@ import argparse
 import json
 import math
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +33,7 @@ from typing import Any
 
 from measures import evaluate_at_budgets, find_budget_to_reach
 from picture import write_picture
+from sweep_command import SweepLine, list_overrides, run_sweep_command
 
 from gdpo_tune.analysis.pareto import compute_hypervolume
 from gdpo_tune.core.trials import Cost, Objective, TrialRecord
@@ -100,35 +99,12 @@ class Sweep:
     """Completions sampled in training by all trials, including baselines."""
 
 
-@dataclass(frozen=True)
-class Line:
-    """Line of a sweep in one panel of the PNG."""
-
-    problem: str
-    contestant: str
-    steps: Sequence[tuple[float, float]]
-
-
 def run_sweep(scheduler: str, seed: int, out: Path, changes: Sequence[str]) -> Sweep:
     """Run or resume a sweep by the command, and read its result."""
     name = f"{scheduler}-{seed}"
-    overrides = [
-        f"search.scheduler={{type: {scheduler}}}",
-        f"search.seed={seed}",
-        "search.replicates.max_runs=0",
-        f"storage={out}",
-        f"tracking.uri=sqlite:///{out}/mlflow.db",
-        *changes,
-    ]
-    words = [word for override in overrides for word in ("--set", override)]
-    command = [sys.executable, "-m", "gdpo_tune.sweep", str(SPACE), "--name", name, *words]
-    print(f"{name}: its output goes to {out / name}.log", flush=True)
-    with (out / f"{name}.log").open("a", encoding="utf-8") as log:
-        status = subprocess.run(command, check=False, stdout=log, stderr=log).returncode
-    if status:
-        raise SystemExit(
-            f"{name} ended with status {status}; fix the cause, then run the same command to resume"
-        )
+    own = [f"search.scheduler={{type: {scheduler}}}", *changes]
+    overrides = list_overrides(seed, out, own)
+    run_sweep_command(SPACE, name, overrides, out)
     spec = load_spec(SPACE, overrides, name)
     with Ledger.open(spec, read_only=True) as ledger:
         return read_sweep(spec, ledger.get_records(), ledger.get_sessions()[-1])
@@ -259,11 +235,11 @@ def compute_medians(figures: Sequence[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def build_panels(pairs: Sequence[tuple[Sweep, Sweep]]) -> list[Line]:
+def build_panels(pairs: Sequence[tuple[Sweep, Sweep]]) -> list[SweepLine]:
     """Build a panel for each seed, and one of all seeds, over completions."""
     every = [s for pair in pairs for s in pair]
     return [
-        Line(panel, f"gdpo_tune {s.scheduler}", s.courses["completions"].steps)
+        SweepLine(panel, f"gdpo_tune {s.scheduler}", s.courses["completions"].steps)
         for panels in ([f"seed {s.seed}" for s in every], ["all seeds"] * len(every))
         for panel, s in zip(panels, every, strict=True)
     ]

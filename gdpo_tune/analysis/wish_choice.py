@@ -49,7 +49,7 @@ class Aim:
     """A wish in numbers."""
 
     metrics: tuple[Objective, ...]
-    """What is predicted; the references do not count."""
+    """Metrics that are predicted; their references do not count."""
     limits: tuple[Limit, ...]
     preferences: tuple[float, ...]
     """Weight of each of `metrics` in what is maximised, at least 0 and not all 0."""

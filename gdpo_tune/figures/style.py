@@ -36,7 +36,7 @@ class Mark:
     plotly: str
     """Name of the symbol in plotly."""
     matplotlib: str | tuple[int, int, int]
-    """The same symbol in matplotlib."""
+    """Symbol of the same shape in matplotlib: a name, or its numbers of corners."""
 
 
 MODES: dict[str, Mark] = {
