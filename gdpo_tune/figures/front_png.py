@@ -45,7 +45,7 @@ RADIUS = 5.0
 _TO_PARENTS: dict[str, Any] = {
     "color": CANDIDATE_COLORS["merge"],
     "linewidth": 0.6,
-    "alpha": 0.45,
+    "alpha": 0.2,
     "zorder": 1.5,
 }
 

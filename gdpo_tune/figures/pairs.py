@@ -41,7 +41,7 @@ RADIUS = 8.0
 """Half the size of a mark with some space around it, in pixels."""
 _BOUND = {"color": style.MUTED, "width": 1.2, "dash": "dot"}
 _STAIRCASE = {"color": style.FAINT, "width": 1.5}
-_TO_PARENTS = {"color": style.fade(CANDIDATE_COLORS["merge"], 0.45), "width": 0.8}
+_TO_PARENTS = {"color": style.fade(CANDIDATE_COLORS["merge"], 0.2), "width": 0.6}
 
 
 def draw_pairs(front: Front, constraints: Mapping[str, Constraint] | None = None) -> go.Figure:

@@ -36,7 +36,7 @@ class Mark:
     plotly: str
     """Name of the symbol in plotly."""
     matplotlib: str | tuple[int, int, int]
-    """Symbol of the same shape in matplotlib: a name, or its numbers of corners."""
+    """Symbol of the same shape in matplotlib: a name, or corners, style and angle."""
 
 
 MODES: dict[str, Mark] = {
