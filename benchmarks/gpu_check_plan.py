@@ -120,6 +120,9 @@ class CheckPlan:
                 "sampler": "random",
                 "scheduler": {"type": "fifo"},
                 "replicates": {"max_runs": 0},
+                # The steps count trials that train.
+                "merges": {"budget": 0},
+                "checkpoints": {"budget": 0},
             },
             "tracking": {"uri": f"sqlite:///{self.directory / 'mlflow.db'}"},
             "storage": str(self.directory / "sweeps"),
