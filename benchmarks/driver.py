@@ -37,7 +37,8 @@ import numpy as np
 import psutil
 
 from gdpo_tune.core.events import Event, TrialFinished, TrialProgress, TrialStarted
-from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, Report, TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, Report
 from gdpo_tune.spec import SweepSpec, load_spec
 
 LIMIT_MS = 15.0

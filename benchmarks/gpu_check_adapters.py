@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdpo_tune.core.trials import TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.training.build import build_trainer
 from gdpo_tune.training.worker_cache import open_worker_cache
 

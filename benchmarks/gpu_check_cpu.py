@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # it imports torch
     from gpu_check_trials import ResumedTrial
 
-    from gdpo_tune.core.trials import TrialConfig
+    from gdpo_tune.core.trial_config import TrialConfig
 
 
 def resume_trial(config: TrialConfig) -> ResumedTrial:

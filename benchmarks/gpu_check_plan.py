@@ -15,7 +15,7 @@ from gdpo_tune.core.settings import (
     RolloutSettings,
     TrainingSettings,
 )
-from gdpo_tune.core.trials import TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
 
 FILE = Path(__file__).resolve().with_name("lookup_task.py")
 TASK, LONG_TASK = f"{FILE}:LookupTask", f"{FILE}:LongLookupTask"

@@ -16,7 +16,8 @@ from gpu_check_plan import CheckPlan
 from gpu_check_processes import OutOfTimeError, Processes, StepError
 from peaks import Peak, measure_gpu_memory, measure_process_memory
 
-from gdpo_tune.core.trials import IS_TRIED_AGAIN, TrialRecord
+from gdpo_tune.core.incidents import IS_TRIED_AGAIN
+from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, count_local_cpus, load_spec
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from gdpo_tune.core.trials import TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import train
 

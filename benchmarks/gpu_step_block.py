@@ -21,7 +21,7 @@ from transformers import PrinterCallback
 from transformers.utils import logging as transformers_logging
 from trl import GRPOTrainer
 
-from gdpo_tune.core.trials import TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.training import train, vllm_engine
 from gdpo_tune.training.build import order_prompts
 from gdpo_tune.training.trl_arguments import build_trainer_arguments, count_prompts_per_step

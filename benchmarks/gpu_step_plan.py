@@ -8,7 +8,7 @@ from pathlib import Path
 from gdpo_tune.core import task_files
 from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings, TrainingSettings
-from gdpo_tune.core.trials import TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
 
 TASK = f"{Path(__file__).resolve().with_name('lookup_task.py')}:LookupTask"
 TRAIN_PROMPTS = 1024

@@ -20,7 +20,8 @@ from normalization_fronts import count_distinct
 from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.core.settings import TrainingSettings
-from gdpo_tune.core.trials import Measurement, TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trials import Measurement
 from gdpo_tune.tasks.base import Problem, Scores, Split
 from gdpo_tune.tasks.code import CodeTask
 from gdpo_tune.tasks.math import MathTask

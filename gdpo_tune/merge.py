@@ -25,7 +25,8 @@ from gdpo_tune import cli
 
 if TYPE_CHECKING:
     from gdpo_tune.core.candidates import Part
-    from gdpo_tune.core.trials import Measurement, Outcome, TrainedPart
+    from gdpo_tune.core.trial_config import TrainedPart
+    from gdpo_tune.core.trials import Measurement, Outcome
     from gdpo_tune.results.merge_file import MergeProgress, MergeResult
     from gdpo_tune.results.merge_request import MergeRequest
 
@@ -250,7 +251,7 @@ def _find_part(
     request: MergeRequest, part: Part, directory: Path, *, fetch: bool = True
 ) -> TrainedPart:
     """Return a part with its checkpoint, which `fetch` copies from an object store."""
-    from gdpo_tune.core.trials import TrainedPart
+    from gdpo_tune.core.trial_config import TrainedPart
     from gdpo_tune.ledger.sweep_store import SweepStore
 
     path = request.policies[part.trial, part.step].checkpoint

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 from gdpo_tune import cli
 
 if TYPE_CHECKING:
-    from gdpo_tune.core.trials import Measurement, TrialConfig
+    from gdpo_tune.core.trial_config import TrialConfig
+    from gdpo_tune.core.trials import Measurement
     from gdpo_tune.results.retrain import TrainingRequest
 
 REQUEST, RESULT, LOCK = "request.json", "result.json", "train.lock"

@@ -31,8 +31,8 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from picture import write_picture
-from sweep_command import SweepLine, list_overrides, run_sweep_command
+from fronts_picture import write_fronts_picture
+from sweep_command import list_overrides, run_sweep_command
 
 from gdpo_tune.analysis.pareto import compute_hypervolume
 from gdpo_tune.analysis.replicates import Configuration, pool_trials
@@ -58,6 +58,7 @@ CONTESTANTS: Mapping[str, Sequence[str]] = {
 IN_TRAINING = 0.65
 """Share of the budget after which the default starts no further training."""
 ENDS_ONLY = "default, ends only"
+ROWS = ("default", ENDS_ONLY, "tpe")
 SMALL = (
     "search.trials=3",
     "training={steps: 4, evaluate_every: 2, checkpoint_every: 2}",
@@ -190,7 +191,7 @@ def render_markdown(figures: Sequence[Mapping[str, Any]]) -> str:
         f"| task | seed | | {shares} | trainings, merges, checkpoints | CPU s |",
         "|---|---|---|" + "---|" * (len(SHARES) + 2),
     ]
-    for figure, name in product(figures, ("default", ENDS_ONLY, "tpe")):
+    for figure, name in product(figures, ROWS):
         row = figure[name]
         volumes = " | ".join(f"{volume:.3f}" for volume in row["hypervolume"])
         trials = row["trials"]
@@ -214,18 +215,6 @@ def summarise(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def build_lines(figures: Sequence[Mapping[str, Any]]) -> list[SweepLine]:
-    """Build a panel for each task over shares of the budget."""
-    return [
-        SweepLine(
-            figure["task"],
-            f"gdpo_tune {name}" if name != "tpe" else name,
-            list(zip(SHARES, figure[name]["hypervolume"], strict=True)),
-        )
-        for figure, name in product(figures, ("default", ENDS_ONLY, "tpe"))
-    ]
-
-
 def compare(tasks: Sequence[str], seeds: Sequence[int], out: Path, changes: Sequence[str]) -> None:
     """Run the missing sweeps, write the report and print the figures."""
     out.mkdir(parents=True, exist_ok=True)
@@ -235,8 +224,7 @@ def compare(tasks: Sequence[str], seeds: Sequence[int], out: Path, changes: Sequ
         default = run_sweep(task, seed, "default", out, [*changes, limit_training(tpe)])
         figures.append(compare_pair(default, tpe, out))
         (out / "table.md").write_text(render_markdown(figures), encoding="utf-8")
-    spent = "share of TPE's completions"
-    write_picture(build_lines(figures), SHARES[-1], out / "fronts.png", spent)
+    write_fronts_picture(figures, ROWS, SHARES, out / "fronts.png")
     print(render_markdown(figures))
     print(json.dumps({"benchmark": "search/fronts", **summarise(figures), "figures": figures}))
 

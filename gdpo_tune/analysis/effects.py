@@ -24,7 +24,8 @@ from gdpo_tune.analysis.pareto import Floats
 from gdpo_tune.analysis.probability import LEVEL, Interval
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.analysis.resampling import correct_p_values
-from gdpo_tune.core.trials import Objective, ParamValue
+from gdpo_tune.core.trial_config import ParamValue
+from gdpo_tune.core.trials import Objective
 
 WIDE = 5.0
 """Ratio of the largest to the smallest value from which a parameter counts on a log scale."""

@@ -26,6 +26,7 @@ from gdpo_tune.analysis.replicates import (
     pool_trials,
 )
 from gdpo_tune.analysis.selection import find_extremes, find_knee, is_tied
+from gdpo_tune.core.formatting import format_first
 from gdpo_tune.core.trials import Objective, TrialRecord
 
 MOST_TIES = 3
@@ -115,9 +116,7 @@ class Front:
 
     def _format_ties(self, objective: str) -> str:
         names = [c.name for c in self.list_ties(objective)]
-        more = len(names) - MOST_TIES
-        others = f" and {more} more" if more > 0 else ""
-        return f" (tied with {', '.join(names[:MOST_TIES])}{others})" if names else ""
+        return f" (tied with {format_first(names, MOST_TIES)})" if names else ""
 
     @property
     def has_replicates(self) -> bool:

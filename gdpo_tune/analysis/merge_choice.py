@@ -7,7 +7,7 @@ in closed form. Only validation values count: test values are left to what is cl
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 import numpy as np
@@ -132,8 +132,7 @@ def _list_mixtures(
         if len(middle) <= most_parts:
             result.setdefault(round_mixture(middle), middle)
     for size in range(3, most_parts + 1):
-        count = next(n for n in range(len(policies), -1, -1) if math.comb(n, size) <= MOST_GROUPS)
-        for group in combinations(policies[:count], size):
+        for group in list_groups(policies, size):
             for weights in list_centres(size):
                 mixture = dict(zip(group, weights, strict=True))
                 result.setdefault(round_mixture(mixture), mixture)
@@ -150,6 +149,12 @@ def _list_front_mixtures(parents: Sequence[Evaluated], tried: Sequence[Evaluated
     kept = mark_front(np.array([entry.losses for entry in known]))
     kept[: len(parents)] = True
     return [entry.mixture for entry, is_kept in zip(known, kept, strict=True) if is_kept]
+
+
+def list_groups(policies: Sequence[Policy], size: int) -> Iterator[tuple[Policy, ...]]:
+    """Return the groups of so many policies, of the first ones alone: at most `MOST_GROUPS`."""
+    count = next(n for n in range(len(policies), -1, -1) if math.comb(n, size) <= MOST_GROUPS)
+    return combinations(policies[:count], size)
 
 
 def list_centres(size: int) -> list[tuple[float, ...]]:

@@ -37,7 +37,8 @@ import numpy as np
 from gdpo_tune.analysis.pareto import NOT_RANKED, rank_points
 from gdpo_tune.analysis.probability import estimate_front_probability
 from gdpo_tune.core.candidates import Part
-from gdpo_tune.core.trials import Estimate, Objective, Params, Role, TrialRecord
+from gdpo_tune.core.trial_config import Params
+from gdpo_tune.core.trials import Estimate, Objective, Role, TrialRecord
 
 Key = tuple[object, ...]
 

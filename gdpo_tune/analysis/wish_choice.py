@@ -15,7 +15,6 @@ Shapes: N merges, M metrics, L limits. Metrics are losses, as there.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
@@ -24,7 +23,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from gdpo_tune.analysis.expected_gains import TINY, compute_shortfalls
-from gdpo_tune.analysis.merge_choice import MOST_GROUPS, Rounded, list_centres, round_mixture
+from gdpo_tune.analysis.merge_choice import Rounded, list_centres, list_groups, round_mixture
 from gdpo_tune.analysis.merge_model import Evaluated, Mixture, Policy, predict_losses
 from gdpo_tune.analysis.pareto import Floats
 from gdpo_tune.core.trials import Objective
@@ -71,8 +70,8 @@ class Aim:
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A merge with its predicted or measured losses."""
+class Prediction:
+    """A merge, with its losses as predicted or measured."""
 
     mixture: Mixture
     losses: Floats
@@ -91,15 +90,15 @@ class WishChooser:
 
     def predict(
         self, mixtures: Sequence[Mixture], evaluated: Sequence[Evaluated] = ()
-    ) -> list[Candidate]:
+    ) -> list[Prediction]:
         """Predict merges, given further evaluations."""
         means, errors = predict_losses(mixtures, self.parents, [*self.known, *evaluated])
         rows = zip(mixtures, means, errors, strict=True)
-        return [Candidate(mixture, mean, error) for mixture, mean, error in rows]
+        return [Prediction(mixture, mean, error) for mixture, mean, error in rows]
 
     def choose_next(
         self, most_parts: int, evaluated: Sequence[Evaluated] = ()
-    ) -> tuple[Candidate, bool] | None:
+    ) -> tuple[Prediction, bool] | None:
         """Choose the merge to evaluate next, which differs from those that are `evaluated`.
 
         Returns:
@@ -179,12 +178,8 @@ def list_mixtures(
     """
     result: list[Mixture] = []
     for size in range(2, min(most_parts, len(policies)) + 1):
-        count = len(policies)
-        if size > 2:
-            fits = (n for n in range(count, -1, -1) if math.comb(n, size) <= MOST_GROUPS)
-            count = next(fits)
         shares = list(_list_shares(size))
-        for group in combinations(policies[:count], size):
+        for group in combinations(policies, 2) if size == 2 else list_groups(policies, size):
             result += [dict(zip(group, weights, strict=True)) for weights in shares]
     return [mixture for mixture in result if round_mixture(mixture) not in done]
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gdpo_tune.core.trials import Incident, Measurement, TrialRecord
+from gdpo_tune.core.incidents import Incident
+from gdpo_tune.core.trials import Measurement, TrialRecord
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from gdpo_tune.core.trials import Estimate, Params, ParamValue
+from gdpo_tune.core.trial_config import Params, ParamValue
+from gdpo_tune.core.trials import Estimate
 
 NO_VALUE = "\N{EM DASH}"
 """Stands where there is no value."""
@@ -104,6 +105,12 @@ def format_count(count: int, noun: str) -> str:
 def format_percent(share: float) -> str:
     """Format a share (0 to 1): `92 %`."""
     return f"{100 * share:.0f} %"
+
+
+def format_first(names: Sequence[str], most: int) -> str:
+    """Return the first names and how many more there are: `1, 2, 3 and 4 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def format_list(names: Sequence[str]) -> str:

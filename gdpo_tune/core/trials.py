@@ -1,4 +1,4 @@
-"""Types that every room shares: the configuration of a trial, its reports, and its record.
+"""Types that every room shares: what a trial reports, and its record.
 
 Importing them needs neither torch nor ray nor pydantic.
 """
@@ -12,17 +12,7 @@ from typing import Literal
 
 from gdpo_tune.core.candidates import MERGE_PREFIX, Part
 from gdpo_tune.core.checkpoint_names import parse_step
-from gdpo_tune.core.settings import (
-    DataSettings,
-    ModelSettings,
-    RolloutSettings,
-    SandboxSettings,
-    TrainingSettings,
-)
-
-ParamValue = bool | int | float | str
-Params = Mapping[str, ParamValue]
-"""Parameter name as in the YAML, dotted (`reward_weights.format`) -> value."""
+from gdpo_tune.core.trial_config import Params
 
 Direction = Literal["maximize", "minimize"]
 Role = Literal["search", "member", "replicate", "untrained", "published", "checkpoint", "merge"]
@@ -44,94 +34,6 @@ class Objective:
     direction: Direction
     reference: float
     """Worst value of interest: the reference point of the hypervolume, fixed in the spec."""
-
-
-MOVABLE = ("learning_rate", "reward_weights.")
-"""Parameters, by the beginning of their names, that may change while a trial trains."""
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Values that some parameters have from a step on, while a trial trains.
-
-    Raises:
-        ValueError: a parameter that may not change, or a step before the start.
-    """
-
-    step: int
-    """Steps that are done before the values apply: 0 is the start."""
-    params: Params
-    """Parameters that are not named keep their values."""
-
-    def __post_init__(self) -> None:
-        fixed = [name for name in self.params if not name.startswith(MOVABLE)]
-        if fixed or self.step < 0:
-            raise ValueError(f"no trial can change {fixed or 'anything'} at step {self.step}")
-
-
-@dataclass(frozen=True)
-class TrainedPart:
-    """A trained policy on disk, and its weight in a merge."""
-
-    checkpoint: Path
-    weight: float
-
-
-@dataclass(frozen=True)
-class TrialConfig:
-    """Configuration of one trial; equal ones give bitwise equal metrics on a CPU."""
-
-    task: str
-    policy: str
-    seed: int
-    params: Params
-    """Complete: a value for every parameter of `parameters.PARAMETERS` that applies to the task."""
-    training: TrainingSettings
-    directory: Path
-    """This trial's own directory: `steps.jsonl` and checkpoints."""
-    train: bool = True
-    """False evaluates the policy as it is (the untrained baseline)."""
-    threads: int = 1
-    """CPU threads that torch may use."""
-    sandbox: SandboxSettings = field(default_factory=SandboxSettings)
-    """Where the task runs code that the policy wrote."""
-    data: DataSettings = field(default_factory=DataSettings)
-    """Where the task's prompts come from."""
-    model: ModelSettings = field(default_factory=ModelSettings)
-    """How the policy is loaded and trained."""
-    rollout: RolloutSettings = field(default_factory=RolloutSettings)
-    """Engine that samples completions during training."""
-    gpu_share: float = 1.0
-    """Share of its GPU's memory that the trial may use; no effect without a GPU."""
-    evaluate_at: tuple[int, ...] = ()
-    """Steps at which the trial is evaluated on validation prompts besides `evaluate_every`."""
-    schedule: tuple[Segment, ...] = ()
-    """Changes of `params` during the training."""
-    parts: tuple[TrainedPart, ...] = ()
-    """Policies to merge and evaluate, where `train` is False; their weights sum to 1."""
-    keep_at: tuple[int, ...] = ()
-    """Steps whose checkpoints stay, because each may become a candidate."""
-
-    def __deepcopy__(self, memo: object) -> TrialConfig:
-        """Return the same object, which never changes: Ray copies the config of every trial."""
-        return self
-
-    def __str__(self) -> str:
-        """Return a short name: Ray makes a label of it."""
-        return self.directory.name
-
-    def get_params_at(self, step: int) -> dict[str, ParamValue]:
-        """Return the parameters that apply once `step` steps are done."""
-        params = dict(self.params)
-        for segment in sorted(self.schedule, key=lambda segment: segment.step):
-            if segment.step <= step:
-                params |= segment.params
-        return params
-
-    def get_reward_weights(self, step: int = 0) -> dict[str, float]:
-        """Return reward name -> weight once `step` steps are done, from `reward_weights.*`."""
-        prefix, params = "reward_weights.", self.get_params_at(step)
-        return {k[len(prefix) :]: float(v) for k, v in params.items() if k.startswith(prefix)}
 
 
 @dataclass(frozen=True)
@@ -251,33 +153,6 @@ class Generation:
     members: tuple[int, ...]
     """Numbers of the members that met."""
     exploits: tuple[Exploit, ...]
-
-
-WAS_LOST = "was lost"
-"""End of the description of an incident in which a node was lost."""
-IS_TRIED_AGAIN = "is tried again"
-"""Start of the description of an incident in which an attempt at a trial failed."""
-
-
-@dataclass(frozen=True)
-class Incident:
-    """A failure that a sweep survived: a node was lost, an attempt at a trial failed."""
-
-    time: float
-    """Unix seconds."""
-    description: str
-    """In one line; of trials, a predicate of each: `is tried again: ...`."""
-    trials: tuple[int, ...] = ()
-    """Numbers of the trials that it concerns."""
-
-    def __str__(self) -> str:
-        """Return the description with the trials, in one line."""
-        if not self.trials:
-            return self.description
-        numbers = ", ".join(map(str, self.trials))
-        if self.description.startswith("node "):
-            return f"{self.description}, with trial{'s' if len(self.trials) > 1 else ''} {numbers}"
-        return f"trial {numbers} {self.description}"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
@@ -17,14 +16,15 @@ from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.analysis.verdict import Verdict
 from gdpo_tune.core.candidates import title_candidate
 from gdpo_tune.core.formatting import format_count, format_duration, format_interval, format_number
-from gdpo_tune.core.trials import IS_TRIED_AGAIN, WAS_LOST, TrialRecord
+from gdpo_tune.core.incidents import IS_TRIED_AGAIN, WAS_LOST
+from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.display.tables import build_front_table
 from gdpo_tune.results.summary import (
     FRONT_FILE,
     REPORT_FILE,
     ChosenTrial,
     describe_origins,
-    describe_other_states,
+    describe_states,
     list_incidents,
 )
 from gdpo_tune.spec import hide_passwords
@@ -100,9 +100,8 @@ def _print_line(out: Console, text: str, style: str = "") -> None:
 
 
 def _build_head(spec: SweepSpec, front: Front, note: str) -> Text:
-    states = Counter(record.state for record in front.records)
-    complete = f"{format_count(states['complete'], 'trial')} complete"
-    counts = ", ".join(filter(None, [complete, describe_other_states(states)]))
+    complete, others = describe_states(front.records)
+    counts = ", ".join(filter(None, [f"{format_count(complete, 'trial')} complete", others]))
     duration = format_duration(sum(record.cost.seconds for record in front.records))
     interval = front.hypervolume_interval
     head = (

@@ -10,7 +10,7 @@ from gdpo_tune.core.parameters import NO_CONDITION, PARTIAL_CREDIT
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings, TrainingSettings
 from gdpo_tune.core.task_files import load_task_info
-from gdpo_tune.core.trials import Params, Segment
+from gdpo_tune.core.trial_config import Params, Segment
 from gdpo_tune.results.parents import Parent
 from gdpo_tune.results.retrain import TrainingRequest
 from gdpo_tune.spec import SweepSpec

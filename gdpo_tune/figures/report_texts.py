@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from html import escape
@@ -24,7 +23,7 @@ from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.results.summary import (
     ChosenTrial,
     describe_left_out_prompts,
-    describe_other_states,
+    describe_states,
     list_incidents,
     measure_wall_time,
     name_configuration,
@@ -44,14 +43,13 @@ def build_head(
 
     `ending` says why nothing was left to run, if so.
     """
-    states = Counter(record.state for record in front.records)
-    others = describe_other_states(states) or "none failed"
+    complete, others = describe_states(front.records)
     provisional = sum(member.is_provisional for member in front.members)
     duration = format_duration(measure_wall_time(front.records))
     work = format_duration(sum(record.cost.seconds for record in front.records))
     completions = sum(record.cost.completions for record in front.records)
     tiles = [
-        ("Trials complete", str(states["complete"]), others),
+        ("Trials complete", str(complete), others or "none failed"),
         ("On the front", str(len(front.members)), f"{provisional} provisional"),
         ("Hypervolume", format_number(front.hypervolume), _describe_hypervolume(front)),
         ("Wall-clock time", duration, f"{work} of trials, {completions:,} completions"),

@@ -11,7 +11,8 @@ from typing import Any
 from optuna import Study
 from optuna.storages import BaseStorage
 
-from gdpo_tune.core.trials import Exploit, Generation, Incident
+from gdpo_tune.core.incidents import Incident
+from gdpo_tune.core.trials import Exploit, Generation
 from gdpo_tune.ledger.study import STUDY
 
 SESSION, INCIDENT, GENERATION = "session:", "incident:", "generation:"

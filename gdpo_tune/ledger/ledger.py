@@ -25,12 +25,12 @@ from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.checkpoint_names import CHECKPOINT_PREFIX
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.system import CloseableResource
+from gdpo_tune.core.trial_config import Params
 from gdpo_tune.core.trials import (
     Cost,
     Generation,
     Measurement,
     Outcome,
-    Params,
     Proposer,
     Role,
     Rung,

@@ -27,13 +27,13 @@ from gdpo_tune.core.checkpoint_names import CHECKPOINT_PREFIX
 from gdpo_tune.core.errors import NonFiniteError
 from gdpo_tune.core.metrics import add_costs
 from gdpo_tune.core.object_store import join_address
+from gdpo_tune.core.trial_config import Params
 from gdpo_tune.core.trials import (
     Cost,
     Estimate,
     Exploit,
     Measurement,
     Outcome,
-    Params,
     Rung,
     State,
     TrialRecord,

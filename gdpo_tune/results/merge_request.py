@@ -10,11 +10,12 @@ from shlex import quote
 from typing import Any
 
 from gdpo_tune.analysis.merge_model import Evaluated, Mixture, Policy, read_values
-from gdpo_tune.analysis.wish_choice import Candidate, WishChooser, get_policy
+from gdpo_tune.analysis.wish_choice import Prediction, WishChooser, get_policy
 from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.formatting import format_estimate
-from gdpo_tune.core.trials import Cost, Estimate, Objective, TrainedPart, TrialConfig, TrialRecord
+from gdpo_tune.core.trial_config import TrainedPart, TrialConfig
+from gdpo_tune.core.trials import Cost, Estimate, Objective, TrialRecord
 from gdpo_tune.ledger.trial_encoding import TRIALS
 from gdpo_tune.results.kept_policies import (
     EXAMPLE,
@@ -175,7 +176,7 @@ class MergeRequest:
         record = dataclasses.replace(record, validation=evaluation.validation)
         return _read_merge(record, self.chooser.aim.metrics)
 
-    def _name_choice(self, found: Candidate) -> MergeChoice:
+    def _name_choice(self, found: Prediction) -> MergeChoice:
         parts = tuple(Part(*policy, weight) for policy, weight in sorted(found.mixture.items()))
         values = zip(self.chooser.aim.metrics, found.losses, found.errors, strict=True)
         prediction = {

@@ -12,7 +12,8 @@ from gdpo_tune.analysis.origins import summarize_origins
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.candidates import format_parts, title_candidate
 from gdpo_tune.core.formatting import format_count, format_duration, format_percent
-from gdpo_tune.core.trials import PROMPTS_LEFT_OUT, Incident, TrialRecord
+from gdpo_tune.core.incidents import Incident
+from gdpo_tune.core.trials import PROMPTS_LEFT_OUT, TrialRecord
 
 REPORT_FILE = "report.html"
 FRONT_FILE = "front.png"
@@ -43,15 +44,24 @@ def measure_wall_time(records: Sequence[TrialRecord]) -> float:
     return max(finished) - min(started) if started and finished else 0.0
 
 
-def describe_other_states(states: Counter[str]) -> str:
-    """Return the trials that are not complete, such as `2 unfinished, 1 failed`; may be empty."""
+def describe_states(records: Sequence[TrialRecord]) -> tuple[int, str]:
+    """Count the complete trials that are no merges or checkpoints, and describe all others.
+
+    The description is such as `2 unfinished, 1 failed, 20 of 34 merges and checkpoints complete`;
+    it may be empty.
+    """
+    states = Counter(record.state for record in records if not record.parts)
     words = {
         "running": "unfinished",
         "paused": "paused at a rung",
         "pruned": "stopped early",
         "failed": "failed",
     }
-    return ", ".join(f"{states[state]} {word}" for state, word in words.items() if states[state])
+    others = [f"{states[state]} {word}" for state, word in words.items() if states[state]]
+    if candidates := [record.state for record in records if record.parts]:
+        done = candidates.count("complete")
+        others.append(f"{done} of {len(candidates)} merges and checkpoints complete")
+    return states["complete"], ", ".join(others)
 
 
 def describe_left_out_prompts(records: Sequence[TrialRecord]) -> str:

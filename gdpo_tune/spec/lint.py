@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import PARTIAL_CREDIT, list_parameters
 from gdpo_tune.core.task_files import load_task_info
-from gdpo_tune.core.trials import ParamValue
+from gdpo_tune.core.trial_config import ParamValue
 from gdpo_tune.spec.load import expand_directory, load_spec
 from gdpo_tune.spec.machine import find_lacking_memory, list_sandbox_warnings
 from gdpo_tune.spec.model import SPEC, SweepSpec, list_decisive_values, list_differences

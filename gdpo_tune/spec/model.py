@@ -24,7 +24,8 @@ from gdpo_tune.core.settings import (
     SandboxSettings,
     TrainingSettings,
 )
-from gdpo_tune.core.trials import Objective, Params, ParamValue, TrialConfig
+from gdpo_tune.core.trial_config import Params, ParamValue, TrialConfig
+from gdpo_tune.core.trials import Objective
 from gdpo_tune.spec.notation import convert_to_notation, dump_entries
 from gdpo_tune.spec.objectives import Constraint, ObjectiveSpec, read_constraint
 from gdpo_tune.spec.problems import hide_passwords, hide_service_path, show

@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import Field
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.trials import MOVABLE
+from gdpo_tune.core.trial_config import MOVABLE
 from gdpo_tune.spec.problems import Problems, explain_unknown_name, show
 from gdpo_tune.spec.sections import Section
 from gdpo_tune.spec.space import Space

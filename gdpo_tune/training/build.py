@@ -14,7 +14,7 @@ from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 
 from gdpo_tune.core import task_files
-from gdpo_tune.core.trials import Params, TrialConfig
+from gdpo_tune.core.trial_config import Params, TrialConfig
 from gdpo_tune.training import rollout, vllm_engine
 from gdpo_tune.training.lora import build_adapter_config
 from gdpo_tune.training.scoring import build_reward_functions

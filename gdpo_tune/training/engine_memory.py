@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from gdpo_tune.core.engines import round_up_rank
 from gdpo_tune.core.errors import ResourcesError
-from gdpo_tune.core.trials import TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.vllm_memory import CONTEXT, GIB, EngineMemory, estimate_engine
 from gdpo_tune.training.lora import count_adapter_numbers
 

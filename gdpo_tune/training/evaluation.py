@@ -25,7 +25,8 @@ from gdpo_tune.core.completions import (
 )
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.files import explain_full_disk
-from gdpo_tune.core.trials import Estimate, TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trials import Estimate
 from gdpo_tune.tasks.base import Problem, Split
 from gdpo_tune.training import ranks
 from gdpo_tune.training.rollout import Decoding, Generate

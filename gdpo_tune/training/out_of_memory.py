@@ -14,7 +14,7 @@ import torch
 
 from gdpo_tune.core.engines import Engine
 from gdpo_tune.core.errors import CrowdedGpuError, TrialFailure
-from gdpo_tune.core.trials import TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.training import gpu, ranks
 from gdpo_tune.training.rollout import select_engine_here
 from gdpo_tune.training.trl_arguments import recomputes_activations

@@ -24,7 +24,7 @@ from gdpo_tune.core.engines import (
     find_vllm,
     select_engine,
 )
-from gdpo_tune.core.trials import TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.training import ranks
 from gdpo_tune.training.chunks import sample_in_chunks
 from gdpo_tune.training.fast_cpu.llama import is_small_llama

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from gdpo_tune.core.parameters import NO_CONDITION
 from gdpo_tune.core.registry import TaskInfo
-from gdpo_tune.core.trials import TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
 
 Values = Sequence[float | None]
 """N values of one reward."""

@@ -17,7 +17,8 @@ from transformers import TrainerCallback
 from gdpo_tune.core.errors import SupersededError
 from gdpo_tune.core.files import explain_full_disk, write_atomically
 from gdpo_tune.core.steps import append_step
-from gdpo_tune.core.trials import Cost, Estimate, Measurement, Report, TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, Report
 from gdpo_tune.training import ranks
 from gdpo_tune.training.checkpoints import (
     OPTIMIZER_FILE,

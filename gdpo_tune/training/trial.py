@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from gdpo_tune.core import task_files
-from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, Report, TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, Report
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import gpu, ranks
 from gdpo_tune.training.build import build_trainer

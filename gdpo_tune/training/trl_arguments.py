@@ -16,7 +16,7 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.settings import ModelSettings
-from gdpo_tune.core.trials import TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.training import ranks
 
 _SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}

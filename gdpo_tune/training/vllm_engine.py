@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from gdpo_tune.core.engines import round_up_rank
 from gdpo_tune.core.errors import EngineDiedError, GdpoTuneError
 from gdpo_tune.core.rendezvous import RENDEZVOUS, find_free_port
-from gdpo_tune.core.trials import TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.training.engine_memory import divide_gpu
 from gdpo_tune.training.gpu import lock_gpu, wait_for_memory
 from gdpo_tune.training.lora import write_adapter_to_memory

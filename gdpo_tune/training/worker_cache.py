@@ -19,7 +19,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gdpo_tune.core import task_files
 from gdpo_tune.core.errors import DataError
-from gdpo_tune.core.trials import PROMPTS_LEFT_OUT, TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trials import PROMPTS_LEFT_OUT
 from gdpo_tune.policies.initial_policy import hash_policy, save_initial_policy
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.policies.prompts import PromptFormat, choose_prompt_format

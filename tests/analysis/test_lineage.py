@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gdpo_tune.analysis.lineage import Training, trace_training
 from gdpo_tune.analysis.replicates import pool_trials
-from gdpo_tune.core.trials import Exploit, Segment, TrialRecord
+from gdpo_tune.core.trial_config import Segment
+from gdpo_tune.core.trials import Exploit, TrialRecord
 from tests.support.analysis import GOALS, build_trial
 
 

@@ -18,7 +18,8 @@ from gdpo_tune import cli, train
 from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.errors import LedgerHeldError, SpecError, TrialFailure, UsageError
 from gdpo_tune.core.steps import append_step
-from gdpo_tune.core.trials import Cost, Exploit, Generation, Measurement, Outcome, Segment
+from gdpo_tune.core.trial_config import Segment
+from gdpo_tune.core.trials import Cost, Exploit, Generation, Measurement, Outcome
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.journal import Lease
 from gdpo_tune.results.retrain import (

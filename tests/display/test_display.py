@@ -17,7 +17,8 @@ from gdpo_tune.core.events import (
     TrialStarted,
 )
 from gdpo_tune.core.formatting import format_estimate, format_interval, format_number
-from gdpo_tune.core.trials import Cost, Incident, Measurement
+from gdpo_tune.core.incidents import Incident
+from gdpo_tune.core.trials import Cost, Measurement
 from gdpo_tune.display import LiveDisplay, print_summary
 from gdpo_tune.display.progress import Progress
 from gdpo_tune.display.tables import build_front_table

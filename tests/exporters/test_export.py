@@ -11,7 +11,7 @@ import pytest
 from gdpo_tune import export
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import ExportError, UsageError
-from gdpo_tune.core.trials import Segment
+from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.exporters.base import format_yaml
 from gdpo_tune.exporters.write_export import MERGERS, PAGE, format_page
 from gdpo_tune.ledger import Ledger

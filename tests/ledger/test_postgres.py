@@ -20,7 +20,8 @@ from ray import cloudpickle
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import IdentityError, LedgerHeldError, LedgerUnreachableError, UsageError
-from gdpo_tune.core.trials import Cost, Estimate, Incident, Measurement, Outcome
+from gdpo_tune.core.incidents import Incident
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome
 from gdpo_tune.ledger import Ledger, postgres_journal
 from gdpo_tune.ledger.postgres_journal import TABLE, PostgresJournal
 from gdpo_tune.results.open_sweep import read_sweep

@@ -7,7 +7,8 @@ import json
 import os
 from pathlib import Path
 
-from gdpo_tune.core.trials import Outcome, Report, TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trials import Outcome, Report
 from tests.support import fake_training
 
 WATCHED = ("HF_TOKEN", "HF_HOME", "NCCL_DEBUG")

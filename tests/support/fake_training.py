@@ -18,7 +18,8 @@ from pathlib import Path
 import ray
 
 from gdpo_tune.core.errors import NonFiniteError, SandboxUnavailable
-from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, Report, TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, Report
 from gdpo_tune.training.checkpoints import read_checkpoint, write_checkpoint
 from gdpo_tune.tuning.ray import trainable
 

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from gdpo_tune.core.settings import ModelSettings
-from gdpo_tune.core.trials import Cost, TrainedPart
+from gdpo_tune.core.trial_config import TrainedPart
+from gdpo_tune.core.trials import Cost
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import train
 from gdpo_tune.training.checkpoints import write_checkpoint

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.trials import TrainedPart
+from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import ranks, rollout, train
 from gdpo_tune.training.checkpoints import find_newest_checkpoint

@@ -15,7 +15,7 @@ from gdpo_tune.core.errors import SpecError, TaskFileError, TrialFailure, UsageE
 from gdpo_tune.core.parameters import PARAMETERS
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.steps import read_steps
-from gdpo_tune.core.trials import TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tasks.base import Problem, RewardFailures, Scores
 from gdpo_tune.tasks.custom import RewardFunctionTask, choose_row_split, name_reward

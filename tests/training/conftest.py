@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gdpo_tune.core.settings import ModelSettings
-from gdpo_tune.core.trials import TrainedPart
+from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import train
 from tests.support.merging import PLAIN, QUICK

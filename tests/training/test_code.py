@@ -10,7 +10,7 @@ import torch
 from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.task_files import load_task_info
-from gdpo_tune.core.trials import TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.tasks.code import TASK
 from gdpo_tune.tasks.code_problems import generate

@@ -10,7 +10,7 @@ from gdpo_tune.core.errors import DataError
 from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.core.registry import describe_layout
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
-from gdpo_tune.core.trials import TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tasks.code import TASK, CodeTask
 from gdpo_tune.tasks.data import dataset

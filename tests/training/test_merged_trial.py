@@ -13,7 +13,7 @@ import torch
 from gdpo_tune.core.errors import DiskFullError, TrialFailure
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.steps import read_steps
-from gdpo_tune.core.trials import TrainedPart
+from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.training import merging, train, worker_cache
 from gdpo_tune.training.checkpoints import find_newest_checkpoint, read_checkpoint
 from gdpo_tune.training.lora import ADAPTER

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.settings import ModelSettings
-from gdpo_tune.core.trials import Cost, TrainedPart
+from gdpo_tune.core.trial_config import TrainedPart
+from gdpo_tune.core.trials import Cost
 from gdpo_tune.policies.initial_policy import hash_policy, read_initial_policy
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import merging, worker_cache

@@ -10,7 +10,7 @@ import torch
 
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.parameters import PARAMETERS
-from gdpo_tune.core.trials import Segment
+from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import build, train, worker_cache
 from gdpo_tune.training.fast_cpu import packing

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gdpo_tune.core.trials import Segment, TrialConfig
+from gdpo_tune.core.trial_config import Segment, TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import train, worker_cache
 from gdpo_tune.training.checkpoints import adopt_checkpoint, find_newest_checkpoint

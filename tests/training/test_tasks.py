@@ -7,7 +7,7 @@ import pytest
 from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.core.registry import describe_task
 from gdpo_tune.core.settings import TrainingSettings
-from gdpo_tune.core.trials import TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.tools import ToolsTask

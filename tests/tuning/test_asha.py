@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gdpo_tune.core.events import TrialFinished, TrialPaused
-from gdpo_tune.core.trials import Cost, Outcome, TrialConfig, TrialRecord
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trials import Cost, Outcome, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.kept_checkpoints import delete_unkept_checkpoints

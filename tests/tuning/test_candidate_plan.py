@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdpo_tune.core.candidates import Part
-from gdpo_tune.core.trials import Cost, Estimate, Rung, TrialConfig, TrialRecord
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trials import Cost, Estimate, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, Uniform, list_warnings
 from gdpo_tune.spec.search_section import MERGES_PER_TRAINING
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning.kept_checkpoints import list_kept_steps
-from gdpo_tune.tuning.schedulers.candidate_verdict import find_objection
+from gdpo_tune.tuning.schedulers.candidate_verdict import explain_stop
 from gdpo_tune.tuning.search.candidate_plan import (
     choose_candidate,
     tighten_references,
@@ -209,7 +210,7 @@ def judge(spec: SweepSpec, records: list[TrialRecord], **values: float) -> str:
     parts = (Part(1, 60, 0.5), Part(2, 60, 0.5))
     merge = TrialRecord(len(records), "merge", "running", {}, 9, "candidate", parts=parts)
     measured = {name: Estimate(value, 0.01) for name, value in values.items()}
-    return find_objection(merge, Rung(0, measured, Cost()), [*records, merge], spec)
+    return explain_stop(merge, Rung(0, measured, Cost()), [*records, merge], spec)
 
 
 def test_a_merge_that_adds_nothing_gets_no_test_evaluation(spec: SweepSpec):

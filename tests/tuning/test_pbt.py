@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.analysis.lineage import Training, trace_training
-from gdpo_tune.core.trials import Cost, Outcome, TrialConfig, TrialRecord
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trials import Cost, Outcome, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.journal import JournalFile
 from gdpo_tune.spec import PbtSettings, SweepSpec

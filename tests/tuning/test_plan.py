@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.core.trials import Params, Proposer, Role, TrialRecord
+from gdpo_tune.core.trial_config import Params
+from gdpo_tune.core.trials import Proposer, Role, TrialRecord
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.search.plan import Step, count_planned, find_next_step
 from tests.support.tuning import load_code_spec

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gdpo_tune.core.settings import TrainingSettings
-from gdpo_tune.core.trials import Cost, Measurement, TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trials import Cost, Measurement
 from gdpo_tune.tracking.run_content import select_curve_values
 from gdpo_tune.tuning.ray import reporter
 from gdpo_tune.tuning.ray.messages import TrialUpdate, unpack_message

@@ -21,7 +21,8 @@ from gdpo_tune.core.errors import (
     ResourcesError,
     SandboxUnavailable,
 )
-from gdpo_tune.core.trials import Cost, Measurement, TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trials import Cost, Measurement
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import Resources
 from gdpo_tune.tuning import runner

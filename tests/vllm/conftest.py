@@ -14,7 +14,7 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import PARAMETERS
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.settings import DataSettings, RolloutSettings, TrainingSettings
-from gdpo_tune.core.trials import TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.tasks.base import Problem, Scores
 from gdpo_tune.training import vllm_engine
 

@@ -17,7 +17,8 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from ray.tune import Callback
 
 from gdpo_tune.core.errors import ResourcesError
-from gdpo_tune.core.trials import IS_TRIED_AGAIN, WAS_LOST, TrialConfig
+from gdpo_tune.core.incidents import IS_TRIED_AGAIN, WAS_LOST
+from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.tuning.ray.messages import (
     NODE_DIED,
     AttemptError,

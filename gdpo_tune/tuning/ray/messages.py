@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gdpo_tune.core.errors import StoreUnreachableError
-from gdpo_tune.core.trials import Measurement, Outcome, TrialConfig
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trials import Measurement, Outcome
 
 KEY = "gdpo_tune"
 NODE_DIED = "its node has died"

@@ -27,7 +27,7 @@ from gdpo_tune.core.checkpoint_names import (
 from gdpo_tune.core.errors import StoreError, StoreUnreachableError
 from gdpo_tune.core.object_store import StoreDirectory, find_cache_directory, join_address
 from gdpo_tune.core.processes import is_running
-from gdpo_tune.core.trials import TrainedPart
+from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.training.checkpoints import find_newest_checkpoint
 from gdpo_tune.tuning.ray.messages import (
     AttemptConfig,

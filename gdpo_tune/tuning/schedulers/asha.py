@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gdpo_tune.core.formatting import format_first
 from gdpo_tune.core.trials import Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import AshaSettings
@@ -54,6 +55,5 @@ class Asha(Scheduler):
     def explain(self, number: int, rung: Rung) -> str:
         """Name the rung at which a trial stopped, and the trials that dominated it there."""
         better = self._rungs.list_dominating(number, rung.completions)
-        named = ", ".join(f"#{other}" for other in better[:MAX_NAMED])
-        more = f" and {len(better) - MAX_NAMED} more" if len(better) > MAX_NAMED else ""
-        return f"{super().explain(number, rung)}: dominated by {named}{more}"
+        named = format_first([f"#{other}" for other in better], MAX_NAMED)
+        return f"{super().explain(number, rung)}: dominated by {named}"

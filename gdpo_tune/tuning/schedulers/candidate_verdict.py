@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gdpo_tune.analysis.pareto import compute_hypervolume, rank_points
+from gdpo_tune.core.formatting import format_first
 from gdpo_tune.core.trials import Rung, TrialRecord
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.schedulers.base import read_values
@@ -21,7 +22,7 @@ LEAST_GAIN = 0.002
 """Share of the validation hypervolume that a candidate has to add."""
 
 
-def find_objection(
+def explain_stop(
     record: TrialRecord, rung: Rung, records: Sequence[TrialRecord], spec: SweepSpec
 ) -> str:
     """Explain why a candidate gets no test evaluation; empty if it gets one."""
@@ -48,9 +49,7 @@ def _explain_dominance(
 ) -> str:
     goals = spec.list_objectives()
     names = [n for n, own in rivals.items() if list(rank_points([own, values], goals)) == [0, 1]]
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    text = f"dominated on validation prompts by {', '.join(names[:MAX_NAMED])}{more}"
-    return text if names else ""
+    return f"dominated on validation prompts by {format_first(names, MAX_NAMED)}" if names else ""
 
 
 def _explain_gain(

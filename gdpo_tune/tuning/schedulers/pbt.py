@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gdpo_tune.analysis.lineage import trace_training
-from gdpo_tune.core.trials import MOVABLE, Generation, Rung, TrialRecord
+from gdpo_tune.core.trial_config import MOVABLE
+from gdpo_tune.core.trials import Generation, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import PbtSettings
 from gdpo_tune.tuning.schedulers.base import Scheduler, read_values

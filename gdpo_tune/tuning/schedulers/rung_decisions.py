@@ -11,7 +11,7 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.tuning.kept_checkpoints import trim_ended_trial
 from gdpo_tune.tuning.ray.stopping import open_stop_flag
 from gdpo_tune.tuning.schedulers.base import Scheduler
-from gdpo_tune.tuning.schedulers.candidate_verdict import find_objection
+from gdpo_tune.tuning.schedulers.candidate_verdict import explain_stop
 from gdpo_tune.tuning.schedulers.exploits import finish_exploits
 from gdpo_tune.tuning.schedulers.rungs import Verdict
 
@@ -110,15 +110,15 @@ class RungDecisions:
         """Return the verdict on a trial; a candidate that trains nothing meets no scheduler."""
         if not record.parts:
             return self._scheduler.judge(record, rung)
-        return "stop" if self._find_objection(record, rung) else "continue"
+        return "stop" if self._explain_stop(record, rung) else "continue"
 
-    def _find_objection(self, record: TrialRecord, rung: Rung) -> str:
+    def _explain_stop(self, record: TrialRecord, rung: Rung) -> str:
         """Explain why a merge or checkpoint gets no test evaluation; empty if it gets one."""
-        return find_objection(record, rung, self._ledger.get_records(), self._ledger.spec)
+        return explain_stop(record, rung, self._ledger.get_records(), self._ledger.spec)
 
     def _prune(self, record: TrialRecord, rung: Rung, prefix: str = "") -> TrialRecord:
         if record.parts:
-            reason = self._find_objection(record, rung)
+            reason = self._explain_stop(record, rung)
         else:
             reason = prefix + self._scheduler.explain(record.number, rung)
         pruned = self._ledger.prune(record.number, reason, record.cost)

@@ -17,7 +17,8 @@ from gdpo_tune.analysis.racing import choose_replicate
 from gdpo_tune.analysis.stagnation import has_stagnated
 from gdpo_tune.core import task_files
 from gdpo_tune.core.candidates import Part
-from gdpo_tune.core.trials import Params, Proposer, Role, TrialRecord
+from gdpo_tune.core.trial_config import Params
+from gdpo_tune.core.trials import Proposer, Role, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import PbtSettings, SweepSpec
 from gdpo_tune.tuning.search import quasi_random

@@ -33,14 +33,9 @@ from gdpo_tune.core.events import (
     TrialStarted,
 )
 from gdpo_tune.core.files import explain_full_disk
-from gdpo_tune.core.trials import (
-    Cost,
-    Incident,
-    Outcome,
-    TrainedPart,
-    TrialConfig,
-    TrialRecord,
-)
+from gdpo_tune.core.incidents import Incident
+from gdpo_tune.core.trial_config import TrainedPart, TrialConfig
+from gdpo_tune.core.trials import Cost, Outcome, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.tuning.kept_checkpoints import list_kept_steps, trim_ended_trial
 from gdpo_tune.tuning.ray.messages import (

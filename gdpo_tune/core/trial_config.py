@@ -1,0 +1,109 @@
+"""Configuration of a trial: all that its training or evaluation depends on.
+
+Importing it needs neither torch nor ray nor pydantic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gdpo_tune.core.settings import (
+    DataSettings,
+    ModelSettings,
+    RolloutSettings,
+    SandboxSettings,
+    TrainingSettings,
+)
+
+ParamValue = bool | int | float | str
+Params = Mapping[str, ParamValue]
+"""Parameter name as in the YAML, dotted (`reward_weights.format`) -> value."""
+
+MOVABLE = ("learning_rate", "reward_weights.")
+"""Parameters, by the beginning of their names, that may change while a trial trains."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Values that some parameters have from a step on, while a trial trains.
+
+    Raises:
+        ValueError: a parameter that may not change, or a step before the start.
+    """
+
+    step: int
+    """Steps that are done before the values apply: 0 is the start."""
+    params: Params
+    """Parameters that are not named keep their values."""
+
+    def __post_init__(self) -> None:
+        fixed = [name for name in self.params if not name.startswith(MOVABLE)]
+        if fixed or self.step < 0:
+            raise ValueError(f"no trial can change {fixed or 'anything'} at step {self.step}")
+
+
+@dataclass(frozen=True)
+class TrainedPart:
+    """A trained policy on disk, and its weight in a merge."""
+
+    checkpoint: Path
+    weight: float
+
+
+@dataclass(frozen=True)
+class TrialConfig:
+    """Configuration of one trial; equal ones give bitwise equal metrics on a CPU."""
+
+    task: str
+    policy: str
+    seed: int
+    params: Params
+    """Complete: a value for every parameter of `parameters.PARAMETERS` that applies to the task."""
+    training: TrainingSettings
+    directory: Path
+    """This trial's own directory: `steps.jsonl` and checkpoints."""
+    train: bool = True
+    """False evaluates the policy as it is (the untrained baseline)."""
+    threads: int = 1
+    """CPU threads that torch may use."""
+    sandbox: SandboxSettings = field(default_factory=SandboxSettings)
+    """Where the task runs code that the policy wrote."""
+    data: DataSettings = field(default_factory=DataSettings)
+    """Where the task's prompts come from."""
+    model: ModelSettings = field(default_factory=ModelSettings)
+    """How the policy is loaded and trained."""
+    rollout: RolloutSettings = field(default_factory=RolloutSettings)
+    """Engine that samples completions during training."""
+    gpu_share: float = 1.0
+    """Share of its GPU's memory that the trial may use; no effect without a GPU."""
+    evaluate_at: tuple[int, ...] = ()
+    """Steps at which the trial is evaluated on validation prompts besides `evaluate_every`."""
+    schedule: tuple[Segment, ...] = ()
+    """Changes of `params` during the training."""
+    parts: tuple[TrainedPart, ...] = ()
+    """Policies to merge and evaluate, where `train` is False; their weights sum to 1."""
+    keep_at: tuple[int, ...] = ()
+    """Steps whose checkpoints stay, because each may become a candidate."""
+
+    def __deepcopy__(self, memo: object) -> TrialConfig:
+        """Return the same object, which never changes: Ray copies the config of every trial."""
+        return self
+
+    def __str__(self) -> str:
+        """Return a short name: Ray makes a label of it."""
+        return self.directory.name
+
+    def get_params_at(self, step: int) -> dict[str, ParamValue]:
+        """Return the parameters that apply once `step` steps are done."""
+        params = dict(self.params)
+        for segment in sorted(self.schedule, key=lambda segment: segment.step):
+            if segment.step <= step:
+                params |= segment.params
+        return params
+
+    def get_reward_weights(self, step: int = 0) -> dict[str, float]:
+        """Return reward name -> weight once `step` steps are done, from `reward_weights.*`."""
+        prefix, params = "reward_weights.", self.get_params_at(step)
+        return {k[len(prefix) :]: float(v) for k, v in params.items() if k.startswith(prefix)}
