@@ -83,6 +83,11 @@ def _list_limits(front: Front, effects: Effects) -> list[str]:
             "More likely dominated than not, given the standard errors: "
             f"{format_list([title_candidate(name) for name in doubtful])}."
         )
+    if front.knee_shortfall:
+        lines.append(
+            "No member of the front keeps all that the untrained policy has: the knee is worse in "
+            f"{format_list(front.knee_shortfall)}."
+        )
     tied = [name for name in front.extremes if front.list_ties(name)]
     if tied:
         lines.append(f"Top configurations for {format_list(tied)} are statistically tied.")

@@ -25,8 +25,8 @@ from gdpo_tune.analysis.replicates import (
     pool_estimates,
     pool_trials,
 )
-from gdpo_tune.analysis.selection import find_extremes, find_knee, is_tied
-from gdpo_tune.core.formatting import format_first
+from gdpo_tune.analysis.selection import CLEAR, find_extremes, find_knee, is_tied
+from gdpo_tune.core.formatting import format_first, format_list
 from gdpo_tune.core.trials import Objective, TrialRecord
 
 MOST_TIES = 3
@@ -55,7 +55,7 @@ class Front:
     baselines: tuple[Configuration, ...]
     """The untrained policy and the published weights, as far as measured."""
     knee: Configuration | None
-    """The best compromise; None while the front is empty."""
+    """The best compromise, see `choose_knee`; None while the front is empty."""
     extremes: dict[str, Configuration]
     """Objective -> the member that is best in it; empty while the front is empty."""
     hypervolume: float
@@ -118,6 +118,28 @@ class Front:
         names = [c.name for c in self.list_ties(objective)]
         return f" (tied with {format_first(names, MOST_TIES)})" if names else ""
 
+    def list_shortfalls(self, configuration: Configuration) -> list[str]:
+        """Return where it is clearly worse than a baseline: `worse than untrained in correctness`.
+
+        A baseline on the front is left out: there every other member is worse in some objective.
+        """
+        shortfalls: list[str] = []
+        for baseline in self.baselines:
+            if configuration is baseline or baseline.is_on_front:
+                continue
+            names = list_worse(configuration, baseline, self.objectives, errors=CLEAR)
+            if names:
+                shortfalls.append(f"worse than {baseline.role} in {format_list(names)}")
+        return shortfalls
+
+    @cached_property
+    def knee_shortfall(self) -> list[str]:
+        """Objectives in which the knee, for want of a better one, is worse than no training."""
+        untrained = find_untrained(self.baselines)
+        if self.knee is None or untrained is None:
+            return []
+        return list_worse(self.knee, untrained, self.objectives)
+
     @property
     def has_replicates(self) -> bool:
         """True if some configuration has two seeds, so that the noise of training is measured."""
@@ -126,6 +148,51 @@ class Front:
     @property
     def _rankable(self) -> list[Configuration]:
         return [c for c in self.configurations if c.rank >= 0]
+
+
+def choose_knee(
+    members: Sequence[Configuration],
+    baselines: Iterable[Configuration],
+    objectives: Sequence[Objective],
+) -> Configuration | None:
+    """Choose the best compromise among members that keep what the untrained policy has.
+
+    They are those that are worse than it in no objective; where there is none, those that are worse
+    by no more than noise; where there is none either, all.
+
+    Returns:
+        None if there are no members.
+    """
+    untrained = find_untrained(baselines)
+    keeping: list[bool] = []
+    if untrained is not None:
+        keeping = [not list_worse(m, untrained, objectives) for m in members]
+        if not any(keeping):
+            keeping = [not list_worse(m, untrained, objectives, errors=CLEAR) for m in members]
+    index = find_knee([m.get_values(objectives) for m in members], objectives, keeping)
+    return None if index is None else members[index]
+
+
+def find_untrained(configurations: Iterable[Configuration]) -> Configuration | None:
+    """Find the untrained policy; None if it was not measured."""
+    return next((c for c in configurations if c.role == "untrained"), None)
+
+
+def list_worse(
+    one: Configuration,
+    other: Configuration,
+    objectives: Sequence[Objective],
+    *,
+    errors: float = 0.0,
+) -> list[str]:
+    """Return the objectives in which one is worse, by more than `errors` of the difference."""
+    worse: list[str] = []
+    for goal in objectives:
+        own, others = one.mean[goal.name], other.mean[goal.name]
+        sign = 1 if goal.direction == "maximize" else -1
+        if sign * (others.mean - own.mean) > errors * math.hypot(own.se, others.se):
+            worse.append(goal.name)
+    return worse
 
 
 def find_configuration(
@@ -155,14 +222,14 @@ def build_front(
         sorted((c for c in measured if c.is_on_front), key=lambda c: sign * c.get_values(goals)[0])
     )
     values = [member.get_values(goals) for member in members]
-    knee = find_knee(values, goals)
+    baselines = tuple(c for c in measured if c.role in ("untrained", "published"))
     return Front(
         objectives=goals,
         records=tuple(records),
         configurations=measured,
         members=members,
-        baselines=tuple(c for c in measured if c.role in ("untrained", "published")),
-        knee=None if knee is None else members[knee],
+        baselines=baselines,
+        knee=choose_knee(members, baselines, goals),
         extremes={name: members[index] for name, index in find_extremes(values, goals).items()},
         hypervolume=compute_hypervolume(values, goals),
         chosen=find_configuration(measured, chosen),

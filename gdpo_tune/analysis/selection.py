@@ -19,14 +19,17 @@ CLEAR = 1.96
 """Standard errors of a difference beyond which noise alone is an unlikely reason for it."""
 
 
-def find_knee(values: ArrayLike, objectives: Sequence[Objective]) -> int | None:
+def find_knee(
+    values: ArrayLike, objectives: Sequence[Objective], preferred: Sequence[bool] = ()
+) -> int | None:
     """Return the index of the best compromise of a front; None for an empty front.
 
     The knee has the smallest sum of scaled losses among the points that are no extremes, or among
     all points if all are. An extreme gives up the other objectives for a single one. For two
     objectives that is the point farthest below the line between the two extremes; for more,
     farthest along the equal-weights normal. Ties go to the smaller worst loss, then to the first
-    point. An objective in which all points agree does not count.
+    point. An objective in which all points agree does not count. Points that are `preferred`
+    (`bool[T]`; empty: none are) come before all others.
 
     Source: Das 1999, On characterizing the "knee" of the Pareto curve based on normal-boundary
     intersection; Branke et al. 2004, Finding knees in multi-objective optimization.
@@ -39,7 +42,8 @@ def find_knee(values: ArrayLike, objectives: Sequence[Objective]) -> int | None:
         len(ends) == len(scaled)
     )
     # Rounded, so that sums that differ in the last bit alone are the ties that they should be.
-    order = np.lexsort((scaled.max(axis=1), scaled.sum(axis=1).round(9), ~inner))
+    others = ~np.array(preferred or [False] * len(scaled))
+    order = np.lexsort((scaled.max(axis=1), scaled.sum(axis=1).round(9), ~inner, others))
     return int(order[0])
 
 

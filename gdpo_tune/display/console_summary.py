@@ -15,7 +15,13 @@ from gdpo_tune.analysis.agreement import measure_agreements
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.analysis.verdict import Verdict
 from gdpo_tune.core.candidates import title_candidate
-from gdpo_tune.core.formatting import format_count, format_duration, format_interval, format_number
+from gdpo_tune.core.formatting import (
+    format_count,
+    format_duration,
+    format_interval,
+    format_list,
+    format_number,
+)
 from gdpo_tune.core.incidents import IS_TRIED_AGAIN, WAS_LOST
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.display.tables import build_front_table
@@ -69,6 +75,11 @@ def print_summary(
             else "so the noise of training is unknown and its standard error too small"
         )
         _print_line(out, f"provisional: one seed, {noise}", "dim")
+    if front.knee_shortfall:
+        names = format_list(front.knee_shortfall)
+        _print_line(
+            out, f"knee: no member keeps all that the untrained policy has: worse in {names}"
+        )
     for line in describe_origins(front):
         _print_line(out, line)
     for line in chosen.lines if chosen else ():

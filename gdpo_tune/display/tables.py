@@ -49,7 +49,7 @@ def build_front_table(
     mode = "normalization"
     names = [mode, *(name for name in dimensions if name != mode)]
     droppable = sorted(names, key=lambda name: (name.startswith("reward_weights."), name == mode))
-    remarks = {c.first: _list_remarks(front, c, ties=rows is None) for c in shown}
+    remarks = {c.first: _list_remarks(front, c, final=rows is None) for c in shown}
     table = _fill_front_table(front, shown, names, remarks, probability=True)
     # With its default options rich never measures more columns than the console has.
     unbounded = console.options.update(max_width=UNBOUNDED)
@@ -133,11 +133,13 @@ def _list_replicates(configuration: Configuration) -> list[str]:
     return [str(number) for number in configuration.numbers if number != configuration.first]
 
 
-def _list_remarks(front: Front, configuration: Configuration, *, ties: bool) -> str:
+def _list_remarks(front: Front, configuration: Configuration, *, final: bool) -> str:
     remarks = [format_parts(configuration.parts)] if configuration.role == "merge" else []
-    remarks += front.list_labels(configuration, ties=ties)
+    remarks += front.list_labels(configuration, ties=final)
     if configuration.role in BASELINES:
         remarks.append(BASELINES[configuration.role])
+    if final:
+        remarks += front.list_shortfalls(configuration)
     if configuration.is_on_front and configuration.is_provisional:
         remarks.append("provisional")
     return ", ".join(remarks)

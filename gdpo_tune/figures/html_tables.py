@@ -97,6 +97,7 @@ def _build_member_row(front: Front, configuration: Configuration, dimensions: Se
     names = front.list_labels(configuration, ties=True)
     if configuration.is_on_front and configuration.is_provisional:
         names.append("provisional")
+    names += front.list_shortfalls(configuration)
     badges = "".join(
         f'<span class="badge {name.split()[0]}">{escape(name)}</span>' for name in names
     )

@@ -83,7 +83,7 @@ class LoadedSweep:
         """Table with one row per configuration on the front, best in the first objective first.
 
         Columns: `name`, `role`, `parts` (of a checkpoint or merge), `trials` (numbers), `seeds`,
-        `probability` of a place on the front, `picked_as`;
+        `probability` of a place on the front, `picked_as`, `worse_than_baselines`;
         `param/<name>`; `<objective>` and `<objective>_se`, means over seeds on test prompts.
         """
         rows = [
@@ -96,6 +96,7 @@ class LoadedSweep:
                 "seeds": member.seeds,
                 "probability": member.probability,
                 "picked_as": ", ".join(self.analysis.list_labels(member)),
+                "worse_than_baselines": "; ".join(self.analysis.list_shortfalls(member)),
                 **{f"param/{name}": value for name, value in member.params.items()},
                 **_make_columns("", {goal: member.mean[goal] for goal in self.spec.objectives}),
             }

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gdpo_tune.analysis.front import Front, build_front, find_configuration
+from gdpo_tune.analysis.front import Front, build_front, choose_knee, find_configuration
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.analysis.selection import find_knee, find_smallest
+from gdpo_tune.analysis.selection import find_smallest
 from gdpo_tune.core.candidates import MERGE_PREFIX, Part, title_candidate
 from gdpo_tune.core.errors import PickError, UsageError
 from gdpo_tune.core.formatting import format_estimate
@@ -194,9 +194,9 @@ def _find_member(front: Front, pick: Pick) -> Configuration:
         column = [sign * member.mean[name].mean for member in members]
         values = [member.get_values(front.objectives) for member in members]
         return members[find_smallest(column, values, front.objectives)]
-    index = find_knee([member.get_values(front.objectives) for member in members], front.objectives)
-    assert index is not None, "only an empty list has no knee"
-    return members[index]
+    knee = choose_knee(members, front.baselines, front.objectives)
+    assert knee is not None, "only an empty list has no knee"
+    return knee
 
 
 def _build_unsatisfied_error(front: Front, pick: Pick) -> PickError:
