@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     download_artifacts(spec)
     with Ledger.open(spec, read_only=True) as ledger:
         records = ledger.get_records()
-        sessions = ledger.get_sessions()
+        sessions, spec = ledger.get_sessions(), ledger.spec
     chosen = None if pick is None else pick_trial(records, spec, parse_pick(pick))
     ending = sessions[-1].get("ending", "") if sessions else ""
     with explain_write_errors("the report"):

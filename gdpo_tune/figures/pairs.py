@@ -65,8 +65,8 @@ def draw_pairs(front: Front, constraints: Mapping[str, Constraint] | None = None
         lines = (figure.add_vline, "x", panel.x), (figure.add_hline, "y", panel.y)
         for draw, where, axis in lines:
             bound = (constraints or {}).get(axis.objective.name) if axis.objective else None
-            if bound is not None and axis.low < bound.bound < axis.high:
-                draw(**{where: bound.bound}, line=_BOUND, layer="below", **cell)
+            if bound is not None and axis.low < bound.limit < axis.high:
+                draw(**{where: bound.limit}, line=_BOUND, layer="below", **cell)
     figure.update_layout(hovermode="closest")
     return figure
 

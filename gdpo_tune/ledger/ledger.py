@@ -43,6 +43,7 @@ from gdpo_tune.ledger.journal import Journal, Lease, replay
 from gdpo_tune.ledger.opening import open_for_reading, open_for_writing
 from gdpo_tune.ledger.study import open_study, write_spec
 from gdpo_tune.spec import SweepSpec
+from gdpo_tune.spec.objectives import BASELINES
 
 
 class Ledger(SweepHistory, CloseableResource):
@@ -60,6 +61,7 @@ class Ledger(SweepHistory, CloseableResource):
     ) -> None:
         """Read a journal; callers use `open`, which finds it."""
         self.spec = spec
+        """Its constraints have the values of the baselines that were measured."""
         self.directory = spec.directory.absolute()
         self.moved_aside = moved_aside
         """Directory of an earlier sweep of this name, if `open` moved it."""
@@ -71,6 +73,7 @@ class Ledger(SweepHistory, CloseableResource):
             storage = replay(journal)
             super().__init__(storage, open_study(storage, spec, writable=lease is not None))
             self._records, self._next_order = self._load()
+            self._resolve_constraints()
             if lease is not None:
                 write_spec(spec)
         except BaseException:
@@ -111,6 +114,7 @@ class Ledger(SweepHistory, CloseableResource):
         """Return every trial, by number."""
         if self._lease is None:
             self._records = self._read_all()
+            self._resolve_constraints()
         for number in sorted(self._stale):
             self.get_record(number)
         return list(self._records)
@@ -207,6 +211,9 @@ class Ledger(SweepHistory, CloseableResource):
             outcome = replace(outcome, **splits)
             self._set(number, "outcome", encoding.encode_outcome(outcome, self.directory))
             self._close_trial(number)
+        record = self.get_record(number)
+        if record.role in BASELINES:
+            self._resolve_constraints()
         return self.get_record(number)
 
     def fail(self, number: int, reason: str, cost: Cost | None = None) -> TrialRecord:
@@ -265,6 +272,13 @@ class Ledger(SweepHistory, CloseableResource):
             ) from error
         return records, next_order
 
+    def _resolve_constraints(self) -> None:
+        """Let bounds that refer to a baseline have its value, which decides who meets them."""
+        resolved = self.spec.resolve_constraints(self._records)
+        if resolved.constraints != self.spec.constraints:
+            self.spec = resolved
+            self._stale.update(range(len(self._records)))
+
     def _get_trials(self) -> list[FrozenTrial]:
         return self._storage.get_all_trials(self._study_id, deepcopy=False)
 
@@ -303,7 +317,7 @@ class Ledger(SweepHistory, CloseableResource):
             return
         values = {name: e.mean for name, e in self._read(trial).validation.items()}
         for name, bound in self.spec.constraints.items():
-            if name not in trial.constraints and name in values:
+            if name not in trial.constraints and name in values and bound.is_known:
                 violation = encoding.compute_violation(bound, values[name])
                 Trial(self.study, trial_id).set_constraint(name, violation)
         objectives = [values[name] for name in self.spec.objectives]

@@ -113,7 +113,9 @@ def _list_kept_steps(rungs: Sequence[Rung], directory: Path) -> tuple[int, ...]:
 
 def compute_violation(bound: Constraint, value: float) -> float:
     """Return how far a value is beyond a bound; 0 or less, as in Optuna, if the bound holds."""
-    return bound.bound - value if bound.op == ">=" else value - bound.bound
+    if not bound.is_known:
+        return 0.0
+    return bound.limit - value if bound.op == ">=" else value - bound.limit
 
 
 def create_running_trial(

@@ -31,11 +31,14 @@ from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.problems import join_names, suggest
 
 
-def load_and_pick(source: str, pick: str | None, option: str) -> tuple[Sweep, ChosenTrial]:
+def load_and_pick(
+    source: str, pick: str | None, option: str, *, merges: bool = True
+) -> tuple[Sweep, ChosenTrial]:
     """Load a sweep and pick one of its candidates.
 
     `source` is `DIRECTORY:PICK`, or `DIRECTORY` if `pick`, the value of `--pick`, is given; a name
     under `runs` is enough. `option` is the name of the option that has `source`, for messages.
+    `merges` is as for `pick_trial`.
 
     Raises:
         UsageError: there is no such sweep, or the pick is missing or given twice.
@@ -50,19 +53,31 @@ def load_and_pick(source: str, pick: str | None, option: str) -> tuple[Sweep, Ch
         )
     parsed = parse_pick(text)
     sweep = read_sweep(resolve_location(directory), f"{option} {source}")
-    return sweep, pick_trial(sweep.records, sweep.spec, parsed)
+    return sweep, pick_trial(sweep.records, sweep.spec, parsed, merges=merges)
 
 
-def pick_trial(records: Sequence[TrialRecord], spec: SweepSpec, pick: Pick) -> ChosenTrial:
+def pick_trial(
+    records: Sequence[TrialRecord], spec: SweepSpec, pick: Pick, *, merges: bool = True
+) -> ChosenTrial:
     """Pick one candidate.
+
+    Without `merges`, a merge is chosen by its name alone, or where the front has nothing else that
+    satisfies the pick.
 
     Raises:
         PickError: the pick names an unknown candidate or metric, or nothing on the front satisfies
             it.
     """
     front, rule = build_front(records, spec.list_objectives()), pick.rule
+    passed_over: Configuration | None = None
     if rule == "knee" or isinstance(rule, Extreme):
         configuration = _find_member(front, pick)
+        trained = [
+            m for m in front.members if m.role != "merge" and not _find_broken_bounds(pick, m)
+        ]
+        if configuration.role == "merge" and trained and not merges:
+            passed_over = configuration
+            configuration = _find_member(replace(front, members=tuple(trained)), pick)
         record = records[configuration.first]
     else:
         record = _find_record(records, pick)
@@ -74,7 +89,12 @@ def pick_trial(records: Sequence[TrialRecord], spec: SweepSpec, pick: Pick) -> C
     head = f"chosen by {pick.text!r}: {title_candidate(record.name)}"
     if configuration is None:
         return ChosenTrial(record, label, (f"{head}, {_explain_missing_values(record)}",))
-    return ChosenTrial(record, label, tuple(_describe(head, pick, configuration, spec)))
+    lines = _describe(head, pick, configuration, spec)
+    if passed_over is not None:
+        lines.append(
+            f"chosen among trainings: {passed_over.name}, a merge, cannot be trained as one"
+        )
+    return ChosenTrial(record, label, tuple(lines))
 
 
 def _describe(head: str, pick: Pick, configuration: Configuration, spec: SweepSpec) -> list[str]:

@@ -82,6 +82,7 @@ def build_request_from_sweep(
     option: str = "--from",
     *,
     to_run: bool = True,
+    merges: bool = False,
 ) -> TrainingRequest:
     """Build a request that repeats a candidate of a sweep, for example a trial at another budget.
 
@@ -89,6 +90,7 @@ def build_request_from_sweep(
     seed and schedule of its lineage. For a checkpoint it repeats the training up to its step. A
     merge has parents instead.
 
+    `merges` is True if `pick` may choose a merge from the front, else it chooses a training.
     `overrides` change the sweep's file, not the parameters. `to_run` is True if it is trained on
     this machine. The other arguments are those of `load_and_pick`.
 
@@ -98,7 +100,7 @@ def build_request_from_sweep(
     """
     if any(override.lstrip().startswith(("space.", "space=")) for override in overrides):
         raise UsageError(f"{option} takes the parameters of a trial, so --set space. has no effect")
-    sweep, picked = load_and_pick(source, pick, option)
+    sweep, picked = load_and_pick(source, pick, option, merges=merges)
     record, location = picked.record, sweep.spec.address or split_source(source, pick)[0]
     number, step = record.number, sweep.spec.training.steps
     if len(record.parts) == 1:

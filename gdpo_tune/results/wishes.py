@@ -118,7 +118,7 @@ def build_aim(wish: Wish, spec: SweepSpec) -> Aim:
 def list_conditions(wish: Wish, spec: SweepSpec) -> tuple[Bound, ...]:
     """Return the conditions of a wish and the constraints of the sweep, without those on costs."""
     constraints = (
-        Bound(Metric(name, 1), constraint.op, constraint.bound)
+        Bound(Metric(name, 1), constraint.op, constraint.limit)
         for name, constraint in spec.constraints.items()
         if name in _get_metrics(spec)
     )

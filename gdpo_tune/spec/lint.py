@@ -196,7 +196,7 @@ def _check_objectives(spec: SweepSpec) -> Iterator[str]:
             )
     for name, constraint in spec.constraints.items():
         low, high = metrics[name].low, metrics[name].high
-        if constraint.holds(low) and constraint.holds(high):
+        if constraint.is_known and constraint.holds(low) and constraint.holds(high):
             yield (
                 f"constraints.{name} = {constraint}: every value between {show(low)} and "
                 f"{show(high)} meets it. Tighten it, or remove it."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -25,7 +25,7 @@ from gdpo_tune.core.settings import (
     TrainingSettings,
 )
 from gdpo_tune.core.trial_config import Params, ParamValue, TrialConfig
-from gdpo_tune.core.trials import Objective
+from gdpo_tune.core.trials import Objective, TrialRecord
 from gdpo_tune.spec.notation import convert_to_notation, dump_entries
 from gdpo_tune.spec.objectives import Constraint, ObjectiveSpec, read_constraint
 from gdpo_tune.spec.problems import hide_passwords, hide_service_path, show
@@ -57,7 +57,8 @@ class SweepSpec(Section):
     objectives: dict[str, ObjectiveSpec] = {}
     """Metric -> direction and reference."""
     constraints: dict[str, Annotated[Constraint, BeforeValidator(read_constraint)]] = {}
-    """Metric -> bound, such as `">= 0.2"`."""
+    """Metric -> bound on validation prompts, such as `">= 0.2"`. A bound may refer to the untrained
+    policy or the published setting: `">= untrained"`, `"<= published + 0.02"`."""
     space: Space
     """Parameter -> domain."""
     enqueue: tuple[dict[str, ParamValue], ...] = ()
@@ -125,6 +126,19 @@ class SweepSpec(Section):
         """Return whether metrics meet every constraint; one that was not measured meets none."""
         return all(n in means and bound.holds(means[n]) for n, bound in self.constraints.items())
 
+    def resolve_constraints(self, records: Iterable[TrialRecord]) -> SweepSpec:
+        """Return a spec whose bounds have the values of the baselines among the records."""
+        if all(constraint.baseline is None for constraint in self.constraints.values()):
+            return self
+        measured = {r.role: r.validation for r in records if r.state == "complete"}
+        resolved = {
+            name: constraint.model_copy(update={"value": measured[constraint.baseline][name].mean})
+            if constraint.baseline in measured and name in measured[constraint.baseline]
+            else constraint
+            for name, constraint in self.constraints.items()
+        }
+        return self.model_copy(update={"constraints": resolved})
+
     @property
     def has_candidates(self) -> bool:
         """True if merges and checkpoints may join the front.
@@ -178,7 +192,7 @@ class SweepSpec(Section):
         plain = self.model_dump(mode="json")
         for name in UNUSED_BY_SERVICE if self.sandbox.type == "external" else ():
             del plain["sandbox"][name]
-        plain["constraints"] = {name: str(limit) for name, limit in self.constraints.items()}
+        plain["constraints"] = {name: limit.text for name, limit in self.constraints.items()}
         # `reward_weights` and its like stay together, because a key may be written only once.
         grouped = sorted(self.space.domains.items(), key=lambda item: item[0].rpartition(".")[0])
         plain["space"] = {name: convert_to_notation(domain) for name, domain in grouped}

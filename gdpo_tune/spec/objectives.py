@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from annotated_types import Ge, Le
 
@@ -18,7 +18,13 @@ from gdpo_tune.spec.sections import Section, build_refusal
 
 FARTHEST = 1e30
 """Largest size of a reference: products over objectives stay within the range of a float."""
-CONSTRAINT = re.compile(r"\s*(>=|<=)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
+CONSTRAINT = re.compile(
+    r"\s*(?P<op>>=|<=)\s*(?P<baseline>[a-z]+)?"
+    r"\s*(?P<number>[-+]?\s*(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)?\s*"
+)
+Baseline = Literal["untrained", "published"]
+BASELINES: tuple[Baseline, ...] = get_args(Baseline)
+"""Roles of the first trials of every sweep."""
 
 
 class ObjectiveSpec(Section):
@@ -31,29 +37,67 @@ class ObjectiveSpec(Section):
 
 
 class Constraint(Section):
-    """A bound on a held-out metric: trials that break it are never on the front."""
+    """A bound on a held-out metric: trials that break it are never on the front.
+
+    A bound may refer to a baseline: `>= untrained - 0.02`. Until the baseline has a value on
+    validation prompts, every value meets it.
+    """
 
     op: Literal[">=", "<="]
-    """Allowed side of the bound."""
+    """Allowed side of the limit."""
     bound: float
-    """The limit, itself allowed."""
+    """The limit, itself allowed; with a baseline, its difference to the baseline's value."""
+    baseline: Baseline | None = None
+    value: float | None = None
+    """Value of the baseline, once it was measured."""
+
+    @property
+    def is_known(self) -> bool:
+        """True if the limit is a number by now."""
+        return self.baseline is None or self.value is not None
+
+    @property
+    def limit(self) -> float:
+        """The limit as a number; one that every value meets while it is not known."""
+        if not self.is_known:
+            return -FARTHEST if self.op == ">=" else FARTHEST
+        return self.bound + (self.value or 0.0)
+
+    @property
+    def text(self) -> str:
+        """The constraint as a file has it."""
+        if self.baseline is None:
+            return f"{self.op} {show(self.bound)}"
+        sign = "-" if self.bound < 0 else "+"
+        return f"{self.op} {self.baseline}" + (
+            f" {sign} {show(abs(self.bound))}" if self.bound else ""
+        )
 
     def holds(self, value: float) -> bool:
-        """Return whether `value` respects the bound; NaN does not."""
-        return value >= self.bound if self.op == ">=" else value <= self.bound
+        """Return whether `value` respects the limit; NaN does not."""
+        return value >= self.limit if self.op == ">=" else value <= self.limit
 
     def __str__(self) -> str:
-        return f"{self.op} {show(self.bound)}"
+        known = self.baseline is not None and self.is_known
+        return self.text + (f" ({self.limit:.3g})" if known else "")
 
 
 def read_constraint(data: object) -> Constraint:
-    """Return a constraint, which a file has as a text such as `>= 0.2`."""
+    """Return a constraint, which a file has as a text such as `>= 0.2` or `>= untrained - 0.02`."""
     if isinstance(data, Constraint):
         return data
     match = CONSTRAINT.fullmatch(data) if isinstance(data, str) else None
-    if match is None or not math.isfinite(float(match[2])):
-        raise build_refusal("not a bound", 'write ">= 0.2" or "<= 0.2", with the quotes')
-    return Constraint.model_validate({"op": match[1], "bound": float(match[2])})
+    number = float((match["number"] or "0").replace(" ", "")) if match else math.inf
+    baseline = match["baseline"] if match else None
+    if match is None or not math.isfinite(number) or not (baseline or match["number"]):
+        fix = 'write ">= 0.2", "<= 0.2" or ">= untrained - 0.02", with the quotes'
+        raise build_refusal("not a bound", fix)
+    if baseline not in (None, *BASELINES):
+        fix = f"{suggest(baseline, BASELINES)}write one of {join_names(BASELINES)}"
+        raise build_refusal(f"{baseline} is no baseline of a sweep", fix)
+    if baseline and match["number"] and match["number"][0] not in "+-":
+        raise build_refusal("not a bound", f'write "{match["op"]} {baseline} - 0.02"')
+    return Constraint.model_validate({"op": match["op"], "bound": number, "baseline": baseline})
 
 
 def check_metrics(

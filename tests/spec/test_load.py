@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
-from gdpo_tune.core.trials import Objective
+from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
 from gdpo_tune.spec import Choices, Constraint, Fixed, Uniform, load_spec
 from tests.support.paths import ROOT
 from tests.support.spec_cases import GOOD
@@ -85,11 +85,46 @@ def test_objectives_and_constraints(load):
         (" <= 2e-1 ", 0.21, False),
         (">= 0.2", float("nan"), False),
         ("<= 0.2", float("nan"), False),
+        (">= untrained - 0.02", -5.0, True),  # until the baseline has a value
+        ("<= published", 5.0, True),
+        (">= untrained", float("nan"), False),
     ],
 )
 def test_constraint_includes_its_bound_and_excludes_nan(load, text, value, holds):
     spec = load(f'constraints.correctness="{text}"')
     assert spec.constraints["correctness"].holds(value) is holds
+
+
+@pytest.mark.parametrize(
+    ("text", "written", "least"),
+    [
+        (">= untrained", ">= untrained", 0.6),
+        (" >=untrained-.02 ", ">= untrained - 0.02", 0.58),
+        (">= published + 0.05", ">= published + 0.05", 0.45),
+    ],
+)
+def test_a_constraint_may_refer_to_a_baseline(load, text, written, least):
+    records = [
+        build_baseline(0, "untrained", 0.6),
+        build_baseline(1, "published", 0.4),
+        build_baseline(2, "search", 0.9),
+    ]
+    spec = load(f'constraints.correctness="{text}"')
+    assert load(text=spec.dump_yaml()).constraints["correctness"].text == written
+    resolved = spec.resolve_constraints(records)
+    bound = resolved.constraints["correctness"]
+    assert bound.limit == pytest.approx(least)
+    assert str(bound) == f"{written} ({least:.3g})"
+    assert bound.holds(least + 0.001)
+    assert not bound.holds(least - 0.001)
+    assert resolved.dump_yaml() == spec.dump_yaml()
+    assert resolved.resolve_constraints([]).constraints == resolved.constraints
+    assert resolved.compute_identity() == spec.compute_identity()
+
+
+def build_baseline(number, role, correctness):
+    values = {"correctness": Estimate(correctness, 0.01)}
+    return TrialRecord(number, role, "complete", {}, 0, "baseline", validation=values)
 
 
 def test_space_has_every_parameter(load):

@@ -37,12 +37,14 @@ class Asha(Scheduler):
         """Return the verdict on a trial; rungs elsewhere than at the levels decide nothing."""
         if record.role != "search":
             return "continue"
-        return self._rungs.record(record.number, rung.completions, *read_values(self._spec, rung))
+        values = read_values(self._ledger.spec, rung)
+        return self._rungs.record(record.number, rung.completions, *values)
 
     def replay(self, record: TrialRecord, rung: Rung) -> None:
         """Keep the measurements of an ended trial: others are compared with it."""
         if record.role == "search":
-            self._rungs.replay(record.number, rung.completions, *read_values(self._spec, rung))
+            values = read_values(self._ledger.spec, rung)
+            self._rungs.replay(record.number, rung.completions, *values)
 
     def find_promotable(self, *, alone: bool = False) -> int | None:
         """Return the waiting trial to promote next."""

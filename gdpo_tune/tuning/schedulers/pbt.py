@@ -81,7 +81,7 @@ class Pbt(Scheduler):
 
     def _build_standing(self, record: TrialRecord, step: int) -> MemberStanding:
         rung = next(rung for rung in record.rungs if rung.step == step)
-        values, excess = read_values(self._spec, rung)
+        values, excess = read_values(self._ledger.spec, rung)
         training = trace_training(self._ledger.get_records(), record.number)
         params = dict(training.params)
         for segment in training.schedule:

@@ -67,7 +67,7 @@ def _tighten(goal: Objective, constraint: Constraint | None) -> Objective:
     if constraint is None or (goal.direction, constraint.op) not in stricter:
         return goal
     choose = stricter[goal.direction, constraint.op]
-    return replace(goal, reference=choose(goal.reference, constraint.bound))
+    return replace(goal, reference=choose(goal.reference, constraint.limit))
 
 
 def _count(records: Sequence[TrialRecord], role: Role) -> int:

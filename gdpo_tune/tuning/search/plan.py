@@ -21,12 +21,10 @@ from gdpo_tune.core.trial_config import Params
 from gdpo_tune.core.trials import Proposer, Role, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import PbtSettings, SweepSpec
+from gdpo_tune.spec.objectives import BASELINES
 from gdpo_tune.tuning.search import quasi_random
 from gdpo_tune.tuning.search.budget import compute_hours, describe_spent_budget
 from gdpo_tune.tuning.search.candidate_plan import choose_candidate, count_candidates
-
-BASELINES: tuple[Role, ...] = ("untrained", "published")
-"""Roles of the first trials of every sweep."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +207,7 @@ class PlanCache:
         is_outdated = self._step is not None and may_be_spent and self.is_budget_spent()
         if not self._is_step_valid or is_outdated or (self._step is None and idle):
             records = self._ledger.get_records()
-            self._step = find_next_step(self._spec, records, self._compute_hours(records))
+            self._step = find_next_step(self._ledger.spec, records, self._compute_hours(records))
             self._is_step_valid = True
         self._is_budget_checked = True
         return self._step

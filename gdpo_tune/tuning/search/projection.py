@@ -178,17 +178,19 @@ class Projection:
         """Add a record under its point.
 
         Returns:
-            The point, or None if the sampler cannot learn from the record; and whether estimates
-            have changed.
+            The point, or None if the sampler cannot learn from the record; and whether estimates,
+            or bounds that refer to a baseline, have changed.
         """
+        before, self.spec = self.spec, self.spec.resolve_constraints([record])
+        has_moved = self.spec.constraints != before.constraints
         if not record.is_training:
-            return None, False
+            return None, has_moved
         point = self._find_point(record.params)
         if record.role == "member":
             self._population.add(record.number)
         moved = record.number in self._population or record.replicate_of in self._population
         if moved or point is None:
-            return None, False
+            return None, has_moved
         records = self._records.setdefault(point, {})
         is_new = record.number not in records
         self._startup_count += is_new and record.proposer == "startup"
@@ -198,7 +200,7 @@ class Projection:
         if find_last_rung(record, under_way=self._under_way) is not None:
             self._has_estimates = True
         learned = record.state == "complete" and self._drift.add(record)
-        return point, learned and self._has_estimates
+        return point, has_moved or (learned and self._has_estimates)
 
     def _build_sampler(self) -> BaseSampler:
         """Build the sampler of the next proposal, with its own seed and without a memory.
