@@ -1,7 +1,7 @@
 """Commands of README and docs that read `runs/code`, on the trials of a real default sweep.
 
-`tests/data/code_sweep` is the ledger of `search_spaces/code.yaml`, run as it ships. Its policies are
-not there: commands that load them are run as `--dry-run`.
+`tests/data/code_sweep` is the ledger of `search_spaces/code.yaml`, run as it ships. Its policies
+are not there: commands that load them are run as `--dry-run`.
 """
 
 import gzip

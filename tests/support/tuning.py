@@ -25,8 +25,12 @@ ENDS_ONLY = ("search.merges.budget=0", "search.checkpoints.budget=0")
 def load_code_spec(
     directory: Path, overrides: Sequence[str] = (), space: Path = SPACE
 ) -> SweepSpec:
-    """Load the shipped search space, without merges, with its storage in `directory`."""
-    return load_spec(space, [f"storage={directory}", *ENDS_ONLY, *overrides], "sweep")
+    """Load the shipped search space, without merges and with an absolute bound.
+
+    Its storage is in `directory`.
+    """
+    bound = 'constraints.correctness=">= 0.2"'
+    return load_spec(space, [f"storage={directory}", *ENDS_ONLY, bound, *overrides], "sweep")
 
 
 def build_outcome(
