@@ -159,7 +159,7 @@ def test_a_sweep_from_start_to_end(spec, store):
     assert store.contents("0", "name") == ["trial-000"]
     assert [step for step, _ in store.points("0", "train/loss")] == list(range(1, 41))
     assert store.points("0", "validation/correctness") == [(20, 0.2), (40, 0.4)]
-    assert store.points("0", "objective/correctness") == [(0, 0.9)]
+    assert store.points("0", "test/correctness") == [(0, 0.9)]
     assert store.tags("0")["pareto"] == "true"
     assert store.tags("1")["pareto"] == "false"
     assert store.tags("2")["pareto"] == "false"
@@ -242,7 +242,7 @@ def test_records_that_a_crash_kept_from_the_spool_are_added_at_the_next_start(sp
     )  # the ledger knows more
     play(spec, SweepStarted(records, 2))
     assert store.contents("0", "status")[-1] == "FINISHED"
-    assert store.points("1", "objective/length") == [(0, 0.9)]
+    assert store.points("1", "test/length") == [(0, 0.9)]
 
 
 def test_step_metrics_are_spooled_once_over_an_interruption(spec, store):
