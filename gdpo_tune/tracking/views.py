@@ -57,7 +57,7 @@ TITLES = {
 """View -> its name in the menu, after the name of the sweep."""
 PAIRS, CURVES, REWARD_CURVES = "Front", "Objectives on validation prompts", "Mean rewards"
 PARAMETERS, PROGRESS = "Parameters", "Hypervolume"
-COLUMNS = {PAIRS: 2, CURVES: 3, REWARD_CURVES: 3, PARAMETERS: 1, PROGRESS: 2}
+COLUMNS = {PAIRS: 2, CURVES: 3, REWARD_CURVES: 3, PARAMETERS: 1, PROGRESS: 1}
 """Section -> charts side by side."""
 CHART_HEIGHT = 400
 """In pixels."""
@@ -118,10 +118,6 @@ def build_experiment_tags(spec: SweepSpec, created: int) -> dict[str, str]:
     parallel = _build_chart(
         "PARALLEL", selectedParams=parameters, selectedMetrics=goals, showAllRuns=True
     )
-    hypervolume = [
-        _build_line("hypervolume", title=f"hypervolume over {unit}", across=across)
-        for across, unit in (("step", "trials"), ("time", "time"))
-    ]
     children = f"tags.`mlflow.parentRunId` = '{PARENT}'"
     front = f"{children} AND tags.pareto = 'true'"
     trained = f"{children} AND tags.normalization != ''"
@@ -133,7 +129,11 @@ def build_experiment_tags(spec: SweepSpec, created: int) -> dict[str, str]:
         "trials": (children, columns, {PAIRS: pairs, **parameter_charts}),
         "front": (front, columns, {PAIRS: pairs, **parameter_charts, **curves}),
         "modes": (trained, columns, {**curves, REWARD_CURVES: reward_curves}),
-        "progress": (f"attributes.run_id = '{PARENT}'", [], {PROGRESS: hypervolume}),
+        "progress": (
+            f"attributes.run_id = '{PARENT}'",
+            [],
+            {PROGRESS: _build_curves(["hypervolume"])},
+        ),
     }
     hidden = [*FIXED["automatic_sections"], *(f"train/{REWARDS}{reward}" for reward in rewards)]
     states = {view: _build_state(*content, hidden) for view, content in charts.items()}
@@ -192,9 +192,8 @@ def _build_chart(kind: str, **more: Any) -> Chart:
 
 
 def _build_curves(metrics: Iterable[str]) -> list[Chart]:
-    return [_build_line(clean_name(name)) for name in itertools.islice(metrics, MOST_CURVES)]
-
-
-def _build_line(metric: str, *, title: str = "", across: str = "step") -> Chart:
-    names = {"metricKey": metric, "selectedMetricKeys": [metric], "xAxisKey": across}
-    return _build_chart("LINE", **names, displayName=title or metric, **FIXED["line"])
+    names = map(clean_name, itertools.islice(metrics, MOST_CURVES))
+    return [
+        _build_chart("LINE", metricKey=name, selectedMetricKeys=[name], **FIXED["line"])
+        for name in names
+    ]

@@ -70,7 +70,7 @@ def test_curves_by_mode_have_a_line_for_each_mode(tmp_path):
 
 def test_charts_of_a_view_have_different_titles(tmp_path):
     for state in views_of(make_tiny_spec(tmp_path)).values():
-        titles = [chart["displayName"] for chart in charts(state, "LINE")]
+        titles = [chart["metricKey"] for chart in charts(state, "LINE")]
         assert len(set(titles)) == len(titles)
 
 
