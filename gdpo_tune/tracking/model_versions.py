@@ -57,10 +57,9 @@ def build_final_messages(spec: SweepSpec, front: Front) -> list[Message]:
         files = {"README.md": text}
         if policy and not is_url(policy):
             files["MLmodel"] = _format_model_file(policy)
-        messages += [
-            {"run": str(trial), "artifact": {"name": f"{POLICY}/{name}", "text": content}}
-            for name, content in files.items()
-        ]
+        for name, content in files.items():
+            artifact = {"name": f"{POLICY}/{name}", "text": content}
+            messages.append({"run": str(trial), "artifact": artifact})
         versions.append(_build_version(front, member, policy))
     return [*messages, {"run": SWEEP, "models": {"name": spec.name, "versions": versions}}]
 
