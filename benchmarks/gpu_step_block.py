@@ -56,7 +56,7 @@ def train_ours(config: TrialConfig, watch: Stopwatch) -> None:
     """Train the trial as a sweep runs it, without the final evaluation and checkpoint."""
 
     def report(measurement, checkpoint) -> None:
-        watch.end_step(measurement.step, measurement.metrics["train/mean_length"])
+        watch.end_step(measurement.step, measurement.metrics["train/completions/mean_length"])
         if measurement.step == watch.last:
             raise MeasuredError
 

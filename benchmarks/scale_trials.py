@@ -28,12 +28,15 @@ METRICS = (
     "grad_norm",
     "learning_rate",
     "entropy",
-    "clip_ratio",
-    "mean_length",
+    "clip_ratio/region_mean",
+    "completions/mean_length",
+    "reward",
+    "reward_std",
+    "frac_reward_zero_std",
     *(
-        f"reward/{reward}/{kind}"
+        f"rewards/{reward}/{kind}"
         for reward in ("correctness", "format", "length")
-        for kind in ("share", "mean", "dead_groups", "std")
+        for kind in ("share", "mean", "frac_reward_zero_std", "std")
     ),
 )
 """Names of the metrics of a step of the shipped sweep, without `train/`."""

@@ -97,9 +97,9 @@ def _build_record(
 def _write_directory(directory: Path, rng: np.random.Generator) -> None:
     for step in range(1, STEPS + 1):
         metrics = {
-            f"train/reward/{reward}/{kind}": float(rng.random())
+            f"train/rewards/{reward}/{kind}": float(rng.random())
             for reward in ("correctness", "format", "length")
-            for kind in ("mean", "dead_groups", "share")
+            for kind in ("mean", "frac_reward_zero_std", "share")
         }
         append_step(directory, Measurement(step, metrics, Cost(64 * step, step, step)))
     completion = Completion(

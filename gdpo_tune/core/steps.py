@@ -15,6 +15,14 @@ from typing import Any
 from gdpo_tune.core.trials import Cost, Measurement
 
 STEPS_FILE = "steps.jsonl"
+REWARDS = "rewards/"
+"""Prefix of the step metrics of each reward, as TRL names them."""
+EARLIER_NAMES = {
+    "train/reward/": f"train/{REWARDS}",
+    "/dead_groups": "/frac_reward_zero_std",
+    "train/mean_length": "train/completions/mean_length",
+}
+"""Parts of names that files of earlier versions hold -> the names now."""
 MOST_POINTS = 60
 """Points of one trial's curve that are passed on, at most. Otherwise a thousand trials of thousands
 of steps fill a tracking database with tens of gigabytes."""
@@ -72,6 +80,13 @@ def _ends_line(file: Any) -> bool:
 def _parse_line(line: bytes) -> Measurement | None:
     try:
         record: dict[str, Any] = json.loads(line)
-        return Measurement(record["step"], record["metrics"], Cost(**record["cost"]))
-    except (ValueError, KeyError, TypeError):
+        metrics = {_update_name(name): value for name, value in record["metrics"].items()}
+        return Measurement(record["step"], metrics, Cost(**record["cost"]))
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _update_name(name: str) -> str:
+    for earlier, now in EARLIER_NAMES.items():
+        name = name.replace(earlier, now)
+    return name

@@ -206,6 +206,11 @@ class TrialRecord:
         return self.role != "untrained" and not self.parts
 
     @property
+    def trained_params(self) -> Params:
+        """Parameters that it trains with; empty if it trains nothing, whatever `params` says."""
+        return self.params if self.is_training else {}
+
+    @property
     def name(self) -> str:
         """Name of the candidate, for a person: `7`, `7@40` or `merge-27`."""
         if self.role == "checkpoint":

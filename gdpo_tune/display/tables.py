@@ -76,7 +76,7 @@ def build_running_table(running: Sequence[Running], steps: int) -> Table:
         table.add_row(
             record.name,
             Text(describe_role(record)),
-            get_mode(record.params) if record.params else NO_VALUE,
+            get_mode(record.params) if record.is_training else NO_VALUE,
             step,
             values,
         )

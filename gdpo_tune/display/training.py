@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from gdpo_tune.core.formatting import abbreviate_parameter, format_estimate
-from gdpo_tune.core.steps import is_kept
+from gdpo_tune.core.steps import REWARDS, is_kept
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.trials import Estimate, Measurement, Objective
 from gdpo_tune.display.tables import format_metrics, make_table
@@ -48,7 +48,7 @@ class TrainingDisplay(CloseableResource):
         """Show one step."""
         # Validation values if there are any, otherwise the mean of every reward.
         held_out = format_metrics(measurement.metrics, "validation/")
-        rewards = format_metrics(measurement.metrics, "train/reward/", "/mean")
+        rewards = format_metrics(measurement.metrics, f"train/{REWARDS}", "/mean")
         values = f"on validation prompts {held_out}" if held_out else f"rewards {rewards}"
         self._bar.update(self._task, completed=measurement.step, description=values)
         shown = measurement.has_validation or is_kept(measurement.step, self._steps)

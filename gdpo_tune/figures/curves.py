@@ -10,18 +10,18 @@ from plotly.subplots import make_subplots
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.formatting import abbreviate_parameter, format_parameter, get_mode
-from gdpo_tune.core.steps import read_steps
+from gdpo_tune.core.steps import REWARDS, read_steps
 from gdpo_tune.core.trial_config import ParamValue
 from gdpo_tune.core.trials import Measurement, TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import make_layout
 
-REWARD = "train/reward/"
+REWARD = f"train/{REWARDS}"
 MAX_CURVES, MAX_RUNG_CURVES = 60, 120
 """Most trials that are drawn: those on the front first, then the latest."""
 WINDOW = 5
 """Steps that a curve is averaged over."""
-KINDS = {"mean": "mean reward", "dead_groups": "dead groups"}
+KINDS = {"mean": "mean reward", "frac_reward_zero_std": "dead groups"}
 """Metric of each reward -> title of its row."""
 ROW = 150
 """Height of the row of one parameter, in pixels."""

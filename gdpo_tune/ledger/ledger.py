@@ -158,8 +158,8 @@ class Ledger(SweepHistory, CloseableResource):
         # A trial whose record was torn off has left checkpoints of other parameters.
         if self.get_trial_directory(number).exists():
             shutil.rmtree(self.get_trial_directory(number))
-        # To Optuna, a checkpoint or a merge has no parameters: it is no result of them.
-        searched = {} if parts else params
+        # To Optuna, what trains nothing has no parameters: it is no result of them.
+        searched = {} if parts or role == "untrained" else params
         trial = encoding.create_running_trial(self.spec, searched, attributes)
         self._storage.create_new_trial(self._study_id, trial)
         self._records.append(self._read(self._get_trial(number)))

@@ -67,7 +67,8 @@ class LoadedSweep:
         Columns: `name`, `role`, `state`, `seed`, `replicate_of`, `parts`, `feasible`, `on_front`,
         `reason`, `seconds`, `cpu_seconds`, `completions`, `evaluation_completions`, `started` and
         `finished` (UTC); `param/<name>`; `test/<metric>`, `validation/<metric>` and `..._se`, their
-        standard errors. An unknown value is missing.
+        standard errors. An unknown value is missing, and so are the parameters of a trial that
+        trained nothing: the untrained policy, checkpoints and merges.
         """
         members = {number for member in self.analysis.members for number in member.numbers}
         rows = [_make_row(record, record.number in members) for record in self.records]
@@ -170,7 +171,7 @@ def _make_row(record: TrialRecord, on_front: bool) -> dict[str, Any]:
         "evaluation_completions": record.cost.evaluation_completions,
         "started": record.started,
         "finished": record.finished,
-        **{f"param/{name}": value for name, value in record.params.items()},
+        **{f"param/{name}": value for name, value in record.trained_params.items()},
         **_make_columns("test/", record.test),
         **_make_columns("validation/", record.validation),
     }

@@ -148,8 +148,7 @@ def _describe_task(name: str) -> str:
         f"## Task `{name}`\n\nRewards: {rewards}.{length}{partial} Policy that ships for it: "
         f"`{task.embedded}`. Published setting, trained as a baseline: {published}.\n\n"
         "Objectives and constraints name these held-out metrics; MLflow has "
-        "the objectives as `objective/<metric>`, the others as `test/<metric>`.\n\n"
-        + _tabulate_metrics(task.metrics)
+        "them as `test/<metric>` and `validation/<metric>`.\n\n" + _tabulate_metrics(task.metrics)
     )
 
 

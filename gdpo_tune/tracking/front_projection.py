@@ -1,24 +1,18 @@
-"""The front in MLflow: ranks, tags, hypervolume, a table, a note, and versions in the registry.
-
-A version in the model registry names the run of a configuration's first trial. Its policy stays in
-the directory that the version's tag `checkpoint` names: policies may be large, and the registry is
-often on another machine.
-"""
+"""The front in MLflow: ranks, tags, hypervolume, a table, and a note."""
 
 from __future__ import annotations
 
 import csv
 import io
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.analysis.origins import summarize_origins
-from gdpo_tune.core.candidates import format_parts, title_candidate
+from gdpo_tune.core.candidates import format_parts
 from gdpo_tune.core.formatting import (
     CANDIDATE_COLORS,
     INK,
@@ -29,13 +23,11 @@ from gdpo_tune.core.formatting import (
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.results.summary import describe_origins
 from gdpo_tune.tracking import views
-from gdpo_tune.tracking.run_content import SWEEP, clean_name, convert_to_milliseconds
+from gdpo_tune.tracking.model_versions import build_final_messages
+from gdpo_tune.tracking.run_content import RUN_NAME, SWEEP, build_run_name, convert_to_milliseconds
 from gdpo_tune.tracking.spool import Message, Point
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
-    from gdpo_tune.analysis.replicates import Configuration
     from gdpo_tune.spec import SweepSpec
 
 LEAST_SECONDS = 2.0
@@ -44,10 +36,8 @@ TIME_SHARE = 0.01
 """Largest share of the time for them, so that the driver rarely waits for Python's lock."""
 PALE = 0.35
 """Share of its mode's colour that a trial beside the front has; the rest is white."""
-POLICY = "policy"
-"""Directory among a run's artifacts; the source of a version."""
-OWNER = "sweep_run"
-"""Tag of a version: id of the sweep's run. Versions of other sweeps under the name stay."""
+BEHIND = 1000
+"""`pareto/order` of a trial behind the front, times its rank."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +45,7 @@ class FrontProjection:
     """The front as content of runs."""
 
     trials: dict[int, Message]
-    """Trial number -> tag `pareto`, its colour and, if it is ranked, `pareto/rank` (0 = front)."""
+    """Trial number -> tag `pareto`, name, colour and, if it is ranked, its rank and its place."""
     sweep: list[Message]
     final: list[Message]
     """Content for the end of the sweep: versions in the registry, and where their policies are."""
@@ -110,6 +100,8 @@ def project_front(spec: SweepSpec, records: Sequence[TrialRecord]) -> FrontProje
     """Return the front of `records` as content of runs: every trial so far, by number."""
     front = build_front(records, spec.list_objectives())
     ranks = {number: c.rank for c in front.configurations for number in c.numbers}
+    places = list_places(front)
+    knee = front.knee.numbers if front.knee else ()
     finished = {record.number: record.finished or 0.0 for record in front.records}
     size = [["pareto/size", len(front.members), None, 0]] if front.configurations else []
     hypervolume = [
@@ -119,13 +111,18 @@ def project_front(spec: SweepSpec, records: Sequence[TrialRecord]) -> FrontProje
     note = {"mlflow.note.content": _format_note(spec, front)}
     table = {"name": "front.csv", "text": _format_table(front)}
     return FrontProjection(
-        trials={r.number: _build_trial_message(r, ranks.get(r.number, -1)) for r in front.records},
+        trials={
+            r.number: _build_trial_message(
+                r, ranks.get(r.number, -1), places.get(r.number), is_knee=r.number in knee
+            )
+            for r in front.records
+        },
         sweep=[
             {"run": SWEEP, "metrics": hypervolume},
             {"run": SWEEP, "tags": note, "metrics": [*size, *_list_origin_metrics(front)]},
             {"run": SWEEP, "artifact": table},
         ],
-        final=_build_final_messages(spec, front),
+        final=build_final_messages(spec, front),
     )
 
 
@@ -139,13 +136,30 @@ def _list_origin_metrics(front: Front) -> list[Point]:
     return points
 
 
-def _build_trial_message(record: TrialRecord, rank: int) -> Message:
-    color = choose_color(record, on_front=rank == 0)
-    return {
-        "run": str(record.number),
-        "tags": {"pareto": str(rank == 0).lower(), "mlflow.runColor": color},
-        "metrics": [["pareto/rank", float(rank), None, 0]] if rank >= 0 else [],
+def list_places(front: Front) -> dict[int, int]:
+    """Return trial number -> place in a list: the knee 1, then the front, best first.
+
+    Trials behind the front share the place `BEHIND` times their rank. Places of their own would
+    change with every trial that ends, and each change is a request to MLflow.
+    """
+    members = sorted(front.members, key=lambda member: member is not front.knee)
+    numbers = [number for member in members for number in member.numbers]
+    places = {number: place for place, number in enumerate(numbers, start=1)}
+    behind = [c for c in front.configurations if c.rank > 0]
+    return places | {number: BEHIND * c.rank for c in behind for number in c.numbers}
+
+
+def _build_trial_message(
+    record: TrialRecord, rank: int, place: int | None, *, is_knee: bool
+) -> Message:
+    tags = {
+        "pareto": str(rank == 0).lower(),
+        "mlflow.runColor": choose_color(record, on_front=rank == 0),
+        RUN_NAME: f"{build_run_name(record)}{', knee' if is_knee else ''}",
     }
+    values = {"pareto/rank": rank, "pareto/order": place} if rank >= 0 else {}
+    metrics = [[name, float(value), None, 0] for name, value in values.items() if value is not None]
+    return {"run": str(record.number), "tags": tags, "metrics": metrics}
 
 
 def choose_color(record: TrialRecord, *, on_front: bool) -> str:
@@ -195,89 +209,5 @@ def _format_note(spec: SweepSpec, front: Front) -> str:
         f"{len(front.members)} configurations on the front, "
         f"hypervolume {front.hypervolume:.4f}{interval}.\n\n{origins}"
         "The trials are the children of this run: filter by `tags.pareto = 'true'`, sort by "
-        "`metrics.pareto/rank`. Artifacts: `report.html`, `front.png`, `front.csv`, `spec.yaml`.\n"
+        "`metrics.pareto/order`. Artifacts: `report.html`, `front.png`, `front.csv`, `spec.yaml`.\n"
     )
-
-
-def _build_final_messages(spec: SweepSpec, front: Front) -> list[Message]:
-    """Return the versions of the registry, and for each its file that says where its policy is."""
-    policies = {record.number: record.policy for record in front.records}
-    messages: list[Message] = []
-    versions: list[dict[str, Any]] = []
-    for member in front.members:
-        trial, policy = member.first, policies[member.first]
-        source = f"{spec.location}:{member.name}"
-        again = (
-            "Train it again, or export its setting to another library:\n\n"
-            f"    python -m gdpo_tune.train --from {source}\n"
-            f"    python -m gdpo_tune.export {source} --to trl\n"
-        )
-        if member.role == "merge":
-            again = (
-                f"It is {format_parts(member.parts)}. Repeat this merge with mergekit:\n\n"
-                f"    python -m gdpo_tune.export {source} --to mergekit\n"
-            )
-        text = (
-            f"The policy of {title_candidate(member.name)} of sweep {spec.name}: "
-            f"`{policy or 'its checkpoint was not kept'}`\n\n{again}"
-        )
-        artifact = {"name": f"{POLICY}/README.md", "text": text}
-        messages.append({"run": str(trial), "artifact": artifact})
-        versions.append(_build_version(front, member, policy))
-    return [*messages, {"run": SWEEP, "models": {"name": spec.name, "versions": versions}}]
-
-
-def _build_version(front: Front, member: Configuration, policy: str) -> dict[str, Any]:
-    aliases = ["knee"] if member is front.knee else []
-    tags = {
-        "trial": str(member.first),
-        "candidate": member.name,
-        "parts": format_parts(member.parts) if member.parts else "",
-        "normalization": str(member.params.get("normalization", "")),
-        "seeds": str(member.seeds),
-        "provisional": str(member.is_provisional).lower(),
-        "probability": f"{member.probability:.3f}",
-        "checkpoint": policy,
-    }
-    for goal in front.objectives:
-        estimate = member.mean[goal.name]
-        tags[clean_name(goal.name)] = f"{estimate.mean:.6g}"
-        tags[clean_name(f"{goal.name}_se")] = f"{estimate.se:.6g}"
-        if front.extremes[goal.name] is member:
-            aliases.append(re.sub(r"[^\w-]", "_", f"{goal.direction[:3]}_{goal.name}"))
-    return {"trial": str(member.first), "tags": tags, "aliases": aliases}
-
-
-def register_models(
-    client: MlflowClient, models: Mapping[str, Any], runs: Mapping[str, str], parent: str
-) -> None:
-    """Make the registry hold the versions of `models` and no others of this sweep.
-
-    Doing it again changes nothing. `runs` is key -> run id, `parent` the id of the sweep's run.
-    """
-    name = models["name"]
-    if not client.search_registered_models(f"name = '{name}'"):
-        client.create_registered_model(name, description="Front of a gdpo_tune sweep.")
-    versions = {
-        str(version.run_id): version
-        for version in client.search_model_versions(f"name = '{name}'")
-        if version.tags.get(OWNER) == parent
-    }
-    aliases: dict[str, str] = {}
-    for content in models["versions"]:
-        run_id = runs.get(content["trial"])
-        if run_id is None:
-            continue  # the server refused the trial's first message, which is reported elsewhere
-        tags = {**content["tags"], OWNER: parent}
-        version = versions.pop(run_id, None)
-        if version is None:
-            source = f"runs:/{run_id}/{POLICY}"
-            version = client.create_model_version(name, source, run_id, tags, await_creation_for=0)
-        for tag, text in tags.items():
-            if version.tags.get(tag) != text:
-                client.set_model_version_tag(name, version.version, tag, text)
-        aliases |= dict.fromkeys(content["aliases"], str(version.version))
-    for version in versions.values():
-        client.delete_model_version(name, version.version)
-    for alias, number in aliases.items():
-        client.set_registered_model_alias(name, alias, number)

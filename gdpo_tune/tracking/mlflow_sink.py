@@ -42,7 +42,6 @@ class MlflowSink:
 
     def __init__(self, spec: SweepSpec) -> None:
         self._spec = spec
-        self._objectives = spec.list_objectives()
         self._inputs = run_content.build_inputs(spec)
         self._directory = spec.directory.absolute()
         self._uri = make_absolute(spec.tracking.uri)
@@ -137,7 +136,8 @@ class MlflowSink:
         path, destination = self._directory / SPOOL, f"{self._uri}#{experiment}"
         spool = Spool(path, destination)
         first = spool.runs.get("0")
-        if first and not (records and first.params == run_content.build_trial_params(records[0])):
+        started = records[0].started if records else None
+        if first and (started is None or first.start != convert_to_milliseconds(started)):
             spool.move_aside()  # it belongs to another ledger, which this one replaced
             spool = Spool(path, destination)
         self._spool, sweep = spool, spool.runs.get(SWEEP, SpooledRun())
@@ -186,9 +186,7 @@ class MlflowSink:
 
     def _update_trial(self, record: TrialRecord) -> None:
         self._records[record.number] = record
-        content = run_content.build_trial_message(
-            record, self._spec.name, self._objectives, self._inputs
-        )
+        content = run_content.build_trial_message(record, self._spec.name, self._inputs)
         run = self._spool and self._spool.runs.get(content["run"])
         self._add(content, renew=bool(run) and run.params != content.get("params"))
 

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 from gdpo_tune.tracking import views
-from gdpo_tune.tracking.run_content import SWEEP, SweepIdentity
+from gdpo_tune.tracking.run_content import RUN_NAME, SWEEP, SweepIdentity
 from gdpo_tune.tracking.server import CREDENTIALS, SQLITE, parse_sqlite_path
 from gdpo_tune.tracking.spool import Message, MessageRefused, ServerUnavailable, is_separate
 
@@ -100,9 +100,9 @@ class MlflowWriter:
             tags = dict(message.get("tags", {}))
             if key != SWEEP:
                 tags["mlflow.parentRunId"] = self._runs[SWEEP]
-            run = client.create_run(
-                self._experiment, message.get("start"), tags=tags, run_name=message["name"]
-            )
+            name = tags.get(RUN_NAME, message["name"])
+            start = message.get("start")
+            run = client.create_run(self._experiment, start, tags=tags, run_name=name)
             self._runs[key] = run.info.run_id
         return self._runs[key]
 
@@ -155,7 +155,7 @@ class MlflowWriter:
 
     def _store(self, client: MlflowClient, message: Message) -> bool:
         """Store a file or registered models; return False if their store does not take it now."""
-        from gdpo_tune.tracking.front_projection import register_models
+        from gdpo_tune.tracking.model_versions import register_models
 
         with suppress(ServerUnavailable, MessageRefused), _translate_errors():
             if "models" in message:

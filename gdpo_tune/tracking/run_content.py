@@ -10,15 +10,20 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
 
 from gdpo_tune.core.candidates import format_parts
+from gdpo_tune.core.formatting import get_mode
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.steps import is_kept
-from gdpo_tune.core.trials import Measurement, Objective, State, TrialRecord
+from gdpo_tune.core.trials import Measurement, State, TrialRecord
+from gdpo_tune.spec.model import list_decisive_values
 from gdpo_tune.tracking.spool import Message, Point
 
 if TYPE_CHECKING:
@@ -26,6 +31,8 @@ if TYPE_CHECKING:
 
 SWEEP = "sweep"
 """`Message.run` of the sweep's own run."""
+RUN_NAME = "mlflow.runName"
+"""Tag that holds a run's name, which changes with it."""
 LONGEST_TEXT = 5000
 """Characters of a tag or parameter; MLflow refuses more than 6000 and 8000."""
 DIGEST_LENGTH = 12
@@ -73,8 +80,27 @@ def build_sweep_message(identity: SweepIdentity, spec: SweepSpec, view: str) -> 
         "task": spec.task,
         "policy": spec.policy,
         "pareto_view": view,
+        "mlflow.user": _find_owner(spec.directory),
+        "mlflow.source.name": f"python -m gdpo_tune.sweep {spec.location}/spec.yaml",
+        "mlflow.source.type": "LOCAL",
+        # Unlike a parameter, a tag may change: `search` may grow when the sweep is resumed.
+        **{f"search.{name}": format_setting(value) for name, value in spec.search},
     }
-    return {"run": SWEEP, "name": identity.name, "tags": tags, "inputs": build_inputs(spec)}
+    return {
+        "run": SWEEP,
+        "name": identity.name,
+        "tags": {key: text[:LONGEST_TEXT] for key, text in tags.items()},
+        "params": _format_params(list_decisive_values(spec)),
+        "inputs": build_inputs(spec),
+    }
+
+
+def _find_owner(directory: Path) -> str:
+    """Return the user who started the sweep: the owner of its directory; empty if unknown."""
+    try:
+        return directory.owner()
+    except (KeyError, OSError):  # a user without a name, as in containers
+        return ""
 
 
 def build_inputs(spec: SweepSpec) -> list[dict[str, str]]:
@@ -112,13 +138,11 @@ def build_inputs(spec: SweepSpec) -> list[dict[str, str]]:
     return inputs
 
 
-def build_trial_message(
-    record: TrialRecord, sweep: str, objectives: Sequence[Objective], inputs: list[dict[str, str]]
-) -> Message:
-    """Return the content of a trial's run, except its rank and colour."""
+def build_trial_message(record: TrialRecord, sweep: str, inputs: list[dict[str, str]]) -> Message:
+    """Return the content of a trial's run, except its rank, its colour and the mark of the knee."""
     message: Message = {
         "run": str(record.number),
-        "name": f"trial-{record.number:03d}" if record.name.isdecimal() else record.name,
+        "name": build_run_name(record),
         "inputs": inputs,
         "tags": build_trial_tags(record, sweep),
         "params": build_trial_params(record),
@@ -128,9 +152,20 @@ def build_trial_message(
         message["start"] = convert_to_milliseconds(record.started)
     if record.finished:
         message["end"] = convert_to_milliseconds(record.finished)
-    values = build_trial_values(record, objectives)
+    values = build_trial_values(record)
     message["metrics"] = [[name, value, message.get("end"), 0] for name, value in values.items()]
     return message
+
+
+def build_run_name(record: TrialRecord) -> str:
+    """Return the name of a trial's run, which MLflow's legends show: `trial-007 gdpo`, `merge-27`.
+
+    A name and the mode of its training, as MLflow cannot show the mode of a point otherwise.
+    """
+    if not record.name.isdecimal():
+        return record.name
+    mode = get_mode(record.params) if record.is_training else record.role
+    return " ".join(filter(None, [f"trial-{record.number:03d}", mode]))
 
 
 def build_trial_tags(record: TrialRecord, sweep: str) -> dict[str, str]:
@@ -143,7 +178,7 @@ def build_trial_tags(record: TrialRecord, sweep: str) -> dict[str, str]:
         "role": record.role,
         "state": record.state,
         "proposer": record.proposer,
-        "normalization": str(record.params.get("normalization", "")),
+        "normalization": str(record.trained_params.get("normalization", "")),
         "replicate_of": "" if record.replicate_of is None else str(record.replicate_of),
         "feasible": "" if record.feasible is None else str(record.feasible).lower(),
         "reason": record.reason,
@@ -155,25 +190,33 @@ def build_trial_tags(record: TrialRecord, sweep: str) -> dict[str, str]:
 
 
 def build_trial_params(record: TrialRecord) -> dict[str, str]:
-    """Return the parameters of a trial's run: searched and fixed ones, dotted, and the seed."""
-    params = {**record.params, "seed": record.seed}
-    return {clean_name(key): str(value)[:LONGEST_TEXT] for key, value in params.items()}
+    """Return the parameters of a trial's run: searched and fixed ones, dotted, and the seed.
 
-
-def build_trial_values(record: TrialRecord, objectives: Sequence[Objective]) -> dict[str, float]:
-    """Return the metrics of a trial that have one value: held-out metrics with errors, and cost.
-
-    `objective/<name>` is measured on test prompts, `objective/<name>_validation` on those that the
-    search saw. `test/<name>` are metrics that are not objectives. Values that are not finite are
-    left out: MLflow stores inf as the largest float.
+    A trial that trains nothing has none: the untrained policy, a checkpoint and a merge.
     """
-    names = {objective.name for objective in objectives}
-    estimates = {f"{'objective' if n in names else 'test'}/{n}": e for n, e in record.test.items()}
-    estimates |= {
-        f"objective/{n}_validation": record.validation[n] for n in record.validation if n in names
-    }
-    values = {name: estimate.mean for name, estimate in estimates.items()}
-    values |= {f"{name}_se": estimate.se for name, estimate in estimates.items()}
+    return _format_params({**record.params, "seed": record.seed} if record.is_training else {})
+
+
+def _format_params(params: Mapping[str, Any]) -> dict[str, str]:
+    return {clean_name(k): format_setting(value)[:LONGEST_TEXT] for k, value in params.items()}
+
+
+def format_setting(value: Any) -> str:
+    """Return a setting as text: a model or a collection as JSON, all else as Python writes it."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    return json.dumps(value) if isinstance(value, dict | list | tuple) else str(value)
+
+
+def build_trial_values(record: TrialRecord) -> dict[str, float]:
+    """Return the metrics of a trial that have one value: test metrics, standard errors, and cost.
+
+    The values of `validation/<name>` are a curve. Values that are not finite are left out: MLflow
+    stores inf as the largest float.
+    """
+    values = {f"test/{name}": estimate.mean for name, estimate in record.test.items()}
+    for split, estimates in (("test", record.test), ("validation", record.validation)):
+        values |= {f"{split}/{name}_se": estimate.se for name, estimate in estimates.items()}
     if not record.is_open:
         values |= {f"cost/{name}": float(spent) for name, spent in asdict(record.cost).items()}
     return _clean_values(values)

@@ -5,7 +5,7 @@ link with that key opens it. The content of such a tag is documented nowhere. It
 own page writes, read from version 3.17: `mlflow_view.json` holds the parts that never change. A
 test in a browser opens every view.
 
-The page loads the first 100 runs of a view. Views are sorted by `pareto/rank`, so these are the
+The page loads the first 100 runs of a view. Views are sorted by `pareto/order`, so these are the
 front and the trials next to it, however many trials there are.
 
 Texts here hold the placeholders `SERVER`, `EXPERIMENT` and `PARENT` for what only the writer knows.
@@ -16,10 +16,11 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gdpo_tune.core.steps import REWARDS
 from gdpo_tune.tracking.run_content import clean_name
 
 if TYPE_CHECKING:
@@ -35,19 +36,34 @@ PARENT = "@parent@"
 """Stands for the id of the sweep's run. It is part of every key: sweeps share experiments."""
 WORKFLOW = "workflowType=machine_learning"
 """Selects MLflow's pages for training; the others are for traces of language models."""
+BY_MODE = {
+    "groupBy": {
+        "aggregateFunction": "average",
+        "groupByKeys": [{"mode": "tag", "groupByData": "normalization"}],
+    },
+    "useGroupedValuesInCharts": True,
+}
+"""State in which a line is the mean over the trials of a mode, so that the legend names modes."""
 LOADED = 100
 """Runs that MLflow's page loads at a time."""
-MOST_PAIRS, MOST_PARAMETERS, MOST_CURVES = 6, 8, 12
+MOST_PAIRS, MOST_PARAMETERS, MOST_CURVES = 6, 8, 6
 """Charts of a kind; a tag of an experiment may have 20,000 characters."""
-TITLES = {"trials": "front and trials", "front": "front only", "progress": "progress"}
+TITLES = {
+    "trials": "front and trials",
+    "front": "front only",
+    "modes": "learning curves by mode",
+    "progress": "progress",
+}
 """View -> its name in the menu, after the name of the sweep."""
-PAIRS, CURVES, PARAMETERS = "Front", "Learning curves", "Parameters"
-COLUMNS = {PAIRS: 2, CURVES: 3, PARAMETERS: 1}
+PAIRS, CURVES, REWARD_CURVES = "Front", "Objectives on validation prompts", "Mean rewards"
+PARAMETERS, PROGRESS = "Parameters", "Hypervolume"
+COLUMNS = {PAIRS: 2, CURVES: 3, REWARD_CURVES: 3, PARAMETERS: 1, PROGRESS: 1}
 """Section -> charts side by side."""
 CHART_HEIGHT = 400
 """In pixels."""
 FIXED = json.loads((Path(__file__).parent / "mlflow_view.json").read_text(encoding="utf-8"))
-"""Fixed parts of a view. The automatic sections are kept closed, below ours."""
+"""Fixed parts of a view. The automatic sections are kept closed, below ours. MLflow makes a section
+of all before the last slash of a metric's name, and opens those that a view does not name."""
 
 
 def fill_placeholders(text: str, uri: str, experiment: str, parent: str) -> str:
@@ -88,11 +104,11 @@ def build_experiment_tags(spec: SweepSpec, created: int) -> dict[str, str]:
 
     The menu shows the newest view first, by `created` in milliseconds since 1970.
     """
-    goals = [clean_name(f"objective/{name}") for name in spec.objectives]
+    goals = [clean_name(f"test/{name}") for name in spec.objectives]
     parameters = list(spec.space.dimensions)[:MOST_PARAMETERS]
     columns = [
         *(f"metrics.`{goal}`" for goal in goals),
-        "metrics.`pareto/rank`",
+        "metrics.`pareto/order`",
         *(f"params.`{name}`" for name in parameters),
     ]
     pairs = [
@@ -102,15 +118,26 @@ def build_experiment_tags(spec: SweepSpec, created: int) -> dict[str, str]:
     parallel = _build_chart(
         "PARALLEL", selectedParams=parameters, selectedMetrics=goals, showAllRuns=True
     )
-    hypervolume = [_build_line("hypervolume", across) for across in ("step", "time")]
     children = f"tags.`mlflow.parentRunId` = '{PARENT}'"
     front = f"{children} AND tags.pareto = 'true'"
-    charts = {PAIRS: pairs, CURVES: _build_curves(spec), PARAMETERS: [parallel]}
-    states = {
-        "trials": _build_state(children, columns, {PAIRS: pairs, PARAMETERS: [parallel]}),
-        "front": _build_state(front, columns, charts),
-        "progress": _build_state(f"attributes.run_id = '{PARENT}'", [], {PAIRS: hypervolume}),
+    trained = f"{children} AND tags.normalization != ''"
+    parameter_charts = {PARAMETERS: [parallel]}
+    curves = {CURVES: _build_curves(f"validation/{name}" for name in spec.objectives)}
+    rewards = _list_rewards(spec)
+    reward_curves = _build_curves(f"train/{REWARDS}{reward}/mean" for reward in rewards)
+    charts = {
+        "trials": (children, columns, {PAIRS: pairs, **parameter_charts}),
+        "front": (front, columns, {PAIRS: pairs, **parameter_charts, **curves}),
+        "modes": (trained, columns, {**curves, REWARD_CURVES: reward_curves}),
+        "progress": (
+            f"attributes.run_id = '{PARENT}'",
+            [],
+            {PROGRESS: _build_curves(["hypervolume"])},
+        ),
     }
+    hidden = [*FIXED["automatic_sections"], *(f"train/{REWARDS}{reward}" for reward in rewards)]
+    states = {view: _build_state(*content, hidden) for view, content in charts.items()}
+    states["modes"] |= BY_MODE
     tags = {"mlflow.note.content": format_note_line(spec.name)}
     for view, state in states.items():
         entry = {
@@ -123,10 +150,19 @@ def build_experiment_tags(spec: SweepSpec, created: int) -> dict[str, str]:
     return tags
 
 
+def _list_rewards(spec: SweepSpec) -> list[str]:
+    """Return the rewards whose weights are in the space."""
+    names = (name.partition(".") for name in spec.space.domains)
+    return [clean_name(reward) for family, _, reward in names if family == "reward_weights"]
+
+
 def _build_state(
-    search: str, columns: Sequence[str], sections: Mapping[str, Sequence[Chart]]
+    search: str,
+    columns: Sequence[str],
+    sections: Mapping[str, Sequence[Chart]],
+    hidden: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the page's state of a view: runs, columns, and charts by section."""
+    """Return the page's state of a view: runs, columns, charts by section, and closed sections."""
     return {
         **FIXED["state"],
         "searchFilter": search,
@@ -136,7 +172,7 @@ def _build_state(
                 _build_section(name, display=True, columns=COLUMNS[name], cardHeight=CHART_HEIGHT)
                 for name in sections
             ),
-            *map(_build_section, FIXED["automatic_sections"]),
+            *map(_build_section, hidden),
         ],
         "compareRunCharts": [
             {**chart, "uuid": f"{name} {index}", "metricSectionId": name}
@@ -155,14 +191,9 @@ def _build_chart(kind: str, **more: Any) -> Chart:
     return {"type": kind, **FIXED["chart"], **more}
 
 
-def _build_curves(spec: SweepSpec) -> list[Chart]:
-    """Return charts of the objectives on validation prompts, then of the rewards of training."""
-    weights = (name.partition(".") for name in spec.space.domains)
-    names = [f"validation/{name}" for name in spec.objectives]
-    names += [f"train/reward/{r}/mean" for family, _, r in weights if family == "reward_weights"]
-    return [_build_line(clean_name(name)) for name in names[:MOST_CURVES]]
-
-
-def _build_line(metric: str, across: str = "step") -> Chart:
-    names = {"metricKey": metric, "selectedMetricKeys": [metric], "xAxisKey": across}
-    return _build_chart("LINE", **names, **FIXED["line"])
+def _build_curves(metrics: Iterable[str]) -> list[Chart]:
+    names = map(clean_name, itertools.islice(metrics, MOST_CURVES))
+    return [
+        _build_chart("LINE", metricKey=name, selectedMetricKeys=[name], **FIXED["line"])
+        for name in names
+    ]

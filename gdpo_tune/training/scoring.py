@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gdpo_tune.core.errors import NonFiniteError, TrialFailure
+from gdpo_tune.core.steps import REWARDS
 from gdpo_tune.tasks.base import Problem, RewardFailures, Task
 from gdpo_tune.training.shaping import Rewards, Shaping
 
@@ -78,7 +79,7 @@ class _BatchScorer:
             failed = self._failures.get(name)
             if log_metric is not None and failed is not None:
                 # Always logged, because all processes must log the same metrics.
-                log_metric(f"reward/{name}/failed", failed.count / len(completions))
+                log_metric(f"{REWARDS}{name}/failed", failed.count / len(completions))
                 if failed.count and name not in self._warned:
                     self._warned.add(name)
                     _log.warning("reward %s raised (reported once): %s", name, failed.first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections import defaultdict
@@ -16,7 +17,7 @@ from transformers import TrainerCallback
 
 from gdpo_tune.core.errors import SupersededError
 from gdpo_tune.core.files import explain_full_disk, write_atomically
-from gdpo_tune.core.steps import append_step
+from gdpo_tune.core.steps import REWARDS, append_step
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Report
 from gdpo_tune.training import ranks
@@ -32,15 +33,14 @@ from gdpo_tune.training.lora import save_policy
 from gdpo_tune.training.random_state import RandomState, read_random_state, save_random_states
 from gdpo_tune.training.trainer import GDPOTrainer
 
-_RENAMED = {
-    **{name: name for name in ("loss", "grad_norm", "learning_rate", "entropy", "kl")},
-    "clip_ratio/region_mean": "clip_ratio",
-    "completions/mean_length": "mean_length",
-    "sampling/importance_sampling_ratio/mean": "rollout/importance_ratio",
-    "sampling/sampling_logp_difference/mean": "rollout/logp_difference",
-    "sampling/sampling_logp_difference/max": "rollout/logp_difference_max",
-}
-"""Step metrics of TRL -> their names here, after `train/`.
+_KEPT = (
+    *("loss", "grad_norm", "learning_rate", "entropy", "kl", "clip_ratio/region_mean"),
+    *("reward", "reward_std", "frac_reward_zero_std", "completions/mean_length"),
+    "sampling/importance_sampling_ratio/mean",
+    "sampling/sampling_logp_difference/mean",
+    "sampling/sampling_logp_difference/max",
+)
+"""Step metrics of TRL that are kept, besides those of each reward.
 
 `kl` exists where beta is above 0. Lengths are in tokens. With vLLM, the ratio is a mean over
 completions, those beyond TRL's bound counted as 0, and differences are in nats per token between
@@ -196,7 +196,6 @@ class StepReporter(TrainerCallback):
 
 
 def select_metrics(logs: Mapping[str, Any]) -> dict[str, float]:
-    """Select the metrics of one pass: `_RENAMED` and `compute_reward_metrics`, after `train/`."""
-    renamed = {f"train/{new}": logs[old] for old, new in _RENAMED.items() if old in logs}
-    ours = {f"train/{name}": value for name, value in logs.items() if name.startswith("reward/")}
-    return {name: float(value) for name, value in {**renamed, **ours}.items() if value is not None}
+    """Select the finite metrics of one pass, after `train/`: `_KEPT` and those of rewards."""
+    kept = ((k, v) for k, v in logs.items() if k in _KEPT or k.startswith(REWARDS))
+    return {f"train/{k}": float(v) for k, v in kept if v is not None and math.isfinite(v)}

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from gdpo_tune.core.errors import NonFiniteError
+from gdpo_tune.core.steps import REWARDS
 from gdpo_tune.training.fast_cpu.accumulation import MicroBatchTrainer
 from gdpo_tune.training.normalization import compute_advantages
 from gdpo_tune.training.random_state import load_random_state
@@ -89,9 +90,13 @@ class GDPOTrainer(MicroBatchTrainer):
         output["advantages"] = advantages[first : first + len(inputs)]
         logged: Any = self._logs["advantages"]
         logged.extend(advantages.tolist())
+        logged_metrics: Any = self._metrics[mode]
+        for name in self.reward_func_names:  # TRL's are in float32, and NaN where nothing is scored
+            for kind in ("mean", "std"):
+                logged_metrics.pop(f"{REWARDS}{name}/{kind}", None)
         metrics = compute_reward_metrics(rewards, weights, group_size, self.reward_func_names)
         for name, value in metrics.items():
-            self._metrics[mode][name].append(value)
+            logged_metrics[name].append(value)
         return output
 
     def _calculate_rewards(self, *arguments: Any, **keywords: Any) -> Tensor:
@@ -146,8 +151,9 @@ def compute_reward_metrics(
     """Compute the metrics of each of K rewards [N, K] in one generation batch; NaN = not scored.
 
     Returns:
-        `reward/<name>/mean` and `.../std` over the scored completions; `.../dead_groups`, the share
-        of the groups with a scored reward whose scored rewards are all equal; `.../share` of
+        `rewards/<name>/mean` and `.../std` over the scored completions, as TRL names them;
+        `.../frac_reward_zero_std`, the share of the groups with a scored reward whose scored
+        rewards are all equal; `.../share` of
         |w_k sigma_k| in its sum over all rewards, sigma_k the pooled standard deviation within
         groups. An undefined metric, such as the mean of a reward that scored nothing, is left out.
     """
@@ -163,10 +169,12 @@ def compute_reward_metrics(
     metrics: dict[str, float] = {}
     for k, name in enumerate(names):
         scored = values[:, k][~values[:, k].isnan()]
-        metrics[f"reward/{name}/share"] = float(pull[k] / total)
+        metrics[f"{REWARDS}{name}/share"] = float(pull[k] / total)
         if len(scored):
-            metrics[f"reward/{name}/mean"] = float(scored.mean())
-            metrics[f"reward/{name}/dead_groups"] = float(dead[:, k].sum() / seen[:, k].sum())
+            metrics[f"{REWARDS}{name}/mean"] = float(scored.mean())
+            metrics[f"{REWARDS}{name}/frac_reward_zero_std"] = float(
+                dead[:, k].sum() / seen[:, k].sum()
+            )
         if len(scored) > 1:
-            metrics[f"reward/{name}/std"] = float(scored.std())
+            metrics[f"{REWARDS}{name}/std"] = float(scored.std())
     return metrics

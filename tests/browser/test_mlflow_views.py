@@ -112,7 +112,7 @@ def test_the_link_in_the_console_opens_a_scatter_of_every_trial(browser, server,
     client = MlflowClient(server.uri)
     runs = client.search_runs(["1"], "tags.trial != ''")
     assert len(runs) >= 6  # both baselines and four of the search
-    assert all("objective/correctness" in run.data.metrics for run in runs)
+    assert all("test/correctness" in run.data.metrics for run in runs)
     for scatter in scatters:
         assert sorted(scatter["names"]) == sorted(run.info.run_name for run in runs)
     colors = {run.info.run_name: run.data.tags["mlflow.runColor"] for run in runs}
@@ -145,5 +145,5 @@ def test_views_of_many_trials_hold_the_front(browser, server, tmp_path):
 
     members = open_figures(browser, link.replace("-trials", "-front"), "scatter", at_least=3)[0]
     assert sorted(members["names"]) == sorted(run.info.run_name for run in front)
-    trace = open_figures(browser, link.replace("-trials", "-progress"), "scatter", at_least=2)[0]
+    trace = open_figures(browser, link.replace("-trials", "-progress"), "scatter")[0]
     assert trace["count"] > 1

@@ -145,7 +145,7 @@ def test_a_shipped_space_in_full(space, tmp_path):
     front = [run for run in runs if run.data.tags.get("pareto") == "true"]
     assert len(front) >= 3
     reached = {
-        name: [run.data.metrics[f"objective/{name}"] for run in front]
+        name: [run.data.metrics[f"test/{name}"] for run in front]
         for name in load_spec(space).objectives
     }
     spans = {name: max(values) - min(values) for name, values in reached.items()}

@@ -60,7 +60,7 @@ class FakeTraining:
             written = write_checkpoint(
                 config.directory, step, Cost(), lambda directory: (directory / "x").touch()
             )
-            measured = Measurement(step, {"train/reward/format/mean": 0.5}, Cost(step))
+            measured = Measurement(step, {"train/rewards/format/mean": 0.5}, Cost(step))
             append_step(config.directory, measured)
             report(measured, written.path)
         result = build_outcome(0.7, test_shift=0.1)

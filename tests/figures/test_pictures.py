@@ -306,7 +306,7 @@ def test_rewards_are_found_by_their_metrics(front):
 
 
 def test_learning_curves_are_running_means(front):
-    steps = {1: [measured(n, {"train/reward/format/mean": float(n)}) for n in range(1, 8)]}
+    steps = {1: [measured(n, {"train/rewards/format/mean": float(n)}) for n in range(1, 8)]}
     figure = draw_learning(front, steps)
     assert list(figure.data[0].y) == [1, 1.5, 2, 2.5, 3, 4, 5]
 
@@ -314,7 +314,7 @@ def test_learning_curves_are_running_means(front):
 def test_a_large_sweep_draws_a_limited_number_of_curves_and_the_front_among_them(tmp_path):
     spec = make_spec(tmp_path)
     front = build_front(make_records(spec, 90), spec.list_objectives())
-    one = [measured(1, {"train/reward/format/mean": 1.0})]
+    one = [measured(1, {"train/rewards/format/mean": 1.0})]
     figure = draw_learning(front, {record.number: one for record in front.records})
     names = {trace.name for trace in figure.data if trace.name.startswith("trial")}
     assert len(names) == MAX_CURVES
@@ -324,7 +324,7 @@ def test_a_large_sweep_draws_a_limited_number_of_curves_and_the_front_among_them
 def test_shares_are_means_over_steps_and_seeds(front):
     member = next(member for member in front.members if member.seeds > 1)
     shares = [0.2 + 0.4 * seed for seed in range(member.seeds)]
-    name = "train/reward/format/"
+    name = "train/rewards/format/"
     steps = {
         number: [measured(1, {f"{name}mean": 0.0, f"{name}share": share})]
         for number, share in zip(member.numbers, shares, strict=True)
@@ -337,7 +337,7 @@ def test_a_long_front_is_thinned_in_the_shares(tmp_path):
     spec = make_spec(tmp_path, 4)
     front = build_front(make_records(spec, 150), spec.list_objectives())
     assert len(front.members) > MAX_BARS
-    one = [measured(1, {"train/reward/format/mean": 1.0, "train/reward/format/share": 1.0})]
+    one = [measured(1, {"train/rewards/format/mean": 1.0, "train/rewards/format/share": 1.0})]
     (bars,) = draw_shares(front, {record.number: one for record in front.records}).data
     assert MAX_BARS / 2 <= len(bars.x) <= MAX_BARS + 1
 

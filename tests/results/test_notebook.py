@@ -51,6 +51,25 @@ def test_trials_are_a_table(runs):
     assert repr(sweep).startswith("<sweep code: 14 trials, ")
 
 
+def test_a_trial_that_trained_nothing_has_no_parameters(tmp_path):
+    spec = load_code_spec(tmp_path)
+    params = spec.space.complete_baseline({"normalization": "gdpo"})
+    with Ledger.open(spec) as ledger:
+        ledger.start(params, "untrained", "baseline", seed=0)
+        ledger.start(params, "search", "model", seed=1)
+        ledger.start(params, "checkpoint", "candidate", seed=2, parts=[Part(1, 20, 1.0)])
+        for number, value in enumerate((0.9, 0.3, 0.2)):
+            ledger.complete(number, build_outcome(value, 0.5, 0.5))
+    sweep = load_sweep(str(spec.directory))
+    table = sweep.trials
+    params = [name for name in table if name.startswith("param/")]
+    assert table.loc[[0, 2], params].isna().all(axis=None)
+    assert not table.loc[1, params].isna().any()
+    means = table.groupby("param/normalization")["test/correctness"].mean()
+    assert means.to_dict() == {"gdpo": 0.3}
+    assert sweep.study.trials[0].params == {}
+
+
 def test_the_front_is_a_table_with_the_best_first(runs):
     sweep = load_sweep(str(runs / "runs" / "code"))
     assert sweep.front["correctness"].is_monotonic_decreasing
@@ -124,6 +143,8 @@ def test_the_page_does_what_it_says(runs, monkeypatch):
         exec(block, known)
     assert known["sweep"].pick("max correctness where format >= 0.5").record.number == 6
     assert len(known["done"]) == 13
+    (table,) = re.findall(r"done\.groupby.*", DOC.read_text("utf-8"))
+    assert eval(table, known)["count"].sum() == 13
 
 
 def test_importing_the_package_loads_nothing_heavy():

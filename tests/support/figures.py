@@ -102,9 +102,9 @@ def write_steps(record: TrialRecord, steps: int = 12) -> None:
     for step in range(1, steps + 1):
         metrics = {}
         for index, reward in enumerate(("correctness", "format", "length")):
-            metrics[f"train/reward/{reward}/mean"] = step / steps
-            metrics[f"train/reward/{reward}/dead_groups"] = 0.25
-            metrics[f"train/reward/{reward}/share"] = (0.5, 0.3, 0.2)[index]
+            metrics[f"train/rewards/{reward}/mean"] = step / steps
+            metrics[f"train/rewards/{reward}/frac_reward_zero_std"] = 0.25
+            metrics[f"train/rewards/{reward}/share"] = (0.5, 0.3, 0.2)[index]
         lines.append(json.dumps({"step": step, "metrics": metrics, "cost": {}}))
     (record.directory / "steps.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -28,9 +28,9 @@ def check_whole_sweep(client):
     assert sorted(children) == [0, 1, 2, 3]
     for number, run in children.items():
         assert run.info.status == "FINISHED"
-        assert run.info.run_name == f"trial-{number:03d}"
+        assert run.info.run_name.startswith(f"trial-{number:03d} gdpo")
         assert run.data.params["learning_rate"] == str(1e-4 * (number + 1))
-        assert run.data.metrics["objective/correctness"] == number / 10
+        assert run.data.metrics["test/correctness"] == number / 10
         assert run.data.metrics["pareto/rank"] == 0
         assert run.data.tags["pareto"] == "true"
         assert run.data.tags["mlflow.runColor"] == "#0072b2"
@@ -39,6 +39,10 @@ def check_whole_sweep(client):
         for name in ("train/loss", "train/reward"):
             history = client.get_metric_history(run.info.run_id, name)
             assert sorted(point.step for point in history) == list(range(1, 41))
+    assert sum(run.info.run_name.endswith(", knee") for run in children.values()) == 1
+    assert sorted(run.data.metrics["pareto/order"] for run in children.values()) == [1, 2, 3, 4]
+    assert parent.data.params["task"] == "code"
+    assert parent.data.tags["mlflow.user"]
     trace = client.get_metric_history(parent.info.run_id, "hypervolume")
     assert sorted(point.step for point in trace) == [0, 1, 2, 3]
     assert parent.data.metrics["pareto/size"] == 4
@@ -65,7 +69,9 @@ def check_views(client, parent):
     experiment = client.get_experiment(parent.info.experiment_id)
     prefix = "mlflow.sharedViewState."
     keys = {key.removeprefix(prefix) for key in experiment.tags if key.startswith(prefix)}
-    assert keys == {f"{parent.info.run_id}-{view}" for view in ("trials", "front", "progress")}
+    assert keys == {
+        f"{parent.info.run_id}-{view}" for view in ("trials", "front", "modes", "progress")
+    }
     link = parent.data.tags["pareto_view"]
     assert f"#/experiments/{experiment.experiment_id}/runs?" in link
     assert f"viewStateShareKey={parent.info.run_id}-trials" in link

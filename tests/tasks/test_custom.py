@@ -94,8 +94,8 @@ def test_the_example_of_the_guide_trains(tmp_path, monkeypatch):
     assert outcome.environment["task_file"].startswith("sha256:")
     last = read_steps(tmp_path / "trial")[-1]
     assert last.step == 2
-    assert last.metrics["train/reward/right/failed"] == 0
-    assert 0 <= last.metrics["train/reward/short/mean"] <= 1
+    assert last.metrics["train/rewards/right/failed"] == 0
+    assert 0 <= last.metrics["train/rewards/short/mean"] <= 1
 
 
 def test_a_class_describes_itself(tmp_path):
@@ -286,7 +286,7 @@ def test_few_failures_are_counted_and_reported_once(caplog):
             log_metric=lambda *metric: logged.append(metric),
         )
         assert values == [None] + [1.0] * 9
-    assert logged == [("reward/a/failed", 0.1)] * 3
+    assert logged == [("rewards/a/failed", 0.1)] * 3
     assert [record.getMessage() for record in caplog.records] == [
         "reward a raised (reported once): E: x"
     ]

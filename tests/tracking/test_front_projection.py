@@ -14,8 +14,14 @@ from tests.support.tracking import make_complete_trial, make_running_trial, make
 
 
 def ranks_of(front):
-    points = {number: message["metrics"] for number, message in front.trials.items()}
-    return {number: p[0][1] if p else None for number, p in points.items()}
+    return values_of(front, "pareto/rank")
+
+
+def values_of(front, name):
+    points = {
+        number: {p[0]: p[1] for p in message["metrics"]} for number, message in front.trials.items()
+    }
+    return {number: values.get(name) for number, values in points.items()}
 
 
 def metric(front, name):
@@ -51,6 +57,28 @@ def test_a_replicate_shares_its_configurations_place(tmp_path):
     again = make_complete_trial(1, 0.5, 0.5, role="replicate", replicate_of=0)
     records = [make_complete_trial(0, 0.7, 0.3), again, make_complete_trial(2, 0.3, 0.2)]
     assert ranks_of(project_front(make_tiny_spec(tmp_path), records)) == {0: 0, 1: 0, 2: 1}
+
+
+def test_the_front_has_an_order_and_the_knee_a_mark(tmp_path):
+    records = [
+        make_complete_trial(0, 0.9, 0.1),
+        make_complete_trial(1, 0.1, 0.9),
+        make_complete_trial(2, 0.7, 0.6),
+        make_complete_trial(3, 0.7, 0.6, role="replicate", replicate_of=2),
+        make_complete_trial(4, 0.6, 0.5),
+        make_complete_trial(5, 0.95, 0.95, role="untrained"),
+    ]
+    front = project_front(make_tiny_spec(tmp_path), records)
+    assert values_of(front, "pareto/order") == {2: 1, 3: 2, 0: 3, 1: 4, 4: 1000, 5: None}
+    names = {number: message["tags"]["mlflow.runName"] for number, message in front.trials.items()}
+    assert names == {
+        0: "trial-000 gdpo",
+        1: "trial-001 gdpo",
+        2: "trial-002 gdpo, knee",
+        3: "trial-003 gdpo, knee",
+        4: "trial-004 gdpo",
+        5: "trial-005 untrained",
+    }
 
 
 def test_hypervolume_has_a_point_for_each_trial_at_its_end(tmp_path):
@@ -111,9 +139,20 @@ def test_versions_in_the_registry(tmp_path):
     assert (tags["correctness"], tags["correctness_se"]) == ("0.9", "0.01")
     assert tags["checkpoint"] == str(tmp_path / "checkpoint-40")
     assert tags["provisional"] == "true"
-    files = {m["run"]: m["artifact"]["text"] for m in front.final if m["run"] != SWEEP}
+    files = read_files(front)
     assert set(files) == {"0", "1", "2"}
-    assert "checkpoint-40" in files["0"]
+    assert set(files["0"]) == {"policy/README.md", "policy/MLmodel"}
+    assert all(str(tmp_path / "checkpoint-40") in text for text in files["0"].values())
+    assert set(files["1"]) == {"policy/README.md"}, "its checkpoint was not kept"
+
+
+def read_files(front):
+    files = {}
+    for message in front.final:
+        if message["run"] != SWEEP:
+            artifact = message["artifact"]
+            files.setdefault(message["run"], {})[artifact["name"]] = artifact["text"]
+    return files
 
 
 def make_candidates(directory):
@@ -152,7 +191,7 @@ def test_checkpoints_and_merges_are_registered_with_their_policies(tmp_path):
     assert versions["3"]["aliases"] == ["knee"]
     assert versions["3"]["tags"]["parts"] == "0.5 x 0@40 + 0.5 x 1@40"
     assert versions["3"]["tags"]["checkpoint"] == str(tmp_path / "trials" / "3" / "checkpoint-0")
-    files = {m["run"]: m["artifact"]["text"] for m in front.final if m["run"] != SWEEP}
+    files = {run: texts["policy/README.md"] for run, texts in read_files(front).items()}
     assert "merge-3 --to mergekit" in files["3"]
     assert "gdpo_tune.train" not in files["3"]
     assert "runs/tiny:0@20" in files["2"]

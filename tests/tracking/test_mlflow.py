@@ -5,13 +5,18 @@ import socket
 import urllib.request
 from pathlib import Path
 
+import mlflow
 import pytest
 from mlflow import MlflowClient
 
+from gdpo_tune.core.events import SweepFinished, SweepStarted, TrialFinished
+from gdpo_tune.policies.load_policy import resolve_policy
+from gdpo_tune.tracking import MlflowSink
 from gdpo_tune.tracking.mlflow_writer import create_database
 from tests.support import tracking_driver
 from tests.support.mlflow_checks import check_whole_sweep, find_runs
 from tests.support.mlflow_servers import PATIENCE, MlflowServer, run_postgres, start_driver
+from tests.support.tracking import make_complete_trial, make_tiny_spec
 
 pytestmark = [
     pytest.mark.system,
@@ -207,3 +212,20 @@ def test_postgresql(tmp_path, server, monkeypatch, through_server):
         check_whole_sweep(MlflowClient(uri))
         assert tracking_driver.main(tmp_path, uri) == ""
         check_whole_sweep(MlflowClient(uri))
+
+
+def test_a_registered_policy_is_loaded_where_it_lies_and_generates(tmp_path, store, monkeypatch):
+    spec = make_tiny_spec(tmp_path, f"tracking.uri={store}")
+    record = make_complete_trial(0, 0.9, 0.1, checkpoint=Path(resolve_policy("embedded")))
+    with MlflowSink(spec) as sink:
+        sink(SweepStarted((), 1))
+        sink(TrialFinished(record))
+        sink(SweepFinished((record,), interrupted=False))
+    mlflow.set_tracking_uri(store)
+    monkeypatch.setattr("mlflow.transformers.is_gpu_available", lambda: False)
+    pipeline = mlflow.transformers.load_model("models:/tiny@knee")
+    assert pipeline.model.name_or_path == str(resolve_policy("embedded"))
+    (completion,) = pipeline("Write f(x): k is 17, plus 9\n", max_new_tokens=8)
+    assert len(completion["generated_text"]) > len("Write f(x): k is 17, plus 9\n")
+    files = {path.name for path in (tmp_path / "mlartifacts").rglob("policy/*")}
+    assert files == {"MLmodel", "README.md"}, "the policy is not copied"

@@ -6,8 +6,10 @@ import pytest
 
 from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.settings import TrainingSettings
-from gdpo_tune.core.trials import Cost, Estimate, Measurement, Objective
+from gdpo_tune.core.trials import Cost, Estimate, Measurement
 from gdpo_tune.tracking.run_content import (
+    SweepIdentity,
+    build_sweep_message,
     build_trial_message,
     build_trial_params,
     build_trial_tags,
@@ -16,22 +18,24 @@ from gdpo_tune.tracking.run_content import (
     select_curve_values,
 )
 from gdpo_tune.tracking.spool import SpooledRun
-from tests.support.tracking import make_complete_trial, make_measurement, make_running_trial
+from tests.support.tracking import (
+    make_complete_trial,
+    make_measurement,
+    make_running_trial,
+    make_tiny_spec,
+)
 
-OBJECTIVES = (Objective("correctness", "maximize", 0.0), Objective("length", "maximize", 0.0))
 
-
-def test_objectives_come_with_errors_and_beside_validation():
-    values = build_trial_values(make_complete_trial(3, 0.5, 0.25), OBJECTIVES)
+def test_every_metric_has_one_name_and_its_error():
+    values = build_trial_values(make_complete_trial(3, 0.5, 0.25))
     assert values == {
-        "objective/correctness": 0.5,
-        "objective/correctness_se": 0.01,
-        "objective/length": 0.25,
-        "objective/length_se": 0.02,
-        "objective/correctness_validation": 0.4,
-        "objective/correctness_validation_se": 0.01,
-        "objective/length_validation": 0.15,
-        "objective/length_validation_se": 0.02,
+        "test/correctness": 0.5,
+        "test/correctness_se": 0.01,
+        "test/length": 0.25,
+        "test/length_se": 0.02,
+        "validation/correctness_se": 0.01,
+        "validation/length_se": 0.02,
+        "validation/mean_length_se": 0.5,
         "test/mean_length": 20.0,
         "test/mean_length_se": 0.5,
         "cost/completions": 2560.0,
@@ -43,11 +47,8 @@ def test_objectives_come_with_errors_and_beside_validation():
 
 def test_values_that_are_not_finite_are_left_out():
     test = {"correctness": Estimate(math.inf, math.nan), "length": Estimate(0.5, 0.1)}
-    values = build_trial_values(make_complete_trial(0, 0, 0, test=test, validation={}), OBJECTIVES)
-    assert {k for k in values if k.startswith("objective/")} == {
-        "objective/length",
-        "objective/length_se",
-    }
+    values = build_trial_values(make_complete_trial(0, 0, 0, test=test, validation={}))
+    assert {k for k in values if k.startswith("test/")} == {"test/length", "test/length_se"}
 
 
 def test_tags_of_a_replicate():
@@ -66,15 +67,43 @@ def test_runs_are_called_by_the_names_of_candidates():
     merge = make_running_trial(7, role="merge", params={}, parts=parts)
     checkpoint = make_running_trial(8, role="checkpoint", parts=(Part(2, 40, 1.0),))
     names = [
-        build_trial_message(record, "tiny", (), [])["name"]
+        build_trial_message(record, "tiny", [])["name"]
         for record in (make_running_trial(6), merge, checkpoint)
     ]
-    assert names == ["trial-006", "merge-7", "2@40"]
+    assert names == ["trial-006 gdpo", "merge-7", "2@40"]
     tags = build_trial_tags(merge, "tiny")
     assert (tags["candidate"], tags["parts"]) == ("merge-7", "0.5 x 2@40 + 0.5 x 3@60")
     assert tags["normalization"] == ""
-    assert build_trial_params(merge) == {"seed": "7"}
     assert build_trial_tags(make_running_trial(6), "tiny")["parts"] == ""
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"role": "untrained"},
+        {"role": "merge", "parts": (Part(2, 40, 0.5), Part(3, 60, 0.5))},
+        {"role": "checkpoint", "parts": (Part(2, 40, 1.0),)},
+    ],
+    ids=["untrained", "merge", "checkpoint"],
+)
+def test_a_trial_that_trains_nothing_has_no_parameters(more):
+    message = build_trial_message(make_running_trial(7, **more), "tiny", [])
+    assert message["params"] == {}
+    assert message["tags"]["normalization"] == ""
+    assert "gdpo" not in message["name"]
+    assert build_trial_params(make_running_trial(7))["seed"] == "7"
+
+
+def test_the_run_of_the_sweep_has_parameters_a_user_and_a_source(tmp_path):
+    spec = make_tiny_spec(tmp_path)
+    spec.directory.mkdir(parents=True)
+    message = build_sweep_message(SweepIdentity("tiny", "a", "e", "b", adopt=False), spec, "link")
+    assert message["params"]["task"] == "code"
+    assert message["params"]["training.steps"] == "40"
+    assert message["params"]["space.learning_rate"] == '{"log": [1e-05, 0.001]}'
+    assert message["tags"]["search.trials"] == "16"
+    assert message["tags"]["mlflow.user"] == spec.directory.owner()
+    assert message["tags"]["mlflow.source.name"].startswith("python -m gdpo_tune.sweep ")
 
 
 def test_the_tier_of_the_sandbox_is_a_tag():
@@ -87,14 +116,11 @@ def test_the_tier_of_the_sandbox_is_a_tag():
     [("running", "RUNNING"), ("complete", "FINISHED"), ("failed", "FAILED"), ("pruned", "KILLED")],
 )
 def test_status(state, status):
-    assert (
-        build_trial_message(make_running_trial(0, state=state), "tiny", OBJECTIVES, [])["status"]
-        == status
-    )
+    assert build_trial_message(make_running_trial(0, state=state), "tiny", [])["status"] == status
 
 
 def test_times_are_the_records():
-    message = build_trial_message(make_complete_trial(1, 0.1, 0.2), "tiny", OBJECTIVES, [])
+    message = build_trial_message(make_complete_trial(1, 0.1, 0.2), "tiny", [])
     assert (message["start"], message["end"]) == (1_001_000, 2_001_000)
     assert {when for _, _, when, _ in message["metrics"]} == {2_001_000}
 

@@ -156,10 +156,10 @@ def test_a_sweep_from_start_to_end(spec, store):
     assert store.contents("0", "status") == ["RUNNING", "FINISHED"]
     assert store.contents("2", "status") == ["RUNNING", "FAILED"]
     assert store.tags("2")["reason"] == "loss is nan"
-    assert store.contents("0", "name") == ["trial-000"]
+    assert store.contents("0", "name") == ["trial-000 gdpo"]
     assert [step for step, _ in store.points("0", "train/loss")] == list(range(1, 41))
     assert store.points("0", "validation/correctness") == [(20, 0.2), (40, 0.4)]
-    assert store.points("0", "objective/correctness") == [(0, 0.9)]
+    assert store.points("0", "test/correctness") == [(0, 0.9)]
     assert store.tags("0")["pareto"] == "true"
     assert store.tags("1")["pareto"] == "false"
     assert store.tags("2")["pareto"] == "false"
@@ -242,7 +242,7 @@ def test_records_that_a_crash_kept_from_the_spool_are_added_at_the_next_start(sp
     )  # the ledger knows more
     play(spec, SweepStarted(records, 2))
     assert store.contents("0", "status")[-1] == "FINISHED"
-    assert store.points("1", "objective/length") == [(0, 0.9)]
+    assert store.points("1", "test/length") == [(0, 0.9)]
 
 
 def test_step_metrics_are_spooled_once_over_an_interruption(spec, store):
@@ -300,7 +300,7 @@ def test_a_number_that_is_used_again_replaces_its_run(spec, store):
     play(spec, SweepStarted((make_running_trial(0),), 2), TrialStarted(other))
     renewed = [m for m in store.messages if m.get("renew")]
     assert [(m["run"], m["params"]["learning_rate"]) for m in renewed] == [("1", "7.0")]
-    assert renewed[0]["name"] == "trial-001"
+    assert renewed[0]["name"] == "trial-001 gdpo"
 
 
 def test_pictures_are_attached_if_they_exist(spec, store):
@@ -341,7 +341,7 @@ def test_messages_that_are_left_are_reported_and_sent_by_the_next_process(spec, 
 
     store.unavailable = False
     assert play(spec, SweepStarted((make_running_trial(0),), 1)) == ""
-    assert store.contents("0", "name") == ["trial-000"]
+    assert store.contents("0", "name") == ["trial-000 gdpo"]
 
 
 def test_the_warning_is_printed_at_the_end(spec, store, capsys, monkeypatch):
@@ -365,7 +365,7 @@ def test_views_are_spooled_once(spec, store):
     play(spec, SweepStarted((), 1))
     play(spec, SweepStarted((), 1))
     (tags,) = store.contents("sweep", "experiment")
-    assert len(tags) == 4
+    assert len(tags) == 5
     assert "mlflow.note.content" in tags
 
 

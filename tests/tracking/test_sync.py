@@ -77,10 +77,10 @@ def test_everything_is_sent_late_and_again_if_the_database_is_gone(
     assert "MLflow: up to date" in capsys.readouterr().out
     first = read_content(database)
     runs, versions = first
-    assert set(runs) == {"tiny", "trial-000", "trial-001"}
+    assert set(runs) == {"tiny", "trial-000 gdpo", "trial-001 gdpo, knee"}
     assert runs["tiny"][0] == "FINISHED"
     assert versions == ["0", "1"]
-    assert [step for step, _ in runs["trial-001"][3]["train/loss"]] == list(range(1, 41))
+    assert [step for step, _ in runs["trial-001 gdpo, knee"][3]["train/loss"]] == list(range(1, 41))
     assert [step for step, _ in runs["tiny"][3]["hypervolume"]] == [0, 1]
 
     assert sync.sync(spec) == 0

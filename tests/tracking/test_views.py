@@ -35,15 +35,15 @@ def charts(state, kind):
 def test_a_scatter_for_each_pair_of_objectives(tmp_path):
     state = views_of(make_tiny_spec(tmp_path))["trials"]
     (scatter,) = charts(state, "SCATTER")
-    assert scatter["xaxis"]["key"] == "objective/length"
-    assert scatter["yaxis"]["key"] == "objective/correctness"
+    assert scatter["xaxis"]["key"] == "test/length"
+    assert scatter["yaxis"]["key"] == "test/correctness"
 
 
 def test_runs_are_the_sweeps_and_the_front_comes_first(tmp_path):
     states = views_of(make_tiny_spec(tmp_path))
     for view in ("trials", "front"):
         assert views.PARENT in states[view]["searchFilter"]
-        assert states[view]["orderByKey"] == "metrics.`pareto/rank`"
+        assert states[view]["orderByKey"] == "metrics.`pareto/order`"
         assert states[view]["orderByAsc"] is True
     assert "pareto" not in states["trials"]["searchFilter"]
     assert "tags.pareto = 'true'" in states["front"]["searchFilter"]
@@ -53,16 +53,52 @@ def test_parameters_and_learning_curves(tmp_path):
     front = views_of(make_tiny_spec(tmp_path))["front"]
     (parallel,) = charts(front, "PARALLEL")
     assert parallel["selectedParams"] == ["learning_rate"]
-    assert parallel["selectedMetrics"] == ["objective/correctness", "objective/length"]
+    assert parallel["selectedMetrics"] == ["test/correctness", "test/length"]
     lines = [chart["metricKey"] for chart in charts(front, "LINE")]
+    assert lines == ["validation/correctness", "validation/length"]
+
+
+def test_curves_by_mode_have_a_line_for_each_mode(tmp_path):
+    modes = views_of(make_tiny_spec(tmp_path))["modes"]
+    assert modes["groupBy"]["groupByKeys"] == [{"mode": "tag", "groupByData": "normalization"}]
+    assert modes["useGroupedValuesInCharts"] is True
+    assert "tags.normalization != ''" in modes["searchFilter"]
+    lines = [chart["metricKey"] for chart in charts(modes, "LINE")]
     assert lines[:2] == ["validation/correctness", "validation/length"]
-    assert "train/reward/correctness/mean" in lines
+    assert "train/rewards/correctness/mean" in lines
+
+
+def test_charts_of_a_view_have_different_titles(tmp_path):
+    for state in views_of(make_tiny_spec(tmp_path)).values():
+        titles = [chart["metricKey"] for chart in charts(state, "LINE")]
+        assert len(set(titles)) == len(titles)
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        "train/loss",
+        "train/rewards/correctness/mean",
+        "train/clip_ratio/region_mean",
+        "train/completions/mean_length",
+        "train/sampling/sampling_logp_difference/max",
+        "validation/correctness",
+        "test/correctness",
+        "cost/seconds",
+        "pareto/rank",
+        "origin/merges/share",
+    ],
+)
+def test_no_view_opens_the_charts_that_mlflow_adds(tmp_path, metric):
+    for state in views_of(make_tiny_spec(tmp_path)).values():
+        sections = {section["name"]: section["display"] for section in state["compareRunSections"]}
+        assert sections[metric.rpartition("/")[0]] is False
 
 
 def test_names_are_those_that_metrics_have_in_mlflow(tmp_path):
     front = views_of(with_objectives(make_tiny_spec(tmp_path), ("pass@4", "length")))["front"]
     (scatter,) = charts(front, "SCATTER")
-    assert scatter["yaxis"]["key"] == "objective/pass_4"
+    assert scatter["yaxis"]["key"] == "test/pass_4"
     assert "validation/pass_4" in [chart["metricKey"] for chart in charts(front, "LINE")]
 
 

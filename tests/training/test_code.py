@@ -71,7 +71,7 @@ def test_a_trial_of_the_code_task_is_bitwise_reproducible_in_a_reused_process(tm
     assert outcome.environment["sandbox"]
     assert set(outcome.test) == set(TASK.metrics)
     assert outcome.test["correctness"].mean > 0.2, "the policy knows the task before training"
-    assert 0 < first[0]["train/reward/correctness/mean"] < 1
+    assert 0 < first[0]["train/rewards/correctness/mean"] < 1
     assert outcome.checkpoint is not None
     trained = load_policy(str(outcome.checkpoint))[0].state_dict()
     before = load_policy("embedded")[0].state_dict()
@@ -85,8 +85,8 @@ def test_partial_credit_and_the_bug_free_reward_reach_training(tmp_path):
         params = {"reward_weights.bug_free": 1.0, "partial_credit": partial_credit}
         config = trial(tmp_path / str(partial_credit), one_step, **params)
         outcome = train(config, resume=None, report=lambda m, _: steps.append(m.metrics))
-    whole, share = ({k: m[k] for k in m if k.startswith("train/reward/")} for m in steps)
-    mean = "train/reward/{}/mean".format
+    whole, share = ({k: m[k] for k in m if k.startswith("train/rewards/")} for m in steps)
+    mean = "train/rewards/{}/mean".format
     # Both trials sample the same completions in the first step.
     assert whole[mean("correctness")] < share[mean("correctness")] < 1
     assert whole[mean("bug_free")] == share[mean("bug_free")] > 0

@@ -224,7 +224,7 @@ def test_a_step_in_micro_batches_equals_the_step_at_once(
         for name in COUNTED_BY_TOKEN:
             if name in theirs:
                 assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
-        for name in ("completions/mean_length", "reward/vowels/mean"):
+        for name in ("completions/mean_length", "rewards/vowels/mean"):
             if name in theirs:  # of the first pass alone
                 assert ours[name] == theirs[name]
 
@@ -339,7 +339,7 @@ def test_a_trial_in_micro_batches_reports_what_it_reports_at_once(policy, tmp_pa
         assert set(ours) == set(theirs)
         for name, value in theirs.items():
             assert ours[name] == pytest.approx(value, rel=1e-3, abs=1e-6), name
-        assert ours["train/mean_length"] == theirs["train/mean_length"]
+        assert ours["train/completions/mean_length"] == theirs["train/completions/mean_length"]
     assert outcome.cost.completions == expected.cost.completions == 48
     assert parts != whole, "rounding shows that the step was computed in another order"
 
@@ -389,7 +389,7 @@ def test_a_trial_resumes_with_smaller_micro_batches(policy, tmp_path, toy):
     rest = drop_repeated(rest)
     assert [step for step, _ in rest] == [3, 4]
     for (_, ours), (_, theirs) in zip(rest, whole[2:], strict=True):
-        assert ours["train/mean_length"] == theirs["train/mean_length"]
+        assert ours["train/completions/mean_length"] == theirs["train/completions/mean_length"]
         assert ours["train/loss"] == pytest.approx(theirs["train/loss"], rel=1e-3, abs=1e-6)
 
 

@@ -77,7 +77,7 @@ def test_two_processes_train_the_policy_of_one(tmp_path):
     for (step, ours), (_, theirs) in zip(first["minis"][0], alone["minis"][0], strict=True):
         assert ours["train/learning_rate"] == theirs["train/learning_rate"]
         if step == 1:  # later ones differ, because other completions share an optimizer step
-            assert ours["train/reward/hits/mean"] == theirs["train/reward/hits/mean"]
+            assert ours["train/rewards/hits/mean"] == theirs["train/rewards/hits/mean"]
     # Two processes that train as one give the same merge; each samples its part of the prompts.
     assert first["merged_weights"] != first["fixed_weights"]
     ((step, validation),), test = first["merged"]
@@ -87,6 +87,6 @@ def test_two_processes_train_the_policy_of_one(tmp_path):
     (measurement,) = read_steps(folder)
     assert measurement.cost.evaluation_completions == 12, "of both processes"
     assert (folder / STEPS_FILE).read_text().count("\n") == 1
-    means = [theirs["train/reward/hits/mean"] for _, theirs in alone["fixed"][0]]
+    means = [theirs["train/rewards/hits/mean"] for _, theirs in alone["fixed"][0]]
     assert len(set(means)) > 1
     assert set(first["fixed"][1]) == set(ToyTask.metrics)

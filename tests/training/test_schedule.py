@@ -92,9 +92,9 @@ def test_new_values_hold_from_their_step_on(policy, tmp_path):
     )
     assert changed[1] == before[1]
     assert changed[2] == before[2]
-    share = "train/reward/length/share"
+    share = "train/rewards/length/share"
     assert changed[3][share] != before[3][share]  # the same samples, weighed otherwise
-    assert changed[3]["train/reward/length/mean"] == before[3]["train/reward/length/mean"]
+    assert changed[3]["train/rewards/length/mean"] == before[3]["train/rewards/length/mean"]
     rates = [changed[step]["train/learning_rate"] for step in (3, 4, 5)]
     full = [before[step]["train/learning_rate"] for step in (3, 4, 5)]
     assert rates == pytest.approx([0.3 * rate for rate in full])

@@ -54,7 +54,7 @@ def test_a_task_is_trained_and_measured_in_every_metric(task, tmp_path):
     low, high = info.rewards["correctness"]
     assert outcome.test["correctness"].mean > low + 0.2 * (high - low), "known before training"
     for name in info.rewards:
-        assert reports[0].metrics[f"train/reward/{name}/std"] > 0, "there is something to learn"
+        assert reports[0].metrics[f"train/rewards/{name}/std"] > 0, "there is something to learn"
 
 
 @pytest.mark.parametrize("mode", ["gdpo", "grpo"])
@@ -72,5 +72,5 @@ def test_groups_without_a_right_call_train_the_other_rewards(mode, tmp_path, mon
     reports = []
     config = trial("tools", tmp_path, normalization=mode)
     outcome = train(config, resume=None, report=lambda m, _: reports.append(m))
-    assert -3 < reports[-1].metrics["train/reward/correctness/mean"] < 3
+    assert -3 < reports[-1].metrics["train/rewards/correctness/mean"] < 3
     assert -3 < outcome.test["correctness"].mean < 3

@@ -126,25 +126,25 @@ def test_metrics_of_each_reward():
     )
     weights = torch.tensor([1.0, 9.0, 1.0, 0.5])
     metrics = compute_reward_metrics(rewards, weights, 2, ["a", "b", "c", "d"])
-    assert metrics["reward/a/mean"] == 1
-    assert metrics["reward/a/std"] == pytest.approx(math.sqrt(2 / 3))
-    assert metrics["reward/a/dead_groups"] == 0.5
-    assert metrics["reward/b/dead_groups"] == 1
-    assert metrics["reward/d/mean"] == 3
+    assert metrics["rewards/a/mean"] == 1
+    assert metrics["rewards/a/std"] == pytest.approx(math.sqrt(2 / 3))
+    assert metrics["rewards/a/frac_reward_zero_std"] == 0.5
+    assert metrics["rewards/b/frac_reward_zero_std"] == 1
+    assert metrics["rewards/d/mean"] == 3
     # b never varies within a group, d has one value a group: all of the pull is a's.
-    shares = [metrics[f"reward/{name}/share"] for name in "abcd"]
+    shares = [metrics[f"rewards/{name}/share"] for name in "abcd"]
     assert shares == [1, 0, 0, 0]
-    assert "reward/c/mean" not in metrics
+    assert "rewards/c/mean" not in metrics
     assert all(math.isfinite(value) for value in metrics.values())
 
 
 def test_shares_are_weight_times_spread_within_groups():
     rewards = torch.tensor([[0, 0], [1, 4], [10, 0], [11, 4]], dtype=torch.float64)
     metrics = compute_reward_metrics(rewards, torch.tensor([1.0, 0.5]), 2, ["a", "b"])
-    assert metrics["reward/a/share"] == pytest.approx(1 / 3)
-    assert metrics["reward/b/share"] == pytest.approx(2 / 3)
+    assert metrics["rewards/a/share"] == pytest.approx(1 / 3)
+    assert metrics["rewards/b/share"] == pytest.approx(2 / 3)
 
 
 def test_without_any_spread_all_shares_are_zero():
     metrics = compute_reward_metrics(torch.ones(4, 2), torch.ones(2), 2, ["a", "b"])
-    assert metrics["reward/a/share"] == metrics["reward/b/share"] == 0
+    assert metrics["rewards/a/share"] == metrics["rewards/b/share"] == 0

@@ -90,17 +90,20 @@ def test_a_trial_from_start_to_end(policy, tmp_path):
     assert [m.step for m, _ in reports] == [1, 2, 3]
     first = reports[0][0].metrics
     per_reward = {
-        f"train/reward/{name}/{figure}"
+        f"train/rewards/{name}/{figure}"
         for name in ToyTask.rewards
-        for figure in ("mean", "std", "dead_groups", "share")
+        for figure in ("mean", "std", "frac_reward_zero_std", "share")
     }
     assert per_reward | {
         "train/loss",
         "train/grad_norm",
         "train/entropy",
-        "train/mean_length",
+        "train/completions/mean_length",
+        "train/reward",
+        "train/reward_std",
+        "train/frac_reward_zero_std",
         "train/learning_rate",
-        "train/clip_ratio",
+        "train/clip_ratio/region_mean",
     } == set(first)
     validated = [m.step for m, _ in reports if "validation/hits" in m.metrics]
     assert validated == [2, 3], "every evaluate_every steps and at the last one"
@@ -503,7 +506,7 @@ def completions(_, outcome):
 
 
 def longest(reports, _):
-    return max(m.metrics["train/mean_length"] for m, _ in reports)
+    return max(m.metrics["train/completions/mean_length"] for m, _ in reports)
 
 
 def training(reports, _):

@@ -480,7 +480,7 @@ def test_only_the_chosen_engine_samples(config, engine, lean, monkeypatch):
     assert bool(calls) is lean
 
 
-def test_the_mismatch_gets_our_metric_names():
+def test_the_mismatch_is_kept_under_the_names_of_trl():
     logs = {
         "loss": 1.0,
         "sampling/importance_sampling_ratio/mean": 0.99,
@@ -490,7 +490,7 @@ def test_the_mismatch_gets_our_metric_names():
     }
     assert step_reporter.select_metrics(logs) == {
         "train/loss": 1.0,
-        "train/rollout/importance_ratio": 0.99,
-        "train/rollout/logp_difference": 0.01,
-        "train/rollout/logp_difference_max": 0.2,
+        "train/sampling/importance_sampling_ratio/mean": 0.99,
+        "train/sampling/sampling_logp_difference/mean": 0.01,
+        "train/sampling/sampling_logp_difference/max": 0.2,
     }

@@ -81,8 +81,8 @@ def test_log_probabilities_agree_as_without_an_adapter(build_config, train_and_r
         )
         outcome, reports = train_and_report(config)
         assert outcome.test
-        apart = [m.metrics["train/rollout/logp_difference"] for m in reports]
-        ratio = [m.metrics["train/rollout/importance_ratio"] for m in reports]
+        apart = [m.metrics["train/sampling/sampling_logp_difference/mean"] for m in reports]
+        ratio = [m.metrics["train/sampling/importance_sampling_ratio/mean"] for m in reports]
         figures[label] = statistics.mean(apart)
         print(f"  {label:12} mean |log p(vLLM) - log p(trainer)| = {figures[label]:.5f}")
         assert all(abs(one - 1) < 0.1 for one in ratio)

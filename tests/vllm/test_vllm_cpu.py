@@ -106,8 +106,10 @@ def test_a_trial_samples_with_vllm_from_start_to_end(build_config, train_and_rep
     assert [m.step for m in reports] == [1, 2]
     for measurement in reports:
         assert all(math.isfinite(value) for value in measurement.metrics.values())
-        assert measurement.metrics["train/rollout/importance_ratio"] == pytest.approx(1, abs=1e-3)
-        assert 0 < measurement.metrics["train/rollout/logp_difference_max"] < 1e-4
+        assert measurement.metrics[
+            "train/sampling/importance_sampling_ratio/mean"
+        ] == pytest.approx(1, abs=1e-3)
+        assert 0 < measurement.metrics["train/sampling/sampling_logp_difference/max"] < 1e-4
     for estimates in (outcome.validation, outcome.test):
         assert set(estimates) == {"digits", "length"}
         assert all(math.isfinite(one.mean) for one in estimates.values())

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 
 WHOLE, MICRO = {}, {"micro_batch_size": 4}
 MINI = {"mini_batch_size": 8, "micro_batch_size": 4}
-SAMPLED = ("reward/digits/mean", "mean_length")
+SAMPLED = ("rewards/digits/mean", "completions/mean_length")
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,9 @@ def test_a_step_in_parts_trains_as_a_whole_one_with_a_kl(
     for metrics in later:  # the policy has moved away from its reference
         assert metrics["train/kl"] > 0
         assert math.isfinite(metrics["train/loss"])
-        assert metrics["train/rollout/importance_ratio"] == pytest.approx(1, abs=1e-3)
+        assert metrics["train/sampling/importance_sampling_ratio/mean"] == pytest.approx(
+            1, abs=1e-3
+        )
 
 
 @pytest.mark.parametrize("mode", ["sequence_truncate", "token_mask", "token_truncate", "off"])
@@ -48,4 +50,6 @@ def test_each_correction_trains(build_config, train_and_report, mode):
     rollout = RolloutSettings("vllm", importance_sampling=mode)
     _, reports = train_and_report(build_config(rollout=rollout, steps=1))
     assert math.isfinite(reports[0].metrics["train/loss"])
-    assert ("train/rollout/importance_ratio" in reports[0].metrics) is (mode != "off")
+    assert ("train/sampling/importance_sampling_ratio/mean" in reports[0].metrics) is (
+        mode != "off"
+    )
