@@ -9,9 +9,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from gdpo_tune.core.errors import PolicyError
+from gdpo_tune.policies.hub import check_policy_available
 from gdpo_tune.policies.load_policy import (
     check_policy,
-    check_policy_available,
     load_policy,
     resolve_policy,
 )
