@@ -237,7 +237,9 @@ class ScheduleFile:
             keys = {hide_passwords(override): path for override, path in overrides.items()}
             for problem in error.problems:
                 path = keys.get(problem.where.removeprefix("--set "))
-                if path is None:
+                if problem.where == str(space):  # it cannot be read
+                    self._add(("space",), f"{space}: {problem.reason}", problem.fix)
+                elif path is None:
                     self.problems.records.append((SourceMark(problem.where), problem))
                 elif not self.problems.has_problem(format_path(path)):
                     mark = self.root.find(path).mark  # of the key in this file that causes it

@@ -56,7 +56,7 @@ def check_location(path: str) -> str:
     """Return an address or a path; refuse one that no disk can hold."""
     problem = "" if is_url(path) else find_path_problem(path)
     if problem:
-        raise build_refusal(problem, "write another path, such as an absolute one")
+        raise build_refusal(problem, "write another path, such as one that begins with /")
     return path
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 VALUES = (
     *("", "null", "true", "-1", "0", "1", "2", "7.5", "1e400", ".nan", ".inf", "-0.0", "1_0"),
     *("0x1f", "1e-320", "1000000000", "99999999999999999999", "2024-01-01", "2024-13-41", "1:2:3"),
-    *("x", "embeded", "gdpo", "''", "' '", "a/b", "a/b--c", "../..", "/", "~", "~nobody/x", "./x"),
+    *("x", "embeded", "gdpo", "''", "' '", "a/b", "a/b--c", "../..", "/", "~", "~nouser/x", "./x"),
     *("/proc/1/mem", "/dev/null", "x.py:A", "s3://bucket/x", "http://[::1", "sqlite:///", "file:x"),
     *('"\\0"', '"\\ud800"', '"\\a"', "é" * 200, "a" * 5000, "a/" * 3000, "9" * 5000, "*a", "&a"),
     *("[]", "{}", "[[]]", "[null]", "{a: 1}", "{a: {b: {c: 1}}}", "[1, x, true]", "[4, 4]"),
@@ -31,8 +31,8 @@ NAME = re.compile(
 )
 """A scalar that may be the path of a file or directory."""
 NAMES = (
-    *("a" * 5000, "a/" * 3000, "é" * 200, "~nobody/x", "~", "/", ".", "..", "./x", "/dev/null"),
-    *("/proc/1/mem", '"\0"', "x.py:A", f"{'a' * 5000}.py:A", "~nobody/x.py:A", "a/b--c", "a/b"),
+    *("a" * 5000, "a/" * 3000, "é" * 200, "~nouser/x", "~", "/", ".", "..", "./x", "/dev/null"),
+    *("/proc/1/mem", '"\0"', "x.py:A", f"{'a' * 5000}.py:A", "~nouser/x.py:A", "a/b--c", "a/b"),
     *("embeded", "../embedded", f"sqlite:///{'a' * 5000}", f"s3://{'a' * 5000}/x", "' '", "x\ty"),
 )
 KEY = re.compile(r"[A-Za-z_]\w*(?=:(?: |\n))")
