@@ -13,11 +13,19 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gdpo_tune.core.errors import GdpoTuneError
+from gdpo_tune.core.errors import (
+    DataError,
+    EngineError,
+    GdpoTuneError,
+    PolicyError,
+    ResourcesError,
+    TaskFileError,
+)
 from gdpo_tune.core.files import is_disk_full
 
 if TYPE_CHECKING:
@@ -145,6 +153,16 @@ def add_pick_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@contextmanager
+def name_file(file: str) -> Generator[None]:
+    """Name the file of a sweep in the errors of its policy, data and machine."""
+    try:
+        yield
+    except (PolicyError, DataError, ResourcesError, EngineError, TaskFileError) as error:
+        text = str(error)
+        raise type(error)(text if text.startswith(file) else f"{file}: {text}") from error
+
+
 def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str]:
     """Start and check everything that trials need; refuse at once what would fail all of them.
 
@@ -163,7 +181,7 @@ def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str
         TrackingError: `tracking.required` and the server does not answer.
     """
     from gdpo_tune.core import task_files
-    from gdpo_tune.policies.load_policy import check_policy_available
+    from gdpo_tune.policies.hub import check_policy_available
     from gdpo_tune.tasks.data.dataset import check_data
     from gdpo_tune.tracking import check_server
 

@@ -86,10 +86,11 @@ def _load_request(options: argparse.Namespace) -> TrainingRequest:
         UsageError: it does not exist, or `--pick` is given with a file.
     """
     from gdpo_tune.core.errors import UsageError
+    from gdpo_tune.core.files import is_file
     from gdpo_tune.exporters.write_export import MERGERS
     from gdpo_tune.results.retrain import build_request_from_file, build_request_from_sweep
 
-    if not Path(options.source).is_file():
+    if not is_file(Path(options.source)):
         source, overrides = options.source, options.overrides
         return build_request_from_sweep(
             source, overrides, options.pick, "export", to_run=False, merges=options.to in MERGERS

@@ -114,10 +114,11 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _load_named(options: argparse.Namespace) -> tuple[SweepSpec, str | None]:
     """Return the sweep, named by file or directory, and the choice: `--pick` or after a colon."""
+    from gdpo_tune.core.files import is_file
     from gdpo_tune.results.open_sweep import resolve_location, resolve_spec_file, split_source
     from gdpo_tune.spec import load_spec
 
-    if Path(options.space).is_file():
+    if is_file(Path(options.space)):
         spec = load_spec(options.space, options.overrides, options.name, to_run=False)
         return spec, options.pick
     location, pick = split_source(options.space, options.pick)

@@ -89,7 +89,12 @@ def read_clock() -> datetime:
 
 def validate(options: argparse.Namespace) -> int:
     """Print every problem of the files and, without --files-only, of this machine."""
-    from gdpo_tune.clusters.console import ConsolePrinter, find_errors, find_warnings
+    from gdpo_tune.clusters.console import (
+        ConsolePrinter,
+        find_errors,
+        find_notes,
+        find_warnings,
+    )
 
     loaded, errors = load(options), list["tuple[ScheduledSweep, GdpoTuneError]"]()
     for sweep in loaded.sweeps:
@@ -101,6 +106,8 @@ def validate(options: argparse.Namespace) -> int:
                 continue
             reason = str(error).splitlines()[0][:100]
             print(f"{sweep.file}: disabled; it could not run here: {reason}", file=sys.stderr)
+    for note in [] if options.files_only else find_notes(loaded.sweeps):
+        print(f"note: {note}", file=sys.stderr)
     status = ConsolePrinter().print_errors(loaded, errors)
     if not status:
         print(f"{len(loaded.sweeps)} valid:", ", ".join(sweep.name for sweep in loaded.sweeps))
@@ -184,6 +191,7 @@ def stop(options: argparse.Namespace) -> int:
 
 def render(options: argparse.Namespace) -> int:
     """Write the schedules for another scheduler, and print what that cannot express."""
+    from gdpo_tune.clusters.console import find_notes
     from gdpo_tune.clusters.render.base import find_left_out, render_all
     from gdpo_tune.core.files import explain_write_errors, write_atomically
 
@@ -212,6 +220,8 @@ def render(options: argparse.Namespace) -> int:
     for sweep, files in zip(loaded.sweeps, rendered, strict=True):
         for left_out in find_left_out(files):
             print(f"{sweep.name}: left out: {left_out}", file=sys.stderr)
+    for note in find_notes(loaded.sweeps):
+        print(f"note: {note}", file=sys.stderr)
     return 0
 
 

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
 from gdpo_tune.core import ray_access
-from gdpo_tune.core.errors import ClusterLostError, UsageError
+from gdpo_tune.core.errors import ClusterLostError, ResourcesError, UsageError
 
 if TYPE_CHECKING:
+    from gdpo_tune.core.errors import SpecProblem
     from gdpo_tune.spec import SweepSpec
     from gdpo_tune.tuning.runner import SweepResult
 
@@ -36,13 +37,16 @@ def main(arguments: Sequence[str]) -> int:
 
     from gdpo_tune.spec import load_spec
 
-    spec = load_spec(options.space, options.overrides, options.name)
+    needs = [] if options.dry_run or options.submit is not None else None
+    spec = load_spec(options.space, options.overrides, options.name, needs=needs)
     if options.dry_run:
-        return print_dry_run(spec, str(options.space))
+        with cli.name_file(str(options.space)):
+            return print_dry_run(spec, str(options.space), needs or ())
     if options.submit is not None:
         return submit_sweep(spec, options)
     cli.set_written_variables(spec)
-    print_environment(spec, str(options.space))
+    with cli.name_file(str(options.space)):
+        print_environment(spec, str(options.space))
     words = [word for word in arguments if word != "--fresh"]
     command = shlex.join(["python", "-m", "gdpo_tune.sweep", *words])
 
@@ -133,15 +137,33 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def print_dry_run(spec: SweepSpec, file: str) -> int:
-    """Print the resolved spec; refuse too small a share of a GPU or disk; return the status."""
-    from gdpo_tune.policies.load_policy import measure_policy
-    from gdpo_tune.spec import check_disk, render_dry_run
+def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ()) -> int:
+    """Print the resolved spec, and what it needs that this machine lacks; return the status.
 
-    size = measure_policy(spec.policy)
-    print(render_dry_run(spec, size))
+    `needs` are those that reading the file has found. A policy or local data that no machine could
+    use is refused, and too small a share of a GPU of this machine.
+    """
+    from gdpo_tune.policies.hub import describe_policy
+    from gdpo_tune.policies.load_policy import measure_policy
+    from gdpo_tune.spec import check_disk, find_machine_problems, render_dry_run, render_needs
+
+    cli.set_written_variables(spec)
+    description, size = (
+        describe_policy(spec.policy, spec.model.revision),
+        measure_policy(spec.policy),
+    )
+    lacking: list[object] = [*needs, *find_machine_problems(spec)]
+    try:
+        check_disk(spec, size, file)
+    except ResourcesError as error:
+        lacking.append(error)
+    print(render_dry_run(spec, size, description))
+    print(f"\n{render_needs(lacking)}")
     cli.check_share(spec)
-    check_disk(spec, size, file)
+    if spec.data.is_local and not any(need.key == "data.source" for need in needs):
+        from gdpo_tune.tasks.data.dataset import check_data
+
+        check_data(spec.data, spec.training)
     return 0
 
 

@@ -14,11 +14,12 @@ from gdpo_tune.clusters.backends.submit import explain_lost_tracking
 from gdpo_tune.clusters.load_schedules import LoadedSweeps, ScheduledSweep, load_sweeps
 from gdpo_tune.clusters.notify import find_webhook_problem
 from gdpo_tune.clusters.schedule_decisions import ON_TIME, Clock, ScheduleContext, open_context
-from gdpo_tune.clusters.schedule_spec import KubeRayBackend, RayJobBackend
+from gdpo_tune.clusters.schedule_spec import KubeRayBackend, LocalBackend, RayJobBackend
 from gdpo_tune.clusters.schedule_state import ACTIVE
 from gdpo_tune.clusters.schedule_storage import ScheduleStorage
 from gdpo_tune.clusters.tick import tick
-from gdpo_tune.core.errors import GdpoTuneError
+from gdpo_tune.core.errors import GdpoTuneError, SpecError
+from gdpo_tune.spec import find_machine_problems
 
 LOCAL_TIME = "%a %Y-%m-%d %H:%M %Z"
 UTC_TIME = "%Y-%m-%dT%H:%M:%SZ"
@@ -97,8 +98,14 @@ class ScheduleTicker:
 
 
 def find_errors(sweep: ScheduledSweep) -> list[GdpoTuneError]:
-    """Return the errors of a sweep's storage and backend, as this machine sees them now."""
+    """Return the errors of a sweep's storage and backend, as this machine sees them now.
+
+    Where this machine trains, they include the data and packages that it lacks.
+    """
     errors: list[GdpoTuneError] = []
+    if isinstance(sweep.settings.backend, LocalBackend):
+        errors += [SpecError((need,)) for need in sweep.needs]
+        errors += find_machine_problems(sweep.spec)
     for build in (lambda: ScheduleStorage(sweep.storage), lambda: build_backend(sweep)):
         try:
             build().check()
@@ -122,6 +129,17 @@ def find_warnings(sweep: ScheduledSweep) -> list[str]:
     if lost and isinstance(backend, RayJobBackend | KubeRayBackend):
         warnings.append(f"{sweep.file}: {lost}; write tracking: and the URL of a server")
     return warnings
+
+
+def find_notes(sweeps: Sequence[ScheduledSweep]) -> list[str]:
+    """Return the data and packages that other machines need and this one lacks, each once."""
+    users: dict[str, list[str]] = {}
+    for sweep in sweeps:
+        if not isinstance(sweep.settings.backend, LocalBackend):
+            for need in (*sweep.needs, *find_machine_problems(sweep.spec, size=False)):
+                users.setdefault(str(need), []).append(sweep.name)
+    where = "needed on the machine that trains, and missing on this one"
+    return [f"{', '.join(names)}: {where}: {need}" for need, names in users.items()]
 
 
 def print_events(context: ScheduleContext) -> None:

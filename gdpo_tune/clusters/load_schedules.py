@@ -42,6 +42,8 @@ class ScheduledSweep:
     """The file's keys, with its name filled in."""
     spec: SweepSpec
     """The search space with the file's overrides. Its name is that of the schedule."""
+    needs: tuple[SpecProblem, ...] = ()
+    """Data and packages that the search space needs and this machine lacks."""
 
     @property
     def name(self) -> str:
@@ -85,8 +87,8 @@ class LoadedSweeps:
 def load_sweeps(path: Path | str) -> LoadedSweeps:
     """Read every sweep of a directory, or a single file.
 
-    Variables, storage and backend are not checked, because they may belong to another machine.
-    `console.find_errors` checks them.
+    Variables, storage, backend, data and packages are not checked, because they may belong to
+    another machine. `console.find_errors` and `console.find_notes` check them.
 
     Raises:
         SpecError: there is no such directory or file, or no sweep in it.
@@ -105,7 +107,8 @@ def load_sweeps(path: Path | str) -> LoadedSweeps:
         except SpecError as error:
             problems += error.problems
     valid = [s for file, s in zip(files, sweeps, strict=True) if s and not file.problems.records]
-    return LoadedSweeps(tuple(valid), SpecError(tuple(problems)) if problems else None)
+    distinct = tuple(dict.fromkeys(problems))  # several sweeps may have the same search space
+    return LoadedSweeps(tuple(valid), SpecError(distinct) if distinct else None)
 
 
 def list_overrides(settings: ScheduleSettings, root: Path) -> dict[str, KeyPath]:
@@ -170,8 +173,9 @@ class ScheduleFile:
             for path, reason, fix in find_backend_problems(settings, self.project):
                 self._add(path, reason, fix)
         self._check_addresses(settings)
-        spec = self._load_spec(settings)
-        return spec and ScheduledSweep(self.file, self.project, settings, spec)
+        needs: list[SpecProblem] = []
+        spec = self._load_spec(settings, needs)
+        return spec and ScheduledSweep(self.file, self.project, settings, spec, tuple(needs))
 
     def _read(self) -> YamlNode:
         nothing = YamlNode(SourceMark(str(self.file), 1))
@@ -214,8 +218,11 @@ class ScheduleFile:
                 reason = "with a password, which the list of processes would show"
                 self._add((key,), reason, f"leave it out, and give it in {variables}")
 
-    def _load_spec(self, settings: ScheduleSettings) -> SweepSpec | None:
-        """Load the search space with the file's overrides, and note the problems of both."""
+    def _load_spec(self, settings: ScheduleSettings, needs: list[SpecProblem]) -> SweepSpec | None:
+        """Load the search space with the file's overrides, and note the problems of both.
+
+        `needs` takes what this machine lacks, see `load_spec`.
+        """
         space = self.project / settings.space
         if not is_file(space):
             fix = suggest_file(space) + f"the path is relative to {self.project}"
@@ -225,12 +232,14 @@ class ScheduleFile:
         if settings.budget.gpu_hours is None and limit is not None:
             overrides[f"search.budget.gpu_hours={limit}"] = ("budget", "gpu_hours_per_30d")
         try:
-            return load_spec(space, list(overrides), self.name or "sweep")
+            return load_spec(space, list(overrides), self.name or "sweep", needs=needs)
         except SpecError as error:
             keys = {hide_passwords(override): path for override, path in overrides.items()}
             for problem in error.problems:
                 path = keys.get(problem.where.removeprefix("--set "))
-                if path is None:
+                if problem.where == str(space):  # it cannot be read
+                    self._add(("space",), f"{space}: {problem.reason}", problem.fix)
+                elif path is None:
                     self.problems.records.append((SourceMark(problem.where), problem))
                 elif not self.problems.has_problem(format_path(path)):
                     mark = self.root.find(path).mark  # of the key in this file that causes it

@@ -15,6 +15,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from gdpo_tune.clusters.cron import CronSchedule
+from gdpo_tune.core.files import find_path_problem
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.spec.sections import Section, build_refusal, require_pattern
 
@@ -52,10 +53,10 @@ def resolve_path(path: str, root: Path) -> str:
 
 
 def check_location(path: str) -> str:
-    """Return an address or a path; refuse the home of an unknown user."""
-    if not is_url(path) and os.path.expanduser(path).startswith("~"):
-        fix = "write an absolute path, which begins with /"
-        raise build_refusal("there is no user of that name", fix)
+    """Return an address or a path; refuse one that no disk can hold."""
+    problem = "" if is_url(path) else find_path_problem(path)
+    if problem:
+        raise build_refusal(problem, "write another path, such as one that begins with /")
     return path
 
 
@@ -251,7 +252,7 @@ class ScheduleSettings(Section):
 
     name: str = ""
     """Name of the schedule; its runs are `<name>-<UTC time>`."""
-    space: Annotated[str, MinLen(1)]
+    space: Annotated[str, MinLen(1), AfterValidator(check_location)]
     """The search space, such as `search_spaces/code.yaml`."""
     schedule: CronSchedule | None = None
     """When runs start; without it, only `run` starts them."""

@@ -12,6 +12,8 @@ from pathlib import Path
 from gdpo_tune.core.errors import DiskFullError, UsageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+LONGEST_PART, LONGEST_PATH = 255, 4095
+"""Most bytes of the name of a file or directory, and of a path, on every usual disk."""
 _NEARLY_FULL = 64 * 1024
 """Bytes. With less free space, a write that failed without a reason failed for lack of space."""
 
@@ -62,6 +64,31 @@ def is_file(path: Path) -> bool:
 def is_directory(path: Path) -> bool:
     """Return whether a directory exists; unlike `Path.is_dir`, False for a name too long."""
     return os.path.isdir(path)
+
+
+def is_present(path: Path) -> bool:
+    """Return whether a file or directory exists; unlike `Path.exists`, no path raises an error."""
+    return os.path.exists(path)
+
+
+def expand_home(path: str) -> Path:
+    """Return a path with `~` expanded; `~` of an unknown user stays."""
+    return Path(os.path.expanduser(path))
+
+
+def find_path_problem(path: str) -> str:
+    """Return why no file or directory can have this path; empty if one can."""
+    expanded = os.path.expanduser(path)
+    if expanded.startswith("~"):
+        return "there is no user of that name"
+    if "\0" in expanded:
+        return "a character that no name can have"
+    sizes = [len(part.encode(errors="replace")) for part in Path(expanded).parts]
+    if max(sizes, default=0) > LONGEST_PART:
+        return f"a name in it has more than {LONGEST_PART} bytes"
+    if sum(sizes) + len(sizes) > LONGEST_PATH:
+        return f"a path of more than {LONGEST_PATH:,} bytes"
+    return ""
 
 
 @contextmanager

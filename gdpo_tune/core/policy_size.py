@@ -89,6 +89,15 @@ Source: `config.json` of each policy.
 """
 
 
+KNOWN_POLICIES = tuple(
+    f"Qwen/Qwen2.5-{kind}{size}{ending}"
+    for size in _QWEN_2_5
+    for kind in ("", "Coder-", "Math-")
+    for ending in ("", "-Instruct")
+)
+"""Policies on the Hub whose size is known, and others of their family."""
+
+
 def _list_qwen_shapes(
     layers: int, width: int, inner: int, keys: int, vocabulary: int, is_tied: bool
 ) -> dict[str, tuple[int, ...]]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
+
+from gdpo_tune.core.files import expand_home, is_present
 
 DATA_FILES = (".jsonl", ".parquet")
 """Suffixes of local data files."""
@@ -110,9 +111,9 @@ class DataSettings:
     @property
     def is_local(self) -> bool:
         """True if the source is a path: it exists, or cannot be an id on the Hub."""
-        path = Path(self.source).expanduser()
+        path = expand_home(self.source)
         is_id = _HUB_ID.fullmatch(self.source) and path.suffix not in DATA_FILES
-        return not is_id or path.exists()
+        return not is_id or is_present(path)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import Any, get_args
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import TaskFileError
+from gdpo_tune.core.files import expand_home, is_file
 from gdpo_tune.core.metrics import MetricInfo
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
@@ -102,7 +103,7 @@ def _split_name(task: str) -> tuple[str, str]:
     file, _, name = task.rpartition(":")
     if not file or not name.isidentifier():
         raise TaskFileError(f"{task}: it names no class; write path/to/file.py:MyTask")
-    return str(Path(file).expanduser().absolute()), name
+    return str(expand_home(file).absolute()), name
 
 
 def _load_class(task: str) -> Any:
@@ -115,7 +116,7 @@ def _load_class(task: str) -> Any:
 
 @functools.cache
 def _load_module(file: str, task: str) -> Any:
-    if not Path(file).is_file():
+    if not is_file(Path(file)):
         raise TaskFileError(f"{task}: there is no file {file}")
     # The name is that of the file, so that a process which loads it again finds the same classes.
     name = f"gdpo_tune_task_{hashlib.sha256(file.encode()).hexdigest()[:12]}"

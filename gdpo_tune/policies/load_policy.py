@@ -7,6 +7,7 @@ weights and makes the checks that need a loaded policy.
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core.errors import PolicyError
-from gdpo_tune.core.policy_size import PolicySize, find_known_size
+from gdpo_tune.core.files import expand_home, is_directory
+from gdpo_tune.core.policy_size import KNOWN_POLICIES, PolicySize, find_known_size
 from gdpo_tune.core.registry import POLICIES
 
 if TYPE_CHECKING:
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+"""Patterns of the files that hold weights."""
 _NEEDED_TOKENS = {"pad_token": "pad", "eos_token": "end"}
 _LONGEST_HEADER = 100 * 2**20
 """Bytes of the header of a safetensors file; the format's own limit."""
@@ -35,7 +38,7 @@ def resolve_policy(name: str) -> str:
     """Return what `from_pretrained` takes for a policy's name; a Hub id stays as it is."""
     if name in POLICIES:
         return str(POLICIES[name])
-    return str(Path(name).expanduser()) if name.startswith("~") else name
+    return str(expand_home(name)) if name.startswith("~") else name
 
 
 def check_policy(name: str, revision: str = "") -> None:
@@ -63,35 +66,27 @@ def check_policy(name: str, revision: str = "") -> None:
     if is_present:
         _check_directory(name, directory)
     elif not _HUB_ID.fullmatch(name):
-        close = get_close_matches(name, POLICIES, n=1)
-        hint = f"did you mean {close[0]!r}? It" if close else "it"
         raise PolicyError(
-            f"policy {name!r}: no such directory and not a Hub id: {hint} must be one of "
-            f"{', '.join(POLICIES)}, a directory with config.json, or a Hub id of the form org/name"
+            f"policy {name!r}: no such directory and not a Hub id. {suggest_policy(name)}It must "
+            f"be one of {', '.join(POLICIES)}, a directory with config.json, or a Hub id of the "
+            "form org/name"
         )
 
 
-def check_policy_available(name: str, revision: str = "") -> None:
-    """Refuse what `check_policy` does, and a Hub id that is neither cached nor on the Hub.
+def suggest_policy(name: str) -> str:
+    """Return `Did you mean 'embedded'? ` for a policy of a similar name, else an empty text.
 
-    It fetches a configuration of a few KB, so that a misspelt id is found before a cluster starts.
-
-    Raises:
-        PolicyError: the policy cannot be used or fetched; the message says what to do.
+    It is one that ships, that a recipe names or that was downloaded, or a directory beside.
     """
-    check_policy(name, revision)
-    if Path(resolve_policy(name)).exists():
-        return
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub.constants import HF_HUB_CACHE
 
-    try:
-        hf_hub_download(name, "config.json", revision=revision or None)
-    except OSError as error:  # the Hub client's errors all derive from it
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise PolicyError(
-            f"policy {name!r} cannot be loaded from the Hub: {reason}. Check the name, or download "
-            "it on a machine with a network and give its directory"
-        ) from error
+    folders = (path.name.split("--") for path in Path(HF_HUB_CACHE).glob("models--*"))
+    names = [*POLICIES, *KNOWN_POLICIES, *("/".join(parts[1:]) for parts in folders)]
+    above = Path(resolve_policy(name)).parent
+    if is_directory(above) and os.access(above, os.R_OK):
+        names += [str(path) for path in above.iterdir() if (path / "config.json").exists()]
+    close = get_close_matches(os.path.normpath(name), names, n=1)
+    return f"Did you mean {close[0]!r}? " if close and name not in names else ""
 
 
 def load_policy(
@@ -145,7 +140,7 @@ def measure_policy(name: str) -> PolicySize | None:
     A Hub id is looked up in the local cache. None if that is unknown, such as for a policy that was
     not downloaded yet and that no recipe here names.
     """
-    directory = _find_local_directory(name)
+    directory = find_local_directory(name)
     files = [] if directory is None else sorted(directory.glob("*.safetensors"))
     if not files:
         return find_known_size(name)
@@ -164,7 +159,7 @@ def _check_directory(name: str, directory: Path) -> None:
             f"policy {name!r}: {directory} has no config.json: give a directory that "
             "save_pretrained wrote (an adapter must be merged into its model first)"
         )
-    if not any(path for pattern in _WEIGHTS for path in directory.glob(pattern)):
+    if not any(path for pattern in WEIGHTS for path in directory.glob(pattern)):
         raise PolicyError(
             f"policy {name!r}: {directory} has no weights: save the model there as safetensors"
         )
@@ -233,15 +228,16 @@ def _read_json(name: str, file: Path) -> dict[str, Any] | None:
     return content
 
 
-def _find_local_directory(name: str) -> Path | None:
+def find_local_directory(name: str, revision: str = "") -> Path | None:
+    """Return the directory of a policy: its own, or that in the cache of the Hub."""
     directory = Path(resolve_policy(name))
-    if directory.is_dir():
+    if is_directory(directory):
         return directory
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        config = try_to_load_from_cache(name, "config.json")
+        config = try_to_load_from_cache(name, "config.json", revision=revision or None)
     except HFValidationError:
         return None
     return Path(config).parent if isinstance(config, str) else None

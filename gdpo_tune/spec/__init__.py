@@ -1,12 +1,17 @@
 """The YAML of a sweep as frozen models, or every error in it at once."""
 
 from gdpo_tune.spec.disk import check_disk
-from gdpo_tune.spec.dry_run import render_dry_run
+from gdpo_tune.spec.dry_run import render_dry_run, render_needs
 from gdpo_tune.spec.environment import collect_variables
 from gdpo_tune.spec.gpu_memory import check_gpu_share, read_device_memory
 from gdpo_tune.spec.lint import list_warnings
 from gdpo_tune.spec.load import load_spec
-from gdpo_tune.spec.machine import check_resources, count_local_cpus, list_sandbox_warnings
+from gdpo_tune.spec.machine import (
+    check_resources,
+    count_local_cpus,
+    find_machine_problems,
+    list_sandbox_warnings,
+)
 from gdpo_tune.spec.model import SweepSpec, dump_public_yaml
 from gdpo_tune.spec.objectives import Constraint, ObjectiveSpec
 from gdpo_tune.spec.problems import hide_passwords
@@ -36,10 +41,12 @@ __all__ = [
     "count_affordable_trials",
     "count_local_cpus",
     "dump_public_yaml",
+    "find_machine_problems",
     "hide_passwords",
     "list_sandbox_warnings",
     "list_warnings",
     "load_spec",
     "read_device_memory",
     "render_dry_run",
+    "render_needs",
 ]

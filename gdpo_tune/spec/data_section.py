@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from gdpo_tune.core import registry
+from gdpo_tune.core.files import expand_home, find_path_problem, is_directory, is_present
 from gdpo_tune.core.settings import (
     DATA_FILES,
     DataSettings,
@@ -16,7 +15,7 @@ SUFFIXES = " or ".join(DATA_FILES)
 
 
 def check_data(settings: DataSettings, task: str, problems: Problems) -> None:
-    """Refuse keys that do not fit together or to the task, and missing local data."""
+    """Refuse keys that do not fit together or to the task, and paths that cannot hold data."""
     if not settings.source:
         reason = "has no effect: without data.source the task writes its own prompts"
         fix = "add data.source, or remove the key"
@@ -29,6 +28,14 @@ def check_data(settings: DataSettings, task: str, problems: Problems) -> None:
         _check_layout(settings.layout, task, problems)
         if settings.is_local:
             _check_files(settings, problems)
+
+
+def check_presence(settings: DataSettings, problems: Problems) -> None:
+    """Refuse local data that is not there."""
+    if settings.source and settings.is_local and not is_present(expand_home(settings.source)):
+        reason = "no such file or directory, and not the id of a data set on the Hub"
+        fix = f"write the path of a {SUFFIXES} file, or an id such as openai/gsm8k"
+        problems.refuse("data.source", reason, fix, "task")
 
 
 def _check_layout(layout: str, task: str, problems: Problems) -> None:
@@ -48,16 +55,15 @@ def _check_layout(layout: str, task: str, problems: Problems) -> None:
 
 
 def _check_files(settings: DataSettings, problems: Problems) -> None:
-    source, key = Path(settings.source).expanduser(), "data.source"
-    if source.is_dir():
+    source, key = expand_home(settings.source), "data.source"
+    unusable = find_path_problem(settings.source)
+    if unusable:
+        problems.refuse(key, unusable, f"write the path of a {SUFFIXES} file")
+    elif is_directory(source):
         if not any(file.suffix in DATA_FILES for file in source.iterdir()):
             reason = f"a directory without a {SUFFIXES} file"
             problems.refuse(key, reason, "name another directory")
-    elif not source.exists():
-        reason = "no such file or directory, and not the id of a data set on the Hub"
-        fix = f"write the path of a {SUFFIXES} file, or an id such as openai/gsm8k"
-        problems.refuse(key, reason, fix)
-    elif source.suffix not in DATA_FILES:
+    elif is_present(source) and source.suffix not in DATA_FILES:
         problems.refuse(key, f"not a {SUFFIXES} file", "convert it, and name the new file")
     reason = "has no effect: local data has no configurations and no splits"
     fix = "remove the key, or name the file that you mean as data.source"

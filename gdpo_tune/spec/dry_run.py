@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gdpo_tune.core.policy_size import PolicySize
 from gdpo_tune.spec.disk import count_local_slots, describe_disk, measure_disk
 from gdpo_tune.spec.gpu_memory import format_bytes, measure_engine, measure_trainer, uses_engine
@@ -14,10 +16,10 @@ from gdpo_tune.spec.search_section import PbtSettings
 from gdpo_tune.spec.space import Uniform
 
 
-def render_dry_run(spec: SweepSpec, size: PolicySize | None = None) -> str:
+def render_dry_run(spec: SweepSpec, size: PolicySize | None = None, policy: str = "") -> str:
     """Return the text that `--dry-run` prints, without a line break at its end.
 
-    `size` is that of the policy, if it is known.
+    `size` is that of the policy, if it is known; `policy` says what is known about its files.
     """
     warnings = [f"  - {warning}" for warning in list_warnings(spec)]
     scheduler, total = spec.search.scheduler, spec.training.completions_per_step
@@ -42,6 +44,7 @@ def render_dry_run(spec: SweepSpec, size: PolicySize | None = None) -> str:
         "# Completions, at most",
         *_align(_list_completions(spec)),
         "",
+        *([f"# Policy: {policy}"] if policy else []),
         f"# A trial: {_describe_workers(spec)}",
         f"# Sampler: {choose_sampler(spec)}",
         *population,
@@ -55,6 +58,13 @@ def render_dry_run(spec: SweepSpec, size: PolicySize | None = None) -> str:
         *warnings,
     ]
     return "\n".join(parts).rstrip()
+
+
+def render_needs(needs: Iterable[object]) -> str:
+    """Return what a sweep needs where it trains and this machine lacks, each problem once."""
+    lines = [f"  - {need}" for need in dict.fromkeys(map(str, needs))]
+    head = "# Needed where it trains, and missing on this machine"
+    return "\n".join([head + ("" if lines else ": nothing"), *lines])
 
 
 def _align(rows: list[tuple[str, ...]]) -> list[str]:

@@ -10,11 +10,12 @@ import math
 from collections.abc import Iterator
 
 from gdpo_tune.core import registry
+from gdpo_tune.core.files import expand_home
 from gdpo_tune.core.parameters import PARTIAL_CREDIT, list_parameters
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trial_config import ParamValue
-from gdpo_tune.spec.load import expand_directory, load_spec
-from gdpo_tune.spec.machine import find_lacking_memory, list_sandbox_warnings
+from gdpo_tune.spec.load import load_spec
+from gdpo_tune.spec.machine import list_sandbox_warnings
 from gdpo_tune.spec.model import SPEC, SweepSpec, list_decisive_values, list_differences
 from gdpo_tune.spec.problems import join_names, show
 from gdpo_tune.spec.search_section import AshaSettings
@@ -37,7 +38,6 @@ def list_warnings(spec: SweepSpec) -> list[str]:
         _check_candidates,
         _check_search,
         list_sandbox_warnings,
-        find_lacking_memory,
         _check_warm_start,
     )
     return [warning for check in checks for warning in check(spec)]
@@ -242,7 +242,7 @@ def _check_search(spec: SweepSpec) -> Iterator[str]:
 
 def _check_warm_start(spec: SweepSpec) -> Iterator[str]:
     for index, directory in enumerate(spec.search.warm_start):
-        earlier = load_spec(expand_directory(directory) / SPEC, to_run=False)
+        earlier = load_spec(expand_home(directory) / SPEC, to_run=False)
         lines = list_differences(list_decisive_values(earlier), list_decisive_values(spec))
         decisive = [line for line in lines if not line.startswith(("space.", "objectives."))]
         if decisive:

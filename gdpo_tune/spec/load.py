@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.errors import SpecError
-from gdpo_tune.core.files import is_file
+from gdpo_tune.core.errors import SpecError, SpecProblem
+from gdpo_tune.core.files import expand_home, is_file
 from gdpo_tune.core.parameters import PARAMETERS, list_parameters
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.spec import (
@@ -37,13 +36,20 @@ REQUIRED = {
 
 
 def load_spec(
-    path: Path | str, overrides: Sequence[str] = (), name: str | None = None, *, to_run: bool = True
+    path: Path | str,
+    overrides: Sequence[str] = (),
+    name: str | None = None,
+    *,
+    to_run: bool = True,
+    needs: list[SpecProblem] | None = None,
 ) -> SweepSpec:
     """Read, merge and validate a sweep file and the files that it `extends:`.
 
     `overrides` are `key=value` with dotted keys and YAML values; later ones win. `name` replaces
     the name in the file. `to_run` also checks what training needs: data, packages and the sweeps
-    of `search.warm_start`. For other resources of the machine see `check_resources`.
+    of `search.warm_start`. Where another machine will train, `needs` takes the data and packages
+    that this one lacks, which are no errors then. For other resources of the machine see
+    `find_machine_problems`.
 
     Raises:
         SpecError: the file or an override has problems; each with its line, value, reason and fix.
@@ -74,7 +80,14 @@ def load_spec(
     )
     assert spec is not None, "every key that is not parsed above has a default"
     _check(spec, task, problems, to_run=to_run)
-    problems.raise_if_any()
+    if needs is not None:
+        problems.raise_if_any()
+    if to_run:
+        _check_needs(spec, problems)
+    if needs is None:
+        problems.raise_if_any()
+    else:
+        needs += problems.list_sorted()
     experiment = spec.tracking.experiment or spec.name
     tracking = spec.tracking.model_copy(update={"experiment": experiment})
     return spec.model_copy(update={"tracking": tracking})
@@ -94,6 +107,7 @@ def _check(spec: SweepSpec, task: TaskInfo | None, problems: Problems, *, to_run
     training_section.check_group_sizes(space, training, problems)
     training_section.check_resources(resources, spec.rollout.engine, space, training, problems)
     search_section.check_search(search, space, training.steps, resources.gpus, problems)
+    storage_section.check_tracking(spec.tracking, problems)
     storage_section.check_storage(spec.storage, spec.ledger, resources.workers, problems)
     task_section.check_rollout(spec.rollout, spec.model, problems)
     if to_run:
@@ -103,9 +117,11 @@ def _check(spec: SweepSpec, task: TaskInfo | None, problems: Problems, *, to_run
         task_section.check_model(spec.model, spec.policy, problems)
 
 
-def expand_directory(text: str) -> Path:
-    """Return the directory of an earlier sweep from its text in the file."""
-    return Path(os.path.expanduser(text))
+def _check_needs(spec: SweepSpec, problems: Problems) -> None:
+    """Note the data and packages that training needs and this machine lacks."""
+    sandbox_section.check_modules(spec.sandbox, problems)
+    data_section.check_presence(spec.data, problems)
+    task_section.check_packages(spec.model, problems)
 
 
 def check_warm_start(spec: SweepSpec, problems: Problems) -> None:
@@ -124,14 +140,15 @@ def check_warm_start(spec: SweepSpec, problems: Problems) -> None:
         problems.refuse(key, f"the sampler {search.sampler} learns from no trial", fix)
         return
     seen: set[Path] = set()
-    for index, directory in enumerate(map(expand_directory, search.warm_start)):
+    for index, directory in enumerate(map(expand_home, search.warm_start)):
         complaint = _compare(directory, spec, problems)
         if complaint is None and directory.resolve() in seen:
             reason = "named twice, which would count its trials twice"
             complaint = reason, "remove one of them"
-        seen.add(directory.resolve())
         if complaint is not None:
             problems.refuse((*key, index), *complaint)
+            continue
+        seen.add(directory.resolve())
 
 
 def _compare(directory: Path, spec: SweepSpec, problems: Problems) -> tuple[str, str] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from gdpo_tune.core.engines import (
@@ -14,7 +14,7 @@ from gdpo_tune.core.engines import (
     find_vllm,
     select_engine,
 )
-from gdpo_tune.core.errors import ResourcesError
+from gdpo_tune.core.errors import ResourcesError, UsageError
 from gdpo_tune.core.settings import SandboxSettings
 from gdpo_tune.core.system import (
     SHARE_FOR_CANDIDATES,
@@ -26,6 +26,8 @@ from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.training_section import Resources
 
 DEVICES = Path("/dev")
+REMEDY = "or set RAY_ADDRESS to a cluster that has them"
+"""Last words of the fix of a machine that is too small."""
 
 
 def check_resources(
@@ -39,34 +41,64 @@ def check_resources(
         EngineError: trials need vLLM, TRL or a C compiler, which is not available here, or of a
             version that was not tested.
     """
-    check_trl_version()
-    collect_variables(spec.resources.env, environment)
+    for problem in find_machine_problems(spec, environment, devices):
+        raise problem
+
+
+def find_machine_problems(
+    spec: SweepSpec,
+    environment: Mapping[str, str] = os.environ,
+    devices: Path = DEVICES,
+    *,
+    size: bool = True,
+) -> Iterator[UsageError]:
+    """Yield the errors of `check_resources`; with `size` also those of CPUs, GPUs and memory."""
+    yield from _catch(check_trl_version)
+    yield from _catch(lambda: collect_variables(spec.resources.env, environment))
     if environment.get("RAY_ADDRESS"):
         return
-    gpus, cpus = count_visible_gpus(environment, devices), count_local_cpus()
-    trial, remedy = spec.resources, "or set RAY_ADDRESS to a cluster that has them"
+    if size:
+        yield from _catch(lambda: _check_size(spec, environment, devices))
+    yield from _catch(lambda: _check_engine(spec))
+    if size:
+        yield from _find_lacking_memory(spec, environment)
+
+
+def _catch(check: Callable[[], object]) -> Iterator[UsageError]:
+    """Yield the error of a check, if it raises one."""
+    try:
+        check()
+    except UsageError as error:
+        yield error
+
+
+def _check_size(spec: SweepSpec, environment: Mapping[str, str], devices: Path) -> None:
+    """Refuse a trial that needs more CPUs or GPUs than there are, or a compiler for its GPU."""
+    gpus, cpus, trial = count_visible_gpus(environment, devices), count_local_cpus(), spec.resources
     for kind, share, present in (("GPUs", trial.gpus, gpus), ("CPUs", trial.cpus, cpus)):
         if share > present:
             key = f"resources.{kind.lower()}"
             raise ResourcesError(
                 f"{key} = {share:g}: this machine has {present} {kind} that may be used\n"
-                f"    fix: --set {key}={present}, {remedy}"
+                f"    fix: --set {key}={present}, {REMEDY}"
             )
     fit = count_fitting_workers(trial, cpus, gpus)
     if trial.workers > fit:
         raise ResourcesError(
             f"resources.workers = {trial.workers}: each takes {trial.cpus:g} CPUs and "
             f"{trial.gpus:g} GPUs, and this machine has {cpus} and {gpus}\n"
-            f"    fix: --set resources.workers={fit}, {remedy}"
+            f"    fix: --set resources.workers={fit}, {REMEDY}"
         )
     if trial.gpus:
         check_compiler()
-    rank, on_gpu = spec.model.lora_rank, trial.gpus > 0
+
+
+def _check_engine(spec: SweepSpec) -> None:
+    """Refuse an engine that is not installed here, or cannot sample what the file asks for."""
+    rank, on_gpu = spec.model.lora_rank, spec.resources.gpus > 0
     engine = select_engine(spec.rollout, gpu=on_gpu, lean=False, vllm=find_vllm(), lora_rank=rank)
     in_bfloat16 = spec.model.dtype != "float32"
     check_adapter_precision(engine, gpu=on_gpu, lora_rank=rank, bfloat16=in_bfloat16)
-    for reason in find_lacking_memory(spec, environment):
-        raise ResourcesError(f"{reason}, {remedy}")
 
 
 def count_fitting_workers(trial: Resources, cpus: int, gpus: int) -> int:
@@ -125,15 +157,15 @@ def list_sandbox_warnings(
         )
 
 
-def find_lacking_memory(
-    spec: SweepSpec, environment: Mapping[str, str] = os.environ
-) -> Iterator[str]:
-    """Yield reason and fix if this machine has too little memory to run code of the policy."""
+def _find_lacking_memory(
+    spec: SweepSpec, environment: Mapping[str, str]
+) -> Iterator[ResourcesError]:
+    """Yield an error if this machine has too little memory to run code of the policy."""
     memory = _get_sandbox_memory(spec.sandbox, environment)
     if memory is not None and spec.sandbox.memory_mb << 20 > memory:
-        yield (
+        yield ResourcesError(
             f"sandbox.memory_mb = {spec.sandbox.memory_mb}: this machine has {memory >> 20} MiB\n"
-            f"    fix: --set sandbox.memory_mb={memory >> 21}"
+            f"    fix: --set sandbox.memory_mb={memory >> 21}, {REMEDY}"
         )
 
 

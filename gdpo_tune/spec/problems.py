@@ -173,11 +173,15 @@ class Problems:
                 self.add(node.mark, format_path(path), shown, reason, "write it without them")
 
     def raise_if_any(self) -> None:
-        """Raise `SpecError` with every problem, in the order of the lines, if there is any."""
+        """Raise `SpecError` with every problem, if there is any."""
         if self.records:
-            sources = list(dict.fromkeys(mark.source for mark, _ in self.records))
-            ranked = sorted(self.records, key=lambda p: (sources.index(p[0].source), p[0].line))
-            raise SpecError(tuple(dict.fromkeys(problem for _, problem in ranked)))
+            raise SpecError(self.list_sorted())
+
+    def list_sorted(self) -> tuple[SpecProblem, ...]:
+        """Return every problem once, in the order of the lines."""
+        sources = list(dict.fromkeys(mark.source for mark, _ in self.records))
+        ranked = sorted(self.records, key=lambda p: (sources.index(p[0].source), p[0].line))
+        return tuple(dict.fromkeys(problem for _, problem in ranked))
 
 
 def format_path(path: KeyPath) -> str:

@@ -20,7 +20,7 @@ UNUSED_BY_SERVICE = {
 
 
 def check_sandbox(settings: SandboxSettings, problems: Problems) -> None:
-    """Refuse keys that do not fit together, and modules that are not installed."""
+    """Refuse keys that do not fit together, and modules that have no name."""
     kind = settings.type
     if kind == "external":
         for name, reason in UNUSED_BY_SERVICE.items():
@@ -35,19 +35,25 @@ def check_sandbox(settings: SandboxSettings, problems: Problems) -> None:
         fix = "write type: external, or remove the key"
         problems.refuse("sandbox.url", reason, fix, "sandbox.type")
     for index, module in enumerate(settings.modules):
-        parts, path = module.split("."), ("sandbox", "modules", index)
-        if not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
-            fix = "write names as after import, such as numpy"
+        if not _is_module_name(module):
+            path, fix = ("sandbox", "modules", index), "write names as after import, such as numpy"
             problems.refuse(path, "not a name that can be imported", fix, "sandbox.type")
-        elif not _is_installed(parts[0]):
-            fix = "install the package that has it, or remove the name"
-            problems.refuse(path, f"no module {parts[0]} is installed", fix, "sandbox.type")
     cpu, wall = settings.cpu_seconds, settings.wall_seconds
     if wall < cpu:
         reason = f"below cpu_seconds = {cpu:g}, which could never be used up"
         fix = f"write at least {cpu:g}, better {4 * cpu:g}: a busy machine is slower"
         inputs = ("sandbox.cpu_seconds", "sandbox.type")
         problems.refuse("sandbox.wall_seconds", reason, fix, *inputs, value=wall)
+
+
+def check_modules(settings: SandboxSettings, problems: Problems) -> None:
+    """Refuse modules that are not installed; a service has its own."""
+    for index, module in enumerate(settings.modules if settings.type != "external" else ()):
+        top = module.partition(".")[0]
+        if _is_module_name(module) and not _is_installed(top):
+            path = ("sandbox", "modules", index)
+            fix = "install the package that has it, or remove the name"
+            problems.refuse(path, f"no module {top} is installed", fix, "sandbox.type")
 
 
 def check_address(url: str, key: str, reason: str, problems: Problems) -> None:
@@ -60,6 +66,10 @@ def check_address(url: str, key: str, reason: str, problems: Problems) -> None:
     except ValueError as error:
         fix = f"write {EXAMPLE}, where the service listens"
         problems.refuse(key, f"not the address of a web service: {error}", fix)
+
+
+def _is_module_name(module: str) -> bool:
+    return all(part.isidentifier() and not keyword.iskeyword(part) for part in module.split("."))
 
 
 def _is_installed(top: str) -> bool:

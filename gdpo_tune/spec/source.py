@@ -20,9 +20,10 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.scalarbool import ScalarBoolean
 
-from gdpo_tune.core.files import is_file
+from gdpo_tune.core.files import find_path_problem, is_directory, is_file
 from gdpo_tune.core.secret_names import HIDDEN
 from gdpo_tune.spec.problems import (
+    UNPRINTABLE,
     Problems,
     SourceMark,
     UnreadableNodeError,
@@ -76,11 +77,14 @@ def _read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> YamlN
     if not isinstance(extends.value, str) or not extends.value:
         fix = "write one file, relative to this one, such as extends: code.yaml"
         raise problems.add_value(extends, (EXTENDS,), "not the name of a file", fix)
+    unusable = find_path_problem(extends.value)
+    if unusable:
+        raise problems.add_value(extends, (EXTENDS,), unusable, "name another file")
     file, chain = Path(os.path.normpath(path.parent / extends.value)), (*chain, path.resolve())
     if file.resolve() in chain:
         reason = f"a circle: {' -> '.join(each.name for each in (*chain, file))}"
         raise problems.add_value(extends, (EXTENDS,), reason, "remove one of these extends:")
-    if not file.is_file():
+    if not is_file(file):
         fix = suggest_file(file) + "the file is looked for relative to this one"
         raise problems.add_value(extends, (EXTENDS,), f"there is no file {file}", fix)
     base = _read_file(file, problems, chain)
@@ -107,7 +111,7 @@ def read_text(path: Path, problems: Problems) -> str:
 def suggest_file(path: Path) -> str:
     """Return `did you mean code.yaml? ` for a file of a similar name, else an empty text."""
     directories = (path.parent, Path("search_spaces"))
-    files = [file for each in directories if each.is_dir() for file in each.glob("*.yaml")]
+    files = [file for each in directories if is_directory(each) for file in each.glob("*.yaml")]
     files = [file for file in files if is_file(file)]  # no broken links
     by_stem = {file.stem: str(file) for file in reversed(files)}
     close = difflib.get_close_matches(path.stem.lower(), by_stem, n=2)
@@ -153,7 +157,7 @@ def _read_override(override: str, problems: Problems) -> YamlNode:
     mark = SourceMark(f"--set {_hide_override(override)}")
     key, equals, text = override.partition("=")
     key = key.strip()
-    if not equals or not all(key.split(".")) or key.count(".") > DEEPEST:
+    if not equals or not all(key.split(".")) or key.count(".") > DEEPEST or UNPRINTABLE.search(key):
         fix = "write --set KEY=VALUE, such as --set training.steps=100"
         raise problems.add(mark, "", None, "not of the form KEY=VALUE", fix)
     if key == EXTENDS:
@@ -199,7 +203,8 @@ class NodeBuilder:
         `above` has the identities of the collections around `data`, from the outermost on.
 
         Raises:
-            UnreadableNodeError: too many values, too many levels, or an alias that contains itself.
+            UnreadableNodeError: too many values, too many levels, an alias that contains itself, or
+                a key that cannot be printed.
         """
         self._count(data, mark, above)
         inside = (*above, id(data))
@@ -214,6 +219,10 @@ class NodeBuilder:
         entries: dict[str, YamlNode] = {}
         for name, value in data.items():
             key, own_mark = str(name), self._find_mark(data, name, mark)
+            if UNPRINTABLE.search(key):
+                shown = key.encode("unicode_escape").decode()
+                reason, fix = "a key has characters that cannot be printed", "write it without them"
+                raise self.problems.add(own_mark, shown, None, reason, fix)
             # Every dot is a level, too.
             child = self.build(value, own_mark, inside + (0,) * key.count("."))
             clash = add_entry(entries, key, child)

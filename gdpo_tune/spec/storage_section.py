@@ -8,7 +8,7 @@ from typing import Annotated
 
 from annotated_types import MinLen
 
-from gdpo_tune.core.files import is_file
+from gdpo_tune.core.files import find_path_problem, is_file
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.spec.problems import Problems, hide_passwords
 from gdpo_tune.spec.sections import Section, build_refusal, require_pattern
@@ -18,8 +18,6 @@ RUNS = "runs"
 LONGEST_NAME = 100
 """Most characters of a sweep's name; the names of directories and pages append to it."""
 NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}")
-LONGEST_PART = 255
-"""Most bytes of the name of a file or directory, on every usual disk."""
 TRACKING_URI = require_pattern(
     r"(sqlite(\+\w+)?:///|(https?|(postgresql|mysql|mssql)(\+\w+)?)://).(?s:.*)|databricks(://.*)?",
     "not the address of a tracking server or database",
@@ -63,9 +61,8 @@ def check_storage(storage: str, ledger: str, workers: int, problems: Problems) -
     if not is_url(storage):
         if is_file(Path(storage)):
             problems.refuse(key, "is a file, not a directory", "name another directory")
-        elif any(len(p.encode(errors="replace")) > LONGEST_PART for p in Path(storage).parts):
-            reason = f"a name in it has more than {LONGEST_PART} bytes"
-            problems.refuse(key, reason, "name another directory")
+        elif unusable := find_path_problem(storage):
+            problems.refuse(key, unusable, "name another directory")
     elif SECRET.search(storage):
         shown = hide_passwords(storage).partition("?")[0]
         reason = "with a password or a query, which files and messages of the sweep would show"
@@ -81,6 +78,14 @@ def check_storage(storage: str, ledger: str, workers: int, problems: Problems) -
     elif not set(storage.split("/")).isdisjoint((".", "..")) or storage.endswith("://"):
         reason = "not the address of a directory on an object store"
         problems.refuse(key, reason, "write it like s3://bucket/sweeps")
+
+
+def check_tracking(tracking: Tracking, problems: Problems) -> None:
+    """Refuse a file of SQLite that no disk can hold."""
+    _, is_file_address, path = tracking.uri.partition(":///")
+    unusable = find_path_problem(path) if is_file_address else ""
+    if unusable:
+        problems.refuse("tracking.uri", unusable, "write sqlite:///mlflow.db, or another file")
 
 
 def read_ledger(data: object) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import TaskFileError
+from gdpo_tune.core.files import expand_home, find_path_problem
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.settings import (
     EVERY_LINEAR,
@@ -27,6 +27,8 @@ def check_task(name: object, weighted: Iterable[str], problems: Problems) -> Tas
     parameters = [f"reward_weights.{reward}" for reward in weighted]
     if name is None:
         problems.refuse("task", "missing", "add task: code")
+    elif isinstance(name, str) and is_task_file(name) and (unusable := find_path_problem(name)):
+        problems.refuse("task", unusable, "write path/to/file.py:MyTask")
     elif isinstance(name, str) and (name in registry.TASKS or is_task_file(name)):
         try:
             return load_task_info(name, parameters)
@@ -41,7 +43,11 @@ def check_task(name: object, weighted: Iterable[str], problems: Problems) -> Tas
 
 
 def check_policy(policy: str, name: str, task: TaskInfo, problems: Problems) -> None:
-    """Refuse a policy that ships for another task."""
+    """Refuse a policy that ships for another task, and a directory that no disk can hold."""
+    unusable = find_path_problem(policy)
+    if unusable:
+        fix = f"write {task.embedded}, a directory, or a Hub id such as org/name"
+        problems.refuse("policy", unusable, fix)
     if policy not in registry.POLICIES or policy == task.embedded or is_task_file(name):
         return
     others = [other for other in registry.TASKS if load_task_info(other).embedded == policy]
@@ -52,7 +58,7 @@ def check_policy(policy: str, name: str, task: TaskInfo, problems: Problems) -> 
 def check_positions(training: TrainingSettings, policy: str, problems: Problems) -> None:
     """Refuse completions that are longer than the policy can write, if its files show that."""
     longest = training.max_completion_length
-    directory = Path(registry.POLICIES.get(policy, policy)).expanduser()
+    directory = registry.POLICIES.get(policy) or expand_home(policy)
     try:
         config: Any = json.loads((directory / "config.json").read_bytes())
     except (OSError, ValueError):
@@ -83,9 +89,6 @@ def check_model(settings: ModelSettings, policy: str, problems: Problems) -> Non
         reason = "without lora_rank no module gets an adapter"
         fix, keys = "add lora_rank: 16, or remove the key", "lora_alpha lora_targets"
         problems.refuse_idle("model", keys, settings, reason, fix, "model.lora_rank")
-    elif importlib.util.find_spec("peft") is None:
-        fix = "pip install 'gdpo-tune[peft]', or remove the key to train every weight"
-        problems.refuse("model.lora_rank", "LoRA needs the package peft", fix)
     if settings.lora_rank and not settings.lora_targets:
         fix = f"write [{EVERY_LINEAR}], or names of modules such as [q_proj, v_proj]"
         problems.refuse("model.lora_targets", "empty, so nothing would be trained", fix)
@@ -96,6 +99,13 @@ def check_model(settings: ModelSettings, policy: str, problems: Problems) -> Non
         reason = f"policy {policy} ships with the package and has no revisions"
         fix = "remove the key, or give a Hub id as the policy"
         problems.refuse("model.revision", reason, fix, "policy", "task")
+
+
+def check_packages(settings: ModelSettings, problems: Problems) -> None:
+    """Refuse adapters where their package is not installed."""
+    if settings.lora_rank and importlib.util.find_spec("peft") is None:
+        fix = "pip install 'gdpo-tune[peft]', or remove the key to train every weight"
+        problems.refuse("model.lora_rank", "LoRA needs the package peft", fix)
 
 
 def check_rollout(settings: RolloutSettings, model: ModelSettings, problems: Problems) -> None:

@@ -104,14 +104,9 @@ def test_a_shipped_space_is_searched_and_a_second_run_starts_nothing(space, tmp_
 
 @pytest.mark.parametrize("space", FOR_GPUS, ids=lambda path: path.stem)
 def test_a_shipped_space_for_gpus_is_valid(space):
-    """Its policy and data are on the Hub, so it is only read; ToolRL's file is one of ours."""
-    pytest.importorskip("peft")
-    ours = ["--set", f"data.source={ROOT / 'tests' / 'data' / 'toolrl.parquet'}"]
-    local = ours if space.stem.startswith("tools") else []
-    done = run_command(["gdpo_tune.sweep", str(space), "--dry-run", *local], ROOT, check=False)
-    # The disk here may be too small for it, which is the last thing that is checked.
-    assert done.returncode == 0 or "the checkpoints of this sweep need" in done.stderr
-    shown = done.stdout
+    """What this machine lacks for it, such as data, packages and a GPU, is noted."""
+    shown = run_command(["gdpo_tune.sweep", str(space), "--dry-run"], ROOT).stdout
+    assert "# Needed where it trains, and missing on this machine" in shown
     assert "# Disk: at most" in shown
     assert "# GPU memory: " in shown
     assert "vllm; vLLM gets" in shown

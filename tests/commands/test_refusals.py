@@ -51,6 +51,14 @@ def test_a_missing_policy_directory(refuse, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("policy", ["embeded", "./absent", "~nouser/x", "a" * 5000])
+def test_a_dry_run_of_a_misspelt_policy(refuse, policy):
+    """It names the file, and a policy of a similar name."""
+    message = refuse(f"policy={policy}", error=UsageError, options=["--dry-run"])
+    assert str(SPACE) in message or "--set policy" in message
+    assert ("Did you mean 'embedded'?" in message) == (policy == "embeded")
+
+
 @pytest.mark.parametrize("missing", ["pad_token", "eos_token"])
 def test_a_policy_without_a_pad_or_end_token(refuse, tmp_path, missing):
     policy = tmp_path / "policy"

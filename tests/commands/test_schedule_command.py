@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -65,6 +66,41 @@ def test_a_run_from_tick_to_tick(tmp_path, backend, capsys):
     assert capsys.readouterr().out.endswith(f"{name} stopped: stopped by name.\n")
     assert run_schedule(tmp_path, "run", "nightly", "--at", "2026-01-01T02:00:00Z") == 0
     assert f"{name} runs, attempt 2." in capsys.readouterr().out
+
+
+def test_what_another_machine_needs_is_noted_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("gdpo_tune.spec.task_section.importlib.util.find_spec", lambda _: None)
+    for name in ("search_spaces", "sweeps"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    assert run_schedule(tmp_path, "validate") == 0
+    printed = capsys.readouterr()
+    assert "error: " not in printed.err
+    assert printed.err.count("math_qwen.yaml:11: model.lora_rank = 32: LoRA needs") == 1
+    note = "note: slurm-math, weekly-math: needed on the machine that trains, and missing on this"
+    assert note in printed.err
+    assert run_schedule(tmp_path, "render", "--to", "systemd") == 0
+    assert printed.err.count("LoRA needs") == capsys.readouterr().err.count("LoRA needs") == 2
+    assert run_schedule(tmp_path, "validate", "--files-only") == 0
+    assert "note: " not in capsys.readouterr().err
+
+
+def test_what_this_machine_needs_is_an_error_of_an_enabled_sweep(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("gdpo_tune.spec.task_section.importlib.util.find_spec", lambda _: None)
+    sweep = load_scheduled_sweep(tmp_path, NIGHTLY)
+    space = sweep.root / sweep.settings.space
+    space.write_text(space.read_text() + "model: {lora_rank: 8}\n")
+    assert run_schedule(tmp_path, "validate") == 2
+    assert capsys.readouterr().err.count("LoRA needs the package peft") == 1
+    assert run_schedule(tmp_path, "validate", "--files-only") == 0
+
+
+def test_a_problem_of_a_space_is_printed_once(tmp_path, capsys):
+    sweep = load_scheduled_sweep(tmp_path, NIGHTLY)
+    space = sweep.root / sweep.settings.space
+    space.write_text(space.read_text().replace("steps: ", "steps: -"))
+    (tmp_path / "sweeps" / "second.yaml").write_text(NIGHTLY)
+    assert run_schedule(tmp_path, "validate", "--files-only") == 2
+    assert capsys.readouterr().err.count("must be at least 1") == 1
 
 
 def test_wrong_files_do_not_stop_other_sweeps(tmp_path, backend, capsys):

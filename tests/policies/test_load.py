@@ -4,14 +4,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import huggingface_hub
 import pytest
+from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from gdpo_tune.core.errors import PolicyError
+from gdpo_tune.policies.hub import check_policy_available, describe_policy
 from gdpo_tune.policies.load_policy import (
     check_policy,
-    check_policy_available,
     load_policy,
     resolve_policy,
 )
@@ -45,7 +47,7 @@ def test_a_local_folder_passes(folder):
 
 
 def test_a_misspelt_name_gets_the_close_match():
-    with pytest.raises(PolicyError, match="did you mean 'embedded'"):
+    with pytest.raises(PolicyError, match="Did you mean 'embedded'"):
         check_policy("embeded")
 
 
@@ -198,3 +200,57 @@ def test_weights_of_another_shape_are_refused(folder):
     edit(folder / "config.json", lambda config: config.update(hidden_size=64))
     with pytest.raises(PolicyError, match="cannot be loaded"):
         load_policy(str(folder))
+
+
+def answer_for_hub(monkeypatch, error=None):
+    """Let the Hub answer with an error, or that there is such a policy."""
+
+    def model_info(self, name, **_):
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+
+
+def build_missing_error():
+    request = httpx.Request("GET", "https://huggingface.co/api/models/x/y")
+    response = httpx.Response(404, request=request)
+    return RepositoryNotFoundError("404: not found", response=response)
+
+
+def test_a_dry_run_tells_where_a_policy_is(folder, monkeypatch):
+    assert describe_policy("embedded") == "embedded ships with the package"
+    assert describe_policy(str(folder)).startswith(f"{folder} is a directory")
+    answer_for_hub(monkeypatch)
+    assert "is on the Hub" in describe_policy("org/some-policy")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OfflineModeIsEnabled("offline"), httpx.ConnectError("no route")],
+    ids=["offline mode", "no network"],
+)
+def test_a_dry_run_without_the_hub_says_so(monkeypatch, error):
+    answer_for_hub(monkeypatch, error)
+    known = describe_policy("Qwen/Qwen2.5-3B-Instruct")
+    assert known.endswith("the Hub does not answer, so it was not checked.")
+    misspelt = describe_policy("Qwen/Qwen2.5-3B-Instrct")
+    assert misspelt.endswith("Did you mean 'Qwen/Qwen2.5-3B-Instruct'?")
+
+
+def test_a_policy_that_the_hub_does_not_have_is_refused(monkeypatch):
+    answer_for_hub(monkeypatch, build_missing_error())
+    with pytest.raises(PolicyError, match=r"404: not found. Did you mean 'Qwen/Qwen2.5-3B'"):
+        describe_policy("Qwen/Qwen2.5-3b")
+
+
+@pytest.mark.parametrize("check", [describe_policy, check_policy_available])
+def test_a_hub_id_that_the_hub_cannot_have_is_refused(check):
+    with pytest.raises(PolicyError, match="Cannot have -- or"):
+        check("org/a--b")
+
+
+def test_a_misspelt_directory_gets_the_close_match(folder):
+    (folder.parent / "plan").mkdir()
+    with pytest.raises(PolicyError, match=f"Did you mean '{folder}'"):
+        check_policy(str(folder.with_name("polcy")))

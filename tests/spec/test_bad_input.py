@@ -307,6 +307,9 @@ def test_errors_of_a_base_point_into_it(tmp_path):
         ("", "not the name of a file"),
         ("sweep.yaml", "a circle: sweep.yaml -> sweep.yaml"),
         ("middle.yaml", "a circle: sweep.yaml -> middle.yaml -> sweep.yaml"),
+        ("a" * 5000, "a name in it has more than 255 bytes"),
+        ("~nouser/a.yaml", "there is no user of that name"),
+        ('"\\0"', "a character that no name can have"),
     ],
 )
 def test_bad_extends(extends, reason, tmp_path):
@@ -359,6 +362,68 @@ def test_a_mode_that_does_not_exist_hides_no_other_problem(tmp_path):
         "task=cod",
     )
     assert {problem.key for problem in found} >= {"space.normalization[1]", "task"}
+
+
+@pytest.mark.parametrize(
+    ("key", "override"),
+    [
+        ("policy", "policy={}"),
+        ("task", "task={}.py:Mine"),
+        ("data.source", "data={{source: {}, layout: mbpp}}"),
+        ("storage", "storage={}"),
+        ("tracking.uri", "tracking.uri=sqlite:///{}"),
+        ("search.warm_start[0]", "search.warm_start=[{}]"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a" * 5000, "a/" * 3000, "~nouser/x", "é" * 200])
+def test_a_path_that_no_disk_can_hold(key, override, name, tmp_path):
+    (problem,) = problems_of(tmp_path, GOOD, override.format(name))
+    assert problem.key == key
+    assert len(problem.reason) < 100
+    assert len(problem.fix) < 150
+
+
+@pytest.mark.parametrize("key", ['"\\ud800"', '"a\\0"'])
+@pytest.mark.parametrize("section", ["{}: 1\n", "training: {{{}: 1}}\n"])
+def test_a_key_that_cannot_be_printed(key, section, tmp_path):
+    text = GOOD.replace("training: {steps: 60, completions_per_step: 64}\n", section.format(key))
+    (problem,) = problems_of(tmp_path, text)
+    assert problem.where == f"{tmp_path / 'sweep.yaml'}:13"
+    assert problem.reason == "a key has characters that cannot be printed"
+
+
+@pytest.mark.parametrize("weights", ["{}", "[]", "", "1"])
+@pytest.mark.parametrize("task", ["code", "cod", "missing.py:Mine"])
+def test_a_space_without_any_weight(weights, task, tmp_path):
+    old = "  reward_weights:\n    correctness: 1\n    format: {log: [0.05, 2]}\n"
+    text = GOOD.replace(old, f"  reward_weights: {weights}\n").replace("code", task)
+    if (task, weights) == ("code", "{}"):  # every weight has its default
+        (tmp_path / "sweep.yaml").write_text(text)
+        assert load_spec(tmp_path / "sweep.yaml").space.domains["reward_weights.correctness"]
+        return
+    keys = {problem.key for problem in problems_of(tmp_path, text)}
+    assert keys <= {"task", "space.reward_weights"}
+
+
+def test_what_another_machine_needs_is_no_error(tmp_path, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "peft" else found(name)
+    )
+    path = tmp_path / "sweep.yaml"
+    path.write_text(GOOD)
+    overrides = [
+        "model.lora_rank=8",
+        "sandbox.modules=[no_such_module]",
+        "data={source: ./rows.jsonl, layout: mbpp}",
+    ]
+    needs: list[SpecProblem] = []
+    assert load_spec(path, overrides, needs=needs).model.lora_rank == 8
+    keys = ["sandbox.modules[0]", "data.source", "model.lora_rank"]
+    assert [need.key for need in needs] == keys
+    assert [problem.key for problem in problems_of(tmp_path, GOOD, *overrides)] == keys
+    with pytest.raises(SpecError, match="1 problem"):
+        load_spec(path, [*overrides, "training.steps=0"], needs=[])
 
 
 def test_lora_without_its_package_names_the_extra(tmp_path, monkeypatch):

@@ -183,12 +183,14 @@ def test_the_dry_run_states_the_memory_of_a_trial_with_a_gpu(load):
     assert re.search(r"# GPU memory: [\d.]+ GB to train, computed\n", render_dry_run(spec, size))
 
 
-def test_a_dry_run_refuses_a_disk_that_is_too_small(monkeypatch, tmp_path, capsys):
+def test_a_dry_run_notes_a_disk_that_is_too_small(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     (tmp_path / "mine.yaml").write_text(GOOD)
     assert sweep.main(["mine.yaml", "--dry-run"]) == 0
+    assert "missing on this machine: nothing\n" in capsys.readouterr().out
     have_room(monkeypatch, 10**6)
-    with pytest.raises(ResourcesError, match=r"mine\.yaml: storage = runs: the checkpoints"):
-        sweep.main(["mine.yaml", "--dry-run"])
-    assert "# Disk: at most" in capsys.readouterr().out
+    assert sweep.main(["mine.yaml", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "# Disk: at most" in shown
+    assert "this machine\n  - mine.yaml: storage = runs: the checkpoints" in shown

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from gdpo_tune.core.errors import DataError, get_first_line
+from gdpo_tune.core.files import expand_home, is_directory, is_file
 from gdpo_tune.core.settings import DATA_FILES, DataSettings
 from gdpo_tune.tasks.data.columns import Row
 
@@ -35,7 +36,7 @@ def read_rows(
     if not data.is_local:
         yield from _read_hub(data, required, optional)
         return
-    source = Path(data.source).expanduser()
+    source = expand_home(data.source)
     files = list_data_files(source)
     if not files:
         raise DataError(
@@ -49,9 +50,9 @@ def read_rows(
 
 def list_data_files(source: Path) -> list[Path]:
     """Return the files that a local source stands for, sorted by name; empty if there is none."""
-    if source.is_dir():
+    if is_directory(source):
         return sorted(file for file in source.iterdir() if file.suffix in DATA_FILES)
-    return [source] if source.is_file() and source.suffix in DATA_FILES else []
+    return [source] if is_file(source) and source.suffix in DATA_FILES else []
 
 
 def _read_json_lines(

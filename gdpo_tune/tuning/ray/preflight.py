@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from gdpo_tune.core import task_files
 from gdpo_tune.core.engines import COMPILER_FIX, find_compiler_problem
 from gdpo_tune.core.errors import ClusterError, StoreError
+from gdpo_tune.core.files import expand_home, is_present
 from gdpo_tune.ledger.sweep_store import check_writable
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.ray.nodes import ClusterNode, Nodes, count_workers
@@ -59,9 +60,7 @@ def probe_node(mark: Path | str, reply: str, needed: Sequence[str]) -> NodeAnswe
     `mark` is a file that the driver has written, beside which it writes `reply`; or the address of
     an object store.
     """
-    lacks = tuple(
-        path for path in needed if path != COMPILER and not Path(path).expanduser().exists()
-    )
+    lacks = tuple(path for path in needed if path != COMPILER and not is_present(expand_home(path)))
     compiler = ""
     if COMPILER in needed:
         compiler = find_compiler_problem(os.environ.get("CC"), os.environ.get("PATH"))
@@ -169,7 +168,7 @@ def list_needed_paths(spec: SweepSpec) -> list[str]:
     paths = [spec.policy, spec.data.source]
     if task_files.is_task_file(spec.task):
         paths.append(spec.task.rpartition(":")[0])
-    present = [path for path in paths if path and Path(path).expanduser().exists()]
+    present = [path for path in paths if path and is_present(expand_home(path))]
     return [*present, COMPILER] if spec.resources.gpus else present
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from gdpo_tune.core.files import expand_home
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.spec.load import expand_directory
 from gdpo_tune.spec.model import SPEC
 
 
@@ -21,7 +21,7 @@ def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
         UsageError, IdentityError: a directory holds no ledger, or one of another sweep.
     """
     trials: list[TrialRecord] = []
-    for directory in map(expand_directory, spec.search.warm_start):
+    for directory in map(expand_home, spec.search.warm_start):
         earlier = load_spec(directory / SPEC, to_run=False)
         # the directory may have moved since the sweep ran
         location = {"storage": str(directory.absolute().parent), "name": directory.absolute().name}
