@@ -34,6 +34,8 @@ from gdpo_tune.spec import (
 EVALUATION_COST = 2 * 128
 """Completions of a measurement: two samples of each validation prompt of the table."""
 SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "math.yaml"
+BOUND = ('constraints.correctness=">= 0.2"',)
+"""The table has no untrained policy, to which the bound of the file refers."""
 
 
 class Replayed:
@@ -97,7 +99,7 @@ class Replayed:
     def load_shipped() -> Replayed:
         """Load the table that ships, with the default rungs as levels; only ends are candidates."""
         curves = read_table(SHIPPED)
-        return Replayed(load_spec(SPACE), curves, choose_levels(curves.levels))
+        return Replayed(load_spec(SPACE, BOUND), curves, choose_levels(curves.levels))
 
     @staticmethod
     def load_checkpoints() -> Replayed:
@@ -108,7 +110,7 @@ class Replayed:
         curves = read_table(SHIPPED)
         rungs = choose_levels(curves.levels)[:-1]
         levels = tuple(level for level in curves.levels if level >= rungs[0])
-        return Replayed(load_spec(SPACE), curves, levels, rungs, EVALUATION_COST)
+        return Replayed(load_spec(SPACE, BOUND), curves, levels, rungs, EVALUATION_COST)
 
     def draw_curve(self, params: Params, rng: np.random.Generator) -> Curve:
         """Draw one training."""
