@@ -4,6 +4,8 @@ import shutil
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.store.model_registry import sqlalchemy_store as registry_store
+from mlflow.store.tracking import sqlalchemy_store as tracking_store
 
 from gdpo_tune import report
 from gdpo_tune.core.errors import LedgerHeldError
@@ -68,11 +70,21 @@ def read_content(database):
     return content, sorted(version.tags["trial"] for version in versions)
 
 
+def replace_database(database, empty):
+    """Replace a database, once no connection of this process writes its log into the new one."""
+    for store in (tracking_store.SqlAlchemyStore, registry_store.SqlAlchemyStore):
+        for engine in store._engine_map.values():
+            engine.dispose()
+    for suffix in ("-wal", "-shm"):
+        database.with_name(f"{database.name}{suffix}").unlink(missing_ok=True)
+    shutil.copy(empty, database)
+
+
 def test_everything_is_sent_late_and_again_if_the_database_is_gone(
     tmp_path, spec, empty_database, capsys
 ):
     database = tmp_path / "mlflow.db"
-    shutil.copy(empty_database, database)
+    replace_database(database, empty_database)
     assert sync.sync(spec) == 0
     assert "MLflow: up to date" in capsys.readouterr().out
     first = read_content(database)
@@ -86,11 +98,11 @@ def test_everything_is_sent_late_and_again_if_the_database_is_gone(
     assert sync.sync(spec) == 0
     assert read_content(database) == first
 
-    shutil.copy(empty_database, database)
+    replace_database(database, empty_database)
     assert sync.sync(spec) == 0
     assert read_content(database) == first
 
-    shutil.copy(empty_database, database)
+    replace_database(database, empty_database)
     for left in spec.directory.glob("spool*"):
         left.unlink()
     assert sync.sync(spec) == 0
