@@ -53,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parse `arguments`, write report.html and front.png, print where they are."""
+    """Parse `arguments`, write report.html, front.png and front.csv, print where they are."""
     options = build_parser().parse_args(arguments)
     if options.against is not None or options.modes:
         return _compare(options)
@@ -62,6 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     from gdpo_tune.display import print_summary
     from gdpo_tune.figures import write_front_png, write_report
     from gdpo_tune.ledger import Ledger
+    from gdpo_tune.results.front_csv import write_front_csv
     from gdpo_tune.results.open_sweep import download_artifacts
     from gdpo_tune.results.pick_language import parse_pick
     from gdpo_tune.results.picking import pick_trial
@@ -76,6 +77,7 @@ def main(arguments: Sequence[str]) -> int:
     with explain_write_errors("the report"):
         write_report(spec, records, ending=ending, chosen=chosen, sessions=sessions)
         write_front_png(spec, records, chosen=chosen and chosen.name)
+        write_front_csv(spec, records)
     print_summary(spec, records, chosen=chosen, sessions=sessions)
     if options.sync:
         from gdpo_tune.tracking.sync import sync

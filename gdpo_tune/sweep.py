@@ -181,12 +181,14 @@ def print_environment(spec: SweepSpec, file: str = "") -> None:
 
 
 def write_figures(spec: SweepSpec, result: SweepResult) -> None:
-    """Write the report and the figure of the front."""
+    """Write the report, the figure of the front and its table."""
     # Only now: plotting libraries take a second to import, and a refusal needs none.
     from gdpo_tune.figures import write_front_png, write_report
+    from gdpo_tune.results.front_csv import write_front_csv
 
     write_report(spec, result.records, ending=result.reason, sessions=result.sessions)
     write_front_png(spec, result.records)
+    write_front_csv(spec, result.records)
 
 
 def find_status(result: SweepResult) -> int:

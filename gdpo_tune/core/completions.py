@@ -1,7 +1,8 @@
 """`completions.jsonl`: a few held-out completions of one trial, for a person to read.
 
-A line is `{"prompt": ..., "completion": ..., "metrics": {"correctness": 1.0, ...}}`. The file is
-small on purpose: it has `MOST_COMPLETIONS` lines, and long texts are cut.
+A line is `{"prompt": ..., "completion": ..., "metrics": {"correctness": 1.0, ...}}`. Every trial
+of a sweep keeps completions of the same prompts, which are drawn at random. The file is small on
+purpose: it has `MOST_COMPLETIONS` lines, and long texts are cut.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.files import write_atomically
 
 COMPLETIONS_FILE = "completions.jsonl"
-MOST_COMPLETIONS = 6
+MOST_COMPLETIONS = 24
 """Completions that are kept."""
 LONGEST_TEXT = 1500
 """Characters of a text that are kept; of a prompt the last ones, where the question is."""

@@ -28,6 +28,7 @@ from gdpo_tune.display.tables import build_front_table
 from gdpo_tune.results.summary import (
     FRONT_FILE,
     REPORT_FILE,
+    TABLE_FILE,
     ChosenTrial,
     describe_origins,
     describe_states,
@@ -162,15 +163,16 @@ def _print_incidents(out: Console, sessions: Sequence[Mapping[str, Any]]) -> Non
 
 
 def _print_outputs(out: Console, spec: SweepSpec, front: Front) -> None:
-    """Print the paths of the report, the front, the trials and the kept policies."""
-    files = [("report", spec.directory / REPORT_FILE), ("front", spec.directory / FRONT_FILE)]
-    rows = [(name, str(path)) for name, path in files if path.exists()]
+    """Print the paths of the report, the front and its table, the trials and the kept policies."""
+    names = {"report": REPORT_FILE, "front": FRONT_FILE, "front as a table": TABLE_FILE}
+    files = {label: spec.directory / name for label, name in names.items()}
+    rows = [(label, str(path)) for label, path in files.items() if path.exists()]
     rows.append(("trials", f"{spec.location}/trials"))
     policies = {record.number: record.policy for record in front.records}
     for member in front.members:
-        names, policy = front.list_labels(member), policies[member.numbers[0]]
-        if names and policy:
-            rows.append((f"policy, {', '.join(names)}", policy))
+        labels, policy = front.list_labels(member), policies[member.numbers[0]]
+        if labels and policy:
+            rows.append((f"policy, {', '.join(labels)}", policy))
     _print_rows(out, "\nOutputs", rows)
 
 

@@ -91,8 +91,8 @@ _POPULATION = (
     "values; schedule.json in a member's directory has the values that its policy was trained with."
 )
 _SAMPLES = (
-    "Completions of the front's policies on the first test prompts, with their scores. Sampled at "
-    "temperature 1, one random sample per prompt."
+    "Completions of the untrained policy and of the front's policies, with their scores. All have "
+    "the same test prompts, drawn at random. One completion per prompt, sampled at temperature 1."
 )
 _FAILURES = "Trials that ended without a result. The front and the search ignore them."
 _NODE_LOSSES = (

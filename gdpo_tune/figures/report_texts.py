@@ -16,6 +16,7 @@ from gdpo_tune.core.formatting import (
     NO_VALUE,
     abbreviate_parameter,
     format_duration,
+    format_first,
     format_interval,
     format_number,
 )
@@ -32,8 +33,10 @@ from gdpo_tune.results.summary import (
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
 
-MAX_POLICIES = 12
-"""Policies with sample completions: the knee and the extremes first, then the front's others."""
+MAX_POLICIES = 40
+"""Policies with sample completions: baselines, the knee and the extremes first."""
+MOST_NAMED = 12
+"""Policies that are named where completions are missing."""
 
 
 def build_head(
@@ -79,14 +82,26 @@ def build_head(
 
 
 def build_samples(front: Front) -> str:
-    """Return one fold per policy with its completions; empty if none were kept."""
+    """Return one fold per policy with its completions; empty if none were kept.
+
+    Every trial keeps completions of the same prompts. A last line says whose are not shown.
+    """
     directories = {record.number: record.directory for record in front.records}
+    members = sorted(front.members, key=lambda member: not front.list_labels(member))
+    shown = [*(b for b in front.baselines if not b.is_on_front), *members]
     folds: list[str] = []
-    for member in sorted(front.members, key=lambda member: not front.list_labels(member)):
-        directory = directories[member.numbers[0]]
+    missing: list[str] = []
+    for policy in shown:
+        directory = directories[policy.numbers[0]]
         completions = read_completions(directory) if directory is not None else []
-        if completions and len(folds) < MAX_POLICIES:
-            folds.append(_build_fold(front, member, completions, is_open=not folds))
+        if not completions or len(folds) == MAX_POLICIES:
+            missing.append(title_candidate(policy.name))
+            continue
+        is_open = policy is front.knee
+        folds.append(_build_fold(front, policy, completions, is_open=is_open))
+    if folds and missing:
+        names = escape(format_first(missing, MOST_NAMED))
+        folds.append(f'<p class="note">Not shown, or without kept completions: {names}.</p>')
     return "".join(folds)
 
 

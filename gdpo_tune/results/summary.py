@@ -17,6 +17,7 @@ from gdpo_tune.core.trials import PROMPTS_LEFT_OUT, TrialRecord
 
 REPORT_FILE = "report.html"
 FRONT_FILE = "front.png"
+TABLE_FILE = "front.csv"
 """Names of the files in a sweep's directory."""
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.analysis.origins import summarize_origins
-from gdpo_tune.core.candidates import format_parts
 from gdpo_tune.core.formatting import (
     CANDIDATE_COLORS,
     INK,
@@ -21,7 +18,8 @@ from gdpo_tune.core.formatting import (
     get_mode,
 )
 from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.results.summary import describe_origins
+from gdpo_tune.results.front_csv import format_front_csv
+from gdpo_tune.results.summary import TABLE_FILE, describe_origins
 from gdpo_tune.tracking import views
 from gdpo_tune.tracking.model_versions import build_final_messages
 from gdpo_tune.tracking.run_content import RUN_NAME, SWEEP, build_run_name, convert_to_milliseconds
@@ -109,7 +107,7 @@ def project_front(spec: SweepSpec, records: Sequence[TrialRecord]) -> FrontProje
         for step, point in enumerate(front.hypervolume_over_trials)
     ]
     note = {"mlflow.note.content": _format_note(spec, front)}
-    table = {"name": "front.csv", "text": _format_table(front)}
+    table = {"name": TABLE_FILE, "text": format_front_csv(front)}
     return FrontProjection(
         trials={
             r.number: _build_trial_message(
@@ -173,24 +171,6 @@ def choose_color(record: TrialRecord, *, on_front: bool) -> str:
         return color
     channels = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(PALE * c + (1 - PALE) * 255):02x}" for c in channels)
-
-
-def _format_table(front: Front) -> str:
-    """Return the front as CSV, one row per configuration, best in the first objective first."""
-    goals = front.objectives
-    measured = [f"{goal.name}{suffix}" for goal in goals for suffix in ("", "_se")]
-    params = sorted({name for member in front.members for name in member.params})
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["trial", "name", *measured, "seeds", "probability", "role", "parts", *params])
-    for member in front.members:
-        estimates = [member.mean[goal.name] for goal in goals]
-        numbers = [f"{x:.4f}" for estimate in estimates for x in (estimate.mean, estimate.se)]
-        parts = format_parts(member.parts) if member.parts else ""
-        about = [member.seeds, f"{member.probability:.3f}", member.role, parts]
-        settings = [member.params.get(name, "") for name in params]
-        writer.writerow([member.first, member.name, *numbers, *about, *settings])
-    return file.getvalue()
 
 
 def _format_note(spec: SweepSpec, front: Front) -> str:

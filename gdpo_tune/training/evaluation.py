@@ -27,7 +27,7 @@ from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Estimate
-from gdpo_tune.tasks.base import Problem, Split
+from gdpo_tune.tasks.base import Split
 from gdpo_tune.training import ranks
 from gdpo_tune.training.rollout import Decoding, Generate
 from gdpo_tune.training.scoring import require_finite, require_judged
@@ -54,15 +54,20 @@ class Evaluator:
         Raises:
             DiskFullError: there is no room for the file.
         """
-        kept: list[Completion] = []
+        kept: dict[int, Completion] = {}
         estimates = self.evaluate(model, "test", step, kept)
+        of_all = dict(chain.from_iterable(part.items() for part in ranks.gather(kept)))
         if ranks.is_first():
             with explain_full_disk(self.config.directory, "some completions"):
-                write_completions(self.config.directory, kept)
+                write_completions(self.config.directory, [of_all[row] for row in sorted(of_all)])
         return estimates
 
     def evaluate(
-        self, model: PreTrainedModel, split: Split, step: int, kept: list[Completion] | None = None
+        self,
+        model: PreTrainedModel,
+        split: Split,
+        step: int,
+        kept: dict[int, Completion] | None = None,
     ) -> dict[str, Estimate]:
         """Estimate mean and standard error of every metric of the task.
 
@@ -70,7 +75,8 @@ class Evaluator:
         processes, each takes every n-th prompt, and all get the estimates over all prompts.
 
         Trial, split and `step`, the steps of training so far, decide the seed. `kept` gets the
-        first completion of each of the first prompts of this process.
+        first completion of each prompt of this process that `choose_shown_prompts` names, by the
+        prompt's row.
 
         Raises:
             NonFiniteError: a metric is NaN or infinite.
@@ -90,6 +96,7 @@ class Evaluator:
         size = settings.completions_per_step // ranks.count_processes()
         own_rows = range(ranks.get_rank(), len(held_out.prompts), ranks.count_processes())
         rows = [row for row in own_rows for _ in range(settings.samples_per_prompt)]
+        shown = choose_shown_prompts(len(held_out.prompts))
         records: list[tuple[Any, ...]] = []  # number of a prompt, then one value per metric
         for start in range(0, len(rows), size):
             batch = rows[start : start + size]
@@ -104,28 +111,20 @@ class Evaluator:
             for name in task.metrics:
                 require_finite(scores.metrics[name], f"metric {name}", f"on {split} prompts")
             records += zip(batch, *(scores.metrics[name] for name in task.metrics), strict=True)
-            if kept is not None:
-                _add_new_completions(kept, problems, texts, scores.metrics)
+            for index, row in enumerate(batch):
+                if kept is not None and row in shown and row not in kept:
+                    values = {name: column[index] for name, column in scores.metrics.items()}
+                    kept[row] = shorten_completion(problems[index].prompt, texts[index], values)
         self.sampled += len(held_out.prompts) * settings.samples_per_prompt
         gathered = sorted(chain(*ranks.gather(records)), key=itemgetter(0))
         columns = {name: [r[i] for r in gathered] for i, name in enumerate(task.metrics, start=1)}
         return estimate_metrics(columns, settings.samples_per_prompt, seed)
 
 
-def _add_new_completions(
-    kept: list[Completion],
-    problems: Sequence[Problem],
-    texts: Sequence[str],
-    metrics: Mapping[str, Sequence[float | None]],
-) -> None:
-    """Add completions of prompts that `kept` does not have yet, up to `MOST_COMPLETIONS`."""
-    for index, (problem, text) in enumerate(zip(problems, texts, strict=True)):
-        scores = {name: values[index] for name, values in metrics.items()}
-        completion = shorten_completion(problem.prompt, text, scores)
-        if len(kept) < MOST_COMPLETIONS and completion.prompt not in [
-            other.prompt for other in kept
-        ]:
-            kept.append(completion)
+def choose_shown_prompts(count: int) -> frozenset[int]:
+    """Draw the rows of the prompts whose completions are kept: the same in every trial."""
+    rows = np.random.default_rng(0).permutation(count)[:MOST_COMPLETIONS]
+    return frozenset(rows.tolist())
 
 
 def estimate_metrics(

@@ -92,6 +92,7 @@ def test_a_shipped_space_is_searched_and_a_second_run_starts_nothing(space, tmp_
     assert roles.count("sweep") == 1
     assert (tmp_path / "runs" / space.stem / "report.html").stat().st_size > 1_000_000
     assert (tmp_path / "runs" / space.stem / "front.png").stat().st_size > 10_000
+    assert "correctness_se" in (tmp_path / "runs" / space.stem / "front.csv").read_text()
     assert "knee" in first.stdout
 
     if space.stem == "code":  # the same for every task

@@ -431,6 +431,11 @@ def test_completions_are_kept_short_and_shown_as_text(front):
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" + breaks + "!!!" in shown
     assert "<script>" not in shown
     assert "correctness 1" in shown
+    assert "Not shown, or without kept completions: " in shown
+    write_completions(front.records[0].directory, [said])
+    assert build_samples(front).index("untrained policy") < build_samples(front).index(
+        "<details open"
+    )
 
 
 @pytest.mark.parametrize("line", ['{"prompt": ', '{"prompt": "?"}', "7"])

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from gdpo_tune.core.completions import MOST_COMPLETIONS
+from gdpo_tune.core.completions import MOST_COMPLETIONS, read_completions
 from gdpo_tune.core.errors import NonFiniteError
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.policies.prompts import PromptFormat
 from gdpo_tune.tasks.base import Scores
 from gdpo_tune.training.evaluation import (
     Evaluator,
+    choose_shown_prompts,
     derive_seed,
     estimate_metrics,
     list_end_tokens,
@@ -33,8 +34,8 @@ def policy(tmp_path_factory):
 
 
 def build_evaluator(policy, task, seed=0, prompts=6) -> Evaluator:
-    """Build an evaluator of the toy task's first validation prompts."""
-    settings = dataclasses.replace(SETTINGS, validation_prompts=prompts)
+    """Build an evaluator of the first held-out prompts of the toy task."""
+    settings = dataclasses.replace(SETTINGS, validation_prompts=prompts, test_prompts=prompts)
     config = build_trial_config("", Path(), seed=seed, settings=settings)
     _, tokenizer = policy
     cache = WorkerCache(config, task, tokenizer, PromptFormat(tokenizer), None)
@@ -59,15 +60,29 @@ def test_estimates_are_reproducible_and_leave_the_global_random_state(policy):
 
 
 def test_keeping_completions_changes_no_estimate(policy):
-    task, kept = ToyTask(SETTINGS), []
+    task, kept = ToyTask(SETTINGS), {}
     evaluator = build_evaluator(policy, task, prompts=MOST_COMPLETIONS + 2)
     estimates = evaluator.evaluate(policy[0], "validation", 0, kept)
     assert estimates == evaluator.evaluate(policy[0], "validation", 0)
     problems = evaluator.cache.load_split("validation").problems
-    assert [completion.prompt for completion in kept] == [
-        problem.prompt for problem in problems[:MOST_COMPLETIONS]
-    ]
-    assert all(tuple(completion.metrics) == task.metrics for completion in kept)
+    assert kept.keys() == choose_shown_prompts(len(problems))
+    assert len(kept) == MOST_COMPLETIONS
+    assert all(completion.prompt == problems[row].prompt for row, completion in kept.items())
+    assert all(tuple(completion.metrics) == task.metrics for completion in kept.values())
+
+
+def test_every_trial_keeps_completions_of_the_same_prompts(policy, tmp_path):
+    prompts: list[list[str]] = []
+    for seed in (1, 2):
+        evaluator = build_evaluator(policy, ToyTask(SETTINGS), prompts=MOST_COMPLETIONS + 30)
+        directory = tmp_path / str(seed)
+        evaluator.config = dataclasses.replace(evaluator.config, seed=seed, directory=directory)
+        evaluator.evaluate_test(policy[0], 0)
+        prompts.append([completion.prompt for completion in read_completions(directory)])
+    assert prompts[0] == prompts[1]
+    assert len(prompts[0]) == MOST_COMPLETIONS
+    rows = choose_shown_prompts(MOST_COMPLETIONS + 30)
+    assert max(rows) > MOST_COMPLETIONS  # at random, not the first ones
 
 
 def test_every_completion_is_scored_with_its_own_problem(policy):
