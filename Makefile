@@ -31,6 +31,7 @@ bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/search/replay.py
 	python benchmarks/search/sweeps.py
 	python benchmarks/verdicts.py
+	python benchmarks/importance.py
 	python benchmarks/thousand_trials.py
 	python benchmarks/scale.py
 	python benchmarks/starting_again.py
@@ -52,6 +53,7 @@ bench-small:      ## the same scripts, seconds each, the check of a GPU a minute
 	python benchmarks/search/fronts.py --small
 	python benchmarks/candidates.py --small
 	python benchmarks/verdicts.py --small
+	python benchmarks/importance.py --small
 	python benchmarks/thousand_trials.py --small
 	python benchmarks/scale.py --small
 	python benchmarks/starting_again.py --small

@@ -9,7 +9,8 @@ that both sides come from one distribution:
                  distribution and any sizes, if configurations are drawn independently of one
                  another; docs/comparison.md measures it for a sampler with a model.
     intervals    500 bootstrap draws of configurations with replacement, each side its own.
-    correction   Holm over all tests of a page: the hypervolume, and each objective.
+    correction   Holm over all tests of a page: the hypervolume, and each objective. An objective that
+                 too few configurations can be compared in has p = 1.
 
 A larger search has a better front by its size alone. So hypervolumes are compared at the smaller
 side's number of configurations, as the mean over random choices of as many of the larger side's. A
@@ -23,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count as count_from
 
 import moocore
 import numpy as np
@@ -87,7 +89,8 @@ class Comparison:
     """Left hypervolume over right hypervolume, at `count` configurations, each without its luck."""
     superiority: dict[str, Effect]
     """Objective -> chance that a configuration of the left side is better than one of the right
-    side; ties count half."""
+    side; ties count half. Empty if there are too few independent configurations for a difference to
+    be significant."""
     best: dict[str, tuple[Estimate, Estimate]]
     """Objective -> the best feasible value of each side; none while a side has no value."""
     coverage: tuple[Share, Share]
@@ -97,6 +100,8 @@ class Comparison:
     attains, and that only the right one attains."""
     smallest_p: float
     """Smallest corrected p of the hypervolume that the numbers of trials allow."""
+    least_size: int
+    """Configurations of each side from which a difference can be significant."""
 
 
 def compare(left: Side, right: Side) -> Comparison:
@@ -109,6 +114,8 @@ def compare(left: Side, right: Side) -> Comparison:
     ours, theirs = hypervolumes
     ratio = _divide(ours * (1 - left.luck), theirs * (1 - right.luck))
     ratio_interval = _estimate_ratio_interval(left, right, count, ratio)
+    tests_of_page = 1 + len(goals)
+    sizes = len(left.independent), len(right.independent)
     return Comparison(
         left=left,
         right=right,
@@ -120,12 +127,16 @@ def compare(left: Side, right: Side) -> Comparison:
                 *_compute_superiority(left, right, index), tests[index], corrected[1 + index]
             )
             for index, goal in enumerate(goals)
+            if compute_smallest_p(*sizes) * tests_of_page <= ALPHA
         },
         best=_find_best(left, right),
         coverage=_compute_coverages(left, right),
         attained=_compute_attained(left, right),
         smallest_p=min(
-            1.0, compute_smallest_p(left.tried_count, right.tried_count) * (1 + len(goals))
+            1.0, compute_smallest_p(left.tried_count, right.tried_count) * tests_of_page
+        ),
+        least_size=next(
+            n for n in count_from(1) if compute_smallest_p(n, n) <= ALPHA / tests_of_page
         ),
     )
 

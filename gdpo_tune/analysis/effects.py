@@ -1,41 +1,54 @@
-"""Effects of each searched parameter on each objective, with their uncertainty.
+"""Importance of each searched parameter for each objective, and the changes that it makes.
 
-For each objective a linear model of test means over the N trained configurations. A numeric
-parameter has two terms, its value and its square (on a log scale where it spans a factor of 5); a
-parameter of names has one term for each name. A parameter's importance is the share of the variance
-that remains after the other parameters and that it explains (partial eta squared). The F test
-compares the models with and without it; the interval is that of the test's noncentrality. Effects
-of parameters that the search moved together do not count twice. Interactions count as noise.
+The importance of a parameter is its total Sobol index: the share of the variance between trials,
+over the whole search space, that involves the parameter, alone or together with others. Shares may
+sum to more than 1, because a share of two parameters together counts for both. The rest is noise.
+Indices are those of draws of the response surface, see `response.py`: the estimate is their mean,
+the interval their middle 95 %. Parameters that the search moved together share their effect, with
+wide intervals.
 
-Source: Smithson 2001, Correct confidence intervals for various regression effect sizes.
+`benchmarks/importance.py` compares this measure with others where the truth is known.
+
+Source: Sobol 2001, Global sensitivity indices for nonlinear mathematical models; Jansen 1999.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeGuard
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
-from scipy import optimize, special
 
+from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.pareto import Floats
-from gdpo_tune.analysis.probability import LEVEL, Interval
+from gdpo_tune.analysis.probability import Interval
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.analysis.resampling import correct_p_values
-from gdpo_tune.core.trial_config import ParamValue
+from gdpo_tune.analysis.resampling import compute_interval
+from gdpo_tune.analysis.response import POINTS, Dimension, Encoder, draw_surfaces
 from gdpo_tune.core.trials import Objective
 
+Strength = Literal["clear", "unclear", "none"]
+
 WIDE = 5.0
-"""Ratio of the largest to the smallest value from which a parameter counts on a log scale."""
-SPARE = 4
-"""Configurations beyond the model's terms that are needed to separate effects from noise."""
+"""Ratio of the largest to the smallest value from which a figure has a log scale."""
+NOISE_ALONE = 0.01
+"""Importance that noise alone gives: a parameter without effect seldom has an interval above it."""
+UNCLEAR = 0.1
+"""Importance from which an effect that is not clear counts as unclear, not as undetectable."""
+GAP = 0.2
+"""Importances that differ by less count as equal when rankings are compared."""
+RELIABLE = 0.9
+"""Probability of the ranking from which importances are shown."""
+LEAST, LEAST_EACH = 10, 5
+"""Configurations that are needed: `LEAST` and `LEAST_EACH` for each parameter."""
+MOST = 120
+"""Configurations that a surface is fitted to; of more, an even selection."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """The change of an objective when one parameter moves and the others stay."""
+    """The mean change of an objective when one parameter moves and the others stay."""
 
     before: str
     """Value that the parameter moves from: the smallest, or the first name."""
@@ -51,64 +64,53 @@ class ParameterEffect:
     parameter: str
     objective: str
     importance: float
-    """Share of the remaining variance, 0 to 1."""
+    """Total Sobol index, 0 to 1, as a share of the variance with noise."""
     interval: Interval
-    p: float
-    """Under no effect at all; corrected for all parameters and objectives of the sweep."""
     changes: tuple[Change, ...]
     """For numbers one change, from the smallest to the largest; for names a change from the first
-    to each other one. A change that always came with that of another parameter is confounded and
-    left out."""
+    to each other one."""
+
+    @property
+    def strength(self) -> Strength:
+        """Return `clear` if the whole interval lies above what noise alone gives."""
+        if self.interval.low > NOISE_ALONE:
+            return "clear"
+        return "unclear" if self.importance >= UNCLEAR else "none"
 
 
 @dataclass(frozen=True)
 class Effects:
-    """Effects of every parameter on every objective."""
+    """Effects of every parameter, for the objectives whose ranking is reliable."""
 
     estimates: tuple[ParameterEffect, ...]
     """Empty if there are too few configurations."""
+    unreliable: tuple[str, ...]
+    """Objectives that are left out, because the data do not determine a ranking."""
     configurations: int
     needed: int
-    """Configurations from which effects can be measured."""
+    """Configurations from which importance may be shown."""
 
 
-@dataclass(frozen=True)
-class _Term:
-    """The columns of one parameter, and the contrasts that give its changes."""
+def estimate_effects(front: Front, dimensions: Sequence[Dimension]) -> Effects:
+    """Estimate the effects of the searched parameters on every objective.
 
-    columns: Floats
-    """`[N, k]`, centred."""
-    contrasts: tuple[tuple[str, str, Floats], ...]
-    """Before, after, and the change of each column."""
-
-
-def estimate_effects(
-    configurations: Sequence[Configuration],
-    dimensions: Sequence[str],
-    objectives: Sequence[Objective],
-) -> Effects:
-    """Estimate the effects of the parameters `dimensions`; one with a single value is left out."""
-    trained = [c for c in configurations if c.is_training]
-    if not trained:
-        return Effects((), 0, 1 + SPARE)
-    terms = {name: _build_term([c.params.get(name) for c in trained]) for name in dimensions}
-    terms = {name: term for name, term in terms.items() if term.columns.shape[1]}
-    needed = 1 + sum(term.columns.shape[1] for term in terms.values()) + SPARE
-    if len(trained) < needed or not terms:
-        return Effects((), len(trained), needed)
-    raw = [
-        _estimate_effect(
-            name, goal.name, terms, np.array([c.mean[goal.name].mean for c in trained])
-        )
-        for goal in objectives
-        for name in terms
-    ]
-    corrected = correct_p_values([effect.p for effect in raw])
-    return Effects(
-        tuple(replace(effect, p=p) for effect, p in zip(raw, corrected, strict=True)),
-        len(trained),
-        needed,
-    )
+    Baselines, checkpoints and merges have no parameters that led to them and do not count. Nor do
+    members of a population that took values from others, and values outside of the space.
+    """
+    encoder = Encoder(dimensions)
+    needed = LEAST + LEAST_EACH * len(dimensions)
+    rows = _list_rows(front, encoder)
+    if len(rows) < needed or not dimensions:
+        return Effects((), (), len(rows), needed)
+    chosen = [rows[i] for i in np.linspace(0, len(rows) - 1, min(MOST, len(rows))).astype(int)]
+    effects: list[ParameterEffect] = []
+    unreliable: list[str] = []
+    for goal in front.objectives:
+        found = _estimate_objective(encoder, chosen, goal)
+        effects += found
+        if not found:
+            unreliable.append(goal.name)
+    return Effects(tuple(effects), tuple(unreliable), len(rows), needed)
 
 
 def is_logarithmic(values: Sequence[float]) -> bool:
@@ -116,107 +118,92 @@ def is_logarithmic(values: Sequence[float]) -> bool:
     return min(values) > 0 and max(values) / min(values) >= WIDE
 
 
-def _build_term(values: Sequence[ParamValue | None]) -> _Term:
-    numbers = [value for value in values if _is_number(value)]
-    if len(set(numbers)) > 2:
-        return _build_numeric_term(values, numbers)
-    # Numbers by their size, names by the alphabet.
-    names = sorted({str(value) for value in values}, key=lambda name: (len(name), name))
-    if len(numbers) < len(values):
-        names.sort()
-    columns = np.array([[float(str(v) == name) for name in names[1:]] for v in values])
-    columns = columns.reshape(len(values), -1)
-    unit = np.eye(len(names) - 1)
-    contrasts = tuple((names[0], name, unit[i]) for i, name in enumerate(names[1:]))
-    return _Term(columns - columns.mean(axis=0), contrasts)
-
-
-def _build_numeric_term(values: Sequence[ParamValue | None], numbers: Sequence[float]) -> _Term:
-    low, high = float(min(numbers)), float(max(numbers))
-    log = is_logarithmic(numbers)
-
-    def scale(value: float) -> float:
-        """Return -1 for the smallest value, 1 for the largest."""
-        a, b, v = (math.log(x) if log else x for x in (low, high, value))
-        return 2 * (v - a) / (b - a) - 1
-
-    # A configuration without this parameter stands in the middle.
-    scaled = np.array([scale(float(v)) if _is_number(v) else 0.0 for v in values])
-    columns = np.column_stack([scaled, scaled**2])
-    contrast = (f"{low:.3g}", f"{high:.3g}", np.array([2.0, 0.0]))
-    return _Term(columns - columns.mean(axis=0), (contrast,))
-
-
-def _is_number(value: ParamValue | None) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _estimate_effect(
-    name: str, objective: str, terms: dict[str, _Term], values: Floats
-) -> ParameterEffect:
-    """Estimate one effect; its p is not corrected yet."""
-    centred = values - values.mean()
-    whole = np.hstack([term.columns for term in terms.values()])
-    others = [term.columns for other, term in terms.items() if other != name]
-    rest, rank = _fit_residual(whole, centred)
-    without, fewer = _fit_residual(np.hstack(others), centred) if others else (centred @ centred, 0)
-    own, spare = rank - fewer, len(values) - 1 - rank
-    noise = rest / spare
-    if own == 0 or noise <= 1e-15:
-        return ParameterEffect(name, objective, 0.0, Interval(0.0, 1.0), 1.0, ())
-    ratio = max(0.0, (without - rest) / own / noise)
-    tail = (1 - LEVEL) / 2
-    ends = [_find_noncentrality(ratio, own, spare, level) for level in (1 - tail, tail)]
-    estimate = max(0.0, own * (ratio * (spare - 2) / spare - 1))
-    low, value, high = (x / (x + len(values)) for x in (ends[0], estimate, ends[1]))
-    return ParameterEffect(
-        name,
-        objective,
-        min(max(value, low), high),
-        Interval(low, high),
-        float(special.fdtrc(own, spare, ratio)),
-        _estimate_changes(name, terms, whole, centred, noise, spare),
-    )
-
-
-def _fit_residual(columns: Floats, values: Floats) -> tuple[float, int]:
-    """Return the sum of squares that a fit of the columns leaves, and their rank."""
-    solution, _, rank, _ = np.linalg.lstsq(columns, values, rcond=None)
-    rest = values - columns @ solution
-    return float(rest @ rest), int(rank)
-
-
-def _find_noncentrality(ratio: float, own: int, spare: int, level: float) -> float:
-    """Return the noncentrality at which an F up to `ratio` has the probability `level`."""
-    if special.fdtr(own, spare, ratio) <= level:
-        return 0.0
-
-    def compute_excess(noncentrality: float) -> float:
-        return float(special.ncfdtr(own, spare, noncentrality, ratio)) - level
-
-    # Not `special.ncfdtrinc`, which never returns more than 10,000.
-    high = own * ratio + 1.0
-    while compute_excess(high) > 0:
-        high *= 2
-    root: Any = optimize.brentq(compute_excess, 0.0, high, xtol=1e-6 * high)
-    return float(root)
-
-
-def _estimate_changes(
-    name: str, terms: dict[str, _Term], whole: Floats, values: Floats, noise: float, spare: int
-) -> tuple[Change, ...]:
-    squares = whole.T @ whole
-    inverse = np.linalg.pinv(squares, hermitian=True)
-    solution = inverse @ whole.T @ values
-    reach = float(special.stdtrit(spare, 1 - (1 - LEVEL) / 2))
-    changes: list[Change] = []
-    for before, after, contrast in terms[name].contrasts:
-        parts = [contrast if n == name else np.zeros(t.columns.shape[1]) for n, t in terms.items()]
-        row = np.concatenate(parts)
-        if not np.allclose(row @ inverse @ squares, row, atol=1e-6):
+def _list_rows(front: Front, encoder: Encoder) -> list[tuple[Floats, Configuration]]:
+    moved = {record.number for record in front.records if record.lineage}
+    rows: list[tuple[Floats, Configuration]] = []
+    for configuration in front.configurations:
+        if not configuration.is_training or configuration.first in moved:
             continue
-        difference = float(row @ solution)
-        error = reach * math.sqrt(noise * float(row @ inverse @ row))
-        span = Interval(difference - error, difference + error)
-        changes.append(Change(before, after, difference, span))
-    return tuple(changes)
+        try:
+            rows.append((encoder.convert(configuration.params), configuration))
+        except (KeyError, ValueError):  # the published weights may lie outside of the space
+            continue
+    return rows
+
+
+def _estimate_objective(
+    encoder: Encoder, rows: Sequence[tuple[Floats, Configuration]], goal: Objective
+) -> list[ParameterEffect]:
+    """Estimate the effects on one objective; nothing if their ranking is not reliable."""
+    values = np.array([configuration.mean[goal.name].mean for _, configuration in rows])
+    seeds = np.array([float(configuration.seeds) for _, configuration in rows])
+    places = np.stack([place for place, _ in rows])
+    if np.ptp(values) == 0:
+        return []
+    surfaces = draw_surfaces(encoder, places, values, seeds)
+    shares = compute_total_indices(encoder, surfaces.weights, surfaces.noise)
+    if compute_reliability(shares) < RELIABLE:
+        return []
+    means = shares.mean(axis=1)
+    return [
+        ParameterEffect(
+            dimension.name,
+            goal.name,
+            float(means[i]),
+            compute_interval(shares[i]),
+            _list_changes(encoder, i, surfaces.weights),
+        )
+        for i, dimension in enumerate(encoder.dimensions)
+    ]
+
+
+def compute_total_indices(encoder: Encoder, weights: Floats, noise: Floats) -> Floats:
+    """Return the total Sobol index of each parameter in each drawn surface, `[D, S]`.
+
+    Args:
+        encoder: of the space.
+        weights: of the surfaces' features, `[P, S]`.
+        noise: variance of a trial, `[S]`.
+    """
+    size = len(encoder.dimensions)
+    points = encoder.draw_points(POINTS)
+    left, right = points[:, :size], points[:, size:]
+    values = encoder.build_features(left) @ weights
+    total = values.var(axis=0) + noise
+    shares = np.empty((size, weights.shape[1]))
+    for i in range(size):
+        moved = left.copy()
+        moved[:, i] = right[:, i]
+        change = values - encoder.build_features(moved) @ weights
+        shares[i] = (change**2).mean(axis=0) / 2 / total
+    return np.minimum(shares, 1.0)
+
+
+def ranks_agree(truth: Floats, shown: Floats) -> bool:
+    """Return whether no parameter is shown above one whose true importance is `GAP` larger."""
+    larger = truth[:, None] - truth[None, :] >= GAP
+    return bool((shown[:, None] > shown[None, :])[larger].all())
+
+
+def compute_reliability(shares: Floats) -> float:
+    """Return the probability that the ranking by the means of `shares` `[D, S]` agrees."""
+    means = shares.mean(axis=1)
+    return float(np.mean([ranks_agree(draw, means) for draw in shares.T]))
+
+
+def _list_changes(encoder: Encoder, index: int, weights: Floats) -> tuple[Change, ...]:
+    dimension = encoder.dimensions[index]
+    places = encoder.draw_points(POINTS)[:, : len(encoder.dimensions)]
+    places = places[encoder.find_active(places)[:, index] > 0]
+    if not len(places):
+        return ()
+    values = dimension.choices or (dimension.low, dimension.high)
+    means: list[Floats] = []
+    for value in values:
+        places[:, index] = dimension.convert(value)
+        means.append(encoder.build_features(places).mean(axis=0) @ weights)
+    names = [str(v) if dimension.choices else f"{v:.3g}" for v in values]
+    return tuple(
+        Change(names[0], name, float((mean - means[0]).mean()), compute_interval(mean - means[0]))
+        for name, mean in zip(names[1:], means[1:], strict=True)
+    )

@@ -14,8 +14,8 @@ from gdpo_tune.core.formatting import (
     format_percent,
 )
 
-SURE = 0.05
-"""Corrected p up to which an effect counts as detected."""
+MORE = 2
+"""Factor by which more configurations may settle a ranking that is not reliable."""
 MOST = 6
 """Effects that get a sentence: the most important ones."""
 
@@ -42,29 +42,16 @@ def _list_findings(front: Front, effects: Effects) -> list[str]:
                 f"{title[0].upper()}{title[1:]} has the {name_extreme(goal)}, "
                 f"{format_estimate(best.mean[goal.name])}. No other configuration is tied with it."
             )
-    detected = sorted((e for e in effects.estimates if e.p <= SURE), key=lambda e: -e.importance)
-    lines += [describe_effect(effect) for effect in detected[:MOST]]
-    if len(detected) > MOST:
-        lines.append(f"Weaker effects: {len(detected) - MOST} more in the figure of importance.")
+    clear = [effect for effect in effects.estimates if effect.strength == "clear"]
+    clear.sort(key=lambda effect: -effect.importance)
+    lines += [describe_effect(effect) for effect in clear[:MOST]]
+    if len(clear) > MOST:
+        lines.append(f"Weaker effects: {len(clear) - MOST} more in the figure of importance.")
     return lines
 
 
 def _list_limits(front: Front, effects: Effects) -> list[str]:
-    lines: list[str] = []
-    if not effects.estimates:
-        lines.append(
-            f"Too few configurations to measure what a parameter does: {effects.configurations}. "
-            f"This space needs {effects.needed}."
-        )
-    detected = {effect.parameter for effect in effects.estimates if effect.p <= SURE}
-    silent = list(
-        dict.fromkeys(e.parameter for e in effects.estimates if e.parameter not in detected)
-    )
-    if silent:
-        lines.append(
-            f"No detectable effect: {format_list(silent)}. There may be one: the intervals in the "
-            "figure of importance show how large it can be."
-        )
+    lines = _list_limits_of_effects(effects)
     stopped = sum(record.state == "pruned" and record.is_training for record in front.records)
     if effects.estimates and stopped:
         lines.append(
@@ -91,27 +78,57 @@ def _list_limits(front: Front, effects: Effects) -> list[str]:
     tied = [name for name in front.extremes if front.list_ties(name)]
     if tied:
         lines.append(f"Top configurations for {format_list(tied)} are statistically tied.")
-    if effects.estimates:
-        lines.append("Effects are those of single parameters: interactions are not modelled.")
+    return lines
+
+
+def _list_limits_of_effects(effects: Effects) -> list[str]:
+    lines: list[str] = []
+    if effects.configurations < effects.needed:
+        lines.append(
+            f"Which parameters mattered is not shown: it takes {effects.needed} configurations "
+            f"trained to their end, and this sweep has {effects.configurations}. Raise "
+            "search.trials."
+        )
+    if effects.unreliable:
+        lines.append(
+            f"Which parameters mattered for {format_list(effects.unreliable)} is not shown: "
+            f"{effects.configurations} configurations do not settle their order. It takes about "
+            f"{MORE * effects.configurations}. Raise search.trials."
+        )
+    unclear = [effect for effect in effects.estimates if effect.strength == "unclear"]
+    lines += [
+        f"Unclear: {effect.parameter} may explain {_format_share(effect)} of the variance in "
+        f"{effect.objective}."
+        for effect in unclear
+    ]
+    names = list(dict.fromkeys(effect.parameter for effect in effects.estimates))
+    silent = [
+        name
+        for name in names
+        if all(e.strength == "none" for e in effects.estimates if e.parameter == name)
+    ]
+    if silent:
+        lines.append(
+            f"No detectable effect: {format_list(silent)}. The intervals include what noise alone "
+            "gives; the figure of importance shows how large an effect can still be."
+        )
     return lines
 
 
 def describe_effect(effect: ParameterEffect) -> str:
-    """Return a sentence on a detected effect: its share of the variance, and its changes."""
+    """Return a sentence on a clear effect: its share of the variance, and its changes."""
     changes = [c for c in effect.changes if c.interval.low > 0 or c.interval.high < 0]
     share = (
-        f"{effect.parameter} explains {format_percent(effect.importance)} (95 %: "
-        f"{format_percent(effect.interval.low)} to {format_percent(effect.interval.high)}) of the "
-        f"remaining variance in {effect.objective}"
+        f"{effect.parameter} explains {_format_share(effect)} of the variance in {effect.objective}"
     )
-    if not effect.changes:
-        return f"{share}. Its values are confounded with those of another parameter."
-    if not changes and len(effect.changes) > 1:
-        first = effect.changes[0].before
-        return f"{share}, though no value differs from {first} by more than noise."
     if not changes:
-        return f"{share}, by a curve rather than a slope."
+        return f"{share}, by a curve or together with other parameters."
     return f"{share}: {'; '.join(_describe_change(change) for change in changes)}."
+
+
+def _format_share(effect: ParameterEffect) -> str:
+    low, high = format_percent(effect.interval.low), format_percent(effect.interval.high)
+    return f"{format_percent(effect.importance)} (95 %: {low} to {high})"
 
 
 def _describe_change(change: Change) -> str:

@@ -49,8 +49,9 @@ def write_comparison(
     if len(comparison.left.objectives) > 1:
         sides = embed_figure(draw_sides(comparison), "sides")
         sections.append(build_section("Trade-offs", _SIDES, sides))
-    effects = embed_figure(draw_superiority(comparison), "effects")
-    sections.append(build_section("Objectives", _SUPERIORITY, effects))
+    if comparison.superiority:
+        effects = embed_figure(draw_superiority(comparison), "effects")
+        sections.append(build_section("Objectives", _SUPERIORITY, effects))
     sections.append(build_section("The two sides", "", _build_sides_table(comparison)))
     write_atomically(path, build_page(title, head, sections))
     return path

@@ -18,6 +18,7 @@ from gdpo_tune.figures.shares import draw_shares
 from gdpo_tune.figures.slices import draw_slices, list_sliced
 from gdpo_tune.figures.surfaces import draw_surfaces
 from gdpo_tune.figures.timeline import draw_timeline
+from gdpo_tune.results.dimensions import list_dimensions
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -32,7 +33,7 @@ def build_gallery(spec: SweepSpec, front: Front, effects: Effects | None = None)
     """
     dimensions, records = spec.space.dimensions, front.records
     gpus = spec.resources.total_gpus
-    importance = effects or estimate_effects(front.configurations, dimensions, front.objectives)
+    importance = effects or estimate_effects(front, list_dimensions(spec.space))
     steps = read_all_steps(records)
     trained = [c for c in front.configurations if c.is_training]
     started = any(r.started is not None for r in records)

@@ -5,11 +5,17 @@ from __future__ import annotations
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from gdpo_tune.analysis.effects import Effects
-from gdpo_tune.analysis.findings import SURE
+from gdpo_tune.analysis.effects import Effects, Strength
 from gdpo_tune.core.formatting import abbreviate_parameter
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import make_layout
+
+_OPACITIES: dict[Strength, float] = {"clear": 1.0, "unclear": 0.5, "none": 0.15}
+_WORDS: dict[Strength, str] = {
+    "clear": "",
+    "unclear": "<br>unclear",
+    "none": "<br>no detectable effect",
+}
 
 
 def draw_importance(effects: Effects) -> go.Figure:
@@ -32,7 +38,7 @@ def draw_importance(effects: Effects) -> go.Figure:
             y=[abbreviate_parameter(effect.parameter) for effect in shown],
             orientation="h",
             marker={
-                "color": [color if e.p <= SURE else style.fade(color, 0.15) for e in shown],
+                "color": [style.fade(color, _OPACITIES[effect.strength]) for effect in shown],
                 "line": {"color": color, "width": 1.2},
             },
             error_x={
@@ -44,7 +50,11 @@ def draw_importance(effects: Effects) -> go.Figure:
                 "thickness": 1.3,
                 "width": 4,
             },
-            text=[f"corrected p = {effect.p:.3f}" for effect in shown],
+            text=[
+                f"95 %: {effect.interval.low:.0%} to {effect.interval.high:.0%}"
+                f"{_WORDS[effect.strength]}"
+                for effect in shown
+            ],
             textposition="none",
             hovertemplate="%{y}: %{x:.0%}<br>%{text}<extra></extra>",
             showlegend=False,

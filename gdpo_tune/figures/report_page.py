@@ -26,6 +26,7 @@ from gdpo_tune.figures.report_texts import (
     list_node_losses,
 )
 from gdpo_tune.figures.timeline import describe_utilisation
+from gdpo_tune.results.dimensions import list_dimensions
 from gdpo_tune.results.summary import REPORT_FILE, ChosenTrial
 
 if TYPE_CHECKING:
@@ -62,10 +63,10 @@ _PARALLEL = (
     "keep the lines that pass there; click the axis to clear."
 )
 _IMPORTANCE = (
-    "Share that a parameter explains of the remaining variance in an objective, which the other "
-    "parameters do not explain. The model is linear with squares, on logarithms where a parameter "
-    "spans a factor of 5. Bars: 95 % intervals. Pale: no detectable effect. Interactions are not "
-    "modelled."
+    "Share of the variance between trials that involves a parameter, alone or together with others, "
+    "over the whole search space (total Sobol index). Shares of parameters that act together "
+    "overlap; noise has the rest. Bars: 95 % intervals. Strong: a clear effect. Medium: unclear. "
+    "Pale: no detectable effect, the interval includes what noise alone gives."
 )
 _SLICES = (
     "Each configuration by one parameter and one objective; the other parameters vary too. Large: "
@@ -152,7 +153,7 @@ def _build_sections(
     spec: SweepSpec, front: Front, sessions: Sequence[Mapping[str, Any]]
 ) -> list[str]:
     dimensions = spec.space.dimensions
-    effects = estimate_effects(front.configurations, dimensions, front.objectives)
+    effects = estimate_effects(front, list_dimensions(spec.space))
     figures = {
         name: embed_figure(
             draw(), name, buttons=name != "all", min_width=_MIN_WIDTHS.get(name, 560)
@@ -163,13 +164,13 @@ def _build_sections(
     utilisation = describe_utilisation(front.records, sessions)
     parts = [
         ("Trade-offs", _PAIRS, figures.get("pairs")),
-        ("Findings", "Which parameters mattered, and which configurations lead.", findings),
+        ("Findings", "What parameters do, and which configurations lead.", findings),
         ("Limits of the data", "", limits),
         ("The front", _FRONT, build_front_table(front, dimensions)),
         ("Origins of the front", _ORIGINS, build_origins_table(front)),
         ("Front uncertainty", _SURFACES, figures.get("surfaces")),
         ("From parameters to objectives", _PARALLEL, figures.get("all")),
-        ("Importance of each parameter", _IMPORTANCE, figures.get("importance")),
+        ("Which parameters mattered", _IMPORTANCE, figures.get("importance")),
         ("Slices", _SLICES, figures.get("slices")),
         ("Progress", _PROGRESS, figures.get("progress")),
         ("Effective share of each reward", _SHARES, figures.get("shares")),

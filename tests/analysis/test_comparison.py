@@ -121,7 +121,24 @@ def test_too_few_trials_are_said_to_be_too_few():
     assert found.smallest_p == pytest.approx(3 * 2 / 20)
     verdict = build_verdict(found)
     assert verdict.winner == "too few"
+    assert verdict.headline.endswith("It takes at least 5 of each.")
     assert verdict.reasons == ()  # figures of so few would be taken for a finding
+
+
+def test_objectives_without_configurations_to_compare_have_no_figures():
+    """They had "50 % (95 %: 0 % to 100 %) of pairs" of 2 and 0 configurations."""
+    records = [replace(record, proposer="model") for record in simulate_search(1, 16)]
+    left = build_side(
+        "a", [replace(records[0], proposer="startup"), *records[1:]], GOALS, shared=True
+    )
+    right = build_side("b", simulate_search(2, 16), GOALS, shared=True)
+    found = compare(left, right)
+    assert len(left.independent) <= 1
+    assert found.superiority == {}
+    reasons = build_verdict(found).reasons
+    assert reasons[1].startswith("a and b: nothing to compare. a has ")
+    assert reasons[1].endswith("it takes at least 5 of each.")
+    assert not any("95 %: 0 % to 100 %" in reason for reason in reasons)
 
 
 @pytest.mark.parametrize(("left", "right"), [(0, 0), (0, 5), (5, 0)])

@@ -1,161 +1,208 @@
-"""What parameters do: against closed forms, against nothing, and in words."""
+"""Importance of parameters: against known truths, against noise alone, and in words."""
+
+from __future__ import annotations
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy import stats
 
-from gdpo_tune.analysis.effects import Change, ParameterEffect, estimate_effects
-from gdpo_tune.analysis.findings import SURE, describe_effect, describe_findings
+from gdpo_tune.analysis.effects import (
+    Change,
+    Effects,
+    ParameterEffect,
+    compute_total_indices,
+    estimate_effects,
+    ranks_agree,
+)
+from gdpo_tune.analysis.findings import describe_effect, describe_findings
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.analysis.probability import Interval
-from tests.support.analysis import GOALS, build_trial
+from gdpo_tune.analysis.response import Dimension, Encoder
+from gdpo_tune.core.trials import Exploit
+from tests.support.analysis import GOALS, build_checkpoint, build_merge, build_trial
 
-DIMENSIONS = ("mode", "weight", "idle")
+SPACE = (
+    Dimension("mode", ("gdpo", "grpo")),
+    Dimension("weight", (), 0.1, 10.0, log=True),
+    Dimension("idle", (), 0.0, 1.0),
+)
 
 
-def sweep(seed, count=40, weight=0.0, mode=0.0, noise=0.02):
-    """Objective `a` falls with the weight and differs between modes; `b` is noise."""
+def sweep(worth, dimensions=SPACE, seed=0, count=40, noise=0.02):
+    """Simulate trials at random points; `worth` takes the parameters, numbers as -1 to 1."""
     rng = np.random.default_rng(seed)
     records = []
     for number in range(count):
-        place, name = rng.uniform(-1, 1), str(rng.choice(["gdpo", "grpo"]))
-        a = 0.5 - weight * place + mode * (name == "grpo") + rng.normal(0, noise)
-        params = {"mode": name, "weight": 10**place, "idle": float(rng.random())}
-        records.append(build_trial(number, a, 0.5 + rng.normal(0, noise), params=params))
+        params, places = {}, {}
+        for d in dimensions:
+            if d.choices:
+                params[d.name] = places[d.name] = str(rng.choice(d.choices))
+            else:
+                places[d.name] = place = rng.uniform(-1, 1)
+                low, high = np.log([d.low, d.high]) if d.log else (d.low, d.high)
+                value = low + (place + 1) / 2 * (high - low)
+                params[d.name] = float(np.exp(value) if d.log else value)
+        a = 0.5 + worth(places) + rng.normal(0, noise)
+        records.append(build_trial(number, a, 0.5, params=params))
     return build_front(records, GOALS)
 
 
-def of(front):
-    found = estimate_effects(front.configurations, DIMENSIONS, GOALS)
-    return {(e.parameter, e.objective): e for e in found.estimates}, found
+def measure(front, dimensions=SPACE):
+    """Return effects on `a` by parameter; `b` is constant and has none."""
+    found = estimate_effects(front, dimensions)
+    return {effect.parameter: effect for effect in found.estimates}
 
 
-def test_a_parameter_with_an_effect_is_found_with_its_size():
-    known, _ = of(sweep(1, weight=0.1, mode=0.05))
-    weight, mode = known["weight", "a"], known["mode", "a"]
-    assert max(weight.p, mode.p) < 0.001
-    assert weight.importance > mode.importance > known["idle", "a"].importance
-    (change,) = weight.changes
+def slope(places):
+    return -0.1 * places["weight"] + 0.06 * (places["mode"] == "grpo")
+
+
+def test_shares_and_changes_of_an_additive_truth():
+    known = measure(sweep(slope))
+    variances = {"weight": 0.1**2 / 3, "mode": 0.03**2, "idle": 0.0}
+    total = sum(variances.values()) + 0.02**2
+    for name, effect in known.items():
+        assert effect.interval.low - 0.02 <= variances[name] / total <= effect.interval.high
+    assert known["weight"].importance > known["mode"].importance > known["idle"].importance
+    strengths = {name: effect.strength for name, effect in known.items()}
+    assert strengths == {"weight": "clear", "mode": "clear", "idle": "none"}
+    (change,) = known["weight"].changes
+    assert (change.before, change.after) == ("0.1", "10")
     assert change.interval.low < -0.2 < change.interval.high < 0
-    (change,) = mode.changes
-    assert (change.before, change.after) == ("gdpo", "grpo")
-    assert change.interval.low < 0.05 < change.interval.high
+    (change,) = known["mode"].changes
+    assert change.interval.low < 0.06 < change.interval.high
 
 
-def test_where_nothing_has_an_effect_few_are_told():
-    told = sum(any(e.p <= SURE for e in of(sweep(seed))[0].values()) for seed in range(60))
-    # Of 60 at .05, 3 are expected; 9 and more come up in 1 of 200 runs.
-    assert told <= 8
-
-
-def test_two_levels_alone_are_a_t_test():
-    front = sweep(2, mode=0.03)
-    found = estimate_effects(front.configurations, ("mode",), GOALS[:1]).estimates[0]
-    groups = [
-        [c.mean["a"].mean for c in front.configurations if c.params["mode"] == name]
-        for name in ("gdpo", "grpo")
-    ]
-    test = stats.ttest_ind(*groups)
-    assert found.p == pytest.approx(test.pvalue)
-    span = test.confidence_interval()
-    assert found.changes[0].interval.low == pytest.approx(-span.high)
-    assert found.changes[0].interval.high == pytest.approx(-span.low)
-
-
-def test_importance_intervals_hold_the_truth():
-    """One level against another, half a standard deviation of the noise apart."""
-    held = 0
-    for seed in range(60):
-        front = sweep(seed, mode=0.02)
-        found = estimate_effects(front.configurations, ("mode",), GOALS[:1]).estimates[0]
-        share = np.mean([c.params["mode"] == "grpo" for c in front.configurations])
-        truth = share * (1 - share) / (share * (1 - share) + 1)
-        held += found.interval.low <= truth <= found.interval.high
-    assert held >= 52  # 57 expected; fewer than 52 come up in 1 of 150 runs
-
-
-def test_a_change_that_always_came_with_another_one_is_not_told():
-    """`c` was tried with grpo alone, and grpo with `c`: their effect has two possible reasons."""
-    rng = np.random.default_rng(0)
-    records = []
-    for number in range(45):
-        kind = "abc"[number % 3]
-        params = {"kind": kind, "mode": "grpo" if kind == "c" else "gdpo", "idle": rng.random()}
-        a = 0.5 + 0.1 * (kind == "c") + 0.05 * (kind == "b") + rng.normal(0, 0.01)
-        records.append(build_trial(number, a, 0.5, params=params))
-    known = estimate_effects(
-        build_front(records, GOALS).configurations, ("kind", "mode", "idle"), GOALS[:1]
+def test_parameters_that_act_only_together_are_found():
+    """A linear model without interactions gives both nothing."""
+    known = measure(sweep(lambda p: 0.1 * p["weight"] * (1 if p["mode"] == "grpo" else -1)))
+    assert known["weight"].strength == known["mode"].strength == "clear"
+    assert min(known["weight"].importance, known["mode"].importance) > 0.5
+    assert known["idle"].importance < 0.1
+    assert describe_effect(known["weight"]).endswith(
+        "by a curve or together with other parameters."
     )
-    kind, mode, _ = known.estimates
-    (change,) = kind.changes
-    assert (change.before, change.after) == ("a", "b")
-    assert change.interval.low < 0.05 < change.interval.high
-    assert mode.changes == ()
 
 
-@pytest.mark.parametrize("slope", [0.02, 1.0])
-def test_intervals_of_large_effects_hold_the_truth(slope):
-    rng = np.random.default_rng(0)
-    places = rng.uniform(-1, 1, 300)
-    records = [
-        build_trial(number, slope * place + rng.normal(0, 0.002), 0.5, params={"weight": 2 + place})
-        for number, place in enumerate(places)
+def test_a_parameter_counts_only_where_it_acts():
+    """The threshold has a value in each trial, and an effect under `grpo` alone."""
+    dimensions = (*SPACE, Dimension("threshold", (), 0.0, 1.0, when={"mode": ("grpo",)}))
+    front = sweep(
+        lambda p: 0.1 * p["threshold"] * (p["mode"] == "grpo") + 0.05 * p["weight"], dimensions
+    )
+    known = measure(front, dimensions)
+    assert known["threshold"].importance > known["weight"].importance > known["idle"].importance
+    assert known["threshold"].strength == "clear"
+    (change,) = known["threshold"].changes
+    assert change.interval.low < 0.2 < change.interval.high
+
+
+def test_total_indices_of_a_product_are_exact():
+    """f = x + x y, for x and y uniform in -1 to 1: variances 1/3 and 1/9."""
+    encoder = Encoder((Dimension("x", (), -1.0, 1.0), Dimension("y", (), -1.0, 1.0)))
+    corners = np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0], [1.0, 0.0], [0.5, 0.5]])
+    targets = corners[:, 0] * (1 + corners[:, 1])
+    grid = encoder.draw_points(512)[:, :2]
+    features = encoder.build_features(np.vstack([corners, grid]))
+    targets = np.concatenate([targets, grid[:, 0] * (1 + grid[:, 1])])
+    weights = np.linalg.lstsq(features, targets, rcond=None)[0]
+    shares = compute_total_indices(encoder, weights[:, None], np.array([1 / 9]))
+    assert shares[:, 0] == pytest.approx([4 / 5, 1 / 5], rel=0.02)
+
+
+def test_noise_alone_is_seldom_an_effect():
+    """Objectives whose order is not settled show nothing; of the others few effects are clear."""
+    clear = [
+        effect
+        for seed in range(8)
+        for effect in measure(sweep(lambda _: 0.0, seed=seed)).values()
+        if effect.strength == "clear"
     ]
-    (found,) = estimate_effects(
-        build_front(records, GOALS).configurations, ("weight",), GOALS[:1]
-    ).estimates
-    truth = slope**2 * places.var() / (slope**2 * places.var() + 0.002**2)
-    assert found.interval.low <= truth <= found.interval.high
-    assert found.interval.low < found.importance < found.interval.high
+    assert len(clear) <= 1
 
 
-def test_too_few_configurations_say_nothing():
-    front = sweep(3, count=6)
-    _, found = of(front)
+def test_what_was_not_trained_with_these_parameters_does_not_count():
+    front = sweep(slope)
+    others = [
+        build_trial(40, 0.9, 0.9, role="untrained", params={}),
+        build_checkpoint(41, 0.9, 0.9, (3, 20)),
+        build_merge(42, 0.9, 0.9, (3, 60, 0.5), (4, 60, 0.5)),
+        build_trial(
+            43, 0.9, 0.9, role="published", params={**front.records[0].params, "idle": 2.0}
+        ),
+        build_trial(
+            44, 0.9, 0.9, params=front.records[0].params, lineage=(Exploit(44, 3, 20, {}),)
+        ),
+    ]
+    assert estimate_effects(build_front([*front.records, *others], GOALS), SPACE) == (
+        estimate_effects(front, SPACE)
+    )
+
+
+def test_too_few_configurations_are_said_with_the_number_that_it_takes():
+    front = sweep(slope, count=12)
+    found = estimate_effects(front, SPACE)
     assert found.estimates == ()
-    _, unknown = describe_findings(front, found)
-    assert unknown[0].startswith("Too few configurations to measure what a parameter does: 6.")
-
-
-def test_a_parameter_that_never_changed_is_left_out():
-    front = sweep(4)
-    found = estimate_effects(front.configurations, ("mode", "constant"), GOALS)
-    assert {effect.parameter for effect in found.estimates} == {"mode"}
-    assert estimate_effects([], DIMENSIONS, GOALS).estimates == ()
-
-
-def test_the_words_do_not_give_a_reason_that_is_one_of_two():
-    sentence = describe_effect(ParameterEffect("kind", "a", 0.5, Interval(0.3, 0.6), 0.001, ()))
-    assert sentence.endswith("in a. Its values are confounded with those of another parameter.")
-    weak = tuple(Change("a", name, 0.1, Interval(-0.1, 0.3)) for name in "bc")
-    sentence = describe_effect(ParameterEffect("kind", "a", 0.5, Interval(0.3, 0.6), 0.001, weak))
-    assert sentence.endswith("in a, though no value differs from a by more than noise.")
-    sentence = describe_effect(
-        ParameterEffect("rate", "a", 0.5, Interval(0.3, 0.6), 0.001, weak[:1])
+    _, limits = describe_findings(front, found)
+    assert limits[0] == (
+        f"Which parameters mattered is not shown: it takes {found.needed} configurations trained "
+        "to their end, and this sweep has 12. Raise search.trials."
     )
-    assert sentence.endswith("in a, by a curve rather than a slope.")
+    assert estimate_effects(build_front([], GOALS), SPACE).estimates == ()
+    assert estimate_effects(front, ()).estimates == ()
+
+
+def test_an_objective_without_a_settled_order_is_left_out():
+    front = sweep(slope)
+    found = Effects((), ("a",), 40, 25)
+    _, limits = describe_findings(front, found)
+    assert limits[0] == (
+        "Which parameters mattered for a is not shown: 40 configurations do not settle their "
+        "order. It takes about 80. Raise search.trials."
+    )
+    assert ranks_agree(np.array([0.5, 0.2, 0.1]), np.array([0.4, 0.1, 0.2]))
+    assert not ranks_agree(np.array([0.5, 0.2, 0.1]), np.array([0.2, 0.4, 0.1]))
+
+
+def build_effect(parameter, importance, low, high, *changes):
+    return ParameterEffect(parameter, "a", importance, Interval(low, high), changes)
+
+
+def test_no_detectable_effect_is_never_said_of_a_large_share():
+    """A bar of 45 % was called without effect, because its p-value was .06."""
+    effects = Effects(
+        (
+            build_effect("rate", 0.45, 0.002, 0.7),
+            build_effect("mode", 0.03, 0.001, 0.1),
+            build_effect("weight", 0.3, 0.05, 0.5),
+        ),
+        (),
+        40,
+        25,
+    )
+    _, limits = describe_findings(sweep(slope), effects)
+    assert "Unclear: rate may explain 45 % (95 %: 0 % to 70 %) of the variance in a." in limits
+    assert any(line.startswith("No detectable effect: mode. The intervals") for line in limits)
+
+
+def test_a_sentence_names_the_changes_that_are_clear():
+    moves = (
+        Change("a", "b", 0.1, Interval(0.05, 0.15)),
+        Change("a", "c", 0.1, Interval(-0.1, 0.3)),
+    )
+    assert describe_effect(build_effect("kind", 0.5, 0.3, 0.6, *moves)) == (
+        "kind explains 50 % (95 %: 30 % to 60 %) of the variance in a: going from a to b raises "
+        "it by 0.1 (0.05 to 0.15)."
+    )
 
 
 def test_trials_that_were_stopped_are_said_to_be_missing():
-    front = sweep(8, weight=0.1)
-    assert not any("Stopped early" in line for line in describe_findings(front, of(front)[1])[1])
+    front = sweep(slope)
+    found = estimate_effects(front, SPACE)
+    assert not any("Stopped early" in line for line in describe_findings(front, found)[1])
     records = list(front.records)
     records[::4] = [replace(r, state="pruned", test={}, validation={}) for r in records[::4]]
     front = build_front(records, GOALS)
-    (line,) = [
-        line for line in describe_findings(front, of(front)[1])[1] if "Stopped early" in line
-    ]
+    (line,) = [line for line in describe_findings(front, found)[1] if "Stopped early" in line]
     assert line.startswith("Stopped early, without a value on test prompts: 10 trials.")
-
-
-def test_the_words_say_what_the_intervals_say():
-    front = sweep(7, weight=0.1)
-    known, unknown = describe_findings(front, of(front)[1])
-    told = next(line for line in known if line.startswith("weight explains"))
-    assert " in a: going from 0.1" in told
-    assert "lowers it by 0.195 (0.17 to 0.21)" in told
-    assert not any(line.startswith(("mode", "idle")) for line in known)
-    assert any(line.startswith("No detectable effect: mode and idle.") for line in unknown)
-    assert any("because they have one seed" in line for line in unknown)

@@ -11,6 +11,7 @@ from gdpo_tune.analysis.effects import estimate_effects
 from gdpo_tune.analysis.findings import describe_findings
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.analysis.origins import find_parents, summarize_origins
+from gdpo_tune.analysis.response import Dimension
 from gdpo_tune.analysis.sides import build_side
 from gdpo_tune.analysis.stagnation import has_stagnated
 from gdpo_tune.core.candidates import title_candidate
@@ -109,7 +110,7 @@ def test_names():
 def test_findings_call_candidates_by_their_names():
     best = build_merge(9, 0.99, 0.2, (1, 60, 0.9), (2, 60, 0.1))
     front = build_front([*RECORDS, best], GOALS)
-    lines, limits = describe_findings(front, estimate_effects((), (), GOALS))
+    lines, limits = describe_findings(front, estimate_effects(front, ()))
     assert any(line.startswith("Merge-9 has the highest a, 0.990") for line in lines)
     assert not any("Stopped early" in line for line in limits)
 
@@ -124,16 +125,16 @@ def test_nothing_is_learned_from_what_was_not_trained():
             cost=TRAINING,
             rungs=(Rung(20, build_trial(number, 0.02 * number, 0.5).test, Cost(1280)), *END),
         )
-        for number in range(12)
+        for number in range(16)
     ]
     others = [
-        build_checkpoint(12, 0.7, 0.7, (3, 20)),
-        build_merge(13, 0.8, 0.8, (3, 60, 0.5), (4, 60, 0.5)),
-        build_merge(14, 0.8, 0.8, (3, 60, 0.5), (4, 60, 0.5), replicate_of=13, role="replicate"),
+        build_checkpoint(16, 0.7, 0.7, (3, 20)),
+        build_merge(17, 0.8, 0.8, (3, 60, 0.5), (4, 60, 0.5)),
+        build_merge(18, 0.8, 0.8, (3, 60, 0.5), (4, 60, 0.5), replicate_of=17, role="replicate"),
     ]
     every = [*trained, *others]
     effects = [
-        estimate_effects(build_front(records, GOALS).configurations, ["lr"], GOALS)
+        estimate_effects(build_front(records, GOALS), [Dimension("lr", (), 0.0, 15.0)])
         for records in (trained, every)
     ]
     assert effects[0].estimates
@@ -141,13 +142,13 @@ def test_nothing_is_learned_from_what_was_not_trained():
     assert measure_agreements(trained, GOALS) == measure_agreements(every, GOALS) != ()
     assert has_stagnated(trained, GOALS, 3) is has_stagnated(every, GOALS, 3)
     sides = [build_side("x", records, GOALS) for records in (trained, every)]
-    assert sides[0].tried_count == sides[1].tried_count == 12
+    assert sides[0].tried_count == sides[1].tried_count == 16
     assert sides[0].seconds == sides[1].seconds
     assert sides[0].independent == tuple(
         replace(c, rank=n.rank, probability=n.probability)
         for c, n in zip(sides[1].independent, sides[0].independent, strict=True)
     )
-    assert sides[1].owners == (*range(12), 3, 4)
+    assert sides[1].owners == (*range(16), 3, 4)
 
 
 def test_merges_raise_the_hypervolume_over_trials():

@@ -11,6 +11,7 @@ from gdpo_tune.core.errors import PickError, SpecError, UsageError
 from gdpo_tune.core.trials import Cost
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.results.retrain import build_request_from_sweep
+from gdpo_tune.spec import load_spec
 from tests.support.tuning import build_outcome, load_code_spec
 
 
@@ -110,7 +111,9 @@ def test_a_sweep_is_read_without_the_files_that_only_its_run_needs(tmp_path, mon
 WITH_DATA = ["data={source: rows.jsonl, layout: mbpp}", "sandbox.modules=[numpy]"]
 
 
-def run_made_up_sweep(directory, name, shift=0.0, mode="gdpo", overrides=(), trials=12):
+def run_made_up_sweep(
+    directory, name, shift=0.0, mode="gdpo", overrides=(), trials=12, proposer="startup"
+):
     """Write a ledger with trials along a trade-off; return the sweep's directory."""
     spec = load_code_spec(directory, ["search.trials=12", *overrides]).model_copy(
         update={"name": name}
@@ -122,7 +125,7 @@ def run_made_up_sweep(directory, name, shift=0.0, mode="gdpo", overrides=(), tri
             params = spec.space.complete_baseline(
                 {"normalization": of_mode, "reward_weights.format": weight}
             )
-            ledger.start(params, "search", "startup", seed=number)
+            ledger.start(params, "search", proposer, seed=number)
             share = (number + 1) / 14
             ledger.complete(number, build_outcome(share + shift, 1 - share + shift, 0.5 + shift))
     return spec.directory
@@ -147,6 +150,24 @@ def test_two_modes_of_one_sweep_are_compared(tmp_path, capsys):
         "the 6 and 6 configurations that no model proposed"
         in (directory / "comparison_gdpo_grpo.html").read_text()
     )
+
+
+def test_modes_that_cannot_be_compared_come_with_the_commands_that_compare_them(tmp_path, capsys):
+    """A model proposed every trial, so there is nothing to compare in the objectives."""
+    directory = run_made_up_sweep(tmp_path, "both", mode="grpo", proposer="model")
+    assert report.main([str(directory), "--modes", "gdpo", "grpo"]) == 0
+    printed = capsys.readouterr().out
+    assert "correctness, format and length: nothing to compare. gdpo has 0 and grpo 0" in printed
+    assert "0 % to 100 %" not in printed
+    for mode in ("gdpo", "grpo"):
+        words = f"{directory / 'spec.yaml'} --name both_{mode} --set space.normalization={mode}"
+        assert f"python -m gdpo_tune.sweep {words} --set search.trials=40\n" in printed
+        spec = load_spec(directory / "spec.yaml", [f"space.normalization={mode}"])
+        assert spec.space.fixed_values["normalization"] == mode
+    assert f"python -m gdpo_tune.report {tmp_path}/both_gdpo {tmp_path}/both_grpo\n" in printed
+    page = (directory / "comparison_gdpo_grpo.html").read_text()
+    assert "nothing to compare" in page
+    assert 'id="figure-effects"' not in page
 
 
 def test_other_differences_between_sweeps_are_reported(tmp_path, capsys):
