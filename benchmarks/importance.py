@@ -2,8 +2,8 @@
 
     python benchmarks/importance.py [--seeds 10] [--trials 40] [--sampler auto] [--small]
 
-A case is one objective of a simulated sweep of `--trials` trials, proposed by the product's sampler,
-see `importance_problems.py`. The truth is the total Sobol index: the share of the variance of a
+A case is one objective of a simulated sweep of `--trials` trials, which the product's sampler
+proposed, see `importance_problems.py`. The truth is the total Sobol index: the share of the variance of a
 trial, over the whole space, that involves a parameter. A ranking agrees with the truth if no
 parameter stands above another whose true importance is at least `GAP` larger.
 

@@ -28,7 +28,7 @@ GOALS = ("correctness", "length")
 CENTRE, DEVIATION = 0.5, 0.12
 """Mean and standard deviation of an objective over the space."""
 NOISE_SHARES = (0.02, 0.1)
-"""Share of the variance of a trial that is noise. In the finished sweep of `code.yaml`: 2 to 10 %."""
+"""Share of the variance of a trial that is noise; 2 to 10 % in a finished sweep of `code.yaml`."""
 POINTS = 4096
 """Points of the space for the true importances."""
 PLAIN: dict[str, Domain] = {

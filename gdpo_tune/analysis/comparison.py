@@ -9,8 +9,7 @@ that both sides come from one distribution:
                  distribution and any sizes, if configurations are drawn independently of one
                  another; docs/comparison.md measures it for a sampler with a model.
     intervals    500 bootstrap draws of configurations with replacement, each side its own.
-    correction   Holm over all tests of a page: the hypervolume, and each objective. An objective that
-                 too few configurations can be compared in has p = 1.
+    correction   Holm over all tests of a page: the hypervolume, and each objective.
 
 A larger search has a better front by its size alone. So hypervolumes are compared at the smaller
 side's number of configurations, as the mean over random choices of as many of the larger side's. A

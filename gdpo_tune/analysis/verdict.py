@@ -36,8 +36,8 @@ def build_verdict(comparison: Comparison) -> Verdict:
     if comparison.smallest_p > ALPHA:
         text = (
             f"Too few trials to compare {left} with {right}: {comparison.left.tried_count} and "
-            f"{comparison.right.tried_count}. No difference, however large, could be significant. It "
-            f"takes at least {comparison.least_size} of each."
+            f"{comparison.right.tried_count}. No difference, however large, could be significant. "
+            f"It takes at least {comparison.least_size} of each."
         )
         return Verdict("too few", text, ())  # figures would be taken for a finding
     reasons = tuple(_list_reasons(comparison))
@@ -101,10 +101,11 @@ def _list_reasons(comparison: Comparison) -> list[str]:
         )
     if not comparison.superiority:
         sizes = [len(side.independent) for side in (comparison.left, comparison.right)]
+        names = format_list([goal.name for goal in comparison.left.objectives])
         lines.append(
-            f"{format_list([goal.name for goal in comparison.left.objectives])}: nothing to compare. "
-            f"{left} has {sizes[0]} and {right} {sizes[1]} configurations that can be compared one by "
-            f"one; it takes at least {comparison.least_size} of each."
+            f"{names}: nothing to compare. {left} has {sizes[0]} and {right} {sizes[1]} "
+            "configurations that can be compared one by one; it takes at least "
+            f"{comparison.least_size} of each."
         )
     ours, theirs = comparison.coverage
     if not math.isnan(ours[0]) and not math.isnan(theirs[0]):

@@ -63,8 +63,8 @@ _PARALLEL = (
     "keep the lines that pass there; click the axis to clear."
 )
 _IMPORTANCE = (
-    "Share of the variance between trials that involves a parameter, alone or together with others, "
-    "over the whole search space (total Sobol index). Shares of parameters that act together "
+    "Share of the variance between trials that involves a parameter, alone or together with "
+    "others, over the whole search space (total Sobol index). Shares of parameters that act together "
     "overlap; noise has the rest. Bars: 95 % intervals. Strong: a clear effect. Medium: unclear. "
     "Pale: no detectable effect, the interval includes what noise alone gives."
 )

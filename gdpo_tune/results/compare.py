@@ -111,8 +111,7 @@ def _advise_two_sweeps(spec: SweepSpec, first: str, second: str) -> list[str]:
     directories = [str(spec.directory.parent / name) for name in names]
     commands = [*([*words, "--set", trials] for words in sweeps), ["report", *directories]]
     return [
-        f"A sweep of {ENOUGH} trials for each mode shows a difference of about 10 % in hypervolume. "
-        "Run:",
+        f"A sweep of {ENOUGH} trials for each mode is enough to find a difference of about 10 %:",
         *("python -m gdpo_tune." + shlex.join(words) for words in commands),
     ]
 
