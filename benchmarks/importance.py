@@ -3,9 +3,9 @@
     python benchmarks/importance.py [--seeds 10] [--trials 40] [--sampler auto] [--small]
 
 A case is one objective of a simulated sweep of `--trials` trials, which the product's sampler
-proposed, see `importance_problems.py`. The truth is the total Sobol index: the share of the variance of a
-trial, over the whole space, that involves a parameter. A ranking agrees with the truth if no
-parameter stands above another whose true importance is at least `GAP` larger.
+proposed, see `importance_problems.py`. The truth is the total Sobol index: the share of the
+variance of a trial, over the whole space, that involves a parameter. A ranking agrees with the
+truth if no parameter stands above another whose true importance is at least `GAP` larger.
 
 The benchmark prints for each measure the share of cases whose ranking agrees, by kind of problem,
 and the mean of Kendall's tau. Of the package's own measure it also prints how many cases are shown

@@ -29,6 +29,9 @@ CENTRE, DEVIATION = 0.5, 0.12
 """Mean and standard deviation of an objective over the space."""
 NOISE_SHARES = (0.02, 0.1)
 """Share of the variance of a trial that is noise; 2 to 10 % in a finished sweep of `code.yaml`."""
+PAIRS = 3
+PAIR_SHARES = (0.3, 0.6)
+"""Share of the variance that comes from pairs of parameters, where they interact."""
 POINTS = 4096
 """Points of the space for the true importances."""
 PLAIN: dict[str, Domain] = {
@@ -121,8 +124,9 @@ def _draw_terms(
 ) -> tuple[Term, ...]:
     count = len(dimensions)
     acting = rng.permutation(count)[: count - int(rng.integers(1, 3))]
-    pairs = [] if kind == "additive" else _draw_pairs(kind, acting, rng)
-    crossed = float(rng.uniform(0.3, 0.6)) if pairs else 0.0
+    wanted = PAIRS if kind == "interacting" else 0
+    pairs = [tuple(int(i) for i in rng.choice(acting, 2, replace=False)) for _ in range(wanted)]
+    crossed = float(rng.uniform(*PAIR_SHARES)) if pairs else 0.0
     mains = rng.dirichlet(np.full(len(acting), 0.8)) * (1 - crossed)
     products = rng.dirichlet(np.ones(len(pairs))) * crossed if pairs else ()
     members = [*((int(i),) for i in acting), *pairs]
@@ -130,13 +134,6 @@ def _draw_terms(
         Term(term, tuple(_draw_shape(dimensions[i], rng) for i in term), float(share))
         for term, share in zip(members, [*mains, *products], strict=True)
     )
-
-
-def _draw_pairs(
-    kind: str, acting: Sequence[int], rng: np.random.Generator
-) -> list[tuple[int, ...]]:
-    wanted = 3 if kind == "interacting" else 1
-    return [tuple(int(i) for i in rng.choice(acting, 2, replace=False)) for _ in range(wanted)]
 
 
 def _draw_shape(dimension: Dimension, rng: np.random.Generator) -> Shape:

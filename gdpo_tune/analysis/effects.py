@@ -32,13 +32,13 @@ Strength = Literal["clear", "unclear", "none"]
 
 WIDE = 5.0
 """Ratio of the largest to the smallest value from which a figure has a log scale."""
-NOISE_ALONE = 0.01
+NOISE_ALONE = 0.005
 """Importance that noise alone gives: a parameter without effect seldom has an interval above it."""
 UNCLEAR = 0.1
 """Importance from which an effect that is not clear counts as unclear, not as undetectable."""
 GAP = 0.2
 """Importances that differ by less count as equal when rankings are compared."""
-RELIABLE = 0.9
+RELIABLE = 0.8
 """Probability of the ranking from which importances are shown."""
 LEAST, LEAST_EACH = 10, 5
 """Configurations that are needed: `LEAST` and `LEAST_EACH` for each parameter."""

@@ -4,7 +4,7 @@ The surface is a Gaussian process whose kernel has a part for each parameter and
 
     k(x, x') = 1 + S + b / 2 * (S^2 - sum_i (a_i k_i)^2)    with S = sum_i a_i k_i(x_i, x_i')
 
-`k_i` belongs to Legendre polynomials up to degree 4 of a number on its own scale, or to indicators
+`k_i` belongs to Legendre polynomials up to degree 3 of a number on its own scale, or to indicators
 of names, scaled to a mean of 1. So `a_i` is the expected variance that parameter i alone gives, and
 `b` scales that of pairs. A parameter without effect under the other values of a configuration
 contributes nothing there. Noise has one variance, divided by the number of seeds. All these scales
@@ -29,13 +29,13 @@ from scipy.stats import qmc
 from gdpo_tune.analysis.pareto import Floats
 from gdpo_tune.core.trial_config import Params, ParamValue
 
-DEGREE = 4
-DECAY = 0.5
+DEGREE = 3
+DECAY = 0.25
 """Expected variance of a degree over that of the degree below: surfaces are smooth."""
 WALKERS, STEPS, BURN_IN, THIN = 48, 240, 120, 40
 """The ensemble: `WALKERS` draws are kept every `THIN` of the steps after `BURN_IN`."""
 STRETCH = 2.0
-PRIOR_MEANS = (math.log(0.05), math.log(0.5), math.log(0.15))
+PRIOR_MEANS = (math.log(0.05), 0.0, math.log(0.1))
 PRIOR_SPREADS = (2.0, 1.0, 1.0)
 LARGEST_SCALE = math.log(20)
 """Of the logarithms of each `a_i`, of `b`, and of the variance of the noise; objectives are

@@ -64,9 +64,9 @@ _PARALLEL = (
 )
 _IMPORTANCE = (
     "Share of the variance between trials that involves a parameter, alone or together with "
-    "others, over the whole search space (total Sobol index). Shares of parameters that act together "
-    "overlap; noise has the rest. Bars: 95 % intervals. Strong: a clear effect. Medium: unclear. "
-    "Pale: no detectable effect, the interval includes what noise alone gives."
+    "others, over the whole search space (total Sobol index). Shares of parameters that act "
+    "together overlap; noise has the rest. Bars: 95 % intervals. Strong: a clear effect. Medium: "
+    "unclear. Pale: no detectable effect, the interval includes what noise alone gives."
 )
 _SLICES = (
     "Each configuration by one parameter and one objective; the other parameters vary too. Large: "
