@@ -42,7 +42,7 @@ RELIABLE = 0.8
 """Probability of the ranking from which importances are shown."""
 LEAST, LEAST_EACH = 10, 5
 """Configurations that are needed: `LEAST` and `LEAST_EACH` for each parameter."""
-MOST = 120
+MOST = 80
 """Configurations that a surface is fitted to; of more, an even selection."""
 
 

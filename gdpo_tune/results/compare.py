@@ -107,9 +107,9 @@ def _advise_two_sweeps(spec: SweepSpec, first: str, second: str) -> list[str]:
         ["sweep", file, "--name", name, "--set", f"space.normalization={mode}"]
         for name, mode in zip(names, (first, second), strict=True)
     ]
-    trials = f"search.trials={ENOUGH}"
-    directories = [str(spec.directory.parent / name) for name in names]
-    commands = [*([*words, "--set", trials] for words in sweeps), ["report", *directories]]
+    more = ["--set", f"search.trials={ENOUGH}", "--set", f"storage={spec.storage}"]
+    directories = [f"{spec.storage.rstrip('/')}/{name}" for name in names]
+    commands = [*([*words, *more] for words in sweeps), ["report", *directories]]
     return [
         f"A sweep of {ENOUGH} trials for each mode is enough to find a difference of about 10 %:",
         *("python -m gdpo_tune." + shlex.join(words) for words in commands),

@@ -55,7 +55,7 @@ def report(tmp_path_factory):
         pytest.skip("no Chromium on this machine")
     directory = tmp_path_factory.mktemp("report")
     spec = make_spec(directory)
-    records = make_records(spec, 18, replicates=4, failed=(4, 7))
+    records = make_records(spec, 48, replicates=4, failed=(4, 7))
     for record in records[1:]:
         write_steps(record)
     report = write_report(spec, records)

@@ -161,7 +161,9 @@ def test_modes_that_cannot_be_compared_come_with_the_commands_that_compare_them(
     assert "0 % to 100 %" not in printed
     for mode in ("gdpo", "grpo"):
         words = f"{directory / 'spec.yaml'} --name both_{mode} --set space.normalization={mode}"
-        assert f"python -m gdpo_tune.sweep {words} --set search.trials=40\n" in printed
+        assert (
+            f"gdpo_tune.sweep {words} --set search.trials=40 --set storage={tmp_path}\n" in printed
+        )
         spec = load_spec(directory / "spec.yaml", [f"space.normalization={mode}"])
         assert spec.space.fixed_values["normalization"] == mode
     assert f"python -m gdpo_tune.report {tmp_path}/both_gdpo {tmp_path}/both_grpo\n" in printed

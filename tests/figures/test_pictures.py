@@ -6,8 +6,10 @@ from statistics import fmean
 
 import pytest
 
+from gdpo_tune.analysis.effects import Effects, ParameterEffect
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.analysis.origins import find_parents
+from gdpo_tune.analysis.probability import Interval
 from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.completions import (
     COMPLETIONS_FILE,
@@ -28,6 +30,7 @@ from gdpo_tune.figures.curves import (
     read_all_steps,
 )
 from gdpo_tune.figures.hypervolume import draw_hypervolume
+from gdpo_tune.figures.importance import draw_importance
 from gdpo_tune.figures.pairs import describe_configuration, describe_standing, draw_pairs
 from gdpo_tune.figures.panels import PARENTS
 from gdpo_tune.figures.parallel import draw_parallel
@@ -445,3 +448,23 @@ def test_a_line_that_holds_no_completion_is_told(tmp_path, line):
         file.write(f"{line}\n")
     with pytest.raises(UsageError, match=f"{COMPLETIONS_FILE}:2: this line holds no completion"):
         read_completions(tmp_path)
+
+
+def test_bars_of_importance_are_pale_only_where_no_effect_is_detectable():
+    shares = {"clear": (0.4, 0.2, 0.6), "unclear": (0.45, 0.0, 0.7), "none": (0.05, 0.0, 0.2)}
+    effects = Effects(
+        tuple(
+            ParameterEffect(name, "a", share, Interval(low, high), ())
+            for name, (share, low, high) in shares.items()
+        ),
+        (),
+        40,
+        25,
+    )
+    (bars,) = draw_importance(effects).data
+    opacities = [float(color.rstrip(")").split(",")[-1]) for color in bars.marker.color]
+    assert dict(zip(bars.y, opacities, strict=True)) == {"clear": 1, "unclear": 0.5, "none": 0.15}
+    words = dict(zip(bars.y, bars.text, strict=True))
+    assert words["clear"] == "95 %: 20% to 60%"
+    assert words["unclear"].endswith("unclear")
+    assert words["none"].endswith("no detectable effect")
