@@ -62,5 +62,7 @@ def draw_importance(effects: Effects) -> go.Figure:
             col=column,
         )
     figure.update_layout(**make_layout(140 + 34 * len(parameters), t=64, b=56), bargap=0.4)
-    figure.update_xaxes(title_text="share of variance", tickformat=".0%", range=[0, 1])
+    # No tick at 100 %: its label would touch the next panel's 0 %.
+    ticks = {"tickformat": ".0%", "tickvals": [0, 0.2, 0.4, 0.6, 0.8]}
+    figure.update_xaxes(title_text="share of variance", range=[0, 1], **ticks)
     return figure
