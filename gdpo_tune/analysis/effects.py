@@ -38,9 +38,9 @@ UNCLEAR = 0.1
 """Importance from which an effect that is not clear counts as unclear, not as undetectable."""
 GAP = 0.2
 """Importances that differ by less count as equal when rankings are compared."""
-RELIABLE = 0.8
+RELIABLE = 0.85
 """Probability of the ranking from which importances are shown."""
-LEAST, LEAST_EACH = 10, 5
+LEAST, LEAST_EACH = 10, 3
 """Configurations that are needed: `LEAST` and `LEAST_EACH` for each parameter."""
 MOST = 80
 """Configurations that a surface is fitted to; of more, an even selection."""
