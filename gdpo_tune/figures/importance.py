@@ -63,6 +63,10 @@ def draw_importance(effects: Effects) -> go.Figure:
         )
     figure.update_layout(**make_layout(140 + 34 * len(parameters), t=64, b=56), bargap=0.4)
     # No tick at 100 %: its label would touch the next panel's 0 %.
-    ticks = {"tickformat": ".0%", "tickvals": [0, 0.2, 0.4, 0.6, 0.8]}
-    figure.update_xaxes(title_text="share of variance", range=[0, 1], **ticks)
+    figure.update_xaxes(
+        title_text="share of variance",
+        tickformat=".0%",
+        tickvals=[0, 0.2, 0.4, 0.6, 0.8],
+        range=[0, 1],
+    )
     return figure
