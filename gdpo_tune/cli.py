@@ -34,9 +34,11 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
 COMMANDS = {
+    "init": "write a commented search space for a task and a policy",
     "sweep": "search for the Pareto front of a multi-reward RL run",
     "train": "train one policy, without a search",
-    "report": "draw a sweep's report again, or compare two sweeps",
+    "report": "draw a sweep's report again, or pick one of its candidates",
+    "compare": "compare two sweeps, or two normalization modes of one",
     "merge": "merge policies of a sweep towards a wish",
     "export": "write a training as the configuration of another library",
     "schedule": "run sweeps by a schedule",

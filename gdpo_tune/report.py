@@ -1,15 +1,13 @@
-"""Draw a sweep's report again from its ledger, or compare two sweeps.
+"""Draw a sweep's report again from its ledger.
 
     python -m gdpo_tune.report search_spaces/code.yaml
     python -m gdpo_tune.report runs/code --pick "max correctness where length >= 0.9"
-    python -m gdpo_tune.report runs/gdpo runs/grpo
-    python -m gdpo_tune.report runs/code --modes gdpo grpo
     python -m gdpo_tune.report runs/code --sync
 
-The second marks one candidate, and prints the commands that make it anew. The third compares two
-sweeps, the fourth two normalization modes of one: a verdict in words, and a page. Ledgers are only
-read, so this works beside a running sweep. The last sends MLflow what it lacks of a sweep that is
-not running: updates that an unreachable server missed, or everything if its database is gone.
+The second marks one candidate, and prints the commands that make it anew. Ledgers are only read, so
+this works beside a running sweep. The last sends MLflow what it lacks of a sweep that is not
+running: updates that an unreachable server missed, or everything if its database is gone. With
+another sweep, or with --modes, it does what `compare` does.
 """
 
 from __future__ import annotations
@@ -87,31 +85,15 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    """Compare two sweeps or two modes; print the verdict and where its page is."""
+    """Do what `compare` does, which has no other options."""
+    from gdpo_tune.compare import compare
     from gdpo_tune.core.errors import UsageError
 
-    if options.against is not None and options.modes:
-        raise UsageError("compare two sweeps, or two --modes of one: not both")
     if options.pick or options.overrides or options.name or options.sync:
         raise UsageError(
             "--pick, --set, --name and --sync have no effect on a comparison: leave them out"
         )
-
-    from gdpo_tune.core.files import explain_write_errors
-    from gdpo_tune.display import print_comparison
-    from gdpo_tune.figures import write_comparison
-    from gdpo_tune.results.compare import compare_modes, compare_sweeps
-    from gdpo_tune.results.open_sweep import find_sweep
-
-    first = find_sweep(options.space)
-    if options.against is None:
-        found = compare_modes(first, *options.modes)
-    else:
-        found = compare_sweeps(first, find_sweep(options.against))
-    with explain_write_errors("the comparison"):
-        file = write_comparison(found.comparison, found.verdict, found.notes, found.file)
-    print_comparison(found.verdict, found.notes, file)
-    return 0
+    return compare(options.space, options.against, options.modes)
 
 
 def _load_named(options: argparse.Namespace) -> tuple[SweepSpec, str | None]:

@@ -40,7 +40,7 @@ def test_a_command_gets_the_arguments_after_its_name(name: str):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "name a command: sweep, train, report, merge, export, schedule"),
+        ((), f"name a command: {', '.join(cli.COMMANDS)}"),
         (("swep",), "invalid choice: 'swep'"),
         (("--print-completion", "fish"), "invalid choice: 'fish'"),
         (("sweep", "nowhere.yaml"), "nowhere.yaml"),
@@ -56,6 +56,8 @@ def test_wrong_arguments_end_with_status_2(words: tuple[str, ...], message: str)
     ("words", "completions"),
     [
         (("gdpo-tune", "sch"), ["schedule"]),
+        (("gdpo-tune", "comp"), ["compare"]),
+        (("gdpo-tune", "init", "--gp"), ["--gpus"]),
         (("gdpo-tune", "sweep", "--dry"), ["--dry-run"]),
         (("gdpo-tune", "sweep", "search_spaces/tools.y"), ["search_spaces/tools.yaml"]),
         (("gdpo-tune", "schedule", "sweeps", "st"), ["status", "stop"]),

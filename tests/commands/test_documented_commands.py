@@ -17,7 +17,7 @@ from gdpo_tune.results.open_sweep import find_sweep
 from tests.support.paths import ROOT
 
 STORED = ROOT / "tests" / "data" / "code_sweep"
-NAMES = "report|export|train|merge"
+NAMES = "report|compare|export|train|merge"
 
 
 def list_commands():

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from gdpo_tune import export, load_sweep, report
+from gdpo_tune import compare, export, load_sweep, report
 from gdpo_tune.core.errors import PickError, SpecError, UsageError
 from gdpo_tune.core.trials import Cost
 from gdpo_tune.ledger import Ledger
@@ -144,7 +144,7 @@ def test_two_sweeps_are_compared(tmp_path, capsys):
 
 def test_two_modes_of_one_sweep_are_compared(tmp_path, capsys):
     directory = run_made_up_sweep(tmp_path, "both", mode="grpo")
-    assert report.main([str(directory), "--modes", "gdpo", "grpo"]) == 0
+    assert compare.main([str(directory), "--modes", "gdpo", "grpo"]) == 0
     assert "gdpo and grpo: no significant difference" in capsys.readouterr().out
     assert (
         "the 6 and 6 configurations that no model proposed"
@@ -155,7 +155,7 @@ def test_two_modes_of_one_sweep_are_compared(tmp_path, capsys):
 def test_modes_that_cannot_be_compared_come_with_the_commands_that_compare_them(tmp_path, capsys):
     """A model proposed every trial, so there is nothing to compare in the objectives."""
     directory = run_made_up_sweep(tmp_path, "both", mode="grpo", proposer="model")
-    assert report.main([str(directory), "--modes", "gdpo", "grpo"]) == 0
+    assert compare.main([str(directory), "--modes", "gdpo", "grpo"]) == 0
     printed = capsys.readouterr().out
     assert "correctness, format and length: nothing to compare. gdpo has 0 and grpo 0" in printed
     assert "0 % to 100 %" not in printed
@@ -217,7 +217,7 @@ def test_a_name_under_runs_is_enough(tmp_path, capsys, monkeypatch):
     run_made_up_sweep(tmp_path / "runs", "one")
     run_made_up_sweep(tmp_path / "runs", "other")
     monkeypatch.chdir(tmp_path)
-    assert report.main(["one", "other"]) == 0
+    assert compare.main(["one", "other"]) == 0
     assert "no significant difference" in capsys.readouterr().out
     assert report.main(["one"]) == 0
 
@@ -239,7 +239,7 @@ def test_sweeps_that_cannot_be_compared_are_refused(tmp_path):
         report.main([one, str(tmp_path / "none")])
     with pytest.raises(UsageError, match="no sweep in"):
         report.main([one, ""])
-    with pytest.raises(UsageError, match="not both"):
+    with pytest.raises(UsageError, match="name two sweeps, or one"):
         report.main([one, other, "--modes", "gdpo", "grpo"])
     for without_effect in (["--pick", "knee"], ["--sync"]):
         with pytest.raises(UsageError, match="no effect on a comparison"):

@@ -1,0 +1,73 @@
+"""Compare two sweeps, or two normalization modes of one: a verdict in words, and a page.
+
+    python -m gdpo_tune.compare runs/gdpo runs/grpo
+    python -m gdpo_tune.compare runs/code --modes gdpo grpo
+
+Ledgers are only read, so this works beside a running sweep.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from gdpo_tune import cli
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser without a heavy import, so that `--help` answers at once."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gdpo_tune.compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    sweep = parser.add_argument(
+        "sweep", metavar="SWEEP", help="a sweep: a directory, a name under runs/, or a file"
+    )
+    cli.complete_files(sweep)
+    other = parser.add_argument("other", metavar="SWEEP", nargs="?", help="the other one")
+    cli.complete_files(other)
+    parser.add_argument(
+        "--modes",
+        nargs=2,
+        metavar="MODE",
+        help="two normalization modes of the one sweep, such as gdpo grpo",
+    )
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compare what `arguments` name; print the verdict and where its page is."""
+    options = build_parser().parse_args(arguments)
+    return compare(options.sweep, options.other, options.modes)
+
+
+def compare(sweep: str, other: str | None, modes: Sequence[str] | None) -> int:
+    """Compare a sweep with another one, or two modes of it, and return the exit status.
+
+    Raises:
+        UsageError: neither or both of `other` and `modes` are given, a sweep is not there, or the
+            two judge different things.
+    """
+    from gdpo_tune.core.errors import UsageError
+    from gdpo_tune.core.files import explain_write_errors
+    from gdpo_tune.display import print_comparison
+    from gdpo_tune.figures import write_comparison
+    from gdpo_tune.results.compare import compare_modes, compare_sweeps
+    from gdpo_tune.results.open_sweep import find_sweep
+
+    if (other is None) == (not modes):
+        raise UsageError("name two sweeps, or one sweep with two --modes")
+    first = find_sweep(sweep)
+    if other is not None:
+        found = compare_sweeps(first, find_sweep(other))
+    else:
+        found = compare_modes(first, *modes or ())
+    with explain_write_errors("the comparison"):
+        file = write_comparison(found.comparison, found.verdict, found.notes, found.file)
+    print_comparison(found.verdict, found.notes, file)
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run_command(main)

@@ -1,0 +1,166 @@
+"""Write a commented search space for a task and a policy: by questions, or by flags.
+
+    python -m gdpo_tune.init
+    python -m gdpo_tune.init my_math.yaml --task math --policy Qwen/Qwen2.5-1.5B --gpus 1
+    python -m gdpo_tune.init sums.yaml --task sums.py:Sums --yes
+
+In a terminal it asks for what no flag says; with --yes, or without a terminal, it takes the
+defaults. The file is checked as by `sweep` before it is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gdpo_tune import cli
+
+if TYPE_CHECKING:
+    from gdpo_tune.spec.first_file import FirstFile
+
+FILE = "{}.yaml"
+"""Name of the file unless another one is given, filled with the task's name."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser without a heavy import, so that `--help` answers at once."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gdpo_tune.init",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    file = parser.add_argument(
+        "file", metavar="FILE.yaml", nargs="?", type=Path, help="file to write (default: TASK.yaml)"
+    )
+    cli.complete_files(file)
+    parser.add_argument(
+        "--task", help="code, math, gsm8k, tools, or a class of your own: path/to/file.py:MyTask"
+    )
+    parser.add_argument(
+        "--policy", help="Hub id or directory (default: the small policy that ships for the task)"
+    )
+    parser.add_argument("--gpus", type=float, help="GPUs of one trial; fractions share one")
+    parser.add_argument("--trials", type=int, help="trainings of the search (default: 16)")
+    parser.add_argument(
+        "--data", metavar="SOURCE", help="Hub id or file of the prompts, or built-in (the task's)"
+    )
+    parser.add_argument("--layout", help="columns of that data, such as gsm8k or mbpp")
+    parser.add_argument("--yes", action="store_true", help="ask nothing: take the defaults")
+    parser.add_argument("--force", action="store_true", help="replace a file that exists")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the file that `arguments` and answers describe and return the exit status."""
+    options = build_parser().parse_args(arguments)
+
+    from gdpo_tune.core.errors import UsageError
+    from gdpo_tune.core.files import explain_write_errors, write_atomically
+
+    answers = collect_answers(options, ask=sys.stdin.isatty() and not options.yes)
+    stem = Path(answers.task.partition(":")[0]).stem
+    file: Path = options.file or Path(FILE.format(stem))
+    if file.suffix not in (".yaml", ".yml"):
+        raise UsageError(f"{file}: the name of a search space ends with .yaml")
+    if file.exists() and not options.force:
+        raise UsageError(f"{file} exists already\n    fix: another name, or --force to replace it")
+    text = answers.render(file)
+    check_text(text, file)
+    with explain_write_errors("the search space"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, text)
+    print(f"wrote {file}. Next:\n  python -m gdpo_tune.sweep {file} --dry-run")
+    print(f"  python -m gdpo_tune.sweep {file}")
+    return 0
+
+
+def collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
+    """Return the answers: those of flags, then of questions if `ask`, else the defaults.
+
+    Raises:
+        UsageError: an answer names no task, or the number of trials is not positive.
+    """
+    from gdpo_tune.core.errors import UsageError
+    from gdpo_tune.core.registry import TASKS
+    from gdpo_tune.core.task_files import is_task_file
+    from gdpo_tune.spec.first_file import FirstFile
+    from gdpo_tune.spec.problems import join_names, suggest
+
+    def answer(value: str | None, question: str, default: str) -> str:
+        if value is not None or not ask:
+            return default if value is None else value
+        from rich.prompt import Prompt
+
+        return Prompt.ask(question, default=default) or default
+
+    task = answer(options.task, "Task: code, math, gsm8k, tools or FILE.py:CLASS", "code")
+    if task not in TASKS and not is_task_file(task):
+        guess = suggest(task, TASKS)
+        raise UsageError(f"task {task!r} is unknown: {guess}there are {join_names(TASKS)}")
+    first = FirstFile(task)
+    policy = answer(options.policy, "Policy: Hub id, directory or", first.info.embedded)
+    first = FirstFile(task, policy)
+    gpus = _read_number(
+        answer(_as_text(options.gpus), "GPUs of one trial", suggest_gpus(first)), "gpus", 0
+    )
+    data = answer(options.data, "Prompts: Hub id, file or built-in", first.suggest_data())
+    trials = _read_number(
+        answer(_as_text(options.trials), "Trainings of the search", str(first.trials)), "trials", 1
+    )
+    return FirstFile(task, policy, gpus, int(trials), data, options.layout or "")
+
+
+def suggest_gpus(first: FirstFile) -> str:
+    """Return the usual number of GPUs of one trial: none for a policy that ships."""
+    from gdpo_tune.core.registry import POLICIES
+
+    return "0" if first.chosen_policy in POLICIES else "1"
+
+
+def check_text(text: str, file: Path) -> None:
+    """Check the text as a sweep would; what only the machine that trains needs is no problem.
+
+    Raises:
+        UsageError: the answers do not fit together; the message names the lines.
+    """
+    from tempfile import TemporaryDirectory
+
+    from gdpo_tune.core.errors import SpecError, UsageError
+    from gdpo_tune.spec import load_spec
+
+    with TemporaryDirectory() as directory:
+        draft = Path(directory) / file.name
+        draft.write_text(text)
+        try:
+            load_spec(draft, needs=[])
+        except SpecError as error:
+            raise UsageError(str(error).replace(str(draft), str(file))) from error
+
+
+def _as_text(value: float | None) -> str | None:
+    return None if value is None else f"{value:g}"
+
+
+def _read_number(text: str, name: str, least: float) -> float:
+    """Return a number of at least `least`.
+
+    Raises:
+        UsageError: it is none, or it is smaller.
+    """
+    from gdpo_tune.core.errors import UsageError
+
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not value >= least or value == float("inf") or (name == "trials" and value % 1):
+        kind = "a whole number" if name == "trials" else "a number"
+        raise UsageError(f"{name} {text!r}: write {kind} of at least {least:g}")
+    return value
+
+
+if __name__ == "__main__":
+    cli.run_command(main)

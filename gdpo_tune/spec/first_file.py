@@ -1,0 +1,183 @@
+"""Text of the first sweep file of a task and a policy, with comments, for `init`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from gdpo_tune.core.registry import POLICIES, TaskInfo
+from gdpo_tune.core.task_files import load_task_info
+
+LARGEST_COST = 0.05
+"""Share of its range by which the first objective may end below the untrained policy."""
+LARGEST_COST_EMBEDDED = 0.25
+"""The same for a policy that ships: its fronts reach further."""
+COLUMN = 36
+"""Column of the comments, where the key leaves room."""
+BUILT_IN = "built-in"
+"""Source of prompts: those that the task writes itself."""
+
+
+@dataclass(frozen=True)
+class KnownData:
+    """A public data set of a task, with the lengths that suit it."""
+
+    source: dict[str, Any]
+    prompts: dict[str, int]
+    tokens: int
+    """Longest completion."""
+    limit: int
+    """`training.length_limit`."""
+    has_instructions: bool = False
+    """True if the prompts of the data set say what the format is."""
+
+
+_GSM8K = KnownData(
+    {"source": "openai/gsm8k", "config": "main", "split": "train", "layout": "gsm8k"},
+    {"train_prompts": 5500, "validation_prompts": 256, "test_prompts": 512},
+    1024,
+    200,
+)
+DATA: dict[str, KnownData] = {
+    "code": KnownData(
+        {
+            "source": "google-research-datasets/mbpp",
+            "config": "full",
+            "split": "train+validation+test",
+            "layout": "mbpp",
+        },
+        {"train_prompts": 700, "validation_prompts": 80, "test_prompts": 80},
+        512,
+        200,
+    ),
+    "math": _GSM8K,
+    "gsm8k": _GSM8K,
+    "tools": KnownData(
+        {"source": "data/rlla_4k.parquet", "layout": "toolrl"},
+        {"train_prompts": 3000, "validation_prompts": 256, "test_prompts": 256},
+        1024,
+        512,
+        has_instructions=True,
+    ),
+}
+"""Task -> what a policy from the Hub is usually trained on."""
+EMBEDDED_LENGTHS = {"code": (64, 26), "math": (48, 14), "gsm8k": (48, 14), "tools": (64, 24)}
+"""Task -> longest completion and `length_limit`, in tokens, of the policy that ships for it."""
+
+
+@dataclass(frozen=True)
+class FirstFile:
+    """Answers from which the file is written."""
+
+    task: str
+    policy: str = ""
+    """Empty: the one that ships for the task."""
+    gpus: float = 0.0
+    """GPUs of one trial."""
+    trials: int = 16
+    data: str = ""
+    """Source of the prompts; empty: `suggest_data`."""
+    layout: str = ""
+    """Layout of that source; empty: that of the task's usual data set."""
+    info: TaskInfo = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Load what the task says about itself.
+
+        Raises:
+            TaskFileError: the file of a task of your own has no such task.
+        """
+        object.__setattr__(self, "info", load_task_info(self.task))
+
+    @property
+    def chosen_policy(self) -> str:
+        """Name of the policy in the file."""
+        return self.policy or self.info.embedded
+
+    def suggest_data(self) -> str:
+        """Return the usual source of prompts for this task and policy."""
+        if self.chosen_policy in POLICIES or self.task not in DATA:
+            return BUILT_IN
+        return DATA[self.task].source["source"]
+
+    def render(self, file: Path) -> str:
+        """Return the text of the file, which `load_spec` accepts if the answers fit together."""
+        is_large, source = self.chosen_policy not in POLICIES, self.data or self.suggest_data()
+        known = DATA.get(self.task) if source != BUILT_IN else None
+        tokens, limit = EMBEDDED_LENGTHS.get(self.task, (64, 32))
+        if is_large:
+            tokens, limit = (known.tokens, known.limit) if known else (512, 200)
+        template = jinja2.Template(
+            Path(__file__).with_name("templates").joinpath("sweep.yaml.jinja").read_text(),
+            trim_blocks=True,
+            undefined=jinja2.StrictUndefined,
+        )
+        named = "the policy that ships" if not is_large else self.chosen_policy
+        text = template.render(
+            title=f"GDPO and GRPO training of {named} on {self.task}.",
+            file=file.name,
+            name=file.stem,
+            task=_quote(self.task),
+            policy=_quote(self.chosen_policy),
+            data=self._describe_data(source, known),
+            instructions_off=is_large and known is not None and known.has_instructions,
+            is_large=is_large,
+            objectives=self._list_objectives(),
+            margin=self._choose_margin(is_large),
+            rewards=list(self.info.rewards),
+            prompts=known.prompts if known and source == known.source["source"] else {},
+            tokens=tokens,
+            limit=limit,
+            trials=self.trials,
+            runs=max(4, self.trials // 2),
+            cpus=4 if self.gpus else 1,
+            gpus=f"{self.gpus:g}",
+        )
+        return "".join(f"{_align_comment(line)}\n" for line in text.splitlines())
+
+    def _describe_data(self, source: str, known: KnownData | None) -> str:
+        """Return the section `data:` in one line; empty for prompts of the task itself."""
+        if source == BUILT_IN:
+            return ""
+        section = dict(known.source) if known else {}
+        if source != section.get("source"):
+            section = {"source": source, "layout": self.layout or section.get("layout", "")}
+        elif self.layout:
+            section["layout"] = self.layout
+        section["max_prompt_length"] = 2048 if known and known.has_instructions else 512
+        return "{" + ", ".join(f"{key}: {_quote(value)}" for key, value in section.items()) + "}"
+
+    def _list_objectives(self) -> list[dict[str, Any]]:
+        """Return the objective of each reward: its name, direction and worst value."""
+        objectives: list[dict[str, Any]] = []
+        for name in self.info.rewards:
+            metric = self.info.metrics[name]
+            worst = metric.low if metric.direction == "maximize" else metric.high
+            reference = f"{worst:g}" if abs(worst) != float("inf") else "0"
+            entry = {"name": name, "direction": metric.direction, "reference": reference}
+            objectives.append(entry)
+        return objectives
+
+    def _choose_margin(self, is_large: bool) -> str | None:
+        """Return how far the first objective may fall; None where its range is unknown."""
+        metric = self.info.metrics[next(iter(self.info.rewards))]
+        span = metric.high - metric.low
+        if metric.direction != "maximize" or span == float("inf"):
+            return None
+        return f"{(LARGEST_COST if is_large else LARGEST_COST_EMBEDDED) * span:g}"
+
+
+def _align_comment(line: str) -> str:
+    """Return a line with its comment, if it has one behind a key, at the common column."""
+    key, mark, comment = line.partition("  # ")
+    return f"{key + '  ':<{COLUMN}}# {comment}" if mark else line
+
+
+def _quote(value: Any) -> str:
+    """Return a value as YAML, quoted where it would be read as something else."""
+    text = str(value)
+    return text if text and not set(text) & set(":#{}[],&*?|<>=!%@`'\" ") else json.dumps(text)

@@ -1,0 +1,108 @@
+"""The command `init`: every file that it writes is one that `sweep` accepts."""
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune import init, sweep
+from gdpo_tune.core.errors import TaskFileError, UsageError
+from gdpo_tune.core.registry import TASKS
+from gdpo_tune.core.task_files import load_task_info
+from gdpo_tune.spec import load_spec
+from gdpo_tune.spec.first_file import DATA
+from tests.support.paths import ROOT
+
+HUB = "Qwen/Qwen2.5-1.5B-Instruct"
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_file_without_a_gpu_runs_as_it_is(task: str, capsys: pytest.CaptureFixture[str]):
+    assert init.main(["--task", task, "--yes"]) == 0
+    assert sweep.main([f"{task}.yaml", "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert f"python -m gdpo_tune.sweep {task}.yaml --dry-run" in printed
+    spec = load_spec(f"{task}.yaml")
+    assert spec.task == task
+    assert spec.resources.gpus == 0
+    assert list(spec.objectives) == list(load_task_info(task).rewards)
+
+
+@pytest.mark.parametrize("task", DATA)
+def test_a_file_for_a_gpu_has_the_usual_data_of_its_task(task: str):
+    assert init.main(["gpu.yaml", "--task", task, "--policy", HUB, "--yes"]) == 0
+    spec = load_spec("gpu.yaml", needs=[])
+    assert (spec.name, spec.policy, spec.resources.gpus) == ("gpu", HUB, 1)
+    assert spec.data.source == DATA[task].source["source"]
+    assert spec.training.train_prompts == DATA[task].prompts["train_prompts"]
+    assert spec.model.lora_rank == 32
+
+
+def test_flags_decide_what_the_file_says():
+    words = ["--data", "me/words", "--layout", "math", "--gpus", "0.5", "--trials", "40"]
+    assert init.main(["own.yaml", "--task", "math", "--policy", HUB, *words]) == 0
+    spec = load_spec("own.yaml", needs=[])
+    assert (spec.data.source, spec.data.layout) == ("me/words", "math")
+    assert (spec.resources.gpus, spec.search.trials) == (0.5, 40)
+    assert init.main(["own.yaml", "--task", "math", "--data", "built-in", "--yes", "--force"]) == 0
+    assert not load_spec("own.yaml").data.source
+
+
+def test_a_task_of_your_own_gets_its_own_rewards(directory: Path):
+    page = (ROOT / "docs" / "own_task.md").read_text()
+    (directory / "sums.py").write_text(page.split("```python\n")[1].split("```")[0])
+    assert init.main(["--task", "sums.py:Sums", "--yes"]) == 0
+    spec = load_spec("sums.yaml")
+    assert list(spec.objectives) == ["right", "short"]
+    with pytest.raises(TaskFileError, match="no class Nothing"):
+        init.main(["--task", "sums.py:Nothing", "--yes"])
+
+
+def test_it_asks_in_a_terminal(monkeypatch: pytest.MonkeyPatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Terminal("tools\n\n\n\n7\n"))
+    assert init.main([]) == 0
+    spec = load_spec("tools.yaml")
+    assert (spec.policy, spec.search.trials) == ("embedded_tools", 7)
+
+
+def test_every_comment_is_kept_apart_from_its_key(directory: Path):
+    init.main(["--yes"])
+    lines = (directory / "code.yaml").read_text().splitlines()
+    assert sum("#" in line for line in lines) > 8
+    assert all(line.split("#")[0][-1:] in ("", " ") for line in lines if "#" in line)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--task", "kode"], "did you mean 'code'"),
+        (["--trials", "0"], "trials '0': write a whole number of at least 1"),
+        (["--gpus", "-1"], "gpus '-1': write a number of at least 0"),
+        (["--gpus", "nan"], "gpus 'nan'"),
+        (["code.txt"], "ends with .yaml"),
+        (["my code.yaml"], "my code.yaml:3: name = my code"),
+        (["--layout", "gsm", "--data", "me/words", "--task", "math"], "did you mean 'gsm8k'"),
+    ],
+)
+def test_a_wrong_answer_writes_nothing(directory: Path, words: list[str], message: str):
+    with pytest.raises(UsageError, match=message):
+        init.main([*words, "--yes"])
+    assert list(directory.iterdir()) == []
+
+
+def test_a_file_that_exists_is_kept(directory: Path):
+    (directory / "code.yaml").write_text("mine")
+    with pytest.raises(UsageError, match="exists already"):
+        init.main(["--yes"])
+    assert (directory / "code.yaml").read_text() == "mine"
