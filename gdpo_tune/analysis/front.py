@@ -123,14 +123,24 @@ class Front:
 
         A baseline on the front is left out: there every other member is worse in some objective.
         """
-        shortfalls: list[str] = []
-        for baseline in self.baselines:
-            if configuration is baseline or baseline.is_on_front:
-                continue
-            names = list_worse(configuration, baseline, self.objectives, errors=CLEAR)
-            if names:
-                shortfalls.append(f"worse than {baseline.role} in {format_list(names)}")
-        return shortfalls
+        return [
+            f"worse than {baseline.role} in {format_list(names)}"
+            for baseline, names in self._compare_with_baselines(configuration)
+            if names
+        ]
+
+    def list_worse_objectives(self, configuration: Configuration) -> set[str]:
+        """Return the objectives of `list_shortfalls`."""
+        return {name for _, names in self._compare_with_baselines(configuration) for name in names}
+
+    def _compare_with_baselines(
+        self, configuration: Configuration
+    ) -> list[tuple[Configuration, list[str]]]:
+        return [
+            (baseline, list_worse(configuration, baseline, self.objectives, errors=CLEAR))
+            for baseline in self.baselines
+            if configuration is not baseline and not baseline.is_on_front
+        ]
 
     @cached_property
     def knee_shortfall(self) -> list[str]:

@@ -113,6 +113,6 @@ def format_first(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + more
 
 
-def format_list(names: Sequence[str]) -> str:
-    """Format names as a list: `a`, `a and b`, `a, b and c`."""
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+def format_list(names: Sequence[str], last: str = "and") -> str:
+    """Format names as a list: `a`, `a and b`, `a, b and c`; `last` is the word before the last."""
+    return f" {last} ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

@@ -13,18 +13,20 @@ from rich.text import Text
 
 from gdpo_tune.analysis.agreement import measure_agreements
 from gdpo_tune.analysis.front import Front, build_front
+from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.analysis.verdict import Verdict
-from gdpo_tune.core.candidates import title_candidate
+from gdpo_tune.core.candidates import format_parts, title_candidate
 from gdpo_tune.core.formatting import (
+    abbreviate_parameter,
     format_count,
     format_duration,
     format_interval,
-    format_list,
     format_number,
+    format_parameter,
 )
 from gdpo_tune.core.incidents import IS_TRIED_AGAIN, WAS_LOST
 from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.display.tables import build_front_table
+from gdpo_tune.display.tables import build_front_table, explain_marks, select_rows
 from gdpo_tune.results.summary import (
     FRONT_FILE,
     REPORT_FILE,
@@ -34,6 +36,7 @@ from gdpo_tune.results.summary import (
     describe_states,
     list_incidents,
 )
+from gdpo_tune.results.warnings import list_result_warnings
 from gdpo_tune.spec import hide_passwords
 
 if TYPE_CHECKING:
@@ -67,30 +70,23 @@ def print_summary(
     front = build_front(records, spec.list_objectives(), chosen and chosen.name)
     out.print(_build_head(spec, front, note))
     _print_unmet(out, spec, records)
+    for warning in list_result_warnings(spec, front):
+        _print_line(out, f"warning: {warning}", "yellow")
     if front.members or front.baselines:
+        shown = select_rows(front)
         out.print(build_front_table(front, spec.space.dimensions, out))
-    if any(member.is_provisional for member in front.members):
-        noise = (
-            "its standard error is at least the spread of seeds elsewhere in this sweep"
-            if front.has_replicates
-            else "so the noise of training is unknown and its standard error too small"
-        )
-        _print_line(out, f"provisional: one seed, {noise}", "dim")
-    if front.knee_shortfall:
-        names = format_list(front.knee_shortfall)
-        _print_line(
-            out, f"knee: no member keeps all that the untrained policy has: worse in {names}"
-        )
+        _print_line(out, explain_marks(front, shown), "dim")
+        _print_labelled(out, spec, front)
     for line in describe_origins(front):
-        _print_line(out, line)
-    for line in chosen.lines if chosen else ():
-        _print_line(out, line)
+        _print_line(out, line, "dim")
     for agreement in measure_agreements(records, front.objectives):
         _print_line(out, f"early scores: {agreement}", "dim")
     _print_failures(out, records)
     _print_incidents(out, sessions)
     _print_outputs(out, spec, front)
     _print_next_steps(out, spec, chosen, view)
+    for line in chosen.lines if chosen else ():
+        _print_line(out, line, "bold")
 
 
 def print_comparison(
@@ -122,6 +118,30 @@ def _build_head(spec: SweepSpec, front: Front, note: str) -> Text:
     )
     span = f" (95 %: {format_interval(interval.low, interval.high)})" if front.members else ""
     return Text.assemble("\n", (spec.name, "bold"), head, span)
+
+
+def _print_labelled(out: Console, spec: SweepSpec, front: Front) -> None:
+    """Print what the members that have a label consist of, or their parameters."""
+    rows: list[tuple[str, str]] = []
+    for member in front.members:
+        labels = ", ".join(front.list_labels(member, ties=True))
+        if labels:
+            rows.append(
+                (title_candidate(member.name), f"{_describe_content(spec, member)}: {labels}")
+            )
+    if rows:
+        _print_rows(out, "\nBest compromise and extremes", rows)
+
+
+def _describe_content(spec: SweepSpec, member: Configuration) -> str:
+    """Return the parts of a merge, else the searched parameters."""
+    if len(member.parts) > 1:
+        return format_parts(member.parts)
+    return ", ".join(
+        f"{abbreviate_parameter(name)} {format_parameter(member.params[name])}"
+        for name in spec.space.dimensions
+        if name in member.params
+    )
 
 
 def _print_unmet(out: Console, spec: SweepSpec, records: Sequence[TrialRecord]) -> None:

@@ -65,6 +65,8 @@ class LiveDisplay(CloseableResource):
         """Kind of the tracking state that was printed last."""
         self._live: Live | None = None
         self._started = time.monotonic()
+        self._waits_for = "starting Ray" if self._console.is_terminal else ""
+        """What takes time before the first trial runs; empty afterwards."""
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -84,6 +86,8 @@ class LiveDisplay(CloseableResource):
     def __call__(self, event: Event) -> None:
         """Apply one event, and print it where no live table shows it."""
         self._progress.update(event)
+        if isinstance(event, SearchStarted | TrialStarted):
+            self._waits_for = "starting trials" * isinstance(event, SearchStarted)
         if isinstance(event, SweepStarted) and event.moved_aside is not None:
             note = f"the earlier sweep of this name is now in {event.moved_aside}"
             self._console.print(Text(note), soft_wrap=True)
@@ -124,7 +128,7 @@ class LiveDisplay(CloseableResource):
     def _describe_counts(self) -> str:
         counts = self._progress.count_states()
         ended = sum(counts[state] for state in ENDED)
-        parts = [f"{counts['running']} running"]
+        parts = [self._waits_for or f"{counts['running']} running"]
         parts += [f"{counts[s]} {s}" for s in ("paused", "pruned", "failed") if counts[s]]
         return f"{ended} of at most {self._progress.planned} trials done, {', '.join(parts)}"
 

@@ -11,11 +11,11 @@ from rich.text import Text
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.candidates import format_parts
 from gdpo_tune.core.formatting import (
     NO_VALUE,
     abbreviate_parameter,
     format_estimate,
+    format_list,
     format_number,
     format_parameter,
     get_mode,
@@ -23,10 +23,14 @@ from gdpo_tune.core.formatting import (
 from gdpo_tune.display.progress import Running
 from gdpo_tune.results.summary import describe_role
 
-REMARKS = 22
+MOST_ROWS = 16
+"""Members of a front that the terminal lists; the report has all."""
+REMARKS = 24
 """Columns of the remarks, which may take several lines."""
 UNBOUNDED = 10_000
 BASELINES = {"untrained": "untrained policy", "published": "published weights"}
+SEVERAL_SEEDS, ONE_SEED, WORSE = "●", "○", "▾"
+"""Marks of rows, as in the pictures, and of a value that is clearly worse than a baseline's."""
 
 
 def build_front_table(
@@ -34,31 +38,51 @@ def build_front_table(
 ) -> Table:
     """Return the front, best in the first objective first, with standard errors.
 
-    For a console that is too narrow, the table drops the probability, then ever more parameters:
-    the normalization and the weights, which trade the objectives off, stay longest.
+    Only `MOST_ROWS` members are shown: those that have a label, and of the others an even
+    selection. For a console that is too narrow, the table drops the probability, then ever more
+    parameters: the normalization and the weights, which trade the objectives off, stay longest.
 
     Args:
         front: its members are shown.
         dimensions: parameters that get a column, after `normalization`.
         console: the table is to fit into it.
-        rows: most members to show; default: all, then the baselines too.
+        rows: the first members alone, at most this many; default: the baselines too.
     """
-    shown = list(front.members[:rows])
-    if rows is None:
-        shown += [baseline for baseline in front.baselines if not baseline.is_on_front]
+    shown = list(front.members[:rows]) if rows is not None else select_rows(front)
     mode = "normalization"
     names = [mode, *(name for name in dimensions if name != mode)]
     droppable = sorted(names, key=lambda name: (name.startswith("reward_weights."), name == mode))
-    remarks = {c.first: _list_remarks(front, c, final=rows is None) for c in shown}
-    table = _fill_front_table(front, shown, names, remarks, probability=True)
+    table = _fill_front_table(front, shown, names, probability=True)
     # With its default options rich never measures more columns than the console has.
     unbounded = console.options.update(max_width=UNBOUNDED)
     for count in range(len(names) + 1):
         if console.measure(table, options=unbounded).maximum <= console.width:
             break
         kept = [name for name in names if name not in droppable[:count]]
-        table = _fill_front_table(front, shown, kept, remarks, probability=False)
+        table = _fill_front_table(front, shown, kept, probability=False)
     return table
+
+
+def select_rows(front: Front) -> list[Configuration]:
+    """Select the members that the terminal lists, in order, and the baselines at the end."""
+    named = [m for m in front.members if front.list_labels(m) or m.role in BASELINES]
+    others = [m for m in front.members if m not in named]
+    room = max(MOST_ROWS - len(named), 0)
+    even = {index * len(others) // room for index in range(min(room, len(others)))}
+    kept = {id(member) for member in (*named, *(others[index] for index in even))}
+    members = [member for member in front.members if id(member) in kept]
+    return members + [baseline for baseline in front.baselines if not baseline.is_on_front]
+
+
+def explain_marks(front: Front, shown: Sequence[Configuration]) -> str:
+    """Return a line that explains the marks of a table."""
+    parts = [f"{SEVERAL_SEEDS} several seeds", f"{ONE_SEED} one seed: provisional"]
+    if any(front.list_worse_objectives(member) for member in shown if member.is_on_front):
+        roles = [b.role for b in front.baselines if not b.is_on_front]
+        names = format_list([BASELINES[role] for role in roles], "or")
+        parts.append(f"{WORSE} clearly worse than the {names}")
+    hidden = len(front.members) - sum(member.is_on_front for member in shown)
+    return "; ".join([*parts, *([f"{hidden} more in the report"] if hidden > 0 else [])])
 
 
 def build_running_table(running: Sequence[Running], steps: int) -> Table:
@@ -101,14 +125,9 @@ def make_table(*columns: str) -> Table:
 
 
 def _fill_front_table(
-    front: Front,
-    shown: Sequence[Configuration],
-    dimensions: Sequence[str],
-    remarks: Mapping[int, str],
-    *,
-    probability: bool,
+    front: Front, shown: Sequence[Configuration], dimensions: Sequence[str], *, probability: bool
 ) -> Table:
-    table = make_table("trials", *map(abbreviate_parameter, dimensions))
+    table = make_table("", "policy", *map(abbreviate_parameter, dimensions))
     for goal in front.objectives:
         table.add_column(abbreviate_parameter(goal.name), justify="right", no_wrap=True)
     if probability:
@@ -116,30 +135,34 @@ def _fill_front_table(
     table.add_column("", max_width=REMARKS)
     for configuration in shown:
         params = configuration.params if configuration.role != "untrained" else {}
+        is_trained = configuration.role != "untrained"
+        mark = ONE_SEED if configuration.is_provisional else SEVERAL_SEEDS
         cells = [
-            ", ".join([configuration.name, *_list_replicates(configuration)]),
+            mark if is_trained else "",
+            configuration.name,
             *[format_parameter(params.get(name)) for name in dimensions],
-            *[format_estimate(configuration.mean[goal.name]) for goal in front.objectives],
+            *_format_values(front, configuration),
         ]
         if probability:
             chance = f"{configuration.probability:.2f}" if configuration.is_on_front else NO_VALUE
             cells.append(chance)
-        cells.append(remarks[configuration.first])
+        cells.append(_list_remarks(front, configuration))
         table.add_row(*map(Text, cells), style="" if configuration.is_on_front else "dim")
     return table
 
 
-def _list_replicates(configuration: Configuration) -> list[str]:
-    return [str(number) for number in configuration.numbers if number != configuration.first]
+def _format_values(front: Front, configuration: Configuration) -> list[str]:
+    """Return the value in each objective, marked where a baseline is clearly better."""
+    is_baseline = configuration.role in BASELINES
+    worse = set[str]() if is_baseline else front.list_worse_objectives(configuration)
+    return [
+        f"{format_estimate(configuration.mean[goal.name])} {WORSE if goal.name in worse else ' '}"
+        for goal in front.objectives
+    ]
 
 
-def _list_remarks(front: Front, configuration: Configuration, *, final: bool) -> str:
-    remarks = [format_parts(configuration.parts)] if configuration.role == "merge" else []
-    remarks += front.list_labels(configuration, ties=final)
+def _list_remarks(front: Front, configuration: Configuration) -> str:
+    remarks = front.list_labels(configuration)
     if configuration.role in BASELINES:
         remarks.append(BASELINES[configuration.role])
-    if final:
-        remarks += front.list_shortfalls(configuration)
-    if configuration.is_on_front and configuration.is_provisional:
-        remarks.append("provisional")
     return ", ".join(remarks)

@@ -10,6 +10,7 @@ from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.events import (
     IncidentOccurred,
+    SearchStarted,
     SweepFinished,
     SweepStarted,
     TrialFinished,
@@ -18,10 +19,10 @@ from gdpo_tune.core.events import (
 )
 from gdpo_tune.core.formatting import format_estimate, format_interval, format_number
 from gdpo_tune.core.incidents import Incident
-from gdpo_tune.core.trials import Cost, Measurement
+from gdpo_tune.core.trials import Cost, Estimate, Measurement
 from gdpo_tune.display import LiveDisplay, print_summary
 from gdpo_tune.display.progress import Progress
-from gdpo_tune.display.tables import build_front_table
+from gdpo_tune.display.tables import MOST_ROWS, build_front_table, select_rows
 from gdpo_tune.figures import write_front_png, write_report
 from gdpo_tune.results.pick_language import parse_pick
 from gdpo_tune.results.picking import pick_trial
@@ -290,10 +291,65 @@ def test_no_value_is_cut_in_a_narrow_terminal(spec, width):
     assert "…" not in text
 
 
+def test_the_summary_lists_the_labelled_members_of_a_large_front(spec):
+    records = make_records(spec, 120)
+    for index, record in enumerate(records[2:]):
+        share = index / 120
+        test = {
+            name: Estimate(share if name == "correctness" else 1 - share, 0.01)
+            for name in record.test
+        }
+        records[index + 2] = replace(record, test=test)
+    front = build_front(records, spec.list_objectives())
+    shown = select_rows(front)
+    assert len(front.members) > 50
+    assert len(shown) == MOST_ROWS + 1, "the untrained policy comes last"
+    assert all(member in shown for member in front.members if front.list_labels(member))
+    text = summary(spec, records)
+    assert f"{len(front.members) - MOST_ROWS} more in the report" in text
+
+
+def test_a_value_that_is_clearly_worse_than_the_untrained_policys_is_marked(spec):
+    records = make_records(spec, 6)
+    high = {name: Estimate(0.99, 0.001) for name in records[0].test}
+    text = summary(spec, [replace(records[0], test=high), *records[1:]])
+    assert "▾ clearly worse than the untrained policy" in text
+    low = {name: Estimate(0.0, 0.001) for name in records[0].test}
+    baselines = [replace(record, test=low) for record in records[:2]]
+    assert "▾" not in summary(spec, [*baselines, *records[2:]])
+
+
+def test_the_answer_to_a_choice_is_the_last_thing(spec):
+    records = make_records(spec, 6)
+    chosen = pick_trial(records, spec, parse_pick("max correctness where length >= 0"))
+    console = paper()
+    print_summary(spec, records, console, chosen=chosen)
+    lines = console.file.getvalue().rstrip().splitlines()
+    assert tuple(lines[-len(chosen.lines) :]) == chosen.lines
+
+
+def test_warnings_come_before_the_front(spec):
+    text = summary(spec, make_records(spec, 12))
+    assert text.index("warning: ") < text.index("correctness  ")
+
+
+def test_a_terminal_says_what_happens_before_the_first_trial(spec):
+    display = LiveDisplay(spec, paper(terminal=True))
+    shown: list[str] = []
+    for event in (SweepStarted((), 5), SearchStarted(2, "gp"), *events(make_records(spec, 1))):
+        display(event)
+        console = paper()
+        console.print(display.render())
+        shown.append(console.file.getvalue().splitlines()[0])
+    assert "starting Ray" in shown[0]
+    assert "starting trials" in shown[1]
+    assert "1 running" in shown[3]
+
+
 def test_the_summary_calls_candidates_by_their_names(spec):
     records = add_candidates(make_records(spec, 12, replicates=3))
     text = summary(spec, records)
-    for words in ("merge-18, 19", "2@40", "0.25 x 2@60 + 0.75"):
+    for words in ("merge-18", "2@40", "0.25 x 2@60 + 0.75"):
         assert words in text
     front = build_front(records, spec.list_objectives())
     lines = describe_origins(front)

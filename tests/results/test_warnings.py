@@ -1,0 +1,131 @@
+"""Warnings about a result: each is there for its reason, and gone without it."""
+
+from dataclasses import replace
+
+import pytest
+
+from gdpo_tune.analysis.front import build_front
+from gdpo_tune.core.steps import append_step
+from gdpo_tune.core.trials import Cost, Estimate, Measurement
+from gdpo_tune.results.warnings import list_result_warnings
+from gdpo_tune.spec import Uniform
+from tests.support.figures import make_records, make_spec
+
+RANGE = {"learning_rate": Uniform(low=1e-5, high=1e-3, log=True)}
+
+
+@pytest.fixture
+def spec(tmp_path):
+    return make_spec(tmp_path)
+
+
+def warn(spec, records):
+    return list_result_warnings(spec, build_front(records, spec.list_objectives()))
+
+
+def make_front(spec, count, **params):
+    """Return the records of a straight front of searched trials with these parameters."""
+    records = make_records(spec, count)
+    for index, record in enumerate(records[2:]):
+        share = (index + 1) / (count + 1)
+        test = {
+            name: Estimate(share if name == "correctness" else 1 - share, 0.01)
+            for name in record.test
+        }
+        seen = {**record.params, **params}
+        records[index + 2] = replace(record, test=test, validation=test, params=seen)
+    return records
+
+
+def has(text, lines):
+    return any(text in line for line in lines)
+
+
+def with_range(spec, domain):
+    domains = {**spec.space.domains, "learning_rate": domain}
+    return spec.model_copy(update={"space": spec.space.model_copy(update={"domains": domains})})
+
+
+def test_nothing_is_said_of_an_empty_front(spec):
+    assert warn(spec, []) == []
+
+
+def test_a_front_of_single_seeds_comes_with_the_number_that_suffices(spec):
+    records = make_front(spec, 6)
+    lines = warn(spec, records)
+    (line,) = [line for line in lines if "have one seed" in line]
+    singles = sum(m.is_provisional for m in build_front(records, spec.list_objectives()).members)
+    limit = spec.search.replicates.max_runs
+    assert f"max_runs to {max(singles, limit + 1)}," in line
+
+
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        (
+            1e-3,
+            "upper limit 0.001, so better ones may lie beyond. Search a wider range as another "
+            "sweep (--name): learning_rate: {log: [1e-05, 0.003]}.",
+        ),
+        (1e-5, "lower limit 1e-05"),
+        (1e-4, None),
+    ],
+)
+def test_members_at_a_limit_come_with_the_wider_line(spec, value, line):
+    records = make_front(spec, 8, learning_rate=value)
+    # trials off the front have other values
+    for index in (2, 3):
+        bad = {name: Estimate(0.0, 0.01) for name in records[index].test}
+        params = {**records[index].params, "learning_rate": 1e-4}
+        records[index] = replace(records[index], test=bad, params=params)
+    lines = warn(with_range(spec, RANGE["learning_rate"]), records)
+    assert has(line, lines) if line else not has("limit", lines)
+
+
+def test_a_limit_that_cannot_be_moved_is_not_mentioned(spec):
+    records = make_front(spec, 8, learning_rate=0.0)
+    for index in (2, 3):
+        bad = {name: Estimate(0.0, 0.01) for name in records[index].test}
+        params = {**records[index].params, "learning_rate": 0.5}
+        records[index] = replace(records[index], test=bad, params=params)
+    assert not has("limit", warn(with_range(spec, Uniform(low=0.0, high=1.0)), records))
+
+
+def test_a_baseline_that_nothing_improves_on_is_named(spec):
+    records = make_front(spec, 4)
+    best = {name: Estimate(1.0, 0.001) for name in records[0].test}
+    lines = warn(spec, [replace(records[0], test=best), *records[1:]])
+    assert has("no policy is clearly better than the untrained policy", lines)
+    worst = {name: Estimate(0.0, 0.001) for name in records[0].test}
+    assert not has(
+        "than the untrained", warn(spec, [replace(records[0], test=worst), *records[1:]])
+    )
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "line"),
+    [
+        (0.7, 0.2, "70 % at group size 4. Larger groups help: group_size 8."),
+        (
+            0.7,
+            0.6,
+            "70 % at group size 4 and 60 % at group size 8. Larger groups help: group_size 16.",
+        ),
+        (0.95, 0.92, "equal in at least 92 % of the groups at every group size"),
+        (0.3, 0.2, None),
+    ],
+)
+def test_groups_that_teach_nothing_are_counted_by_size(spec, tmp_path, small, large, line):
+    records = make_front(spec, 4)
+    for index, record in enumerate(records):
+        size = 4 if index % 2 else 8
+        directory = tmp_path / str(index)
+        metrics = {
+            "train/rewards/format/frac_reward_zero_std": small if size == 4 else large,
+            "train/rewards/format/mean": 0.5,
+        }
+        append_step(directory, Measurement(1, metrics, Cost(64)))
+        params = {**record.params, "group_size": size}
+        records[index] = replace(record, directory=directory, params=params)
+    lines = warn(spec, records)
+    assert has(line, lines) if line else not has("group", lines)
