@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import select
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
+PIPE_CLOSED = 141
+"""Exit status if the reader of the output has ended, as shells have it."""
 COMMANDS = {
     "init": "write a commented search space for a task and a policy",
     "sweep": "search for the Pareto front of a multi-reward RL run",
@@ -104,6 +107,11 @@ def run_command(
     """
     try:
         status = command(sys.argv[1:] if words is None else words)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not _is_output_closed():
+            raise
+        status = PIPE_CLOSED
     except GdpoTuneError as error:
         print(f"error: {error}", file=sys.stderr)
         status = error.exit_status
@@ -117,6 +125,16 @@ def run_command(
         print("Interrupted. Run the same command to resume.", file=sys.stderr)
         status = INTERRUPTED
     sys.exit(status)
+
+
+def _is_output_closed() -> bool:
+    """Return whether the reader of the output, such as `head`, has gone; then nobody gets more."""
+    output, poll = sys.stdout.fileno(), select.poll()
+    poll.register(output)
+    is_closed = any(events & select.POLLERR for _, events in poll.poll(0))
+    if is_closed:  # what is still in the buffer must not fail again at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return is_closed
 
 
 def complete_files(action: argparse.Action) -> None:

@@ -69,3 +69,13 @@ def test_bash_completes(tmp_path: Path, words: tuple[str, ...], completions: lis
     command = ["bash", "-c", COMPLETE, "bash", str(script), *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == completions
+
+
+def test_a_reader_that_has_enough_sees_no_traceback():
+    program = f"{sys.executable} -m gdpo_tune.sweep search_spaces/code.yaml --dry-run"
+    command = ["bash", "-c", f"{program} | head -1; echo ${{PIPESTATUS[0]}}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    first, status = done.stdout.split("\n")[:2]
+    assert first == "# Resolved"
+    assert status in ("0", "141"), "0 if the reader was slower"
+    assert done.stderr == ""
