@@ -43,6 +43,7 @@ COMMANDS = {
     "report": "draw a sweep's report again, or pick one of its candidates",
     "compare": "compare two sweeps, or two normalization modes of one",
     "merge": "merge policies of a sweep towards a wish",
+    "steer": "stop, add or clone trials of a running sweep, change its limits, or pause it",
     "export": "write a training as the configuration of another library",
     "schedule": "run sweeps by a schedule",
 }

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
         with MlflowSink(spec) as sink, LiveDisplay(spec, tracking=sink.get_state) as display:
             result = run_sweep(spec, fresh=options.fresh, listeners=[sink, display])
             display.close()
-            spec = spec.resolve_constraints(result.records)
+            spec = result.spec
             write_figures(spec, result)
             sink.log_figures()
     except ClusterLostError as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from gdpo_tune.core.incidents import Incident
+from gdpo_tune.core.requests import RecordedRequest
 from gdpo_tune.core.trials import Measurement, TrialRecord
 
 
@@ -22,6 +23,8 @@ class SweepStarted:
     """Where an earlier sweep of this name was moved, if there was one."""
     candidates: int = 0
     """Checkpoints and merges among the planned trials, which train nothing."""
+    pause: RecordedRequest | None = None
+    """The request that paused the sweep; None if it is not paused."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,17 @@ class IncidentOccurred:
 
 
 @dataclass(frozen=True)
+class SweepSteered:
+    """A request that was applied or refused, with the state of the sweep after it."""
+
+    request: RecordedRequest
+    planned: int
+    """As in `SweepStarted`, and so are the next two."""
+    candidates: int
+    pause: RecordedRequest | None
+
+
+@dataclass(frozen=True)
 class SweepFinished:
     """End of a sweep: no trial is left to run, or the user stopped it."""
 
@@ -90,6 +104,7 @@ Event = (
     | TrialPaused
     | TrialFinished
     | IncidentOccurred
+    | SweepSteered
     | SweepFinished
 )
 Listener = Callable[[Event], None]

@@ -194,6 +194,9 @@ class TrialRecord:
     """Steps of a complete trial, before its end, at which it was evaluated and whose checkpoints
     exist."""
 
+    request: str = ""
+    """Id of the request that added it to the running sweep; empty for all others."""
+
     @property
     def policy_steps(self) -> tuple[int, ...]:
         """Steps of its training whose policies exist, the last one of a complete trial included."""

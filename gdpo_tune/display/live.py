@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -18,6 +19,7 @@ from gdpo_tune.core.events import (
     IncidentOccurred,
     SearchStarted,
     SweepStarted,
+    SweepSteered,
     TrialFinished,
     TrialPaused,
     TrialProgress,
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 MEMBERS = 12
 """Rows of the front in the live table."""
+PRINTED = SearchStarted | IncidentOccurred | SweepSteered
+"""Events that are printed above the live table too."""
 
 
 class LiveDisplay(CloseableResource):
@@ -91,7 +95,7 @@ class LiveDisplay(CloseableResource):
         if isinstance(event, SweepStarted) and event.moved_aside is not None:
             note = f"the earlier sweep of this name is now in {event.moved_aside}"
             self._console.print(Text(note), soft_wrap=True)
-        if self._console.is_terminal and not isinstance(event, SearchStarted | IncidentOccurred):
+        if self._console.is_terminal and not isinstance(event, PRINTED):
             return
         for line in filter(None, [self._describe_event(event), self._describe_tracking()]):
             clock = datetime.now().astimezone().strftime("%H:%M:%S")
@@ -114,6 +118,8 @@ class LiveDisplay(CloseableResource):
         state = self._tracking()
         if state is not None:
             parts.append(Text(str(state), style="yellow" if state.kind == "away" else "dim"))
+        if pause := self._describe_pause():
+            parts.append(Text(pause, style="yellow"))
         running = self._progress.list_running()
         if running:
             parts.append(build_running_table(running, self._progress.steps))
@@ -140,7 +146,8 @@ class LiveDisplay(CloseableResource):
         if isinstance(event, TrialProgress):
             return ""
         if isinstance(event, SweepStarted):
-            return f"{self._spec.name}: {self._describe_counts()}; {self._spec.location}"
+            parts = [self._describe_counts(), self._spec.location, self._describe_pause()]
+            return f"{self._spec.name}: {'; '.join(filter(None, parts))}"
         if isinstance(event, SearchStarted):
             return f"{self._spec.name}: {event.slots} at a time; proposals by {event.sampler}"
         if isinstance(event, TrialStarted):
@@ -152,7 +159,18 @@ class LiveDisplay(CloseableResource):
             return self._describe_end(event.record)
         if isinstance(event, IncidentOccurred):
             return str(event.incident)
+        if isinstance(event, SweepSteered):
+            pause = self._describe_pause() if event.request.effect.paused else ""
+            return f"{event.request}{pause and '; '}{pause}"
         return f"{self._spec.name}: {self.note}"
+
+    def _describe_pause(self) -> str:
+        """Return who has paused the sweep, and how to go on; empty if it is not paused."""
+        pause = self._progress.pause
+        if pause is None:
+            return ""
+        command = f"python -m gdpo_tune.steer {shlex.quote(self._spec.location)} resume"
+        return f"Paused by {pause.author}: no further trial starts. Go on with: {command}"
 
     def _describe_tracking(self) -> str:
         """Return the state of MLflow if its kind has changed; empty otherwise."""

@@ -15,9 +15,11 @@ from gdpo_tune.core.events import (
     SearchStarted,
     SweepFinished,
     SweepStarted,
+    SweepSteered,
     TrialProgress,
     TrialStarted,
 )
+from gdpo_tune.core.requests import RecordedRequest
 from gdpo_tune.core.trials import Measurement, Objective, TrialRecord
 
 ENDED = ("complete", "pruned", "failed")
@@ -53,6 +55,8 @@ class Progress:
         """Training steps of a trial."""
         self.planned = 0
         """Trials at the end of the sweep, at most."""
+        self.pause: RecordedRequest | None = None
+        """The request that paused the sweep; None if it is not paused."""
         self._planned_work = 0.0
         """Their time, in trainings."""
         self.ending = ""
@@ -74,9 +78,10 @@ class Progress:
         with self._lock:
             if isinstance(event, SweepStarted | SweepFinished):
                 self._records = {record.number: record for record in event.records}
-            if isinstance(event, SweepStarted):
-                self.planned = event.planned
+            if isinstance(event, SweepStarted | SweepSteered):
+                self.planned, self.pause = event.planned, event.pause
                 self._planned_work = event.planned - (1 - EVALUATION) * event.candidates
+            if isinstance(event, SweepStarted):
                 self._began = self._clock()
                 self._done_before = self._count_done()
             elif isinstance(event, SweepFinished):
@@ -86,7 +91,7 @@ class Progress:
                 self._latest[event.number] = event.measurement
                 if event.measurement.has_validation:
                     self._validated[event.number] = event.measurement
-            elif not isinstance(event, SearchStarted | IncidentOccurred):
+            elif not isinstance(event, SearchStarted | IncidentOccurred | SweepSteered):
                 self._records[event.record.number] = event.record
                 if isinstance(event, TrialStarted):
                     self._started_any = True

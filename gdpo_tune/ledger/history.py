@@ -1,4 +1,4 @@
-"""History of a sweep beside its trials: sessions, incidents, and generations of a population."""
+"""History of a sweep beside its trials: sessions, incidents, requests, and generations."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from optuna import Study
 from optuna.storages import BaseStorage
 
 from gdpo_tune.core.incidents import Incident
+from gdpo_tune.core.requests import RecordedRequest
 from gdpo_tune.core.trials import Exploit, Generation
+from gdpo_tune.ledger.steering_state import decode_recorded, encode_recorded
 from gdpo_tune.ledger.study import STUDY
 
-SESSION, INCIDENT, GENERATION = "session:", "incident:", "generation:"
+SESSION, INCIDENT, GENERATION, REQUEST = "session:", "incident:", "generation:", "request:"
 """Prefixes of the study's attributes, before a number that starts at 0."""
 
 
 class SweepHistory:
-    """Sessions, incidents and generations of a sweep, each in its own attribute of the study.
+    """Sessions, incidents, requests and generations, each in its own attribute of the study.
 
     A session is the time in which one process ran trials.
     """
@@ -32,6 +34,8 @@ class SweepHistory:
         self._study_id = storage.get_study_id_from_name(STUDY)
         self._generations: list[Generation] = []
         """Generations decoded so far."""
+        self._requests: list[RecordedRequest] = []
+        """Requests decoded so far."""
 
     def begin_session(
         self, started: float, slots: int, provenance: Mapping[str, Any], sampler: str = ""
@@ -86,6 +90,17 @@ class SweepHistory:
             generation = Generation(stored["step"], tuple(stored["members"]), exploits)
             self._generations.append(generation)
         return self._generations
+
+    def record_request(self, request: RecordedRequest) -> None:
+        """Record a request, and what came of it, in one write."""
+        self._append(REQUEST, encode_recorded(request))
+
+    def get_requests(self) -> list[RecordedRequest]:
+        """Return every request that was applied or refused, in order; do not change the list."""
+        attributes = self._storage.get_study_user_attrs(self._study_id)
+        while stored := attributes.get(f"{REQUEST}{len(self._requests)}"):
+            self._requests.append(decode_recorded(stored))
+        return self._requests
 
     def find_lineage(self, number: int) -> tuple[Exploit, ...]:
         """Return the checkpoints that a trial took over from others, by step."""

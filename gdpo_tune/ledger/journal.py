@@ -58,11 +58,35 @@ class Lease:
             self._file = -1
 
 
+PROBES = 5
+"""Attempts at a lock: a reader that looks whether it is held may hold it for a moment."""
+
+
+def is_held(path: Path) -> bool:
+    """Return whether a live process holds the lease of this file."""
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except (FileNotFoundError, PermissionError):
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
 def _lock(path: Path) -> int:
     """Open and lock a file; return its descriptor."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
+        for _ in range(PROBES - 1):
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(0.01)
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = os.pread(file, 1024, 0).decode(errors="replace").strip()

@@ -24,6 +24,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.checkpoint_names import CHECKPOINT_PREFIX
 from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.requests import RecordedRequest
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.trial_config import Params
 from gdpo_tune.core.trials import (
@@ -38,9 +39,12 @@ from gdpo_tune.core.trials import (
     TrialRecord,
 )
 from gdpo_tune.ledger import trial_encoding as encoding
+from gdpo_tune.ledger.budget import compute_hours
 from gdpo_tune.ledger.history import SweepHistory
 from gdpo_tune.ledger.journal import Journal, Lease, replay
 from gdpo_tune.ledger.opening import open_for_reading, open_for_writing
+from gdpo_tune.ledger.request_rules import SweepSnapshot
+from gdpo_tune.ledger.steering_state import SteeringState, apply_settings, fold_requests
 from gdpo_tune.ledger.study import open_study, write_spec
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.objectives import BASELINES
@@ -61,7 +65,11 @@ class Ledger(SweepHistory, CloseableResource):
     ) -> None:
         """Read a journal; callers use `open`, which finds it."""
         self.spec = spec
-        """Its constraints have the values of the baselines that were measured."""
+        """With the settings that requests have changed, and with constraints that have the values
+        of the baselines that were measured."""
+        self.steering = SteeringState()
+        """What requests have asked for."""
+        self._file_spec = spec
         self.directory = spec.directory.absolute()
         self.moved_aside = moved_aside
         """Directory of an earlier sweep of this name, if `open` moved it."""
@@ -73,7 +81,7 @@ class Ledger(SweepHistory, CloseableResource):
             storage = replay(journal)
             super().__init__(storage, open_study(storage, spec, writable=lease is not None))
             self._records, self._next_order = self._load()
-            self._resolve_constraints()
+            self._resolve_spec()
             if lease is not None:
                 write_spec(spec)
         except BaseException:
@@ -114,7 +122,7 @@ class Ledger(SweepHistory, CloseableResource):
         """Return every trial, by number."""
         if self._lease is None:
             self._records = self._read_all()
-            self._resolve_constraints()
+            self._resolve_spec()
         for number in sorted(self._stale):
             self.get_record(number)
         return list(self._records)
@@ -139,11 +147,13 @@ class Ledger(SweepHistory, CloseableResource):
         replicate_of: int | None = None,
         sampler_state: Mapping[str, Any] | None = None,
         parts: Sequence[Part] = (),
+        request: str = "",
     ) -> TrialRecord:
         """Record a new trial as running, in one write; delete its directory if there is one.
 
         `params` are complete, or empty for a merge; `replicate_of` is the number of the trial that
-        it repeats, and `sampler_state` is JSON that the sampler needs after a restart.
+        it repeats, and `sampler_state` is JSON that the sampler needs after a restart. `request`
+        is the id of the request that added it.
         """
         attributes = {
             "role": role,
@@ -153,6 +163,7 @@ class Ledger(SweepHistory, CloseableResource):
             "params": dict(params),
             "sampler_state": dict(sampler_state or {}),
             **({"parts": [astuple(part) for part in parts]} if parts else {}),
+            **({"request": request} if request else {}),
         }
         number = len(self._records)
         # A trial whose record was torn off has left checkpoints of other parameters.
@@ -213,7 +224,7 @@ class Ledger(SweepHistory, CloseableResource):
             self._close_trial(number)
         record = self.get_record(number)
         if record.role in BASELINES:
-            self._resolve_constraints()
+            self._resolve_spec()
         return self.get_record(number)
 
     def fail(self, number: int, reason: str, cost: Cost | None = None) -> TrialRecord:
@@ -221,13 +232,24 @@ class Ledger(SweepHistory, CloseableResource):
         return self._end(number, "failed", reason, cost or self.get_record(number).cost)
 
     def prune(self, number: int, reason: str, cost: Cost) -> TrialRecord:
-        """Record that the scheduler stopped a trial."""
+        """Record that the scheduler or a person stopped a trial."""
         return self._end(number, "pruned", reason, cost)
 
     def record_generation(self, generation: Generation) -> None:
         """Record the decisions of one meeting of a population, in one write."""
         super().record_generation(generation)
         self._stale.update(generation.members)
+
+    def record_request(self, request: RecordedRequest) -> None:
+        """Record a request in one write, and let `spec` and `steering` follow from it."""
+        super().record_request(request)
+        self._resolve_spec()
+
+    def take_snapshot(self, now: float | None = None) -> SweepSnapshot:
+        """Return the sweep as the rules of requests see it; `now`: Unix time, if it runs."""
+        records = self.get_records()
+        hours = compute_hours(self.get_sessions(), records, now)
+        return SweepSnapshot(self._file_spec, records, self.get_requests(), hours)
 
     def get_sampler_state(self, number: int) -> dict[str, Any]:
         """Return the sampler's data that `start` recorded."""
@@ -272,11 +294,14 @@ class Ledger(SweepHistory, CloseableResource):
             ) from error
         return records, next_order
 
-    def _resolve_constraints(self) -> None:
-        """Let bounds that refer to a baseline have its value, which decides who meets them."""
-        resolved = self.spec.resolve_constraints(self._records)
-        if resolved.constraints != self.spec.constraints:
-            self.spec = resolved
+    def _resolve_spec(self) -> None:
+        """Apply requests to the spec; give bounds that refer to a baseline its value."""
+        requests = self.get_requests()
+        self.steering = fold_requests(requests)
+        before = self.spec.constraints
+        steered = apply_settings(self._file_spec, requests)
+        self.spec = steered.resolve_constraints(self._records)
+        if self.spec.constraints != before:  # they decide who meets them
             self._stale.update(range(len(self._records)))
 
     def _get_trials(self) -> list[FrozenTrial]:

@@ -99,6 +99,7 @@ def decode_trial(
         finished=trial.datetime_complete.timestamp() if trial.datetime_complete else None,
         environment=outcome.get("environment", {}),
         parts=tuple(Part(*part) for part in stored.get("parts", ())),
+        request=stored.get("request", ""),
         kept_steps=_list_kept_steps(rungs, sweep / TRIALS / str(trial.number))
         if outcome and stored["role"] != "member"
         else (),

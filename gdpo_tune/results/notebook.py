@@ -6,7 +6,8 @@
     sweep.trials        # pandas DataFrame, one row per trial
     sweep.figure("pairs")
 
-It only reads the ledger, so it works beside a running sweep. Load again to see new trials.
+It only reads the ledger, so it works beside a running sweep. Load again to see new trials. Only
+`sweep.steer` changes the sweep, if it runs: `sweep.steer.request("stop", {"trial": 7})`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from gdpo_tune.results.compare import ComparisonReport, compare_modes, compare_s
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.pick_language import parse_pick
 from gdpo_tune.results.picking import pick_trial
+from gdpo_tune.results.steering import Steering
 from gdpo_tune.results.summary import ChosenTrial
 from gdpo_tune.spec.problems import join_names, suggest
 
@@ -136,6 +138,11 @@ class LoadedSweep:
     def compare_modes(self, first: str, second: str) -> ComparisonReport:
         """Compare two normalization modes of this sweep; see `results.compare`."""
         return compare_modes(self._sweep, first, second)
+
+    @cached_property
+    def steer(self) -> Steering:
+        """Requests to the sweep while it runs, see `Steering`."""
+        return Steering(self.spec.location)
 
     @cached_property
     def study(self) -> Study:

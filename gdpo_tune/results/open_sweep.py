@@ -99,6 +99,16 @@ def read_sweep(location: str, source: str, *, with_files: bool = False) -> Sweep
         return Sweep(file, storage_override, ledger.spec, ledger.get_records())
 
 
+def locate_sweep(name: str) -> str:
+    """Return location of a sweep, which is named by location, name under `runs`, or spec file.
+
+    Raises:
+        SpecError: the file cannot be read.
+    """
+    is_spec = is_file(_expand(name))
+    return load_spec(name, to_run=False).location if is_spec else resolve_location(name)
+
+
 def find_sweep(name: str) -> Sweep:
     """Read a sweep with its step metrics, by location, name under `runs`, or spec file.
 
@@ -106,9 +116,7 @@ def find_sweep(name: str) -> Sweep:
         UsageError: there is no sweep.
         SpecError: the file cannot be read.
     """
-    is_spec = is_file(_expand(name))
-    location = load_spec(name, to_run=False).location if is_spec else resolve_location(name)
-    return read_sweep(location, name, with_files=True)
+    return read_sweep(locate_sweep(name), name, with_files=True)
 
 
 def download_artifacts(spec: SweepSpec) -> None:

@@ -17,33 +17,58 @@ Actions and their arguments:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.requests import RecordedRequest, Request
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.ledger.journal import is_held
+from gdpo_tune.ledger.opening import LOCK
+from gdpo_tune.ledger.request_files import (
+    build_request,
+    check_writable,
+    list_pending,
+    write_request,
+)
+from gdpo_tune.ledger.request_rules import decide, take_in
+from gdpo_tune.results.open_sweep import locate_sweep, resolve_spec_file
+from gdpo_tune.spec import SweepSpec, load_spec
+
+POLL_SECONDS = 0.2
+"""Seconds between two looks into the ledger while a request waits."""
 
 
 class Steering:
-    """Requests to one sweep."""
+    """Requests to one sweep; every method reads the ledger as it is now."""
 
     def __init__(self, target: str | Path) -> None:
         """Find the sweep: its directory, its name under `runs`, or its file.
 
         Raises:
             UsageError: there is no sweep.
+            SpecError: the file cannot be read.
         """
-        raise NotImplementedError
+        self.file, self._storage = resolve_spec_file(locate_sweep(str(target)), str(target))
+        self.directory = self.file.parent
+        """Directory of the sweep on this machine."""
+
+    def __repr__(self) -> str:
+        return f"<steering of {self.directory}>"
 
     @property
     def is_running(self) -> bool:
         """True if a process works on the sweep now."""
-        raise NotImplementedError
+        return is_held(self.directory / LOCK)
 
     @property
     def pause(self) -> RecordedRequest | None:
         """The request that paused the sweep; None if it is not paused."""
-        raise NotImplementedError
+        with self._open() as ledger:
+            return ledger.steering.pause
 
     def request(
         self, action: str, arguments: Mapping[str, Any], author: str | None = None
@@ -53,22 +78,75 @@ class Steering:
         `author` is by default the user of this process.
 
         Raises:
-            UsageError: it cannot be carried out; the message is one clear line, and a fix.
+            UsageError: it cannot be carried out; the message says why, and what can be done.
         """
-        raise NotImplementedError
+        request = build_request(action, arguments, author)
+        with self._open() as ledger:
+            self._check_sweep(ledger, request)
+            now = time.time()
+            snapshot = ledger.take_snapshot(now if self.is_running else None)
+            recorded = {earlier.id for earlier in snapshot.requests}
+        for earlier in self.list_pending():
+            if earlier.id not in recorded:
+                snapshot = take_in(snapshot, earlier, now)
+        decide(snapshot, request)
+        write_request(self.directory, request)
+        return request
 
     def find(self, id: str) -> RecordedRequest | None:
         """Return what came of a request; None as long as the driver has not taken it."""
-        raise NotImplementedError
+        return self.wait(id, 0)
 
     def wait(self, id: str, seconds: float) -> RecordedRequest | None:
         """Wait until the driver has taken a request; None if it has not within the time."""
-        raise NotImplementedError
+        deadline = time.monotonic() + seconds
+        with self._open() as ledger:
+            while True:
+                found = next((r for r in ledger.get_requests() if r.id == id), None)
+                if found is not None or time.monotonic() >= deadline:
+                    return found
+                time.sleep(POLL_SECONDS)
 
     def list_requests(self) -> list[RecordedRequest]:
         """Return every request that was applied or refused, in order."""
-        raise NotImplementedError
+        with self._open() as ledger:
+            return list(ledger.get_requests())
 
     def list_pending(self) -> list[Request]:
         """Return the requests that the driver has not taken yet, in order."""
-        raise NotImplementedError
+        recorded = {request.id for request in self.list_requests()}
+        requests = [file.request for file in list_pending(self.directory)]
+        return [r for r in requests if r is not None and r.id not in recorded]
+
+    @contextmanager
+    def _open(self) -> Generator[Ledger]:
+        with Ledger.open(self._load_spec(), read_only=True) as ledger:
+            yield ledger
+
+    def _load_spec(self) -> SweepSpec:
+        return load_spec(self.file, [self._storage], self.directory.name, to_run=False)
+
+    def _check_sweep(self, ledger: Ledger, request: Request) -> None:
+        """Refuse a sweep that has finished, is not ours, or is steered on another machine."""
+        name = str(ledger.spec.location)
+        check_writable(self.directory)
+        if self.is_running:
+            return
+        if ledger.spec.address:
+            raise UsageError(
+                f"{name} is on an object store, and no process of this machine works on it\n"
+                "    fix: steer it on the machine on which its command runs"
+            )
+        sessions = ledger.get_sessions()
+        ending = sessions[-1].get("ending", "") if sessions else ""
+        if ending and not any(record.is_open for record in ledger.get_records()):
+            raise UsageError(
+                f"{name} has finished ({ending}), so nothing can be steered\n"
+                "    fix: extend it: run its file again with a larger search.trials, "
+                f"such as --set search.trials={ledger.spec.search.trials + 8}"
+            )
+        if request.action == "stop":
+            raise UsageError(
+                f"no process works on {name}, so no trial runs that could stop\n"
+                "    fix: run its file again to resume it"
+            )

@@ -152,6 +152,15 @@ def parse_yaml(text: str, source: str, problems: Problems, first_line: int = 1) 
     raise problems.add(SourceMark(source, line), key, None, reason, fix)
 
 
+def read_scalar(text: str) -> object:
+    """Return the value that a word of the command line is in YAML; itself if it is no scalar."""
+    try:
+        node = parse_yaml(text, text, Problems(SourceMark(text)), first_line=0)
+    except UnreadableNodeError:
+        return text
+    return text if node.value is None else node.value
+
+
 def _read_override(override: str, problems: Problems) -> YamlNode:
     """Return `training.steps=100` as a document of its own."""
     mark = SourceMark(f"--set {_hide_override(override)}")

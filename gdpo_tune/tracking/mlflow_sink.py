@@ -67,7 +67,7 @@ class MlflowSink:
         match event:
             case events.SweepStarted():
                 self._open(event.records)
-            case events.SearchStarted() | events.IncidentOccurred():
+            case events.SearchStarted() | events.IncidentOccurred() | events.SweepSteered():
                 pass  # the ledger has it; MLflow shows trials
             case events.TrialProgress():
                 self._add_curves(event.number, _add_times(event, self._read_increasing_clock()))

@@ -18,11 +18,19 @@ import psutil
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import ClusterLostError, StoreError, StoreUnreachableError
-from gdpo_tune.core.events import Event, Listener, SearchStarted, SweepFinished, SweepStarted
+from gdpo_tune.core.events import (
+    Event,
+    Listener,
+    SearchStarted,
+    SweepFinished,
+    SweepStarted,
+    SweepSteered,
+)
 from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.signals import stop_on_signals
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger, silence_optuna
+from gdpo_tune.ledger.budget import compute_hours
 from gdpo_tune.ledger.sweep_store import SweepStore, check_writable
 from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler, collect_variables
 from gdpo_tune.spec.model import SPEC
@@ -31,7 +39,7 @@ from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.ray.joining import LOST
 from gdpo_tune.tuning.ray.nodes import count_slots
 from gdpo_tune.tuning.ray.preflight import check_nodes
-from gdpo_tune.tuning.search.budget import compute_hours
+from gdpo_tune.tuning.search.applied_requests import RequestInbox
 from gdpo_tune.tuning.search.candidate_plan import count_candidates
 from gdpo_tune.tuning.search.plan import count_planned, explain_end, is_finished
 
@@ -55,6 +63,8 @@ class SweepResult:
     records: tuple[TrialRecord, ...]
     interrupted: bool
     """True if it was stopped before its end; the same call resumes it."""
+    spec: SweepSpec
+    """With the settings that requests have changed, and the values of measured baselines."""
     reason: str = ""
     """Why nothing is left to run, for a person; empty if interrupted."""
     sessions: tuple[Mapping[str, Any], ...] = ()
@@ -97,12 +107,17 @@ def run_sweep(
         if spec.address:
             SweepStore(spec).write_spec()
             fetch_files(ledger)
-        records = tuple(ledger.get_records())
-        planned, candidates = count_planned(spec, records), count_candidates(spec)
-        emit(SweepStarted(records, planned, ledger.moved_aside, candidates))
+        steered = list(RequestInbox(ledger).take())  # they may extend a sweep that has finished
+        records, spec, steering = tuple(ledger.get_records()), ledger.spec, ledger.steering
+        added = steering.list_waiting(records)
+        planned, candidates = count_planned(spec, records, added), count_candidates(spec)
+        emit(SweepStarted(records, planned, ledger.moved_aside, candidates, steering.pause))
+        for request in steered:
+            emit(SweepSteered(request, planned, candidates, steering.pause))
         interrupted = False
-        if not is_finished(spec, records, compute_hours(ledger.get_sessions(), records)):
+        if not is_finished(spec, records, compute_hours(ledger.get_sessions(), records), added):
             interrupted = _with_ray(ledger, train, emit)
+        spec = ledger.spec
         if spec.address:
             fetch_files(ledger)
         # Only now, because before the end a dominated trial may still join the front. Always,
@@ -113,7 +128,7 @@ def run_sweep(
         hours = compute_hours(ledger.get_sessions(), records)
         reason = "" if interrupted else explain_end(spec, records, hours)
         emit(SweepFinished(records, interrupted, reason))
-        return SweepResult(records, interrupted, reason, tuple(ledger.get_sessions()))
+        return SweepResult(records, interrupted, spec, reason, tuple(ledger.get_sessions()))
 
 
 def _with_ray(ledger: Ledger, train: str, emit: Listener) -> bool:
@@ -154,7 +169,7 @@ def _run_tuner(
     info = registry.SCHEDULERS[ledger.spec.search.scheduler.type]
     scheduler = registry.load(info.target)(ledger)
     searcher = LedgerSearcher(ledger, setup, slots, emit, scheduler)
-    interruption = Interruption(searcher.stop_flag, ray_cluster.is_alive)
+    interruption = Interruption(searcher.stop_flag, ray_cluster.is_alive, searcher.apply_requests)
     attempts = Attempts(searcher, ray_cluster.nodes, ray_cluster.remember)
 
     def stop() -> None:
@@ -247,7 +262,8 @@ def find_ending(ledger: Ledger) -> str:
     """Return why nothing is left to run; empty if something is."""
     spec, records = ledger.spec, ledger.get_records()
     hours = compute_hours(ledger.get_sessions(), records, time.time())
-    return explain_end(spec, records, hours) if is_finished(spec, records, hours) else ""
+    added = ledger.steering.list_waiting(records)
+    return explain_end(spec, records, hours) if is_finished(spec, records, hours, added) else ""
 
 
 def describe_machine() -> dict[str, Any]:

@@ -124,8 +124,15 @@ class ClusterLostInterrupt(BaseException):
 class Interruption(Stopper):
     """End of a sweep: after Ctrl-C, or when its cluster is lost and Ray would wait for it."""
 
-    def __init__(self, stop_flag: StopFlag, is_cluster_alive: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        stop_flag: StopFlag,
+        is_cluster_alive: Callable[[], bool],
+        poll: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take the flag of the trials; `poll` is called as often as Ray asks for an end."""
         self.requested = False
+        self._poll = poll
         self._stop_flag = stop_flag
         self._is_cluster_alive = is_cluster_alive
         self._deadline = float("inf")
@@ -150,6 +157,7 @@ class Interruption(Stopper):
         """
         if not self._is_cluster_alive():
             raise ClusterLostInterrupt
+        self._poll()
         if self.requested and self._deadline == float("inf"):
             self._deadline = time.monotonic() + GRACE
             self._stop_flag.request()

@@ -1,12 +1,13 @@
-"""Execution of a scheduler's decisions: in the ledger, and as requests to the trial.
+"""Execution of decisions on trials: in the ledger, and as requests to the trial.
 
 A rung is in the ledger before the scheduler judges it. So a scheduler that is rebuilt from the
-ledger decides the same, and the next process executes a decision that a kill interrupted.
+ledger decides the same, and the next process executes a decision that a kill interrupted. So it is
+with the request of a person that a trial stop.
 """
 
 from __future__ import annotations
 
-from gdpo_tune.core.trials import Rung, TrialRecord
+from gdpo_tune.core.trials import Cost, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.tuning.kept_checkpoints import trim_ended_trial
 from gdpo_tune.tuning.ray.stopping import open_stop_flag
@@ -26,6 +27,8 @@ class RungDecisions:
         self._scheduler = scheduler
         self._halting: dict[int, tuple[Verdict, Rung]] = {}
         """Running trials that were told to end -> the verdict, and its rung."""
+        self._stopping: set[int] = set()
+        """Running trials that were told to end because a person asked for it."""
         self.stop_flag = open_stop_flag(ledger.directory, ledger.spec.address)
         """Flag that tells trials to end."""
 
@@ -40,7 +43,12 @@ class RungDecisions:
             take_in = self._scheduler.judge if record.is_open else self._scheduler.replay
             take_in(record, rung)
         self.stop_flag.clear()  # a process that was killed may have left a request
-        changed = [self._settle(record) for record in self._ledger.get_records() if record.is_open]
+        stopped = self._ledger.steering.stopped
+        changed = [
+            self.prune_stopped(record.number) if record.number in stopped else self._settle(record)
+            for record in self._ledger.get_records()
+            if record.is_open
+        ]
         return [record for record in changed if record is not None]
 
     def decide(self, number: int, completions: int) -> None:
@@ -52,22 +60,39 @@ class RungDecisions:
             self._halting[number] = (verdict, rung)
             self.stop_flag.request(number)
 
+    def stop(self, number: int) -> None:
+        """Tell a running trial to end, as a request in the ledger says."""
+        self._stopping.add(number)
+        self.stop_flag.request(number)
+
     def is_halting(self, number: int) -> bool:
         """Return whether a trial was told to end."""
-        return number in self._halting
+        return number in self._halting or number in self._stopping
 
-    def record_halted(self, number: int) -> TrialRecord:
-        """Record that a halting trial has ended: it is pruned, or waits."""
-        verdict, rung = self._halting[number]
+    def record_halted(self, number: int, cost: Cost | None = None) -> TrialRecord:
+        """Record that a halting trial has ended, at its cost so far: it is pruned, or waits."""
+        is_stopped = number in self._stopping
+        verdict, rung = self._halting.get(number, ("stop", None))
         self.clear(number)
+        if is_stopped or rung is None:
+            return self.prune_stopped(number, cost)
         if verdict == "pause":
             return self._ledger.pause(number)
         return self._prune(self._ledger.get_record(number), rung)
 
     def clear(self, number: int) -> None:
         """Withdraw the request that a trial end."""
-        if self._halting.pop(number, None):
+        if self.is_halting(number):
+            self._halting.pop(number, None)
+            self._stopping.discard(number)
             self.stop_flag.withdraw(number)
+
+    def prune_stopped(self, number: int, cost: Cost | None = None) -> TrialRecord:
+        """Record that a trial has ended because a person asked for it."""
+        self._scheduler.promote(number)  # it waits for nothing any more
+        reason = self._ledger.steering.stopped[number]
+        pruned = self._ledger.prune(number, reason, cost or self._ledger.get_record(number).cost)
+        return trim_ended_trial(self._ledger, pruned)
 
     def promote(self, number: int) -> TrialRecord:
         """Record that a waiting trial continues."""

@@ -1,7 +1,7 @@
 """Plan of a sweep: the next step follows from the spec and the records alone.
 
-The order is baselines, enqueued points, the sampler's proposals, then replicates of the front.
-Merges and checkpoints come between them, as trainings end.
+The order is baselines, configurations that requests have added, enqueued points, the sampler's
+proposals, then replicates of the front. Merges and checkpoints come between them, as trainings end.
 Because only the records decide, one function resumes a sweep, extends a sweep whose
 `search.trials` grew, and detects that a sweep is finished.
 """
@@ -20,10 +20,10 @@ from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.trial_config import Params
 from gdpo_tune.core.trials import Proposer, Role, TrialRecord
 from gdpo_tune.ledger import Ledger
+from gdpo_tune.ledger.budget import compute_hours, describe_spent_budget
 from gdpo_tune.spec import PbtSettings, SweepSpec
 from gdpo_tune.spec.objectives import BASELINES
 from gdpo_tune.tuning.search import quasi_random
-from gdpo_tune.tuning.search.budget import compute_hours, describe_spent_budget
 from gdpo_tune.tuning.search.candidate_plan import choose_candidate, count_candidates
 
 
@@ -39,10 +39,16 @@ class Step:
     replicate_of: int | None = None
     parts: tuple[Part, ...] = ()
     """Trained policies of a checkpoint or a merge."""
+    request: str = ""
+    """Id of the request that added it."""
+
+
+Added = Sequence[tuple[str, Params]]
+"""Configurations that requests have added and no trial has yet: id of the request, parameters."""
 
 
 def find_next_step(
-    spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0
+    spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0, added: Added = ()
 ) -> Step | None:
     """Find the next trial to start; None if there is none at present.
 
@@ -58,6 +64,9 @@ def find_next_step(
     for role in BASELINES:
         if not any(record.role == role for record in records):
             return Step(role, "baseline", build_published(spec))
+    for request, point in added:
+        params = _fill_point(spec, point, _list_enqueued(records))
+        return Step("search", "enqueued", params, request=request)
     candidate = _find_candidate_step(spec, records)
     if candidate is not None:
         return candidate
@@ -109,22 +118,32 @@ def _find_enqueued_step(spec: SweepSpec, records: Sequence[TrialRecord]) -> Step
     """
     if not spec.enqueue:
         return None
-    enqueued = [record.params for record in records if record.proposer == "enqueued"]
+    enqueued = _list_enqueued(records)
     active = [(params, spec.space.select_active(params)) for params in enqueued]
     for point in spec.enqueue:
         if not any(
             all(params[name] == value for name, value in point.items() if name in names)
             for params, names in active
         ):
-            filled = {**quasi_random.draw_point(spec, len(enqueued)), **point}
-            return Step("search", "enqueued", spec.space.complete(filled))
+            return Step("search", "enqueued", _fill_point(spec, point, enqueued))
     return None
 
 
-def is_finished(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0) -> bool:
-    """Return whether no trial is open and none is left to run; `hours` as for `find_next_step`."""
+def _list_enqueued(records: Sequence[TrialRecord]) -> list[Params]:
+    return [record.params for record in records if record.proposer == "enqueued"]
+
+
+def _fill_point(spec: SweepSpec, point: Params, enqueued: Sequence[Params]) -> Params:
+    """Complete a point; a missing value is quasi-random."""
+    return spec.space.complete({**quasi_random.draw_point(spec, len(enqueued)), **point})
+
+
+def is_finished(
+    spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0, added: Added = ()
+) -> bool:
+    """Return whether no trial is open and none is left to run; arguments as `find_next_step`."""
     open_trials = any(record.is_open for record in records)
-    return not open_trials and find_next_step(spec, records, hours) is None
+    return not open_trials and find_next_step(spec, records, hours, added) is None
 
 
 def explain_end(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0) -> str:
@@ -137,13 +156,14 @@ def explain_end(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 
 
 
 def count_started(records: Sequence[TrialRecord]) -> int:
-    """Count the configurations that were started, without baselines and replicates."""
-    return sum(record.role in ("search", "member") for record in records)
+    """Count the configurations that were started, without baselines, replicates and added ones."""
+    return sum(record.role in ("search", "member") and not record.request for record in records)
 
 
-def count_planned(spec: SweepSpec, records: Sequence[TrialRecord]) -> int:
+def count_planned(spec: SweepSpec, records: Sequence[TrialRecord], added: Added = ()) -> int:
     """Return the most trials at the end; how many replicates and merges depends on the front."""
     search = max(spec.search.trials, count_started(records))
+    search += len(added) + sum(bool(record.request) for record in records)
     trained = 2 + search + spec.search.replicates.max_trainings
     limit = spec.search.budget.trials
     most = min(trained, limit or trained) + count_candidates(spec)
@@ -177,14 +197,21 @@ class PlanCache:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._spec = ledger.spec
         self._step: Step | None = None
         self._is_step_valid = False
         self._is_budget_checked = False
 
+    @property
+    def _spec(self) -> SweepSpec:
+        return self._ledger.spec
+
     def note_start(self) -> None:
         """Note that a trial has started."""
         self._is_step_valid = False
+
+    def note_request(self) -> None:
+        """Note that a request has changed the sweep."""
+        self._is_step_valid = self._is_budget_checked = False
 
     def note_measurement(self) -> None:
         """Note a measurement, which changes the plan through the budget alone."""
@@ -207,7 +234,9 @@ class PlanCache:
         is_outdated = self._step is not None and may_be_spent and self.is_budget_spent()
         if not self._is_step_valid or is_outdated or (self._step is None and idle):
             records = self._ledger.get_records()
-            self._step = find_next_step(self._ledger.spec, records, self._compute_hours(records))
+            added = self._ledger.steering.list_waiting(records)
+            hours = self._compute_hours(records)
+            self._step = find_next_step(self._spec, records, hours, added)
             self._is_step_valid = True
         self._is_budget_checked = True
         return self._step

@@ -70,6 +70,10 @@ class Proposals(CloseableResource):
         self._repeated = not is_current
         return suggestion if is_current else self.poll(idle=idle)
 
+    def abandon(self) -> None:
+        """Let the thread end by itself; its proposal is not wanted any more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
     def close(self) -> None:
         """Wait for a computation that still runs, and end the thread."""
         self._thread.shutdown(cancel_futures=True)

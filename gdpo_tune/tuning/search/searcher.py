@@ -27,6 +27,7 @@ from gdpo_tune.core.errors import (
 from gdpo_tune.core.events import (
     Event,
     IncidentOccurred,
+    SweepSteered,
     TrialFinished,
     TrialPaused,
     TrialProgress,
@@ -34,9 +35,11 @@ from gdpo_tune.core.events import (
 )
 from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.incidents import Incident
+from gdpo_tune.core.requests import RecordedRequest
 from gdpo_tune.core.trial_config import TrainedPart, TrialConfig
 from gdpo_tune.core.trials import Cost, Outcome, TrialRecord
 from gdpo_tune.ledger import Ledger
+from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.kept_checkpoints import list_kept_steps, trim_ended_trial
 from gdpo_tune.tuning.ray.messages import (
     AttemptConfig,
@@ -54,8 +57,10 @@ from gdpo_tune.tuning.ray.reporter import choose_interval
 from gdpo_tune.tuning.schedulers.base import Scheduler
 from gdpo_tune.tuning.schedulers.exploits import write_schedule
 from gdpo_tune.tuning.schedulers.rung_decisions import RungDecisions
+from gdpo_tune.tuning.search.applied_requests import RequestInbox
+from gdpo_tune.tuning.search.candidate_plan import count_candidates
 from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials
-from gdpo_tune.tuning.search.plan import PlanCache, derive_seed
+from gdpo_tune.tuning.search.plan import PlanCache, count_planned, derive_seed
 from gdpo_tune.tuning.search.projection import Projection
 from gdpo_tune.tuning.search.proposals import Proposals
 
@@ -88,7 +93,6 @@ class LedgerSearcher(Searcher):
         self.fatal: Exception | None = None
         """Error that ended the sweep because every trial would meet it."""
         self._ledger = ledger
-        self._spec = ledger.spec
         self._setup = setup
         self._slots = slots
         self._emit = emit
@@ -104,13 +108,23 @@ class LedgerSearcher(Searcher):
         for record in self._decisions.restore():
             self._emit_state(record)
         self._unfinished = ledger.list_unfinished()
-        projection = Projection(ledger.spec, slots)
-        projection.load_earlier(load_earlier_trials(ledger.spec))
-        projection.load((r, ledger.get_sampler_state(r.number)) for r in ledger.get_records())
-        self._proposals = Proposals(projection)
+        self._proposals = self._build_proposals()
         self._is_proposing = False
         """True if a free slot waits for a proposal."""
         self._plan = PlanCache(ledger)
+        self._inbox = RequestInbox(ledger)
+
+    @property
+    def _spec(self) -> SweepSpec:
+        """Specification; requests may change its settings."""
+        return self._ledger.spec
+
+    def _build_proposals(self) -> Proposals:
+        ledger = self._ledger
+        projection = Projection(ledger.spec, self._slots)
+        projection.load_earlier(load_earlier_trials(ledger.spec))
+        projection.load((r, ledger.get_sampler_state(r.number)) for r in ledger.get_records())
+        return Proposals(projection)
 
     def resize(self, nodes: Sequence[ClusterNode]) -> None:
         """Change the number of slots to what the present nodes have room for."""
@@ -139,11 +153,14 @@ class LedgerSearcher(Searcher):
 
     def suggest(self, trial_id: str) -> Any:
         """Return the next trial's config (a dict), None for "not now", or FINISHED."""
+        self.apply_requests()
         if self._stopping:
             return self.FINISHED
         if len(self._numbers) >= self._slots:
             return None
         record = self._unfinished.pop(0) if self._unfinished else None
+        if record is None and self._is_paused():
+            return None
         if record is None:
             with self._write_guard():
                 record = self._promote() or self._start_trial() or self._promote(alone=True)
@@ -162,6 +179,41 @@ class LedgerSearcher(Searcher):
         ends = self._scheduler.ends_at_evaluations
         ends_at = self._scheduler.list_evaluation_steps(record) if ends else ()
         return pack(AttemptConfig(config, self._setup, ends_at, str(record.started)))
+
+    def apply_requests(self) -> None:
+        """Apply the requests of people that wait; look for them about once a second."""
+        if self._stopping or not self._inbox.is_due():
+            return
+        with self._write_guard():
+            for request in self._inbox.take(lambda text: self.record_incident(text, [])):
+                self._apply(request)
+
+    def _apply(self, request: RecordedRequest) -> None:
+        """Carry out a request that is in the ledger."""
+        if request.effect.stop is not None:
+            self._stop_trial(request.effect.stop)
+        if request.effect.settings:  # a new process would build its sampler from them
+            self._proposals.abandon()
+            self._proposals, self._is_proposing = self._build_proposals(), False
+        self._plan.note_request()
+        spec, records, steering = self._spec, self._ledger.get_records(), self._ledger.steering
+        planned = count_planned(spec, records, steering.list_waiting(records))
+        self._emit(SweepSteered(request, planned, count_candidates(spec), steering.pause))
+
+    def _stop_trial(self, number: int) -> None:
+        """End a trial: tell its process, or record it at once if it has none."""
+        if number in self._numbers.values():
+            self._decisions.stop(number)
+            return
+        self._unfinished = [record for record in self._unfinished if record.number != number]
+        self._handle_end(self._decisions.prune_stopped(number))
+
+    def _is_paused(self) -> bool:
+        """Return whether something is left to start, and a request keeps it from starting."""
+        if self._ledger.steering.pause is None:
+            return False
+        is_open = any(record.is_open for record in self._ledger.get_records())
+        return is_open or self._plan.get_step(idle=True) is not None
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Take in a measurement of a running trial, or a notice about waiting."""
@@ -213,7 +265,7 @@ class LedgerSearcher(Searcher):
                 record = self._ledger.complete(number, end.outcome)
                 self._handle_end(trim_ended_trial(self._ledger, record))
             elif self._decisions.is_halting(number):
-                self._handle_end(self._decisions.record_halted(number))
+                self._handle_end(self._decisions.record_halted(number, self._spent.get(number)))
             elif isinstance(end, Failed):
                 record = self._ledger.fail(number, end.reason, self._spent.get(number))
                 self._handle_end(trim_ended_trial(self._ledger, record))
@@ -279,7 +331,14 @@ class LedgerSearcher(Searcher):
         self._plan.note_start()
         seed = derive_seed(self._spec, len(self._ledger.get_records()))
         record = self._ledger.start(
-            params, step.role, proposer, seed, step.replicate_of, sampler_state, step.parts
+            params,
+            step.role,
+            proposer,
+            seed,
+            step.replicate_of,
+            sampler_state,
+            step.parts,
+            step.request,
         )
         self._proposals.observe(record, sampler_state)
         return record

@@ -10,12 +10,12 @@ import pytest
 
 from gdpo_tune.core.trials import Cost, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.tuning.search import plan
-from gdpo_tune.tuning.search.budget import (
+from gdpo_tune.ledger.budget import (
     compute_hours,
     compute_spending,
     describe_spent_budget,
 )
+from gdpo_tune.tuning.search import plan
 from gdpo_tune.tuning.search.plan import (
     Step,
     count_planned,

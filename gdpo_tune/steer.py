@@ -1,0 +1,187 @@
+"""Steer a running sweep.
+
+    python -m gdpo_tune.steer runs/code stop 7
+    python -m gdpo_tune.steer runs/code clone 7 learning_rate=2e-4
+    python -m gdpo_tune.steer runs/code add normalization=gdpo reward_weights.format=0.5
+    python -m gdpo_tune.steer runs/code trials 24
+    python -m gdpo_tune.steer runs/code budget completions=100000 hours=8
+    python -m gdpo_tune.steer runs/code pause
+    python -m gdpo_tune.steer runs/code resume
+    python -m gdpo_tune.steer runs/code list
+
+The process that runs the sweep applies a request within 5 seconds and records who asked for it. A
+request is never lost and never applied twice, even if that process is killed meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from gdpo_tune import cli
+
+if TYPE_CHECKING:
+    from gdpo_tune.core.requests import RecordedRequest, Request
+    from gdpo_tune.results.steering import Steering
+
+WAIT_SECONDS = 10.0
+"""Seconds to wait for the driver's answer."""
+REFUSED = 1
+"""Exit status if the driver refused the request, because the sweep went on meanwhile."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser without a heavy import, so that `--help` answers at once."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gdpo_tune.steer",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    sweep = "its directory, its name under runs/, or its file"
+    cli.complete_files(parser.add_argument("sweep", metavar="SWEEP", help=sweep))
+    parser.add_argument(
+        "action", metavar="ACTION", choices=[*READERS, "list"], help=", ".join([*READERS, "list"])
+    )
+    parser.add_argument(
+        "words",
+        metavar="ARGUMENT",
+        nargs="*",
+        help="number of a trial, number of trials, or NAME=VALUE",
+    )
+    parser.add_argument("--author", metavar="NAME", help="who asks (default: your user name)")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="with add and clone: allow values outside of the sweep's space",
+    )
+    parser.add_argument("--no-wait", action="store_true", help="return once the request is stored")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Send the request that `arguments` state and return the exit status."""
+    options = build_parser().parse_intermixed_args(arguments)
+
+    from gdpo_tune.core.errors import UsageError
+    from gdpo_tune.results.steering import Steering
+
+    steering = Steering(options.sweep)
+    if options.action == "list":
+        if options.words:
+            raise UsageError("list takes no argument")
+        print_requests(steering)
+        return 0
+    content = READERS[options.action](options.words)
+    if options.force:
+        if options.action not in ("add", "clone"):
+            raise UsageError(f"--force has no effect on {options.action}: leave it out")
+        content["force"] = True
+    request = steering.request(options.action, content, options.author)
+    if options.no_wait:
+        print(f"{request.text}: stored as request {request.id}")
+        return 0
+    if not steering.is_running:
+        print(
+            f"{request.text}: stored; no process works on the sweep, so it is applied when the "
+            "sweep is run again"
+        )
+        return 0
+    recorded = steering.wait(request.id, WAIT_SECONDS)
+    if recorded is None:
+        print(
+            f"{request.text}: stored; the sweep has not answered yet, and applies it as soon as "
+            "it can (see: list)"
+        )
+        return 0
+    print(f"{recorded.text}: {recorded.outcome}: {recorded.reason}")
+    return 0 if recorded.outcome == "applied" else REFUSED
+
+
+def print_requests(steering: Steering) -> None:
+    """Print every request to the sweep, and what came of it."""
+    recorded, pending = steering.list_requests(), steering.list_pending()
+    for request in recorded:
+        print(f"{format_clock(request)} {request}")
+    for request in pending:
+        print(f"{format_clock(request)} {request.text}, asked by {request.author}: not applied yet")
+    if not recorded and not pending:
+        print("no requests")
+
+
+def format_clock(request: Request | RecordedRequest) -> str:
+    """Return when a request was asked for, in local time."""
+    return datetime.fromtimestamp(request.asked).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def read_trial(words: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of `stop 7`."""
+    return {"trial": read_number(words[:1], "the number of a trial"), **refuse_rest(words[1:])}
+
+
+def read_point(words: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of `add NAME=VALUE ...`."""
+    return {"params": read_values(words)}
+
+
+def read_clone(words: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of `clone 7 NAME=VALUE ...`."""
+    number = read_number(words[:1], "the number of a trial")
+    return {"trial": number, "changes": read_values(words[1:])}
+
+
+def read_count(words: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of `trials 24`."""
+    return {"number": read_number(words[:1], "a number of trials"), **refuse_rest(words[1:])}
+
+
+def refuse_rest(words: Sequence[str]) -> dict[str, Any]:
+    """Return no arguments, and refuse words that nothing takes."""
+    from gdpo_tune.core.errors import UsageError
+
+    if words:
+        raise UsageError(f"{' '.join(words)}: nothing takes this; leave it out")
+    return {}
+
+
+def read_number(words: Sequence[str], what: str) -> int:
+    """Return the whole number that the only word is."""
+    from gdpo_tune.core.errors import UsageError
+
+    if not words or not words[0].isdecimal():
+        raise UsageError(f"write {what}{f', not {words[0]}' if words else ''}")
+    return int(words[0])
+
+
+def read_values(words: Sequence[str]) -> dict[str, Any]:
+    """Return `NAME=VALUE` words, whose values are YAML."""
+    from gdpo_tune.core.errors import UsageError
+    from gdpo_tune.spec.source import read_scalar
+
+    values: dict[str, Any] = {}
+    for word in words:
+        name, sign, text = word.partition("=")
+        if not (name and sign and text):
+            raise UsageError(f"{word}: write NAME=VALUE, such as learning_rate=2e-4")
+        if name in values:
+            raise UsageError(f"{name} is given twice")
+        values[name] = read_scalar(text)
+    return values
+
+
+READERS: dict[str, Callable[[Sequence[str]], dict[str, Any]]] = {
+    "stop": read_trial,
+    "add": read_point,
+    "clone": read_clone,
+    "trials": read_count,
+    "budget": read_values,
+    "pause": refuse_rest,
+    "resume": refuse_rest,
+}
+"""Action -> function that reads its arguments from the command line."""
+
+
+if __name__ == "__main__":
+    cli.run_command(main)
