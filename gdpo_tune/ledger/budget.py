@@ -41,12 +41,16 @@ def describe_spent_budget(spec: SweepSpec, records: Sequence[TrialRecord], hours
 
 
 def compute_hours(
-    sessions: Sequence[Mapping[str, Any]], records: Sequence[TrialRecord], now: float | None = None
+    sessions: Sequence[Mapping[str, Any]],
+    records: Sequence[TrialRecord],
+    now: float | None = None,
+    pauses: Sequence[tuple[float, float]] = (),
 ) -> float:
-    """Sum the hours of a sweep's sessions, which are in order.
+    """Sum the hours of a sweep's sessions, which are in order, without its pauses.
 
     Each has `started` and, unless it was killed or runs, `finished`, in Unix seconds. A killed one
     counts until its last recorded start, rung or end of a trial, a running one until `now`.
+    `pauses` are the start and end of each pause, in Unix seconds; the end may be infinite.
     """
     total = 0.0
     for index, session in enumerate(sessions):
@@ -64,5 +68,6 @@ def compute_hours(
                 for time in (record.started, *(r.recorded for r in record.rungs), record.finished)
             )
             end = max((t for t in times if t is not None and t < following), default=start)
-        total += max(0.0, end - start)
+        paused = (min(end, until) - max(start, since) for since, until in pauses)
+        total += max(0.0, end - start) - sum(max(0.0, seconds) for seconds in paused)
     return total / HOUR

@@ -247,9 +247,13 @@ class Ledger(SweepHistory, CloseableResource):
 
     def take_snapshot(self, now: float | None = None) -> SweepSnapshot:
         """Return the sweep as the rules of requests see it; `now`: Unix time, if it runs."""
+        hours = self.compute_hours(now)
+        return SweepSnapshot(self._file_spec, self.get_records(), self.get_requests(), hours)
+
+    def compute_hours(self, now: float | None = None) -> float:
+        """Return the running time of the sweep in hours, without pauses; `now` if it runs."""
         records = self.get_records()
-        hours = compute_hours(self.get_sessions(), records, now)
-        return SweepSnapshot(self._file_spec, records, self.get_requests(), hours)
+        return compute_hours(self.get_sessions(), records, now, self.steering.pauses)
 
     def get_sampler_state(self, number: int) -> dict[str, Any]:
         """Return the sampler's data that `start` recorded."""

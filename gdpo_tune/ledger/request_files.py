@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.files import write_atomically
@@ -127,7 +127,7 @@ def decode_request(stored: Any) -> Request:
     for name, kind in kinds.items():
         if not isinstance(values[name], kind):
             raise ValueError(f"{name} = {values[name]!r}")
-    return Request(**cast("dict[str, Any]", values))
+    return Request(**values)
 
 
 def set_aside(path: Path) -> None:

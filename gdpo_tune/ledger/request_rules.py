@@ -17,7 +17,7 @@ from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.formatting import format_count
 from gdpo_tune.core.requests import Effect, RecordedRequest, Request, Setting
 from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.ledger.budget import compute_spending
+from gdpo_tune.ledger.budget import compute_spending, describe_spent_budget
 from gdpo_tune.ledger.steering_state import (
     BUDGET,
     SteeringState,
@@ -126,6 +126,8 @@ def decide_trials(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
     if isinstance(number, int) and number < started:
         raise UsageError(f"trials = {number}: {started} have started already; write at least that")
     _check_section(Search, "trials", number)
+    if number > sweep.spec.search.trials:
+        _refuse_spent_budget(sweep)
     return _change(sweep, {"trials": number})
 
 
@@ -216,12 +218,14 @@ def _add(sweep: SweepSnapshot, effect: Effect) -> Decision:
     point = effect.point or {}
     if author := sweep.find_author(effect):
         raise UsageError(f"{author} has added this configuration already")
+    _refuse_spent_budget(sweep)
     names = sweep.spec.space.select_active(point)
     if point.keys() >= {name for name in names if name in sweep.spec.space.dimensions}:
         for record in sweep.records:
             if record.is_training and all(record.params[n] == v for n, v in point.items()):
                 raise UsageError(f"trial {record.number} has this configuration already")
-    return Decision(effect, "it starts once a slot is free, besides the trials asked for")
+    when = "the sweep is resumed" if sweep.state.pause else "a slot is free"
+    return Decision(effect, f"it starts once {when}, besides the trials asked for")
 
 
 def _change(sweep: SweepSnapshot, changes: Mapping[str, float]) -> Decision:
@@ -233,6 +237,11 @@ def _change(sweep: SweepSnapshot, changes: Mapping[str, float]) -> Decision:
     text = "; ".join(f"search.{n} is {v:,g} instead of {before[n]:,g}" for n, v in changes.items())
     settings = {n: Setting(v, read_setting(sweep.file, n)) for n, v in changes.items()}
     return Decision(Effect(settings=settings), text)
+
+
+def _refuse_spent_budget(sweep: SweepSnapshot) -> None:
+    if reason := describe_spent_budget(sweep.spec, sweep.records, sweep.hours):
+        raise UsageError(f"{reason}, so no trial would start; raise it first, with: budget")
 
 
 def _refuse_population(spec: SweepSpec, why: str) -> None:

@@ -5,6 +5,7 @@ So a restart and a replay of the same requests give the same sweep.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -28,6 +29,8 @@ class SteeringState:
     """Id of a request -> the configuration that it adds."""
     pause: RecordedRequest | None = None
     """The request that paused the sweep; None if it is not paused."""
+    pauses: tuple[tuple[float, float], ...] = ()
+    """Start and end of each pause in Unix seconds; the end of one that lasts is infinite."""
 
     def list_waiting(self, records: Iterable[TrialRecord]) -> list[tuple[str, Params]]:
         """Return the added configurations that no trial has yet, each with its request's id."""
@@ -41,15 +44,21 @@ def fold_requests(requests: Sequence[RecordedRequest]) -> SteeringState:
     """Return what requests, in order, have asked for."""
     stopped, added = dict[int, str](), dict[str, Params]()
     pause: RecordedRequest | None = None
+    pauses: list[tuple[float, float]] = []
     for request in requests:
         effect = request.effect
         if effect.stop is not None:
             stopped[effect.stop] = f"stopped by {request.author}"
         if effect.point is not None:
             added[request.id] = effect.point
-        if effect.paused is not None:
-            pause = request if effect.paused else None
-    return SteeringState(stopped, added, pause)
+        if effect.paused:
+            pause = request
+        elif effect.paused is not None and pause is not None:
+            pauses.append((pause.applied, request.applied))
+            pause = None
+    if pause is not None:
+        pauses.append((pause.applied, math.inf))
+    return SteeringState(stopped, added, pause, tuple(pauses))
 
 
 def apply_settings(spec: SweepSpec, requests: Iterable[RecordedRequest]) -> SweepSpec:

@@ -30,7 +30,6 @@ from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.signals import stop_on_signals
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger, silence_optuna
-from gdpo_tune.ledger.budget import compute_hours
 from gdpo_tune.ledger.sweep_store import SweepStore, check_writable
 from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler, collect_variables
 from gdpo_tune.spec.model import SPEC
@@ -115,7 +114,7 @@ def run_sweep(
         for request in steered:
             emit(SweepSteered(request, planned, candidates, steering.pause))
         interrupted = False
-        if not is_finished(spec, records, compute_hours(ledger.get_sessions(), records), added):
+        if not is_finished(spec, records, ledger.compute_hours(), added):
             interrupted = _with_ray(ledger, train, emit)
         spec = ledger.spec
         if spec.address:
@@ -125,7 +124,7 @@ def run_sweep(
         if not interrupted:
             delete_unkept_checkpoints(ledger)
         records = tuple(ledger.get_records())
-        hours = compute_hours(ledger.get_sessions(), records)
+        hours = ledger.compute_hours()
         reason = "" if interrupted else explain_end(spec, records, hours)
         emit(SweepFinished(records, interrupted, reason))
         return SweepResult(records, interrupted, spec, reason, tuple(ledger.get_sessions()))
@@ -261,7 +260,7 @@ def fetch_files(ledger: Ledger) -> None:
 def find_ending(ledger: Ledger) -> str:
     """Return why nothing is left to run; empty if something is."""
     spec, records = ledger.spec, ledger.get_records()
-    hours = compute_hours(ledger.get_sessions(), records, time.time())
+    hours = ledger.compute_hours(time.time())
     added = ledger.steering.list_waiting(records)
     return explain_end(spec, records, hours) if is_finished(spec, records, hours, added) else ""
 

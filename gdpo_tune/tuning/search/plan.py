@@ -20,7 +20,7 @@ from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.trial_config import Params
 from gdpo_tune.core.trials import Proposer, Role, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.budget import compute_hours, describe_spent_budget
+from gdpo_tune.ledger.budget import describe_spent_budget
 from gdpo_tune.spec import PbtSettings, SweepSpec
 from gdpo_tune.spec.objectives import BASELINES
 from gdpo_tune.tuning.search import quasi_random
@@ -235,7 +235,7 @@ class PlanCache:
         if not self._is_step_valid or is_outdated or (self._step is None and idle):
             records = self._ledger.get_records()
             added = self._ledger.steering.list_waiting(records)
-            hours = self._compute_hours(records)
+            hours = self._compute_hours()
             self._step = find_next_step(self._spec, records, hours, added)
             self._is_step_valid = True
         self._is_budget_checked = True
@@ -244,10 +244,10 @@ class PlanCache:
     def is_budget_spent(self) -> bool:
         """Return whether some part of `search.budget` is spent."""
         records = self._ledger.get_records()
-        return bool(describe_spent_budget(self._spec, records, self._compute_hours(records)))
+        return bool(describe_spent_budget(self._spec, records, self._compute_hours()))
 
-    def _compute_hours(self, records: Sequence[TrialRecord]) -> float:
+    def _compute_hours(self) -> float:
         """Return the running time of the sweep; 0 if its budget has no hours."""
         if not self._spec.search.budget.hours:
             return 0.0
-        return compute_hours(self._ledger.get_sessions(), records, time.time())
+        return self._ledger.compute_hours(time.time())

@@ -167,7 +167,7 @@ class LedgerSearcher(Searcher):
         if self._stopping:
             return self.FINISHED
         if record is None:
-            if self._numbers or self._is_proposing:
+            if self._numbers or self._is_proposing or self._take_requests():
                 return None
             with self._write_guard():
                 for pruned in self._decisions.prune_waiting():
@@ -182,11 +182,17 @@ class LedgerSearcher(Searcher):
 
     def apply_requests(self) -> None:
         """Apply the requests of people that wait; look for them about once a second."""
-        if self._stopping or not self._inbox.is_due():
-            return
+        if not self._stopping and self._inbox.is_due():
+            self._take_requests()
+
+    def _take_requests(self) -> bool:
+        """Apply the requests that wait; return whether there was any."""
+        taken = 0
         with self._write_guard():
             for request in self._inbox.take(lambda text: self.record_incident(text, [])):
                 self._apply(request)
+                taken += 1
+        return taken > 0
 
     def _apply(self, request: RecordedRequest) -> None:
         """Carry out a request that is in the ledger."""
