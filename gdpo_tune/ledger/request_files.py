@@ -68,7 +68,7 @@ def write_request(directory: Path, request: Request) -> Path:
     """
     check_writable(directory)
     requests = directory / REQUESTS
-    path = requests / f"{int(request.asked * 1e9)}-{request.id}.json"
+    path = requests / f"{int(request.asked * 1e9):020}-{request.id}.json"
     requests.mkdir(exist_ok=True)
     write_atomically(path, json.dumps(asdict(request)))
     for changed in (requests, directory):

@@ -1,0 +1,339 @@
+"""Steering of the searcher without Ray's processes: what requests do to trials and the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.events import IncidentOccurred, SweepSteered
+from gdpo_tune.core.requests import RecordedRequest
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.ledger.request_files import REQUESTS, list_pending, write_request
+from gdpo_tune.results.steering import Steering
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.tuning.search import applied_requests
+from gdpo_tune.tuning.search.applied_requests import RequestInbox
+from gdpo_tune.tuning.search.plan import is_finished
+from tests.support.search_driver import Driver
+from tests.support.tuning import build_measurement, load_code_spec
+
+QUICK = ["search.sampler=random", "search.trials=3", "search.replicates.max_runs=0"]
+POINT = {"learning_rate": 1e-4, "group_size": 4}
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the searcher look for requests whenever it can."""
+    monkeypatch.setattr(applied_requests, "POLL_SECONDS", 0.0)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> SweepSpec:
+    return load_code_spec(tmp_path, [*QUICK, "search.scheduler={type: fifo}"])
+
+
+@pytest.fixture
+def ledger(spec: SweepSpec) -> Iterator[Ledger]:
+    with Ledger.open(spec) as ledger:
+        yield ledger
+
+
+def steer(driver: Driver, action: str, **arguments: Any) -> RecordedRequest:
+    """Send a request, let the searcher take it, and return what came of it."""
+    steering = Steering(driver.searcher._ledger.directory)
+    request = steering.request(action, arguments, "anna")
+    driver.searcher.apply_requests()
+    recorded = steering.find(request.id)
+    assert recorded is not None
+    events = [event for event in driver.events if isinstance(event, SweepSteered)]
+    assert events[-1].request == recorded
+    assert list_pending(steering.directory) == []
+    return recorded
+
+
+def start_all(driver: Driver) -> list[str]:
+    names: list[str] = []
+    while isinstance(name := driver.ask(), str) and name != driver.searcher.FINISHED:
+        names.append(name)
+    return names
+
+
+def has_flag(ledger: Ledger, number: int) -> bool:
+    return (ledger.get_trial_directory(number) / "halt").exists()
+
+
+def test_a_running_trial_is_told_to_end_and_is_pruned(ledger: Ledger):
+    driver = Driver(ledger)
+    _, name = start_all(driver)
+    assert steer(driver, "stop", trial=1).reason == "trial 1 ends at its next step"
+    assert has_flag(ledger, 1)
+    assert not has_flag(ledger, 0)
+    assert ledger.get_record(1).state == "running"
+    with pytest.raises(UsageError, match="trial 1 is stopped by anna already"):
+        steer(driver, "stop", trial=1)
+    driver.report(name, build_measurement(20, correctness=0.4, format=0.4, length=0.4))
+    driver.end(name, interrupted=True)
+    record = ledger.get_record(1)
+    assert (record.state, record.reason) == ("pruned", "stopped by anna")
+    assert record.cost.completions == 20 * 64  # what it has used counts in the budget
+    assert not has_flag(ledger, 1)
+    driver.run()
+    assert is_finished(ledger.spec, ledger.get_records())
+
+
+def test_a_trial_that_ends_by_itself_before_it_is_stopped_keeps_its_result(ledger: Ledger):
+    driver = Driver(ledger)
+    _, name = start_all(driver)
+    steer(driver, "stop", trial=1)
+    driver.end(name)
+    assert ledger.get_record(1).state == "complete"
+    assert not has_flag(ledger, 1)
+
+
+def test_a_stop_survives_a_kill_before_the_trial_has_ended(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        start_all(driver)
+        steer(driver, "stop", trial=1)
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        assert ledger.get_record(1).reason == "stopped by anna"
+        assert start_all(driver)
+        assert [config.directory.name for config in driver.in_flight.values()] == ["0", "2"]
+        assert not has_flag(ledger, 1)
+
+
+def test_an_unfinished_trial_that_has_no_process_yet_is_stopped_at_once(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        start_all(Driver(ledger))
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        steer(driver, "stop", trial=1)
+        assert ledger.get_record(1).state == "pruned"
+        start_all(driver)
+        assert [config.directory.name for config in driver.in_flight.values()] == ["0", "2"]
+
+
+def test_a_waiting_trial_is_stopped_and_never_promoted(tmp_path: Path):
+    scheduler = "search.scheduler={type: asha, variant: promote, grace: 0.3}"
+    with Ledger.open(load_code_spec(tmp_path, [*QUICK, "search.trials=8", scheduler])) as ledger:
+        driver = Driver(ledger, slots=1)
+        for _ in range(2):
+            driver.end(driver.ask())
+        waiting: list[int] = []
+        for index in range(3):  # each is worse than the one before
+            name = driver.ask()
+            number = int(driver.in_flight[name].directory.name)
+            value = 0.5 - 0.1 * index
+            driver.report(
+                name, build_measurement(20, correctness=value, format=value, length=value)
+            )
+            driver.end(name, interrupted=True) if index else driver.end(name)
+            waiting += [number] if index else []
+        assert [ledger.get_record(number).state for number in waiting] == ["paused"] * 2
+        assert steer(driver, "stop", trial=waiting[0]).reason == f"trial {waiting[0]} ends"
+        assert ledger.get_record(waiting[0]).reason == "stopped by anna"
+        driver.run()
+        assert ledger.get_record(waiting[0]).state == "pruned"
+
+
+def test_an_added_configuration_runs_next_and_on_top_of_the_others(ledger: Ledger):
+    driver = Driver(ledger)
+    names = start_all(driver)
+    request = steer(driver, "add", params=POINT)
+    assert driver.events[-1].planned == 2 + 3 + 1
+    driver.end(names[0])
+    driver.ask()
+    added = ledger.get_record(2)
+    assert {name: added.params[name] for name in POINT} == POINT
+    assert (added.role, added.proposer, added.request) == ("search", "enqueued", request.id)
+    driver.run()
+    records = ledger.get_records()
+    assert sum(record.role == "search" for record in records) == 3 + 1
+    assert is_finished(ledger.spec, records, added=ledger.steering.list_waiting(records))
+
+
+def test_an_added_configuration_runs_once_whatever_is_killed(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        start_all(driver)
+        request = steer(driver, "add", params=POINT)
+    for _ in range(2):
+        with Ledger.open(spec) as ledger:
+            driver = Driver(ledger, slots=3)
+            start_all(driver)
+            assert [r.number for r in ledger.get_records() if r.request == request.id] == [2]
+    with Ledger.open(spec) as ledger:
+        Driver(ledger).run()
+        assert sum(r.request == request.id for r in ledger.get_records()) == 1
+
+
+def test_a_clone_differs_in_the_changes_alone(ledger: Ledger):
+    driver = Driver(ledger)
+    for name in start_all(driver):
+        driver.end(name)
+    steer(driver, "clone", trial=1, changes={"learning_rate": 2e-4})
+    driver.ask()
+    source, clone = ledger.get_record(1), ledger.get_record(2)
+    assert {**source.params, "learning_rate": 2e-4} == clone.params
+
+
+def test_more_trials_run_and_fewer_end_the_search(ledger: Ledger):
+    driver = Driver(ledger, slots=1)
+    for _ in range(3):
+        driver.end(driver.ask())
+    steer(driver, "trials", number=5)
+    assert driver.events[-1].planned == 2 + 5
+    driver.end(driver.ask())
+    steer(driver, "trials", number=2)
+    assert driver.ask() == driver.searcher.FINISHED
+    assert sum(record.role == "search" for record in ledger.get_records()) == 2
+
+
+def test_the_sampler_is_that_of_a_new_process_after_a_change(tmp_path: Path):
+    spec = load_code_spec(tmp_path, ["search.trials=3", "search.replicates.max_runs=0"])
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger, slots=4)  # as many as trials: none can learn from another
+        assert driver.searcher._proposals._projection.sampler.name == "qmc"
+        steer(driver, "trials", number=20)
+        assert driver.searcher._proposals._projection.sampler.name == "gp"
+        driver.searcher.close()
+
+
+def test_a_budget_stops_the_sweep_and_more_of_it_continues(ledger: Ledger):
+    driver = Driver(ledger, slots=1)
+    for _ in range(3):
+        driver.end(driver.ask())
+    steer(driver, "budget", completions=3 * 640)
+    assert driver.ask() == driver.searcher.FINISHED
+    ledger_spec = ledger.spec
+    assert ledger_spec.search.budget.completions == 1920
+
+
+def test_a_paused_sweep_starts_nothing_until_it_is_resumed(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        first, second = start_all(driver)
+        steer(driver, "pause")
+        assert driver.events[-1].pause.author == "anna"
+        driver.end(first)
+        assert driver.ask() is None
+        driver.end(second)
+        assert [driver.ask() for _ in range(3)] == [None] * 3  # not FINISHED
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        assert driver.ask() is None
+        steer(driver, "resume")
+        assert driver.events[-1].pause is None
+        driver.run()
+        assert is_finished(ledger.spec, ledger.get_records())
+
+
+def test_a_trial_that_a_kill_has_interrupted_ends_although_the_sweep_is_paused(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        start_all(driver)
+        steer(driver, "pause")
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        assert len(start_all(driver)) == 2
+        for name in list(driver.in_flight):
+            driver.end(name)
+        assert driver.ask() is None
+
+
+def test_a_paused_sweep_without_anything_left_to_run_finishes(ledger: Ledger):
+    driver = Driver(ledger)
+    names: list[str] = []
+    while len(ledger.get_records()) < 5:
+        names += start_all(driver)
+        driver.end(names.pop(0))
+    steer(driver, "pause")
+    for name in list(driver.in_flight):
+        driver.end(name)
+    assert driver.ask() == driver.searcher.FINISHED
+
+
+def test_a_request_just_before_the_end_keeps_the_sweep_going(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+):
+    driver = Driver(ledger)
+    while len(ledger.get_records()) < 5 or driver.in_flight:
+        if driver.ask() is None and driver.in_flight:
+            driver.end(next(iter(driver.in_flight)))
+        if len(ledger.get_records()) == 5 and driver.in_flight:
+            driver.end(next(iter(driver.in_flight)))
+    monkeypatch.setattr(applied_requests, "POLL_SECONDS", 3600.0)
+    Steering(ledger.directory).request("trials", {"number": 4})
+    assert driver.ask() is None
+    assert isinstance(driver.ask(), str)
+    assert len(ledger.get_records()) == 6
+
+
+def test_a_request_that_has_become_impossible_is_recorded_as_refused(ledger: Ledger):
+    driver = Driver(ledger)
+    names = start_all(driver)
+    steering = Steering(ledger.directory)
+    request = steering.request("stop", {"trial": 1}, "anna")
+    driver.end(names[1])
+    driver.searcher.apply_requests()
+    recorded = steering.find(request.id)
+    assert recorded is not None
+    assert (recorded.outcome, recorded.reason) == ("refused", "trial 1 has ended already: complete")
+
+
+def test_a_file_of_a_recorded_request_is_removed_and_not_applied_again(ledger: Ledger):
+    driver = Driver(ledger)
+    start_all(driver)
+    recorded = steer(driver, "trials", number=5)
+    steer(driver, "trials", number=6)
+    write_request(ledger.directory, recorded)  # as if the driver was killed before it removed it
+    driver.searcher.apply_requests()
+    assert len(ledger.get_requests()) == 2
+    assert ledger.spec.search.trials == 6
+    assert list_pending(ledger.directory) == []
+
+
+def test_a_foreign_file_is_set_aside_with_an_incident(ledger: Ledger):
+    driver = Driver(ledger)
+    start_all(driver)
+    ledger.begin_session(0.0, 2, {})
+    (ledger.directory / REQUESTS).mkdir()
+    (ledger.directory / REQUESTS / "notes.txt").write_text("stop 7, please")
+    steer(driver, "pause")  # what follows it is applied
+    (incident,) = [e.incident for e in driver.events if isinstance(e, IncidentOccurred)]
+    assert "notes.txt in requests/ is no request" in str(incident)
+    assert (ledger.directory / REQUESTS / "damaged" / "notes.txt").exists()
+    assert ledger.get_sessions()[-1]["incidents"] == [incident]
+
+
+def test_the_driver_looks_for_requests_once_a_second(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(applied_requests, "POLL_SECONDS", 1.0)
+    now = 100.0
+    inbox = RequestInbox(ledger, lambda: now)
+    assert inbox.is_due()
+    assert list(inbox.take()) == []
+    now = 100.5
+    assert not inbox.is_due()
+    now = 101.0
+    assert inbox.is_due()
+
+
+def test_a_replay_of_the_requests_gives_the_same_sweep(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        start_all(driver)
+        steer(driver, "stop", trial=1)
+        steer(driver, "add", params=POINT)
+        steer(driver, "trials", number=4)
+        steer(driver, "pause")
+        state, steered = ledger.steering, ledger.spec
+        assert sum(isinstance(event, SweepSteered) for event in driver.events) == 4
+    with Ledger.open(spec, read_only=True) as ledger:
+        assert (ledger.steering, ledger.spec) == (state, steered)
