@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.analysis.lineage import Training, trace_training
+from gdpo_tune.core.requests import Request
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Outcome, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.journal import JournalFile
+from gdpo_tune.ledger.request_files import write_request
 from gdpo_tune.spec import PbtSettings, SweepSpec
 from gdpo_tune.training import checkpoints
 from gdpo_tune.training.checkpoints import (
@@ -375,3 +377,19 @@ def test_a_donor_with_a_damaged_checkpoint_gives_the_previous_one(
         records = ledger.get_records()
     for record in list_members(records):
         assert read_final_state(record) == simulate_training(trace_training(records, record.number))
+
+
+def test_the_others_of_a_population_meet_without_a_member_that_a_person_stops(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        population = Population(ledger, slots=2)
+        while not any(record.state == "paused" for record in ledger.get_records()):
+            if population.ask() is None:
+                population.train(next(iter(population.in_flight)))
+        waiting = next(r.number for r in ledger.get_records() if r.state == "paused")
+        request = Request("a", "stop", {"trial": waiting}, "anna", 1.0)
+        write_request(ledger.directory, request)
+        population.run()
+        members = [record for record in ledger.get_records() if record.role == "member"]
+        assert is_finished(ledger.spec, ledger.get_records())
+    assert [r.number for r in members if r.reason == "stopped by anna"] == [waiting]
+    assert sum(record.state == "complete" for record in members) == MEMBERS - 1

@@ -1,0 +1,154 @@
+"""`python -m gdpo_tune.steer`: words, answers and exit statuses."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune import steer
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.results.steering import Steering
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.tuning.search.applied_requests import RequestInbox
+from tests.support.tuning import build_outcome, load_code_spec
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> SweepSpec:
+    spec = load_code_spec(tmp_path)
+    with Ledger.open(spec) as ledger:
+        ledger.begin_session(time.time(), 2, {})
+        for seed in range(2):
+            ledger.start(spec.space.complete_baseline({}), "search", "model", seed=seed)
+        ledger.complete(0, build_outcome())
+    return spec
+
+
+@contextmanager
+def drive(spec: SweepSpec) -> Iterator[Ledger]:
+    """Take requests as the process of a sweep does."""
+    ended = threading.Event()
+
+    def take() -> None:
+        with Ledger.open(spec) as ledger:
+            started.set()
+            while not ended.wait(0.05):
+                list(RequestInbox(ledger).take())
+
+    started, thread = threading.Event(), threading.Thread(target=take)
+    thread.start()
+    started.wait()
+    try:
+        yield spec
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_requests_are_applied_and_listed(spec: SweepSpec, capsys: pytest.CaptureFixture[str]):
+    with drive(spec):
+        for line in (
+            "stop 1 --author anna",
+            "clone 0 learning_rate=2e-4 group_size=4",
+            "add normalization=gdpo --force learning_rate=0.01",
+            "trials 24",
+            "budget completions=100000 hours=8",
+            "pause",
+            "resume",
+        ):
+            assert steer.main([str(spec.directory), *line.split()]) == 0
+    answers = capsys.readouterr().out.splitlines()
+    assert answers == [
+        "stop 1: applied: trial 1 ends at its next step",
+        "clone 0 learning_rate=2e-4 group_size=4: applied: it starts once a slot is free, besides "
+        "the trials asked for",
+        "add normalization=gdpo learning_rate=0.01: applied: it starts once a slot is free, "
+        "besides the trials asked for",
+        "trials 24: applied: search.trials is 24 instead of 16",
+        "budget completions=100000 hours=8: applied: search.budget.completions is 100,000 instead "
+        "of 0; search.budget.hours is 8 instead of 0",
+        "pause: applied: no further trial starts; 1 running trial will end normally",
+        "resume: applied: trials start again",
+    ]
+    requests = Steering(spec.directory).list_requests()
+    assert requests[0].author == "anna"
+    assert requests[1].arguments == {
+        "trial": 0,
+        "changes": {"learning_rate": 2e-4, "group_size": 4},
+    }
+    assert requests[2].arguments == {
+        "params": {"normalization": "gdpo", "learning_rate": 0.01},
+        "force": True,
+    }
+    assert steer.main([str(spec.directory), "list"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert len(listed) == 7
+    assert listed[0].endswith("stop 1, asked by anna: applied: trial 1 ends at its next step")
+
+
+def test_a_request_without_a_process_is_kept(spec: SweepSpec, capsys: pytest.CaptureFixture[str]):
+    assert steer.main([str(spec.directory), "list"]) == 0
+    assert capsys.readouterr().out == "no requests\n"
+    assert steer.main([str(spec.directory), "trials", "24"]) == 0
+    assert "applied when the sweep is run again" in capsys.readouterr().out
+    assert steer.main([str(spec.directory), "list"]) == 0
+    assert "trials 24, asked by" in (listed := capsys.readouterr().out)
+    assert listed.endswith(": not applied yet\n")
+
+
+def test_a_slow_driver_is_not_waited_for_too_long(
+    spec: SweepSpec, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(steer, "WAIT_SECONDS", 0.1)
+    with Ledger.open(spec) as ledger:
+        assert steer.main([str(spec.directory), "trials", "24"]) == 0
+        assert "the sweep has not answered yet" in capsys.readouterr().out
+        assert steer.main([str(spec.directory), "pause", "--no-wait"]) == 0
+        assert capsys.readouterr().out.startswith("pause: stored as request ")
+        assert [request.action for request in RequestInbox(ledger).take()] == ["trials", "pause"]
+
+
+def test_what_the_driver_refuses_has_its_own_status(
+    spec: SweepSpec, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("gdpo_tune.results.steering.decide", lambda *_: None)
+    with drive(spec):
+        assert steer.main([str(spec.directory), "stop", "0"]) == steer.REFUSED
+    assert capsys.readouterr().out == "stop 0: refused: trial 0 has ended already: complete\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("stop", "write the number of a trial"),
+        ("stop seven", "write the number of a trial, not seven"),
+        ("stop 1 2", "2: nothing takes this; leave it out"),
+        ("pause now", "now: nothing takes this"),
+        ("trials -3", None),
+        ("trials many", "write a number of trials, not many"),
+        ("add learning_rate", "learning_rate: write NAME=VALUE"),
+        ("add group_size=8 group_size=4", "group_size is given twice"),
+        ("clone group_size=8", "write the number of a trial, not group_size=8"),
+        ("pause --force", "--force has no effect on pause"),
+        ("list 7", "list takes no argument"),
+        ("dance", None),
+    ],
+)
+def test_wrong_words_are_refused(
+    spec: SweepSpec, line: str, message: str | None, capsys: pytest.CaptureFixture[str]
+):
+    words = [str(spec.directory), *line.split()]
+    if message is None:
+        with pytest.raises(SystemExit) as exit:
+            steer.main(words)
+        assert exit.value.code == 2
+    else:
+        with pytest.raises(UsageError, match=message):
+            steer.main(words)
+    assert Steering(spec.directory).list_pending() == []
