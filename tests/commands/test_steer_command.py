@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.results.steering import Steering
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.search.applied_requests import RequestInbox
+from tests.support.paths import ROOT
 from tests.support.tuning import build_outcome, load_code_spec
 
 
@@ -78,10 +80,8 @@ def test_requests_are_applied_and_listed(spec: SweepSpec, capsys: pytest.Capture
     ]
     requests = Steering(spec.directory).list_requests()
     assert requests[0].author == "anna"
-    assert requests[1].arguments == {
-        "trial": 0,
-        "changes": {"learning_rate": 2e-4, "group_size": 4},
-    }
+    changes = {"learning_rate": 2e-4, "group_size": 4}
+    assert requests[1].arguments == {"trial": 0, "changes": changes}
     assert requests[2].arguments == {
         "params": {"normalization": "gdpo", "learning_rate": 0.01},
         "force": True,
@@ -130,7 +130,7 @@ def test_what_the_driver_refuses_has_its_own_status(
         ("stop seven", "write the number of a trial, not seven"),
         ("stop 1 2", "2: nothing takes this; leave it out"),
         ("pause now", "now: nothing takes this"),
-        ("trials -3", None),
+        ("trials -3", "write a number of trials, not -3"),
         ("trials many", "write a number of trials, not many"),
         ("add learning_rate", "learning_rate: write NAME=VALUE"),
         ("add group_size=8 group_size=4", "group_size is given twice"),
@@ -152,3 +152,13 @@ def test_wrong_words_are_refused(
         with pytest.raises(UsageError, match=message):
             steer.main(words)
     assert Steering(spec.directory).list_pending() == []
+
+
+def test_the_requests_of_the_page_can_be_typed():
+    rows = re.findall(r"^\| (`[^|]*`) \|", (ROOT / "docs/steering.md").read_text(), re.MULTILINE)
+    requests = [text.split() for row in rows for text in re.findall(r"`([^`]*)`", row)]
+    typed = [words[0] for words in requests if words[0] in steer.READERS]
+    assert typed == ["stop", "add", "clone", "trials", "budget", "pause", "resume"]
+    for action, *words in requests:
+        if action in steer.READERS:
+            steer.READERS[action](words)

@@ -13,12 +13,14 @@ from gdpo_tune.core.events import (
     SearchStarted,
     SweepFinished,
     SweepStarted,
+    SweepSteered,
     TrialFinished,
     TrialProgress,
     TrialStarted,
 )
 from gdpo_tune.core.formatting import format_estimate, format_interval, format_number
 from gdpo_tune.core.incidents import Incident
+from gdpo_tune.core.requests import Effect, RecordedRequest
 from gdpo_tune.core.trials import Cost, Estimate, Measurement
 from gdpo_tune.display import LiveDisplay, print_summary
 from gdpo_tune.display.progress import Progress
@@ -482,3 +484,42 @@ def test_constraints_that_no_trial_satisfies_are_named_with_the_closest_value(sp
     best = max(r.validation["correctness"].mean for r in records if r.role != "untrained")
     assert "no trial satisfies all constraints" in said
     assert f"correctness >= 0.99: the closest trial has {format_number(best)}" in said
+
+
+# Steering
+
+
+def steer(action, planned=30, pause=None, **effect):
+    request = RecordedRequest(
+        "a", action, {}, "anna", 0.0, 1.0, "applied", "as you wish", Effect(**effect)
+    )
+    return SweepSteered(request, planned, 0, request if effect.get("paused") else pause)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_request_is_printed_with_who_asked_and_what_came_of_it(spec, terminal):
+    console = paper(terminal=terminal)
+    display = LiveDisplay(spec, console)
+    display(SweepStarted((), 30))
+    display(steer("trials", planned=38))
+    assert "trials, asked by anna: applied: as you wish" in console.file.getvalue()
+    assert display._progress.planned == 38
+
+
+def test_a_paused_sweep_says_so_with_the_command_that_resumes_it(spec):
+    console = paper(width=400)
+    display = LiveDisplay(spec, console)
+    paused = steer("pause", paused=True)
+    command = f"python -m gdpo_tune.steer {spec.location} resume"
+    line = f"Paused by anna: no further trial starts. Go on with: {command}"
+    display(SweepStarted((), 30, pause=paused.request))  # also after a restart
+    assert line in console.file.getvalue()
+    screen = paper(width=400, terminal=True)
+    screen.print(display.render())
+    assert line in screen.file.getvalue()
+    display(steer("resume", paused=False))
+    screen = paper(width=400, terminal=True)
+    screen.print(display.render())
+    assert "Paused" not in screen.file.getvalue()
+    display(paused)
+    assert console.file.getvalue().count(line) == 2

@@ -90,10 +90,10 @@ def test_a_sweep_that_does_not_run_keeps_requests_for_its_next_start(spec: Sweep
         ledger.start(spec.space.complete_baseline({}), "search", "model", seed=0)
     steering = Steering(spec.directory)
     assert not steering.is_running
-    with pytest.raises(UsageError, match="no process works on .*, so no trial runs that could"):
+    with pytest.raises(UsageError, match=r"no process works on .*, so no trial runs that could"):
         steering.request("stop", {"trial": 0})
     request = steering.request("trials", {"number": 24})
-    with pytest.raises(UsageError, match="search.trials is 24 already"):
+    with pytest.raises(UsageError, match=r"search\.trials is 24 already"):
         steering.request("trials", {"number": 24})  # although nobody has recorded the first one
     assert steering.list_pending() == [request]
 
