@@ -69,7 +69,9 @@ def write_request(directory: Path, request: Request) -> Path:
     check_writable(directory)
     requests = directory / REQUESTS
     path = requests / f"{int(request.asked * 1e9):020}-{request.id}.json"
-    requests.mkdir(exist_ok=True)
+    if not requests.exists():
+        requests.mkdir(exist_ok=True)
+        requests.chmod(directory.stat().st_mode & 0o7777)  # who may write there may ask too
     write_atomically(path, json.dumps(asdict(request)))
     for changed in (requests, directory):
         _sync_directory(changed)
