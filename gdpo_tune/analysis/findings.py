@@ -70,15 +70,22 @@ def _list_limits(front: Front, effects: Effects) -> list[str]:
             "More likely dominated than not, given the standard errors: "
             f"{format_list([title_candidate(name) for name in doubtful])}."
         )
-    if front.knee_shortfall:
-        lines.append(
-            "No member of the front keeps all that the untrained policy has: the knee is worse in "
-            f"{format_list(front.knee_shortfall)}."
-        )
+    if shortfall := describe_knee_shortfall(front):
+        lines.append(shortfall)
     tied = [name for name in front.extremes if front.list_ties(name)]
     if tied:
         lines.append(f"Top configurations for {format_list(tied)} are statistically tied.")
     return lines
+
+
+def describe_knee_shortfall(front: Front) -> str:
+    """Return where the knee is worse than the untrained policy; empty if it is not."""
+    if not front.knee_shortfall:
+        return ""
+    return (
+        "Every policy on the front gives up something that the untrained policy has. The knee is "
+        f"worse in {format_list(front.knee_shortfall)}."
+    )
 
 
 def _list_limits_of_effects(effects: Effects) -> list[str]:

@@ -173,14 +173,28 @@ def choose_knee(
     Returns:
         None if there are no members.
     """
-    untrained = find_untrained(baselines)
-    keeping: list[bool] = []
-    if untrained is not None:
-        keeping = [not list_worse(m, untrained, objectives) for m in members]
-        if not any(keeping):
-            keeping = [not list_worse(m, untrained, objectives, errors=CLEAR) for m in members]
+    baselines = tuple(baselines)
+    grades = [grade_keeping(member, baselines, objectives) for member in members]
+    best = max([1, *grades])
+    keeping = [grade >= best for grade in grades]
     index = find_knee([m.get_values(objectives) for m in members], objectives, keeping)
     return None if index is None else members[index]
+
+
+def grade_keeping(
+    member: Configuration, baselines: Iterable[Configuration], objectives: Sequence[Objective]
+) -> int:
+    """Grade how far a member keeps what the untrained policy has.
+
+    Returns:
+        2: it is worse in no objective; 1: by no more than noise; 0: clearly worse in some, or the
+        untrained policy was not measured.
+    """
+    untrained = find_untrained(baselines)
+    if untrained is None:
+        return 0
+    is_worse = [bool(list_worse(member, untrained, objectives, errors=e)) for e in (CLEAR, 0.0)]
+    return is_worse.count(False)
 
 
 def find_untrained(configurations: Iterable[Configuration]) -> Configuration | None:

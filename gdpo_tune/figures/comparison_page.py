@@ -47,10 +47,12 @@ def write_comparison(
     if notes:
         sections.append(build_section("Limitations", "", build_bullets(notes)))
     if len(comparison.left.objectives) > 1:
-        sides = embed_figure(draw_sides(comparison), "sides")
+        sides = embed_figure(
+            draw_sides(comparison), "sides", "Trade-offs", stacks=True, min_width=300
+        )
         sections.append(build_section("Trade-offs", _SIDES, sides))
     if comparison.superiority:
-        effects = embed_figure(draw_superiority(comparison), "effects")
+        effects = embed_figure(draw_superiority(comparison), "effects", "Objectives")
         sections.append(build_section("Objectives", _SUPERIORITY, effects))
     sections.append(build_section("The two sides", "", _build_sides_table(comparison)))
     write_atomically(path, build_page(title, head, sections))
@@ -68,4 +70,4 @@ def _build_sides_table(comparison: Comparison) -> str:
         cells.append(format_number(comparison.hypervolumes[index]))
         cells += [format_estimate(pair[index]) for pair in comparison.best.values()]
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
-    return build_table("sides", map(escape, heads), rows)
+    return build_table("sides", map(escape, heads), rows, "The two sides")

@@ -38,7 +38,7 @@ def build_gallery(spec: SweepSpec, front: Front, effects: Effects | None = None)
     trained = [c for c in front.configurations if c.is_training]
     started = any(r.started is not None for r in records)
     drawers: dict[str, tuple[object, Callable[[], go.Figure]]] = {
-        "pairs": (front.configurations, lambda: draw_pairs(front, spec.constraints)),
+        "pairs": (front.configurations, lambda: draw_pairs(front, spec.constraints, dimensions)),
         "surfaces": (front.members and len(front.objectives) > 1, lambda: draw_surfaces(front)),
         "all": (len(trained) > 1, lambda: draw_parallel(front, dimensions)),
         "importance": (importance.estimates, lambda: draw_importance(importance)),

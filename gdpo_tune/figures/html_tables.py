@@ -8,6 +8,7 @@ from html import escape
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.origins import summarize_origins
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.candidates import title_candidate
 from gdpo_tune.core.formatting import (
     NO_VALUE,
     abbreviate_parameter,
@@ -20,7 +21,7 @@ from gdpo_tune.core.formatting import (
 )
 from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
 from gdpo_tune.figures import style
-from gdpo_tune.results.summary import describe_role, name_configuration
+from gdpo_tune.results.summary import describe_role
 
 Cell = tuple[str, str | float]
 """HTML of a cell, and its key for sorting."""
@@ -30,30 +31,54 @@ NAMES = {"ends": "ends of trainings", "checkpoints": "checkpoints", "merges": "m
 EMPTY: Cell = (NO_VALUE, "")
 
 
-def build_table(kind: str, heads: Iterable[str], rows: Iterable[str]) -> str:
-    """Return a table that scrolls: `heads` as HTML without `<th>`, `rows` as HTML with `<tr>`."""
+def build_table(
+    kind: str, heads: Iterable[str], rows: Iterable[str], label: str, *, tall: bool = False
+) -> str:
+    """Return a table that scrolls sideways, and down if it is `tall`.
+
+    `heads` are HTML without `<th>`, `rows` are HTML with `<tr>`; `label` names the table.
+    """
+    scroll = f'class="scroll{" tall" if tall else ""}" role="region" tabindex="0"'
     return (
-        f'<div class="scroll tall"><table class="{kind}"><thead><tr>'
-        + "".join(f"<th>{head}</th>" for head in heads)
+        f'<div {scroll} aria-label="{escape(label, quote=True)}">'
+        f'<table class="{kind}"><thead><tr>'
+        + "".join(f'<th scope="col">{head}</th>' for head in heads)
         + "</tr></thead><tbody>"
         + "".join(rows)
         + "</tbody></table></div>"
     )
 
 
-def build_front_table(front: Front, dimensions: Sequence[str]) -> str:
-    """Return one row per member, best in the first objective first, then the baselines."""
+def build_front_table(front: Front) -> str:
+    """Return one row per member, best in the first objective first, then the baselines.
+
+    The page shows the knee, the extremes, the chosen one and the baselines, and all on request.
+    """
     if not front.members and not front.baselines:
         return '<p class="empty">No trial is complete yet.</p>'
-    others = [name for name in dimensions if name != "normalization"]
-    heads = ["configuration", "normalization", *map(abbreviate_parameter, others)]
-    heads += [abbreviate_parameter(goal.name) for goal in front.objectives]
-    heads += ["seeds", "P(front)"]
-    rows = [_build_member_row(front, member, others) for member in front.members]
-    rows += [_build_member_row(front, c, others) for c in front.baselines if not c.is_on_front]
+    heads = ["policy", *(abbreviate_parameter(goal.name) for goal in front.objectives), "notes"]
+    others = [c for c in front.baselines if not c.is_on_front]
+    rows = [_build_member_row(front, policy) for policy in (*front.members, *others)]
     if not front.members:
         rows.insert(0, f'<tr><td colspan="{len(heads)}">Nothing is on the front yet.</td></tr>')
-    return build_table("front", map(escape, heads), rows)
+    table = build_table("front", map(escape, heads), rows, "Policies on the front")
+    count = len(front.members)
+    button = (
+        f'<button type="button" id="show-all" aria-expanded="true" data-count="{count}" hidden>'
+        "</button>"
+    )
+    return table + button
+
+
+def build_badges(front: Front, configuration: Configuration, *, ties: bool = False) -> str:
+    """Return why a configuration stands out, as labels that do not wrap."""
+    names = front.list_labels(configuration, ties=ties)
+    names += ["untrained policy"] if configuration.role == "untrained" else []
+    names += ["published weights"] if configuration.role == "published" else []
+    if configuration.is_on_front and configuration.is_provisional:
+        names.append("provisional")
+    names += front.list_shortfalls(configuration)
+    return "".join(f'<span class="badge {name.split()[0]}">{escape(name)}</span>' for name in names)
 
 
 def build_trials_table(front: Front, dimensions: Sequence[str]) -> str:
@@ -61,15 +86,15 @@ def build_trials_table(front: Front, dimensions: Sequence[str]) -> str:
     if not front.records:
         return '<p class="empty">No trial has started yet.</p>'
     others = [name for name in dimensions if name != "normalization"]
-    heads = ["trial", "state", "role", "normalization", *map(abbreviate_parameter, others)]
+    heads = ["trial", "state", "normalization", *map(abbreviate_parameter, others)]
     heads += [abbreviate_parameter(goal.name) for goal in front.objectives]
-    heads += ["constraints", "time", "note"]
+    heads += ["time"]
     rows = [
         _build_trial_row(record, others, front.objectives, record.number in front.trial_numbers)
         for record in sorted(front.records, key=lambda record: record.number)
     ]
     buttons = (f'<button type="button">{escape(head)}</button>' for head in heads)
-    return build_table("sortable", buttons, rows)
+    return build_table("sortable", buttons, rows, "All trials", tall=True)
 
 
 def build_origins_table(front: Front) -> str:
@@ -89,32 +114,23 @@ def build_origins_table(front: Front) -> str:
             format_duration(cost.cpu_seconds),
         ]
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
-    return build_table("origins", heads, rows)
+    return build_table("origins", heads, rows, "Origins of the front")
 
 
-def _build_member_row(front: Front, configuration: Configuration, dimensions: Sequence[str]) -> str:
-    is_trained, has_params = configuration.role != "untrained", _has_params(configuration)
-    names = front.list_labels(configuration, ties=True)
-    if configuration.is_on_front and configuration.is_provisional:
-        names.append("provisional")
-    names += front.list_shortfalls(configuration)
-    badges = "".join(
-        f'<span class="badge {name.split()[0]}">{escape(name)}</span>' for name in names
-    )
-    cells = [f"{escape(name_configuration(configuration))}<small>{badges}</small>"]
-    cells.append(_build_mode_cell(get_mode(configuration.params)) if has_params else NO_VALUE)
-    cells += [
-        escape(format_parameter(configuration.params.get(name) if has_params else None))
-        for name in dimensions
+def _build_member_row(front: Front, configuration: Configuration) -> str:
+    is_trained, name = configuration.role != "untrained", escape(configuration.name, quote=True)
+    title = escape(title_candidate(configuration.name)) if is_trained else "untrained"
+    patch = _build_patch(style.get_configuration_mark(configuration).color) if is_trained else ""
+    cells = [
+        f'{patch}<button type="button" class="link" data-select="{name}">{title}</button>',
+        *(format_estimate(configuration.mean[goal.name]) for goal in front.objectives),
+        build_badges(front, configuration) or NO_VALUE,
     ]
-    cells += [
-        _build_value_cell(configuration.mean[goal.name], configuration.validation.get(goal.name))
-        for goal in front.objectives
-    ]
-    probability = f"{configuration.probability:.2f}" if configuration.rank >= 0 else NO_VALUE
-    cells += [str(configuration.seeds) if is_trained else NO_VALUE, probability]
+    is_listed = not configuration.is_on_front or bool(front.list_labels(configuration))
+    marks = " data-listed" if is_listed or configuration in front.baselines else ""
     kind = "" if configuration.is_on_front else ' class="off"'
-    return f"<tr{kind}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+    row = "".join(f"<td>{cell}</td>" for cell in cells)
+    return f'<tr{kind} data-candidate="{name}"{marks}>{row}</tr>'
 
 
 def _has_params(shown: Configuration | TrialRecord) -> bool:
@@ -124,8 +140,11 @@ def _has_params(shown: Configuration | TrialRecord) -> bool:
 
 def _build_mode_cell(mode: str) -> str:
     """Return the name of a mode beside a patch of its colour."""
-    color = style.get_mark(mode).color
-    return f'<i class="patch" style="background:{color}"></i>{escape(mode)}'
+    return _build_patch(style.get_mark(mode).color) + escape(mode)
+
+
+def _build_patch(color: str) -> str:
+    return f'<i class="patch" style="background:{color}"></i>'
 
 
 def _build_value_cell(test: Estimate | None, validation: Estimate | None) -> str:
@@ -141,11 +160,17 @@ def _build_trial_row(
     mode, seconds = get_mode(record.params), record.cost.seconds
     role = describe_role(record)
     role += f" ({record.proposer})" if role in ("search", "member") else ""
-    own = f"<small>trial {record.number}</small>" if record.role == "checkpoint" else ""
+    own = f", trial {record.number}" if record.role == "checkpoint" else ""
+    words = "stopped early" if record.state == "pruned" else record.state
+    state = f'<span class="state {record.state}">{words}</span>'
+    notes = ["violates a constraint"] if record.feasible is False else []
+    notes += [record.reason] if record.reason else []
     cells: list[Cell] = [
-        (f"{record.name}{' ★' if on_front else ''}{own}", record.number),
-        (f'<span class="state {record.state}">{record.state}</span>', record.state),
-        (escape(role), role),
+        (
+            f"{record.name}{' ★' if on_front else ''}<small>{escape(role)}{own}</small>",
+            record.number,
+        ),
+        (state + "".join(f"<small>{escape(note)}</small>" for note in notes), record.state),
         (_build_mode_cell(mode), mode) if has_params else EMPTY,
     ]
     params = record.params if has_params else {}
@@ -158,13 +183,9 @@ def _build_trial_row(
         key = "" if test is None else test.mean
         is_empty = test is None and validation is None
         cells.append(EMPTY if is_empty else (_build_value_cell(test, validation), key))
-    verdict: Cell = ("satisfied", 1) if record.feasible else ("violated", 0)
-    cells += [
-        EMPTY if record.feasible is None else verdict,
-        (format_duration(seconds), seconds) if seconds else EMPTY,
-        (escape(record.reason), record.reason),
-    ]
+    cells.append((format_duration(seconds), seconds) if seconds else EMPTY)
     body = "".join(
         f'<td data-sort="{escape(str(key), quote=True)}">{html}</td>' for html, key in cells
     )
-    return f'<tr data-state="{record.state}"{" class=front" if on_front else ""}>{body}</tr>'
+    mark = " class=front" if on_front else ""
+    return f'<tr id="trial-{record.number}" data-state="{record.state}"{mark}>{body}</tr>'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -10,10 +11,9 @@ from plotly.subplots import make_subplots
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.candidates import title_candidate
-from gdpo_tune.core.metrics import HOUR, count_gpu_hours
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
-from gdpo_tune.figures.layout import make_layout
+from gdpo_tune.figures.layout import choose_time_unit, make_layout
 
 CROWDED = 60
 """Trials above which the marks are smaller."""
@@ -28,8 +28,8 @@ KINDS = {
 def draw_hypervolume(front: Front, gpus: float = 0.0) -> go.Figure:
     """Draw the front's hypervolume after each trial that ended, in order of ending.
 
-    Three panels: over trials, over hours since the first start, and over GPU-hours of all trials
-    that had ended by then, or CPU-hours without a GPU. Replicates are marked: the curve may fall
+    Three panels: over trials, over time since the first start, and over GPU time of all trials that
+    had ended by then, or CPU time without a GPU. Replicates are marked: the curve may fall
     there, when they correct a lucky first trial. A failed or stopped trial leaves it level.
 
     `front.hypervolume_over_trials` is not empty; `gpus` are those of one trial.
@@ -38,11 +38,13 @@ def draw_hypervolume(front: Front, gpus: float = 0.0) -> go.Figure:
     ended = [records[point.number] for point in front.hypervolume_over_trials]
     values = [point.hypervolume for point in front.hypervolume_over_trials]
     zero = min((r.started for r in front.records if r.started is not None), default=0.0)
-    work = [count_gpu_hours(r.cost, gpus) if gpus else r.cost.cpu_seconds / HOUR for r in ended]
+    work = [r.cost.seconds * gpus if gpus else r.cost.cpu_seconds for r in ended]
+    times = [(r.finished or zero) - zero for r in ended]
+    processor = "GPU" if gpus else "CPU"
     axes = {
         "trials ended": [float(count) for count in range(1, len(ended) + 1)],
-        "hours since the first start": [((r.finished or zero) - zero) / HOUR for r in ended],
-        "GPU-hours" if gpus else "CPU-hours": list(accumulate(work)),
+        **_scale_times("{} since the first start", times),
+        **_scale_times(f"{processor}-{{}}", list(accumulate(work))),
     }
     figure: go.Figure = make_subplots(
         rows=1, cols=len(axes), shared_yaxes=True, horizontal_spacing=0.03
@@ -74,6 +76,12 @@ def draw_hypervolume(front: Front, gpus: float = 0.0) -> go.Figure:
     figure.update_yaxes(rangemode="tozero")
     figure.update_yaxes(title_text="hypervolume", col=1)
     return figure
+
+
+def _scale_times(title: str, seconds: Sequence[float]) -> dict[str, list[float]]:
+    """Return times in the unit that suits the largest, under a title that names the unit."""
+    length, name = choose_time_unit(max(seconds))
+    return {title.format(name): [value / length for value in seconds]}
 
 
 def _classify(record: TrialRecord) -> str:

@@ -9,13 +9,15 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from gdpo_tune.core.metrics import HOUR
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.figures import style
 from gdpo_tune.figures.panels import count_columns, title_axis
 
-WIDTH = 1240
+WIDTH = 1120
 """Pixels of a figure in a wide window; labels are placed for this width."""
-MARGINS = {"l": 64, "r": 16, "t": 48, "b": 52}
+MARGINS = {"l": 64, "r": 40, "t": 48, "b": 52}
+"""At the right there is room for the buttons, which would cover the legend elsewhere."""
 GAPS = (0.075, 0.16)
 """Space between two panels as a share of the whole: across, and up."""
 AXIS = {
@@ -50,6 +52,12 @@ def make_layout(height: float, **margins: int) -> dict[str, Any]:
             "font": {"color": style.INK, "size": 12},
             "align": "left",
         },
+        "modebar": {
+            "orientation": "v",
+            "bgcolor": "rgba(0,0,0,0)",
+            "color": style.FAINT,
+            "activecolor": style.INK,
+        },
         "legend": {
             "orientation": "h",
             "x": 0,
@@ -66,7 +74,7 @@ def get_panel_size(panels: int) -> tuple[float, float]:
     """Return width and height of one of `panels` panels in pixels."""
     columns = count_columns(panels)
     inner = WIDTH - MARGINS["l"] - MARGINS["r"]
-    return inner * (1 - GAPS[0] * (columns - 1)) / columns, 430.0 if columns == 1 else 340.0
+    return inner * (1 - GAPS[0] * (columns - 1)) / columns, 430.0 if columns == 1 else 270.0
 
 
 def make_panels(count: int) -> tuple[go.Figure, list[dict[str, Any]]]:
@@ -91,3 +99,10 @@ def title_axes(figure: go.Figure, goals: Sequence[Objective], cell: Mapping[str,
     for update, goal in zip((figure.update_xaxes, figure.update_yaxes), goals, strict=True):
         towards = "reversed" if goal.direction == "minimize" else True
         update(title_text=title_axis(goal), autorange=towards, **cell)
+
+
+def choose_time_unit(seconds: float) -> tuple[float, str]:
+    """Return the length in seconds of the unit that suits a span of time, and its plural."""
+    units = {"days": 86400.0, "hours": HOUR, "minutes": 60.0, "seconds": 1.0}
+    name = next((name for name, length in units.items() if seconds >= 2 * length), "seconds")
+    return units[name], name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
@@ -12,6 +13,7 @@ from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.formatting import (
     CANDIDATE_COLORS,
+    abbreviate_parameter,
     format_count,
     format_estimate,
     format_parameter,
@@ -39,24 +41,40 @@ FONT_SIZE = 11
 """Size of the labels, in pixels."""
 RADIUS = 8.0
 """Half the size of a mark with some space around it, in pixels."""
+MOST_LINES = 9
+"""Lines of a hover text: more would cover the next panel."""
+MAX_LETTERS = 48
+"""Letters in a line of parameters."""
 _BOUND = {"color": style.MUTED, "width": 1.2, "dash": "dot"}
 _STAIRCASE = {"color": style.FAINT, "width": 1.5}
 _TO_PARENTS = {"color": style.fade(CANDIDATE_COLORS["merge"], 0.2), "width": 0.6}
 
+Texts = Mapping[str, str]
+"""Name of a configuration -> its hover text."""
 
-def draw_pairs(front: Front, constraints: Mapping[str, Constraint] | None = None) -> go.Figure:
+
+def draw_pairs(
+    front: Front,
+    constraints: Mapping[str, Constraint] | None = None,
+    dimensions: Sequence[str] | None = None,
+) -> go.Figure:
     """Draw a panel for each pair of objectives; better is right and up in each.
 
     Filled points are means over several seeds, hollow ones have one seed; dominated points are
     faded; a small cross marks a configuration that violates a constraint. A thin line joins a merge
     on the front and each of its parents. A dotted line is one of `constraints` (metric -> bound) on
-    an objective, where it lies within the panel.
+    an objective, where it lies within the panel. `dimensions` are the parameters that were
+    searched; without them the hover text has all. The custom data of a point is its name.
     """
     panels = build_panels(front)
+    texts = {
+        c.name: describe_configuration(c, front.objectives, dimensions)
+        for c in front.configurations
+    }
     figure, cells = make_panels(len(panels))
     _add_legend(figure, front)
     for panel, cell in zip(panels, cells, strict=True):
-        for trace in _trace_panel(front, panel):
+        for trace in _trace_panel(front, panel, texts):
             figure.add_trace(trace, **cell)
         figure.update_xaxes(title_text=panel.x.title, range=panel.x.range, **cell)
         figure.update_yaxes(title_text=panel.y.title, range=panel.y.range, **cell)
@@ -71,25 +89,27 @@ def draw_pairs(front: Front, constraints: Mapping[str, Constraint] | None = None
     return figure
 
 
-def describe_configuration(configuration: Configuration, objectives: Sequence[Objective]) -> str:
-    """Return the hover text: trials, standing, test and validation values, every parameter.
+def describe_configuration(
+    configuration: Configuration,
+    objectives: Sequence[Objective],
+    dimensions: Sequence[str] | None = None,
+) -> str:
+    """Return the hover text: name, standing, values on test prompts, and parameters.
 
-    Lines are separated by `<br>`, as plotly wants it; texts from outside are escaped.
+    `dimensions` are the parameters to name; None names all. Lines are separated by `<br>`, as
+    plotly wants it, and there are at most `MOST_LINES`; texts from outside are escaped.
     """
-    lines = [
-        f"<b>{escape(name_configuration(configuration))}</b>",
-        describe_standing(configuration),
-    ]
-    for objective in objectives:
-        test = format_estimate(configuration.mean[objective.name])
-        validation = format_estimate(configuration.validation.get(objective.name))
-        lines.append(f"{escape(objective.name)}: <b>{test}</b> (validation {validation})")
+    lines = [name_configuration(configuration), describe_standing(configuration)]
+    lines += [f"{o.name}: {format_estimate(configuration.mean[o.name])}" for o in objectives]
     if configuration.role != "untrained":
-        lines += [
-            f"{escape(name)} = {escape(format_parameter(value))}"
-            for name, value in sorted(configuration.params.items())
-        ]
-    return "<br>".join(lines)
+        params = configuration.params
+        names = sorted(params) if dimensions is None else [n for n in dimensions if n in params]
+        settings = [f"{abbreviate_parameter(n)} {format_parameter(params[n])}" for n in names]
+        lines += wrap(", ".join(settings), MAX_LETTERS, break_long_words=False)
+    if len(lines) > MOST_LINES:
+        lines[MOST_LINES - 1 :] = ["\N{HORIZONTAL ELLIPSIS}"]
+    title, *others = (escape(line) for line in lines)
+    return "<br>".join([f"<b>{title}</b>", *others])
 
 
 def describe_standing(configuration: Configuration) -> str:
@@ -118,7 +138,7 @@ def _add_legend(figure: go.Figure, front: Front) -> None:
         figure.add_scatter(x=[None], y=[None], mode="lines", line=line, name=name, legendgroup=name)
 
 
-def _trace_panel(front: Front, panel: Panel) -> Iterable[go.Scatter]:
+def _trace_panel(front: Front, panel: Panel, texts: Texts) -> Iterable[go.Scatter]:
     """Yield traces from back to front: lines, faded points, members, baselines."""
     yield _trace_line(panel.staircase, _STAIRCASE, ATTAINED)
     lines = list_lines_to_parents(front, panel)
@@ -135,9 +155,9 @@ def _trace_panel(front: Front, panel: Panel) -> Iterable[go.Scatter]:
             bars = mark.color if layer == "member" else None
             if shown:
                 marker = _make_marker(layer, mark, shown)
-                yield _trace_points(front, panel, shown, marker, name, bars)
+                yield _trace_points(panel, shown, texts, marker, name, bars)
     for baseline in front.baselines:
-        yield _trace_baseline(front, panel, baseline)
+        yield _trace_baseline(panel, baseline, texts)
 
 
 def _trace_line(
@@ -181,20 +201,20 @@ def _make_marker(layer: str, mark: style.Mark, shown: Sequence[Configuration]) -
     }
 
 
-def _trace_baseline(front: Front, panel: Panel, configuration: Configuration) -> go.Scatter:
+def _trace_baseline(panel: Panel, configuration: Configuration, texts: Texts) -> go.Scatter:
     name, mark = style.BASELINES[configuration.role]
     marker: dict[str, Any] = {"symbol": mark.plotly, "size": 10, "color": mark.color}
     if configuration.role == "published":
         color = style.get_mark(get_mode(configuration.params)).color
         line = {"color": mark.color, "width": 1.2}
         marker |= {"size": 15, "color": _choose_fill(configuration, color), "line": line}
-    return _trace_points(front, panel, [configuration], marker, name, bars=mark.color)
+    return _trace_points(panel, [configuration], texts, marker, name, bars=mark.color)
 
 
 def _trace_points(
-    front: Front,
     panel: Panel,
     shown: Sequence[Configuration],
+    texts: Texts,
     marker: dict[str, Any],
     group: str,
     bars: str | None = None,
@@ -214,7 +234,8 @@ def _trace_points(
         y=[estimate.mean for estimate in y],
         mode="markers",
         marker=marker,
-        text=[describe_configuration(c, front.objectives) for c in shown],
+        text=[texts[c.name] for c in shown],
+        customdata=[c.name for c in shown],
         hovertemplate="%{text}<extra></extra>",
         showlegend=False,
         legendgroup=group,

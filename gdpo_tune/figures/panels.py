@@ -20,9 +20,9 @@ from gdpo_tune.figures import style
 
 PADDING = 0.09
 """Share of the spread that is left free beyond the outermost points."""
-ATTAINED = "attained in these two objectives"
+ATTAINED = "front in these two objectives"
 """Name of the staircase in legends."""
-PARENTS = "a merge and its parents"
+PARENTS = "merge to its parents"
 """Name of the lines from merges in legends."""
 MAX_LETTERS = 30
 """Letters in a line of a label."""

@@ -8,20 +8,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.analysis.effects import estimate_effects
-from gdpo_tune.analysis.findings import describe_findings
+from gdpo_tune.analysis.findings import describe_findings, describe_knee_shortfall
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.figures.gallery import build_gallery
-from gdpo_tune.figures.html_page import build_bullets, build_page, build_section, embed_figure
+from gdpo_tune.figures.captions import (
+    CAPTIONS,
+    CHOOSE,
+    COMPLETIONS,
+    READING_THE_FIGURE,
+    READING_THE_TABLE,
+)
+from gdpo_tune.figures.choose_panel import build_choose_panel
+from gdpo_tune.figures.completions_grid import build_completions
+from gdpo_tune.figures.gallery import Gallery, build_gallery
+from gdpo_tune.figures.html_page import (
+    build_bullets,
+    build_contents,
+    build_page,
+    build_section,
+    embed_figure,
+)
 from gdpo_tune.figures.html_tables import (
     build_front_table,
     build_origins_table,
     build_trials_table,
 )
+from gdpo_tune.figures.policy_cards import build_cards
 from gdpo_tune.figures.report_texts import (
     build_head,
-    build_samples,
+    describe_sweep,
     list_failures,
     list_node_losses,
 )
@@ -32,75 +48,21 @@ from gdpo_tune.results.summary import REPORT_FILE, ChosenTrial
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
 
-_MIN_WIDTHS = {"pairs": 900, "surfaces": 900, "slices": 800, "progress": 760, "all": 760}
+_MIN_WIDTHS = {"pairs": 300, "surfaces": 300, "slices": 700, "progress": 700, "all": 700}
 """Pixels below which a figure with many panels scrolls instead of shrinking."""
-_PAIRS = (
-    "Better is right and up. Filled: two or more seeds. Hollow: one seed, provisional. Faded: "
-    "dominated. Small cross: violates a constraint. Thin line: from a merge to its parents. Dotted "
-    "line: a constraint. Bars: one standard error. A member of the front can lie below the line of "
-    "a panel, because it is better in another objective. Hover for details; click a name to hide "
-    "it."
-)
-_FRONT = (
-    "Configurations that no other one dominates. Values are means over seeds on test prompts ± one "
-    "standard error. With one seed the noise of training is unknown: the configuration is "
-    "provisional, and its error is at least the spread of seeds elsewhere in the sweep. P(front): "
-    "probability of being on the front, given means and standard errors. Tied: the difference is "
-    "within noise."
-)
-_ORIGINS = (
-    "What the front owes to ends of trainings, to their checkpoints, and to merges. Hypervolume: "
-    "of the candidates in this row and the rows above. Share: what this row adds, of the whole. "
-    "Cost: of all trials of the kind, on the front or not."
-)
-_SURFACES = (
-    "Attainment surfaces: front recomputed 200 times, resampling each mean. A line bounds what "
-    "that share of the recomputed fronts attains, in these two objectives. Where the lines are "
-    "close together, the front is well known. Grey: the means."
-)
-_PARALLEL = (
-    "One line per configuration, in the colour of its normalization mode. Drag along an axis to "
-    "keep the lines that pass there; click the axis to clear."
-)
-_IMPORTANCE = (
-    "Share of the variance between trials that involves a parameter, alone or together with "
-    "others, over the whole search space (total Sobol index). Shares of parameters that act "
-    "together overlap; noise has the rest. Bars: 95 % intervals. Strong: a clear effect. Medium: "
-    "unclear. Pale: no detectable effect, the interval includes what noise alone gives."
-)
-_SLICES = (
-    "Each configuration by one parameter and one objective; the other parameters vary too. Large: "
-    "on the front."
-)
-_PROGRESS = (
-    "Hypervolume of the front, against fixed references, after each trial: by trials, by time and "
-    "by compute. It falls where a replicate corrects a lucky first trial. The interval at the top "
-    "of the page corrects for this optimism."
-)
-_SHARES = (
-    "Share of the training signal that each reward gave: |weight * standard deviation|, divided by "
-    "the sum over rewards, mean over the steps. A long front is thinned."
-)
-_LEARNING = (
-    "Running means over five steps. Strong: trials on the front. A dead group has equal rewards "
-    "throughout and teaches nothing."
-)
-_RUNGS = "Validation scores during training. Strong: trials on the front. Cross: stopped early."
-_POPULATION = (
-    "Values of each member over its steps, in the colour of its mode. Strong: on the front. Dot: "
-    "the member copied the training state and parameters of another one. Tables show the initial "
-    "values; schedule.json in a member's directory has the values that its policy was trained with."
-)
-_SAMPLES = (
-    "Completions of the untrained policy and of the front's policies, with their scores. All have "
-    "the same test prompts, drawn at random. One completion per prompt, sampled at temperature 1."
-)
-_FAILURES = "Trials that ended without a result. The front and the search ignore them."
-_NODE_LOSSES = (
-    "Nodes that were lost and attempts that failed. Each trial resumed from its newest "
-    "checkpoint. A lost node does not count as a failure of its trials."
-)
-_TRIALS = "★: on the front. Click a heading to sort."
+_FIGURES = {
+    "surfaces": "Front uncertainty",
+    "importance": "Which parameters mattered",
+    "all": "Parameters and objectives",
+    "slices": "Each parameter against each objective",
+    "progress": "Progress",
+    "training": "Training curves",
+    "rungs": "Validation scores during training",
+    "shares": "Share of the training signal",
+    "population": "Population",
+    "timeline": "Timeline",
+}
+"""Name of a figure in the gallery -> title of its section."""
 
 
 def write_report(
@@ -136,8 +98,15 @@ def build_report(
     """Return the whole page, plotly.js included once; equal records give an equal page."""
     front = build_front(records, spec.list_objectives(), chosen and chosen.name)
     head = build_head(spec, front, ending, chosen)
-    sections = _build_sections(spec, front, sessions)
-    return build_page(f"{spec.name}: Pareto front", head, sections, _describe_age(records))
+    bodies = {title: body for title, body in _build_bodies(spec, front, sessions).items() if body}
+    captions = {**CAPTIONS, "Timeline": describe_utilisation(front.records, sessions)}
+    sections = [build_section(title, captions[title], bodies[title]) for title in bodies]
+    answers = [title for title in (CHOOSE, COMPLETIONS) if title in bodies]
+    contents = build_contents(
+        {"": answers, "Evidence": [title for title in bodies if title not in answers]}
+    )
+    title = f"{spec.name}: Pareto front"
+    return build_page(title, head, sections, _describe_age(records), contents)
 
 
 def _describe_age(records: Sequence[TrialRecord]) -> str:
@@ -149,38 +118,50 @@ def _describe_age(records: Sequence[TrialRecord]) -> str:
     return f"The last trial started or ended at {latest:%Y-%m-%d %H:%M %Z}."
 
 
-def _build_sections(
+def _build_bodies(
     spec: SweepSpec, front: Front, sessions: Sequence[Mapping[str, Any]]
-) -> list[str]:
+) -> dict[str, str]:
+    """Return title -> body of every section in order; empty where there is no data."""
     dimensions = spec.space.dimensions
     effects = estimate_effects(front, list_dimensions(spec.space))
-    figures = {
-        name: embed_figure(
-            draw(), name, buttons=name != "all", min_width=_MIN_WIDTHS.get(name, 560)
-        )
-        for name, draw in build_gallery(spec, front, effects).items()
-    }
+    gallery = build_gallery(spec, front, effects)
     findings, limits = map(build_bullets, describe_findings(front, effects))
-    utilisation = describe_utilisation(front.records, sessions)
-    parts = [
-        ("Trade-offs", _PAIRS, figures.get("pairs")),
-        ("Findings", "What parameters do, and which configurations lead.", findings),
-        ("Limits of the data", "", limits),
-        ("The front", _FRONT, build_front_table(front, dimensions)),
-        ("Origins of the front", _ORIGINS, build_origins_table(front)),
-        ("Front uncertainty", _SURFACES, figures.get("surfaces")),
-        ("From parameters to objectives", _PARALLEL, figures.get("all")),
-        ("Which parameters mattered", _IMPORTANCE, figures.get("importance")),
-        ("Slices", _SLICES, figures.get("slices")),
-        ("Progress", _PROGRESS, figures.get("progress")),
-        ("Effective share of each reward", _SHARES, figures.get("shares")),
-        ("Training", _LEARNING, figures.get("training")),
-        ("Rungs", _RUNGS, figures.get("rungs")),
-        ("Population", _POPULATION, figures.get("population")),
-        ("Sample completions", _SAMPLES, build_samples(front)),
-        ("Timeline", utilisation, figures.get("timeline")),
-        ("Failures", _FAILURES, list_failures(front.records)),
-        ("Node losses and retries", _NODE_LOSSES, list_node_losses(sessions)),
-        ("All trials", _TRIALS, build_trials_table(front, dimensions)),
-    ]
-    return [build_section(title, caption, body) for title, caption, body in parts if body]
+    return {
+        CHOOSE: _build_answer(spec, front, gallery),
+        COMPLETIONS: build_completions(front),
+        "Findings": findings,
+        "Limits of the data": limits,
+        **{title: _embed(gallery, name, title) for name, title in _FIGURES.items()},
+        "Origins of the front": build_origins_table(front),
+        "Failures": list_failures(front.records),
+        "Node losses and retries": list_node_losses(sessions),
+        "All trials": build_trials_table(front, dimensions),
+        "About this sweep": describe_sweep(spec, front),
+    }
+
+
+def _build_answer(spec: SweepSpec, front: Front, gallery: Gallery) -> str:
+    """Return the first screen: figure, controls, table, and the cards of the policies."""
+    shortfall = describe_knee_shortfall(front)
+    warning = f'<p class="warning">{shortfall}</p>' if shortfall else ""
+    legend = f"<details><summary>How to read this</summary><p>{READING_THE_FIGURE}</p>"
+    legend += f"<p>{READING_THE_TABLE}</p></details>"
+    panel = build_choose_panel(spec, front)
+    table = f"<div>{build_front_table(front)}{legend if front.members else ''}</div>"
+    figure = _embed(gallery, "pairs", CHOOSE)
+    choice = f'<div class="choice">{panel}{table}</div>' if panel else table
+    return f"{warning}{figure}{choice}{build_cards(spec, front)}"
+
+
+def _embed(gallery: Gallery, name: str, title: str) -> str:
+    """Return a figure as HTML; empty if there is no data for it."""
+    if name not in gallery:
+        return ""
+    return embed_figure(
+        gallery[name](),
+        name,
+        title,
+        buttons=name != "all",
+        min_width=_MIN_WIDTHS.get(name, 560),
+        stacks=name in ("pairs", "surfaces"),
+    )

@@ -10,10 +10,9 @@ import plotly.graph_objects as go
 
 from gdpo_tune.core.candidates import title_candidate
 from gdpo_tune.core.formatting import format_duration, format_percent
-from gdpo_tune.core.metrics import HOUR
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
-from gdpo_tune.figures.layout import make_layout
+from gdpo_tune.figures.layout import choose_time_unit, make_layout
 
 KINDS = {
     "complete": ("complete", "#0072b2"),
@@ -35,14 +34,15 @@ def draw_timeline(records: Sequence[TrialRecord]) -> go.Figure:
     now = max(r.finished or r.started or 0.0 for r in shown)
     spans = [(r.started or 0.0, r.finished or now) for r in shown]
     slots = _assign_slots(spans)
+    unit, unit_name = choose_time_unit(now - spans[0][0])
     figure = go.Figure()
     for kind, (name, color) in KINDS.items():
         bars = [bar for bar in zip(shown, spans, slots, strict=True) if _classify(bar[0]) == kind]
         if bars:
             figure.add_bar(
-                x=[(end - start) / HOUR for _, (start, end), _ in bars],
+                x=[(end - start) / unit for _, (start, end), _ in bars],
                 y=[slot for _, _, slot in bars],
-                base=[(start - spans[0][0]) / HOUR for _, (start, _), _ in bars],
+                base=[(start - spans[0][0]) / unit for _, (start, _), _ in bars],
                 orientation="h",
                 name=name,
                 marker={"color": color, "line": {"color": style.PAPER, "width": 1}},
@@ -56,7 +56,7 @@ def draw_timeline(records: Sequence[TrialRecord]) -> go.Figure:
             )
     height = 130 + 26 * min(max(slots) + 1, 24)
     figure.update_layout(**make_layout(height), barmode="overlay", bargap=0.2)
-    figure.update_xaxes(title_text="hours since the first start")
+    figure.update_xaxes(title_text=f"{unit_name} since the first start")
     figure.update_yaxes(title_text="slot", showticklabels=False, ticks="", autorange="reversed")
     return figure
 

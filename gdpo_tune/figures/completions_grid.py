@@ -1,0 +1,85 @@
+"""Sample completions in a grid: a row per prompt, a column per policy, the untrained one first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from gdpo_tune.analysis.front import Front
+from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.candidates import title_candidate
+from gdpo_tune.core.completions import Completion, read_completions
+from gdpo_tune.core.formatting import NO_VALUE, abbreviate_parameter, format_first
+from gdpo_tune.figures.html_tables import build_table
+
+MAX_POLICIES = 40
+"""Policies with sample completions: baselines, the knee and the extremes first."""
+MOST_NAMED = 12
+"""Policies that are named where completions are missing."""
+
+Samples = Mapping[str, Completion]
+"""Prompt -> completion."""
+
+
+def build_completions(front: Front) -> str:
+    """Return the grid; empty if no completions were kept.
+
+    Every trial keeps completions of the same prompts. A last line says whose are not shown.
+    """
+    columns: list[tuple[Configuration, Samples]] = []
+    missing: list[str] = []
+    for policy in _list_policies(front):
+        samples = _read_samples(front, policy)
+        if samples and len(columns) < MAX_POLICIES:
+            columns.append((policy, samples))
+        else:
+            missing.append(title_candidate(policy.name))
+    if not columns:
+        return ""
+    prompts = list(dict.fromkeys(prompt for _, samples in columns for prompt in samples))
+    heads = ["prompt", *(_build_head(policy) for policy, _ in columns)]
+    rows = [_build_row(front, prompt, columns) for prompt in prompts]
+    button = (
+        '<button type="button" id="show-all-completions" aria-expanded="true" '
+        f'data-count="{len(columns)}" hidden></button>'
+    )
+    table = build_table("completions", heads, rows, "Sample completions")
+    names = escape(format_first(missing, MOST_NAMED))
+    note = f'<p class="note">Not shown, or without kept completions: {names}.</p>'
+    return button + table + (note if missing else "")
+
+
+def _list_policies(front: Front) -> list[Configuration]:
+    """Return the baselines, the untrained policy first, then the members, labelled ones first."""
+    baselines = sorted(front.baselines, key=lambda policy: policy.role != "untrained")
+    members = sorted(front.members, key=lambda member: not front.list_labels(member))
+    return list({policy.name: policy for policy in (*baselines, *members)}.values())
+
+
+def _read_samples(front: Front, policy: Configuration) -> Samples:
+    directories = {record.number: record.directory for record in front.records}
+    directory = directories[policy.numbers[0]]
+    return {sample.prompt: sample for sample in read_completions(directory)} if directory else {}
+
+
+def _build_head(policy: Configuration) -> str:
+    if policy.role == "untrained":
+        return "untrained policy"
+    return escape(title_candidate(policy.name))
+
+
+def _build_row(front: Front, prompt: str, columns: Sequence[tuple[Configuration, Samples]]) -> str:
+    cells = "".join(_build_cell(front, policy, samples.get(prompt)) for policy, samples in columns)
+    return f'<tr><th scope="row"><pre>{escape(prompt.strip())}</pre></th>{cells}</tr>'
+
+
+def _build_cell(front: Front, policy: Configuration, sample: Completion | None) -> str:
+    is_listed = policy in front.baselines or bool(front.list_labels(policy))
+    marks = f'data-column="{escape(policy.name, quote=True)}"{" data-listed" if is_listed else ""}'
+    if sample is None:
+        return f"<td {marks}>{NO_VALUE}</td>"
+    scores = ", ".join(
+        f"{abbreviate_parameter(name)} {NO_VALUE if value is None else f'{value:g}'}"
+        for name, value in sample.metrics.items()
+    )
+    return f"<td {marks}><pre>{escape(sample.completion)}</pre><small>{escape(scores)}</small></td>"

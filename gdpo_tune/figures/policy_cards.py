@@ -1,0 +1,148 @@
+"""Card of a policy: its values against the untrained policy, its parameters, and commands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from html import escape
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from gdpo_tune.analysis.front import Front, find_untrained
+from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.analysis.selection import CLEAR
+from gdpo_tune.core.candidates import format_parts, title_candidate
+from gdpo_tune.core.errors import TaskFileError
+from gdpo_tune.core.formatting import (
+    NO_VALUE,
+    abbreviate_parameter,
+    format_interval,
+    format_number,
+    format_parameter,
+)
+from gdpo_tune.core.metrics import MetricInfo
+from gdpo_tune.core.task_files import load_task_info
+from gdpo_tune.core.trials import Estimate
+from gdpo_tune.figures.html_page import build_command
+from gdpo_tune.figures.html_tables import build_badges, build_table
+
+if TYPE_CHECKING:
+    from gdpo_tune.spec import SweepSpec
+
+
+def list_carded(front: Front) -> list[Configuration]:
+    """Return the configurations with a card: members, baselines, and the chosen one."""
+    chosen = [front.chosen] if front.chosen else []
+    return list({c.name: c for c in (*front.members, *front.baselines, *chosen)}.values())
+
+
+def build_cards(spec: SweepSpec, front: Front) -> str:
+    """Return one card per policy; the page shows the selected one."""
+    ranges = _load_ranges(spec)
+    cards = [_build_card(spec, front, policy, ranges) for policy in list_carded(front)]
+    return f'<div id="cards">{"".join(cards)}</div>' if cards else ""
+
+
+def _load_ranges(spec: SweepSpec) -> Mapping[str, MetricInfo]:
+    """Return the metrics of the task; empty if its file is gone, so that intervals stay whole."""
+    try:
+        return load_task_info(spec.task, spec.space.domains).metrics
+    except TaskFileError:
+        return {}
+
+
+def _build_card(
+    spec: SweepSpec, front: Front, policy: Configuration, ranges: Mapping[str, MetricInfo]
+) -> str:
+    title = title_candidate(policy.name)
+    if policy.role == "untrained":
+        title = "untrained policy"
+    shown = "" if policy is (front.chosen or front.knee) else " hidden"
+    return (
+        f'<article class="card" data-candidate="{escape(policy.name, quote=True)}"{shown}>'
+        f"<h3>{escape(title)} {build_badges(front, policy, ties=True)}</h3>"
+        f'<div class="card-columns"><div>{_build_values(front, policy, ranges)}</div>'
+        f"<div>{_build_facts(spec, front, policy)}</div></div>"
+        f"{_build_commands(spec, policy)}</article>"
+    )
+
+
+def _build_values(front: Front, policy: Configuration, ranges: Mapping[str, MetricInfo]) -> str:
+    """Return each metric with its 95 % interval, and the difference to the untrained policy."""
+    untrained = find_untrained(front.baselines)
+    goals = [goal.name for goal in front.objectives]
+    others = sorted(policy.mean.keys() - set(goals))
+    rows: list[str] = []
+    for name in (*goals, *others):
+        own, info = policy.mean[name], ranges.get(name)
+        base = untrained.mean.get(name) if untrained and untrained is not policy else None
+        low, high = (info.low, info.high) if info else (-math.inf, math.inf)
+        cells = [_format_interval(own, low, high), NO_VALUE, NO_VALUE]
+        if base is not None:
+            gain = Estimate(own.mean - base.mean, math.hypot(own.se, base.se))
+            cells[1:] = [format_number(base.mean), _format_interval(gain, sign="+")]
+        head = f'<th scope="row">{escape(abbreviate_parameter(name))}</th>'
+        rows.append(f"<tr>{head}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    heads = ["metric", "value (95 %)", "untrained", "difference (95 %)"]
+    return build_table("values", heads, rows, f"Values of {policy.name}")
+
+
+def _format_interval(
+    estimate: Estimate, low: float = -math.inf, high: float = math.inf, sign: str = ""
+) -> str:
+    """Return the mean and its interval, which ends where the metric does."""
+    reach = CLEAR * estimate.se
+    ends = max(low, estimate.mean - reach), min(high, estimate.mean + reach)
+    plus = sign if estimate.mean > 0 else ""
+    return f"<b>{plus}{format_number(estimate.mean)}</b> <small>{format_interval(*ends)}</small>"
+
+
+def _build_facts(spec: SweepSpec, front: Front, policy: Configuration) -> str:
+    """Return the searched parameters or the parts, the checkpoint, and links."""
+    facts: dict[str, str] = {}
+    if policy.role != "untrained":
+        facts = {
+            abbreviate_parameter(name): format_parameter(policy.params[name])
+            for name in spec.space.dimensions
+            if name in policy.params
+        }
+        facts["trials" if policy.seeds > 1 else "trial"] = ", ".join(map(str, policy.numbers))
+    if policy.role == "merge":
+        facts = {"merge of": format_parts(policy.parts), **facts}
+    if policy.rank >= 0:
+        facts["P(front)"] = f"{policy.probability:.2f}"
+    checkpoint = next((r.checkpoint for r in front.records if r.number == policy.first), None)
+    if checkpoint is not None:
+        facts["checkpoint"] = str(checkpoint)
+    items = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
+        for name, value in facts.items()
+    )
+    return f'<dl class="facts">{items}</dl>' if items else ""
+
+
+def _build_commands(spec: SweepSpec, policy: Configuration) -> str:
+    """Return the commands that train, export or merge a policy again.
+
+    Each has `{pick}` where the page writes the choice: a rule, or the name of the candidate.
+    """
+    if policy.role == "untrained":
+        return ""
+    location = quote(str(spec.address or spec.directory.absolute()))
+    is_merge = policy.role == "merge"
+    library = "mergekit" if is_merge else "trl"
+    export = f"python -m gdpo_tune.export {location} --to {library} --pick {{pick}}"
+    if is_merge:
+        weights = ",".join(f"{p.trial}@{p.step}={p.weight!r}" for p in policy.parts)
+        heaviest = max(policy.parts, key=lambda part: part.weight)
+        parent = f"{location} --pick {heaviest.trial}@{heaviest.step}"
+        commands = {
+            "Merge again": f"python -m gdpo_tune.merge {location} --weights {weights}",
+            "Train its main parent": f"python -m gdpo_tune.train --from {parent}",
+        }
+    else:
+        commands = {"Train again": f"python -m gdpo_tune.train --from {location} --pick {{pick}}"}
+    commands |= {"Export": export}
+    return "".join(
+        build_command(title, command, policy.name) for title, command in commands.items()
+    )
