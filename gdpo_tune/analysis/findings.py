@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gdpo_tune.analysis.effects import Change, Effects, ParameterEffect
-from gdpo_tune.analysis.front import Front, name_extreme
+from gdpo_tune.analysis.front import Front, describe_knee_shortfall, name_extreme
 from gdpo_tune.core.candidates import title_candidate
 from gdpo_tune.core.formatting import (
     format_count,
@@ -56,12 +56,13 @@ def _list_limits(front: Front, effects: Effects) -> list[str]:
     if effects.estimates and stopped:
         lines.append(
             f"Stopped early, without a value on test prompts: {format_count(stopped, 'trial')}. "
-            "Effects are those among trials that ran to their end; over all they may be larger."
+            "Effects are estimated from the trials that ran to the end; over all trials they may "
+            "be larger."
         )
     provisional = sum(member.is_provisional for member in front.members)
     if provisional:
         lines.append(
-            f"Provisional, because they have one seed: {provisional} of the "
+            f"Provisional, with only one seed: {provisional} of the "
             f"{format_count(len(front.members), 'configuration')} on the front."
         )
     doubtful = [member.name for member in front.members if member.probability < 0.5]
@@ -78,29 +79,19 @@ def _list_limits(front: Front, effects: Effects) -> list[str]:
     return lines
 
 
-def describe_knee_shortfall(front: Front) -> str:
-    """Return where the knee is worse than the untrained policy; empty if it is not."""
-    if not front.knee_shortfall:
-        return ""
-    return (
-        "Every policy on the front gives up something that the untrained policy has. The knee is "
-        f"worse in {format_list(front.knee_shortfall)}."
-    )
-
-
 def _list_limits_of_effects(effects: Effects) -> list[str]:
     lines: list[str] = []
     if effects.configurations < effects.needed:
         lines.append(
-            f"Which parameters mattered is not shown: it takes {effects.needed} configurations "
-            f"trained to their end, and this sweep has {effects.configurations}. Raise "
-            "search.trials."
+            "Too few configurations to say which parameters mattered: it takes "
+            f"{effects.needed} that were trained to the end, and this sweep has "
+            f"{effects.configurations}. Raise search.trials."
         )
     if effects.unreliable:
         lines.append(
-            f"Which parameters mattered for {format_list(effects.unreliable)} is not shown: "
-            f"{effects.configurations} configurations do not settle their order. It takes about "
-            f"{MORE * effects.configurations}. Raise search.trials."
+            "Too few configurations to say which parameters mattered for "
+            f"{format_list(effects.unreliable)}: {effects.configurations} do not settle their "
+            f"order, about {MORE * effects.configurations} would. Raise search.trials."
         )
     unclear = [effect for effect in effects.estimates if effect.strength == "unclear"]
     lines += [

@@ -7,9 +7,9 @@ COMPLETIONS = "Sample completions"
 
 CAPTIONS = {
     CHOOSE: (
-        "Set the least that you accept. The figure and the table show which policies on the front "
-        "are left, and the card below shows the best of them. Click a point or a name to see its "
-        "card."
+        "Set limits on what you would accept. Policies that miss them fade in the figure and in "
+        "the table, and the card below describes the best one left. Click a point or a name to see "
+        "its card."
     ),
     COMPLETIONS: (
         "All policies have the same test prompts, drawn at random. One completion per prompt, "
@@ -72,14 +72,14 @@ CAPTIONS = {
 }
 
 READING_THE_FIGURE = (
-    "Figure: right and up is better. Filled: two or more seeds. Hollow: one seed, provisional. Faded: "
-    "dominated. Small cross: violates a constraint. Dotted line: a constraint. Bars: one standard "
-    "error. A policy on the front can lie below the line of a panel, because it is better in "
-    "another objective."
+    "Figure: right and up is better. Filled: two or more seeds. Hollow: one seed, provisional. "
+    "Faded: dominated, or beyond your limits. Small cross: violates a constraint. Dotted line: a "
+    "constraint. Bars: one standard error. A policy on the front can lie below the line of a "
+    "panel, because it is better in another objective."
 )
 READING_THE_TABLE = (
-    "Table: means over seeds on test prompts ± one standard error. With one seed the noise of training "
-    "is unknown: the policy is provisional, and its error is at least the spread between seeds "
-    "elsewhere in the sweep. P(front): probability of being on the front, given means and standard "
-    "errors."
+    "Table: means over seeds on test prompts ± one standard error. With one seed the noise of "
+    "training is unknown: the policy is provisional, and its error is at least the spread between "
+    "seeds elsewhere in the sweep. Card: 95 % intervals. P(front): probability of being on the "
+    "front, given means and standard errors."
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from gdpo_tune.analysis.front import Front
+from gdpo_tune.analysis.front import Front, find_untrained
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.candidates import title_candidate
 from gdpo_tune.core.completions import Completion, read_completions
@@ -50,10 +50,11 @@ def build_completions(front: Front) -> str:
 
 
 def _list_policies(front: Front) -> list[Configuration]:
-    """Return the baselines, the untrained policy first, then the members, labelled ones first."""
-    baselines = sorted(front.baselines, key=lambda policy: policy.role != "untrained")
-    members = sorted(front.members, key=lambda member: not front.list_labels(member))
-    return list({policy.name: policy for policy in (*baselines, *members)}.values())
+    """Return the untrained policy, the chosen one, the knee, the extremes, and all others."""
+    policies = (find_untrained(front.baselines), front.chosen, front.knee)
+    first = [policy for policy in policies if policy is not None]
+    shown = (*first, *front.extremes.values(), *front.baselines, *front.members)
+    return list({policy.name: policy for policy in shown}.values())
 
 
 def _read_samples(front: Front, policy: Configuration) -> Samples:

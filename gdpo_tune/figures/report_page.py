@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.analysis.effects import estimate_effects
-from gdpo_tune.analysis.findings import describe_findings, describe_knee_shortfall
-from gdpo_tune.analysis.front import Front, build_front
+from gdpo_tune.analysis.findings import describe_findings
+from gdpo_tune.analysis.front import Front, build_front, describe_knee_shortfall
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures.captions import (

@@ -146,8 +146,8 @@ def test_too_few_configurations_are_said_with_the_number_that_it_takes():
     assert found.estimates == ()
     _, limits = describe_findings(front, found)
     assert limits[0] == (
-        f"Which parameters mattered is not shown: it takes {found.needed} configurations trained "
-        "to their end, and this sweep has 12. Raise search.trials."
+        "Too few configurations to say which parameters mattered: it takes "
+        f"{found.needed} that were trained to the end, and this sweep has 12. Raise search.trials."
     )
     assert estimate_effects(build_front([], GOALS), SPACE).estimates == ()
     assert estimate_effects(front, ()).estimates == ()
@@ -158,8 +158,8 @@ def test_an_objective_without_a_settled_order_is_left_out():
     found = Effects((), ("a",), 40, 25)
     _, limits = describe_findings(front, found)
     assert limits[0] == (
-        "Which parameters mattered for a is not shown: 40 configurations do not settle their "
-        "order. It takes about 80. Raise search.trials."
+        "Too few configurations to say which parameters mattered for a: 40 do not settle their "
+        "order, about 80 would. Raise search.trials."
     )
     assert ranks_agree(np.array([0.5, 0.2, 0.1]), np.array([0.4, 0.1, 0.2]))
     assert not ranks_agree(np.array([0.5, 0.2, 0.1]), np.array([0.2, 0.4, 0.1]))

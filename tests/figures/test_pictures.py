@@ -10,7 +10,7 @@ from gdpo_tune.analysis.effects import Effects, ParameterEffect
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.analysis.origins import find_parents
 from gdpo_tune.analysis.probability import Interval
-from gdpo_tune.core.candidates import Part
+from gdpo_tune.core.candidates import Part, title_candidate
 from gdpo_tune.core.completions import (
     COMPLETIONS_FILE,
     LONGEST_TEXT,
@@ -19,9 +19,10 @@ from gdpo_tune.core.completions import (
     write_completions,
 )
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.formatting import format_estimate, get_mode
+from gdpo_tune.core.formatting import abbreviate_parameter, format_estimate, get_mode
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung, TrialRecord
 from gdpo_tune.figures import style
+from gdpo_tune.figures.completions_grid import build_completions
 from gdpo_tune.figures.curves import (
     MAX_CURVES,
     draw_learning,
@@ -31,10 +32,15 @@ from gdpo_tune.figures.curves import (
 )
 from gdpo_tune.figures.hypervolume import draw_hypervolume
 from gdpo_tune.figures.importance import draw_importance
-from gdpo_tune.figures.pairs import describe_configuration, describe_standing, draw_pairs
+from gdpo_tune.figures.layout import choose_time_unit
+from gdpo_tune.figures.pairs import (
+    MOST_LINES,
+    describe_configuration,
+    describe_standing,
+    draw_pairs,
+)
 from gdpo_tune.figures.panels import PARENTS
 from gdpo_tune.figures.parallel import draw_parallel
-from gdpo_tune.figures.report_texts import build_samples
 from gdpo_tune.figures.shares import MAX_BARS, draw_shares
 from gdpo_tune.figures.slices import draw_slices
 from gdpo_tune.figures.surfaces import draw_surfaces
@@ -202,11 +208,23 @@ def test_a_minimised_objective_has_a_reversed_axis(tmp_path):
     assert first > last
 
 
-def test_the_hover_text_has_every_parameter_and_value(front):
+def test_the_hover_text_has_values_and_searched_parameters_in_a_few_lines(spec, front):
     for member in front.members:
-        text = describe_configuration(member, front.objectives)
-        assert all(name in text for name in member.params)
+        text = describe_configuration(member, front.objectives, spec.space.dimensions)
         assert all(format_estimate(member.mean[goal.name]) in text for goal in front.objectives)
+        searched = [name for name in spec.space.dimensions if name in member.params]
+        assert all(abbreviate_parameter(name) in text for name in searched)
+        fixed = member.params.keys() - set(searched)
+        assert not any(abbreviate_parameter(name) in text for name in fixed)
+        assert text.count("<br>") < MOST_LINES
+    many = replace(front.members[0], params={f"parameter_{i}": 1.0 for i in range(80)})
+    assert describe_configuration(many, front.objectives).count("<br>") == MOST_LINES - 1
+
+
+def test_a_point_has_the_name_of_its_configuration(front):
+    for configuration in front.configurations:
+        trace, index = drawn(draw_pairs(front))[configuration.get_values(front.objectives)[:2]]
+        assert trace.customdata[index] == configuration.name
 
 
 def test_the_hover_text_is_escaped(front):
@@ -248,16 +266,37 @@ def test_every_trial_that_ended_has_one_mark_in_every_panel(front):
         assert names["failed or stopped"] == 1
 
 
-def test_hypervolume_stands_against_time_and_work(front):
-    figure = draw_hypervolume(front, gpus=2.0)
+@pytest.mark.parametrize(
+    ("factor", "unit", "seconds"), [(1, "minutes", 60), (60, "hours", 3600), (0.05, "seconds", 1)]
+)
+def test_hypervolume_stands_against_time_and_work(front, factor, unit, seconds):
+    records = tuple(stretch(record, factor) for record in front.records)
+    stretched = replace(front, records=records)
+    figure = draw_hypervolume(stretched, gpus=2.0)
     titles = [axis.title.text for axis in figure.select_xaxes()]
-    assert titles == ["trials ended", "hours since the first start", "GPU-hours"]
+    assert titles[:2] == ["trials ended", f"{unit} since the first start"]
     lines = [trace for trace in figure.data if trace.mode == "lines"]
-    trained = [r for r in front.records if r.role != "untrained"]
-    hours = (max(r.finished for r in trained) - front.records[0].started) / 3600
-    assert lines[1].x[-1] == pytest.approx(hours)
-    assert lines[2].x[-1] == pytest.approx(2 * sum(r.cost.seconds for r in trained) / 3600)
-    assert "CPU-hours" in [axis.title.text for axis in draw_hypervolume(front).select_xaxes()]
+    trained = [r for r in records if r.role != "untrained"]
+    duration = max(r.finished for r in trained) - records[0].started
+    assert lines[1].x[-1] == pytest.approx(duration / seconds)
+    work = 2 * sum(r.cost.seconds for r in trained)
+    length, name = choose_time_unit(work)
+    assert titles[2] == f"GPU-{name}"
+    assert lines[2].x[-1] == pytest.approx(work / length)
+    assert f"CPU-{choose_time_unit(work / 2)[1]}" in [
+        axis.title.text for axis in draw_hypervolume(stretched).select_xaxes()
+    ]
+
+
+def stretch(record, factor):
+    """Return a record with all times multiplied."""
+    cost = record.cost
+    return replace(
+        record,
+        started=record.started * factor,
+        finished=record.finished * factor,
+        cost=replace(cost, seconds=cost.seconds * factor, cpu_seconds=cost.cpu_seconds * factor),
+    )
 
 
 # Parallel coordinates
@@ -426,19 +465,18 @@ def test_completions_are_kept_short_and_shown_as_text(front):
     long = "<script>alert(1)</script>" + breaks + "!" * 5000
     said = shorten_completion("?" * 5000, long, {"correctness": 1.0})
     assert max(len(said.prompt), len(said.completion)) == LONGEST_TEXT + 1
-    assert build_samples(front) == ""
+    assert build_completions(front) == ""
     directory = front.members[0].numbers[0]
     write_completions(front.records[directory].directory, [said])
     assert read_completions(front.records[directory].directory) == [said]
-    shown = build_samples(front)
+    shown = build_completions(front)
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" + breaks + "!!!" in shown
     assert "<script>" not in shown
     assert "correctness 1" in shown
     assert "Not shown, or without kept completions: " in shown
     write_completions(front.records[0].directory, [said])
-    assert build_samples(front).index("untrained policy") < build_samples(front).index(
-        "<details open"
-    )
+    head = build_completions(front).partition("</thead>")[0]
+    assert head.index("untrained policy") < head.index(title_candidate(front.members[0].name))
 
 
 @pytest.mark.parametrize("line", ['{"prompt": ', '{"prompt": "?"}', "7"])

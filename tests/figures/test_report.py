@@ -20,7 +20,7 @@ from gdpo_tune.figures.front_png import DPI, draw_front
 from gdpo_tune.figures.report_page import build_report
 from tests.support.figures import NASTY, add_candidates, make_records, make_spec, write_steps
 
-VOID = {"meta", "br", "link", "img"}
+VOID = {"meta", "br", "link", "img", "input"}
 
 
 class Page(HTMLParser):
@@ -78,7 +78,12 @@ def test_nothing_is_fetched_from_anywhere(tmp_path):
     html = build_report(spec, make_records(spec, 6))
     assert html.count(get_plotlyjs()) == 1
     page = page_of(spec, make_records(spec, 6))
-    assert not any("src" in attributes or "href" in attributes for _, attributes in page.tags)
+    assert not any("src" in attributes for _, attributes in page.tags)
+    links = [attributes["href"] for _, attributes in page.tags if "href" in attributes]
+    ids = {attributes.get("id") for _, attributes in page.tags}
+    assert len(links) > 5
+    assert {link[:1] for link in links} == {"#"}
+    assert {link[1:] for link in links} <= ids
     assert "http" not in re.sub(r"<script>.*?</script>", "", html, flags=re.DOTALL)
     assert "sendChartToCloud" in html.replace(get_plotlyjs(), "")
 
@@ -108,7 +113,7 @@ def test_a_report_with_checkpoints_and_merges(tmp_path):
     for record in records[1:]:
         write_steps(record)
     page = page_of(spec, records)
-    for text in ("merge-18 (0.25 x 2@60 + 0.75 x 3@60), replicate 19", "checkpoint 2@40"):
+    for text in ("merge-18", "0.25 x 2@60 + 0.75 x 3@60", "18, 19", "checkpoint 2@40"):
         assert text in page.text
     front = build_front(records, spec.list_objectives())
     ends, checkpoints, merges = summarize_origins(front)

@@ -36,7 +36,8 @@ function startPanel({ objectives, limits, members, chosen }) {
   }
 
   function explain(active, fitting, preferred, closest) {
-    const count = `${fitting.length} of ${members.length} policies on the front fit.`;
+    const all = active.length ? `${fitting.length} of ${members.length}` : `All ${members.length}`;
+    const count = `${all} policies on the front fit.`;
     document.getElementById("choose-reset").hidden = !active.length && byHand === null;
     loosen.hidden = !closest;
     if (closest) {
