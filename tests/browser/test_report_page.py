@@ -1,95 +1,113 @@
-"""The report in a real browser: figures are drawn, the table sorts, no request is sent."""
+"""The report in a real browser: its figures, the choice of a policy, widths, themes and axe."""
 
 import re
 import shutil
-import subprocess
 
 import pytest
 
+pytest.importorskip("playwright")
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import sync_playwright
+
+from gdpo_tune.analysis.front import build_front
+from gdpo_tune.core.completions import shorten_completion, write_completions
 from gdpo_tune.figures import write_report
-from tests.support.figures import make_records, make_spec, write_steps
+from gdpo_tune.results.pick_language import parse_pick
+from gdpo_tune.results.picking import pick_trial
+from gdpo_tune.spec.objectives import Constraint
+from tests.support.figures import add_candidates, make_records, make_spec, write_steps
 
 pytestmark = pytest.mark.browser
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-sync",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--no-first-run",
-    "--enable-unsafe-swiftshader",
-    "--virtual-time-budget=8000",
-    "--window-size=1366,4000",
-]
-PHONE = 390
-PROBE = """
-<script>
-addEventListener("load", () => {
-  const heads = [...document.querySelectorAll("table.sortable th button")];
-  const column = heads.findIndex((head) => head.textContent === "correctness");
-  const order = () => [...document.querySelectorAll("table.sortable tbody tr")]
-    .map((row) => row.cells[column].dataset.sort);
-  heads[column].click();
-  const rising = order();
-  heads[column].click();
-  document.body.dataset.rising = rising.join(" ");
-  document.body.dataset.falling = order().join(" ");
-  document.body.dataset.width = document.documentElement.scrollWidth;
-  document.body.dataset.window = innerWidth;
-  document.body.dataset.paper = getComputedStyle(document.body).backgroundColor;
-  const drawing = document.querySelector("#figure-progress .main-svg");
-  document.body.dataset.figure = drawing.style.background;
-  document.body.dataset.requests = performance.getEntriesByType("resource").length;
-});
-</script>
-"""
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+WIDE, NARROW, PHONE = 1400, 800, 390
+DARK_PAPER = "rgb(20, 24, 30)"
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory):
-    if not CHROMIUM:
-        pytest.skip("no Chromium on this machine")
-    directory = tmp_path_factory.mktemp("report")
-    spec = make_spec(directory)
-    records = make_records(spec, 48, replicates=4, failed=(4, 7))
+def write_made_up_report(directory, objectives=3, search=48, **options):
+    spec = make_spec(directory, objectives)
+    spec = spec.model_copy(update={"constraints": {"mean_length": Constraint(op="<=", bound=60)}})
+    records = add_candidates(make_records(spec, search, **options))
     for record in records[1:]:
         write_steps(record)
-    report = write_report(spec, records)
-    report.write_text(report.read_text("utf-8").replace("</body>", PROBE + "</body>"), "utf-8")
-    return report
-
-
-def render_page(report, *flags):
-    """Return the page as Chromium renders it, after its scripts."""
-    profile = f"--user-data-dir={report.parent / 'profile'}"
-    command = [CHROMIUM, *FLAGS, profile, *flags, "--dump-dom", f"file://{report}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    return re.sub(r"<script.*?</script>", "", done.stdout, flags=re.DOTALL)
+    for record in records:
+        sample = shorten_completion("Write f(x).", f"of {record.number}", {"correctness": 1.0})
+        write_completions(record.directory, [sample])
+    return spec, records, write_report(spec, records)
 
 
 @pytest.fixture(scope="module")
-def page(report):
-    return render_page(report)
+def sweep(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("report")
+    return write_made_up_report(directory, replicates=4, failed=(4, 7))
 
 
-def read_attribute(page, name):
-    return page.rpartition(f'data-{name}="')[2].partition('"')[0]
+@pytest.fixture(scope="module")
+def browser():
+    if not CHROMIUM:
+        pytest.skip("no Chromium on this machine")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser, sweep):
+    """Return a function that opens a report; a script that fails fails the test."""
+    contexts, errors = [], []
+
+    def open_report(width=WIDE, scheme="light", file=sweep[2]):
+        viewport = {"width": width, "height": 1000}
+        contexts.append(browser.new_context(viewport=viewport, color_scheme=scheme))
+        page = contexts[-1].new_page()
+        page.on("pageerror", lambda error: errors.append(error))
+        page.goto(f"file://{file}")
+        return page
+
+    yield open_report
+    for context in contexts:
+        context.close()
+    assert errors == []
+
+
+@pytest.fixture
+def page(open_page):
+    return open_page()
+
+
+def read_choice(page):
+    """Return the selected candidate, the text for --pick, and how many members fit."""
+    data = page.locator("#choose").evaluate("form => ({...form.dataset})")
+    return data["selected"], data["pick"], int(data["fitting"])
+
+
+def set_limit(page, label, value):
+    page.get_by_label(f"{label}: exact value").fill(str(value))
+
+
+# Figures and tables
 
 
 def test_every_figure_is_drawn(page):
     drawn = ("pairs", "surfaces", "all", "importance", "slices", "progress", "shares", "training")
     for name in (*drawn, "timeline"):
-        assert f'id="figure-{name}"' in page
-    assert page.count('class="plot-container plotly"') == len(drawn) + 1
-    assert "no-webgl" not in page
+        assert page.locator(f"#figure-{name} .main-svg").count() > 0
+    assert page.locator(".plot-container.plotly").count() == len(drawn) + 1
 
 
 def test_a_click_sorts_numbers_and_keeps_missing_values_last(page):
-    rising, falling = (read_attribute(page, name).split(" ") for name in ("rising", "falling"))
+    head = page.locator("table.sortable th").filter(has_text=re.compile("^correctness$"))
+    column = head.evaluate("head => head.cellIndex")
+    read = f"rows => rows.map(row => row.cells[{column}].dataset.sort)"
+    orders = []
+    for direction in ("ascending", "descending"):
+        head.get_by_role("button").click()
+        assert head.get_attribute("aria-sort") == direction
+        orders.append(page.locator("table.sortable tbody tr").evaluate_all(read))
+    rising, falling = orders
     values = [float(value) for value in rising if value]
     assert values == sorted(values)
     assert len(values) > 10
@@ -98,18 +116,210 @@ def test_a_click_sorts_numbers_and_keeps_missing_values_last(page):
 
 
 def test_the_page_requests_no_other_resource(page):
-    assert read_attribute(page, "requests") == "0"
+    assert page.evaluate("performance.getEntriesByType('resource').length") == 0
 
 
-def test_the_page_is_light_by_default(page):
-    assert read_attribute(page, "paper") == read_attribute(page, "figure") == "rgb(255, 255, 255)"
+@pytest.mark.parametrize(
+    ("scheme", "paper"), [("light", "rgb(255, 255, 255)"), ("dark", DARK_PAPER)]
+)
+def test_page_and_figures_have_the_colours_that_the_browser_prefers(open_page, scheme, paper):
+    page = open_page(scheme=scheme)
+    color = "getComputedStyle(document.body).backgroundColor"
+    figure = "document.querySelector('#figure-progress .main-svg').style.background"
+    assert page.evaluate(color) == page.evaluate(figure) == paper
+    axis = page.locator("#figure-all .axis path.domain").first
+    stroke = axis.evaluate("line => getComputedStyle(line).stroke")
+    assert stroke not in (paper, "rgb(0, 0, 0)")
 
 
-def test_page_and_figures_are_dark_if_the_browser_prefers_dark(report):
-    page = render_page(report, "--blink-settings=preferredColorScheme=0")
-    assert read_attribute(page, "paper") == read_attribute(page, "figure") == "rgb(20, 24, 30)"
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_fits_its_window(open_page, scheme):
+    page = open_page(WIDE, scheme)
+    hidden = "box => box.scrollWidth - box.clientWidth"
+    for kind in ("front", "sortable", "values"):  # all columns of the tables are in sight
+        assert page.locator(f".scroll:has(table.{kind}):visible").first.evaluate(hidden) <= 1
+    for width in (WIDE, NARROW, PHONE):
+        page.set_viewport_size({"width": width, "height": 1000})
+        page.wait_for_timeout(500)  # figures are drawn again
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        boxes = page.locator("#figure-pairs .nsewdrag")
+        ends = boxes.evaluate_all("all => all.map(box => box.getBoundingClientRect().right)")
+        assert len(ends) == 3
+        assert all(end <= width for end in ends)
+        assert page.locator(".wide:has(#figure-pairs)").evaluate(hidden) <= 0
 
 
-def test_on_a_phone_figures_and_tables_scroll_and_the_page_does_not(report):
-    page = render_page(report, f"--window-size={PHONE},2000")
-    assert int(read_attribute(page, "width")) <= int(read_attribute(page, "window"))
+def test_the_legend_is_not_under_the_buttons(open_page):
+    page = open_page(1366)
+    page.locator("#figure-pairs").hover()
+    buttons = page.locator("#figure-pairs .modebar").bounding_box()
+    legend = page.locator("#figure-pairs .legend").bounding_box()
+    assert legend["x"] + legend["width"] <= buttons["x"]
+
+
+# Choice
+
+
+def test_the_knee_is_chosen_first_and_always_in_sight(page, sweep):
+    spec, records, _ = sweep
+    front = build_front(records, spec.list_objectives())
+    assert read_choice(page) == (front.knee.name, "knee", len(front.members))
+    shown = page.locator("table.front tbody tr:visible").evaluate_all(
+        "rows => rows.map(row => row.dataset.candidate)"
+    )
+    labelled = {m.name for m in front.members if front.list_labels(m)}
+    assert set(shown) == labelled | {baseline.name for baseline in front.baselines}
+    scroll = page.locator(".scroll:has(table.front)")
+    assert scroll.evaluate("box => box.scrollHeight <= box.clientHeight + 1")
+    page.get_by_role("button", name="Show all", exact=False).nth(0).click()
+    assert page.locator("table.front tbody tr:visible").count() > len(shown)
+
+
+@pytest.mark.parametrize("objectives", [1, 2, 3, 4])
+def test_the_page_chooses_as_the_command_does(open_page, tmp_path, objectives):
+    spec, records, file = write_made_up_report(tmp_path, objectives, 60)
+    front = build_front(records, spec.list_objectives())
+    page = open_page(file=file)
+    rules = page.locator("#prefer option").evaluate_all("all => all.map(one => one.value)")
+    assert len(rules) == objectives + 1
+    values = sorted(member.mean["correctness"].mean for member in front.members)
+    lengths = sorted(member.mean["mean_length"].mean for member in front.members)
+    for least in ("", 0.3, values[len(values) // 2], values[-1]):
+        for most in ("", lengths[len(lengths) // 2]):
+            set_limit(page, "correctness at least", least)
+            set_limit(page, "mean length at most", most)
+            for rule in rules:
+                page.locator("#prefer").select_option(rule)
+                selected, pick, fitting = read_choice(page)
+                parsed = parse_pick(pick)
+                assert len(parsed.bounds) == (least != "") + (most != "")
+                if fitting:
+                    assert pick_trial(records, spec, parsed).name == selected
+                    continue
+                with pytest.raises(Exception, match="nothing on the front satisfies this") as found:
+                    pick_trial(records, spec, parsed)
+                assert selected in str(found.value)
+
+
+def test_a_slider_hides_what_is_beyond_it_and_writes_the_commands(page, sweep):
+    spec, records, _ = sweep
+    front = build_front(records, spec.list_objectives())
+    slider = page.get_by_label("format at least", exact=True)
+    slider.focus()
+    for _ in range(25):
+        slider.press("ArrowRight")
+    limit = float(page.get_by_label("format at least: exact value").input_value())
+    fitting = {m.name for m in front.members if m.mean["format"].mean >= limit}
+    assert 0 < len(fitting) < len(front.members)
+    selected, pick, count = read_choice(page)
+    assert (pick, count) == (f"knee where format >= {limit:g}", len(fitting))
+    assert selected in fitting
+    assert f"{count} of {len(front.members)} policies" in page.get_by_role("status").inner_text()
+    faded = page.locator("tr.misfit").evaluate_all("rows => rows.map(row => row.dataset.candidate)")
+    assert set(faded) == {m.name for m in front.members} - fitting
+    points = page.evaluate(
+        "document.getElementById('figure-pairs').data.filter(trace => trace.customdata)"
+        ".flatMap(trace => trace.customdata.map((name, i) => [name, trace.marker.opacity[i]]))"
+    )
+    assert {name for name, opacity in points if opacity < 1} == set(faded)
+    card = page.locator("article.card:visible")
+    assert card.get_attribute("data-candidate") == selected
+    commands = page.locator(".command:visible code").all_inner_texts()
+    assert any(f"gdpo_tune.report {spec.directory} --pick '{pick}'" in c for c in commands)
+    assert any("gdpo_tune.export" in command and f"'{pick}'" in command for command in commands)
+    assert any(f"gdpo_tune.merge {spec.directory} --toward" in command for command in commands)
+    page.get_by_role("button", name="Clear limits").click()
+    page.wait_for_function("document.querySelectorAll('tr.misfit').length === 0")
+    assert read_choice(page)[1] == "knee"
+
+
+def test_the_page_says_what_to_loosen_if_nothing_fits(page):
+    set_limit(page, "correctness at least", 0.999)
+    set_limit(page, "format at least", 0.1)
+    status = page.get_by_role("status").inner_text()
+    assert "No policy on the front fits" in status
+    assert "loosen correctness >= 0.999." in status
+    assert "format" not in status
+    merge = page.locator("#choose-merge code").inner_text()
+    assert "--toward 'correctness >= 0.999 and format >= 0.1'" in merge
+    page.get_by_role("button", name="Loosen", exact=True).click()
+    assert read_choice(page)[2] > 0
+    assert page.get_by_label("format at least: exact value").input_value() == "0.1"
+
+
+def test_a_name_and_a_point_select_a_policy_with_its_completions(page, sweep):
+    spec, records, _ = sweep
+    front = build_front(records, spec.list_objectives())
+    other = next(m for m in front.members if not front.list_labels(m) and m.role == "search")
+    page.get_by_role("button", name="Show all", exact=False).nth(0).click()
+    page.locator(f"[data-select='{other.name}']").click()
+    assert read_choice(page)[:2] == (other.name, other.name)
+    column = page.locator(f"[data-column='{other.name}']:visible")
+    assert column.all_inner_texts()[0].startswith(f"of {other.numbers[0]}")
+    page.evaluate(
+        "name => { const figure = document.getElementById('figure-pairs');"
+        "figure.emit('plotly_click', { points: [{ customdata: name }] }); }",
+        front.knee.name,
+    )
+    assert read_choice(page)[0] == front.knee.name
+    assert column.count() == 0
+
+
+def test_the_chosen_policy_is_selected(open_page, tmp_path):
+    spec, records, _ = write_made_up_report(tmp_path, 3, 12)
+    dominated = next(
+        c
+        for c in build_front(records, spec.list_objectives()).configurations
+        if c.role == "search" and not c.is_on_front
+    )
+    chosen = pick_trial(records, spec, parse_pick(dominated.name))
+    page = open_page(file=write_report(spec, records, chosen=chosen))
+    assert read_choice(page)[:2] == (dominated.name, dominated.name)
+    assert (
+        page.locator("article.card:visible h3").inner_text().startswith(f"trial {dominated.name}")
+    )
+
+
+def test_a_report_without_a_front_opens(open_page, tmp_path):
+    spec = make_spec(tmp_path)
+    page = open_page(file=write_report(spec, []))
+    assert "No trial is complete yet." in page.inner_text("body")
+    page = open_page(file=write_report(spec, make_records(spec, 0)[:1]))
+    assert page.locator("#choose").count() == 0
+
+
+# Accessibility and print
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_fault(open_page, scheme):
+    page = open_page(WIDE, scheme)
+    set_limit(page, "correctness at least", 0.5)
+    for width in (WIDE, NARROW):
+        page.set_viewport_size({"width": width, "height": 1000})
+        found = Axe().run(page).response["violations"]
+        assert {rule["id"]: [node["target"] for node in rule["nodes"]] for rule in found} == {}
+
+
+def test_the_contents_lead_to_sections(page):
+    links = page.locator("nav a")
+    assert links.count() > 8
+    for href in links.evaluate_all("all => all.map(link => link.getAttribute('href'))"):
+        assert page.locator(f"section{href}").count() == 1
+    top = page.locator("nav").bounding_box()["y"]
+    page.mouse.wheel(0, 3000)
+    page.wait_for_timeout(300)
+    assert abs(page.locator("nav").bounding_box()["y"] - top) < 200
+
+
+def test_on_paper_tables_are_whole_and_controls_are_gone(open_page):
+    page = open_page(scheme="dark")
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != DARK_PAPER
+    assert not page.locator("#choose").is_visible()
+    rows = page.locator("table.front tbody tr")
+    assert page.locator("table.front tbody tr:visible").count() == rows.count()
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    widths = page.locator(".figure .main-svg").evaluate_all("all => all.map(f => f.clientWidth)")
+    assert max(widths) <= 700
+    page.evaluate("dispatchEvent(new Event('afterprint'))")

@@ -27,7 +27,7 @@ const DARK = {
   "#8c510a": "#c98a3d", "#332288": "#8c7fd6",
   "rgba(0,114,178,": "rgba(61,159,216,", "rgba(123,50,148,": "rgba(176,124,198,",
 };
-const PAPER_WIDTH = 700, PANEL = 270, GAP = 70;
+const PAPER_WIDTH = 700, PANEL = 270, GAP = 70;  // pixels
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 const afterDrawing = [];
 
@@ -35,11 +35,14 @@ function readData(name) {
   return document.getElementById(`data-${name}`).textContent;
 }
 
-function draw(dark) {
+// Without a width in pixels, figures fill the page.
+function draw(dark, width) {
   for (const box of document.querySelectorAll(".figure")) {
     let text = readData(box.id.replace("figure-", ""));
     if (dark) for (const [light, other] of Object.entries(DARK)) text = text.replaceAll('"' + light, '"' + other);
     const { data, layout } = JSON.parse(text);
+    box.style.width = width ? `${width}px` : "";
+    if (width) layout.width = width;
     if ("stacks" in box.dataset) stack(box, layout);
     Plotly.react(box, data, layout, JSON.parse(box.dataset.config));
   }
@@ -78,13 +81,8 @@ addEventListener("resize", () => {
   columns = countColumns(document.body.clientWidth);
   draw(prefersDark.matches);
 });
-addEventListener("beforeprint", () => printFigures(`${PAPER_WIDTH}px`, false));
-addEventListener("afterprint", () => printFigures("", prefersDark.matches));
-
-function printFigures(width, dark) {
-  for (const box of document.querySelectorAll(".figure")) box.style.width = width;
-  draw(dark);
-}
+addEventListener("beforeprint", () => draw(false, PAPER_WIDTH));
+addEventListener("afterprint", () => draw(prefersDark.matches));
 
 // Copying of commands; a browser that refuses selects the text instead.
 for (const button of document.querySelectorAll("button.copy")) {
