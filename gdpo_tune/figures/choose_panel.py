@@ -26,18 +26,21 @@ def build_choose_panel(spec: SweepSpec, front: Front) -> str:
     sliders = list_sliders(spec, front)
     controls = "".join(_build_slider(slider, index) for index, slider in enumerate(sliders))
     location = quote(str(spec.address or spec.directory.absolute()))
-    pick = build_command("Pick", f"python -m gdpo_tune.report {location} --pick {{pick}}")
-    merge = build_command("Merge", f"python -m gdpo_tune.merge {location} {{wish}}")
+    pick = build_command(
+        "Pick it on the command line", f"python -m gdpo_tune.report {location} --pick {{pick}}"
+    )
+    merge = build_command(
+        "Search for a merge within these limits", f"python -m gdpo_tune.merge {location} {{wish}}"
+    )
+    data = embed_data("choices", json.dumps(build_choices(spec, front)))
     return (
         '<form class="choose" id="choose" aria-labelledby="choose-title" autocomplete="off">'
         '<h3 id="choose-title">Choose</h3>'
         f"{controls}{_build_preferences(list_preferences(front))}"
         '<p id="choose-answer" role="status"></p>'
         '<p><button type="button" id="choose-loosen" hidden>Loosen</button> '
-        '<button type="reset" id="choose-reset" hidden>Clear limits</button></p>'
-        f'{pick}<div id="choose-merge" hidden>'
-        "<p>A merge of several policies may come closer:</p>"
-        f"{merge}</div></form>{embed_data('choices', json.dumps(build_choices(spec, front)))}"
+        '<button type="reset" id="choose-reset" hidden>Reset</button></p>'
+        f'{pick}<div id="choose-merge" hidden>{merge}</div></form>{data}'
     )
 
 

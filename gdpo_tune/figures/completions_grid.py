@@ -37,8 +37,8 @@ def build_completions(front: Front) -> str:
     if not columns:
         return ""
     prompts = list(dict.fromkeys(prompt for _, samples in columns for prompt in samples))
-    heads = ["prompt", *(_build_head(policy) for policy, _ in columns)]
-    rows = [_build_row(front, prompt, columns) for prompt in prompts]
+    heads = ["prompt", *(_build_head(front, policy) for policy, _ in columns)]
+    rows = [_build_row(prompt, [samples for _, samples in columns]) for prompt in prompts]
     button = (
         '<button type="button" id="show-all-completions" aria-expanded="true" '
         f'data-count="{len(columns)}" hidden></button>'
@@ -63,24 +63,24 @@ def _read_samples(front: Front, policy: Configuration) -> Samples:
     return {sample.prompt: sample for sample in read_completions(directory)} if directory else {}
 
 
-def _build_head(policy: Configuration) -> str:
-    if policy.role == "untrained":
-        return "untrained policy"
-    return escape(title_candidate(policy.name))
+def _build_head(front: Front, policy: Configuration) -> str:
+    """Return the head of a column; it tells the page whether to show the column at once."""
+    title = "untrained policy" if policy.role == "untrained" else title_candidate(policy.name)
+    is_listed = policy in front.baselines or bool(front.list_labels(policy))
+    name = escape(policy.name, quote=True)
+    return f'<span data-column="{name}"{" data-listed" if is_listed else ""}>{escape(title)}</span>'
 
 
-def _build_row(front: Front, prompt: str, columns: Sequence[tuple[Configuration, Samples]]) -> str:
-    cells = "".join(_build_cell(front, policy, samples.get(prompt)) for policy, samples in columns)
+def _build_row(prompt: str, columns: Sequence[Samples]) -> str:
+    cells = "".join(f"<td>{_build_cell(samples.get(prompt))}</td>" for samples in columns)
     return f'<tr><th scope="row"><pre>{escape(prompt.strip())}</pre></th>{cells}</tr>'
 
 
-def _build_cell(front: Front, policy: Configuration, sample: Completion | None) -> str:
-    is_listed = policy in front.baselines or bool(front.list_labels(policy))
-    marks = f'data-column="{escape(policy.name, quote=True)}"{" data-listed" if is_listed else ""}'
+def _build_cell(sample: Completion | None) -> str:
     if sample is None:
-        return f"<td {marks}>{NO_VALUE}</td>"
+        return NO_VALUE
     scores = ", ".join(
         f"{abbreviate_parameter(name)} {NO_VALUE if value is None else f'{value:g}'}"
         for name, value in sample.metrics.items()
     )
-    return f"<td {marks}><pre>{escape(sample.completion)}</pre><small>{escape(scores)}</small></td>"
+    return f"<pre>{escape(sample.completion)}</pre><small>{escape(scores)}</small>"

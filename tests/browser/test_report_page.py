@@ -219,16 +219,19 @@ def test_a_slider_hides_what_is_beyond_it_and_writes_the_commands(page, sweep):
     assert set(faded) == {m.name for m in front.members} - fitting
     points = page.evaluate(
         "document.getElementById('figure-pairs').data.filter(trace => trace.customdata)"
-        ".flatMap(trace => trace.customdata.map((name, i) => [name, trace.marker.opacity[i]]))"
+        ".flatMap(trace => trace.customdata.map((name, i) =>"
+        " [name, trace.marker.opacity[i], trace.error_x ? trace.error_x.array[i] : 0]))"
     )
-    assert {name for name, opacity in points if opacity < 1} == set(faded)
+    assert {name for name, opacity, _ in points if opacity < 1} == set(faded)
+    assert all(reach == 0 for name, _, reach in points if name in faded)
+    assert any(reach > 0 for name, _, reach in points if name in fitting)
     card = page.locator("article.card:visible")
     assert card.get_attribute("data-candidate") == selected
     commands = page.locator(".command:visible code").all_inner_texts()
     assert any(f"gdpo_tune.report {spec.directory} --pick '{pick}'" in c for c in commands)
     assert any("gdpo_tune.export" in command and f"'{pick}'" in command for command in commands)
     assert any(f"gdpo_tune.merge {spec.directory} --toward" in command for command in commands)
-    page.get_by_role("button", name="Clear limits").click()
+    page.get_by_role("button", name="Reset", exact=True).click()
     page.wait_for_function("document.querySelectorAll('tr.misfit').length === 0")
     assert read_choice(page)[1] == "knee"
 
@@ -255,7 +258,14 @@ def test_a_name_and_a_point_select_a_policy_with_its_completions(page, sweep):
     page.locator(f"[data-select='{other.name}']").click()
     assert read_choice(page)[:2] == (other.name, other.name)
     column = page.locator(f"[data-column='{other.name}']:visible")
-    assert column.all_inner_texts()[0].startswith(f"of {other.numbers[0]}")
+    place = column.evaluate("head => head.parentElement.cellIndex")
+    cell = page.locator("table.completions tbody tr").first.locator(f":nth-child({place + 1})")
+    assert cell.first.inner_text().startswith(f"of {other.numbers[0]}")
+    heads, cells = (
+        page.locator(f"table.completions {part}:visible").count()
+        for part in ("thead th", "tbody tr:first-child > *")
+    )
+    assert heads == cells < page.locator("table.completions thead th").count()
     page.evaluate(
         "name => { const figure = document.getElementById('figure-pairs');"
         "figure.emit('plotly_click', { points: [{ customdata: name }] }); }",

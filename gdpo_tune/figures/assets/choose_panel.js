@@ -11,6 +11,9 @@ function startPanel({ objectives, limits, members, chosen }) {
   const rule = document.getElementById("prefer");
   const answer = document.getElementById("choose-answer");
   const loosen = document.getElementById("choose-loosen");
+  const points = document.getElementById("data-pairs")
+    ? [...JSON.parse(readData("pairs")).data.entries()].map(([i, trace]) => [trace, i]).filter(([trace]) => trace.customdata)
+    : [];
   let byHand = chosen;
   let state = {};
 
@@ -74,10 +77,13 @@ function startPanel({ objectives, limits, members, chosen }) {
       row.hidden = !showAll.expanded && !("listed" in row.dataset) && name !== state.selected;
     }
     for (const card of cards) card.hidden = card.dataset.candidate !== state.selected;
-    for (const cell of document.querySelectorAll("[data-column]")) {
-      const isShown = showCompletions.expanded || "listed" in cell.dataset || cell.dataset.column === state.selected;
-      cell.hidden = !isShown;
-      cell.classList.toggle("selected", cell.dataset.column === state.selected);
+    for (const head of document.querySelectorAll("[data-column]")) {
+      const { column, listed } = head.dataset, isSelected = column === state.selected;
+      for (const row of head.closest("table").rows) {
+        const cell = row.cells[head.parentElement.cellIndex];
+        cell.hidden = !(showCompletions.expanded || listed !== undefined || isSelected);
+        cell.classList.toggle("selected", isSelected);
+      }
     }
     highlight();
   }
@@ -85,12 +91,16 @@ function startPanel({ objectives, limits, members, chosen }) {
   function highlight() {
     const figure = document.getElementById("figure-pairs");
     if (!figure?.data) return;
-    const marked = figure.data.map((trace, index) => [trace, index]).filter(([trace]) => trace.customdata);
-    const opacities = marked.map(([trace]) => trace.customdata.map(
-      (name) => (byName.has(name) && !state.fitting.has(name) ? 0.12 : 1)));
-    Plotly.restyle(figure, { "marker.opacity": opacities }, marked.map(([, index]) => index));
+    const marked = points.map(([trace]) => trace);
+    const fits = (name) => !byName.has(name) || state.fitting.has(name);
+    const keep = (values) => marked.map((trace) => trace.customdata.map((name, i) => values(trace, fits(name), i)));
+    const bars = (key) => keep((trace, isFitting, i) => (isFitting && trace[key] ? trace[key].array[i] : 0));
+    Plotly.restyle(figure, {
+      "marker.opacity": keep((_, isFitting) => (isFitting ? 1 : 0.12)),
+      "error_x.array": bars("error_x"), "error_y.array": bars("error_y"),
+    }, points.map(([, index]) => index));
     const color = getComputedStyle(document.body).getPropertyValue("--accent");
-    const rings = marked.flatMap(([trace]) => {
+    const rings = marked.flatMap((trace) => {
       const index = trace.customdata.indexOf(state.selected);
       return index < 0 ? [] : [{
         type: "circle", xref: trace.xaxis ?? "x", yref: trace.yaxis ?? "y", name: "selected",

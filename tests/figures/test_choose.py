@@ -1,0 +1,119 @@
+"""The panel and the cards of the report that lead to one policy."""
+
+import json
+import re
+import shlex
+from dataclasses import replace
+from html import unescape
+
+import pytest
+
+from gdpo_tune import export, merge, report, train
+from gdpo_tune.analysis.front import build_front
+from gdpo_tune.analysis.selection import CLEAR
+from gdpo_tune.core.formatting import format_interval
+from gdpo_tune.core.trials import Estimate
+from gdpo_tune.figures.choices import build_choices, list_preferences, list_sliders
+from gdpo_tune.figures.choose_panel import build_choose_panel
+from gdpo_tune.figures.policy_cards import build_cards
+from gdpo_tune.results.pick_language import parse_pick
+from gdpo_tune.results.picking import pick_trial
+from gdpo_tune.results.wishes import parse_shares, parse_wish
+from gdpo_tune.spec.objectives import Constraint
+from tests.support.figures import add_candidates, make_records, make_spec
+
+PARSERS = {module.__name__: module.build_parser for module in (export, merge, report, train)}
+
+
+@pytest.fixture
+def spec(tmp_path):
+    constraints = {"mean_length": Constraint(op="<=", bound=60)}
+    return make_spec(tmp_path / "a b").model_copy(update={"constraints": constraints})
+
+
+@pytest.fixture
+def records(spec):
+    return add_candidates(make_records(spec, 12, replicates=2))
+
+
+@pytest.fixture
+def front(spec, records):
+    return build_front(records, spec.list_objectives())
+
+
+def test_every_member_fits_between_the_ends_of_every_slider(spec, front):
+    sliders = list_sliders(spec, front)
+    assert [s.name for s in sliders] == ["correctness", "format", "length", "mean_length"]
+    assert [s.comparison for s in sliders] == [">=", ">=", ">=", "<="]
+    for slider in sliders:
+        values = [member.mean[slider.name].mean for member in front.members]
+        assert slider.low <= min(values) <= max(values) <= slider.high
+        assert slider.loosest == (slider.low if slider.comparison == ">=" else slider.high)
+        assert (slider.high - slider.low) / slider.step >= 10
+
+
+def test_a_metric_with_one_value_and_one_without_any_have_no_broken_slider(spec, front):
+    means = {**front.members[0].mean, "format": Estimate(0.0, 0.0)}
+    del means["mean_length"]
+    lonely = replace(front, members=(replace(front.members[0], mean=means),))
+    sliders = {slider.name: slider for slider in list_sliders(spec, lonely)}
+    assert "mean_length" not in sliders
+    assert sliders["format"].step > 0
+
+
+def test_preferences_are_picks(spec, records, front):
+    for rule in list_preferences(front):
+        assert pick_trial(records, spec, parse_pick(rule)).record in records
+
+
+def test_members_in_the_data_have_values_without_rounding(spec, front):
+    data = json.loads(json.dumps(build_choices(spec, front)))
+    for member, entry in zip(front.members, data["members"], strict=True):
+        assert entry["name"] == member.name
+        assert entry["values"] == {name: e.mean for name, e in member.mean.items()}
+
+
+def test_an_empty_front_has_no_panel(spec):
+    empty = build_front([], spec.list_objectives())
+    assert build_choose_panel(spec, empty) == ""
+    assert build_cards(spec, empty) == ""
+
+
+def list_commands(html, pick, wish):
+    """Return the commands of a page as words."""
+    templates = map(unescape, re.findall(r'data-template="([^"]*)"', html))
+    return [shlex.split(t.replace("{pick}", pick).replace("{wish}", wish)) for t in templates]
+
+
+def test_every_command_is_one_that_exists(spec, front):
+    pick, wish = "'knee where length >= 0.5'", "--toward 'length >= 0.5 and format >= 0.25'"
+    html = build_choose_panel(spec, front) + build_cards(spec, front)
+    commands = list_commands(html, pick, wish)
+    assert {command[2] for command in commands} == PARSERS.keys()
+    for _, _, module, *arguments in commands:
+        options = PARSERS[module]().parse_args(arguments)
+        assert str(spec.directory) in arguments
+        if getattr(options, "pick", None):
+            parse_pick(options.pick)
+        if getattr(options, "toward", None):
+            assert len(parse_wish(options.toward, "").bounds) == 2
+        if getattr(options, "weights", None):
+            shares = parse_shares(options.weights, "--weights", "")
+            assert sum(shares.values()) == 1
+
+
+def test_a_card_has_intervals_and_searched_parameters(spec, records, front):
+    html = build_cards(spec, front)
+    assert html.count("<article") == len({*map(id, front.members), *map(id, front.baselines)})
+    member = next(m for m in front.members if m.role == "search")
+    card = html.partition(f'data-candidate="{member.name}"')[2].partition("</article>")[0]
+    mean, se = member.mean["correctness"].mean, member.mean["correctness"].se
+    untrained = front.baselines[0].mean["correctness"]
+    assert format_interval(mean - CLEAR * se, min(1, mean + CLEAR * se)) in card
+    reach = CLEAR * (se**2 + untrained.se**2) ** 0.5
+    gain = mean - untrained.mean
+    assert format_interval(gain - reach, gain + reach) in card
+    assert "learning rate" in card
+    assert "reward_weights.correctness" not in card
+    assert str(records[member.first].checkpoint) in card
+    assert html.count("<article") - html.count(" hidden>") == 1
