@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
 import plotly.graph_objects as go
@@ -20,6 +21,8 @@ MARGINS = {"l": 64, "r": 40, "t": 48, "b": 52}
 """At the right there is room for the buttons, which would cover the legend elsewhere."""
 GAPS = (0.075, 0.16)
 """Space between two panels as a share of the whole: across, and up."""
+MAX_TITLE = 36
+"""Letters in a line of an axis' title."""
 AXIS = {
     "gridcolor": style.GRID,
     "linecolor": style.FAINT,
@@ -98,7 +101,12 @@ def title_axes(figure: go.Figure, goals: Sequence[Objective], cell: Mapping[str,
     """Title the axes of one panel with its objectives (x, y) and point them to better values."""
     for update, goal in zip((figure.update_xaxes, figure.update_yaxes), goals, strict=True):
         towards = "reversed" if goal.direction == "minimize" else True
-        update(title_text=title_axis(goal), autorange=towards, **cell)
+        update(title_text=wrap_title(title_axis(goal)), autorange=towards, **cell)
+
+
+def wrap_title(title: str) -> str:
+    """Return the title of an axis in lines that are no longer than the axis."""
+    return "<br>".join(wrap(title, MAX_TITLE))
 
 
 def choose_time_unit(seconds: float) -> tuple[float, str]:

@@ -22,7 +22,7 @@ from gdpo_tune.core.formatting import (
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.figures import style
 from gdpo_tune.figures.labels import place_labels
-from gdpo_tune.figures.layout import get_panel_size, make_panels
+from gdpo_tune.figures.layout import get_panel_size, make_panels, wrap_title
 from gdpo_tune.figures.panels import (
     ATTAINED,
     PARENTS,
@@ -76,8 +76,8 @@ def draw_pairs(
     for panel, cell in zip(panels, cells, strict=True):
         for trace in _trace_panel(front, panel, texts):
             figure.add_trace(trace, **cell)
-        figure.update_xaxes(title_text=panel.x.title, range=panel.x.range, **cell)
-        figure.update_yaxes(title_text=panel.y.title, range=panel.y.range, **cell)
+        figure.update_xaxes(title_text=wrap_title(panel.x.title), range=panel.x.range, **cell)
+        figure.update_yaxes(title_text=wrap_title(panel.y.title), range=panel.y.range, **cell)
         for annotation in _annotate(front, panel, get_panel_size(len(panels))):
             figure.add_annotation(**annotation, **cell)
         lines = (figure.add_vline, "x", panel.x), (figure.add_hline, "y", panel.y)

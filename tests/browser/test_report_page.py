@@ -13,6 +13,7 @@ from playwright.sync_api import sync_playwright
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.completions import shorten_completion, write_completions
 from gdpo_tune.figures import write_report
+from gdpo_tune.figures.pairs import draw_pairs
 from gdpo_tune.results.pick_language import parse_pick
 from gdpo_tune.results.picking import pick_trial
 from gdpo_tune.spec.objectives import Constraint
@@ -217,6 +218,7 @@ def test_a_slider_hides_what_is_beyond_it_and_writes_the_commands(page, sweep):
     assert f"{count} of {len(front.members)} policies" in page.get_by_role("status").inner_text()
     faded = page.locator("tr.misfit").evaluate_all("rows => rows.map(row => row.dataset.candidate)")
     assert set(faded) == {m.name for m in front.members} - fitting
+    page.wait_for_timeout(200)  # the figure follows in the next frame
     points = page.evaluate(
         "document.getElementById('figure-pairs').data.filter(trace => trace.customdata)"
         ".flatMap(trace => trace.customdata.map((name, i) =>"
@@ -225,6 +227,10 @@ def test_a_slider_hides_what_is_beyond_it_and_writes_the_commands(page, sweep):
     assert {name for name, opacity, _ in points if opacity < 1} == set(faded)
     assert all(reach == 0 for name, _, reach in points if name in faded)
     assert any(reach > 0 for name, _, reach in points if name in fitting)
+    with_bars = "document.getElementById('figure-pairs').data.filter(t => t.error_x).length"
+    assert page.evaluate(with_bars) == sum(
+        trace.error_x.array is not None for trace in draw_pairs(front, spec.constraints).data
+    )
     card = page.locator("article.card:visible")
     assert card.get_attribute("data-candidate") == selected
     commands = page.locator(".command:visible code").all_inner_texts()
@@ -332,4 +338,6 @@ def test_on_paper_tables_are_whole_and_controls_are_gone(open_page):
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     widths = page.locator(".figure .main-svg").evaluate_all("all => all.map(f => f.clientWidth)")
     assert max(widths) <= 700
+    paper = "document.querySelector('#figure-progress .main-svg').style.background"
+    assert page.evaluate(paper) == "rgb(255, 255, 255)"
     page.evaluate("dispatchEvent(new Event('afterprint'))")

@@ -16,6 +16,7 @@ function startPanel({ objectives, limits, members, chosen }) {
     : [];
   let byHand = chosen;
   let state = {};
+  let frame = 0;
 
   function readLimits() {
     return controls.flatMap((control, index) => {
@@ -88,17 +89,25 @@ function startPanel({ objectives, limits, members, chosen }) {
     highlight();
   }
 
+  // Once a frame: a slider that moves asks more often.
   function highlight() {
+    cancelAnimationFrame(frame);
+    frame = requestAnimationFrame(markPoints);
+  }
+
+  function markPoints() {
     const figure = document.getElementById("figure-pairs");
     if (!figure?.data) return;
     const marked = points.map(([trace]) => trace);
     const fits = (name) => !byName.has(name) || state.fitting.has(name);
-    const keep = (values) => marked.map((trace) => trace.customdata.map((name, i) => values(trace, fits(name), i)));
-    const bars = (key) => keep((trace, isFitting, i) => (isFitting && trace[key] ? trace[key].array[i] : 0));
-    Plotly.restyle(figure, {
-      "marker.opacity": keep((_, isFitting) => (isFitting ? 1 : 0.12)),
-      "error_x.array": bars("error_x"), "error_y.array": bars("error_y"),
-    }, points.map(([, index]) => index));
+    const opacities = marked.map((trace) => trace.customdata.map((name) => (fits(name) ? 1 : 0.12)));
+    Plotly.restyle(figure, { "marker.opacity": opacities }, points.map(([, index]) => index));
+    const barred = points.filter(([trace]) => trace.error_x);
+    const bars = (key) => barred.map(([trace]) => trace.customdata.map(
+      (name, i) => (fits(name) ? trace[key].array[i] : 0)));
+    Plotly.restyle(
+      figure, { "error_x.array": bars("error_x"), "error_y.array": bars("error_y") }, barred.map(([, index]) => index),
+    );
     const color = getComputedStyle(document.body).getPropertyValue("--accent");
     const rings = marked.flatMap((trace) => {
       const index = trace.customdata.indexOf(state.selected);

@@ -77,7 +77,7 @@ draw(prefersDark.matches);
 prefersDark.addEventListener("change", () => draw(prefersDark.matches));
 let columns = countColumns(document.body.clientWidth);
 addEventListener("resize", () => {
-  if (columns === countColumns(document.body.clientWidth)) return;
+  if (matchMedia("print").matches || columns === countColumns(document.body.clientWidth)) return;
   columns = countColumns(document.body.clientWidth);
   draw(prefersDark.matches);
 });
