@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from gdpo_tune.core.formatting import (
 from gdpo_tune.core.metrics import MetricInfo
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trials import Estimate
-from gdpo_tune.figures.html_page import build_command
+from gdpo_tune.figures.html_page import build_command, name_section
 from gdpo_tune.figures.html_tables import build_badges, build_table
 
 if TYPE_CHECKING:
@@ -36,10 +36,15 @@ def list_carded(front: Front) -> list[Configuration]:
     return list({c.name: c for c in (*front.members, *front.baselines, *chosen)}.values())
 
 
-def build_cards(spec: SweepSpec, front: Front) -> str:
-    """Return one card per policy; the page shows the selected one."""
+def build_cards(spec: SweepSpec, front: Front, links: Sequence[str] = ()) -> str:
+    """Return one card per policy; the page shows the selected one.
+
+    `links` are titles of sections that tell more about it.
+    """
     ranges = _load_ranges(spec)
-    cards = [_build_card(spec, front, policy, ranges) for policy in list_carded(front)]
+    items = " ".join(f'<a href="#{name_section(title)}">{title}</a>' for title in links)
+    more = f'<p class="links">{items}</p>' if items else ""
+    cards = [_build_card(spec, front, policy, ranges, more) for policy in list_carded(front)]
     return f'<div id="cards">{"".join(cards)}</div>' if cards else ""
 
 
@@ -52,7 +57,11 @@ def _load_ranges(spec: SweepSpec) -> Mapping[str, MetricInfo]:
 
 
 def _build_card(
-    spec: SweepSpec, front: Front, policy: Configuration, ranges: Mapping[str, MetricInfo]
+    spec: SweepSpec,
+    front: Front,
+    policy: Configuration,
+    ranges: Mapping[str, MetricInfo],
+    more: str,
 ) -> str:
     title = title_candidate(policy.name)
     if policy.role == "untrained":
@@ -62,7 +71,7 @@ def _build_card(
         f'<article class="card" data-candidate="{escape(policy.name, quote=True)}"{shown}>'
         f"<h3>{escape(title)} {build_badges(front, policy, ties=True)}</h3>"
         f'<div class="card-columns"><div>{_build_values(front, policy, ranges)}</div>'
-        f"<div>{_build_facts(spec, front, policy)}</div></div>"
+        f"<div>{_build_facts(spec, front, policy)}{more}</div></div>"
         f"{_build_commands(spec, policy)}</article>"
     )
 
@@ -98,7 +107,7 @@ def _format_interval(
 
 
 def _build_facts(spec: SweepSpec, front: Front, policy: Configuration) -> str:
-    """Return the searched parameters or the parts, the checkpoint, and links."""
+    """Return the trials, the searched parameters or the parts, and the checkpoint."""
     facts: dict[str, str] = {}
     if policy.role != "untrained":
         facts = {
@@ -115,10 +124,17 @@ def _build_facts(spec: SweepSpec, front: Front, policy: Configuration) -> str:
     if checkpoint is not None:
         facts["checkpoint"] = str(checkpoint)
     items = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
+        f"<div><dt>{escape(name)}</dt><dd>{_link_trials(name, value)}</dd></div>"
         for name, value in facts.items()
     )
     return f'<dl class="facts">{items}</dl>' if items else ""
+
+
+def _link_trials(name: str, value: str) -> str:
+    """Return the value of a fact as HTML; trials become links to their rows."""
+    if name not in ("trial", "trials"):
+        return escape(value)
+    return ", ".join(f'<a href="#trial-{number}">{number}</a>' for number in value.split(", "))
 
 
 def _build_commands(spec: SweepSpec, policy: Configuration) -> str:

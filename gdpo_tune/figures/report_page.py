@@ -126,9 +126,11 @@ def _build_bodies(
     effects = estimate_effects(front, list_dimensions(spec.space))
     gallery = build_gallery(spec, front, effects)
     findings, limits = map(build_bullets, describe_findings(front, effects))
+    completions = build_completions(front)
+    links = [COMPLETIONS] if completions else []
     return {
-        CHOOSE: _build_answer(spec, front, gallery),
-        COMPLETIONS: build_completions(front),
+        CHOOSE: _build_answer(spec, front, gallery, links),
+        COMPLETIONS: completions,
         "Findings": findings,
         "Limits of the data": limits,
         **{title: _embed(gallery, name, title) for name, title in _FIGURES.items()},
@@ -140,8 +142,8 @@ def _build_bodies(
     }
 
 
-def _build_answer(spec: SweepSpec, front: Front, gallery: Gallery) -> str:
-    """Return the first screen: figure, controls, table, and the cards of the policies."""
+def _build_answer(spec: SweepSpec, front: Front, gallery: Gallery, links: Sequence[str]) -> str:
+    """Return the first screen: figure, controls, table, and the cards with their `links`."""
     shortfall = describe_knee_shortfall(front)
     warning = f'<p class="warning">{shortfall}</p>' if shortfall else ""
     legend = f"<details><summary>How to read this</summary><p>{READING_THE_FIGURE}</p>"
@@ -150,7 +152,7 @@ def _build_answer(spec: SweepSpec, front: Front, gallery: Gallery) -> str:
     table = f"<div>{build_front_table(front)}{legend if front.members else ''}</div>"
     figure = _embed(gallery, "pairs", CHOOSE)
     choice = f'<div class="choice">{panel}{table}</div>' if panel else table
-    return f"{warning}{figure}{choice}{build_cards(spec, front)}"
+    return f"{warning}{figure}{choice}{build_cards(spec, front, links)}"
 
 
 def _embed(gallery: Gallery, name: str, title: str) -> str:

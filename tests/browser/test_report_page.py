@@ -272,6 +272,11 @@ def test_a_name_and_a_point_select_a_policy_with_its_completions(page, sweep):
         for part in ("thead th", "tbody tr:first-child > *")
     )
     assert heads == cells < page.locator("table.completions thead th").count()
+    card = page.locator("article.card:visible")
+    card.get_by_role("link", name="Sample completions").click()
+    assert page.evaluate("location.hash") == "#sample-completions"
+    card.get_by_role("link", name=str(other.first), exact=True).click()
+    assert page.locator(f"tr#trial-{other.first}:target").is_visible()
     page.evaluate(
         "name => { const figure = document.getElementById('figure-pairs');"
         "figure.emit('plotly_click', { points: [{ customdata: name }] }); }",
