@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gdpo_tune.analysis.effects import Change, Effects, ParameterEffect
-from gdpo_tune.analysis.front import Front, describe_knee_shortfall, name_extreme
+from gdpo_tune.analysis.front import Front, name_extreme
 from gdpo_tune.core.candidates import title_candidate
 from gdpo_tune.core.formatting import (
     format_count,
@@ -71,8 +71,6 @@ def _list_limits(front: Front, effects: Effects) -> list[str]:
             "More likely dominated than not, given the standard errors: "
             f"{format_list([title_candidate(name) for name in doubtful])}."
         )
-    if shortfall := describe_knee_shortfall(front):
-        lines.append(shortfall)
     tied = [name for name in front.extremes if front.list_ties(name)]
     if tied:
         lines.append(f"Top configurations for {format_list(tied)} are statistically tied.")

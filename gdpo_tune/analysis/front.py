@@ -232,16 +232,6 @@ def name_extreme(objective: Objective) -> str:
     return f"{word} {objective.name.replace('_', ' ')}"
 
 
-def describe_knee_shortfall(front: Front) -> str:
-    """Return where the knee is worse than the untrained policy; empty if it is not."""
-    if not front.knee_shortfall:
-        return ""
-    return (
-        "Every policy on the front gives up something that the untrained policy has. The knee is "
-        f"worse in {format_list(front.knee_shortfall)}."
-    )
-
-
 def build_front(
     records: Sequence[TrialRecord], objectives: Sequence[Objective], chosen: str | None = None
 ) -> Front:

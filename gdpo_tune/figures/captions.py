@@ -15,6 +15,7 @@ CAPTIONS = {
         "All policies have the same test prompts, drawn at random. One completion per prompt, "
         "sampled at temperature 1, with its scores."
     ),
+    "Warnings": "What to check before you trust the result, and what would help.",
     "Findings": "",
     "Limits of the data": "",
     "Front uncertainty": (

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.analysis.effects import estimate_effects
 from gdpo_tune.analysis.findings import describe_findings
-from gdpo_tune.analysis.front import Front, build_front, describe_knee_shortfall
+from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures.captions import (
@@ -44,6 +45,7 @@ from gdpo_tune.figures.report_texts import (
 from gdpo_tune.figures.timeline import describe_utilisation
 from gdpo_tune.results.dimensions import list_dimensions
 from gdpo_tune.results.summary import REPORT_FILE, ChosenTrial
+from gdpo_tune.results.warnings import list_result_warnings
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -126,11 +128,13 @@ def _build_bodies(
     effects = estimate_effects(front, list_dimensions(spec.space))
     gallery = build_gallery(spec, front, effects)
     findings, limits = map(build_bullets, describe_findings(front, effects))
+    warnings = [f"{text[0].upper()}{text[1:]}" for text in list_result_warnings(spec, front)]
     completions = build_completions(front)
     links = [COMPLETIONS] if completions else []
     return {
-        CHOOSE: _build_answer(spec, front, gallery, links),
+        CHOOSE: _build_answer(spec, front, gallery, warnings, links),
         COMPLETIONS: completions,
+        "Warnings": build_bullets(warnings),
         "Findings": findings,
         "Limits of the data": limits,
         **{title: _embed(gallery, name, title) for name, title in _FIGURES.items()},
@@ -142,17 +146,23 @@ def _build_bodies(
     }
 
 
-def _build_answer(spec: SweepSpec, front: Front, gallery: Gallery, links: Sequence[str]) -> str:
+def _build_answer(
+    spec: SweepSpec,
+    front: Front,
+    gallery: Gallery,
+    warnings: Sequence[str],
+    links: Sequence[str],
+) -> str:
     """Return the first screen: figure, controls, table, and the cards with their `links`."""
-    shortfall = describe_knee_shortfall(front)
-    warning = f'<p class="warning">{shortfall}</p>' if shortfall else ""
+    # The first warning is about the knee, which the page selects.
+    doubt = f'<p class="warning">{escape(warnings[0])}</p>' if front.knee_shortfall else ""
     legend = f"<details><summary>How to read this</summary><p>{READING_THE_FIGURE}</p>"
     legend += f"<p>{READING_THE_TABLE}</p></details>"
     panel = build_choose_panel(spec, front)
     table = f"<div>{build_front_table(front)}{legend if front.members else ''}</div>"
     figure = _embed(gallery, "pairs", CHOOSE)
     choice = f'<div class="choice">{panel}{table}</div>' if panel else table
-    return f"{warning}{figure}{choice}{build_cards(spec, front, links)}"
+    return f"{doubt}{figure}{choice}{build_cards(spec, front, links)}"
 
 
 def _embed(gallery: Gallery, name: str, title: str) -> str:

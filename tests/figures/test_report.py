@@ -18,6 +18,7 @@ from gdpo_tune.figures import style, write_front_png, write_report
 from gdpo_tune.figures.curves import draw_population
 from gdpo_tune.figures.front_png import DPI, draw_front
 from gdpo_tune.figures.report_page import build_report
+from gdpo_tune.results.warnings import list_result_warnings
 from tests.support.figures import NASTY, add_candidates, make_records, make_spec, write_steps
 
 VOID = {"meta", "br", "link", "img", "input"}
@@ -364,3 +365,16 @@ def test_node_losses_and_retries_have_a_section(tmp_path):
     text = Page(build_report(spec, records, sessions=sessions)).text
     assert "Node losses and retries" in text
     assert "trial 3 is tried again: <b>" in text
+
+
+def test_warnings_stand_in_the_report_and_that_of_the_knee_comes_first(tmp_path):
+    spec = make_spec(tmp_path)
+    records = make_records(spec, 20)
+    front = build_front(records, spec.list_objectives())
+    warnings = list_result_warnings(spec, front)
+    assert front.knee_shortfall
+    page = page_of(spec, records)
+    assert all(warning[1:] in page.text for warning in warnings)
+    assert page.text.count(warnings[0][1:]) == 2
+    assert page.count("p", **{"class": "warning"}) == 1
+    assert "Warnings" not in page_of(spec, []).text
