@@ -1,6 +1,6 @@
 """Measures of the importance of parameters, where the true importance is known.
 
-    python benchmarks/importance.py [--seeds 10] [--trials 40] [--sampler auto] [--small]
+    python benchmarks/importance.py [--seeds 10] [--first 0] [--trials 40] [--sampler auto]
 
 A case is one objective of a simulated sweep of `--trials` trials, which the product's sampler
 proposed, see `importance_problems.py`. The truth is the total Sobol index: the share of the
@@ -29,14 +29,17 @@ from scipy.stats import kendalltau
 
 from gdpo_tune.analysis.effects import (
     GAP,
+    LEAST_CROWDED,
     NOISE_ALONE,
     RELIABLE,
+    RELIABLE_CROWDED,
     compute_reliability,
     compute_total_indices,
     ranks_agree,
 )
 from gdpo_tune.analysis.resampling import compute_interval
 from gdpo_tune.analysis.response import Encoder, draw_surfaces
+from gdpo_tune.core.registry import SAMPLERS
 from gdpo_tune.results.dimensions import list_dimensions
 
 OWN = "gdpo_tune"
@@ -52,20 +55,22 @@ class Result:
     rankings: Mapping[str, Floats]
     """Measure -> its values `[D]`."""
     reliability: float
+    least: float
+    """Reliability from which the report would show the importances."""
     intervals: Floats
     """Of the package's measure, `[D, 2]`."""
 
     @property
     def is_shown(self) -> bool:
         """True if the report would show the importances."""
-        return self.reliability >= RELIABLE
+        return self.reliability >= self.least
 
     def agrees(self, measure: str) -> bool:
         """Return whether the ranking by a measure agrees with the truth."""
         return ranks_agree(self.truth, self.rankings[measure])
 
 
-def measure_case(case: Case, objective: str) -> Result:
+def measure_case(case: Case, objective: str, least: float) -> Result:
     """Measure the importances for one objective of a case in every way."""
     encoder = Encoder(list_dimensions(case.spec.space))
     names = [dimension.name for dimension in encoder.dimensions]
@@ -81,6 +86,7 @@ def measure_case(case: Case, objective: str) -> Result:
         truth=np.array([case.truth[objective][name] for name in names]),
         rankings={**rankings, OWN: shares.mean(axis=1)},
         reliability=compute_reliability(shares),
+        least=least,
         intervals=np.array([(interval.low, interval.high) for interval in intervals]),
     )
 
@@ -123,6 +129,7 @@ def main() -> None:
     """Simulate all cases; print both tables, then JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=10, help="sweeps of each kind")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first sweep")
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--sampler", default="auto")
     parser.add_argument("--small", action="store_true", help="seconds instead of ten minutes")
@@ -130,9 +137,12 @@ def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     seeds, sampler = (1, "tpe") if options.small else (options.seeds, options.sampler)
+    least = RELIABLE
+    if SAMPLERS[sampler].crowds:
+        least = RELIABLE_CROWDED if options.trials >= LEAST_CROWDED else 1.01
     results = [
-        measure_case(case, goal)
-        for seed in range(seeds)
+        measure_case(case, goal, least)
+        for seed in range(options.first, options.first + seeds)
         for kind in KINDS
         for case in [simulate_case(kind, seed, options.trials, sampler)]
         for goal in GOALS

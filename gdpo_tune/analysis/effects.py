@@ -38,10 +38,12 @@ UNCLEAR = 0.1
 """Importance from which an effect that is not clear counts as unclear, not as undetectable."""
 GAP = 0.2
 """Importances that differ by less count as equal when rankings are compared."""
-RELIABLE = 0.85
-"""Probability of the ranking from which importances are shown."""
+RELIABLE, RELIABLE_CROWDED = 0.85, 0.9
+"""Probability of the ranking from which importances are shown; the second for crowded trials."""
 LEAST, LEAST_EACH = 10, 3
 """Configurations that are needed: `LEAST` and `LEAST_EACH` for each parameter."""
+LEAST_CROWDED = 80
+"""Configurations that are needed where the sampler crowds its proposals."""
 MOST = 80
 """Configurations that a surface is fitted to; of more, an even selection."""
 
@@ -91,14 +93,20 @@ class Effects:
     """Configurations from which importance may be shown."""
 
 
-def estimate_effects(front: Front, dimensions: Sequence[Dimension]) -> Effects:
+def estimate_effects(
+    front: Front, dimensions: Sequence[Dimension], *, crowded: bool = False
+) -> Effects:
     """Estimate the effects of the searched parameters on every objective.
 
+    `crowded`: the sampler crowds its proposals, so more of them are needed for a right ranking.
     Baselines, checkpoints and merges have no parameters that led to them and do not count. Nor do
     members of a population that took values from others, and values outside of the space.
     """
     encoder = Encoder(dimensions)
     needed = LEAST + LEAST_EACH * len(dimensions)
+    if crowded:
+        needed = max(needed, LEAST_CROWDED)
+    reliable = RELIABLE_CROWDED if crowded else RELIABLE
     rows = _list_rows(front, encoder)
     if len(rows) < needed or not dimensions:
         return Effects((), (), len(rows), needed)
@@ -106,7 +114,7 @@ def estimate_effects(front: Front, dimensions: Sequence[Dimension]) -> Effects:
     effects: list[ParameterEffect] = []
     unreliable: list[str] = []
     for goal in front.objectives:
-        found = _estimate_objective(encoder, chosen, goal)
+        found = _estimate_objective(encoder, chosen, goal, reliable)
         effects += found
         if not found:
             unreliable.append(goal.name)
@@ -132,9 +140,12 @@ def _list_rows(front: Front, encoder: Encoder) -> list[tuple[Floats, Configurati
 
 
 def _estimate_objective(
-    encoder: Encoder, rows: Sequence[tuple[Floats, Configuration]], goal: Objective
+    encoder: Encoder,
+    rows: Sequence[tuple[Floats, Configuration]],
+    goal: Objective,
+    reliable: float,
 ) -> list[ParameterEffect]:
-    """Estimate the effects on one objective; nothing if their ranking is not reliable."""
+    """Estimate the effects on one objective; nothing if their ranking is not `reliable`."""
     values = np.array([configuration.mean[goal.name].mean for _, configuration in rows])
     seeds = np.array([float(configuration.seeds) for _, configuration in rows])
     places = np.stack([place for place, _ in rows])
@@ -142,7 +153,7 @@ def _estimate_objective(
         return []
     surfaces = draw_surfaces(encoder, places, values, seeds)
     shares = compute_total_indices(encoder, surfaces.weights, surfaces.noise)
-    if compute_reliability(shares) < RELIABLE:
+    if compute_reliability(shares) < reliable:
         return []
     means = shares.mean(axis=1)
     return [

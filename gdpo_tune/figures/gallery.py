@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from gdpo_tune.analysis.effects import Effects, estimate_effects
+from gdpo_tune.analysis.effects import Effects
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.figures.curves import draw_learning, draw_population, draw_rungs, read_all_steps
 from gdpo_tune.figures.hypervolume import draw_hypervolume
@@ -18,7 +18,7 @@ from gdpo_tune.figures.shares import draw_shares
 from gdpo_tune.figures.slices import draw_slices, list_sliced
 from gdpo_tune.figures.surfaces import draw_surfaces
 from gdpo_tune.figures.timeline import draw_timeline
-from gdpo_tune.results.dimensions import list_dimensions
+from gdpo_tune.results.dimensions import estimate_sweep_effects
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -33,7 +33,7 @@ def build_gallery(spec: SweepSpec, front: Front, effects: Effects | None = None)
     """
     dimensions, records = spec.space.dimensions, front.records
     gpus = spec.resources.total_gpus
-    importance = effects or estimate_effects(front, list_dimensions(spec.space))
+    importance = effects or estimate_sweep_effects(spec, front)
     steps = read_all_steps(records)
     trained = [c for c in front.configurations if c.is_training]
     started = any(r.started is not None for r in records)

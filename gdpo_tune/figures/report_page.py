@@ -8,7 +8,6 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gdpo_tune.analysis.effects import estimate_effects
 from gdpo_tune.analysis.findings import describe_findings
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.core.files import write_atomically
@@ -43,7 +42,7 @@ from gdpo_tune.figures.report_texts import (
     list_node_losses,
 )
 from gdpo_tune.figures.timeline import describe_utilisation
-from gdpo_tune.results.dimensions import list_dimensions
+from gdpo_tune.results.dimensions import estimate_sweep_effects
 from gdpo_tune.results.summary import REPORT_FILE, ChosenTrial
 from gdpo_tune.results.warnings import list_result_warnings
 
@@ -125,7 +124,7 @@ def _build_bodies(
 ) -> dict[str, str]:
     """Return title -> body of every section in order; empty where there is no data."""
     dimensions = spec.space.dimensions
-    effects = estimate_effects(front, list_dimensions(spec.space))
+    effects = estimate_sweep_effects(spec, front)
     gallery = build_gallery(spec, front, effects)
     findings, limits = map(build_bullets, describe_findings(front, effects))
     warnings = [f"{text[0].upper()}{text[1:]}" for text in list_result_warnings(spec, front)]

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from gdpo_tune.analysis.effects import Effects, estimate_effects
+from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.response import Dimension
+from gdpo_tune.core.registry import SAMPLERS
 from gdpo_tune.core.trial_config import ParamValue
+from gdpo_tune.spec.sampler_choice import choose_sampler
 from gdpo_tune.spec.space import Choices, Space, Uniform, is_one_of
+
+if TYPE_CHECKING:
+    from gdpo_tune.spec import SweepSpec
+
+
+def estimate_sweep_effects(spec: SweepSpec, front: Front) -> Effects:
+    """Estimate which parameters of a sweep mattered, as far as its sampler lets that be seen."""
+    sampler = SAMPLERS[choose_sampler(spec).name]
+    return estimate_effects(front, list_dimensions(spec.space), crowded=sampler.crowds)
 
 
 def list_dimensions(space: Space) -> tuple[Dimension, ...]:

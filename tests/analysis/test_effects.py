@@ -20,7 +20,9 @@ from gdpo_tune.analysis.front import build_front
 from gdpo_tune.analysis.probability import Interval
 from gdpo_tune.analysis.response import Dimension, Encoder
 from gdpo_tune.core.trials import Exploit
+from gdpo_tune.results.dimensions import estimate_sweep_effects
 from tests.support.analysis import GOALS, build_checkpoint, build_merge, build_trial
+from tests.support.tuning import load_code_spec
 
 SPACE = (
     Dimension("mode", ("gdpo", "grpo")),
@@ -151,6 +153,20 @@ def test_too_few_configurations_are_said_with_the_number_that_it_takes():
     )
     assert estimate_effects(build_front([], GOALS), SPACE).estimates == ()
     assert estimate_effects(front, ()).estimates == ()
+
+
+def test_proposals_that_crowd_take_more_configurations():
+    front = sweep(slope)
+    assert estimate_effects(front, SPACE).estimates
+    found = estimate_effects(front, SPACE, crowded=True)
+    assert (found.estimates, found.needed) == ((), 80)
+    assert estimate_effects(sweep(slope, count=80), SPACE, crowded=True).estimates
+
+
+@pytest.mark.parametrize(("sampler", "needed"), [("tpe", 80), ("gp", 25), ("auto", 25)])
+def test_the_sampler_of_a_sweep_decides_how_many_it_takes(tmp_path, sampler, needed):
+    spec = load_code_spec(tmp_path, [f"search.sampler={sampler}"])
+    assert estimate_sweep_effects(spec, build_front([], GOALS)).needed == needed
 
 
 def test_an_objective_without_a_settled_order_is_left_out():
