@@ -137,3 +137,17 @@ def test_how_a_command_ends(ending, status, message, capsys):
 def test_an_unexpected_error_shows_its_traceback():
     with pytest.raises(PermissionError):
         cli.run_command(build_main(PermissionError(errno.EACCES, "Permission denied", "/a")))
+
+
+def test_a_webhook_that_is_not_set_is_listed_in_the_dry_run_and_refused_at_the_start(
+    end_with, monkeypatch, capsys, hook
+):
+    options = ["--set", "notify={webhook_env: HOOK}"]
+    assert end_with(build_record(0, "complete"), options=options) == 0
+    monkeypatch.delenv("HOOK")
+    assert end_with(options=[*options, "--dry-run"]) == 0
+    assert "notify.webhook_env = HOOK: the environment variable is not set" in (
+        capsys.readouterr().out
+    )
+    with pytest.raises(UsageError, match=r"HOOK: the environment variable is not set"):
+        end_with(options=options)
