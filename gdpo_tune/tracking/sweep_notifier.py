@@ -80,7 +80,7 @@ class SweepNotifier:
             case TrialFinished() if event.record.state == "failed" and not self._has_failed_trial:
                 self._has_failed_trial = True
                 reason = hide_in_text(event.record.reason)
-                text = f"trial {event.record.number} failed: {reason}"
+                text = f"goes on, but trial {event.record.number} failed: {reason}"
                 self._send("trial_failed", text, trial=event.record.number, reason=reason)
             case SweepFinished():
                 self._ending = event
@@ -92,7 +92,7 @@ class SweepNotifier:
         if not self._is_open:
             return
         if isinstance(error, KeyboardInterrupt):
-            self._send("interrupted", "interrupted. The same command resumes it")
+            self._send("interrupted", "was interrupted. The same command resumes it")
             return
         kind = "" if isinstance(error, GdpoTuneError) else f"{type(error).__name__}: "
         first_line, _, _ = str(error).partition("\n")
@@ -114,14 +114,15 @@ class SweepNotifier:
         occasion: SweepOccasion = "finished" if front.members else "failed"
         text = f"finished: {ending.reason}"
         if ending.interrupted:
-            occasion, text = "interrupted", "interrupted. The same command resumes it"
+            occasion, text = "interrupted", "was interrupted. The same command resumes it"
         elif not front.members:
             trained = [record for record in ending.records if record.role != "untrained"]
             all_failed = all(record.state == "failed" for record in trained)
             reason = "every trial failed" if all_failed else "no trial satisfies all constraints"
             text = f"failed: {reason}"
         parts = [text, describe_figures(figures), *([describe_knee(knee)] if knee else [])]
-        details = {**figures, "knee": knee, "report": str(self._spec.directory / REPORT_FILE)}
+        report = str(self._spec.directory.absolute() / REPORT_FILE)
+        details = {**figures, "knee": knee, "report": report}
         self._send(occasion, ". ".join(parts), **details)
 
     def _send(self, occasion: SweepOccasion, text: str, **details: Any) -> None:
@@ -134,8 +135,8 @@ class SweepNotifier:
             "sweep": name,
             "occasion": occasion,
             "at": now,
-            "text": f"{name}: {text}.",
-            "location": self._spec.location,
+            "text": f"{name} {text}.",
+            "location": self._spec.address or str(self._spec.directory.absolute()),
             **details,
         }
         delivery = Delivery(message)

@@ -57,7 +57,7 @@ def test_the_end_of_a_sweep_is_sent_with_its_front(tmp_path, hook):
     (untrained,) = [record for record in records if record.role == "untrained"]
     assert knee["untrained"][goal] == untrained.test[goal].mean
     text = message["text"]
-    assert text.startswith(f"{spec.name}: finished: all 6 configurations were tried. ")
+    assert text.startswith(f"{spec.name} finished: all 6 configurations were tried. ")
     assert f"{goal} {knee['test'][goal]:.3f} (untrained {knee['untrained'][goal]:.3f})" in text
     (stored,) = read_notices(spec)
     assert stored == {**message, "problem": ""}
@@ -85,9 +85,9 @@ def test_a_sweep_without_a_front_has_failed(tmp_path, hook):
 @pytest.mark.parametrize(
     ("error", "occasion", "text"),
     [
-        (ClusterLostError("a server is gone\nmore"), "failed", "an error: a server is gone."),
+        (ClusterLostError("a server is gone\nmore"), "failed", "with an error: a server is gone."),
         (ValueError("HF_TOKEN=hf_abc"), "failed", "ValueError: HF_TOKEN=***"),
-        (KeyboardInterrupt(), "interrupted", "interrupted"),
+        (KeyboardInterrupt(), "interrupted", "was interrupted."),
     ],
 )
 def test_a_sweep_that_ends_with_an_error_says_so(tmp_path, hook, error, occasion, text):
@@ -110,7 +110,9 @@ def test_only_the_first_failure_of_a_trial_is_sent_and_at_once(tmp_path, hook):
         while not hook.got and time.monotonic() < deadline:
             time.sleep(0.01)
         assert [message["trial"] for message in hook.got] == [failed.number]
-        assert hook.got[0]["text"].endswith(f"trial {failed.number} failed: out of memory.")
+        assert hook.got[0]["text"].endswith(
+            f"goes on, but trial {failed.number} failed: out of memory."
+        )
     assert len(hook.got) == 1
 
 
