@@ -28,8 +28,13 @@ def build_figures(front: Front) -> dict[str, Any]:
 
 
 def describe_figures(figures: Mapping[str, Any]) -> str:
-    """Return what `build_figures` found, without a full stop."""
-    text = f"{format_count(figures['trials'], 'trial')}, {figures['front']} on the front"
+    """Return what `build_figures` found, without a full stop: `3 trials, 2 on the front, ...`."""
+    return f"{format_count(figures['trials'], 'trial')}, {describe_front(figures)}"
+
+
+def describe_front(figures: Mapping[str, Any]) -> str:
+    """Return the part of `describe_figures` about the front alone."""
+    text = f"{figures['front']} on the front"
     if "hypervolume" in figures:
         interval = format_interval(*figures["hypervolume_interval"])
         text += f", hypervolume {format_number(figures['hypervolume'])} (95 %: {interval})"
