@@ -48,6 +48,7 @@ def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:
             return match[0]
         return f'href="{target.url_relative_to(page.file)}'
 
+    html = re.sub(r'<a href="runs/[^>]*>(.*?)</a>', r"\1", html)  # files of who ran the notebook
     return NOTEBOOK_LINK.sub(rewrite, html)
 
 
