@@ -5,7 +5,6 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 from traceback import walk_stack
-from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
@@ -18,6 +17,7 @@ from gdpo_tune.tuning import runner
 from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.ray.cluster import Cluster
 from gdpo_tune.tuning.ray.nodes import Nodes
+from gdpo_tune.tuning.runner import SweepResult
 from tests.support.paths import ROOT
 
 SPACE = str(ROOT / "search_spaces" / "code.yaml")
@@ -37,8 +37,10 @@ def end_with(monkeypatch, tmp_path):
     monkeypatch.setattr(cli, "probe_environment", lambda spec: {})
 
     def run(*records, interrupted=False, options=()):
-        result = SimpleNamespace(records=records, interrupted=interrupted, reason="", sessions=())
-        monkeypatch.setattr(runner, "run_sweep", lambda *_, **__: result)
+        def end(spec, **_):
+            return SweepResult(records, interrupted, spec)
+
+        monkeypatch.setattr(runner, "run_sweep", end)
         return sweep.main([SPACE, *options])
 
     return run
