@@ -1,10 +1,12 @@
 # Slow suites and benchmarks. The default test run is plain `pytest`; CI runs the short forms.
-.PHONY: check system slow fault vllm image-check bench bench-small gpu-check
+.PHONY: check docs system slow fault vllm image-check bench bench-small gpu-check
 check:            ## lint, format, types, rooms
 	ruff check .
 	ruff format --check .
 	pyright
 	lint-imports
+docs:             ## the documentation site in site/, without a network; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 system:           ## sweeps, clusters, servers and services, about a quarter of an hour; the second step of CI
 	pytest -q -m "system and not fault and not slow" --durations=15
 slow:             ## every shipped YAML in full, tens of minutes

@@ -51,12 +51,17 @@ def main(arguments: Sequence[str]) -> int:
     command = shlex.join(["python", "-m", "gdpo_tune.sweep", *words])
 
     from gdpo_tune.display import LiveDisplay, print_summary
-    from gdpo_tune.tracking import MlflowSink
+    from gdpo_tune.tracking import MlflowSink, SweepNotifier
     from gdpo_tune.tuning.runner import run_sweep
 
     try:
-        with MlflowSink(spec) as sink, LiveDisplay(spec, tracking=sink.get_state) as display:
-            result = run_sweep(spec, fresh=options.fresh, listeners=[sink, display])
+        with (
+            SweepNotifier(spec) as notifier,  # closed last, when the report is written
+            MlflowSink(spec) as sink,
+            LiveDisplay(spec, tracking=sink.get_state) as display,
+        ):
+            listeners = [sink, display, notifier]
+            result = run_sweep(spec, fresh=options.fresh, listeners=listeners)
             display.close()
             spec = result.spec
             write_figures(spec, result)
@@ -145,14 +150,20 @@ def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ())
     """
     from gdpo_tune.policies.hub import describe_policy
     from gdpo_tune.policies.load_policy import measure_policy
-    from gdpo_tune.spec import check_disk, find_machine_problems, render_dry_run, render_needs
+    from gdpo_tune.spec import (
+        check_disk,
+        find_machine_problems,
+        find_unset_webhook,
+        render_dry_run,
+        render_needs,
+    )
 
     cli.set_written_variables(spec)
     description, size = (
         describe_policy(spec.policy, spec.model.revision),
         measure_policy(spec.policy),
     )
-    lacking: list[object] = [*needs, *find_machine_problems(spec)]
+    lacking: list[object] = [*needs, *find_machine_problems(spec), *find_unset_webhook(spec)]
     try:
         check_disk(spec, size, file)
     except ResourcesError as error:
@@ -170,9 +181,16 @@ def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ())
 def print_environment(spec: SweepSpec, file: str = "") -> None:
     """Refuse a sweep that cannot run here, and print the environment of its task."""
     from gdpo_tune.policies.load_policy import measure_policy
-    from gdpo_tune.spec import check_disk, check_resources, list_sandbox_warnings
+    from gdpo_tune.spec import (
+        check_disk,
+        check_resources,
+        find_unset_webhook,
+        list_sandbox_warnings,
+    )
 
     check_resources(spec)
+    for problem in find_unset_webhook(spec):
+        raise problem
     check_disk(spec, measure_policy(spec.policy), file)
     for warning in list_sandbox_warnings(spec):
         print(f"warning: {warning}", file=sys.stderr)

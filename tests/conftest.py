@@ -10,6 +10,8 @@ from hypothesis import settings
 
 from gdpo_tune.core import parameters, registry
 
+pytest_plugins = ["tests.support.webhooks"]
+
 # No deadline: a busy machine is no failure. CI runs the same examples every time, others new ones.
 settings.register_profile("project", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("project")

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from gdpo_tune.clusters.outside_calls import find_address_problem
 from gdpo_tune.clusters.schedule_spec import (
     KubeRayBackend,
     LocalBackend,
@@ -17,6 +16,7 @@ from gdpo_tune.clusters.schedule_spec import (
     resolve_path,
 )
 from gdpo_tune.core.object_store import is_url
+from gdpo_tune.core.service_url import find_address_problem
 
 Fault = tuple[tuple[str, ...], str, str]
 """Key, reason, fix."""

@@ -12,14 +12,14 @@ from datetime import UTC, datetime
 from gdpo_tune.clusters.backends.base import build_backend
 from gdpo_tune.clusters.backends.submit import explain_lost_tracking
 from gdpo_tune.clusters.load_schedules import LoadedSweeps, ScheduledSweep, load_sweeps
-from gdpo_tune.clusters.notify import find_webhook_problem
 from gdpo_tune.clusters.schedule_decisions import ON_TIME, Clock, ScheduleContext, open_context
 from gdpo_tune.clusters.schedule_spec import KubeRayBackend, LocalBackend, RayJobBackend
 from gdpo_tune.clusters.schedule_state import ACTIVE
 from gdpo_tune.clusters.schedule_storage import ScheduleStorage
 from gdpo_tune.clusters.tick import tick
 from gdpo_tune.core.errors import GdpoTuneError, SpecError
-from gdpo_tune.spec import find_machine_problems
+from gdpo_tune.core.webhook import find_webhook_problem
+from gdpo_tune.spec import find_machine_problems, find_unset_webhook
 
 LOCAL_TIME = "%a %Y-%m-%d %H:%M %Z"
 UTC_TIME = "%Y-%m-%dT%H:%M:%SZ"
@@ -105,7 +105,7 @@ def find_errors(sweep: ScheduledSweep) -> list[GdpoTuneError]:
     errors: list[GdpoTuneError] = []
     if isinstance(sweep.settings.backend, LocalBackend):
         errors += [SpecError((need,)) for need in sweep.needs]
-        errors += find_machine_problems(sweep.spec)
+        errors += [*find_machine_problems(sweep.spec), *find_unset_webhook(sweep.spec)]
     for build in (lambda: ScheduleStorage(sweep.storage), lambda: build_backend(sweep)):
         try:
             build().check()
@@ -136,7 +136,11 @@ def find_notes(sweeps: Sequence[ScheduledSweep]) -> list[str]:
     users: dict[str, list[str]] = {}
     for sweep in sweeps:
         if not isinstance(sweep.settings.backend, LocalBackend):
-            for need in (*sweep.needs, *find_machine_problems(sweep.spec, size=False)):
+            problems = (
+                *find_machine_problems(sweep.spec, size=False),
+                *find_unset_webhook(sweep.spec),
+            )
+            for need in (*sweep.needs, *problems):
                 users.setdefault(str(need), []).append(sweep.name)
     where = "needed on the machine that trains, and missing on this one"
     return [f"{', '.join(names)}: {where}: {need}" for need, names in users.items()]

@@ -25,6 +25,7 @@ def read_figures(sweep: ScheduledSweep, run: str, earlier: str | None) -> dict[s
     """
     # Imported only here: numpy and Optuna take a second, and most ticks find no run that ended.
     from gdpo_tune.core.metrics import count_gpu_hours
+    from gdpo_tune.results.front_figures import build_figures
     from gdpo_tune.results.open_sweep import read_sweep
 
     # A run whose attempts were all refused has no directory. Pods may have another disk.
@@ -35,17 +36,9 @@ def read_figures(sweep: ScheduledSweep, run: str, earlier: str | None) -> dict[s
         found = read_sweep(f"{sweep.storage}/{run}", run)
     except (GdpoTuneError, OSError) as error:
         return {"unknown": str(error)}
-    records, gpus, front = found.records, found.spec.resources.total_gpus, found.build_front()
-    figures: dict[str, Any] = {
-        "trials": len(records),
-        "failed_trials": sum(record.state == "failed" for record in records),
-        "gpu_hours": sum(count_gpu_hours(record.cost, gpus) for record in records),
-        "front": len(front.members),
-    }
-    if front.members:
-        interval = front.hypervolume_interval
-        figures["hypervolume"] = front.hypervolume
-        figures["hypervolume_interval"] = [interval.low, interval.high]
+    gpus = found.spec.resources.total_gpus
+    figures = build_figures(found.build_front())
+    figures["gpu_hours"] = sum(count_gpu_hours(record.cost, gpus) for record in found.records)
     if earlier is not None:
         figures["comparison"] = _compare(sweep, run, earlier)
     return figures
@@ -57,11 +50,10 @@ def describe_figures(figures: dict[str, Any]) -> str:
         return f"Its result is unknown here: {figures['unknown'].splitlines()[0]}."
     if not figures.keys() >= {"trials", "front", "gpu_hours"}:
         return ""
-    trials = "1 trial" if figures["trials"] == 1 else f"{figures['trials']} trials"
-    text = f"{trials}, {figures['front']} on the front"
-    if "hypervolume" in figures:
-        low, high = figures["hypervolume_interval"]
-        text += f", hypervolume {figures['hypervolume']:.3f} (95 %: {low:.3f} to {high:.3f})"
+    # Only here, because it imports numpy.
+    from gdpo_tune.results.front_figures import describe_figures as describe_front
+
+    text = describe_front(figures)
     text += f", {figures['gpu_hours']:.2f} GPU-hours." if figures["gpu_hours"] else "."
     return text + _describe_comparison(figures["comparison"]) if "comparison" in figures else text
 

@@ -1,58 +1,16 @@
-"""Addresses, and calls of other programs and libraries, which might never return."""
+"""Calls of other programs, which might never return."""
 
 from __future__ import annotations
 
 import re
 import subprocess
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
-from gdpo_tune.core.service_url import split_service_url
 
-T = TypeVar("T")
 PROGRAM_SECONDS = 60.0
 """Longest time that a program may take."""
-
-
-def find_address_problem(address: str, *, query: bool = False) -> str:
-    """Return why an address cannot be called, without its password; empty if it can.
-
-    `query` allows a query and a fragment.
-    """
-    try:
-        parts = split_service_url(address)
-    except ValueError as error:
-        return str(error)
-    if parts.username or parts.password:
-        return "it has a user or a password, which would not be sent"
-    return "it has something behind ? or #" if (parts.query or parts.fragment) and not query else ""
-
-
-def call_within(seconds: float, call: Callable[[], T]) -> T:
-    """Return the result of a call, which continues in its own thread if it takes too long.
-
-    The time-out of a socket is not enough: a server may send single bytes for ever.
-
-    Raises:
-        TimeoutError: there is no result in time.
-        Exception: whatever the call raises.
-    """
-    answer: Future[T] = Future()
-
-    def work() -> None:
-        try:
-            answer.set_result(call())
-        except Exception as error:  # noqa: BLE001 - raised again in the calling thread
-            answer.set_exception(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    if not wait([answer], seconds).done:
-        raise TimeoutError(f"no answer within {seconds:g} s")
-    return answer.result()
 
 
 @dataclass(frozen=True)

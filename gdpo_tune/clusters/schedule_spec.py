@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from gdpo_tune.clusters.cron import CronSchedule
 from gdpo_tune.core.files import find_path_problem
 from gdpo_tune.core.object_store import is_url
+from gdpo_tune.spec.notify_section import EnvironmentName, WebhookSettings
 from gdpo_tune.spec.sections import Section, build_refusal, require_pattern
 
 UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
@@ -70,14 +71,6 @@ def check_directory(path: str) -> str:
 DURATION_VALIDATOR = BeforeValidator(parse_duration)
 Duration = Annotated[int, DURATION_VALIDATOR]
 """Seconds, written as text in the file."""
-EnvironmentName = Annotated[
-    str,
-    require_pattern(
-        r"[A-Za-z_][A-Za-z0-9_]*",
-        "not the name of an environment variable",
-        "write the name alone, such as GDPO_WEBHOOK, and keep the value out of the file",
-    ),
-]
 KubernetesName = Annotated[
     str,
     require_pattern(
@@ -140,11 +133,9 @@ class ScheduleBudget(Section):
     is none, runs are skipped."""
 
 
-class NotifySettings(Section):
+class NotifySettings(WebhookSettings):
     """Webhook that is notified when runs end."""
 
-    webhook_env: EnvironmentName
-    """Environment variable with the address that gets a JSON object by POST."""
     on: Annotated[tuple[Occasion, ...], Field(strict=False), MinLen(1)] = EVERY_OCCASION
     """Occasions for a notification."""
 

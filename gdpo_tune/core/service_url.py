@@ -36,6 +36,20 @@ def split_service_url(url: str) -> urllib.parse.SplitResult:
     return parts
 
 
+def find_address_problem(address: str, *, query: bool = False) -> str:
+    """Return why an address cannot be called, without its password; empty if it can.
+
+    `query` allows a query and a fragment.
+    """
+    try:
+        parts = split_service_url(address)
+    except ValueError as error:
+        return str(error)
+    if parts.username or parts.password:
+        return "it has a user or a password, which would not be sent"
+    return "it has something behind ? or #" if (parts.query or parts.fragment) and not query else ""
+
+
 def _is_name(host: str) -> bool:
     return len(host) <= _LONGEST_NAME and _NAME.fullmatch(host) is not None
 

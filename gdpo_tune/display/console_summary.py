@@ -26,6 +26,7 @@ from gdpo_tune.core.formatting import (
 )
 from gdpo_tune.core.incidents import IS_TRIED_AGAIN, WAS_LOST
 from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.display.consoles import build_console
 from gdpo_tune.display.tables import build_front_table, explain_marks, select_rows
 from gdpo_tune.results.summary import (
     FRONT_FILE,
@@ -64,7 +65,7 @@ def print_summary(
     front in MLflow, without the server part for a database; `sessions` are as `Ledger.get_sessions`
     returns them.
     """
-    out = console or Console()
+    out = console or build_console()
     if not out.is_terminal and console is None:
         out = Console(width=WIDTH)
     front = build_front(records, spec.list_objectives(), chosen and chosen.name)
@@ -93,7 +94,7 @@ def print_comparison(
     verdict: Verdict, notes: Sequence[str], page: Path, console: Console | None = None
 ) -> None:
     """Print the verdict, its reasons, what limits it, and the path of the page."""
-    out = console or Console()
+    out = console or build_console()
     _print_line(out, f"\n{verdict.headline}", "bold")
     for line in verdict.reasons:
         _print_line(out, f"  {line}")

@@ -34,6 +34,7 @@ from gdpo_tune.core.formatting import (
 )
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.display.consoles import build_console
 from gdpo_tune.display.progress import ENDED, Progress
 from gdpo_tune.display.tables import build_front_table, build_running_table
 from gdpo_tune.results.summary import describe_role
@@ -62,7 +63,7 @@ class LiveDisplay(CloseableResource):
         tracking: Callable[[], TrackingState | None] = lambda: None,
     ) -> None:
         self._spec = spec
-        self._console = console or Console()
+        self._console = console or build_console()
         self._progress = Progress(spec.list_objectives(), spec.training.steps)
         self._tracking = tracking
         self._printed_kind = "up to date"

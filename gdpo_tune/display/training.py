@@ -15,6 +15,7 @@ from gdpo_tune.core.formatting import abbreviate_parameter, format_estimate
 from gdpo_tune.core.steps import REWARDS, is_kept
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.trials import Estimate, Measurement, Objective
+from gdpo_tune.display.consoles import build_console
 from gdpo_tune.display.tables import format_metrics, make_table
 
 
@@ -23,7 +24,7 @@ class TrainingDisplay(CloseableResource):
 
     def __init__(self, steps: int, console: Console | None = None) -> None:
         self._steps = steps
-        self._console = console or Console()
+        self._console = console or build_console()
         self._bar = Progress(
             TextColumn("step"),
             MofNCompleteColumn(),
@@ -74,4 +75,4 @@ def print_result(
         direction = directions[goals[name]] if name in goals else ""
         cells = [format_estimate(split.get(name)) for split in (validation, test)]
         table.add_row(abbreviate_parameter(name), direction, *cells)
-    (console or Console()).print(table)
+    (console or build_console()).print(table)

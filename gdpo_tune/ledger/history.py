@@ -15,7 +15,6 @@ from gdpo_tune.core.incidents import Incident
 from gdpo_tune.core.requests import RecordedRequest
 from gdpo_tune.core.trials import Exploit, Generation
 from gdpo_tune.ledger.steering_state import decode_recorded, encode_recorded
-from gdpo_tune.ledger.study import STUDY
 
 SESSION, INCIDENT, GENERATION, REQUEST = "session:", "incident:", "generation:", "request:"
 """Prefixes of the study's attributes, before a number that starts at 0."""
@@ -31,7 +30,7 @@ class SweepHistory:
         self.study = study
         """The Optuna study, for `optuna.visualization` and the like; never write through it."""
         self._storage = storage
-        self._study_id = storage.get_study_id_from_name(STUDY)
+        self._study_id = storage.get_study_id_from_name(study.study_name)
         self._generations: list[Generation] = []
         """Generations decoded so far."""
         self._requests: list[RecordedRequest] = []

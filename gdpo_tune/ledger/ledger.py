@@ -221,6 +221,10 @@ class Ledger(SweepHistory, CloseableResource):
         with self._journal.write_batch():
             outcome = replace(outcome, **splits)
             self._set(number, "outcome", encoding.encode_outcome(outcome, self.directory))
+            for name in self.spec.objectives:  # for people, such as in Optuna's dashboard
+                value = outcome.test[name].mean
+                trial_id = self._get_trial_id(number)
+                self._storage.set_trial_user_attr(trial_id, f"{encoding.TEST}{name}", value)
             self._close_trial(number)
         record = self.get_record(number)
         if record.role in BASELINES:

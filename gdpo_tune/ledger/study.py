@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
 import optuna
+from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage
 
@@ -14,7 +16,6 @@ from gdpo_tune.core.files import write_atomically
 from gdpo_tune.spec import SweepSpec, dump_public_yaml, load_spec
 from gdpo_tune.spec.model import SPEC, list_decisive_values, list_differences
 
-STUDY = "sweep"
 MOST_DIFFERENCES = 4
 """Number of differences between two sweeps that a message lists."""
 
@@ -26,14 +27,17 @@ def open_study(storage: JournalStorage, spec: SweepSpec, *, writable: bool) -> o
         IdentityError: the journal holds another sweep.
         UsageError: the journal holds no sweep and may not be written.
     """
-    exists = STUDY in {study.study_name for study in storage.get_all_studies()}
+    stored = storage.get_all_studies()  # one at most, whatever its name: a sweep may be renamed
     sampler = optuna.samplers.RandomSampler()  # never used: the searcher proposes
-    if exists:
-        study = optuna.load_study(storage=storage, study_name=STUDY, sampler=sampler)
+    if stored:
+        name = stored[0].study_name
+        study = optuna.load_study(storage=storage, study_name=name, sampler=sampler)
     elif writable:
-        study = create_study(storage, STUDY, spec, sampler)
+        study = create_study(storage, spec.name, spec, sampler)
     else:
         raise UsageError(f"there is no sweep in {spec.location} yet")
+    if writable and study.metric_names is None:
+        name_objectives(study, list(spec.objectives))
     identity = study.user_attrs.get("identity")
     if identity is None and writable:
         study.set_user_attr("identity", spec.compute_identity())
@@ -74,8 +78,17 @@ def copy_study(study: optuna.Study) -> optuna.Study:
     """Return a copy in memory, which stays usable after the ledger is closed."""
     with silence_optuna():
         copy = optuna.create_study(study_name=study.study_name, directions=study.directions)
+        if study.metric_names is not None:
+            name_objectives(copy, study.metric_names)
         copy.add_trials(study.get_trials(deepcopy=False))
     return copy
+
+
+def name_objectives(study: optuna.Study, names: list[str]) -> None:
+    """Store the names of a study's values, which Optuna's plots and its dashboard show."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        study.set_metric_names(names)
 
 
 def write_spec(spec: SweepSpec) -> None:

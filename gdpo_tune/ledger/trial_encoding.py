@@ -50,6 +50,9 @@ TRIALS = "trials"
 """Directory in that of a sweep, with one directory for each trial, named by its number."""
 RUNG = "rung:"
 """Prefix of a rung's attribute, before its number of completions."""
+TEST = "test/"
+"""Prefix of an attribute with a mean on test prompts, before the name of an objective. It repeats a
+number of the outcome for people: nothing reads it here, and older ledgers lack it."""
 
 
 def decode_trial(

@@ -27,7 +27,7 @@ from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.pick_language import parse_pick
 from gdpo_tune.results.picking import pick_trial
 from gdpo_tune.results.steering import Steering
-from gdpo_tune.results.summary import ChosenTrial
+from gdpo_tune.results.summary import ChosenTrial, describe_last_session
 from gdpo_tune.spec.problems import join_names, suggest
 
 if TYPE_CHECKING:
@@ -56,6 +56,15 @@ class LoadedSweep:
             f"<sweep {self.spec.name}: {len(self.records)} trials, "
             f"{len(self.analysis.members)} configurations on the front>"
         )
+
+    def _repr_html_(self) -> str:
+        """Return state, front with baselines and a link to the report, as notebooks show them."""
+        from gdpo_tune.ledger import Ledger
+        from gdpo_tune.results.sweep_html import render_sweep
+
+        with Ledger.open(self.spec, read_only=True) as ledger:
+            state = describe_last_session(ledger.get_sessions())
+        return render_sweep(self.spec, self.analysis, state)
 
     @cached_property
     def analysis(self) -> Front:

@@ -123,6 +123,15 @@ def describe_role(record: TrialRecord) -> str:
     return f"merge of {format_parts(record.parts)}" if record.role == "merge" else record.role
 
 
+def describe_last_session(sessions: Sequence[Mapping[str, Any]]) -> str:
+    """Return how the newest session stands, as far as the ledger knows; empty without sessions."""
+    if not sessions:
+        return ""
+    if ending := sessions[-1].get("ending"):
+        return f"finished ({ending})"
+    return "interrupted" if "finished" in sessions[-1] else "running, or killed"
+
+
 def list_incidents(sessions: Sequence[Mapping[str, Any]]) -> list[Incident]:
     """Return the incidents of all sessions in order; sessions as `Ledger.get_sessions`."""
     return [incident for session in sessions for incident in session.get("incidents", ())]

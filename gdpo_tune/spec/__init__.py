@@ -13,6 +13,7 @@ from gdpo_tune.spec.machine import (
     list_sandbox_warnings,
 )
 from gdpo_tune.spec.model import SweepSpec, dump_public_yaml
+from gdpo_tune.spec.notify_section import find_unset_webhook
 from gdpo_tune.spec.objectives import Constraint, ObjectiveSpec
 from gdpo_tune.spec.problems import hide_passwords
 from gdpo_tune.spec.sampler_choice import choose_sampler, count_affordable_trials
@@ -42,6 +43,7 @@ __all__ = [
     "count_local_cpus",
     "dump_public_yaml",
     "find_machine_problems",
+    "find_unset_webhook",
     "hide_passwords",
     "list_sandbox_warnings",
     "list_warnings",

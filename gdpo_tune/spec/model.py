@@ -27,6 +27,7 @@ from gdpo_tune.core.settings import (
 from gdpo_tune.core.trial_config import Params, ParamValue, TrialConfig
 from gdpo_tune.core.trials import Objective, TrialRecord
 from gdpo_tune.spec.notation import convert_to_notation, dump_entries
+from gdpo_tune.spec.notify_section import SweepNotify
 from gdpo_tune.spec.objectives import Constraint, ObjectiveSpec, read_constraint
 from gdpo_tune.spec.problems import hide_passwords, hide_service_path, show
 from gdpo_tune.spec.sandbox_section import UNUSED_BY_SERVICE
@@ -82,6 +83,8 @@ class SweepSpec(Section):
     """CPUs, GPUs and workers of one trial."""
     tracking: Tracking = Tracking()
     """MLflow server and experiment that show the sweep."""
+    notify: SweepNotify | None = None
+    """Webhook that is notified when the sweep ends, and when its first trial fails."""
     storage: Annotated[Text, AfterValidator(os.path.expanduser)] = RUNS
     """Directory of all sweeps, or address of an object store such as `s3://bucket/sweeps`, which
     needs `ledger`; this sweep is in `<storage>/<name>`."""
@@ -171,8 +174,8 @@ class SweepSpec(Section):
         These are task, policy, objectives, space, training, and `data`, `model`,
         `DECISIVE_SANDBOX_KEYS` and `DECISIVE_ROLLOUT_KEYS` where they differ from the defaults.
         Order and notation of the file do not count, nor do budgets, resources, constraints, the
-        rest of `rollout`, tracking, the name and `INDIFFERENT_TRAINING`. A parameter that was added
-        later, or a setting of `LATER_TRAINING`, counts only away from its default.
+        rest of `rollout`, tracking, `notify`, the name and `INDIFFERENT_TRAINING`. A parameter that
+        was added later, or a setting of `LATER_TRAINING`, counts only away from its default.
         """
         decisive = self.model_dump(mode="json", include={"task", "policy", "objectives", "space"})
         decisive["training"] = drop_later_defaults(select_decisive(self.training))
@@ -192,6 +195,8 @@ class SweepSpec(Section):
         plain = self.model_dump(mode="json")
         for name in UNUSED_BY_SERVICE if self.sandbox.type == "external" else ():
             del plain["sandbox"][name]
+        if self.notify is None:  # a key without a value is refused
+            del plain["notify"]
         plain["constraints"] = {name: limit.text for name, limit in self.constraints.items()}
         # `reward_weights` and its like stay together, because a key may be written only once.
         grouped = sorted(self.space.domains.items(), key=lambda item: item[0].rpartition(".")[0])

@@ -16,6 +16,7 @@ from itertools import pairwise, starmap
 from operator import attrgetter
 from pathlib import Path
 from string import Template
+from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel
@@ -71,15 +72,24 @@ def render_reference() -> str:
 def _list_sections(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the key of every section below a class, as code, and its class."""
     for name, field in getattr(kind, "model_fields", {}).items():
-        key, section = f"{prefix}{name}", field.annotation
+        key, section = f"{prefix}{name}", _unwrap_optional(field.annotation)
         if get_origin(section) is dict:
             key, section = f"{key}.<metric>", get_args(section)[1]
         if field.discriminator:
             for each in get_args(section):
                 yield f"`{key}: {{type: {each().type}}}`", each
-        elif dataclasses.is_dataclass(section) or section in Section.__subclasses__():
+        elif dataclasses.is_dataclass(section) or _is_section(section):
             yield f"`{key}`", section
             yield from _list_sections(section, f"{key}.")
+
+
+def _unwrap_optional(kind: Any) -> Any:
+    """Return the section of `Section | None`; anything else as it is."""
+    return next(filter(_is_section, get_args(kind)), kind) if NoneType in get_args(kind) else kind
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Section)
 
 
 def _describe_section(title: str, kind: type[Any]) -> str:
@@ -102,7 +112,7 @@ def _describe_default(name: str, field: FieldInfo) -> str:
         return OTHER_DEFAULTS.get(name, "required")
     if isinstance(value, BaseModel) or dataclasses.is_dataclass(value):
         return "below"
-    return "" if value in ("", (), {}) else f"`{show(value)}`"
+    return "" if value in ("", (), {}, None) else f"`{show(value)}`"
 
 
 def _describe_values(field: FieldInfo) -> str:
@@ -178,8 +188,10 @@ def render_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def read_attribute_docs(kind: type[Any]) -> dict[str, str]:
     """Return the docstring below each field of a class, which Python itself discards."""
+    inherited = [base for base in kind.__bases__ if _is_section(base) and base is not Section]
+    docs = {name: doc for base in inherited for name, doc in read_attribute_docs(base).items()}
     (definition,) = ast.parse(inspect.getsource(kind)).body
-    return {
+    return docs | {
         field.target.id: " ".join(doc.value.value.split())
         for field, doc in pairwise(getattr(definition, "body", []))
         if isinstance(field, ast.AnnAssign)

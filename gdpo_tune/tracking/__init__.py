@@ -1,6 +1,10 @@
-"""MLflow as a projection of the ledger: it loses nothing and never delays the sweep."""
+"""What a sweep tells others: MLflow, a projection of the ledger, and the webhook of `notify:`.
+
+Neither ever delays the sweep.
+"""
 
 from gdpo_tune.tracking.mlflow_sink import MlflowSink
 from gdpo_tune.tracking.server import check_server
+from gdpo_tune.tracking.sweep_notifier import SweepNotifier
 
-__all__ = ["MlflowSink", "check_server"]
+__all__ = ["MlflowSink", "SweepNotifier", "check_server"]

@@ -37,7 +37,9 @@ def test_copied_paths_exist_and_are_not_ignored():
 def test_extras_and_directory():
     (extras,) = re.findall(r'pip install --no-cache-dir "\.\[(.*)\]"', RECIPE)
     # Everything that a sweep may need at run time, so all but the tools of developers.
-    assert {*extras.split(","), "test", "bench", "dev"} == set(PROJECT["optional-dependencies"])
+    assert {*extras.split(","), "test", "bench", "docs", "dev"} == set(
+        PROJECT["optional-dependencies"]
+    )
     assert f'"gdpo-tune[{extras}]"' in RECIPE  # the line for projects of their own
     assert f"WORKDIR {KubeRayBackend.model_fields['working_dir'].default}\n" in RECIPE
 

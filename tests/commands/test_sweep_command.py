@@ -5,7 +5,6 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 from traceback import walk_stack
-from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
@@ -18,6 +17,7 @@ from gdpo_tune.tuning import runner
 from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.ray.cluster import Cluster
 from gdpo_tune.tuning.ray.nodes import Nodes
+from gdpo_tune.tuning.runner import SweepResult
 from tests.support.paths import ROOT
 
 SPACE = str(ROOT / "search_spaces" / "code.yaml")
@@ -37,8 +37,10 @@ def end_with(monkeypatch, tmp_path):
     monkeypatch.setattr(cli, "probe_environment", lambda spec: {})
 
     def run(*records, interrupted=False, options=()):
-        result = SimpleNamespace(records=records, interrupted=interrupted, reason="", sessions=())
-        monkeypatch.setattr(runner, "run_sweep", lambda *_, **__: result)
+        def end(spec, **_):
+            return SweepResult(records, interrupted, spec)
+
+        monkeypatch.setattr(runner, "run_sweep", end)
         return sweep.main([SPACE, *options])
 
     return run
@@ -137,3 +139,17 @@ def test_how_a_command_ends(ending, status, message, capsys):
 def test_an_unexpected_error_shows_its_traceback():
     with pytest.raises(PermissionError):
         cli.run_command(build_main(PermissionError(errno.EACCES, "Permission denied", "/a")))
+
+
+def test_a_webhook_that_is_not_set_is_listed_in_the_dry_run_and_refused_at_the_start(
+    end_with, monkeypatch, capsys, hook
+):
+    options = ["--set", "notify={webhook_env: HOOK}"]
+    assert end_with(build_record(0, "complete"), options=options) == 0
+    monkeypatch.delenv("HOOK")
+    assert end_with(options=[*options, "--dry-run"]) == 0
+    assert "notify.webhook_env = HOOK: the environment variable is not set" in (
+        capsys.readouterr().out
+    )
+    with pytest.raises(UsageError, match=r"HOOK: the environment variable is not set"):
+        end_with(options=options)

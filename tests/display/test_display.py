@@ -1,6 +1,7 @@
 import io
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -523,3 +524,15 @@ def test_a_paused_sweep_says_so_with_the_command_that_resumes_it(spec):
     assert "Paused" not in screen.file.getvalue()
     display(paused)
     assert console.file.getvalue().count(line) == 2
+
+
+def test_a_file_gets_no_live_table_even_where_colours_are_forced(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as Jupyter does
+    with LiveDisplay(make_spec(tmp_path)) as display:
+        display(SweepStarted((), 3))
+        display(SearchStarted(2, "random"))
+        time.sleep(0.7)
+    printed = capsys.readouterr().out
+    assert "2 at a time" in printed
+    assert printed.count("trials done") == 1
+    assert "\x1b" not in printed

@@ -51,6 +51,42 @@ def test_trials_are_a_table(runs):
     assert repr(sweep).startswith("<sweep code: 14 trials, ")
 
 
+def test_a_notebook_shows_state_front_baselines_and_report(runs, monkeypatch):
+    monkeypatch.chdir(runs)
+    sweep = load_sweep("runs/code")
+    shown = sweep._repr_html_()
+    assert "13 trials complete, 1 failed" in shown
+    assert "python -m gdpo_tune.report" in shown
+    assert "href" not in shown
+    (sweep.spec.directory / "report.html").write_text("")
+    shown = sweep._repr_html_()
+    assert '<a href="runs/code/report.html"' in shown
+    assert "knee" in shown
+    assert "trial\xa0" not in shown
+    assert shown.count("<tr") == 1 + min(8, len(sweep.analysis.members))
+    assert f"{len(sweep.analysis.members) - 8} more configurations on the front" in shown
+
+
+def test_a_notebook_shows_how_the_sweep_stands_and_escapes_texts(tmp_path):
+    spec = load_code_spec(tmp_path)
+    params = spec.space.complete_baseline({"normalization": "gdpo"})
+    with Ledger.open(spec) as ledger:
+        assert "</b><br>" in load_sweep(str(spec.directory))._repr_html_()
+        session = ledger.begin_session(0.0, 1, {})
+        for number, role in enumerate(("untrained", "published")):
+            ledger.start(params, role, "baseline", seed=number)
+            ledger.complete(number, build_outcome(0.5 + number / 4))
+        assert "</b>: running, or killed<br>" in load_sweep(str(spec.directory))._repr_html_()
+        ledger.end_session(session)
+        assert "</b>: interrupted<br>" in load_sweep(str(spec.directory))._repr_html_()
+        ledger.end_session(ledger.begin_session(0.0, 1, {}), "<all> were tried")
+    shown = load_sweep(str(spec.directory))._repr_html_()
+    assert "</b>: finished (&lt;all&gt; were tried)<br>" in shown
+    assert "untrained policy" in shown
+    assert "published weights" in shown
+    assert "0.750\xa0±\xa00.010" in shown or "0.750&nbsp;±&nbsp;0.010" in shown
+
+
 def test_a_trial_that_trained_nothing_has_no_parameters(tmp_path):
     spec = load_code_spec(tmp_path)
     params = spec.space.complete_baseline({"normalization": "gdpo"})

@@ -1,0 +1,16 @@
+"""Consoles: where a live table may be drawn."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+
+
+def build_console() -> Console:
+    """Build a console that draws live in a terminal alone.
+
+    For rich `FORCE_COLOR` makes a terminal of any file. Jupyter and CI set it, and would keep every
+    frame of a live table.
+    """
+    return Console(force_terminal=None if sys.stdout.isatty() else False)

@@ -1,0 +1,66 @@
+"""A webhook may be unset, refuse, redirect, hang or answer byte by byte."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from http.server import HTTPServer
+
+import pytest
+
+from gdpo_tune.core import webhook
+from tests.support.webhooks import Hook
+
+
+@pytest.mark.parametrize(
+    ("address", "problem"),
+    [
+        ("", "not set"),
+        ("http://127.0.0.1:9/x?key=secret", "does not answer"),
+        ("secret", "not the address of a webhook"),
+        ("http://me:secret@127.0.0.1:9/x", "it has a user or a password"),
+        ("http://[secret", "not the address of a webhook"),
+        ("file:///etc/secret", "not the address of a webhook"),
+        ("http://127.0.0.1:9/\nsecret", "not the address of a webhook"),
+    ],
+)
+def test_why_a_webhook_cannot_be_reached(address, problem):
+    result = webhook.post_message(address, {})
+    assert problem in result
+    assert "secret" not in result
+
+
+def test_a_webhook_that_hangs_is_left_alone(monkeypatch):
+    monkeypatch.setattr(webhook, "SECONDS", 0.2)
+    with HTTPServer(("127.0.0.1", 0), Hook) as server:  # it accepts, and does not answer
+        result = webhook.post_message(f"http://127.0.0.1:{server.server_port}", {})
+    assert "does not answer" in result
+
+
+def test_a_redirect_of_a_webhook_is_a_failure(hook):
+    hook.answer = 302
+    assert webhook.post_message(os.environ["HOOK"], {}) == "the webhook answered 302"
+    assert len(hook.got) == 1
+
+
+def test_a_webhook_that_answers_byte_by_byte_is_left_alone(monkeypatch):
+    monkeypatch.setattr(webhook, "SECONDS", 0.5)
+    ended = threading.Event()
+
+    def drip(server: socket.socket) -> None:
+        with server.accept()[0] as connection:
+            connection.sendall(b"HTTP/1.1 200 OK\r\n")
+            while not ended.wait(0.1):
+                connection.sendall(b"X: y\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=drip, args=[server])
+        thread.start()
+        began = time.monotonic()
+        result = webhook.post_message(f"http://127.0.0.1:{server.getsockname()[1]}/", {})
+        ended.set()
+        thread.join()
+    assert "does not answer within 0.5 s" in result
+    assert time.monotonic() - began < 3
