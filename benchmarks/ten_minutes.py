@@ -115,8 +115,8 @@ def draw_front(front: Front, path: Path) -> None:
             (-120, -22),
         ),
         "knee": (front.knee, "o", (22, 16)),
-        "highest correctness": (front.extremes["correctness"], "o", (-30, -30)),
-        "highest length adherence": (front.extremes["length"], "o", (22, 4)),
+        "best correctness": (front.extremes["correctness"], "o", (-30, -30)),
+        "best length adherence": (front.extremes["length"], "o", (22, 4)),
     }
     for text, (configuration, marker, offset) in named.items():
         place = [configuration.mean[name].mean for name in ("correctness", "length")]
@@ -154,7 +154,7 @@ def tabulate_front(front: Front) -> str:
         "untrained policy": untrained,
         "published weights": next(c for c in front.baselines if c.role == "published"),
         "knee": front.knee,
-        **{f"highest {name}": c for name, c in front.extremes.items()},
+        **{f"best {name}": c for name, c in front.extremes.items()},
     }
     lines = ["| policy | correctness | format | length |", "|---|---|---|---|"]
     for name, configuration in rows.items():

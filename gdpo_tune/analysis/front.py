@@ -91,9 +91,9 @@ class Front:
         )
 
     def list_labels(self, configuration: Configuration, *, ties: bool = False) -> list[str]:
-        """Return why a configuration stands out: `chosen`, `knee`, `highest correctness`, ...
+        """Return why a configuration stands out: `chosen`, `knee`, `best correctness`, ...
 
-        With `ties` an extreme names the candidates that it is tied with: `highest correctness (tied
+        With `ties` an extreme names the candidates that it is tied with: `best correctness (tied
         with 5, 15)`.
         """
         names = ["chosen"] if configuration is self.chosen else []
@@ -227,9 +227,8 @@ def find_configuration(
 
 
 def name_extreme(objective: Objective) -> str:
-    """Return `highest correctness`, or `lowest mean length` for a minimised objective."""
-    word = "highest" if objective.direction == "maximize" else "lowest"
-    return f"{word} {objective.name.replace('_', ' ')}"
+    """Return `best correctness`."""
+    return f"best {objective.name.replace('_', ' ')}"
 
 
 def build_front(

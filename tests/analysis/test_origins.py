@@ -111,7 +111,7 @@ def test_findings_call_candidates_by_their_names():
     best = build_merge(9, 0.99, 0.2, (1, 60, 0.9), (2, 60, 0.1))
     front = build_front([*RECORDS, best], GOALS)
     lines, limits = describe_findings(front, estimate_effects(front, ()))
-    assert any(line.startswith("Merge-9 has the highest a, 0.990") for line in lines)
+    assert any(line.startswith("Merge-9 has the best a, 0.990") for line in lines)
     assert not any("Stopped early" in line for line in limits)
 
 

@@ -126,16 +126,16 @@ def test_replicates_tell_the_interval_what_training_adds_to_the_noise():
 def test_a_lead_within_noise_is_called_a_tie():
     far = build_front([build_trial(0, 0.9, 0.1), build_trial(1, 0.5, 0.6)], GOALS)
     assert [far.list_ties(goal.name) for goal in GOALS] == [[], []]
-    assert far.list_labels(far.members[0], ties=True) == ["knee", "highest a"]
+    assert far.list_labels(far.members[0], ties=True) == ["knee", "best a"]
     near = build_front([build_trial(0, 0.52, 0.1), build_trial(1, 0.5, 0.6)], GOALS)
     assert [[c.first for c in near.list_ties(goal.name)] for goal in GOALS] == [[1], []]
     # a rival that is dominated, by noise perhaps, counts as well
     hidden = build_front([build_trial(0, 0.52, 0.1), build_trial(1, 0.51, 0.09)], GOALS)
-    assert hidden.list_labels(hidden.members[0]) == ["knee", "highest a", "highest b"]
+    assert hidden.list_labels(hidden.members[0]) == ["knee", "best a", "best b"]
     assert hidden.list_labels(hidden.members[0], ties=True) == [
         "knee",
-        "highest a (tied with 1)",
-        "highest b (tied with 1)",
+        "best a (tied with 1)",
+        "best b (tied with 1)",
     ]
 
 
@@ -143,7 +143,7 @@ def test_of_many_ties_the_closest_are_named():
     records = [build_trial(n, 0.5 - n / 1000, 0.2) for n in range(6)]
     (member,) = build_front(records, GOALS).members
     names = build_front(records, GOALS)
-    assert "highest a (tied with 1, 2, 3 and 2 more)" in names.list_labels(
+    assert "best a (tied with 1, 2, 3 and 2 more)" in names.list_labels(
         names.members[0], ties=True
     )
     assert member.first == 0
@@ -152,7 +152,7 @@ def test_of_many_ties_the_closest_are_named():
 def test_the_extreme_of_a_minimised_objective_is_the_lowest():
     goals = (GOALS[0], replace(GOALS[1], direction="minimize"))
     front = build_front([build_trial(0, 0.9, 0.1)], goals)
-    assert front.list_labels(front.members[0]) == ["knee", "highest a", "lowest b"]
+    assert front.list_labels(front.members[0]) == ["knee", "best a", "best b"]
 
 
 def test_equal_points_share_their_probability():

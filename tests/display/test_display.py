@@ -276,7 +276,7 @@ def test_the_summary_has_the_front_with_its_errors_knee_and_extremes(spec):
         for goal in front.objectives:
             assert format_estimate(configuration.mean[goal.name]) in text
     words = {word for member in front.members for word in front.list_labels(member)}
-    assert {"knee", "highest correctness", "highest format", "highest length"} <= words
+    assert {"knee", "best correctness", "best format", "best length"} <= words
     for word in (*words, "untrained policy"):
         assert word in text
     assert "published weights" in text

@@ -111,14 +111,14 @@ def test_a_panel_names_the_knee_and_its_own_extremes():
     (panel,) = build_panels(build_front(records_at(points), UP))
     assert {text: c.first for c, text in panel.labels} == {
         "knee": 1,
-        "highest b": 0,
-        "highest a": 2,
+        "best b": 0,
+        "best a": 2,
     }
 
 
 def test_a_point_with_several_titles_has_one_label():
     (panel,) = build_panels(build_front(records_at([(0.5, 0.5)]), UP))
-    assert [text for _, text in panel.labels] == ["knee\nhighest b\nhighest a"]
+    assert [text for _, text in panel.labels] == ["knee\nbest b\nbest a"]
 
 
 def test_infeasible_points_shape_neither_line_nor_labels():
