@@ -72,16 +72,16 @@ def print_summary(
     out.print(_build_head(spec, front, note))
     _print_unmet(out, spec, records)
     for warning in list_result_warnings(spec, front):
-        _print_line(out, f"warning: {warning}", "yellow")
+        _print_prose(out, f"warning: {warning}", "yellow")
     if front.members or front.baselines:
         shown = select_rows(front)
         out.print(build_front_table(front, spec.space.dimensions, out))
-        _print_line(out, explain_marks(front, shown), "dim")
+        _print_prose(out, explain_marks(front, shown), "dim")
         _print_labelled(out, spec, front)
     for line in describe_origins(front):
-        _print_line(out, line, "dim")
+        _print_prose(out, line, "dim")
     for agreement in measure_agreements(records, front.objectives):
-        _print_line(out, f"early scores: {agreement}", "dim")
+        _print_prose(out, f"early scores: {agreement}", "dim")
     _print_failures(out, records)
     _print_incidents(out, sessions)
     _print_outputs(out, spec, front)
@@ -108,6 +108,14 @@ def _print_line(out: Console, text: str, style: str = "") -> None:
     out.print(Text(text, style=style), soft_wrap=True, highlight=False)
 
 
+def _print_prose(out: Console, text: str, style: str) -> None:
+    """Print sentences, between the words of which a terminal may break lines."""
+    if out.is_terminal:
+        out.print(Text(text, style=style), highlight=False)
+    else:
+        _print_line(out, text, style)
+
+
 def _build_head(spec: SweepSpec, front: Front, note: str) -> Text:
     complete, others = describe_states(front.records)
     counts = ", ".join(filter(None, [f"{format_count(complete, 'trial')} complete", others]))
@@ -124,7 +132,7 @@ def _build_head(spec: SweepSpec, front: Front, note: str) -> Text:
 def _print_labelled(out: Console, spec: SweepSpec, front: Front) -> None:
     """Print what the members that have a label consist of, or their parameters."""
     rows: list[tuple[str, str]] = []
-    for member in front.members:
+    for member in sorted(front.members, key=lambda member: member is not front.knee):
         labels = ", ".join(front.list_labels(member, ties=True))
         if labels:
             rows.append(

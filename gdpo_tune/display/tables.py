@@ -24,7 +24,7 @@ from gdpo_tune.display.progress import Running
 from gdpo_tune.results.summary import describe_role
 
 MOST_ROWS = 16
-"""Members of a front that the terminal lists; the report has all."""
+"""Members of a front that the terminal lists; report and front.csv have all."""
 REMARKS = 24
 """Columns of the remarks, which may take several lines."""
 UNBOUNDED = 10_000
@@ -156,7 +156,7 @@ def _format_values(front: Front, configuration: Configuration) -> list[str]:
     is_baseline = configuration.role in BASELINES
     worse = set[str]() if is_baseline else front.list_worse_objectives(configuration)
     return [
-        f"{format_estimate(configuration.mean[goal.name])} {WORSE if goal.name in worse else ' '}"
+        f"{f'{WORSE} ' * (goal.name in worse)}{format_estimate(configuration.mean[goal.name])}"
         for goal in front.objectives
     ]
 
