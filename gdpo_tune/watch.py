@@ -20,7 +20,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,6 +67,13 @@ def main(arguments: Sequence[str]) -> int:
     """Serve the page that `arguments` ask for until Ctrl-C, and return the exit status."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy: trials want the cores
     options = build_parser().parse_args(arguments)
+    with suppress(KeyboardInterrupt):  # the usual end
+        serve_page(options)
+    return 0
+
+
+def serve_page(options: argparse.Namespace) -> None:
+    """Print the address of the page, and serve it."""
     load, target = find_spec(options.sweep)
 
     from gdpo_tune.web.guard import Guard, is_loopback, list_own_names
@@ -76,28 +83,21 @@ def main(arguments: Sequence[str]) -> int:
 
     spec = load()
     listener, note = open_socket(options.host, options.port)
-    guard = Guard(read_token(spec.directory), list_own_names(options.host))
-    address = f"http://{_name_host(options.host)}:{listener.getsockname()[1]}/?token={guard.token}"
-    if note:
-        print(note)
-    print(f"{spec.name}: {address}", flush=True)
-    if not is_loopback(options.host):
-        text = "everyone who has this address can steer the sweep, and it is sent unencrypted"
-        print(f"warning: {text}", file=sys.stderr)
-    if options.open:
-        import webbrowser
+    with closing(listener), closing(LiveSweep(load)) as sweep:
+        guard = Guard(read_token(spec.directory), list_own_names(options.host))
+        server = f"http://{_name_host(options.host)}:{listener.getsockname()[1]}"
+        address = f"{server}/?token={guard.token}"
+        print(f"{note}\n" * bool(note) + f"{spec.name}: {address}", flush=True)
+        if not is_loopback(options.host):
+            text = "everyone who has this address can steer the sweep, and it is sent unencrypted"
+            print(f"warning: {text}", file=sys.stderr)
+        if options.open:
+            import webbrowser
 
-        webbrowser.open(address)
-    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    os.nice(10)  # trials come first
-    sweep = LiveSweep(load)
-    try:
-        with suppress(KeyboardInterrupt):  # the usual end
-            build_server(build_app(View(sweep, make_plan, target), guard)).run(sockets=[listener])
-    finally:
-        sweep.close()
-        listener.close()
-    return 0
+            webbrowser.open(address)
+        logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+        os.nice(10)  # trials come first
+        build_server(build_app(View(sweep, make_plan, target), guard)).run(sockets=[listener])
 
 
 def find_spec(named: str) -> tuple[Callable[[], SweepSpec], str]:
