@@ -78,7 +78,7 @@ def serve_page(options: argparse.Namespace) -> None:
 
     from gdpo_tune.web.guard import Guard, is_loopback, list_own_names
     from gdpo_tune.web.live_sweep import LiveSweep
-    from gdpo_tune.web.server import build_app, build_server, open_socket
+    from gdpo_tune.web.page_server import build_app, build_server, open_socket
     from gdpo_tune.web.view import View
 
     spec = load()

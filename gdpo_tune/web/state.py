@@ -31,9 +31,9 @@ from gdpo_tune.results.time_left import (
     measure_work_done,
 )
 from gdpo_tune.spec import SweepSpec, hide_passwords
-from gdpo_tune.web.curves import get_curve_color
 from gdpo_tune.web.live_sweep import Plan, Snapshot
 from gdpo_tune.web.request_texts import describe_requests, list_log
+from gdpo_tune.web.running_curves import get_curve_color
 
 MOST_ENDED = 200
 """Most ended trials that the page lists; the report has all."""

@@ -11,8 +11,8 @@ from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.core.requests import Request
 from gdpo_tune.figures.pairs import draw_pairs
 from gdpo_tune.results.steering import Steering
-from gdpo_tune.web.curves import draw_running
 from gdpo_tune.web.live_sweep import LiveSweep, Planner, Snapshot
+from gdpo_tune.web.running_curves import draw_running
 from gdpo_tune.web.state import build_state, describe_sweep, list_fields
 
 IDLE_SHARE = 30

@@ -13,7 +13,7 @@ import pytest
 
 from gdpo_tune import watch
 from gdpo_tune.core.errors import SpecError, UsageError
-from gdpo_tune.web.server import DEFAULT_PORT
+from gdpo_tune.web.page_server import DEFAULT_PORT
 from tests.support.free_ports import find_free_port
 from tests.support.paths import ROOT
 from tests.support.tuning import load_code_spec

@@ -8,8 +8,8 @@ import pytest
 
 from gdpo_tune.core.incidents import Incident
 from gdpo_tune.ledger.driver import Driver
-from gdpo_tune.web.curves import MOST_CURVES, draw_running, list_drawn
 from gdpo_tune.web.live_sweep import Snapshot
+from gdpo_tune.web.running_curves import MOST_CURVES, draw_running, list_drawn
 from gdpo_tune.web.state import SILENCE, describe_sweep, list_fields
 from tests.support.tuning import build_outcome, load_code_spec
 from tests.support.web import apply_requests, build_view, report_step, start_sweep

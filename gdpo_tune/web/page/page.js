@@ -157,7 +157,7 @@ function buildName(data, color) {
     line.style.background = color;
     cell.append(line);
   }
-  cell.append(element("b", { textContent: data.title + (data.front ? " \u2605" : "") }), element("small", { textContent: data.role }));
+  cell.append(element("b", { textContent: data.title + (data.front ? " \u2605" : "") }), element("small", { textContent: data.mode ? data.role : "" }));
   return cell;
 }
 
@@ -169,7 +169,7 @@ function buildConfiguration(data) {
     patch.style.background = data.mode_color;
     cell.append(patch, data.mode);
   }
-  cell.append(element("small", { textContent: values.map(([name, value]) => name + " " + value).join(", ") }));
+  cell.append(element("small", { textContent: data.mode ? values.map(([name, value]) => name + " " + value).join(", ") : data.role }));
   return cell;
 }
 

@@ -23,7 +23,8 @@ MOST_CURVES = 12
 """Most running trials that are drawn, the latest; the table has all of them."""
 VALIDATION, TRAINING = "validation", "mean reward"
 """Titles of the rows."""
-HEIGHT, HEIGHT_OF_ONE_ROW = 430, 260
+HEIGHTS = (260, 430)
+"""Height of a figure with one row of panels, and with two, in pixels."""
 
 
 def get_curve_color(record: TrialRecord, records: Sequence[TrialRecord]) -> str:
@@ -50,23 +51,24 @@ def draw_running(
     `last` is the last step of a trial.
     """
     drawn = list_drawn(records)
-    measured = {number: taken for number, taken in steps.items() if taken}
-    if not any(record.rungs or record.number in measured for record in drawn):
-        return None
+    taken = {record.number: steps.get(record.number, ()) for record in drawn}
+    measured = {number: points for number, points in taken.items() if points}
     rewards = list_rewards(measured) if measured else []
-    names = tuple(abbreviate_parameter(goal.name) for goal in objectives)
-    layout = _build_layout(names, tuple(abbreviate_parameter(name) for name in rewards), last)
+    goals = [goal.name for goal in objectives if any(record.rungs for record in drawn)]
+    if not goals and not rewards:
+        return None
+    titles = [tuple(map(abbreviate_parameter, names)) for names in (goals, rewards)]
+    layout = _build_layout(*titles, last)
     data: list[dict[str, Any]] = []
     for record in drawn:
         color = get_curve_color(record, records)
-        for column, goal in enumerate(objectives, start=1):
-            data.append(_trace_rungs(record, goal.name, color, column))
+        for panel, goal in enumerate(goals, start=1):
+            data.append(_trace_rungs(record, goal, color, panel))
         points = [m for m in measured.get(record.number, ()) if m.step]
         kept = [m for m in points if is_kept(m.step, points[-1].step)]
-        for column, reward in enumerate(rewards, start=1):
+        for panel, reward in enumerate(rewards, start=len(goals) + 1):
             metric = f"train/{REWARDS}{reward}/mean"
-            trace = _trace_metric(record, kept, metric, color, len(names) + column)
-            data.append(trace)
+            data.append(_trace_metric(record, kept, metric, color, panel))
     return {"data": data, "layout": layout}
 
 
@@ -74,25 +76,24 @@ def draw_running(
 def _build_layout(
     objectives: tuple[str, ...], rewards: tuple[str, ...], last: int
 ) -> dict[str, Any]:
-    columns, rows = max(len(objectives), len(rewards)), 2 if rewards else 1
-    counts = (len(objectives), len(rewards))[:rows]
+    panels = [(VALIDATION, objectives), (TRAINING, rewards)]
+    rows = [(title, names) for title, names in panels if names]
+    columns = max(len(names) for _, names in rows)
     figure = make_subplots(
-        rows=rows,
+        rows=len(rows),
         cols=columns,
-        specs=[[{} if column < count else None for column in range(columns)] for count in counts],
+        specs=[[{} if c < len(names) else None for c in range(columns)] for _, names in rows],
         horizontal_spacing=0.06,
         vertical_spacing=0.2,
-        subplot_titles=[*objectives, *rewards],
+        subplot_titles=[name for _, names in rows for name in names],
     )
-    height = HEIGHT if rows == 2 else HEIGHT_OF_ONE_ROW
-    figure.update_layout(**make_layout(height, t=36, b=44))
+    figure.update_layout(**make_layout(HEIGHTS[len(rows) - 1], t=36, b=44))
     figure.update_layout(showlegend=False)
     figure.update_annotations(font={"size": 12.5})
-    figure.update_yaxes(title_text=VALIDATION, row=1, col=1)
     figure.update_xaxes(range=[0, last])
-    figure.update_xaxes(title_text="step", row=rows)
-    if rows == 2:
-        figure.update_yaxes(title_text=TRAINING, row=2, col=1)
+    figure.update_xaxes(title_text="step", row=len(rows))
+    for row, (title, _) in enumerate(rows, start=1):
+        figure.update_yaxes(title_text=title, row=row, col=1)
     return dict(figure.layout.to_plotly_json())
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.ledger.request_files import list_pending
-from gdpo_tune.web.server import DEFAULT_PORT, FILES, MOST_BYTES, open_socket
+from gdpo_tune.web.page_server import DEFAULT_PORT, FILES, MOST_BYTES, open_socket
 from tests.support.tuning import load_code_spec
 from tests.support.web import (
     TOKEN,
