@@ -206,7 +206,7 @@ function buildEndedRow(data) {
   const condition = element("td", { className: "note-cell" }, element("span", { className: "state " + data.state, textContent: data.state }));
   if (data.note) condition.append(element("small", { textContent: data.note }));
   return element("tr", {}, buildName(data), condition, buildConfiguration(data),
-    ...data.values.map((value) => element("td", { textContent: value })), element("td", { textContent: data.time }), buildActions(data));
+    ...data.values.map((value) => element("td", { className: "value", textContent: value.replace("\u00b1 ", "\u00b1\u00a0") })), element("td", { textContent: data.time }), buildActions(data));
 }
 
 // What time alone changes
