@@ -26,12 +26,12 @@ PATIENCE = 60.0
 WITHIN = 5.0
 """Seconds within which the driver applies a request."""
 OVERRIDES = (
-    "search.trials=40",
+    "search.trials=200",
     "search.sampler=random",
     "search.scheduler={type: fifo}",
     "search.merges.budget=0",
     "search.checkpoints.budget=0",
-    "training.steps=12",
+    "training.steps=40",
     "resources={cpus: 1}",
     "constraints={}",
 )
@@ -51,6 +51,8 @@ def driver(sweep):
     with sweep.start() as process:
         wait_for_condition(process, lambda: len(sweep.list_starts()) > 3, sweep.read_errors)
         yield process
+        if process.poll() is None:
+            kill_driver(process, whole_machine=True)
 
 
 @contextmanager
@@ -134,7 +136,7 @@ def test_the_page_shows_the_sweep_and_hides_the_token(page):
     assert page.execute_script("return document.cookie") == ""
     row = page.find_element(By.CSS_SELECTOR, "#running tr")
     before = row.find_element(By.CSS_SELECTOR, ".progress small").text
-    assert re.match(r"step \d+ of 12, \d+ s", before)
+    assert re.match(r"step \d+ of 40, \d+ s", before)
     page.execute_script("window.isTheSame = true")
     wait(page, lambda: page.find_element(By.CSS_SELECTOR, ".progress small").text != before)
     assert page.execute_script("return window.isTheSame")
@@ -155,13 +157,15 @@ def test_nothing_is_cut_off_in_both_themes(page, theme, width):
     wait(page, lambda: page.execute_script(fits))
     right = "return document.querySelector('#front .main-svg').getBoundingClientRect().right"
     assert page.execute_script(right) <= width
-    table = "const box = document.getElementById('running-table');"
-    assert page.execute_script(f"{table} return box.scrollWidth <= box.clientWidth")
+    for table in ("running-table", "ended-table"):
+        box = f"const box = document.getElementById('{table}');"
+        assert page.execute_script(f"{box} return box.scrollWidth <= box.clientWidth"), table
 
 
 def test_a_trial_is_stopped(page, sweep):
     count = len(list_requests(sweep))
-    number = int(page.find_element(By.CSS_SELECTOR, "#running tr").get_attribute("data-number"))
+    latest = wait(page, lambda: page.find_elements(By.CSS_SELECTOR, "#running tr"))[-1]
+    number = int(latest.get_attribute("data-number"))
     click(page, f"#running tr[data-number='{number}'] .stop")
     click(page, "#confirmation-send")
     request = wait_for_request(page, sweep, count + 1)
@@ -172,7 +176,7 @@ def test_a_trial_is_stopped(page, sweep):
 
 def test_a_trial_is_cloned_with_changes(page, sweep):
     count = len(list_requests(sweep))
-    click(page, "#ended tr .clone" if count % 2 else "#running tr .clone")
+    click(page, "#running tr .clone")
     wait(page, lambda: page.find_element(By.ID, "configuration").is_displayed())
     rate = page.find_element(By.ID, "field-learning_rate")
     old = float(rate.get_attribute("value"))
@@ -221,15 +225,15 @@ def test_a_value_outside_of_the_space_is_said_and_needs_a_tick(page, sweep):
 def test_the_number_of_trials_changes(page, sweep):
     count = len(list_requests(sweep))
     field = page.find_element(By.ID, "trials")
-    assert field.get_attribute("value") == "40"
+    assert field.get_attribute("value") == "200"
     field.clear()
     field.send_keys("1", Keys.ENTER)
     answer = page.find_element(By.ID, "answer")
     wait(page, lambda: "have started already" in answer.text)
     field.clear()
-    field.send_keys("44", Keys.ENTER)
+    field.send_keys("204", Keys.ENTER)
     wait_for_request(page, sweep, count + 1)
-    wait(page, lambda: "44" in page.find_element(By.ID, "tiles").text or field)
+    wait(page, lambda: field.get_attribute("data-shown") == "204")
 
 
 def test_the_sweep_is_paused_and_resumed(page, sweep):
@@ -256,8 +260,9 @@ def test_an_open_page_outlives_its_server_and_the_driver(browser, sweep, driver)
         wait(browser, lambda: get_kind(browser) == "ended")
         text = browser.find_element(By.ID, "status-text").text
         assert text == "The driver has ended; run the same command to resume."
-        with sweep.start():
+        with sweep.start() as process:
             wait(browser, lambda: get_kind(browser) == "running")
+            kill_driver(process, whole_machine=True)
 
 
 def test_a_finished_sweep_and_an_unchanged_one_is_not_drawn_again(browser, tmp_path):
