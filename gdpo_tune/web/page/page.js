@@ -81,9 +81,9 @@ function showState() {
   showOnce("requests", state.requests, (requests) => requests.map(buildRequest));
   byId("requests-section").hidden = !state.requests.length;
   showTables();
-  if (document.activeElement !== byId("trials") && byId("trials").dataset.shown !== String(state.trials)) {
-    byId("trials").value = byId("trials").dataset.shown = state.trials;
-  }
+  const field = byId("trials"), now = String(state.trials);
+  const isEdited = document.activeElement === field && ![field.dataset.shown, now].includes(field.value);
+  if (!isEdited && field.dataset.shown !== now) field.value = field.dataset.shown = now;
   updateFigure("front", "front", state.figures.front).then(() => { byId("front-empty").hidden = byId("front").childElementCount > 0; });
   updateFigure("running", "curves", state.figures.running);
   enableControls();
