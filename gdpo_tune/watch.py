@@ -87,10 +87,10 @@ def serve_page(options: argparse.Namespace) -> None:
         guard = Guard(read_token(spec.directory), list_own_names(options.host))
         server = f"http://{_name_host(options.host)}:{listener.getsockname()[1]}"
         address = f"{server}/?token={guard.token}"
-        print(f"{note}\n" * bool(note) + f"{spec.name}: {address}", flush=True)
         if not is_loopback(options.host):
             text = "everyone who has this address can steer the sweep, and it is sent unencrypted"
             print(f"warning: {text}", file=sys.stderr)
+        print(f"{note}\n" * bool(note) + f"{spec.name}: {address}", flush=True)
         if options.open:
             import webbrowser
 

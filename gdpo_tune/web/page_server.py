@@ -31,7 +31,7 @@ FILES = {
     "figures.js": ("gdpo_tune.web", "page/figures.js"),
     "dialogs.js": ("gdpo_tune.web", "page/dialogs.js"),
     "page.css": ("gdpo_tune.web", "page/page.css"),
-    "colors.js": ("gdpo_tune.figures", "assets/colors.js"),
+    "drawing.js": ("gdpo_tune.figures", "assets/drawing.js"),
     "report.css": ("gdpo_tune.figures", "assets/report.css"),
 }
 """Name in an address -> package and path of a file."""

@@ -21,29 +21,10 @@ function drawFigure(figure) {
     figure.box.replaceChildren();
     return;
   }
-  if (figure.box.id === "front") arrange(content.layout, figure.box.parentElement.clientWidth);
-  figure.columns = countColumns(figure.box.parentElement.clientWidth);
+  figure.columns = countColumns(figure.box.clientWidth);
   figure.box.style.height = content.layout.height + "px";
+  if (figure.box.id === "front") stack(figure.box, content.layout);
   Plotly.react(figure.box, content.data, content.layout, CONFIG);
-}
-
-function countColumns(width) { return width < 560 ? 1 : width < 960 ? 2 : 3; }
-
-// Place the panels of a figure in as many columns as the page has room for.
-function arrange(layout, width) {
-  const names = Object.keys(layout).filter((name) => /^xaxis\d*$/.test(name));
-  const columns = Math.min(countColumns(width), names.length), rows = Math.ceil(names.length / columns);
-  if (columns === Math.min(3, names.length)) return;
-  const height = 340, space = 70, across = 0.1;
-  const inner = rows * height + (rows - 1) * space;
-  const wide = (1 - across * (columns - 1)) / columns;
-  names.forEach((name, index) => {
-    const column = index % columns, row = Math.floor(index / columns);
-    const top = inner - row * (height + space);
-    layout[name].domain = [column * (wide + across), column * (wide + across) + wide];
-    layout[name.replace("x", "y")].domain = [Math.max(0, (top - height) / inner), top / inner];
-  });
-  layout.height = inner + layout.margin.t + layout.margin.b;
 }
 
 function redrawFigures() {
@@ -52,5 +33,5 @@ function redrawFigures() {
 prefersDark.addEventListener("change", redrawFigures);
 addEventListener("resize", () => {
   const front = figures.front;
-  if (front?.text && countColumns(front.box.parentElement.clientWidth) !== front.columns) drawFigure(front);
+  if (front?.text && countColumns(front.box.clientWidth) !== front.columns) drawFigure(front);
 });
