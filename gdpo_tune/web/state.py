@@ -156,7 +156,7 @@ def _build_running_row(snapshot: Snapshot, record: TrialRecord, *, live: bool) -
         "color": get_curve_color(record, snapshot.records),
         "step": steps[-1].step if steps else 0,
         "steps": total,
-        "started": record.started,
+        "started": record.started if live else None,
         "values": [
             format_number(validation[name].mean) if name in validation else NO_VALUE
             for name in snapshot.spec.objectives

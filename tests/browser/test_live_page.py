@@ -260,6 +260,8 @@ def test_an_open_page_outlives_its_server_and_the_driver(browser, sweep, driver)
         wait(browser, lambda: get_kind(browser) == "ended")
         text = browser.find_element(By.ID, "status-text").text
         assert text == "The driver has ended; run the same command to resume."
+        assert not any(b.is_enabled() for b in browser.find_elements(By.CSS_SELECTOR, ".stop"))
+        assert browser.find_element(By.ID, "pause").is_enabled()  # a request waits for the driver
         with sweep.start() as process:
             wait(browser, lambda: get_kind(browser) == "running")
             kill_driver(process, whole_machine=True)

@@ -199,7 +199,7 @@ function updateRunningRow(row, data) {
   row.querySelectorAll(".value").forEach((cell, index) => setText(cell, data.values[index]));
   const asked = state.requests.some((request) => request.action === "stop" && request.trial === data.number && request.outcome !== "refused");
   setText(row.querySelector(".stop"), asked ? "Stopping" : "Stop");
-  row.querySelector(".stop").dataset.asked = asked ? "yes" : "";
+  row.querySelector(".stop").dataset.off = asked || !data.can_stop ? "yes" : "";
 }
 
 function buildEndedRow(data) {
@@ -230,7 +230,7 @@ function enableControls() {
   byId("add").disabled = !open;
   for (const control of byId("trials-form").elements) control.disabled = !open;
   for (const button of document.querySelectorAll("button.clone")) button.disabled = !open;
-  for (const button of document.querySelectorAll("button.stop")) button.disabled = !open || button.dataset.asked === "yes";
+  for (const button of document.querySelectorAll("button.stop")) button.disabled = !open || button.dataset.off === "yes";
 }
 
 async function askAndTell(action, args, text) {
