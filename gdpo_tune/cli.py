@@ -42,6 +42,7 @@ COMMANDS = {
     "train": "train one policy, without a search",
     "report": "draw a sweep's report again, or pick one of its candidates",
     "compare": "compare two sweeps, or two normalization modes of one",
+    "watch": "watch a sweep in a browser while it runs, and steer it",
     "merge": "merge policies of a sweep towards a wish",
     "steer": "stop, add or clone trials of a running sweep, change its limits, or pause it",
     "export": "write a training as the configuration of another library",

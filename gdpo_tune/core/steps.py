@@ -58,18 +58,42 @@ def append_step(directory: Path, measurement: Measurement) -> None:
 
 def read_steps(directory: Path) -> list[Measurement]:
     """Return the measurements that no later line supersedes, by step; [] without a file."""
-    path = directory / STEPS_FILE
-    if not path.exists():
-        return []
-    steps: list[Measurement] = []
-    for line in path.read_bytes().splitlines():
+    return StepsReader(directory).read()
+
+
+class StepsReader:
+    """Reader of one trial's file that reads only what was appended since the last call."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / STEPS_FILE
+        self._offset = 0
+        self._steps: list[Measurement] = []
+
+    def read(self) -> list[Measurement]:
+        """Return the measurements that no later line supersedes, by step; [] without a file."""
+        try:
+            size = self._path.stat().st_size
+        except OSError:
+            size = 0
+        if size < self._offset:  # another attempt has written a new file
+            self._offset, self._steps = 0, []
+        if size > self._offset:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                content = file.read()
+            for line in content.splitlines():
+                self._add(line)
+            # A line without its end is read again: more of it may follow.
+            self._offset += content.rfind(b"\n") + 1
+        return list(self._steps)
+
+    def _add(self, line: bytes) -> None:
         measurement = _parse_line(line)
         if measurement is None:
-            continue
-        while steps and steps[-1].step >= measurement.step:
-            steps.pop()
-        steps.append(measurement)
-    return steps
+            return
+        while self._steps and self._steps[-1].step >= measurement.step:
+            self._steps.pop()
+        self._steps.append(measurement)
 
 
 def _ends_line(file: Any) -> bool:

@@ -35,9 +35,10 @@ from gdpo_tune.core.formatting import (
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.display.consoles import build_console
-from gdpo_tune.display.progress import ENDED, Progress
+from gdpo_tune.display.progress import Progress
 from gdpo_tune.display.tables import build_front_table, build_running_table
 from gdpo_tune.results.summary import describe_role
+from gdpo_tune.results.time_left import ENDED
 
 if TYPE_CHECKING:
     from gdpo_tune.core.events import TrackingState

@@ -21,12 +21,14 @@ from gdpo_tune.core.events import (
 )
 from gdpo_tune.core.requests import RecordedRequest
 from gdpo_tune.core.trials import Measurement, Objective, TrialRecord
+from gdpo_tune.results.time_left import (
+    estimate_seconds_left,
+    measure_planned_work,
+    measure_work_done,
+)
 
-ENDED = ("complete", "pruned", "failed")
 MIN_INTERVAL = 1.0
 """Least seconds between two computations of the front."""
-EVALUATION = 0.1
-"""Time of a trial that trains nothing, as a share of a training's, for the time left."""
 IDLE_SHARE = 20
 """Computing the front may take one part in this many of the time, however large the sweep is."""
 
@@ -80,10 +82,10 @@ class Progress:
                 self._records = {record.number: record for record in event.records}
             if isinstance(event, SweepStarted | SweepSteered):
                 self.planned, self.pause = event.planned, event.pause
-                self._planned_work = event.planned - (1 - EVALUATION) * event.candidates
+                self._planned_work = measure_planned_work(event.planned, event.candidates)
             if isinstance(event, SweepStarted):
                 self._began = self._clock()
-                self._done_before = self._count_done()
+                self._done_before = self._measure_work()
             elif isinstance(event, SweepFinished):
                 self._front_at = -float("inf")
                 self.ending = self._describe_ending(event)
@@ -132,10 +134,9 @@ class Progress:
     def estimate_seconds_left(self) -> float | None:
         """Return the time left at the pace so far; None before a tenth of a trial is done."""
         with self._lock:
-            done = self._count_done()
-        gained = done - self._done_before
-        left = max(0.0, self._planned_work - done)
-        return None if gained < 0.1 else left * (self._clock() - self._began) / gained
+            done = self._measure_work()
+        seconds = self._clock() - self._began
+        return estimate_seconds_left(self._planned_work, done, self._done_before, seconds)
 
     def _describe_ending(self, event: SweepFinished) -> str:
         if event.interrupted:
@@ -144,12 +145,6 @@ class Progress:
         already = f"was finished already{why}: nothing was started"
         return f"finished{why}" if self._started_any else already
 
-    def _count_done(self) -> float:
-        """Return the trials that ended, in trainings, plus the shares of the running ones."""
-        ended = sum(
-            1.0 if not record.parts else EVALUATION
-            for record in self._records.values()
-            if record.state in ENDED
-        )
-        shares = (measurement.step / self.steps for measurement in self._latest.values())
-        return ended + sum(min(share, 1.0) for share in shares)
+    def _measure_work(self) -> float:
+        latest = {number: measurement.step for number, measurement in self._latest.items()}
+        return measure_work_done(self._records.values(), latest, self.steps)

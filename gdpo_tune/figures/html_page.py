@@ -20,7 +20,7 @@ _CONFIG = {
 }
 MIN_WIDTH = 560
 """Pixels below which a figure scrolls instead of shrinking: a phone is narrower."""
-_SCRIPTS = ("report.js", "choice.js", "choose_panel.js")
+_SCRIPTS = ("drawing.js", "report.js", "choice.js", "choose_panel.js")
 _LONG_NUMBER = re.compile(r"-?\d+\.\d{7,}(e-?\d+)?")
 
 

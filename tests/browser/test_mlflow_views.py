@@ -4,17 +4,15 @@ The content of a view is documented nowhere, so this shows that the installed ML
 """
 
 import re
-import shutil
 import subprocess
 import sys
 
 import pytest
 from mlflow import MlflowClient
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
 from gdpo_tune.tracking.mlflow_writer import create_database
+from tests.support.browser import open_browser
 from tests.support.made_up_sweep import send_sweep
 from tests.support.mlflow_servers import PATIENCE, MlflowServer
 from tests.support.paths import ROOT
@@ -24,18 +22,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The ``noload`` loader:DeprecationWarning"),
 ]
 
-FLAGS = [
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-    "--enable-unsafe-swiftshader",
-    "--window-size=1900,1300",
-]
 SHORT = (
     "search.trials=4",
     "search.sampler=random",
@@ -58,16 +44,8 @@ return [...document.querySelectorAll('.js-plotly-plot')].map(figure => ({
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("no Chromium with its driver on this machine")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    browser = webdriver.Chrome(options=options, service=Service(driver))
-    yield browser
-    browser.quit()
+    with open_browser(tmp_path_factory.mktemp("profile"), "--window-size=1900,1300") as browser:
+        yield browser
 
 
 @pytest.fixture(scope="module")

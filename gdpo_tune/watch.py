@@ -1,0 +1,176 @@
+"""Watch a sweep in a browser while it runs, and steer it.
+
+    python -m gdpo_tune.watch runs/code
+    python -m gdpo_tune.watch search_spaces/code.yaml
+    python -m gdpo_tune.watch runs/code --host 0.0.0.0 --port 9000
+
+The page shows the front, running trials with their curves, the log and the time left. It stops
+trials, adds and clones configurations, changes the number of trials, and pauses the sweep. The
+second waits for a sweep that has not started. The page is on this machine alone, unless `--host`
+says otherwise; its address has a token, with which everyone can steer. Ctrl-C ends the server; the
+sweep goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gdpo_tune import cli
+
+if TYPE_CHECKING:
+    from gdpo_tune.core.trial_config import Params
+    from gdpo_tune.core.trials import TrialRecord
+    from gdpo_tune.spec import SweepSpec
+    from gdpo_tune.web.live_sweep import Plan
+
+LOCALHOST = "127.0.0.1"
+TOKEN = "watch.token"
+"""File in the sweep's directory, for its owner alone: an open page goes on after a new start."""
+LEAST_CHARACTERS = 43
+"""Characters of a token: 32 random bytes."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser without a heavy import, so that `--help` answers at once."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gdpo_tune.watch",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    sweep = parser.add_argument(
+        "sweep", metavar="SWEEP", help="its directory, name under runs/, address, or file"
+    )
+    cli.complete_files(sweep)
+    parser.add_argument(
+        "--host",
+        default=LOCALHOST,
+        help="address to listen on, such as 0.0.0.0 for all (default: this machine alone)",
+    )
+    parser.add_argument(
+        "--port", type=_read_port, help="port to listen on (default: 8770, or the next free one)"
+    )
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve the page that `arguments` ask for until Ctrl-C, and return the exit status."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy: trials want the cores
+    options = build_parser().parse_args(arguments)
+    with suppress(KeyboardInterrupt):  # the usual end
+        serve_page(options)
+    return 0
+
+
+def serve_page(options: argparse.Namespace) -> None:
+    """Print the address of the page, and serve it."""
+    load, target = find_spec(options.sweep)
+
+    from gdpo_tune.web.guard import Guard, is_loopback, list_own_names
+    from gdpo_tune.web.live_sweep import LiveSweep
+    from gdpo_tune.web.page_server import build_app, build_server, open_socket
+    from gdpo_tune.web.view import View
+
+    spec = load()
+    listener, note = open_socket(options.host, options.port)
+    with closing(listener), closing(LiveSweep(load)) as sweep:
+        guard = Guard(read_token(spec.directory), list_own_names(options.host))
+        server = f"http://{_name_host(options.host)}:{listener.getsockname()[1]}"
+        address = f"{server}/?token={guard.token}"
+        if not is_loopback(options.host):
+            text = "everyone who has this address can steer the sweep, and it is sent unencrypted"
+            print(f"warning: {text}", file=sys.stderr)
+        print(f"{note}\n" * bool(note) + f"{spec.name}: {address}", flush=True)
+        if options.open:
+            import webbrowser
+
+            webbrowser.open(address)
+        logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+        os.nice(10)  # trials come first
+        build_server(build_app(View(sweep, make_plan, target), guard)).run(sockets=[listener])
+
+
+def find_spec(named: str) -> tuple[Callable[[], SweepSpec], str]:
+    """Return a function that reads the spec of a sweep, and the sweep's location.
+
+    Raises:
+        UsageError: there is no such sweep.
+        SpecError: its file cannot be read.
+    """
+    from gdpo_tune.core.files import is_file
+    from gdpo_tune.results.open_sweep import resolve_location, resolve_spec_file
+    from gdpo_tune.spec import load_spec
+    from gdpo_tune.spec.model import SPEC
+
+    if not is_file(Path(named)):
+        location = resolve_location(named)
+        file, storage = resolve_spec_file(location, named)
+        return (
+            lambda: load_spec(file, [storage], file.parent.name, to_run=False),
+            location,
+        )
+    asked = load_spec(named, to_run=False)
+
+    def load() -> SweepSpec:
+        file = asked.directory / SPEC
+        if not is_file(file):
+            return asked
+        storage = f"storage={asked.storage}"
+        return load_spec(file, [storage], asked.name, to_run=False)
+
+    return load, asked.location
+
+
+def make_plan(
+    spec: SweepSpec, records: Sequence[TrialRecord], waiting: Sequence[tuple[str, Params]]
+) -> Plan:
+    """Return how many trials a sweep will have; `waiting` are those that requests have added."""
+    from gdpo_tune.tuning.search.candidate_plan import count_candidates
+    from gdpo_tune.tuning.search.plan import count_planned
+    from gdpo_tune.web.live_sweep import Plan
+
+    return Plan(count_planned(spec, records, waiting), count_candidates(spec))
+
+
+def read_token(directory: Path) -> str:
+    """Return the token of a sweep's page, a new one unless its directory keeps one."""
+    from gdpo_tune.core.files import write_atomically
+
+    path = directory / TOKEN
+    with suppress(OSError, ValueError):
+        if path.stat().st_mode & 0o077 == 0 and path.stat().st_uid == os.getuid():
+            token = path.read_text(encoding="ascii").strip()
+            if len(token) >= LEAST_CHARACTERS:
+                return token
+    token = secrets.token_urlsafe(32)
+    with suppress(OSError):  # of another user, or not there yet: it holds until this server ends
+        write_atomically(path, token + "\n", mode=0o600)
+    return token
+
+
+def _name_host(host: str) -> str:
+    """Return a host as it stands in an address: of all addresses, the name of this machine."""
+    if host in ("0.0.0.0", "::", ""):
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host
+
+
+def _read_port(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 65535:
+        raise argparse.ArgumentTypeError("must be between 1 and 65535")
+    return value
+
+
+if __name__ == "__main__":
+    cli.run_command(main)

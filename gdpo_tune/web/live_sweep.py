@@ -1,0 +1,165 @@
+"""A sweep that may run meanwhile, read again only where its files have changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from gdpo_tune.core.errors import GdpoTuneError
+from gdpo_tune.core.requests import RecordedRequest, Request
+from gdpo_tune.core.steps import STEPS_FILE, StepsReader
+from gdpo_tune.core.trial_config import Params
+from gdpo_tune.core.trials import Measurement, TrialRecord
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.ledger.driver import Driver, find_driver
+from gdpo_tune.ledger.request_files import list_pending
+from gdpo_tune.ledger.steering_state import SteeringState
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.spec.model import JOURNAL, SPEC
+
+IDLE_SHARE = 20
+"""Reading may take one part in this many of the time, however large the sweep is."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a sweep still intends, which only the search knows."""
+
+    planned: int
+    """Trials at the end, at most."""
+    candidates: int
+    """Merges and checkpoints among them."""
+
+
+Planner = Callable[[SweepSpec, Sequence[TrialRecord], Sequence[tuple[str, Params]]], Plan]
+"""Computes the plan from spec, records, and what `SteeringState.list_waiting` returns."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Content of a sweep at one moment."""
+
+    spec: SweepSpec
+    records: Sequence[TrialRecord]
+    """Empty before the sweep has started."""
+    sessions: Sequence[Mapping[str, Any]]
+    driver: Driver | None
+    steps: Mapping[int, Sequence[Measurement]]
+    """Number of each running trial -> its steps."""
+    steering: SteeringState = field(default_factory=SteeringState)
+    requests: Sequence[RecordedRequest] = ()
+    """Those that the driver has taken."""
+    pending: Sequence[Request] = ()
+    """Those that wait for it."""
+    problem: str = ""
+    """Why the sweep cannot be read now; the rest is as it was last."""
+
+
+class LiveSweep:
+    """Read access to one sweep; `refresh` returns the same object while nothing has changed."""
+
+    def __init__(
+        self,
+        load: Callable[[], SweepSpec],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Read the sweep for the first time.
+
+        `load` reads its file: a driver may write another one, with more trials.
+        """
+        self._load = load
+        self._clock = clock
+        self._spec = load()
+        self._directory = self._spec.directory.absolute()
+        self._ledger: Ledger | None = None
+        self._opened: object = None
+        """State of the files when the ledger was opened."""
+        self._readers: dict[int, StepsReader] = {}
+        self._fingerprint: object = None
+        self._due = -float("inf")
+        self._snapshot = Snapshot(self._spec, (), (), None, {})
+
+    def close(self) -> None:
+        """Close the ledger."""
+        if self._ledger is not None:
+            self._ledger.close()
+            self._ledger = None
+
+    def refresh(self) -> Snapshot:
+        """Return the sweep as it is now, or was a moment ago if reading it takes long."""
+        started = self._clock()
+        if started < self._due:
+            return self._snapshot
+        driver, files = find_driver(self._directory), list_pending(self._directory)
+        pending = [file.request for file in files if file.request is not None]
+        fingerprint = (self._list_stamps(), driver, pending)
+        if fingerprint != self._fingerprint or self._spec.ledger:
+            try:
+                found = self._read(driver, pending)
+                self._fingerprint = fingerprint
+                if found != self._snapshot:
+                    self._snapshot = found
+            except (GdpoTuneError, OSError) as error:
+                self._snapshot = replace(self._snapshot, driver=driver, problem=str(error))
+                self.close()
+        self._due = self._clock() + IDLE_SHARE * (self._clock() - started)
+        return self._snapshot
+
+    def _list_stamps(self) -> list[tuple[int, int, int] | None]:
+        """Return inode, size and time of each file that may have news."""
+        running = [r.number for r in self._snapshot.records if r.state == "running"]
+        files = [self._directory / JOURNAL, self._directory / SPEC]
+        files += [self._directory / "trials" / str(n) / STEPS_FILE for n in running]
+        return [_stamp(file) for file in files]
+
+    def _read(self, driver: Driver | None, pending: Sequence[Request]) -> Snapshot:
+        self._open_ledger()
+        if self._ledger is None:
+            return Snapshot(self._spec, (), (), driver, {})
+        records = self._ledger.get_records()
+        requests = self._ledger.get_requests()
+        taken = {request.id for request in requests}
+        running = {r.number: r for r in records if r.state == "running"}
+        self._readers = {
+            number: self._readers.get(number) or StepsReader(record.directory)
+            for number, record in running.items()
+            if record.directory is not None
+        }
+        return Snapshot(
+            self._ledger.spec,
+            records,
+            self._ledger.get_sessions(),
+            driver,
+            {number: reader.read() for number, reader in self._readers.items()},
+            self._ledger.steering,
+            tuple(requests),
+            [request for request in pending if request.id not in taken],
+        )
+
+    def _open_ledger(self) -> None:
+        """Open the ledger, again if another one has taken its place or the spec has changed."""
+        stamps = (_stamp(self._directory / SPEC), _get_inode(self._directory / JOURNAL))
+        if self._ledger is not None and stamps == self._opened:
+            return
+        self.close()
+        self._readers = {}
+        self._spec = self._load()
+        if self._spec.ledger or stamps[1] is not None:
+            self._ledger = Ledger.open(self._spec, read_only=True)
+            self._opened = stamps
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _get_inode(path: Path) -> int | None:
+    stamp = _stamp(path)
+    return stamp and stamp[0]

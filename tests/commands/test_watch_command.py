@@ -1,0 +1,148 @@
+"""`python -m gdpo_tune.watch`: its address, its token, its port, and its end."""
+
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from contextlib import closing, contextmanager
+
+import httpx
+import pytest
+
+from gdpo_tune import watch
+from gdpo_tune.core.errors import SpecError, UsageError
+from gdpo_tune.web.page_server import DEFAULT_PORT
+from tests.support.free_ports import find_free_port
+from tests.support.paths import ROOT
+from tests.support.tuning import load_code_spec
+from tests.support.web import start_sweep, unpack_finished_sweep
+
+SPACE = ROOT / "search_spaces" / "code.yaml"
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    return unpack_finished_sweep(tmp_path)
+
+
+@contextmanager
+def start(*words):
+    """Run the command; yield what it prints until the address, that address, and its process."""
+    command = [sys.executable, "-m", "gdpo_tune.watch", *map(str, words)]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        lines = []
+        while not lines or "http://" not in lines[-1]:
+            lines.append(process.stdout.readline())
+            assert lines[-1], process.stderr.read()
+        try:
+            yield "".join(lines), re.search(r"http://\S+", lines[-1])[0], process
+        finally:
+            process.kill()
+
+
+@pytest.mark.integration
+def test_the_page_is_served_until_ctrl_c(sweep):
+    with start(sweep, "--port", find_free_port()) as (printed, address, process):
+        assert printed.startswith("code: http://127.0.0.1:")
+        with httpx.Client() as client:
+            assert client.get(address).status_code == 200
+            root = address.partition("?")[0]
+            state = client.get(f"{root}api/state").json()
+        assert state["status"]["text"] == "Finished: all 16 configurations were tried."
+        assert httpx.get(root).status_code == 403
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        errors = process.stderr.read()
+    assert "Traceback" not in errors
+    assert "refused a request from 127.0.0.1" in errors
+    assert address.partition("=")[2] not in errors
+
+
+@pytest.mark.integration
+def test_other_machines_are_served_only_on_request_and_with_a_warning(sweep):
+    with start(sweep, "--port", find_free_port(), "--host", "0.0.0.0") as (_, address, process):
+        assert f"http://{socket.gethostname()}:" in address
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        assert "warning: everyone who has this address can steer" in process.stderr.read()
+
+
+@pytest.mark.integration
+def test_a_browser_is_opened_only_on_request(sweep, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_, **__: None)
+    monkeypatch.setattr("os.nice", lambda _: 0)
+    assert watch.main([str(sweep), "--port", str(find_free_port())]) == 0
+    assert opened == []
+    assert watch.main([str(sweep), "--port", str(find_free_port()), "--open"]) == 0
+    assert len(opened) == 1
+    assert "/?token=" in opened[0]
+
+
+def test_a_sweep_that_does_not_exist_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="there is no sweep in"):
+        watch.main([str(tmp_path / "nowhere")])
+    (tmp_path / "broken.yaml").write_text("task: [")
+    with pytest.raises(SpecError):
+        watch.main([str(tmp_path / "broken.yaml")])
+
+
+def test_a_taken_port_is_one_line(sweep):
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=rf"--port {port} is taken; choose another") as caught:
+            watch.main([str(sweep), "--port", str(port)])
+    assert caught.value.exit_status == 2
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "x"])
+def test_a_port_that_cannot_be_is_refused(sweep, port, capsys):
+    with pytest.raises(SystemExit) as caught:
+        watch.main([str(sweep), "--port", port])
+    assert caught.value.code == 2
+    assert "--port" in capsys.readouterr().err
+    assert str(DEFAULT_PORT) in watch.build_parser().format_help()
+
+
+def test_the_token_outlives_the_server_and_is_for_the_owner_alone(sweep):
+    token = watch.read_token(sweep)
+    assert watch.read_token(sweep) == token
+    file = sweep / watch.TOKEN
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.chmod(0o644)  # others may have read it
+    assert watch.read_token(sweep) != token
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.write_text("short\n")
+    assert len(watch.read_token(sweep)) == 43
+
+
+def test_without_a_directory_the_token_is_not_kept(tmp_path):
+    first = watch.read_token(tmp_path / "nowhere")
+    assert len(first) == 43
+    assert watch.read_token(tmp_path / "nowhere") != first
+
+
+def test_a_file_names_the_sweep_that_it_will_start(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    load, location = watch.find_spec(str(SPACE))
+    assert location == "runs/code"
+    assert load().search.trials == 16
+    start_sweep(load_code_spec(tmp_path / "runs", ["name=code", "search.trials=5"], SPACE)).close()
+    (tmp_path / "runs" / "sweep").rename(tmp_path / "runs" / "code")
+    assert load().search.trials == 5
+
+
+def test_the_plan_counts_what_requests_have_added(tmp_path):
+    spec = load_code_spec(tmp_path)
+    with start_sweep(spec) as ledger:
+        records = ledger.get_records()
+    plan = watch.make_plan(spec, records, [])
+    assert plan.planned == 2 + spec.search.trials + spec.search.replicates.max_runs
+    assert plan.candidates == 0
+    assert watch.make_plan(spec, records, [("id", {})]).planned == plan.planned + 1

@@ -1,0 +1,30 @@
+"""The time left of a sweep, from the trials that ended and the steps of those that run."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from gdpo_tune.results.time_left import (
+    EVALUATION,
+    estimate_seconds_left,
+    measure_planned_work,
+    measure_work_done,
+)
+
+
+def trial(state, parts=()):
+    return SimpleNamespace(state=state, parts=parts)
+
+
+def test_work_counts_trainings_evaluations_and_shares_of_running_trials():
+    records = [trial("complete"), trial("failed"), trial("pruned", parts=("a",)), trial("running")]
+    done = measure_work_done(records, {3: 15, 4: 99}, steps=60)
+    assert done == pytest.approx(2 + EVALUATION + 0.25 + 1)
+
+
+def test_the_time_left_follows_from_the_pace_of_this_session():
+    work = measure_planned_work(planned=20, candidates=10)
+    assert work == pytest.approx(10 + 10 * EVALUATION)
+    assert estimate_seconds_left(work, 6.0, 1.0, 50.0) == pytest.approx((work - 6) * 10)
+    assert estimate_seconds_left(work, 1.05, 1.0, 50.0) is None
+    assert estimate_seconds_left(work, 30.0, 1.0, 50.0) == 0.0

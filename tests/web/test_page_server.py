@@ -1,0 +1,209 @@
+"""The server of the live page: who gets an answer, and which."""
+
+import json
+import socket
+from contextlib import closing
+
+import httpx
+import pytest
+
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.ledger.request_files import list_pending
+from gdpo_tune.web.page_server import DEFAULT_PORT, FILES, MOST_BYTES, open_socket
+from tests.support.tuning import load_code_spec
+from tests.support.web import (
+    TOKEN,
+    build_guard,
+    build_view,
+    report_step,
+    serve_page,
+)
+from tests.support.web import start_sweep as start
+
+OWN = {"X-Gdpo-Tune": "page"}
+PATHS = ["/", "/api/state", "/api/figure/front", "/api/space", "/files/page.js", "/nowhere"]
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    with start(load_code_spec(tmp_path)) as ledger:
+        yield ledger
+
+
+@pytest.fixture
+def stranger(ledger):
+    view, sweep = build_view(ledger.spec)
+    with closing(sweep), serve_page(view, build_guard()) as client:
+        yield client
+
+
+@pytest.fixture
+def client(stranger):
+    assert stranger.get(f"/?token={TOKEN}").status_code == 200
+    return stranger
+
+
+def list_waiting(ledger):
+    return [file.request for file in list_pending(ledger.directory)]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_without_the_token_nothing_is_answered(stranger, path):
+    for query in ("", "?token=wrong", f"?token={TOKEN[:-1]}"):
+        answer = stranger.get(path + query)
+        assert answer.status_code == 403
+        assert TOKEN not in answer.text
+    assert stranger.post("/api/requests", headers=OWN, json={}).status_code == 403
+
+
+def test_the_token_of_an_address_counts_for_the_page_alone(stranger):
+    assert stranger.get(f"/api/state?token={TOKEN}").status_code == 403
+
+
+def test_the_page_sets_a_cookie_that_scripts_cannot_read(stranger):
+    answer = stranger.get(f"/?token={TOKEN}")
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert TOKEN not in answer.text
+    assert [stranger.get(path).status_code for path in PATHS] == [200] * 5 + [404]
+
+
+def test_after_ten_wrong_tokens_comes_429_but_never_for_the_owner(client):
+    address = str(client.base_url)
+    statuses = [httpx.get(f"{address}?token=x").status_code for _ in range(12)]
+    assert statuses == [403] * 10 + [429] * 2
+    assert httpx.get(address).headers["retry-after"] == "60"
+    assert client.get("/api/state").status_code == 200
+
+
+def test_a_foreign_name_of_the_machine_is_refused(client):
+    answer = client.get("/api/state", headers={"Host": "evil.example:8770"})
+    assert answer.status_code == 403
+    assert client.get("/api/state", headers={"Host": "localhost:9999"}).status_code == 200
+
+
+def test_every_answer_has_the_strict_headers(client):
+    for answer in (client.get("/"), client.get("/nowhere"), httpx.get(str(client.base_url))):
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src 'self';" in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+
+
+def test_the_page_has_no_inline_script_and_no_foreign_address(client):
+    page = client.get("/").text
+    assert "<script>" not in page
+    assert " onclick" not in page
+    assert "//" not in page.replace("<!doctype html>", "")
+    for name in FILES:
+        assert client.get(f"/files/{name}").status_code == 200
+        assert f"/files/{name}" in page
+    assert b"Plotly" in client.get("/files/plotly.js").content
+    assert client.get("/files/..%2Fserver.py").status_code == 404
+
+
+def test_an_unchanged_state_is_not_sent_again(client, ledger):
+    first = client.get("/api/state")
+    tag = {"If-None-Match": first.headers["etag"]}
+    again = client.get("/api/state", headers=tag)
+    assert (again.status_code, again.content) == (304, b"")
+    report_step(ledger, 2, 2)
+    news = client.get("/api/state", headers=tag)
+    assert news.status_code == 200
+    assert news.headers["etag"] != first.headers["etag"]
+
+
+def test_a_request_is_left_for_the_driver_with_its_author(client, ledger):
+    content = {"action": "stop", "arguments": {"trial": 2}}
+    answer = client.post("/api/requests", headers=OWN, json=content)
+    assert answer.status_code == 202
+    (request,) = list_waiting(ledger)
+    assert answer.json() == {"id": request.id}
+    assert (request.action, request.arguments) == ("stop", {"trial": 2})
+    assert request.author.endswith(" (page)")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Origin": "the same"},
+        {**OWN, "Origin": "http://127.0.0.1:8888"},
+        {**OWN, "Origin": "https://evil.example"},
+    ],
+)
+def test_a_request_from_another_page_is_refused(client, ledger, headers):
+    if "Origin" in headers:
+        own = str(client.base_url).rstrip("/")
+        headers = {**headers, "Origin": headers["Origin"].replace("the same", own)}
+    content = {"action": "stop", "arguments": {"trial": 2}}
+    answer = client.post("/api/requests", headers=headers, json=content)
+    assert answer.status_code == 403
+    assert list_waiting(ledger) == []
+
+
+def test_a_refused_request_has_one_clear_line(client, ledger):
+    content = {"action": "stop", "arguments": {"trial": 99}}
+    answer = client.post("/api/requests", headers=OWN, json=content)
+    assert answer.status_code == 400
+    assert answer.json() == {"problem": "there is no trial 99: the last one is 2"}
+    assert list_waiting(ledger) == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"3",
+        b'{"action": "stop"}',
+        b'{"action": 3, "arguments": {}}',
+        b'{"action": "stop", "arguments": []}',
+        b"[" * 5000,
+        b'{"action": "' + b"x" * MOST_BYTES + b'", "arguments": {}}',
+        b"\xff\xfe",
+    ],
+)
+def test_malformed_requests_are_refused(client, ledger, body):
+    answer = client.post("/api/requests", headers=OWN, content=body)
+    assert answer.status_code == 400
+    assert answer.json()["problem"]
+    assert list_waiting(ledger) == []
+
+
+def test_other_methods_and_schemas_are_not_served(client):
+    assert client.put("/api/state", headers=OWN).status_code == 405
+    assert client.get("/docs").status_code == client.get("/openapi.json").status_code == 404
+
+
+def test_the_space_is_served_as_fields(client, ledger):
+    fields = json.loads(client.get("/api/space").content)
+    assert [field["name"] for field in fields] == list(ledger.spec.space.dimensions)
+
+
+# Ports
+
+
+def test_the_default_port_gives_way_to_the_next_free_one():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        free = probe.getsockname()[1]
+    with closing(open_socket("127.0.0.1", free)[0]) as listener:
+        assert listener.getsockname() == ("127.0.0.1", free)
+        with pytest.raises(UsageError, match=f"--port {free} is taken"):
+            open_socket("127.0.0.1", free)
+    first, _ = open_socket("127.0.0.1", None)
+    second, note = open_socket("127.0.0.1", None)
+    with closing(first), closing(second):
+        assert second.getsockname()[1] > first.getsockname()[1] >= DEFAULT_PORT
+        assert note == f"port {DEFAULT_PORT} is taken, so this is {second.getsockname()[1]}"
+
+
+def test_an_address_of_another_machine_is_refused():
+    with pytest.raises(UsageError, match=r"--host 192\.0\.2\.1: this machine cannot listen"):
+        open_socket("192.0.2.1", None)
+    with pytest.raises(UsageError, match="--host no such host"):
+        open_socket("no such host", None)

@@ -1,0 +1,216 @@
+"""What the live page shows, and that it is made again only after a change."""
+
+import json
+import time
+from contextlib import closing
+
+import pytest
+
+from gdpo_tune.core.incidents import Incident
+from gdpo_tune.ledger.driver import Driver
+from gdpo_tune.web.live_sweep import Snapshot
+from gdpo_tune.web.running_curves import MOST_CURVES, draw_running, list_drawn
+from gdpo_tune.web.state import SILENCE, describe_sweep, list_fields
+from tests.support.tuning import build_outcome, load_code_spec
+from tests.support.web import apply_requests, build_view, report_step, start_sweep
+
+NOW = 10_000.0
+LIVE, GONE = Driver(1, "box", NOW - 100, True), Driver(1, "box", NOW - 100, False)
+ELSEWHERE = Driver(1, "box", NOW - 100, None)
+RUNNING = {"started": NOW - 90, "slots": 2}
+INTERRUPTED = {**RUNNING, "finished": NOW - 10, "ending": ""}
+FINISHED = {**RUNNING, "finished": NOW - 10, "ending": "all 16 configurations were tried"}
+EARLIER = {"started": NOW - 900, "slots": 2, "finished": NOW - 800, "ending": "all were tried"}
+
+
+@pytest.fixture
+def spec(tmp_path):
+    return load_code_spec(tmp_path)
+
+
+def get_state(view):
+    return json.loads(view.get_state())
+
+
+@pytest.mark.parametrize(
+    ("driver", "session", "kind"),
+    [
+        (None, None, "not started"),
+        (LIVE, None, "starting"),
+        (LIVE, RUNNING, "running"),
+        (LIVE, EARLIER, "starting"),
+        (LIVE, FINISHED, "finished"),
+        (GONE, RUNNING, "ended"),
+        (GONE, INTERRUPTED, "ended"),
+        (GONE, FINISHED, "finished"),
+        (ELSEWHERE, RUNNING, "running"),
+        (ELSEWHERE, {**RUNNING, "started": NOW - 2 * SILENCE}, "silent"),
+        (ELSEWHERE, INTERRUPTED, "ended"),
+        (None, RUNNING, "ended"),
+    ],
+)
+def test_the_state_follows_from_driver_and_session(spec, driver, session, kind):
+    sessions = [session] if session else []
+    snapshot = Snapshot(spec, (), sessions, driver, {})
+    assert describe_sweep(snapshot, NOW)[0] == kind
+
+
+def test_a_paused_sweep_says_so_until_it_is_resumed(spec):
+    with start_sweep(spec) as ledger:
+        view, sweep = build_view(spec)
+        with closing(sweep):
+            view.request("pause", {}, "anna (page)")
+            assert get_state(view)["status"]["kind"] == "running"  # it is pending
+            apply_requests(ledger)
+            status = get_state(view)["status"]
+            assert status["kind"] == "paused"
+            assert status["text"] == "Paused by anna (page): no further trial starts."
+            view.request("resume", {}, "anna (page)")
+            apply_requests(ledger)
+            assert get_state(view)["status"]["kind"] == "running"
+
+
+def test_the_state_has_rows_tiles_and_the_time_left(spec):
+    with start_sweep(spec, ended=2, running=1) as ledger:
+        view, sweep = build_view(spec)
+        with closing(sweep):
+            state = get_state(view)
+            assert state["status"] == {"kind": "running", "text": "Running.", "problem": ""}
+            assert state["progress"] == {"done": 2, "planned": 10}
+            tiles = {tile["label"]: tile["value"] for tile in state["tiles"]}
+            assert tiles["Trials done"] == "2 of 10"
+            assert tiles["Slots in use"] == "1 of 2"
+            assert tiles["On the front"] == "2"
+            (row,) = state["running"]
+            assert (row["number"], row["step"], row["steps"]) == (2, 1, spec.training.steps)
+            assert row["values"][0] == "0.100"
+            assert row["searched"].keys() == set(spec.space.dimensions)
+            assert [row["number"] for row in state["ended"]] == [1, 0]
+            assert all(row["front"] for row in state["ended"])
+            # two of ten trials in a minute
+            done = 2 + 1 / spec.training.steps
+            expected = (10 - done) * 60 / done
+            assert state["ends_at"] - time.time() == pytest.approx(expected, rel=0.05)
+            ledger.fail(2, "it broke")
+            failed = get_state(view)["ended"][0]
+            assert (failed["state"], failed["note"]) == ("failed", "it broke")
+
+
+def test_the_budget_has_a_tile_for_each_limit(spec):
+    budget = spec.search.budget.model_copy(update={"completions": 6400, "hours": 2.0})
+    limited = spec.model_copy(update={"search": spec.search.model_copy(update={"budget": budget})})
+    with start_sweep(limited):
+        view, sweep = build_view(limited)
+        with closing(sweep):
+            tiles = [t for t in get_state(view)["tiles"] if t["label"] == "Budget"]
+    assert [(t["value"], t["note"]) for t in tiles] == [
+        ("1,344 of 6,400", "completions"),
+        ("0.017 of 2", "hours"),
+    ]
+
+
+def test_the_log_has_drivers_and_incidents_the_newest_first(spec):
+    with start_sweep(spec) as ledger:
+        ledger.record_incident(Incident(time.time(), "is tried again: lost", (2,)))
+        view, sweep = build_view(spec)
+        with closing(sweep):
+            log = get_state(view)["log"]
+    assert [line["text"] for line in log] == [
+        "trial 2 is tried again: lost",
+        "the driver started with 2 slots",
+    ]
+
+
+def test_requests_have_their_outcome_and_author(spec):
+    with start_sweep(spec) as ledger:
+        view, sweep = build_view(spec)
+        with closing(sweep):
+            view.request("stop", {"trial": 2}, "anna (page)")
+            (request,) = get_state(view)["requests"]
+            assert (request["outcome"], request["author"]) == ("pending", "anna (page)")
+            assert (request["action"], request["trial"]) == ("stop", 2)
+            ledger.complete(2, build_outcome(0.5, 0.5, 0.5))
+            apply_requests(ledger)
+            (request,) = get_state(view)["requests"]
+            assert request["outcome"] == "refused"
+            assert "has ended already" in request["reason"]
+
+
+def test_what_requests_have_added_and_changed_counts(spec):
+    with start_sweep(spec) as ledger:
+        view, sweep = build_view(spec)
+        with closing(sweep):
+            view.request("add", {"params": {"group_size": 4}}, "anna")
+            view.request("trials", {"number": 40}, "anna")
+            apply_requests(ledger)
+            state = get_state(view)
+    assert state["progress"]["planned"] == 11
+    assert state["trials"] == 40
+
+
+def test_a_state_without_news_is_equal_byte_for_byte(spec):
+    with start_sweep(spec) as ledger:
+        view, sweep = build_view(spec)
+        with closing(sweep):
+            first, figure = view.get_state(), view.get_figure("running")
+            assert view.get_state() is first
+            report_step(ledger, 2, 2)
+            assert view.get_state() != first
+            assert view.get_figure("running") != figure
+
+
+def test_the_front_is_drawn_again_only_after_the_end_of_a_trial(spec):
+    with start_sweep(spec) as ledger:
+        view, sweep = build_view(spec)
+        with closing(sweep):
+            before = get_state(view)["figures"]
+            report_step(ledger, 2, 2)
+            after = get_state(view)["figures"]
+            assert after["front"] == before["front"]
+            assert after["running"] != before["running"]
+            ledger.complete(2, build_outcome(0.95, 0.95, 0.95))
+            view._front_due = 0.0
+            assert get_state(view)["figures"]["front"] != before["front"]
+            assert view.get_figure("nonsense") is None
+
+
+def test_a_sweep_before_its_first_trial_has_no_figures(spec):
+    view, sweep = build_view(spec)
+    with closing(sweep):
+        state = get_state(view)
+        assert state["status"]["kind"] == "not started"
+        assert view.get_figure("front") == view.get_figure("running") == b"null"
+        assert state["ends_at"] is None
+
+
+def test_curves_hold_rungs_and_steps_of_the_running_trials(spec):
+    with start_sweep(spec, ended=1, running=2) as ledger:
+        report_step(ledger, 1, 2)
+        records = ledger.get_records()
+        _, sweep = build_view(spec)
+        with closing(sweep):
+            snapshot = sweep.refresh()
+    goals = spec.list_objectives()
+    figure = draw_running(goals, records, snapshot.steps, 60)
+    assert len(figure["data"]) == 2 * 2 * len(goals)
+    rungs, *_, rewards = figure["data"][: 2 * len(goals)]
+    assert (rungs["x"], rungs["y"]) == ([1, 2], [0.1, 0.2])
+    assert (rewards["x"], rewards["y"]) == ([1, 2], [0.05, 0.1])
+    axes = {name for name in figure["layout"] if name.startswith("xaxis")}
+    assert {trace["xaxis"].replace("x", "xaxis") for trace in figure["data"]} == axes
+    assert draw_running(goals, records[:1], {}, 60) is None
+
+
+def test_many_running_trials_have_curves_of_the_latest(spec):
+    with start_sweep(spec, ended=0, running=MOST_CURVES + 3) as ledger:
+        drawn = list_drawn(ledger.get_records())
+    assert [record.number for record in drawn] == list(range(3, MOST_CURVES + 3))
+
+
+def test_a_form_has_ranges_choices_conditions_and_the_centre(spec):
+    fields = {field["name"]: field for field in list_fields(spec)}
+    assert fields.keys() == set(spec.space.dimensions)
+    rate = fields["learning_rate"]
+    assert rate["low"] < rate["centre"] < rate["high"]
+    assert rate["range"] == "3e-5 to 3e-4, on a log scale"
+    assert fields["normalization"]["choices"] == list(spec.space.domains["normalization"].choices)
