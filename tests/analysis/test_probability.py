@@ -143,9 +143,7 @@ def test_of_many_ties_the_closest_are_named():
     records = [build_trial(n, 0.5 - n / 1000, 0.2) for n in range(6)]
     (member,) = build_front(records, GOALS).members
     names = build_front(records, GOALS)
-    assert "best a (tied with 1, 2, 3 and 2 more)" in names.list_labels(
-        names.members[0], ties=True
-    )
+    assert "best a (tied with 1, 2, 3 and 2 more)" in names.list_labels(names.members[0], ties=True)
     assert member.first == 0
 
 

@@ -117,7 +117,7 @@ def test_a_shipped_space_for_gpus_is_valid(space):
 @pytest.mark.parametrize("line", list_readme_commands())
 def test_the_readme_commands_exist(line, tmp_path):
     """Each names a command and a file that ship; the sweeps themselves run above."""
-    words = shlex.split(line)
+    words = shlex.split(line, comments=True)
     assert words[:2] == ["python", "-m"]
     if words[2] == "gdpo_tune.init":
         assert "wrote" in run_command(words[2:], tmp_path).stdout
