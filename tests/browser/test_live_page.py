@@ -9,12 +9,10 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from selenium.webdriver.common.by import By
-from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import Select, WebDriverWait
+from axe_playwright_python.sync_playwright import Axe
 
 from gdpo_tune.ledger import Ledger
-from tests.support.browser import open_browser
+from tests.support.browser import open_browser, wait
 from tests.support.free_ports import find_free_port
 from tests.support.killed_sweeps import KilledSweep, kill_driver, wait_for_condition
 from tests.support.paths import ROOT
@@ -77,34 +75,44 @@ def address(sweep, driver):
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with open_browser(tmp_path_factory.mktemp("profile"), "--window-size=1400,1800") as browser:
+def browser():
+    with open_browser() as browser:
         yield browser
 
 
 @pytest.fixture
-def page(browser, address):
-    browser.get(address)
-    wait(browser, lambda: get_kind(browser) == "running")
-    yield browser
-    errors = [e for e in browser.get_log("browser") if e["level"] == "SEVERE"]
-    # A refused request is one of the network.
-    failed = [error for error in errors if error["source"] != "network"]
-    assert failed == [], "a script failed, or the policy of the page forbade something"
+def open_page(browser):
+    """Return a function that opens the page; a script that fails fails the test."""
+    contexts, errors = [], []
+
+    def open_address(address, **options):
+        contexts.append(browser.new_context(viewport={"width": 1400, "height": 1800}, **options))
+        page = contexts[-1].new_page()
+        page.on("pageerror", lambda error: errors.append(error))
+        page.on("console", lambda m: errors.append(m.text) if is_problem(m) else None)
+        page.goto(address)
+        return page
+
+    yield open_address
+    for context in contexts:
+        context.close()
+    assert errors == [], "a script failed, or the policy of the page forbade something"
 
 
-def wait(browser, condition, seconds=PATIENCE):
-    return WebDriverWait(browser, seconds, poll_frequency=0.1).until(lambda _: condition())
+def is_problem(message):
+    # A refused request, or one to a server that has ended, is one of the network.
+    return message.type == "error" and "Failed to load resource" not in message.text
 
 
-def get_kind(browser):
-    return browser.execute_script("return document.getElementById('status').dataset.kind")
+@pytest.fixture
+def page(open_page, address):
+    page = open_page(address)
+    wait(lambda: get_kind(page) == "running")
+    return page
 
 
-def click(browser, css):
-    element = browser.find_element(By.CSS_SELECTOR, css)
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
-    element.click()
+def get_kind(page):
+    return page.evaluate("document.getElementById('status').dataset.kind")
 
 
 def list_requests(sweep):
@@ -112,77 +120,82 @@ def list_requests(sweep):
         return list(ledger.get_requests())
 
 
-def wait_for_request(browser, sweep, count):
+def wait_for_request(page, sweep, count):
     """Wait until the ledger has so many requests; return the last, applied in time."""
-    found = wait(browser, lambda: (r := list_requests(sweep)) and len(r) >= count and r)
+    found = wait(lambda: (r := list_requests(sweep)) and len(r) >= count and r)
     request = found[-1]
     assert request.outcome == "applied", request.reason
     assert request.applied - request.asked < WITHIN
     assert request.author.endswith(" (page)")
-    wait(browser, lambda: f">{request.text}<" in read_requests(browser))
-    wait(browser, lambda: "pending" not in read_requests(browser))
+    wait(lambda: f">{request.text}<" in read_requests(page))
+    wait(lambda: "pending" not in read_requests(page))
     return request
 
 
-def read_requests(browser):
-    return browser.execute_script("return document.getElementById('requests').innerHTML")
+def read_requests(page):
+    return page.inner_html("#requests")
 
 
 def test_the_page_shows_the_sweep_and_hides_the_token(page):
-    wait(page, lambda: page.find_elements(By.CSS_SELECTOR, "#running tr"))
-    wait(page, lambda: page.find_elements(By.CSS_SELECTOR, "#front .main-svg"))
-    wait(page, lambda: page.find_elements(By.CSS_SELECTOR, "#curves .main-svg"))
-    assert "token" not in page.current_url
-    assert page.execute_script("return document.cookie") == ""
-    row = page.find_element(By.CSS_SELECTOR, "#running tr")
-    before = row.find_element(By.CSS_SELECTOR, ".progress small").text
+    wait(lambda: page.query_selector_all("#running tr"))
+    wait(lambda: page.query_selector_all("#front .main-svg"))
+    wait(lambda: page.query_selector_all("#curves .main-svg"))
+    assert "token" not in page.url
+    assert page.evaluate("document.cookie") == ""
+    row = page.locator("#running tr").first
+    before = row.locator(".progress small").inner_text()
     assert re.match(r"step \d+ of 40, \d+ s", before)
-    page.execute_script("window.isTheSame = true")
-    wait(page, lambda: page.find_element(By.CSS_SELECTOR, ".progress small").text != before)
-    assert page.execute_script("return window.isTheSame")
+    page.evaluate("window.isTheSame = true")
+    wait(lambda: page.locator(".progress small").first.inner_text() != before)
+    assert page.evaluate("window.isTheSame")
 
 
 @pytest.mark.parametrize("width", [800, 1400])
 @pytest.mark.parametrize("theme", THEMES)
-def test_nothing_is_cut_off_in_both_themes(page, theme, width):
-    media = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
-    page.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-    page.set_window_size(width, 1800)
-    wait(page, lambda: page.find_elements(By.CSS_SELECTOR, "#front .main-svg"))
-    paper = "return getComputedStyle(document.querySelector(arguments[0])).backgroundColor"
-    drawn = "return document.querySelector('#front .main-svg').style.background"
-    assert page.execute_script(paper, "body") == THEMES[theme]
-    wait(page, lambda: page.execute_script(drawn) == THEMES[theme])
-    fits = "return document.documentElement.scrollWidth <= innerWidth"
-    wait(page, lambda: page.execute_script(fits))
-    right = "return document.querySelector('#front .main-svg').getBoundingClientRect().right"
-    assert page.execute_script(right) <= width
+def test_nothing_is_cut_off_in_both_themes(open_page, address, theme, width):
+    page = open_page(address, color_scheme=theme)
+    page.set_viewport_size({"width": width, "height": 1800})
+    wait(lambda: page.query_selector_all("#front .main-svg"))
+    drawn = "document.querySelector('#front .main-svg').style.background"
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == THEMES[theme]
+    wait(lambda: page.evaluate(drawn) == THEMES[theme])
+    wait(lambda: page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
+    right = "document.querySelector('#front .main-svg').getBoundingClientRect().right"
+    assert page.evaluate(right) <= width
     for table in ("running-table", "ended-table"):
-        box = f"const box = document.getElementById('{table}');"
-        assert page.execute_script(f"{box} return box.scrollWidth <= box.clientWidth"), table
+        fits = "(box) => box.scrollWidth <= box.clientWidth"
+        assert page.locator(f"#{table}").evaluate(fits), table
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_axe_finds_nothing(open_page, address, theme):
+    page = open_page(address, color_scheme=theme)
+    wait(lambda: page.query_selector_all("#front .main-svg"))
+    wait(lambda: page.query_selector_all("#running tr"))
+    found = Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
 
 
 def test_a_trial_is_stopped(page, sweep):
     count = len(list_requests(sweep))
-    latest = wait(page, lambda: page.find_elements(By.CSS_SELECTOR, "#running tr"))[-1]
+    latest = wait(lambda: page.query_selector_all("#running tr"))[-1]
     number = int(latest.get_attribute("data-number"))
-    click(page, f"#running tr[data-number='{number}'] .stop")
-    click(page, "#confirmation-send")
+    page.click(f"#running tr[data-number='{number}'] .stop")
+    page.click("#confirmation-send")
     request = wait_for_request(page, sweep, count + 1)
     assert request.arguments == {"trial": number}
     ended = f"#ended tr[data-number='{number}'] .state.pruned"
-    wait(page, lambda: page.find_elements(By.CSS_SELECTOR, ended))
+    wait(lambda: page.query_selector_all(ended))
 
 
 def test_a_trial_is_cloned_with_changes(page, sweep):
     count = len(list_requests(sweep))
-    click(page, "#running tr .clone")
-    wait(page, lambda: page.find_element(By.ID, "configuration").is_displayed())
-    rate = page.find_element(By.ID, "field-learning_rate")
-    old = float(rate.get_attribute("value"))
-    rate.clear()
-    rate.send_keys("0.000123")
-    click(page, "#configuration-send")
+    page.click("#running tr .clone")
+    page.wait_for_selector("#configuration", state="visible")
+    rate = page.locator("#field-learning_rate")
+    old = float(rate.input_value())
+    rate.fill("0.000123")
+    page.click("#configuration-send")
     request = wait_for_request(page, sweep, count + 1)
     assert request.action == "clone"
     assert request.arguments["changes"] == {"learning_rate": 0.000123}
@@ -194,11 +207,12 @@ def test_a_trial_is_cloned_with_changes(page, sweep):
 
 def test_a_configuration_is_added_by_keyboard_alone(page, sweep):
     count = len(list_requests(sweep))
-    page.find_element(By.ID, "add").send_keys(Keys.ENTER)
-    wait(page, lambda: page.find_element(By.ID, "configuration").is_displayed())
-    Select(page.find_element(By.ID, "field-normalization")).select_by_visible_text("grpo")
-    page.find_element(By.ID, "field-group_size").send_keys(Keys.ARROW_DOWN)
-    page.find_element(By.ID, "field-learning_rate").send_keys(Keys.ENTER)
+    page.press("#add", "Enter")
+    page.wait_for_selector("#configuration", state="visible")
+    page.press("#field-normalization", "Home")
+    page.press("#field-normalization", "ArrowDown")
+    page.press("#field-group_size", "ArrowDown")
+    page.press("#field-learning_rate", "Enter")
     request = wait_for_request(page, sweep, count + 1)
     assert request.action == "add"
     assert request.effect.point["normalization"] == "grpo"
@@ -206,85 +220,84 @@ def test_a_configuration_is_added_by_keyboard_alone(page, sweep):
 
 def test_a_value_outside_of_the_space_is_said_and_needs_a_tick(page, sweep):
     count = len(list_requests(sweep))
-    click(page, "#add")
-    wait(page, lambda: page.find_element(By.ID, "configuration").is_displayed())
-    rate = page.find_element(By.ID, "field-learning_rate")
-    rate.clear()
-    rate.send_keys("0.01")
-    assert "outside of the searched range" in page.find_element(By.ID, "fields").text
-    click(page, "#configuration-send")
-    problem = page.find_element(By.ID, "configuration-problem")
-    wait(page, lambda: "outside of the space" in problem.text)
+    page.click("#add")
+    page.wait_for_selector("#configuration", state="visible")
+    rate = page.locator("#field-learning_rate")
+    rate.fill("0.01")
+    assert "outside of the searched range" in page.inner_text("#fields")
+    page.click("#configuration-send")
+    problem = page.locator("#configuration-problem")
+    wait(lambda: "outside of the space" in problem.inner_text())
     assert len(list_requests(sweep)) == count
-    click(page, "#force")
-    click(page, "#configuration-send")
+    page.click("#force")
+    page.click("#configuration-send")
     request = wait_for_request(page, sweep, count + 1)
     assert request.effect.point["learning_rate"] == 0.01
 
 
 def test_the_number_of_trials_changes(page, sweep):
     count = len(list_requests(sweep))
-    field = page.find_element(By.ID, "trials")
-    assert field.get_attribute("value") == "200"
-    field.clear()
-    field.send_keys("1", Keys.ENTER)
-    answer = page.find_element(By.ID, "answer")
-    wait(page, lambda: "have started already" in answer.text)
-    field.clear()
-    field.send_keys("204", Keys.ENTER)
+    field = page.locator("#trials")
+    assert field.input_value() == "200"
+    field.fill("1")
+    field.press("Enter")
+    answer = page.locator("#answer")
+    wait(lambda: "have started already" in answer.inner_text())
+    field.fill("204")
+    field.press("Enter")
     wait_for_request(page, sweep, count + 1)
-    wait(page, lambda: field.get_attribute("data-shown") == "204")
+    wait(lambda: field.get_attribute("data-shown") == "204")
 
 
 def test_the_sweep_is_paused_and_resumed(page, sweep):
     count = len(list_requests(sweep))
-    click(page, "#pause")
+    page.click("#pause")
     assert wait_for_request(page, sweep, count + 1).action == "pause"
-    wait(page, lambda: get_kind(page) == "paused")
-    wait(page, lambda: page.find_element(By.ID, "pause").text == "Resume")
-    click(page, "#pause")
+    wait(lambda: get_kind(page) == "paused")
+    wait(lambda: page.inner_text("#pause") == "Resume")
+    page.click("#pause")
     assert wait_for_request(page, sweep, count + 2).action == "resume"
-    wait(page, lambda: get_kind(page) == "running")
+    wait(lambda: get_kind(page) == "running")
 
 
-def test_an_open_page_outlives_its_server_and_the_driver(browser, sweep, driver):
+def test_an_open_page_outlives_its_server_and_the_driver(open_page, sweep, driver):
     port = find_free_port()
     with watch(sweep, port) as (address, _):
-        browser.get(address)
-        wait(browser, lambda: get_kind(browser) == "running")
-    wait(browser, lambda: get_kind(browser) == "away")
-    assert not browser.find_element(By.ID, "pause").is_enabled()
+        page = open_page(address)
+        wait(lambda: get_kind(page) == "running")
+    wait(lambda: get_kind(page) == "away")
+    assert not page.locator("#pause").is_enabled()
     kill_driver(driver, whole_machine=True)
     with watch(sweep, port) as (again, _):
         assert again == address
-        wait(browser, lambda: get_kind(browser) == "ended")
-        text = browser.find_element(By.ID, "status-text").text
+        wait(lambda: get_kind(page) == "ended")
+        text = page.inner_text("#status-text")
         assert text == "The driver has ended; run the same command to resume."
-        assert not any(b.is_enabled() for b in browser.find_elements(By.CSS_SELECTOR, ".stop"))
-        assert browser.find_element(By.ID, "pause").is_enabled()  # a request waits for the driver
+        assert not any(b.is_enabled() for b in page.query_selector_all(".stop"))
+        assert page.locator("#pause").is_enabled()  # a request waits for the driver
         with sweep.start() as process:
-            wait(browser, lambda: get_kind(browser) == "running")
+            wait(lambda: get_kind(page) == "running")
             kill_driver(process, whole_machine=True)
 
 
-def test_a_finished_sweep_and_an_unchanged_one_is_not_drawn_again(browser, tmp_path):
+def test_a_finished_sweep_and_an_unchanged_one_is_not_drawn_again(open_page, tmp_path):
     directory = unpack_finished_sweep(tmp_path)
     sweep = KilledSweep(tmp_path, (), fake=True)
     assert sweep.spec.directory == directory
     with watch(sweep, find_free_port()) as (address, _):
-        browser.get(address)
-        wait(browser, lambda: get_kind(browser) == "finished")
-        wait(browser, lambda: browser.find_elements(By.CSS_SELECTOR, "#front .main-svg"))
-        browser.execute_script(
+        page = open_page(address)
+        wait(lambda: get_kind(page) == "finished")
+        wait(lambda: page.query_selector_all("#front .main-svg"))
+        page.evaluate(
             "window.changes = 0;"
             "new MutationObserver((found) => { window.changes += found.length; })"
             ".observe(document.body, {subtree: true, childList: true, characterData: true,"
             " attributes: true});"
         )
         time.sleep(3.5)
-        assert browser.execute_script("return window.changes") == 0
-        sizes = browser.execute_script(
-            "return JSON.stringify(performance.getEntriesByType('resource')"
+        assert page.evaluate("window.changes") == 0
+        sizes = page.evaluate(
+            "JSON.stringify(performance.getEntriesByType('resource')"
             ".filter((entry) => entry.name.endsWith('/api/state')).map((e) => e.decodedBodySize))"
         )
         assert [size for size in json.loads(sizes)[1:] if size] == []

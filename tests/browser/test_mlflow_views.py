@@ -9,10 +9,9 @@ import sys
 
 import pytest
 from mlflow import MlflowClient
-from selenium.webdriver.support.ui import WebDriverWait
 
 from gdpo_tune.tracking.mlflow_writer import create_database
-from tests.support.browser import open_browser
+from tests.support.browser import WEBGL, open_browser, wait
 from tests.support.made_up_sweep import send_sweep
 from tests.support.mlflow_servers import PATIENCE, MlflowServer
 from tests.support.paths import ROOT
@@ -27,13 +26,15 @@ SHORT = (
     "search.sampler=random",
     "search.scheduler={type: fifo}",
     "search.replicates={per_point: 1, max_runs: 1}",
+    "search.merges.budget=0",
+    "search.checkpoints.budget=0",
     "training.steps=4",
     "training.validation_prompts=16",
     "training.test_prompts=16",
     "constraints={}",
 )
 FIGURES = """
-return [...document.querySelectorAll('.js-plotly-plot')].map(figure => ({
+[...document.querySelectorAll('.js-plotly-plot')].map(figure => ({
   type: figure.data[0].type,
   count: (figure.data[0].x || figure.data[0].dimensions[0].values).length,
   colors: [].concat(figure.data[0].marker ? figure.data[0].marker.color : []),
@@ -43,9 +44,9 @@ return [...document.querySelectorAll('.js-plotly-plot')].map(figure => ({
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with open_browser(tmp_path_factory.mktemp("profile"), "--window-size=1900,1300") as browser:
-        yield browser
+def page():
+    with open_browser(WEBGL) as browser:
+        yield browser.new_page(viewport={"width": 1900, "height": 1300})
 
 
 @pytest.fixture(scope="module")
@@ -71,22 +72,22 @@ def sweep(tmp_path_factory, server):
     return done.stdout
 
 
-def open_figures(browser, address, kind, at_least=1):
+def open_figures(page, address, kind, at_least=1):
     """Open a page and return its figures of a kind, once it has enough of them."""
-    browser.get("about:blank")  # else a new fragment would not load the page again
-    browser.get(address)
+    page.goto("about:blank")  # else a new fragment would not load the page again
+    page.goto(address)
 
-    def ready(_):
-        figures = browser.execute_script(FIGURES)
+    def find_figures():
+        figures = page.evaluate(FIGURES)
         figures = [figure for figure in figures if figure["type"] == kind]
         return figures if len(figures) >= at_least else None
 
-    return WebDriverWait(browser, PATIENCE).until(ready)
+    return wait(find_figures, PATIENCE)
 
 
-def test_the_link_in_the_console_opens_a_scatter_of_every_trial(browser, server, sweep):
+def test_the_link_in_the_console_opens_a_scatter_of_every_trial(page, server, sweep):
     (link,) = re.findall(rf"in MLflow +({server.uri}/#\S+)", sweep)
-    scatters = open_figures(browser, link, "scatter", at_least=2)
+    scatters = open_figures(page, link, "scatter", at_least=2)
     client = MlflowClient(server.uri)
     runs = client.search_runs(["1"], "tags.trial != ''")
     assert len(runs) >= 6  # both baselines and four of the search
@@ -97,31 +98,27 @@ def test_the_link_in_the_console_opens_a_scatter_of_every_trial(browser, server,
     assert dict(zip(scatters[0]["names"], scatters[0]["colors"], strict=True)) == colors
 
 
-def test_the_report_opens_among_the_artifacts_of_the_sweeps_run(browser, server, sweep):
+def test_the_report_opens_among_the_artifacts_of_the_sweeps_run(page, server, sweep):
     client = MlflowClient(server.uri)
     (parent,) = client.search_runs(["1"], "tags.role = 'sweep'")
-    browser.get("about:blank")
-    browser.get(f"{server.uri}/#/experiments/1/runs/{parent.info.run_id}/artifacts/report.html")
-    frame = WebDriverWait(browser, PATIENCE).until(
-        lambda _: browser.find_elements("css selector", "iframe")
-    )[0]
-    browser.switch_to.frame(frame)
-    drawn = "return document.querySelectorAll('.js-plotly-plot .main-svg').length"
-    WebDriverWait(browser, PATIENCE).until(lambda _: browser.execute_script(drawn))
-    assert "Pareto front" in browser.execute_script("return document.title")
-    browser.switch_to.default_content()
+    page.goto("about:blank")
+    page.goto(f"{server.uri}/#/experiments/1/runs/{parent.info.run_id}/artifacts/report.html")
+    frame = wait(lambda: page.query_selector("iframe"), PATIENCE).content_frame()
+    drawn = "document.querySelectorAll('.js-plotly-plot .main-svg').length"
+    wait(lambda: frame.evaluate(drawn), PATIENCE)
+    assert "Pareto front" in frame.title()
 
 
-def test_views_of_many_trials_hold_the_front(browser, server, tmp_path):
+def test_views_of_many_trials_hold_the_front(page, server, tmp_path):
     _, records, link = send_sweep(tmp_path, server.uri, 150, steps=False)
-    (scatter, *_) = open_figures(browser, link, "scatter", at_least=3)
+    (scatter, *_) = open_figures(page, link, "scatter", at_least=3)
     client = MlflowClient(server.uri)
     front = client.search_runs(["1", "2"], "tags.pareto = 'true' and tags.sweep = 'made_up'")
     assert len(records) > 150
     assert scatter["count"] >= 99
     assert {run.info.run_name for run in front} <= set(scatter["names"])
 
-    members = open_figures(browser, link.replace("-trials", "-front"), "scatter", at_least=3)[0]
+    members = open_figures(page, link.replace("-trials", "-front"), "scatter", at_least=3)[0]
     assert sorted(members["names"]) == sorted(run.info.run_name for run in front)
-    trace = open_figures(browser, link.replace("-trials", "-progress"), "scatter")[0]
+    trace = open_figures(page, link.replace("-trials", "-progress"), "scatter")[0]
     assert trace["count"] > 1

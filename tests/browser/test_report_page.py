@@ -1,14 +1,9 @@
 """The report in a real browser: its figures, the choice of a policy, widths, themes and axe."""
 
 import re
-import shutil
 
 import pytest
-
-pytest.importorskip("playwright")
-
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import sync_playwright
 
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.completions import shorten_completion, write_completions
@@ -17,12 +12,11 @@ from gdpo_tune.figures.pairs import draw_pairs
 from gdpo_tune.results.pick_language import parse_pick
 from gdpo_tune.results.picking import pick_trial
 from gdpo_tune.spec.objectives import Constraint
+from tests.support.browser import open_browser
 from tests.support.figures import add_candidates, make_records, make_spec, write_steps
 
 pytestmark = pytest.mark.browser
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 WIDE, NARROW, PHONE = 1400, 800, 390
 DARK_PAPER = "rgb(20, 24, 30)"
 
@@ -47,12 +41,8 @@ def sweep(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser():
-    if not CHROMIUM:
-        pytest.skip("no Chromium on this machine")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    with open_browser() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture

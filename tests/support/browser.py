@@ -1,38 +1,34 @@
-"""Chromium without a window, driven by Selenium."""
+"""Chromium without a window, driven by Playwright."""
 
 import shutil
+import time
 from contextlib import contextmanager
 
 import pytest
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 
-FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-    "--enable-unsafe-swiftshader",
-)
+playwright = pytest.importorskip("playwright.sync_api")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+WEBGL = "--enable-unsafe-swiftshader"
+"""Flag for pages that draw with WebGL, as MLflow's do, without a GPU."""
 
 
 @contextmanager
-def open_browser(profile, *flags):
-    """Open a browser with a profile of its own; skip the test if there is none."""
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("no Chromium with its driver on this machine")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    for flag in (*FLAGS, *flags, f"--user-data-dir={profile}"):
-        options.add_argument(flag)
-    browser = webdriver.Chrome(options=options, service=Service(driver))
-    try:
+def open_browser(*flags):
+    """Open a browser; skip the test if there is none."""
+    if not CHROMIUM:
+        pytest.skip("no Chromium on this machine")
+    with playwright.sync_playwright() as program:
+        browser = program.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS, *flags])
         yield browser
-    finally:
-        browser.quit()
+        browser.close()
+
+
+def wait(condition, seconds=60.0):
+    """Return the value of `condition` once it is true; it asks a page, and runs its events."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "the page did not get there in time"
+        time.sleep(0.1)
+    return found

@@ -124,8 +124,8 @@ function buildRequest(request) {
 // Tables: rows stay in place while their text changes, so that the keyboard's focus stays too.
 function showTables() {
   const heads = (names) => () => names.map((name) => element("th", { scope: "col", textContent: name }));
-  showOnce("running-heads", state.objectives, heads(["Trial", "Configuration", "Progress", ...state.objectives, ""]));
-  showOnce("ended-heads", state.objectives, heads(["Trial", "State", "Configuration", ...state.objectives, "Time", ""]));
+  showOnce("running-heads", state.objectives, heads(["Trial", "Configuration", "Progress", ...state.objectives, "Actions"]));
+  showOnce("ended-heads", state.objectives, heads(["Trial", "State", "Configuration", ...state.objectives, "Time", "Actions"]));
   syncRows("running", state.running, buildRunningRow, updateRunningRow);
   syncRows("ended", state.ended, buildEndedRow, () => {});
   for (const name of ["running", "ended"]) {
