@@ -94,7 +94,11 @@ def collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
             return default if value is None else value
         from rich.prompt import Prompt
 
-        return Prompt.ask(question, default=default) or default
+        try:
+            return Prompt.ask(question, default=default) or default
+        except EOFError:
+            print()
+            raise UsageError("no answer, so nothing was written") from None
 
     task = answer(options.task, "Task: code, math, gsm8k, tools or FILE.py:CLASS", "code")
     if task not in TASKS and not is_task_file(task):

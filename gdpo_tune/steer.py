@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 WAIT_SECONDS = 10.0
 """Seconds to wait for the driver's answer."""
+MOST_DIGITS = 18
+"""Most digits of a whole number."""
 REFUSED = 1
 """Exit status if the driver refused the request, because the sweep went on meanwhile."""
 
@@ -70,8 +72,10 @@ def main(arguments: Sequence[str]) -> int:
 
     steering = Steering(options.sweep)
     if options.action == "list":
-        if options.words:
-            raise UsageError("list takes no argument")
+        flags = {"--author": options.author, "--force": options.force, "--no-wait": options.no_wait}
+        given = [*options.words, *(flag for flag, value in flags.items() if value)]
+        if given:
+            raise UsageError(f"list takes no argument: leave out {' '.join(given)}")
         print_requests(steering)
         return 0
     content = READERS[options.action](options.words)
@@ -150,8 +154,8 @@ def read_number(words: Sequence[str], what: str) -> int:
     """Return the whole number that the only word is."""
     from gdpo_tune.core.errors import UsageError
 
-    if not words or not words[0].isdecimal():
-        raise UsageError(f"write {what}{f', not {words[0]}' if words else ''}")
+    if not words or not words[0].isdecimal() or len(words[0]) > MOST_DIGITS:
+        raise UsageError(f"write {what}{f', not {words[0][:MOST_DIGITS]}' if words else ''}")
     return int(words[0])
 
 

@@ -29,13 +29,14 @@ class Request:
     def text(self) -> str:
         """Return the request as a person types it, such as `clone 7 learning_rate=0.0002`."""
         words = [self.action]
-        for value in self.arguments.values():
+        for name, value in self.arguments.items():
             if isinstance(value, Mapping):
                 words += [f"{name}={format_parameter(v)}" for name, v in value.items()]
+            elif self.action == "budget":
+                text = f"{value:g}" if isinstance(value, float) else format_parameter(value)
+                words.append(f"{name}={text}")
             elif not isinstance(value, bool):
                 words.append(str(value))
-        if self.action == "budget":
-            words = [self.action, *(f"{name}={v:g}" for name, v in self.arguments.items())]
         return " ".join(words)
 
 

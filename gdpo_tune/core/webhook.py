@@ -18,15 +18,23 @@ def post_message(address: str, message: dict[str, Any]) -> str:
     problem = find_webhook_problem(address)
     if problem:
         return problem
+
+    def post() -> int:
+        # a redirect is not followed: the message would be lost; and the body is not read, which
+        # may have no end
+        with httpx.stream("POST", address, json=message, timeout=SECONDS) as answer:
+            return answer.status_code
+
     try:
-        # a redirect is not followed: the message would be lost
-        answer = call_within(SECONDS, lambda: httpx.post(address, json=message, timeout=SECONDS))
+        status = call_within(SECONDS, post)
     except (TimeoutError, httpx.TimeoutException):
         return f"the webhook does not answer within {SECONDS:g} s"
     except (OSError, httpx.HTTPError) as error:
         reason = str(error) if isinstance(error, httpx.ConnectError) else type(error).__name__
         return f"the webhook does not answer ({reason})"
-    return "" if answer.is_success else f"the webhook answered {answer.status_code}"
+    except (ValueError, httpx.InvalidURL, ImportError) as error:  # an address or a proxy of no use
+        return f"nothing can be sent to the webhook ({type(error).__name__})"
+    return "" if 200 <= status < 300 else f"the webhook answered {status}"
 
 
 def find_webhook_problem(address: str) -> str:

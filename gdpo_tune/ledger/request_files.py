@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.files import write_atomically
+from gdpo_tune.core.files import is_directory, write_atomically
 from gdpo_tune.core.requests import Request
 
 REQUESTS = "requests"
@@ -32,6 +32,8 @@ LARGEST = 1_000_000
 """Most bytes of a file that is read."""
 LONGEST_AUTHOR = 100
 """Most characters of a name."""
+LAST_SECOND = 2**33
+"""Unix time beyond which nobody asks."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class RequestFile:
 
 def build_request(action: str, arguments: Mapping[str, Any], author: str | None) -> Request:
     """Build a request of this moment; its author is by default the user of this process."""
-    name = " ".join((find_user() if author is None else author).split())[:LONGEST_AUTHOR]
+    words = (find_user() if author is None else author).split()
+    name = "".join(filter(str.isprintable, " ".join(words)))[:LONGEST_AUTHOR]
     return Request(uuid.uuid4().hex[:16], action, dict(arguments), name or "unknown", time.time())
 
 
@@ -63,7 +66,7 @@ def write_request(directory: Path, request: Request) -> Path:
     """Leave a request in a sweep's directory, whole and durable; return its file.
 
     Raises:
-        UsageError: this user may not write there.
+        UsageError: this user may not write there, or no directory can be there.
         OSError: the disk is full or broken.
     """
     check_writable(directory)
@@ -79,12 +82,16 @@ def write_request(directory: Path, request: Request) -> Path:
 
 
 def check_writable(directory: Path) -> None:
-    """Refuse to leave requests in the sweep of another user.
+    """Refuse to leave requests in the sweep of another user, or where no directory can be.
 
     Raises:
-        UsageError: this user may not write there.
+        UsageError: this user may not write there, or something else has the directory's name.
     """
     requests = directory / REQUESTS
+    if os.path.lexists(requests) and not is_directory(requests):
+        raise UsageError(
+            f"{requests} is no directory, so no request can be left there\n    fix: move it away"
+        )
     if not os.access(requests if requests.exists() else directory, os.W_OK | os.X_OK):
         raise UsageError(
             f"{directory} belongs to {_find_owner(directory)}, and you may not write there\n"
@@ -94,7 +101,7 @@ def check_writable(directory: Path) -> None:
 
 def list_pending(directory: Path) -> list[RequestFile]:
     """Return the files that wait in a sweep's directory, in the order of their names."""
-    with suppress(FileNotFoundError, NotADirectoryError):
+    with suppress(OSError):  # absent, no directory, or for now out of reach
         names = sorted(n for n in os.listdir(directory / REQUESTS) if is_request_name(n))
         files = [read_request_file(directory / REQUESTS / name) for name in names]
         return [file for file in files if file is not None]
@@ -129,6 +136,9 @@ def decode_request(stored: Any) -> Request:
     for name, kind in kinds.items():
         if not isinstance(values[name], kind):
             raise ValueError(f"{name} = {values[name]!r}")
+    if not 0 <= values["asked"] < LAST_SECOND:
+        raise ValueError(f"asked = {values['asked']!r} is no time")
+    json.dumps(values, ensure_ascii=False, allow_nan=False).encode()  # it can be stored and shown
     return Request(**values)
 
 

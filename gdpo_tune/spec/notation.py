@@ -163,8 +163,10 @@ def explain_bad_value(value: object, info: ParameterInfo) -> tuple[str, str] | N
         return "unknown value", f"{close}use one of {join_names(info.choices)}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "not a number", f"write a {'whole ' if info.kind == 'int' else ''}number"
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         return "not finite", "write a finite number"
+    if isinstance(value, int) and abs(value) > LARGEST:  # no float holds it
+        return "out of range", f"write a number of at most {LARGEST:.2g}"
     if info.kind == "int" and not isinstance(value, int):
         return "not a whole number", f"write {round(value)}"
     if info.low is not None and (value <= info.low if info.open_low else value < info.low):

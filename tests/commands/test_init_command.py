@@ -65,11 +65,21 @@ def test_a_task_of_your_own_gets_its_own_rewards(directory: Path):
         init.main(["--task", "sums.py:Nothing", "--yes"])
 
 
-def test_it_asks_in_a_terminal(monkeypatch: pytest.MonkeyPatch):
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
+
+def test_the_end_of_the_input_at_a_question_writes_nothing(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "stdin", Terminal("tools\n\n"))
+    with pytest.raises(UsageError, match="no answer, so nothing was written"):
+        init.main([])
+    assert list(directory.iterdir()) == []
+
+
+def test_it_asks_in_a_terminal(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "stdin", Terminal("tools\n\n\n\n7\n"))
     assert init.main([]) == 0
     spec = load_spec("tools.yaml")

@@ -136,7 +136,10 @@ def test_what_the_driver_refuses_has_its_own_status(
         ("add group_size=8 group_size=4", "group_size is given twice"),
         ("clone group_size=8", "write the number of a trial, not group_size=8"),
         ("pause --force", "--force has no effect on pause"),
-        ("list 7", "list takes no argument"),
+        ("list 7", "list takes no argument: leave out 7"),
+        ("list --force", "list takes no argument: leave out --force"),
+        ("list --no-wait --author anna", "leave out --author --no-wait"),
+        (f"trials {'9' * 5000}", r"write a number of trials, not 9{18}$"),
         ("dance", None),
     ],
 )

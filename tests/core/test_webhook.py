@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from contextlib import suppress
 from http.server import HTTPServer
 
 import pytest
@@ -24,6 +25,8 @@ from tests.support.webhooks import Hook
         ("http://[secret", "not the address of a webhook"),
         ("file:///etc/secret", "not the address of a webhook"),
         ("http://127.0.0.1:9/\nsecret", "not the address of a webhook"),
+        ("http://xn--/secret", "nothing can be sent to the webhook"),
+        ("http://127.0.0.1:9/secret" + "a" * 70_000, "nothing can be sent to the webhook"),
     ],
 )
 def test_why_a_webhook_cannot_be_reached(address, problem):
@@ -43,6 +46,30 @@ def test_a_redirect_of_a_webhook_is_a_failure(hook):
     hook.answer = 302
     assert webhook.post_message(os.environ["HOOK"], {}) == "the webhook answered 302"
     assert len(hook.got) == 1
+
+
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:9", "foo://127.0.0.1:9", "http://a:1:1"])
+def test_a_proxy_of_no_use_is_a_problem_and_no_crash(monkeypatch, proxy):
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    assert webhook.post_message("http://example.invalid/", {})
+
+
+def test_an_answer_without_an_end_is_not_read(monkeypatch):
+    monkeypatch.setattr(webhook, "SECONDS", 5.0)
+    closed = threading.Event()
+
+    def pour(server: socket.socket) -> None:
+        with server.accept()[0] as connection:
+            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            with suppress(OSError):
+                while True:
+                    connection.sendall(b"x" * 100_000)
+            closed.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=pour, args=[server], daemon=True).start()
+        assert webhook.post_message(f"http://127.0.0.1:{server.getsockname()[1]}/", {}) == ""
+        assert closed.wait(5)
 
 
 def test_a_webhook_that_answers_byte_by_byte_is_left_alone(monkeypatch):

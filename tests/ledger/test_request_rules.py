@@ -66,6 +66,11 @@ def ask(action: str, author: str = "anna", **arguments: Any) -> Request:
         ("budget", {"completion": 5}, "unknown limit; did you mean 'completions'"),
         ("budget", {"completions": -5}, "completions = -5: should be greater than or equal to 0"),
         ("budget", {"hours": float("nan")}, "hours = nan: should be a finite number"),
+        ("budget", {"completions": None}, "completions = None: should be a valid integer"),
+        ("budget", {"completions": [1]}, "completions = .* should be a valid integer"),
+        ("budget", {"completions": 10**400}, "completions = 10"),
+        ("trials", {"number": 10**400}, "trials = 10"),
+        ("stop", {"trial": 10**400}, "there is no trial 10"),
         ("budget", {"completions": 1000}, "completions = 1,000: 1,280 are spent already"),
         ("budget", {"gpu_hours": 3}, "no trial has a GPU, so it would never be spent"),
         ("budget", {"hours": 0}, "search.budget.hours is 0 already"),
@@ -75,6 +80,8 @@ def ask(action: str, author: str = "anna", **arguments: Any) -> Request:
         ("add", {"params": {"learning_rate": 2}}, r"outside of the space: .* within log: \[3e-05"),
         ("add", {"params": {"group_size": 16}}, "outside of the space: it has to be one of 4, 8"),
         ("add", {"params": {"temperature": 2.0}}, "has to be 1, as in every trial; --force"),
+        ("add", {"params": {"learning_rate": 10**400}, "force": True}, "at most 3.4e"),
+        ("add", {"params": {"group_size": -(10**400)}, "force": True}, "at most 3.4e"),
         ("clone", {"trial": MERGE, "changes": {"group_size": 4}}, "trains nothing that can be cl"),
         ("clone", {"trial": 0, "changes": {"group_size": 4}}, r"trial 0 \(untrained\) trains noth"),
         ("clone", {"trial": 2, "changes": {}}, "name at least one parameter"),
@@ -91,6 +98,7 @@ def test_what_cannot_be_carried_out_is_one_clear_line(
     assert "\n" not in str(caught.value)
     recorded = judge(sweep, ask(action, **arguments), 5.0)
     assert (recorded.outcome, recorded.reason) == ("refused", str(caught.value))
+    assert str(recorded).startswith(f"{action}")
     assert replace(sweep, requests=[recorded]).spec == sweep.spec
 
 

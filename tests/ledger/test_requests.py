@@ -57,7 +57,16 @@ def test_requests_wait_in_the_order_in_which_they_were_asked_for(tmp_path: Path)
     [b"", b"{", b"[]", b"7", b"\xff\x00", b'{"id": 1}', b"[" * 100_000]
     + [
         json.dumps({**vars(Request("a", "stop", {}, "b", 1.0)), name: value}).encode()
-        for name, value in [("id", 3), ("action", None), ("arguments", [1]), ("asked", "now")]
+        for name, value in [
+            ("id", 3),
+            ("action", None),
+            ("arguments", [1]),
+            ("arguments", {"x": math.inf}),
+            ("asked", "now"),
+            ("asked", math.nan),
+            ("asked", 1e300),
+            ("author", "\ud800"),
+        ]
     ],
 )
 def test_a_file_that_is_no_request_is_told_apart_and_set_aside(tmp_path: Path, content: bytes):
@@ -77,6 +86,21 @@ def test_large_files_and_directories_are_no_requests_and_drafts_do_not_count(tmp
     (tmp_path / REQUESTS / ".1-x.json.77").write_bytes(b"{")
     assert [file.request for file in list_pending(tmp_path)] == [None, None]
     assert list_pending(tmp_path / "nowhere") == []
+
+
+def test_a_name_for_requests_that_is_no_directory_is_told(tmp_path: Path):
+    for place in (lambda path: path.write_text(""), lambda path: path.symlink_to(path)):
+        requests = tmp_path / REQUESTS
+        place(requests)
+        assert list_pending(tmp_path) == []
+        with pytest.raises(UsageError, match="requests is no directory, so no request"):
+            write_request(tmp_path, build_request("pause", {}, "anna"))
+        requests.unlink()
+
+
+def test_a_name_that_no_terminal_can_show_is_cleaned():
+    assert build_request("pause", {}, "a\x1b[31m\udcff b").author == "a[31m b"
+    assert build_request("pause", {}, "\udcff").author == "unknown"
 
 
 def test_the_sweep_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
