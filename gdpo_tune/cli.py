@@ -10,6 +10,8 @@ Exit status 0: done. 1: something broke. 2: the request was wrong, and nothing w
 from __future__ import annotations
 
 import argparse
+import codecs
+import io
 import math
 import os
 import select
@@ -49,6 +51,10 @@ COMMANDS = {
     "schedule": "run sweeps by a schedule",
 }
 """Name of a command, which is a module of this package -> its help."""
+SPELLED_OUT = "gdpo_tune.spelled_out"
+"""Name of the handler of characters that the output's encoding lacks."""
+SPELLINGS = {"±": "+-", "●": "*", "○": "o", "▾": "v", "—": "-", "…": "...", "★": "*", "─": "-"}
+"""Character -> what stands for it there; any other is a question mark."""
 FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
 """Shell -> how its completion lists files: the value of `shtab.FILE`, without the import."""
 
@@ -107,6 +113,7 @@ def run_command(
         command: takes the arguments and returns the exit status.
         words: the arguments; None: those of the process.
     """
+    prepare_output()
     try:
         status = command(sys.argv[1:] if words is None else words)
         sys.stdout.flush()
@@ -127,6 +134,30 @@ def run_command(
         print("Interrupted. Run the same command to resume.", file=sys.stderr)
         status = INTERRUPTED
     sys.exit(status)
+
+
+def prepare_output() -> None:
+    """Let output be written whatever the terminal can show, and even where nobody reads it.
+
+    In a terminal or a log without UTF-8, letters stand for the marks of tables.
+    """
+    codecs.register_error(SPELLED_OUT, _spell_out)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the shell
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors in (
+            "strict",
+            "surrogateescape",
+        ):
+            stream.reconfigure(errors=SPELLED_OUT)
+
+
+def _spell_out(error: UnicodeError) -> tuple[str, int]:
+    """Return what stands for a character that an encoding lacks, and where to go on."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return SPELLINGS.get(error.object[error.start], "?"), error.start + 1
 
 
 def _is_output_closed() -> bool:

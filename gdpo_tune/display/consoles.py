@@ -7,10 +7,15 @@ import sys
 from rich.console import Console
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich would exit with status 1 and without a word
+
+
 def build_console() -> Console:
     """Build a console that draws live in a terminal alone.
 
     For rich `FORCE_COLOR` makes a terminal of any file. Jupyter and CI set it, and would keep every
     frame of a live table.
     """
-    return Console(force_terminal=None if sys.stdout.isatty() else False)
+    return _Console(force_terminal=None if sys.stdout.isatty() else False)

@@ -1,12 +1,17 @@
 """The console script `gdpo-tune`: its commands, its errors and its completion."""
 
+import io
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from gdpo_tune import cli
+from gdpo_tune.display.consoles import build_console
 from tests.support.paths import ROOT
 
 COMPLETE = """
@@ -79,3 +84,41 @@ def test_a_reader_that_has_enough_sees_no_traceback():
     assert first == "# Resolved"
     assert status in ("0", "141"), "0 if the reader was slower"
     assert done.stderr == ""
+
+
+SPELL = r"""
+from gdpo_tune import cli
+cli.run_command(lambda _: print('\u25cf 7 \u00b1 1 \u25be \u4e2d') or 0, [])
+"""
+
+
+@pytest.mark.parametrize(
+    ("encoding", "printed"),
+    [
+        ("ascii", b"* 7 +- 1 v ?"),
+        ("latin-1", b"* 7 \xb1 1 v ?"),
+        ("utf-8", "● 7 ± 1 ▾ 中".encode()),
+    ],
+)
+def test_marks_are_spelled_out_where_the_output_lacks_them(encoding: str, printed: bytes):
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", SPELL], capture_output=True, env=environment)
+    assert (done.returncode, done.stdout.strip()) == (0, printed)
+
+
+def test_a_command_works_where_its_output_is_closed():
+    command = f"{shlex.quote(sys.executable)} -m gdpo_tune.init {{}} --task code --yes >&- 2>&-"
+    with TemporaryDirectory() as directory:
+        file = Path(directory) / "code.yaml"
+        assert subprocess.run(["bash", "-c", command.format(file)], cwd=ROOT).returncode == 0
+        assert file.exists()
+
+
+def test_a_console_ends_as_other_output_does_if_nobody_reads(monkeypatch: pytest.MonkeyPatch):
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    with pytest.raises(BrokenPipeError):
+        build_console().print("words")
