@@ -58,13 +58,17 @@ def main(arguments: Sequence[str]) -> int:
     options = build_parser().parse_args(arguments)
 
     from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.core.files import explain_write_errors, write_atomically
+    from gdpo_tune.core.files import explain_write_errors, find_path_problem, write_atomically
 
     answers = collect_answers(options, ask=sys.stdin.isatty() and not options.yes)
     stem = Path(answers.task.partition(":")[0]).stem
     file: Path = options.file or Path(FILE.format(stem))
     if file.suffix not in (".yaml", ".yml"):
         raise UsageError(f"{file}: the name of a search space ends with .yaml")
+    if problem := find_path_problem(str(file)):
+        raise UsageError(f"no file can have that name: {problem}")
+    if file.is_dir():
+        raise UsageError(f"{file} is a directory\n    fix: write the name of a file")
     if file.exists() and not options.force:
         raise UsageError(f"{file} exists already\n    fix: another name, or --force to replace it")
     text = answers.render(file)
@@ -86,7 +90,7 @@ def collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
     from gdpo_tune.core.errors import UsageError
     from gdpo_tune.core.registry import TASKS
     from gdpo_tune.core.task_files import is_task_file
-    from gdpo_tune.spec.first_file import FirstFile
+    from gdpo_tune.spec.first_file import BUILT_IN, FirstFile
     from gdpo_tune.spec.problems import join_names, suggest
 
     def answer(value: str | None, question: str, default: str) -> str:
@@ -114,6 +118,11 @@ def collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
     trials = _read_number(
         answer(_as_text(options.trials), "Trainings of the search", str(first.trials)), "trials", 1
     )
+    if options.layout and data == BUILT_IN:
+        raise UsageError(
+            f"--layout {options.layout} has no effect: the task writes its prompts itself\n"
+            "    fix: name their source too, such as --data openai/gsm8k, or leave --layout out"
+        )
     return FirstFile(task, policy, gpus, int(trials), data, options.layout or "")
 
 

@@ -67,7 +67,7 @@ def print_summary(
     """
     out = console or build_console()
     if not out.is_terminal and console is None:
-        out = Console(width=WIDTH)
+        out = build_console(WIDTH)
     front = build_front(records, spec.list_objectives(), chosen and chosen.name)
     out.print(_build_head(spec, front, note))
     _print_unmet(out, spec, records)

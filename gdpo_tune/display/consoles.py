@@ -12,10 +12,10 @@ class _Console(Console):
         raise BrokenPipeError  # rich would exit with status 1 and without a word
 
 
-def build_console() -> Console:
+def build_console(width: int | None = None) -> Console:
     """Build a console that draws live in a terminal alone.
 
     For rich `FORCE_COLOR` makes a terminal of any file. Jupyter and CI set it, and would keep every
     frame of a live table.
     """
-    return _Console(force_terminal=None if sys.stdout.isatty() else False)
+    return _Console(force_terminal=None if sys.stdout.isatty() else False, width=width)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from gdpo_tune.core.candidates import Part, title_candidate
 from gdpo_tune.core.formatting import (
     abbreviate_parameter,
@@ -14,6 +12,7 @@ from gdpo_tune.core.formatting import (
     format_estimate,
 )
 from gdpo_tune.core.trials import Estimate
+from gdpo_tune.display.consoles import build_console
 from gdpo_tune.display.tables import make_table
 from gdpo_tune.results.merge_file import MERGE_FILE, MergeProgress
 from gdpo_tune.results.merge_request import MergeChoice, MergeEvaluation, MergeRequest, find_broken
@@ -98,7 +97,7 @@ def _print_table(
             shown[f"{title}, test"] = parent.record.test
     for title, values in shown.items():
         table.add_row(title, *(format_estimate(values.get(name)) for name in metrics))
-    Console().print(table)
+    build_console().print(table)
 
 
 def _describe(request: MergeRequest, parts: Sequence[Part]) -> str:

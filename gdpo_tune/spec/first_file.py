@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import jinja2
 
 from gdpo_tune.core.registry import POLICIES, TaskInfo
 from gdpo_tune.core.task_files import load_task_info
+from gdpo_tune.spec.notation import dump_flow
 
 LARGEST_COST = 0.05
 """Share of its range by which the first objective may end below the untrained policy."""
@@ -118,11 +118,11 @@ class FirstFile:
         )
         named = "the policy that ships" if not is_large else self.chosen_policy
         text = template.render(
-            title=f"GDPO and GRPO training of {named} on {self.task}.",
+            title=" ".join(f"GDPO and GRPO training of {named} on {self.task}.".split()),
             file=file.name,
-            name=file.stem,
-            task=_quote(self.task),
-            policy=_quote(self.chosen_policy),
+            name=dump_flow(file.stem),
+            task=dump_flow(self.task),
+            policy=dump_flow(self.chosen_policy),
             data=self._describe_data(source, known),
             instructions_off=is_large and known is not None and known.has_instructions,
             is_large=is_large,
@@ -149,7 +149,7 @@ class FirstFile:
         elif self.layout:
             section["layout"] = self.layout
         section["max_prompt_length"] = 2048 if known and known.has_instructions else 512
-        return "{" + ", ".join(f"{key}: {_quote(value)}" for key, value in section.items()) + "}"
+        return "{" + ", ".join(f"{key}: {dump_flow(value)}" for key, value in section.items()) + "}"
 
     def _list_objectives(self) -> list[dict[str, Any]]:
         """Return the objective of each reward: its name, direction and worst value."""
@@ -173,11 +173,6 @@ class FirstFile:
 
 def _align_comment(line: str) -> str:
     """Return a line with its comment, if it has one behind a key, at the common column."""
-    key, mark, comment = line.partition("  # ")
-    return f"{key + '  ':<{COLUMN}}# {comment}" if mark else line
-
-
-def _quote(value: Any) -> str:
-    """Return a value as YAML, quoted where it would be read as something else."""
-    text = str(value)
-    return text if text and not set(text) & set(":#{}[],&*?|<>=!%@`'\" ") else json.dumps(text)
+    key, mark, comment = line.rpartition("  # ")
+    is_comment = mark and '"' not in comment  # else it is part of a quoted value
+    return f"{key + '  ':<{COLUMN}}# {comment}" if is_comment else line

@@ -102,6 +102,8 @@ def test_every_comment_is_kept_apart_from_its_key(directory: Path):
         (["--gpus", "nan"], "gpus 'nan'"),
         (["code.txt"], "ends with .yaml"),
         (["my code.yaml"], "my code.yaml:3: name = my code"),
+        (["--layout", "gsm8k", "--task", "math"], "--layout gsm8k has no effect"),
+        (["a" * 5000 + ".yaml"], "more than 255 bytes"),
         (["--layout", "gsm", "--data", "me/words", "--task", "math"], "did you mean 'gsm8k'"),
     ],
 )
@@ -116,3 +118,20 @@ def test_a_file_that_exists_is_kept(directory: Path):
     with pytest.raises(UsageError, match="exists already"):
         init.main(["--yes"])
     assert (directory / "code.yaml").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["123", "null", "true", "1e5", "-", "a\"b'c", "a  # b", "é\nx: 1"])
+def test_names_that_yaml_would_read_as_something_else_are_quoted(name: str):
+    words = ["own.yaml", "--task", "math", "--policy", HUB, "--layout", "math", "--force", "--yes"]
+    assert init.main([*words, "--data", name]) == 0
+    assert load_spec("own.yaml", needs=[]).data.source == name
+    assert init.main(["own.yaml", "--task", "math", "--policy", name, "--force", "--yes"]) == 0
+    assert load_spec("own.yaml", needs=[]).policy == name
+
+
+def test_a_file_may_have_a_number_for_a_name(directory: Path):
+    assert init.main(["123.yaml", "--task", "math", "--yes"]) == 0
+    assert load_spec("123.yaml").name == "123"
+    (directory / "taken.yaml").mkdir()
+    with pytest.raises(UsageError, match=r"taken\.yaml is a directory"):
+        init.main(["taken.yaml", "--force", "--yes"])
