@@ -79,6 +79,11 @@ def format_parameter(value: ParamValue | None) -> str:
     return f"{value:.3g}"
 
 
+def make_printable(text: str) -> str:
+    """Replace what no terminal, file or database should get, such as half of a character."""
+    return "".join(c if c.isprintable() or c.isspace() else "?" for c in text)
+
+
 def abbreviate_parameter(name: str) -> str:
     """Shorten a parameter's name for a narrow column: `reward_weights.format` -> `w format`."""
     family, _, reward = name.partition(".")

@@ -24,6 +24,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.checkpoint_names import CHECKPOINT_PREFIX
 from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.formatting import make_printable
 from gdpo_tune.core.requests import RecordedRequest
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.trial_config import Params
@@ -335,7 +336,8 @@ class Ledger(SweepHistory, CloseableResource):
 
     def _end(self, number: int, state: State, reason: str, cost: Cost) -> TrialRecord:
         with self._journal.write_batch():
-            self._set(number, "end", {"state": state, "reason": reason, "cost": vars(cost)})
+            end = {"state": state, "reason": make_printable(reason), "cost": vars(cost)}
+            self._set(number, "end", end)
             self._close_trial(number)
         return self.get_record(number)
 

@@ -136,6 +136,9 @@ def check_metrics(
             problems.refuse(("objectives", name, "reference"), reason, fix)
     for name in (name for name in constraints if name in metrics):
         info, constraint = metrics[name], constraints[name]
-        if not constraint.holds(info.high if constraint.op == ">=" else info.low):
+        best, worst = (info.high, info.low) if constraint.op == ">=" else (info.low, info.high)
+        # the baseline is measured later: at the worst it has the worst value
+        bound = constraint.bound + (worst if constraint.baseline else 0.0)
+        if best < bound if constraint.op == ">=" else best > bound:
             fix = f"the metric lies between {info.low:g} and {info.high:g}"
             problems.refuse(("constraints", name), "no trial can ever meet this", fix)

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.trials import Role, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.tuning.search.projection import Projection
@@ -48,3 +51,9 @@ def test_the_sampler_learns_which_earlier_trials_break_the_bound(tmp_path: Path)
         projection.observe(run(ledger, "untrained", 0.6))
         (violation,) = [t.constraints["correctness"] for t in projection.study.trials]
         assert round(violation, 9) == 0.2
+
+
+@pytest.mark.parametrize("bound", [">= untrained + 2", "<= published - 1.5"])
+def test_a_bound_beyond_every_value_is_refused(tmp_path: Path, bound: str):
+    with pytest.raises(SpecError, match="no trial can ever meet this"):
+        load_code_spec(tmp_path, [f'constraints={{correctness: "{bound}"}}'])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.requests import Effect, RecordedRequest, Request, Setting
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.budget import compute_hours
@@ -179,3 +180,15 @@ def test_a_look_at_the_lease_neither_takes_nor_blocks_it(tmp_path: Path):
     lease.release()
     assert not is_held(tmp_path / "lock")
     Lease(tmp_path / "lock").release()
+
+
+def test_a_reason_holds_nothing_that_no_file_or_terminal_takes(tmp_path: Path):
+    with Ledger.open(load_code_spec(tmp_path)) as ledger:
+        params = ledger.spec.space.complete_baseline({})
+        ledger.start(params, "search", "model", seed=0)
+        assert ledger.fail(0, "caf\u00e9: \ud800\x1b[31m\nline").reason == "caf\u00e9: ??[31m\nline"
+
+
+def test_text_that_utf_8_lacks_is_written_as_an_escape(tmp_path: Path):
+    write_atomically(tmp_path / "page", "caf\u00e9 \ud800")
+    assert (tmp_path / "page").read_text(encoding="utf-8") == "caf\u00e9 \\ud800"
