@@ -231,6 +231,23 @@ def test_the_time_left_follows_the_pace_since_the_start(spec):
     assert progress.estimate_seconds_left() == pytest.approx(4 * 15)
 
 
+def test_a_pause_does_not_slow_the_pace_down(spec):
+    clock = Clock()
+    records = make_records(spec, 8)
+    pause = RecordedRequest("a", "pause", {}, "anna", 0.0, 0.0, "applied", "")
+    progress = Progress(spec.list_objectives(), 60, clock)
+    progress.update(SweepStarted((), 10))
+    clock.now = 20.0
+    progress.update(TrialFinished(records[1]))
+    progress.update(SweepSteered(pause, 10, 0, pause))
+    assert progress.estimate_seconds_left() is None
+    clock.now = 500.0
+    progress.update(SweepSteered(pause, 12, 0, pause))  # another request in the pause
+    clock.now = 1000.0
+    progress.update(SweepSteered(pause, 12, 0, None))
+    assert progress.estimate_seconds_left() == pytest.approx(11 * 20)
+
+
 def test_a_merge_takes_a_tenth_of_the_time_of_a_training(spec):
     clock = Clock()
     records = make_records(spec, 8)
