@@ -185,6 +185,8 @@ def _build_ended_row(spec: SweepSpec, front: Front, record: TrialRecord) -> dict
 def _build_row(spec: SweepSpec, record: TrialRecord) -> dict[str, Any]:
     trained = record.trained_params
     mode = get_mode(trained) if trained else ""
+    active = spec.space.select_active(trained) if trained else {}
+    searched = {name: trained[name] for name in spec.space.dimensions if name in active}
     return {
         "number": record.number,
         "name": record.name,
@@ -192,8 +194,8 @@ def _build_row(spec: SweepSpec, record: TrialRecord) -> dict[str, Any]:
         "role": describe_role(record),
         "mode": mode,
         "mode_color": style.get_mark(mode).color if mode else "",
-        "parameters": [format_parameter(trained.get(name)) for name in _list_shown(spec)],
-        "searched": {name: trained[name] for name in spec.space.dimensions if name in trained},
+        "parameters": [format_parameter(searched.get(name)) for name in _list_shown(spec)],
+        "searched": searched,
     }
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gdpo_tune.analysis.front import build_front
+from gdpo_tune.core.formatting import NO_VALUE
 from gdpo_tune.core.incidents import Incident
 from gdpo_tune.ledger.driver import Driver
 from gdpo_tune.ledger.steering_state import SteeringState
@@ -224,6 +225,20 @@ def test_many_running_trials_have_curves_of_the_latest(spec):
     with start_sweep(spec, ended=0, running=MOST_CURVES + 3) as ledger:
         drawn = list_drawn(ledger.get_records())
     assert [record.number for record in drawn] == list(range(3, MOST_CURVES + 3))
+
+
+def test_a_parameter_without_effect_is_not_shown(tmp_path):
+    rate = "{log: [3.0e-5, 3.0e-4], when: {normalization: [gdpo]}}"
+    spec = load_code_spec(tmp_path, [f"space.learning_rate={rate}"])
+    view, sweep = build_view(spec)
+    with start_sweep(spec, ended=0, running=0) as ledger, closing(sweep):
+        for mode in ("gdpo", "grpo"):
+            params = spec.space.complete_baseline({"normalization": mode})
+            ledger.start(params, "search", "model", seed=0)
+        gdpo, grpo = get_state(view)["running"]
+    assert "learning_rate" in gdpo["searched"]
+    assert "learning_rate" not in grpo["searched"]
+    assert grpo["parameters"].count(NO_VALUE) == gdpo["parameters"].count(NO_VALUE) + 1
 
 
 def test_a_form_has_ranges_choices_conditions_and_the_centre(spec):
