@@ -21,7 +21,7 @@ from gdpo_tune.core.events import (
 )
 from gdpo_tune.core.formatting import format_estimate, format_interval, format_number
 from gdpo_tune.core.incidents import Incident
-from gdpo_tune.core.requests import Effect, RecordedRequest
+from gdpo_tune.core.requests import RecordedRequest, RequestEffect
 from gdpo_tune.core.trials import Cost, Estimate, Measurement
 from gdpo_tune.display import LiveDisplay, print_summary
 from gdpo_tune.display.progress import Progress
@@ -509,7 +509,7 @@ def test_constraints_that_no_trial_satisfies_are_named_with_the_closest_value(sp
 
 def steer(action, planned=30, pause=None, **effect):
     request = RecordedRequest(
-        "a", action, {}, "anna", 0.0, 1.0, "applied", "as you wish", Effect(**effect)
+        "a", action, {}, "anna", 0.0, 1.0, "applied", "as you wish", RequestEffect(**effect)
     )
     return SweepSteered(request, planned, 0, request if effect.get("paused") else pause)
 
