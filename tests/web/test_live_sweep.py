@@ -188,7 +188,9 @@ def test_a_killed_driver_is_not_alive(spec, tmp_path):
         assert find_driver(tmp_path).is_alive is False
 
 
-@pytest.mark.parametrize("text", ["", "nonsense", "process x on y since z"])
+@pytest.mark.parametrize(
+    "text", ["", "nonsense", "process x on y since z", "process 1 on y since 2026-99-99 00:00:00"]
+)
 def test_an_unreadable_lease_names_no_driver(tmp_path, text):
     (tmp_path / "ledger.lock").write_text(text)
     assert find_driver(tmp_path) is None
