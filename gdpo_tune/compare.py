@@ -53,7 +53,7 @@ def compare(sweep: str, other: str | None, modes: Sequence[str] | None) -> int:
     from gdpo_tune.core.files import explain_write_errors
     from gdpo_tune.display import print_comparison
     from gdpo_tune.figures import write_comparison
-    from gdpo_tune.results.compare import compare_modes, compare_sweeps
+    from gdpo_tune.results.comparison_report import compare_modes, compare_sweeps
     from gdpo_tune.results.open_sweep import find_sweep
 
     if (other is None) == (not modes):

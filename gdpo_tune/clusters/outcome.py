@@ -59,7 +59,7 @@ def describe_figures(figures: dict[str, Any]) -> str:
 
 
 def _compare(sweep: ScheduledSweep, run: str, earlier: str) -> dict[str, Any]:
-    from gdpo_tune.results.compare import compare_sweeps
+    from gdpo_tune.results.comparison_report import compare_sweeps
     from gdpo_tune.results.open_sweep import read_sweep
 
     addresses = [f"{sweep.storage}/{name}" for name in (run, earlier)]

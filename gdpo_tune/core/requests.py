@@ -50,7 +50,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Effect:
+class RequestEffect:
     """Change that an applied request makes; all of them in order give the state of a sweep."""
 
     stop: int | None = None
@@ -72,7 +72,7 @@ class RecordedRequest(Request):
     outcome: Literal["applied", "refused"]
     reason: str
     """What came of it, in one line for a person."""
-    effect: Effect = field(default_factory=Effect)
+    effect: RequestEffect = field(default_factory=RequestEffect)
     """Empty if it was refused."""
 
     def __str__(self) -> str:

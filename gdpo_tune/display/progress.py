@@ -70,6 +70,8 @@ class Progress:
         self._validated: dict[int, Measurement] = {}
         self._started_any = False
         self._began = clock()
+        """Start of this session, later by the time that it was paused."""
+        self._paused_at = 0.0
         self._done_before = 0.0
         self._front: Front | None = None
         self._front_cost = 0.0
@@ -81,7 +83,8 @@ class Progress:
             if isinstance(event, SweepStarted | SweepFinished):
                 self._records = {record.number: record for record in event.records}
             if isinstance(event, SweepStarted | SweepSteered):
-                self.planned, self.pause = event.planned, event.pause
+                self.planned = event.planned
+                self._set_pause(event.pause)
                 self._planned_work = measure_planned_work(event.planned, event.candidates)
             if isinstance(event, SweepStarted):
                 self._began = self._clock()
@@ -132,11 +135,23 @@ class Progress:
         return self._front
 
     def estimate_seconds_left(self) -> float | None:
-        """Return the time left at the pace so far; None before a tenth of a trial is done."""
+        """Return the time left at the pace so far; None before a tenth of a trial is done.
+
+        None in a pause too: nobody knows how long it lasts.
+        """
+        if self.pause is not None:
+            return None
         with self._lock:
             done = self._measure_work()
         seconds = self._clock() - self._began
         return estimate_seconds_left(self._planned_work, done, self._done_before, seconds)
+
+    def _set_pause(self, pause: RecordedRequest | None) -> None:
+        if self.pause is None:
+            self._paused_at = self._clock()
+        elif pause is None:
+            self._began += self._clock() - self._paused_at
+        self.pause = pause
 
     def _describe_ending(self, event: SweepFinished) -> str:
         if event.interrupted:

@@ -7,10 +7,10 @@ from html import escape
 
 from gdpo_tune.analysis.front import Front, find_untrained
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.candidates import title_candidate
 from gdpo_tune.core.completions import Completion, read_completions
 from gdpo_tune.core.formatting import NO_VALUE, abbreviate_parameter, format_first
 from gdpo_tune.figures.html_tables import build_table
+from gdpo_tune.results.summary import title_configuration
 
 MAX_POLICIES = 40
 """Policies with sample completions: baselines, the knee and the extremes first."""
@@ -33,7 +33,7 @@ def build_completions(front: Front) -> str:
         if samples and len(columns) < MAX_POLICIES:
             columns.append((policy, samples))
         else:
-            missing.append(title_candidate(policy.name))
+            missing.append(title_configuration(policy))
     if not columns:
         return ""
     prompts = list(dict.fromkeys(prompt for _, samples in columns for prompt in samples))
@@ -65,10 +65,9 @@ def _read_samples(front: Front, policy: Configuration) -> Samples:
 
 def _build_head(front: Front, policy: Configuration) -> str:
     """Return the head of a column; it tells the page whether to show the column at once."""
-    title = "untrained policy" if policy.role == "untrained" else title_candidate(policy.name)
     is_listed = policy in front.baselines or bool(front.list_labels(policy))
-    name = escape(policy.name, quote=True)
-    return f'<span data-column="{name}"{" data-listed" if is_listed else ""}>{escape(title)}</span>'
+    name, title = escape(policy.name, quote=True), escape(title_configuration(policy))
+    return f'<span data-column="{name}"{" data-listed" if is_listed else ""}>{title}</span>'
 
 
 def _build_row(prompt: str, columns: Sequence[Samples]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gdpo_tune.analysis.front import Front, find_untrained
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.analysis.selection import CLEAR
-from gdpo_tune.core.candidates import format_parts, title_candidate
+from gdpo_tune.core.candidates import format_parts
 from gdpo_tune.core.errors import TaskFileError
 from gdpo_tune.core.formatting import (
     NO_VALUE,
@@ -25,6 +25,7 @@ from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trials import Estimate
 from gdpo_tune.figures.html_page import build_command, name_section
 from gdpo_tune.figures.html_tables import build_badges, build_table
+from gdpo_tune.results.summary import title_configuration
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -63,13 +64,10 @@ def _build_card(
     ranges: Mapping[str, MetricInfo],
     more: str,
 ) -> str:
-    title = title_candidate(policy.name)
-    if policy.role == "untrained":
-        title = "untrained policy"
     shown = "" if policy is (front.chosen or front.knee) else " hidden"
     return (
         f'<article class="card" data-candidate="{escape(policy.name, quote=True)}"{shown}>'
-        f"<h3>{escape(title)} {build_badges(front, policy, ties=True)}</h3>"
+        f"<h3>{escape(title_configuration(policy))} {build_badges(front, policy, ties=True)}</h3>"
         f'<div class="card-columns"><div>{_build_values(front, policy, ranges)}</div>'
         f"<div>{_build_facts(spec, front, policy)}{more}</div></div>"
         f"{_build_commands(spec, policy)}</article>"

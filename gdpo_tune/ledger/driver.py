@@ -31,12 +31,12 @@ def find_driver(directory: Path) -> Driver | None:
     lock = directory / LOCK
     try:
         found = _HOLDER.match(lock.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return None
-    if found is None:
+        if found is None:
+            return None
+        since = time.mktime(time.strptime(found[3], "%Y-%m-%d %H:%M:%S"))
+    except (OSError, ValueError, OverflowError):
         return None
     process, host = int(found[1]), found[2]
-    since = time.mktime(time.strptime(found[3], "%Y-%m-%d %H:%M:%S"))
     is_here = host == socket.gethostname()
     alive = is_held(lock) or (False if is_here else None)  # not every shared disk shares locks
     return Driver(process, host, since, alive)

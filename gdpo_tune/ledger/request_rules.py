@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.formatting import format_count
-from gdpo_tune.core.requests import Effect, RecordedRequest, Request, Setting
+from gdpo_tune.core.requests import RecordedRequest, Request, RequestEffect, Setting
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger.budget import compute_spending, describe_spent_budget
 from gdpo_tune.ledger.steering_state import (
@@ -64,7 +64,7 @@ class SweepSnapshot:
             raise UsageError(f"there is no trial {number}: {last}")
         return self.records[number]
 
-    def find_author(self, effect: Effect) -> str:
+    def find_author(self, effect: RequestEffect) -> str:
         """Return who has asked for an equal effect before; empty if nobody has."""
         equal = (request.author for request in self.requests if request.effect == effect)
         return next(equal, "")
@@ -74,7 +74,7 @@ class SweepSnapshot:
 class Decision:
     """A request that can be applied."""
 
-    effect: Effect
+    effect: RequestEffect
     text: str
     """What comes of it, in one line for a person."""
 
@@ -93,7 +93,7 @@ def decide_stop(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
             f"trial {trial.number} is the baseline {trial.role}, to which constraints refer"
         )
     how = "ends" if trial.state == "paused" else "ends at its next step"
-    return Decision(Effect(stop=trial.number), f"trial {trial.number} {how}")
+    return Decision(RequestEffect(stop=trial.number), f"trial {trial.number} {how}")
 
 
 def decide_add(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
@@ -101,7 +101,7 @@ def decide_add(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
     _check_names(arguments, "params", "force")
     params = _read_mapping(arguments, "params", "add learning_rate=1e-4")
     force = arguments.get("force") is True
-    return _add(sweep, Effect(point=read_point(sweep.spec, params, force=force)))
+    return _add(sweep, RequestEffect(point=read_point(sweep.spec, params, force=force)))
 
 
 def decide_clone(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
@@ -114,7 +114,7 @@ def decide_clone(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
     point = read_point(sweep.spec, changes, trial.trained_params, force=force)
     if all(trial.params[name] == value for name, value in point.items()):
         raise UsageError(f"trial {trial.number} has these values already, so this changes nothing")
-    return _add(sweep, Effect(point=point))
+    return _add(sweep, RequestEffect(point=point))
 
 
 def decide_trials(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
@@ -157,7 +157,7 @@ def decide_pause(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
         raise UsageError(f"the sweep is paused already, by {pause.author}")
     running = sum(record.state == "running" for record in sweep.records)
     ends = f"; {format_count(running, 'running trial')} will end normally" if running else ""
-    return Decision(Effect(paused=True), f"no further trial starts{ends}")
+    return Decision(RequestEffect(paused=True), f"no further trial starts{ends}")
 
 
 def decide_resume(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
@@ -165,7 +165,7 @@ def decide_resume(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
     _check_names(arguments)
     if sweep.state.pause is None:
         raise UsageError("the sweep is not paused")
-    return Decision(Effect(paused=False), "trials start again")
+    return Decision(RequestEffect(paused=False), "trials start again")
 
 
 Rule = Callable[[SweepSnapshot, Arguments], Decision]
@@ -212,7 +212,7 @@ def take_in(sweep: SweepSnapshot, request: Request, now: float) -> SweepSnapshot
     return replace(sweep, requests=[*sweep.requests, judge(sweep, request, now)])
 
 
-def _add(sweep: SweepSnapshot, effect: Effect) -> Decision:
+def _add(sweep: SweepSnapshot, effect: RequestEffect) -> Decision:
     """Refuse a configuration that has been tried or added, and add it otherwise."""
     _refuse_population(sweep.spec, "its members meet one another from the start")
     point = effect.point or {}
@@ -236,7 +236,7 @@ def _change(sweep: SweepSnapshot, changes: Mapping[str, float]) -> Decision:
         raise UsageError(f"{same} already")
     text = "; ".join(f"search.{n} is {v:,g} instead of {before[n]:,g}" for n, v in changes.items())
     settings = {n: Setting(v, read_setting(sweep.file, n)) for n, v in changes.items()}
-    return Decision(Effect(settings=settings), text)
+    return Decision(RequestEffect(settings=settings), text)
 
 
 def _refuse_spent_budget(sweep: SweepSnapshot) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gdpo_tune.core.requests import Effect, RecordedRequest, Setting
+from gdpo_tune.core.requests import RecordedRequest, RequestEffect, Setting
 from gdpo_tune.core.trial_config import Params
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.spec import SweepSpec
@@ -85,7 +85,7 @@ def change_settings(spec: SweepSpec, changes: Mapping[str, float]) -> SweepSpec:
 
 
 def read_setting(spec: SweepSpec, name: str) -> float:
-    """Return a setting of `search` by the name that `Effect.settings` has."""
+    """Return a setting of `search` by the name that `RequestEffect.settings` has."""
     section = spec.search.budget if name.startswith(BUDGET) else spec.search
     return getattr(section, name.removeprefix(BUDGET))
 
@@ -99,5 +99,5 @@ def decode_recorded(stored: Mapping[str, Any]) -> RecordedRequest:
     """Return a recorded request from JSON."""
     values, effect = dict(stored), dict[str, Any](stored["effect"])
     effect["settings"] = {name: Setting(**value) for name, value in effect["settings"].items()}
-    values["effect"] = Effect(**effect)
+    values["effect"] = RequestEffect(**effect)
     return RecordedRequest(**values)

@@ -22,7 +22,7 @@ from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.candidates import format_parts
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.trials import Estimate, TrialRecord
-from gdpo_tune.results.compare import ComparisonReport, compare_modes, compare_sweeps
+from gdpo_tune.results.comparison_report import ComparisonReport, compare_modes, compare_sweeps
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.pick_language import parse_pick
 from gdpo_tune.results.picking import pick_trial
@@ -141,11 +141,11 @@ class LoadedSweep:
         return pick_trial(self.records, self.spec, parse_pick(text))
 
     def compare(self, other: LoadedSweep) -> ComparisonReport:
-        """Compare this sweep with another one; see `compare_sweeps` in `results.compare`."""
+        """Compare this sweep with another one; see `results.comparison_report`."""
         return compare_sweeps(self._sweep, other._sweep)
 
     def compare_modes(self, first: str, second: str) -> ComparisonReport:
-        """Compare two normalization modes of this sweep; see `results.compare`."""
+        """Compare two normalization modes of this sweep; see `results.comparison_report`."""
         return compare_modes(self._sweep, first, second)
 
     @cached_property

@@ -80,15 +80,15 @@ class Steering:
         Raises:
             UsageError: it cannot be carried out; the message says why, and what can be done.
         """
-        request = build_request(action, arguments, author)
+        request, now = build_request(action, arguments, author), time.time()
+        files = list_pending(self.directory)  # before the ledger, so that none is in neither
         with self._open() as ledger:
             self._check_sweep(ledger, request)
-            now = time.time()
             snapshot = ledger.take_snapshot(now if self.is_running else None)
-            recorded = {earlier.id for earlier in snapshot.requests}
-        for earlier in self.list_pending():
-            if earlier.id not in recorded:
-                snapshot = take_in(snapshot, earlier, now)
+        recorded = {earlier.id for earlier in snapshot.requests}
+        for file in files:
+            if file.request is not None and file.request.id not in recorded:
+                snapshot = take_in(snapshot, file.request, now)
         decide(snapshot, request)
         write_request(self.directory, request)
         return request

@@ -100,15 +100,19 @@ def name_configuration(configuration: Configuration) -> str:
 
     A merge shows its parts: `merge-27 (0.5 x 7@60 + 0.5 x 12@60)`.
     """
-    if configuration.role == "untrained":
-        return "untrained policy"
-    name = title_candidate(configuration.name)
+    name = title_configuration(configuration)
     if configuration.role == "merge":
         name += f" ({format_parts(configuration.parts)})"
     others = [str(number) for number in configuration.numbers if number != configuration.first]
     if others:
         name += f", replicate{'s' if len(others) > 1 else ''} {', '.join(others)}"
     return name + (" (published weights)" if configuration.role == "published" else "")
+
+
+def title_configuration(configuration: Configuration) -> str:
+    """Return its title for a sentence: `trial 7`, `merge-27` or `untrained policy`."""
+    is_untrained = configuration.role == "untrained"
+    return "untrained policy" if is_untrained else title_candidate(configuration.name)
 
 
 def describe_role(record: TrialRecord) -> str:

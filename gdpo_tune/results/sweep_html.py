@@ -11,10 +11,9 @@ import pandas as pd
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.candidates import title_candidate
 from gdpo_tune.core.formatting import abbreviate_parameter, format_count, format_estimate
 from gdpo_tune.results.front_figures import build_figures, describe_front
-from gdpo_tune.results.summary import REPORT_FILE, describe_states
+from gdpo_tune.results.summary import REPORT_FILE, describe_states, title_configuration
 from gdpo_tune.spec import SweepSpec
 
 MOST_ROWS = 8
@@ -64,9 +63,8 @@ def _build_row(front: Front, configuration: Configuration) -> dict[str, str]:
         abbreviate_parameter(goal.name): format_estimate(configuration.mean[goal.name])
         for goal in front.objectives
     }
-    untrained = configuration.role == "untrained"
     return {
-        "configuration": "untrained policy" if untrained else title_candidate(configuration.name),
+        "configuration": title_configuration(configuration),
         **{name: text.replace(" ", "\N{NO-BREAK SPACE}") for name, text in means.items()},
         "seeds": str(configuration.seeds),
         "on the front": "yes" if configuration.is_on_front else "no",

@@ -123,7 +123,8 @@ def _count_at_limit(
     """Count the configurations whose value is at a limit, on the scale of the range."""
 
     def scale(value: ParamValue) -> float:
-        return math.log(float(value)) if domain.log else float(value)
+        kept = min(max(float(value), domain.low), domain.high)  # a person may force others
+        return math.log(kept) if domain.log else kept
 
     low, high = scale(domain.low), scale(domain.high)
     places = [

@@ -141,16 +141,15 @@ class SweepNotifier:
         }
         delivery = Delivery(message)
         # A daemon, because a webhook that hangs must not keep the process alive.
-        delivery.thread = Thread(target=self._deliver, args=[delivery], daemon=True)
+        arguments = delivery, self._spec.notify.webhook_env
+        delivery.thread = Thread(target=self._deliver, args=arguments, daemon=True)
         self._deliveries.append(delivery)
         delivery.thread.start()
 
-    def _deliver(self, delivery: Delivery) -> None:
-        settings = self._spec.notify
-        for pause in PAUSES if settings else ():
+    def _deliver(self, delivery: Delivery, variable: str) -> None:
+        for pause in PAUSES:
             time.sleep(pause)
-            address = os.environ.get(settings.webhook_env, "") if settings else ""
-            delivery.problem = post_message(address, delivery.message)
+            delivery.problem = post_message(os.environ.get(variable, ""), delivery.message)
             if not delivery.problem:
                 break
         self._record(delivery)

@@ -104,6 +104,7 @@ class LiveSweep:
                     self._snapshot = found
             except (GdpoTuneError, OSError) as error:
                 self._snapshot = replace(self._snapshot, driver=driver, problem=str(error))
+                self._fingerprint = None  # the same files may come back, as after a lost disk
                 self.close()
         self._due = self._clock() + IDLE_SHARE * (self._clock() - started)
         return self._snapshot

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import getpass
 import hashlib
 import json
 import socket
@@ -14,10 +13,12 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from plotly.offline import get_plotlyjs
 
 from gdpo_tune.core.errors import GdpoTuneError, UsageError
+from gdpo_tune.ledger.request_files import find_user
 from gdpo_tune.web.guard import HEADERS, Guard
 from gdpo_tune.web.view import View
 
@@ -90,9 +91,10 @@ def build_app(view: View, guard: Guard) -> FastAPI:
     async def take_request(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         try:
             action, arguments = _parse_request(await _read_body(request))
-            with lock:
-                made = view.request(action, arguments, f"{getpass.getuser()} (page)")
-        except GdpoTuneError as error:
+            author = f"{find_user()} (page)"
+            # in a thread, because it reads the ledger, and other pages ask meanwhile
+            made = await run_in_threadpool(view.request, action, arguments, author)
+        except (GdpoTuneError, OSError) as error:
             return JSONResponse({"problem": str(error)}, 400)
         return JSONResponse({"id": made.id}, 202)
 
@@ -135,6 +137,7 @@ def build_server(app: FastAPI) -> uvicorn.Server:
         date_header=False,
         lifespan="off",
         log_level="error",
+        proxy_headers=False,  # whoever guesses at the token could name any address
         server_header=False,
         timeout_graceful_shutdown=1,
         ws="none",

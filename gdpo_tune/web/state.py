@@ -20,6 +20,7 @@ from gdpo_tune.core.formatting import (
     format_parameter,
     get_mode,
 )
+from gdpo_tune.core.metrics import HOUR
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.ledger.budget import compute_hours, compute_spending
@@ -64,7 +65,7 @@ def build_state(snapshot: Snapshot, front: Front, plan: Plan, now: float) -> dic
         "status": {"kind": kind, "text": text, "problem": snapshot.problem},
         "tiles": _build_tiles(snapshot, front, plan, now if live else None),
         "progress": {"done": len(ended), "planned": plan.planned},
-        "ends_at": _estimate_end(snapshot, plan, now) if live else None,
+        "ends_at": _estimate_end(snapshot, plan, now) if kind == "running" else None,
         "objectives": [abbreviate_parameter(goal.name) for goal in front.objectives],
         "parameters": [abbreviate_parameter(name) for name in _list_shown(spec)],
         "trials": spec.search.trials,
@@ -111,7 +112,8 @@ def _build_tiles(
     complete, others = describe_states(records)
     others = others if now is None else others.replace(" unfinished", " running")
     provisional = sum(member.is_provisional for member in front.members)
-    spent = compute_spending(snapshot.spec, records, compute_hours(snapshot.sessions, records, now))
+    hours = compute_hours(snapshot.sessions, records, now, snapshot.steering.pauses)
+    spent = compute_spending(snapshot.spec, records, hours)
     tiles = [
         ("Trials done", f"{ended} of {plan.planned}", f"{complete} complete; {others}".strip("; ")),
         ("On the front", str(len(front.members)), f"{provisional} provisional"),
@@ -133,16 +135,20 @@ def _format_amount(value: float) -> str:
 
 
 def _estimate_end(snapshot: Snapshot, plan: Plan, now: float) -> float | None:
-    """Return when the sweep ends at the pace of this session; None while that is unknown."""
-    started = snapshot.sessions[-1]["started"]
-    before = [r for r in snapshot.records if r.finished is not None and r.finished < started]
+    """Return when the sweep ends at the pace of this session; None while that is unknown.
+
+    Pauses do not count: nothing starts in them.
+    """
+    session, records = snapshot.sessions[-1], snapshot.records
+    hours = compute_hours([session], records, now, snapshot.steering.pauses)
+    before = [r for r in records if r.finished is not None and r.finished < session["started"]]
     latest = {number: steps[-1].step for number, steps in snapshot.steps.items() if steps}
     steps = snapshot.spec.training.steps
     left = estimate_seconds_left(
         measure_planned_work(plan.planned, plan.candidates),
-        measure_work_done(snapshot.records, latest, steps),
+        measure_work_done(records, latest, steps),
         measure_work_done(before, {}, steps),
-        now - started,
+        hours * HOUR,
     )
     return None if left is None else now + left
 
@@ -179,6 +185,8 @@ def _build_ended_row(spec: SweepSpec, front: Front, record: TrialRecord) -> dict
 def _build_row(spec: SweepSpec, record: TrialRecord) -> dict[str, Any]:
     trained = record.trained_params
     mode = get_mode(trained) if trained else ""
+    active = spec.space.select_active(trained) if trained else {}
+    searched = {name: trained[name] for name in spec.space.dimensions if name in active}
     return {
         "number": record.number,
         "name": record.name,
@@ -186,8 +194,8 @@ def _build_row(spec: SweepSpec, record: TrialRecord) -> dict[str, Any]:
         "role": describe_role(record),
         "mode": mode,
         "mode_color": style.get_mark(mode).color if mode else "",
-        "parameters": [format_parameter(trained.get(name)) for name in _list_shown(spec)],
-        "searched": {name: trained[name] for name in spec.space.dimensions if name in trained},
+        "parameters": [format_parameter(searched.get(name)) for name in _list_shown(spec)],
+        "searched": searched,
     }
 
 

@@ -6,17 +6,19 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from gdpo_tune.ledger import Ledger
+from gdpo_tune.ledger.request_files import list_pending
 from tests.support.browser import open_browser, wait
 from tests.support.free_ports import find_free_port
 from tests.support.killed_sweeps import KilledSweep, kill_driver, wait_for_condition
 from tests.support.paths import ROOT
-from tests.support.web import unpack_finished_sweep
+from tests.support.tuning import load_code_spec
+from tests.support.web import build_guard, build_view, serve_page, unpack_finished_sweep
 
 pytestmark = pytest.mark.browser
 
@@ -203,6 +205,27 @@ def test_a_trial_is_cloned_with_changes(page, sweep):
     with Ledger.open(sweep.spec, read_only=True) as ledger:
         original = ledger.get_record(request.arguments["trial"]).params
         assert request.effect.point.items() <= {**original, "learning_rate": 0.000123}.items()
+
+
+def test_a_clone_has_the_values_that_a_change_brings_into_effect(open_page, tmp_path):
+    rate = "{log: [3.0e-5, 3.0e-4], when: {normalization: [gdpo]}}"
+    spec = load_code_spec(tmp_path, [f"space.learning_rate={rate}"])
+    view, sweep = build_view(spec)
+    guard = build_guard()
+    with Ledger.open(spec) as ledger, closing(sweep), serve_page(view, guard) as client:
+        ledger.begin_session(time.time(), 2, {}, "random")
+        params = spec.space.complete_baseline({"normalization": "grpo"})
+        ledger.start(params, "search", "model", seed=0)
+        page = open_page(f"{client.base_url}/?token={guard.token}")
+        page.click("#running tr .clone")
+        page.wait_for_selector("#configuration", state="visible")
+        assert page.is_disabled("#field-learning_rate")
+        page.select_option("#field-normalization", '"gdpo"')
+        shown = float(page.input_value("#field-learning_rate"))
+        page.click("#configuration-send")
+        (file,) = wait(lambda: list_pending(spec.directory))
+    changes = file.request.arguments["changes"]
+    assert changes == {"normalization": "gdpo", "learning_rate": pytest.approx(shown, rel=1e-3)}
 
 
 def test_a_configuration_is_added_by_keyboard_alone(page, sweep):

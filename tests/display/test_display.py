@@ -21,7 +21,7 @@ from gdpo_tune.core.events import (
 )
 from gdpo_tune.core.formatting import format_estimate, format_interval, format_number
 from gdpo_tune.core.incidents import Incident
-from gdpo_tune.core.requests import Effect, RecordedRequest
+from gdpo_tune.core.requests import RecordedRequest, RequestEffect
 from gdpo_tune.core.trials import Cost, Estimate, Measurement
 from gdpo_tune.display import LiveDisplay, print_summary
 from gdpo_tune.display.progress import Progress
@@ -229,6 +229,23 @@ def test_the_time_left_follows_the_pace_since_the_start(spec):
     assert progress.estimate_seconds_left() == pytest.approx(4.5 * 20)
     progress.update(TrialFinished(records[5]))
     assert progress.estimate_seconds_left() == pytest.approx(4 * 15)
+
+
+def test_a_pause_does_not_slow_the_pace_down(spec):
+    clock = Clock()
+    records = make_records(spec, 8)
+    pause = RecordedRequest("a", "pause", {}, "anna", 0.0, 0.0, "applied", "")
+    progress = Progress(spec.list_objectives(), 60, clock)
+    progress.update(SweepStarted((), 10))
+    clock.now = 20.0
+    progress.update(TrialFinished(records[1]))
+    progress.update(SweepSteered(pause, 10, 0, pause))
+    assert progress.estimate_seconds_left() is None
+    clock.now = 500.0
+    progress.update(SweepSteered(pause, 12, 0, pause))  # another request in the pause
+    clock.now = 1000.0
+    progress.update(SweepSteered(pause, 12, 0, None))
+    assert progress.estimate_seconds_left() == pytest.approx(11 * 20)
 
 
 def test_a_merge_takes_a_tenth_of_the_time_of_a_training(spec):
@@ -492,7 +509,7 @@ def test_constraints_that_no_trial_satisfies_are_named_with_the_closest_value(sp
 
 def steer(action, planned=30, pause=None, **effect):
     request = RecordedRequest(
-        "a", action, {}, "anna", 0.0, 1.0, "applied", "as you wish", Effect(**effect)
+        "a", action, {}, "anna", 0.0, 1.0, "applied", "as you wish", RequestEffect(**effect)
     )
     return SweepSteered(request, planned, 0, request if effect.get("paused") else pause)
 

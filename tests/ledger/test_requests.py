@@ -12,7 +12,7 @@ import pytest
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.requests import Effect, RecordedRequest, Request, Setting
+from gdpo_tune.core.requests import RecordedRequest, Request, RequestEffect, Setting
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.budget import compute_hours
 from gdpo_tune.ledger.journal import Lease, is_held
@@ -33,7 +33,9 @@ from tests.support.tuning import load_code_spec
 
 
 def record(id: str, applied: float = 0.0, author: str = "anna", **effect: object):
-    return RecordedRequest(id, "any", {}, author, 0.0, applied, "applied", "", Effect(**effect))
+    return RecordedRequest(
+        id, "any", {}, author, 0.0, applied, "applied", "", RequestEffect(**effect)
+    )
 
 
 def test_a_request_is_a_whole_file_that_names_its_author(tmp_path: Path):

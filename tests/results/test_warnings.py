@@ -82,6 +82,17 @@ def test_members_at_a_limit_come_with_the_wider_line(spec, value, line):
     assert has(line, lines) if line else not has("limit", lines)
 
 
+def test_a_forced_value_that_has_no_logarithm_lies_at_the_limit(spec):
+    records = make_front(spec, 8, learning_rate=1e-4)
+    for index in range(2, len(records)):
+        if index % 2:
+            params = {**records[index].params, "learning_rate": 0.0}
+            records[index] = replace(records[index], params=params)
+    bad = {name: Estimate(0.0, 0.01) for name in records[2].test}
+    records[2] = replace(records[2], test=bad)
+    assert has("lower limit 1e-05", warn(with_range(spec, RANGE["learning_rate"]), records))
+
+
 def test_a_limit_that_cannot_be_moved_is_not_mentioned(spec):
     records = make_front(spec, 8, learning_rate=0.0)
     for index in (2, 3):

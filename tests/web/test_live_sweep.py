@@ -9,6 +9,7 @@ from contextlib import closing
 
 import pytest
 
+from gdpo_tune.core.errors import UsageError
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.driver import find_driver
 from gdpo_tune.results.steering import Steering
@@ -81,6 +82,24 @@ def test_a_damaged_ledger_is_a_problem_and_the_last_content_stays(spec):
         journal.write_bytes(whole)
         os.utime(journal, (1, 1))
         assert sweep.refresh().problem == ""
+
+
+def test_a_directory_that_was_out_of_reach_is_read_again(spec):
+    start_sweep(spec).close()
+    away = spec.directory.with_name("away")
+    with closing(LiveSweep(lambda: _load_present(spec), clock=lambda: 0.0)) as sweep:
+        sweep.refresh()
+        sweep.refresh()  # with the steps of the running trial among the files
+        spec.directory.rename(away)
+        assert "is gone" in sweep.refresh().problem
+        away.rename(spec.directory)
+        assert sweep.refresh().problem == ""
+
+
+def _load_present(spec):
+    if not spec.directory.exists():
+        raise UsageError("the sweep is gone")
+    return spec
 
 
 def test_a_torn_record_is_no_problem(spec):
@@ -169,7 +188,9 @@ def test_a_killed_driver_is_not_alive(spec, tmp_path):
         assert find_driver(tmp_path).is_alive is False
 
 
-@pytest.mark.parametrize("text", ["", "nonsense", "process x on y since z"])
+@pytest.mark.parametrize(
+    "text", ["", "nonsense", "process x on y since z", "process 1 on y since 2026-99-99 00:00:00"]
+)
 def test_an_unreadable_lease_names_no_driver(tmp_path, text):
     (tmp_path / "ledger.lock").write_text(text)
     assert find_driver(tmp_path) is None

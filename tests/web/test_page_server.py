@@ -1,8 +1,13 @@
 """The server of the live page: who gets an answer, and which."""
 
+import getpass
 import json
+import os
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from threading import Event
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -10,6 +15,7 @@ import pytest
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.ledger.request_files import list_pending
 from gdpo_tune.web.page_server import DEFAULT_PORT, FILES, MOST_BYTES, open_socket
+from gdpo_tune.web.view import View
 from tests.support.tuning import load_code_spec
 from tests.support.web import (
     TOKEN,
@@ -77,6 +83,13 @@ def test_after_ten_wrong_tokens_comes_429_but_never_for_the_owner(client):
     assert client.get("/api/state").status_code == 200
 
 
+def test_no_header_makes_a_guess_come_from_another_address(stranger):
+    statuses = [
+        stranger.get("/", headers={"X-Forwarded-For": f"10.0.0.{n}"}).status_code for n in range(11)
+    ]
+    assert statuses == [403] * 10 + [429]
+
+
 def test_a_foreign_name_of_the_machine_is_refused(client):
     answer = client.get("/api/state", headers={"Host": "evil.example:8770"})
     assert answer.status_code == 403
@@ -142,6 +155,34 @@ def test_a_request_from_another_page_is_refused(client, ledger, headers):
     answer = client.post("/api/requests", headers=headers, json=content)
     assert answer.status_code == 403
     assert list_waiting(ledger) == []
+
+
+def test_a_user_without_a_name_may_ask(client, ledger, monkeypatch):
+    monkeypatch.setattr(getpass, "getuser", Mock(side_effect=KeyError("uid not found")))
+    content = {"action": "stop", "arguments": {"trial": 2}}
+    assert client.post("/api/requests", headers=OWN, json=content).status_code == 202
+    (request,) = list_waiting(ledger)
+    assert request.author == f"user {os.getuid()} (page)"
+
+
+def test_a_slow_request_keeps_no_page_waiting(client, monkeypatch):
+    is_asked, may_end = Event(), Event()
+
+    def request(*_):
+        is_asked.set()
+        assert may_end.wait(10)
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(View, "request", request)
+    content = {"action": "stop", "arguments": {"trial": 2}}
+    with ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(client.post, "/api/requests", headers=OWN, json=content)
+        try:
+            assert is_asked.wait(10)
+            assert client.get("/api/state").status_code == 200
+        finally:
+            may_end.set()
+    assert answer.result().json() == {"problem": "No space left on device"}
 
 
 def test_a_refused_request_has_one_clear_line(client, ledger):

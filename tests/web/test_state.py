@@ -3,14 +3,18 @@
 import json
 import time
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
+from gdpo_tune.analysis.front import build_front
+from gdpo_tune.core.formatting import NO_VALUE
 from gdpo_tune.core.incidents import Incident
 from gdpo_tune.ledger.driver import Driver
-from gdpo_tune.web.live_sweep import Snapshot
+from gdpo_tune.ledger.steering_state import SteeringState
+from gdpo_tune.web.live_sweep import LiveSweep, Plan, Snapshot
 from gdpo_tune.web.running_curves import MOST_CURVES, draw_running, list_drawn
-from gdpo_tune.web.state import SILENCE, describe_sweep, list_fields
+from gdpo_tune.web.state import SILENCE, build_state, describe_sweep, list_fields
 from tests.support.tuning import build_outcome, load_code_spec
 from tests.support.web import apply_requests, build_view, report_step, start_sweep
 
@@ -64,6 +68,7 @@ def test_a_paused_sweep_says_so_until_it_is_resumed(spec):
             apply_requests(ledger)
             status = get_state(view)["status"]
             assert status["kind"] == "paused"
+            assert get_state(view)["ends_at"] is None
             assert status["text"] == "Paused by anna (page): no further trial starts."
             view.request("resume", {}, "anna (page)")
             apply_requests(ledger)
@@ -107,6 +112,21 @@ def test_the_budget_has_a_tile_for_each_limit(spec):
         ("1,344 of 6,400", "completions"),
         ("0.017 of 2", "hours"),
     ]
+
+
+def test_pauses_count_neither_for_the_hours_nor_for_the_time_left(spec):
+    budget = spec.search.budget.model_copy(update={"hours": 2.0})
+    limited = spec.model_copy(update={"search": spec.search.model_copy(update={"budget": budget})})
+    with start_sweep(limited), closing(LiveSweep(lambda: limited)) as sweep:
+        snapshot, now = sweep.refresh(), time.time()
+        (session,) = snapshot.sessions
+        half = (now - session["started"]) / 2
+        paused = replace(snapshot, steering=SteeringState(pauses=((now - half, now),)))
+        front = build_front(snapshot.records, spec.list_objectives())
+        whole, rest = (build_state(s, front, Plan(10, 0), now) for s in (snapshot, paused))
+    assert rest["ends_at"] - now == pytest.approx((whole["ends_at"] - now) / 2)
+    before, now = (float(s["tiles"][-1]["value"].split()[0]) for s in (whole, rest))
+    assert now == pytest.approx(before / 2, rel=0.05)
 
 
 def test_the_log_has_drivers_and_incidents_the_newest_first(spec):
@@ -205,6 +225,20 @@ def test_many_running_trials_have_curves_of_the_latest(spec):
     with start_sweep(spec, ended=0, running=MOST_CURVES + 3) as ledger:
         drawn = list_drawn(ledger.get_records())
     assert [record.number for record in drawn] == list(range(3, MOST_CURVES + 3))
+
+
+def test_a_parameter_without_effect_is_not_shown(tmp_path):
+    rate = "{log: [3.0e-5, 3.0e-4], when: {normalization: [gdpo]}}"
+    spec = load_code_spec(tmp_path, [f"space.learning_rate={rate}"])
+    view, sweep = build_view(spec)
+    with start_sweep(spec, ended=0, running=0) as ledger, closing(sweep):
+        for mode in ("gdpo", "grpo"):
+            params = spec.space.complete_baseline({"normalization": mode})
+            ledger.start(params, "search", "model", seed=0)
+        gdpo, grpo = get_state(view)["running"]
+    assert "learning_rate" in gdpo["searched"]
+    assert "learning_rate" not in grpo["searched"]
+    assert grpo["parameters"].count(NO_VALUE) == gdpo["parameters"].count(NO_VALUE) + 1
 
 
 def test_a_form_has_ranges_choices_conditions_and_the_centre(spec):

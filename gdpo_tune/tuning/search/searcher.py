@@ -14,16 +14,7 @@ from typing import Any
 
 from ray.tune.search import Searcher
 
-from gdpo_tune.analysis.lineage import trace_training
-from gdpo_tune.core.errors import (
-    DirectoryLostError,
-    DiskFullError,
-    LedgerHeldError,
-    LedgerUnreachableError,
-    ResourcesError,
-    StoreError,
-    StoreUnreachableError,
-)
+from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.events import (
     Event,
     IncidentOccurred,
@@ -33,14 +24,12 @@ from gdpo_tune.core.events import (
     TrialProgress,
     TrialStarted,
 )
-from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.incidents import Incident
 from gdpo_tune.core.requests import RecordedRequest
-from gdpo_tune.core.trial_config import TrainedPart, TrialConfig
-from gdpo_tune.core.trials import Cost, Outcome, TrialRecord
+from gdpo_tune.core.trials import Cost, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.tuning.kept_checkpoints import list_kept_steps, trim_ended_trial
+from gdpo_tune.tuning.kept_checkpoints import trim_ended_trial
 from gdpo_tune.tuning.ray.messages import (
     AttemptConfig,
     Failed,
@@ -55,23 +44,15 @@ from gdpo_tune.tuning.ray.messages import (
 from gdpo_tune.tuning.ray.nodes import ClusterNode, count_slots
 from gdpo_tune.tuning.ray.reporter import choose_interval
 from gdpo_tune.tuning.schedulers.base import Scheduler
-from gdpo_tune.tuning.schedulers.exploits import write_schedule
 from gdpo_tune.tuning.schedulers.rung_decisions import RungDecisions
 from gdpo_tune.tuning.search.applied_requests import RequestInbox
+from gdpo_tune.tuning.search.attempts import build_config, mark_stored_checkpoints
 from gdpo_tune.tuning.search.candidate_plan import count_candidates
 from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials
+from gdpo_tune.tuning.search.fatal_errors import FATAL_ERRORS, explain_lost_directory
 from gdpo_tune.tuning.search.plan import PlanCache, count_planned, derive_seed
 from gdpo_tune.tuning.search.projection import Projection
 from gdpo_tune.tuning.search.proposals import Proposals
-
-FATAL_ERRORS = (
-    DiskFullError,
-    LedgerUnreachableError,
-    LedgerHeldError,
-    StoreError,
-    StoreUnreachableError,
-)
-"""Errors that end the sweep, because no record can be written any more."""
 
 
 class LedgerSearcher(Searcher):
@@ -175,7 +156,7 @@ class LedgerSearcher(Searcher):
             return self.FINISHED
         self._numbers[trial_id] = record.number
         self._emit(TrialStarted(record))
-        config = self._build_config(record)
+        config = build_config(self._ledger, self._scheduler, record)
         ends = self._scheduler.ends_at_evaluations
         ends_at = self._scheduler.list_evaluation_steps(record) if ends else ()
         return pack(AttemptConfig(config, self._setup, ends_at, str(record.started)))
@@ -267,7 +248,7 @@ class LedgerSearcher(Searcher):
             if isinstance(end, Finished):
                 self._decisions.clear(number)
                 if self._spec.address:
-                    self._mark_stored_checkpoints(number, end.outcome)
+                    mark_stored_checkpoints(self._ledger, number, end.outcome)
                 record = self._ledger.complete(number, end.outcome)
                 self._handle_end(trim_ended_trial(self._ledger, record))
             elif self._decisions.is_halting(number):
@@ -279,29 +260,14 @@ class LedgerSearcher(Searcher):
                 self.fatal = end.error
                 self.stop()
 
-    def _mark_stored_checkpoints(self, number: int, outcome: Outcome) -> None:
-        """Create empty directories that stand for the checkpoints of a trial in the store."""
-        records = self._ledger.get_records()
-        steps = list_kept_steps(self._spec, records, records[number])
-        paths = [self._ledger.get_checkpoint(number, step) for step in steps]
-        for path in (*paths, *filter(None, [outcome.checkpoint])):
-            path.mkdir(parents=True, exist_ok=True)
-
     @contextmanager
     def _write_guard(self) -> Generator[None]:
         """Stop the sweep if a write to the ledger fails; Ray would blame the trial and continue."""
         try:
-            with explain_full_disk(self._ledger.directory, "the ledger"):
+            with explain_lost_directory(self._ledger.directory):
                 yield
         except FATAL_ERRORS as error:
             self.fatal = error
-            self.stop()
-        except OSError as error:  # the directory of the ledger is gone
-            self.fatal = DirectoryLostError(
-                f"the ledger in {self._ledger.directory} cannot be written to "
-                f"({error.strerror or error}); what is recorded is kept. Once the directory is "
-                "back, run the same command to resume"
-            )
             self.stop()
 
     def _handle_end(self, record: TrialRecord) -> None:
@@ -348,27 +314,3 @@ class LedgerSearcher(Searcher):
         )
         self._proposals.observe(record, sampler_state)
         return record
-
-    def _build_config(self, record: TrialRecord) -> TrialConfig:
-        directory = self._ledger.get_trial_directory(record.number)
-        if record.role == "member":
-            write_schedule(self._ledger, record.number)
-        records = self._ledger.get_records()
-        if record.parts:
-            # a merge has no parameters; any parent's make the same task
-            params = records[record.parts[0].trial].params
-            config = self._spec.build_trial_config(params, record.seed, directory)
-            parts = tuple(
-                TrainedPart(self._ledger.get_checkpoint(part.trial, part.step), part.weight)
-                for part in record.parts
-            )
-            return replace(config, train=False, parts=parts)
-        training = trace_training(records, record.number)
-        keep_at = list_kept_steps(self._spec, records, record)
-        return replace(
-            self._spec.build_trial_config(training.params, training.seed, directory),
-            train=record.is_training,
-            evaluate_at=tuple(sorted({*self._scheduler.list_evaluation_steps(record), *keep_at})),
-            keep_at=keep_at,
-            schedule=training.schedule,
-        )

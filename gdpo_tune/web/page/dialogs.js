@@ -32,10 +32,10 @@ async function ask(action, args) {
   try { return JSON.parse(text).problem; } catch { return text; }
 }
 
-let fields = []; // fields of the open dialog: { name, control, initial, when, note, row }
+let fields = []; // fields of the open dialog: { name, control, initial, when, read, label, row, wasUsed }
 
-// Open the dialog with `values`; `send` gets { name: value } of the fields that have an effect, that of the changed ones, and
-// { force: true } for values outside of the space.
+// Open the dialog with `values`; `send` gets { name: value } of the fields that have an effect, that of the changed ones and those
+// that had no effect before, and { force: true } for values outside of the space.
 async function openConfiguration(title, note, values, send) {
   const answer = await fetch("/api/space");
   if (!answer.ok) return;
@@ -48,12 +48,13 @@ async function openConfiguration(title, note, values, send) {
   byId("force").checked = false;
   byId("force-row").hidden = true;
   markUnused();
+  for (const field of fields) field.wasUsed = !field.control.disabled;
   byId("configuration-form").onsubmit = async (event) => {
     event.preventDefault();
     const used = fields.filter((field) => !field.control.disabled);
     const wrong = used.find((field) => field.read() === null);
     const chosen = Object.fromEntries(used.map((field) => [field.name, field.read()]));
-    const changed = Object.fromEntries(used.filter((f) => f.read() !== f.initial).map((f) => [f.name, f.read()]));
+    const changed = Object.fromEntries(used.filter((f) => !f.wasUsed || f.read() !== f.initial).map((f) => [f.name, f.read()]));
     const forced = byId("force").checked && !byId("force-row").hidden ? { force: true } : {};
     const problem = wrong ? wrong.label.textContent + ": write a number" : await send(chosen, changed, forced);
     byId("configuration-problem").hidden = !problem;
