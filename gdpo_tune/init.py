@@ -60,7 +60,11 @@ def main(arguments: Sequence[str]) -> int:
     from gdpo_tune.core.errors import UsageError
     from gdpo_tune.core.files import explain_write_errors, find_path_problem, write_atomically
 
-    answers = collect_answers(options, ask=sys.stdin.isatty() and not options.yes)
+    try:
+        answers = collect_answers(options, ask=sys.stdin.isatty() and not options.yes)
+    except KeyboardInterrupt:
+        print("\nInterrupted. Nothing was written.", file=sys.stderr)
+        return cli.INTERRUPTED
     stem = Path(answers.task.partition(":")[0]).stem
     file: Path = options.file or Path(FILE.format(stem))
     if file.suffix not in (".yaml", ".yml"):

@@ -76,7 +76,8 @@ def print_summary(
     if front.members or front.baselines:
         shown = select_rows(front)
         out.print(build_front_table(front, spec.space.dimensions, out))
-        _print_prose(out, explain_marks(front, shown), "dim")
+        if front.members:
+            _print_prose(out, explain_marks(front, shown), "dim")
         _print_labelled(out, spec, front)
     for line in describe_origins(front):
         _print_prose(out, line, "dim")

@@ -48,7 +48,13 @@ class RequestFile:
 
 
 def build_request(action: str, arguments: Mapping[str, Any], author: str | None) -> Request:
-    """Build a request of this moment; its author is by default the user of this process."""
+    """Build a request of this moment; its author is by default the user of this process.
+
+    Raises:
+        UsageError: `arguments` are no mapping.
+    """
+    if not isinstance(arguments, Mapping):
+        raise UsageError(f"{action}: the arguments are {arguments!r}; write a dict, such as {{}}")
     words = (find_user() if author is None else author).split()
     name = "".join(filter(str.isprintable, " ".join(words)))[:LONGEST_AUTHOR]
     return Request(uuid.uuid4().hex[:16], action, dict(arguments), name or "unknown", time.time())

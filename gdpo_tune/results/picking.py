@@ -201,7 +201,11 @@ def _find_member(front: Front, pick: Pick) -> Configuration:
             raise pick.error(position, reason, f"the metrics of this sweep are {join_names(names)}")
     if not front.members:
         reason = "nothing is on the front of that sweep yet"
-        raise pick.error(1, reason, "let the sweep continue, or pick a trial by its number")
+        raise pick.error(
+            1,
+            reason,
+            "run more trials or loosen the constraints, or pick a trial by its number",
+        )
     members = [member for member in front.members if not _find_broken_bounds(pick, member)]
     if not members:
         raise _build_unsatisfied_error(front, pick)

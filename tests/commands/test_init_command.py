@@ -135,3 +135,18 @@ def test_a_file_may_have_a_number_for_a_name(directory: Path):
     (directory / "taken.yaml").mkdir()
     with pytest.raises(UsageError, match=r"taken\.yaml is a directory"):
         init.main(["taken.yaml", "--force", "--yes"])
+
+
+def test_ctrl_c_at_a_question_writes_nothing(directory, monkeypatch, capsys):
+    class Interrupted(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def readline(self, *_: object) -> str:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stdin", Interrupted())
+    monkeypatch.setattr("builtins.input", lambda *_: Interrupted().readline())
+    assert init.main([]) == 130
+    assert "Nothing was written" in capsys.readouterr().err
+    assert list(directory.iterdir()) == []

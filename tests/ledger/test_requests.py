@@ -194,3 +194,9 @@ def test_a_reason_holds_nothing_that_no_file_or_terminal_takes(tmp_path: Path):
 def test_text_that_utf_8_lacks_is_written_as_an_escape(tmp_path: Path):
     write_atomically(tmp_path / "page", "caf\u00e9 \ud800")
     assert (tmp_path / "page").read_text(encoding="utf-8") == "caf\u00e9 \\ud800"
+
+
+@pytest.mark.parametrize("arguments", [None, [1], "trial=7"])
+def test_arguments_that_are_no_mapping_are_refused(arguments):
+    with pytest.raises(UsageError, match="write a dict"):
+        build_request("pause", arguments, None)
