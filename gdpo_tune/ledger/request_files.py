@@ -47,7 +47,7 @@ class RequestFile:
     """Why it holds none."""
 
 
-def build_request(action: str, arguments: Mapping[str, Any], author: str | None) -> Request:
+def build_request(action: str, arguments: Any, author: str | None) -> Request:
     """Build a request of this moment; its author is by default the user of this process.
 
     Raises:
