@@ -42,12 +42,12 @@ COMMANDS = {
     "init": "write a commented search space for a task and a policy",
     "sweep": "search for the Pareto front of a multi-reward RL run",
     "train": "train one policy, without a search",
-    "report": "draw a sweep's report again, or pick one of its candidates",
+    "report": "regenerate a sweep's report, or pick one of its candidates",
     "compare": "compare two sweeps, or two normalization modes of one",
     "watch": "watch a sweep in a browser while it runs, and steer it",
-    "merge": "merge policies of a sweep towards a wish",
+    "merge": "merge policies of a sweep toward a wish",
     "steer": "stop, add or clone trials of a running sweep, change its limits, or pause it",
-    "export": "write a training as the configuration of another library",
+    "export": "write a training, or a merge, for another library",
     "schedule": "run sweeps by a schedule",
 }
 """Name of a command, which is a module of this package -> its help."""
@@ -175,9 +175,17 @@ def complete_files(action: argparse.Action) -> None:
     vars(action)["complete"] = FILES
 
 
-def add_spec_arguments(parser: argparse.ArgumentParser) -> None:
+SWEEP = "a sweep: its directory, its name under runs/, or its file"
+"""Help of an argument that selects a sweep."""
+
+
+def add_spec_arguments(
+    parser: argparse.ArgumentParser,
+    metavar: str = "SEARCH_SPACE.yaml",
+    explanation: str = "the file that says what to search",
+) -> None:
     """Add the arguments that select the sweep of a command."""
-    space = parser.add_argument("space", metavar="SEARCH_SPACE.yaml", help="file of the sweep")
+    space = parser.add_argument("space", metavar=metavar, help=explanation)
     complete_files(space)
     add_override_argument(parser)
     parser.add_argument("--name", help="name of the sweep (default: the file's name:, or its stem)")

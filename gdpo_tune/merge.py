@@ -1,4 +1,4 @@
-"""Merge policies of a sweep towards a wish.
+"""Merge policies of a sweep toward a wish.
 
     python -m gdpo_tune.merge runs/code --toward "length >= 0.6"
     python -m gdpo_tune.merge runs/code --toward "format >= 0.8" --prefer correctness=2,length=1

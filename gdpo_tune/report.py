@@ -1,12 +1,12 @@
-"""Draw a sweep's report again from its ledger.
+"""Regenerate a sweep's report from its ledger.
 
     python -m gdpo_tune.report search_spaces/code.yaml
     python -m gdpo_tune.report runs/code --pick "max correctness where length >= 0.9"
     python -m gdpo_tune.report runs/code --sync
 
-The second marks one candidate, and prints the commands that make it anew. Ledgers are only read, so
-this works beside a running sweep. The last sends MLflow what it lacks of a sweep that is not
-running: updates that an unreachable server missed, or everything if its database is gone. With
+The second marks one candidate, and prints the commands that train and export it. Ledgers are only
+read, so this works beside a running sweep. The last sends MLflow what it lacks of a sweep that is
+not running: updates that an unreachable server missed, or everything if its database is gone. With
 another sweep, or with --modes, it does what `compare` does.
 """
 
@@ -30,12 +30,12 @@ def build_parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    cli.add_spec_arguments(parser)
+    cli.add_spec_arguments(parser, "SWEEP", cli.SWEEP)
     parser.add_argument(
         "against",
-        metavar="SWEEP",
+        metavar="OTHER_SWEEP",
         nargs="?",
-        help="another sweep to compare with: a directory, a name under runs/, or a file",
+        help="another sweep, to compare with",
     )
     cli.add_pick_argument(parser)
     parser.add_argument(

@@ -42,8 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    sweep = "its directory, its name under runs/, or its file"
-    cli.complete_files(parser.add_argument("sweep", metavar="SWEEP", help=sweep))
+    cli.complete_files(parser.add_argument("sweep", metavar="SWEEP", help=cli.SWEEP))
     parser.add_argument(
         "action", metavar="ACTION", choices=[*READERS, "list"], help=", ".join([*READERS, "list"])
     )

@@ -4,7 +4,7 @@
     python -m gdpo_tune.train --from runs/code --pick "max correctness where length >= 0.9"
     python -m gdpo_tune.train search_spaces/code.yaml --set space.group_size=8 ...
 
-The first two train a trial of a sweep again, at any budget: its knee, the highest value of an
+The first two train a trial of a sweep again, at any budget: its knee, the best in an
 objective (`runs/code:max_correctness`), the best under conditions, a trial by its number, or its
 checkpoint (`runs/code:7@40`), which is trained up to that step. The last one trains a file that has
 one value for every parameter. Each ends with held-out metrics and the directory of a policy that

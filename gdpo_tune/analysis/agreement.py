@@ -45,8 +45,8 @@ class Agreement:
         )
         return (
             f"at {self.completions:,} completions, rank correlation with final scores: "
-            f"{correlations} ({self.trials} complete trials; dominated there: {self.dominated} of "
-            f"the {self.front} on their final front)"
+            f"{correlations} ({self.trials} complete trials; of the {self.front} on their final "
+            f"front, {self.dominated} were dominated then)"
         )
 
 

@@ -1,4 +1,4 @@
-"""Origins of a front: ends of trainings, checkpoints and merges; what each adds and costs."""
+"""Origins of a front: final policies, checkpoints and merges; what each adds and costs."""
 
 from __future__ import annotations
 

@@ -21,14 +21,13 @@ from gdpo_tune.core.formatting import (
     get_mode,
 )
 from gdpo_tune.display.progress import Running
-from gdpo_tune.results.summary import describe_role
+from gdpo_tune.results.summary import ROLES, describe_role
 
 MOST_ROWS = 16
 """Members of a front that the terminal lists; report and front.csv have all."""
 REMARKS = 24
 """Columns of the remarks, which may take several lines."""
 UNBOUNDED = 10_000
-BASELINES = {"untrained": "untrained policy", "published": "published weights"}
 SEVERAL_SEEDS, ONE_SEED, WORSE = "●", "○", "▾"
 """Marks of rows, as in the pictures, and of a value that is clearly worse than a baseline's."""
 
@@ -65,7 +64,7 @@ def build_front_table(
 
 def select_rows(front: Front) -> list[Configuration]:
     """Select the members that the terminal lists, in order, and the baselines at the end."""
-    named = [m for m in front.members if front.list_labels(m) or m.role in BASELINES]
+    named = [m for m in front.members if front.list_labels(m) or m.role in ROLES]
     others = [m for m in front.members if m not in named]
     room = max(MOST_ROWS - len(named), 0)
     even = {index * len(others) // room for index in range(min(room, len(others)))}
@@ -76,10 +75,14 @@ def select_rows(front: Front) -> list[Configuration]:
 
 def explain_marks(front: Front, shown: Sequence[Configuration]) -> str:
     """Return a line that explains the marks of a table."""
-    parts = [f"{SEVERAL_SEEDS} several seeds", f"{ONE_SEED} one seed: provisional"]
+    parts = [
+        f"{SEVERAL_SEEDS} several seeds",
+        f"{ONE_SEED} one seed: provisional",
+        "±: one standard error",
+    ]
     if any(front.list_worse_objectives(member) for member in shown if member.is_on_front):
         roles = [b.role for b in front.baselines if not b.is_on_front]
-        names = format_list([BASELINES[role] for role in roles], "or")
+        names = format_list([ROLES[role] for role in roles], "or")
         parts.append(f"{WORSE} clearly worse than the {names}")
     hidden = len(front.members) - sum(member.is_on_front for member in shown)
     return "; ".join([*parts, *([f"{hidden} more in the report"] if hidden > 0 else [])])
@@ -153,7 +156,7 @@ def _fill_front_table(
 
 def _format_values(front: Front, configuration: Configuration) -> list[str]:
     """Return the value in each objective, marked where a baseline is clearly better."""
-    is_baseline = configuration.role in BASELINES
+    is_baseline = configuration.role in ROLES
     worse = set[str]() if is_baseline else front.list_worse_objectives(configuration)
     return [
         f"{f'{WORSE} ' * (goal.name in worse)}{format_estimate(configuration.mean[goal.name])}"
@@ -163,6 +166,6 @@ def _format_values(front: Front, configuration: Configuration) -> list[str]:
 
 def _list_remarks(front: Front, configuration: Configuration) -> str:
     remarks = front.list_labels(configuration)
-    if configuration.role in BASELINES:
-        remarks.append(BASELINES[configuration.role])
+    if configuration.role in ROLES:
+        remarks.append(ROLES[configuration.role])
     return ", ".join(remarks)

@@ -49,7 +49,7 @@ CAPTIONS = {
     ),
     "Share of the training signal": (
         "How much each reward contributed: |weight * standard deviation|, divided by the sum over "
-        "rewards, averaged over the steps. A long front is thinned out."
+        "rewards, averaged over the steps. A large front is shown in part."
     ),
     "Population": (
         "Parameters of each member during training, coloured by mode. Strong lines: on the front. "
@@ -58,7 +58,7 @@ CAPTIONS = {
         "was trained with."
     ),
     "Origins of the front": (
-        "How much final policies, their checkpoints and merges each contribute. Hypervolume: of "
+        "How much final policies, earlier checkpoints and merges each contribute. Hypervolume: of "
         "this row and the rows above. Share: what this row adds to the total. Cost: of all trials "
         "of this kind, on the front or not."
     ),

@@ -21,13 +21,11 @@ from gdpo_tune.core.formatting import (
 )
 from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
 from gdpo_tune.figures import style
-from gdpo_tune.results.summary import describe_role
+from gdpo_tune.results.summary import ORIGINS, describe_role
 
 Cell = tuple[str, str | float]
 """HTML of a cell, and its key for sorting."""
 
-NAMES = {"ends": "ends of trainings", "checkpoints": "checkpoints", "merges": "merges"}
-"""Kind of candidates -> its name in the table."""
 EMPTY: Cell = (NO_VALUE, "")
 
 
@@ -98,7 +96,7 @@ def build_trials_table(front: Front, dimensions: Sequence[str]) -> str:
 
 
 def build_origins_table(front: Front) -> str:
-    """Return one row per kind of candidates; empty for a sweep with ends of trainings alone."""
+    """Return one row per kind of candidates; empty for a sweep with final policies alone."""
     origins = summarize_origins(front)
     if not origins:
         return ""
@@ -108,7 +106,7 @@ def build_origins_table(front: Front) -> str:
     for origin in origins:
         cost = origin.cost
         cells = [
-            *(NAMES[origin.kind], str(origin.trials), str(origin.members)),
+            *(ORIGINS[origin.kind], str(origin.trials), str(origin.members)),
             *(format_number(origin.hypervolume), format_percent(origin.share)),
             *(f"{cost.completions:,}", f"{cost.evaluation_completions:,}"),
             format_duration(cost.cpu_seconds),

@@ -119,6 +119,12 @@ def _describe_age(records: Sequence[TrialRecord]) -> str:
     return f"The last trial started or ended at {latest:%Y-%m-%d %H:%M %Z}."
 
 
+def _capitalize(warning: str) -> str:
+    """Return a warning as a sentence; the name of a parameter before a colon stays as it is."""
+    is_name = warning.split(" ", 1)[0].endswith(":")
+    return warning if is_name else warning[0].upper() + warning[1:]
+
+
 def _build_bodies(
     spec: SweepSpec, front: Front, sessions: Sequence[Mapping[str, Any]]
 ) -> dict[str, str]:
@@ -127,7 +133,7 @@ def _build_bodies(
     effects = estimate_sweep_effects(spec, front)
     gallery = build_gallery(spec, front, effects)
     findings, limits = map(build_bullets, describe_findings(front, effects))
-    warnings = [f"{text[0].upper()}{text[1:]}" for text in list_result_warnings(spec, front)]
+    warnings = [_capitalize(text) for text in list_result_warnings(spec, front)]
     completions = build_completions(front)
     links = [COMPLETIONS] if completions else []
     return {

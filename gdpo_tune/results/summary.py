@@ -19,6 +19,10 @@ REPORT_FILE = "report.html"
 FRONT_FILE = "front.png"
 TABLE_FILE = "front.csv"
 """Names of the files in a sweep's directory."""
+ORIGINS = {"ends": "final policies", "checkpoints": "earlier checkpoints", "merges": "merges"}
+"""Kind of candidates -> its name where a person reads."""
+ROLES = {"untrained": "untrained policy", "published": "published weights"}
+"""Role of a baseline -> its name where a person reads."""
 
 
 @dataclass(frozen=True)
@@ -79,15 +83,15 @@ def describe_left_out_prompts(records: Sequence[TrialRecord]) -> str:
 def describe_origins(front: Front) -> list[str]:
     """Describe each kind of candidates: its share of the hypervolume, and its cost.
 
-    Shares are nested: what ends of trainings reach alone, what checkpoints add, what merges add.
-    Empty for a sweep with ends of trainings alone.
+    Shares are nested: what final policies reach alone, what checkpoints add, what merges add.
+    Empty for a sweep with final policies alone.
     """
     lines: list[str] = []
     for origin in summarize_origins(front):
         cost = origin.cost
         word = "give" if origin.kind == "ends" else "add"
         lines.append(
-            f"{origin.kind} {word} {format_percent(origin.share)} of the hypervolume "
+            f"{ORIGINS[origin.kind]} {word} {format_percent(origin.share)} of the hypervolume "
             f"({origin.members} on the front): {format_count(origin.trials, 'trial')}, "
             f"{cost.completions:,} completions in training, {cost.evaluation_completions:,} in "
             f"evaluations, {format_duration(cost.cpu_seconds)} of CPU time"
@@ -124,7 +128,9 @@ def describe_role(record: TrialRecord) -> str:
         return f"replicate of {record.replicate_of}"
     if record.role == "checkpoint":
         return title_candidate(record.name)
-    return f"merge of {format_parts(record.parts)}" if record.role == "merge" else record.role
+    if record.role == "merge":
+        return f"merge of {format_parts(record.parts)}"
+    return ROLES.get(record.role, record.role)
 
 
 def describe_last_session(sessions: Sequence[Mapping[str, Any]]) -> str:

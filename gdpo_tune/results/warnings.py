@@ -192,6 +192,6 @@ def _warn_of_groups(shares: Mapping[str, Mapping[int, float]]) -> Iterator[str]:
             shares_of_sizes = [f"{format_percent(dead[k])} at group size {k}" for k in dead]
             larger = max(sizes) * 2 if len(dead) == len(sizes) else max(sizes.keys() - dead.keys())
             yield (
-                f"{name}: half or more of the groups have equal rewards, which teach it nothing: "
+                f"{name}: equal in at least half of the groups, which teach nothing about it: "
                 f"{format_list(shares_of_sizes)}. Larger groups help: group_size {larger}."
             )

@@ -45,7 +45,7 @@ def test_a_rung_that_orders_as_the_end_does_says_one():
     assert found.correlation == pytest.approx({"correctness": 1.0, "length": 1.0})
     assert str(found) == (
         "at 70 completions, rank correlation with final scores: correctness 1.00, length 1.00 "
-        "(6 complete trials; dominated there: 0 of the 1 on their final front)"
+        "(6 complete trials; of the 1 on their final front, 0 were dominated then)"
     )
 
 

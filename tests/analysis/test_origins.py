@@ -64,8 +64,8 @@ def test_costs_are_of_all_trials_of_a_kind():
     assert (merges.trials, merges.cost.cpu_seconds) == (3, 2.0)
     lines = describe_origins(build_front(RECORDS, GOALS))
     assert lines[0] == (
-        "ends give 64 % of the hypervolume (2 on the front): 3 trials, 11,520 completions in "
-        "training, 1,536 in evaluations, 3 min 00 s of CPU time"
+        "final policies give 64 % of the hypervolume (2 on the front): 3 trials, 11,520 "
+        "completions in training, 1,536 in evaluations, 3 min 00 s of CPU time"
     )
     assert lines[2].startswith("merges add 27 % of the hypervolume (1 on the front): 3 trials, 0")
 

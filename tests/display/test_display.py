@@ -373,7 +373,7 @@ def test_the_summary_calls_candidates_by_their_names(spec):
         assert words in text
     front = build_front(records, spec.list_objectives())
     lines = describe_origins(front)
-    assert [line.split()[0] for line in lines] == ["ends", "checkpoints", "merges"]
+    assert [line.split()[0] for line in lines] == ["final", "earlier", "merges"]
     assert all(line in text for line in lines)
     assert describe_origins(build_front(records[:-3], spec.list_objectives())) == []
 
