@@ -37,7 +37,7 @@ from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.display.consoles import build_console
 from gdpo_tune.display.progress import Progress
 from gdpo_tune.display.tables import build_front_table, build_running_table
-from gdpo_tune.results.summary import describe_role
+from gdpo_tune.results.summary import describe_role, name_state
 from gdpo_tune.results.time_left import ENDED
 
 if TYPE_CHECKING:
@@ -137,7 +137,9 @@ class LiveDisplay(CloseableResource):
         counts = self._progress.count_states()
         ended = sum(counts[state] for state in ENDED)
         parts = [self._waits_for or f"{counts['running']} running"]
-        parts += [f"{counts[s]} {s}" for s in ("paused", "pruned", "failed") if counts[s]]
+        parts += [
+            f"{counts[s]} {name_state(s)}" for s in ("paused", "pruned", "failed") if counts[s]
+        ]
         return f"{ended} of at most {self._progress.planned} trials done, {', '.join(parts)}"
 
     def _describe_time_left(self) -> str:
@@ -183,7 +185,7 @@ class LiveDisplay(CloseableResource):
         return str(state)
 
     def _describe_end(self, record: TrialRecord) -> str:
-        head = f"{title_candidate(record.name)} {record.state}"
+        head = f"{title_candidate(record.name)} {name_state(record.state)}"
         if record.state != "complete":
             return f"{head}: {record.reason or 'no reason recorded'}"
         values = ", ".join(

@@ -21,7 +21,7 @@ from gdpo_tune.core.formatting import (
 )
 from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
 from gdpo_tune.figures import style
-from gdpo_tune.results.summary import ORIGINS, describe_role
+from gdpo_tune.results.summary import ORIGINS, describe_role, name_state
 
 Cell = tuple[str, str | float]
 """HTML of a cell, and its key for sorting."""
@@ -159,8 +159,7 @@ def _build_trial_row(
     role = describe_role(record)
     role += f" ({record.proposer})" if role in ("search", "member") else ""
     own = f", trial {record.number}" if record.role == "checkpoint" else ""
-    words = "stopped early" if record.state == "pruned" else record.state
-    state = f'<span class="state {record.state}">{words}</span>'
+    state = f'<span class="state {record.state}">{name_state(record.state)}</span>'
     notes = ["violates a constraint"] if record.feasible is False else []
     notes += [record.reason] if record.reason else []
     cells: list[Cell] = [

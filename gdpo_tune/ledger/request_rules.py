@@ -225,7 +225,7 @@ def _add(sweep: SweepSnapshot, effect: RequestEffect) -> Decision:
             if record.is_training and all(record.params[n] == v for n, v in point.items()):
                 raise UsageError(f"trial {record.number} has this configuration already")
     when = "the sweep is resumed" if sweep.state.pause else "a slot is free"
-    return Decision(effect, f"it starts once {when}, besides the trials asked for")
+    return Decision(effect, f"it starts once {when}, in addition to search.trials")
 
 
 def _change(sweep: SweepSnapshot, changes: Mapping[str, float]) -> Decision:

@@ -23,6 +23,8 @@ ORIGINS = {"ends": "final policies", "checkpoints": "earlier checkpoints", "merg
 """Kind of candidates -> its name where a person reads."""
 ROLES = {"untrained": "untrained policy", "published": "published weights"}
 """Role of a baseline -> its name where a person reads."""
+OPEN_STATES = {"running": "unfinished", "paused": "paused at a rung"}
+"""State of a trial that has not ended -> its description in a summary."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,11 @@ def measure_wall_time(records: Sequence[TrialRecord]) -> float:
     return max(finished) - min(started) if started and finished else 0.0
 
 
+def name_state(state: str) -> str:
+    """Return the state of a trial as a person reads it."""
+    return "stopped early" if state == "pruned" else state
+
+
 def describe_states(records: Sequence[TrialRecord]) -> tuple[int, str]:
     """Count the complete trials that are no merges or checkpoints, and describe all others.
 
@@ -56,13 +63,11 @@ def describe_states(records: Sequence[TrialRecord]) -> tuple[int, str]:
     it may be empty.
     """
     states = Counter(record.state for record in records if not record.parts)
-    words = {
-        "running": "unfinished",
-        "paused": "paused at a rung",
-        "pruned": "stopped early",
-        "failed": "failed",
-    }
-    others = [f"{states[state]} {word}" for state, word in words.items() if states[state]]
+    others = [
+        f"{states[state]} {OPEN_STATES.get(state) or name_state(state)}"
+        for state in ("running", "paused", "pruned", "failed")
+        if states[state]
+    ]
     if candidates := [record.state for record in records if record.parts]:
         done = candidates.count("complete")
         others.append(f"{done} of {len(candidates)} merges and checkpoints complete")

@@ -170,7 +170,7 @@ def _refuse(request: Request, guard: Guard) -> Response | None:
         status = guard.note_wrong_token(address)
         if status == 429:
             return _say(status, "too many requests without the token; wait a minute")
-        return _say(status, "no valid token; open the address that gdpo-tune watch prints")
+        return _say(status, "no valid token; open the address that the command watch prints")
     if request.method not in ("GET", "HEAD") and not guard.may_change(request.headers):
         return _say(403, "a change is accepted from this page alone")
     return None

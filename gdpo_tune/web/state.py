@@ -24,7 +24,7 @@ from gdpo_tune.core.metrics import HOUR
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.ledger.budget import compute_hours, compute_spending
-from gdpo_tune.results.summary import describe_role, describe_states
+from gdpo_tune.results.summary import describe_role, describe_states, name_state
 from gdpo_tune.results.time_left import (
     ENDED,
     estimate_seconds_left,
@@ -175,6 +175,7 @@ def _build_ended_row(spec: SweepSpec, front: Front, record: TrialRecord) -> dict
     return {
         **_build_row(spec, record),
         "state": record.state,
+        "state_name": name_state(record.state),
         "front": record.number in front.trial_numbers,
         "values": [format_estimate(record.test.get(name)) for name in spec.objectives],
         "time": format_duration(record.cost.seconds) if record.cost.seconds else NO_VALUE,

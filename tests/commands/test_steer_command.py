@@ -68,10 +68,10 @@ def test_requests_are_applied_and_listed(spec: SweepSpec, capsys: pytest.Capture
     answers = capsys.readouterr().out.splitlines()
     assert answers == [
         "stop 1: applied: trial 1 ends at its next step",
-        "clone 0 learning_rate=2e-4 group_size=4: applied: it starts once a slot is free, besides "
-        "the trials asked for",
+        "clone 0 learning_rate=2e-4 group_size=4: applied: it starts once a slot is free, "
+        "in addition to search.trials",
         "add normalization=gdpo learning_rate=0.01: applied: it starts once a slot is free, "
-        "besides the trials asked for",
+        "in addition to search.trials",
         "trials 24: applied: search.trials is 24 instead of 16",
         "budget completions=100000 hours=8: applied: search.budget.completions is 100,000 instead "
         "of 0; search.budget.hours is 8 instead of 0",

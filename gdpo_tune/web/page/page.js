@@ -47,10 +47,10 @@ async function refresh() {
       if (isAway) showState();
       isAway = false;
     } else {
-      showAway("refused", "This page may not see the sweep any more: open the address that gdpo-tune watch prints.");
+      showAway("refused", "This page may not see the sweep any more: open the address that the command watch prints.");
     }
   } catch {
-    showAway("away", "The server of this page has ended: start gdpo-tune watch again, and the page goes on.");
+    showAway("away", "The server of this page has ended: start the command watch again, and the page goes on.");
   }
   isAsking = false;
   showClocks();
@@ -203,7 +203,7 @@ function updateRunningRow(row, data) {
 }
 
 function buildEndedRow(data) {
-  const condition = element("td", { className: "note-cell" }, element("span", { className: "state " + data.state, textContent: data.state }));
+  const condition = element("td", { className: "note-cell" }, element("span", { className: "state " + data.state, textContent: data.state_name }));
   if (data.note) condition.append(element("small", { textContent: data.note }));
   return element("tr", {}, buildName(data), condition, buildConfiguration(data),
     ...data.values.map((value) => element("td", { className: "value", textContent: value.replace("\u00b1 ", "\u00b1\u00a0") })), element("td", { textContent: data.time }), buildActions(data));
