@@ -26,6 +26,7 @@ from gdpo_tune.training.checkpoints import (
     write_checkpoint,
 )
 from gdpo_tune.tuning.schedulers import exploits
+from gdpo_tune.tuning.search import applied_requests
 from gdpo_tune.tuning.search.plan import is_finished
 from tests.support.search_driver import Driver
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
@@ -379,7 +380,10 @@ def test_a_donor_with_a_damaged_checkpoint_gives_the_previous_one(
         assert read_final_state(record) == simulate_training(trace_training(records, record.number))
 
 
-def test_the_others_of_a_population_meet_without_a_member_that_a_person_stops(spec: SweepSpec):
+def test_the_others_of_a_population_meet_without_a_member_that_a_person_stops(
+    spec: SweepSpec, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(applied_requests, "POLL_SECONDS", 0.0)
     with Ledger.open(spec) as ledger:
         population = Population(ledger, slots=2)
         while not any(record.state == "paused" for record in ledger.get_records()):
