@@ -24,7 +24,15 @@ from gdpo_tune.spec import SweepSpec, load_spec
 
 SPACE = Path(__file__).resolve().parents[1] / "search_spaces" / "code.yaml"
 LIMIT = 0.80
-SMALL = ["search.trials=2", "search.replicates.max_runs=1", "training.steps=10"]
+SMALL = [
+    "search.trials=2",
+    "search.replicates.max_runs=1",
+    "search.merges.budget=0",
+    "search.checkpoints.budget=0",
+    "training.steps=10",
+    "training.validation_prompts=16",
+    "training.test_prompts=16",
+]
 
 
 def measure(spec: SweepSpec) -> dict[str, object]:
