@@ -71,7 +71,7 @@ class RecordedRequest(Request):
     """Unix time in seconds at which the driver took it."""
     outcome: Literal["applied", "refused"]
     reason: str
-    """What came of it, in one line for a person."""
+    """Result of the request, in one line for a person."""
     effect: RequestEffect = field(default_factory=RequestEffect)
     """Empty if it was refused."""
 

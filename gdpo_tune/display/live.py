@@ -72,7 +72,7 @@ class LiveDisplay(CloseableResource):
         self._live: Live | None = None
         self._started = time.monotonic()
         self._waits_for = "starting Ray" if self._console.is_terminal else ""
-        """What takes time before the first trial runs; empty afterwards."""
+        """Step of the start that is under way; empty once a trial runs."""
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:

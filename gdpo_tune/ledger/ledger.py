@@ -69,7 +69,7 @@ class Ledger(SweepHistory, CloseableResource):
         """With the settings that requests have changed, and with constraints that have the values
         of the baselines that were measured."""
         self.steering = SteeringState()
-        """What requests have asked for."""
+        """State that the recorded requests lead to."""
         self._file_spec = spec
         self.directory = spec.directory.absolute()
         self.moved_aside = moved_aside

@@ -51,7 +51,7 @@ class SweepSnapshot:
 
     @property
     def state(self) -> SteeringState:
-        """What the requests have asked for."""
+        """State that the recorded requests lead to."""
         return fold_requests(self.requests)
 
     def find_trial(self, arguments: Arguments) -> TrialRecord:
@@ -76,7 +76,7 @@ class Decision:
 
     effect: RequestEffect
     text: str
-    """What comes of it, in one line for a person."""
+    """Result of the request, in one line for a person."""
 
 
 def decide_stop(sweep: SweepSnapshot, arguments: Arguments) -> Decision:

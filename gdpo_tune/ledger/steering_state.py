@@ -21,7 +21,7 @@ BUDGET = "budget."
 
 @dataclass(frozen=True)
 class SteeringState:
-    """What requests have asked for so far."""
+    """Effects of all recorded requests."""
 
     stopped: Mapping[int, str] = field(default_factory=dict[int, str])
     """Number of a trial that has to end -> the reason."""

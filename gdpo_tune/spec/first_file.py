@@ -15,7 +15,7 @@ from gdpo_tune.spec.notation import dump_flow
 LARGEST_COST = 0.05
 """Share of its range by which the first objective may end below the untrained policy."""
 LARGEST_COST_EMBEDDED = 0.25
-"""The same for a policy that ships: its fronts reach further."""
+"""The same share for the policies that ship, whose fronts are wider."""
 COLUMN = 36
 """Column of the comments, where the key leaves room."""
 BUILT_IN = "built-in"

@@ -1,4 +1,4 @@
-"""What a sweep tells others: MLflow, a projection of the ledger, and the webhook of `notify:`.
+"""Listeners that report a sweep elsewhere: to MLflow, and to the webhook of `notify:`.
 
 Neither ever delays the sweep.
 """

@@ -1,4 +1,4 @@
-"""Who may open the page: everyone with its token, from a page of this server alone.
+"""Access control of the page: its token, the host, the origin, and a limit on wrong tokens.
 
 A browser sends requests to localhost for any web page that it shows. So the token alone is not
 enough: the name in `Host` must be one of this machine (DNS rebinding), and a change needs a header

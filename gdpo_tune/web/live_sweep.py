@@ -26,7 +26,7 @@ IDLE_SHARE = 20
 
 @dataclass(frozen=True)
 class Plan:
-    """What a sweep still intends, which only the search knows."""
+    """Trials that a sweep will still start; only the search can compute them."""
 
     planned: int
     """Trials at the end, at most."""

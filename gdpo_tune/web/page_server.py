@@ -137,7 +137,7 @@ def build_server(app: FastAPI) -> uvicorn.Server:
         date_header=False,
         lifespan="off",
         log_level="error",
-        proxy_headers=False,  # whoever guesses at the token could name any address
+        proxy_headers=False,  # else a client could evade the rate limit by a made-up address
         server_header=False,
         timeout_graceful_shutdown=1,
         ws="none",

@@ -1,4 +1,4 @@
-"""What an attempt at a trial starts from, and leaves behind."""
+"""Configuration of an attempt at a trial, and the checkpoints that it has stored."""
 
 from __future__ import annotations
 
