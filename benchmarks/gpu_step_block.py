@@ -21,9 +21,9 @@ from transformers import PrinterCallback
 from transformers.utils import logging as transformers_logging
 from trl import GRPOTrainer
 
+from gdpo_tune.core.prompt_order import order_prompts
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.training import train, vllm_engine
-from gdpo_tune.training.build import order_prompts
 from gdpo_tune.training.trl_arguments import build_trainer_arguments, count_prompts_per_step
 from gdpo_tune.training.worker_cache import open_worker_cache
 

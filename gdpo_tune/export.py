@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     """Write what `arguments` ask for and return the exit status."""
     options = build_parser().parse_args(arguments)
 
-    from gdpo_tune.exporters.write_export import PAGE, export_training
+    from gdpo_tune.exporters.write_export import PAGE, RUN, export_training
     from gdpo_tune.policies.load_policy import resolve_policy
 
     request = _load_request(options)
@@ -73,9 +74,8 @@ def main(arguments: Sequence[str]) -> int:
     exported, directory = export_training(request, options.to, policy, options.out)
     for line in request.trial_lines:
         print(line)
-    print(f"{exported.library}: {directory / exported.file}")
-    print(f"what you supply, and what differs: {directory / PAGE}")
-    print(f"in {exported.directory}, start it with: {exported.command}")
+    print(f"what differs: {directory / PAGE}")
+    print(f"start {exported.library} ({exported.install}): bash {quote(str(directory / RUN))}")
     return 0
 
 

@@ -69,7 +69,7 @@ def hash_task_file(task: str) -> dict[str, str]:
     """Return the hash of the file's text, for a task in a file."""
     if not is_task_file(task):
         return {}
-    content = Path(_split_name(task)[0]).read_bytes()
+    content = Path(split_task_file(task)[0]).read_bytes()
     return {"task_file": f"sha256:{hashlib.sha256(content).hexdigest()[:12]}"}
 
 
@@ -99,7 +99,12 @@ def _describe(task: str) -> TaskInfo:
     )
 
 
-def _split_name(task: str) -> tuple[str, str]:
+def split_task_file(task: str) -> tuple[str, str]:
+    """Return the absolute path and the class of a task in a file.
+
+    Raises:
+        TaskFileError: it names no class.
+    """
     file, _, name = task.rpartition(":")
     if not file or not name.isidentifier():
         raise TaskFileError(f"{task}: it names no class; write path/to/file.py:MyTask")
@@ -107,7 +112,7 @@ def _split_name(task: str) -> tuple[str, str]:
 
 
 def _load_class(task: str) -> Any:
-    file, name = _split_name(task)
+    file, name = split_task_file(task)
     task_class = getattr(_load_module(file, task), name, None)
     if not isinstance(task_class, type):
         raise TaskFileError(f"{task}: that file has no class {name}")

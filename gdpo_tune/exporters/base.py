@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
 from gdpo_tune.core.errors import ExportError, SpecProblem
@@ -14,7 +14,11 @@ from gdpo_tune.spec.problems import join_names, show
 
 Settings = Mapping[str, object]
 REWARDS_FILE = "rewards.py"
-"""Name in exported files of the module with the reward functions, which the user supplies."""
+"""Name in an exported folder of the module with the reward functions."""
+PROMPTS_FILE = "prompts.parquet"
+"""Name in an exported folder of the training prompts."""
+START = "bash run.sh"
+"""Command that starts the library in an exported folder."""
 PRECISION = {"auto": "bfloat16 on a GPU, float32 elsewhere", "float32": "float32"}
 """`model.dtype` -> precision of the training, if a library may compute in another one."""
 OWN = "the trainer's own model sampled"
@@ -35,20 +39,50 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class ExportedPrompt:
+    """One training prompt."""
+
+    text: str
+    """Text that a policy without a chat template reads."""
+    messages: Sequence[Mapping[str, str]] | None
+    """Chat turns, each with `role` and `content`; None without a chat template."""
+    problem: str
+    """JSON by which `rewards.py` judges a completion."""
+
+
+@dataclass(frozen=True)
+class TrainingFiles:
+    """Files of a training besides the configuration: how its library gets rewards and prompts."""
+
+    glue: Mapping[str, Sequence[str]]
+    """Module of `exporters.glue` -> its definitions that the library looks for in `rewards.py`, or
+    that `ending` needs."""
+    ending: str
+    """Source at the end of `rewards.py`."""
+    build_row: Callable[[ExportedPrompt, int], Mapping[str, object]]
+    """Columns of a prompt, which has that number, in `prompts.parquet`."""
+    others: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Name of another file -> its text."""
+
+
+@dataclass(frozen=True)
 class Exported:
-    """A training as the configuration of a library."""
+    """A training, or a merge, as the files of a library."""
 
     library: str
     """With the version whose source the exporter was written from."""
     file: str
+    """Name of its configuration."""
     text: str
-    command: str
-    """Starts the library on it."""
+    install: str
+    """Command that installs the library."""
+    run: str
+    """Lines of a shell that start it in the folder, with the arguments "$@"."""
     differences: Sequence[Difference]
     to_supply: Mapping[str, str]
     """Key -> what the user has to put there."""
-    directory: str = "the directory of that file"
-    """Where the command works."""
+    training: TrainingFiles | None = None
+    """None for a merge, which trains nothing."""
 
 
 def check_support(
@@ -160,6 +194,24 @@ def list_common_differences(
         theirs = "the same estimator (k3), its logarithm and value clamped at 20 and 10"
         rows.append(Difference("KL to the untrained policy", "k3, not clamped", theirs))
     return rows
+
+
+def list_order_differences(recipe: Recipe) -> list[Difference]:
+    """Return the order of prompts that are read several times, by a library that never shuffles."""
+    if recipe.training.steps * recipe.prompts <= recipe.training.train_prompts:
+        return []
+    ours = "as in the file in the first pass, then another order in each pass"
+    return [Difference("order of the prompts", ours, "as in the file in every pass")]
+
+
+def format_install(package: str, recipe: Recipe, *, peft: str = "", vllm: str = "") -> str:
+    """Return the command that installs a library, with what adapters and the engine need."""
+    packages = [package]
+    if recipe.model.lora_rank and peft:
+        packages.append(peft)
+    if recipe.rollout.engine == "vllm" and vllm:
+        packages.append(vllm)
+    return f"pip install {' '.join(packages)}"
 
 
 def describe_correction(rollout: RolloutSettings) -> str:

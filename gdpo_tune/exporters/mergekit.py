@@ -53,7 +53,8 @@ def export(recipe: Recipe) -> base.Exported:
         library=LIBRARY,
         file="mergekit.yaml",
         text=base.format_yaml(settings, recipe.note, command) + "\n".join(lines) + "\n",
-        command=command,
+        install="pip install mergekit==0.1.5",
+        run=f'exec {command} "$@"',
         differences=_list_differences(bool(adapters)),
         to_supply={
             f"models[{index}].model": f"a directory with a copy of {parent.policy}"

@@ -8,9 +8,17 @@ from dataclasses import dataclass
 from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import NO_CONDITION, PARTIAL_CREDIT
 from gdpo_tune.core.registry import TaskInfo
-from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings, TrainingSettings
+from gdpo_tune.core.settings import (
+    DataSettings,
+    ModelSettings,
+    RolloutSettings,
+    SandboxSettings,
+    TrainingSettings,
+)
+from gdpo_tune.core.shaping import Shaping, build_shaping
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trial_config import Params, Segment
+from gdpo_tune.policies.prompts import has_chat_template
 from gdpo_tune.results.parents import Parent
 from gdpo_tune.results.retrain import TrainingRequest
 from gdpo_tune.spec import SweepSpec
@@ -40,6 +48,10 @@ class Recipe:
     """Origin, for a person."""
     policy: str
     """Argument of `from_pretrained`: the policy from which the training starts."""
+    policy_name: str
+    """The policy of the spec."""
+    is_chat: bool
+    """True if the policy reads prompts through its chat template, or is not on this machine."""
     rewards: tuple[ExportedReward, ...]
     """Those with a weight, in the order of the task."""
     params: Params
@@ -48,6 +60,11 @@ class Recipe:
     model: ModelSettings
     data: DataSettings
     rollout: RolloutSettings
+    sandbox: SandboxSettings
+    task: str
+    """Name or file of the task."""
+    shaping: Shaping
+    """Changes of the rewards before the normalization."""
     schedule: tuple[Segment, ...] = ()
     candidate: str = ""
     """Name in its sweep; empty for a file."""
@@ -168,6 +185,8 @@ def build_recipe(request: TrainingRequest, policy: str) -> Recipe:
         name=f"{spec.name}-{request.label}",
         note=request.note,
         policy=policy,
+        policy_name=spec.policy,
+        is_chat=has_chat_template(spec.policy, spec.model.revision) is not False,
         rewards=tuple(
             ExportedReward(name, weights[name] / largest, *info.rewards[name], shaping[name])
             for name in names
@@ -178,6 +197,9 @@ def build_recipe(request: TrainingRequest, policy: str) -> Recipe:
         model=spec.model,
         data=spec.data,
         rollout=spec.rollout,
+        sandbox=spec.sandbox,
+        task=spec.task,
+        shaping=build_shaping(params, spec.training, info),
         schedule=request.schedule,
         candidate=request.name,
         sweep=request.sweep,
@@ -188,7 +210,7 @@ def build_recipe(request: TrainingRequest, policy: str) -> Recipe:
 def _describe_shaping(
     reward: str, info: TaskInfo, params: Params, spec: SweepSpec
 ) -> tuple[str, ...]:
-    """Return the changes that `training.shaping` makes to a reward, in words."""
+    """Return the changes that `core.shaping` makes to a reward, in words."""
     sentences: list[str] = []
     if reward == info.partial_reward and params.get(PARTIAL_CREDIT):
         sentences.append("partial credit: the share of tests that pass")

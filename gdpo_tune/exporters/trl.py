@@ -1,4 +1,4 @@
-"""TRL: a YAML file for `trl grpo --config`.
+"""TRL: a folder that starts with `trl grpo --config`.
 
 Source: trl/trainer/grpo_config.py, grpo_trainer.py and scripts/grpo.py of TRL 1.16.0.
 """
@@ -15,7 +15,6 @@ LOSSES = ("dapo", "dr_grpo", "grpo", "bnpo", "cispo")
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 CORRECTED_KL = {"use_bias_correction_kl": True}
 """Key that Axolotl shares: it pins a TRL before 1.10, whose default is false."""
-COMMAND = "trl grpo --config grpo.yaml"
 
 
 def export(recipe: Recipe) -> base.Exported:
@@ -27,8 +26,9 @@ def export(recipe: Recipe) -> base.Exported:
         "dtype": "float32",
         "bf16": recipe.model.dtype != "float32",
         "gradient_checkpointing": recipe.model.gradient_checkpointing != "off",
-        "dataset_name": "your/prompts",
-        "reward_funcs": [f"rewards.{reward.name}" for reward in recipe.rewards],
+        "datasets": [{"path": "parquet", "data_files": base.PROMPTS_FILE, "split": "train"}],
+        "shuffle_dataset": False,
+        "reward_funcs": list_reward_functions(recipe),
         "reward_weights": recipe.weights,
         **build_aggregation(recipe),
         **build_algorithm(recipe),
@@ -42,14 +42,43 @@ def export(recipe: Recipe) -> base.Exported:
     return base.Exported(
         library=LIBRARY,
         file="grpo.yaml",
-        text=base.format_yaml(settings, recipe.note, COMMAND),
-        command=COMMAND,
+        text=base.format_yaml(settings, recipe.note, base.START),
+        install=base.format_install("trl==1.16.0", recipe, peft="peft", vllm="vllm"),
+        run=_format_run(recipe),
         differences=_list_differences(recipe),
-        to_supply={
-            "dataset_name": "a data set with a column `prompt` and the columns of your rewards",
-            "reward_funcs": f"one function per reward, in this order, in `{base.REWARDS_FILE}`",
+        to_supply={},
+        training=build_training_files(recipe),
+    )
+
+
+def list_reward_functions(recipe: Recipe) -> list[str]:
+    """Return the names of the reward functions, which Axolotl shares."""
+    return [f"rewards.{reward.name}_reward" for reward in recipe.rewards]
+
+
+def build_training_files(recipe: Recipe) -> base.TrainingFiles:
+    """Return how TRL, and what trains with it, gets rewards and prompts."""
+    names = [reward.name for reward in recipe.rewards]
+    return base.TrainingFiles(
+        glue={"trl": ("build_reward",)},
+        ending="\n".join(f'{name}_reward = build_reward("{name}")' for name in names),
+        build_row=lambda prompt, _: {
+            "prompt": prompt.messages or prompt.text,
+            "problem": prompt.problem,
         },
     )
+
+
+def _format_run(recipe: Recipe) -> str:
+    """Return the lines that start TRL: in one process, and in bfloat16 on a GPU alone."""
+    lines = ["gpu=$(python -c 'import torch; print(torch.cuda.is_available())')"]
+    flags = ""
+    if recipe.model.dtype == "auto":
+        flags += ' --bf16 "$gpu"'
+    if recipe.model.gradient_checkpointing == "auto":
+        flags += ' --gradient_checkpointing "$gpu"'
+    command = f'exec trl grpo --config grpo.yaml --num_processes 1{flags} "$@"'
+    return "\n".join([*lines, command] if flags else [command])
 
 
 def build_aggregation(recipe: Recipe) -> dict[str, object]:
@@ -153,7 +182,7 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
     rows = [
         *list_shared_differences(recipe),
         base.Difference("completions of a step", ours, theirs),
-        base.Difference("order of the prompts", "fixed by the seed", "shuffled by the seed"),
+        *base.list_order_differences(recipe),
     ]
     if recipe.mode == "gdpo":
         ours = "one of the modes, which exclude each other"

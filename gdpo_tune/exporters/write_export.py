@@ -1,21 +1,34 @@
-"""Write an export: the file of the library, and a page of what to supply and what differs."""
+"""Write an exported folder: the configuration, rewards, prompts, and a page of what differs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from gdpo_tune.core.errors import ExportError, SpecProblem, UsageError
 from gdpo_tune.core.files import explain_write_errors, write_atomically
-from gdpo_tune.core.registry import EXPORTERS, load
+from gdpo_tune.core.registry import EXPORTERS, POLICIES, load
 from gdpo_tune.core.trials import Objective
-from gdpo_tune.exporters.base import Exported
+from gdpo_tune.exporters.base import (
+    PROMPTS_FILE,
+    REWARDS_FILE,
+    START,
+    Difference,
+    Exported,
+    TrainingFiles,
+)
+from gdpo_tune.exporters.prompts import ExportedPrompts, collect_prompts, format_parquet
 from gdpo_tune.exporters.recipe import ExportedReward, Recipe, build_recipe
+from gdpo_tune.exporters.reward_file import build_reward_file, find_task_file, runs_programs
+from gdpo_tune.exporters.sandbox_copy import SANDBOX_COPY, copy_sandbox
 from gdpo_tune.results.parents import explain_merge
 from gdpo_tune.results.retrain import TrainingRequest
 
 PAGE = "DIFFERENCES.md"
+RUN = "run.sh"
+POLICY_COPY = "policy"
+"""Directory in an exported folder with a policy that ships with this package."""
 MERGERS = ("mergekit",)
 """Libraries that merge policies; all others train one."""
 
@@ -32,41 +45,109 @@ def export_training(
         ExportError: the library would change or ignore a part of the training; or it trains, and
             this is a merge.
         UsageError: the directory cannot be written, or holds a file that was edited.
+        DataError, PolicyError: the prompts, or the policy's tokenizer, cannot be used.
     """
     if request.parents and library not in MERGERS:
         command = f"python -m gdpo_tune.export {{}} --to {library}"
         reason, fix = explain_merge(request.name, request.parents, request.sweep, command)
         raise ExportError(library, (SpecProblem(request.sweep, "", "", reason, fix),))
-    recipe = build_recipe(request, policy)
+    ships = request.spec.policy in POLICIES and library not in MERGERS
+    recipe = build_recipe(request, POLICY_COPY if ships else policy)
     exported: Exported = load(EXPORTERS[library])(recipe)
     directory = directory or request.spec.output_directory / f"{recipe.name}-{library}"
-    page = format_page(recipe, exported, request.spec.list_objectives())
-    texts = {exported.file: exported.text, PAGE: page}
+    files = {exported.file: exported.text.encode(), RUN: format_run(recipe, exported).encode()}
+    differences: Sequence[Difference] = ()
+    if exported.training is not None:
+        prompts = collect_prompts(recipe)
+        files |= _build_training_files(recipe, exported.training, prompts)
+        differences = list_prompt_differences(prompts, recipe)
+    if ships:
+        source = POLICIES[request.spec.policy]
+        files |= {f"{POLICY_COPY}/{file.name}": file.read_bytes() for file in source.iterdir()}
+    page = format_page(recipe, exported, request.spec.list_objectives(), differences)
+    write_folder(directory, {**files, PAGE: page.encode()})
+    return exported, directory
+
+
+def write_folder(directory: Path, files: Mapping[str, bytes]) -> None:
+    """Write files by their names, all or, where one exists with other content, none.
+
+    Raises:
+        UsageError: the directory cannot be written, or holds a file that was edited.
+    """
     with explain_write_errors("the export"):
-        for name, text in texts.items():
+        for name, content in files.items():
             file = directory / name
-            if file.exists() and file.read_bytes() != text.encode():
+            if file.exists() and file.read_bytes() != content:
                 raise UsageError(
                     f"{file} exists with other content, which may be your work\n"
                     "    fix: choose another --out, or remove it"
                 )
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            write_atomically(directory / name, text)
-    return exported, directory
+        for name, content in files.items():
+            file = directory / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, content)
+            if name == RUN:
+                file.chmod(0o755)
 
 
-def format_page(recipe: Recipe, exported: Exported, objectives: Sequence[Objective]) -> str:
-    """Return the page as Markdown."""
+def _build_training_files(
+    recipe: Recipe, training: TrainingFiles, prompts: ExportedPrompts
+) -> dict[str, bytes]:
+    """Return name -> content of rewards, prompts and what else the library needs."""
+    files = {
+        REWARDS_FILE: build_reward_file(recipe, training.glue, training.ending).encode(),
+        PROMPTS_FILE: format_parquet(prompts, training.build_row),
+        **{name: text.encode() for name, text in training.others.items()},
+    }
+    if runs_programs(recipe):
+        files |= {f"{SANDBOX_COPY}/{name}": content for name, content in copy_sandbox().items()}
+    task_file = find_task_file(recipe)
+    if task_file is not None:
+        files[task_file.name] = task_file.read_bytes()
+    return files
+
+
+def format_run(recipe: Recipe, exported: Exported) -> str:
+    """Return the program that starts the library."""
+    return f"""#!/usr/bin/env bash
+# {recipe.name} in {exported.library}: {START}
+# Arguments are passed on to the library. It has to be installed: {exported.install}
+set -euo pipefail
+cd "$(dirname "${{BASH_SOURCE[0]}}")"
+{exported.run}
+"""
+
+
+def list_prompt_differences(prompts: ExportedPrompts, recipe: Recipe) -> list[Difference]:
+    """Return what may differ in the prompts, whatever the library."""
+    if prompts.knows_tokenizer:
+        return []
+    ours = f"prompts above {recipe.data.max_prompt_length} tokens are left out"
+    theirs = (
+        f"the tokenizer of {recipe.policy_name} is not on this machine: every prompt is in the "
+        "file, and the policy is taken to have a chat template"
+    )
+    return [Difference("prompts", ours, theirs)]
+
+
+def format_page(
+    recipe: Recipe,
+    exported: Exported,
+    objectives: Sequence[Objective],
+    differences: Sequence[Difference] = (),
+) -> str:
+    """Return the page as Markdown; `differences` are those beside the library's own."""
     goals = ", ".join(f"`{goal.name}` ({goal.direction})" for goal in objectives)
     supply = [(f"`{key}`", text) for key, text in exported.to_supply.items()]
     supplies = _format_table(("key", "what it needs"), supply) if supply else "Nothing."
-    differences = [(row.topic, row.ours, row.theirs) for row in exported.differences]
+    rows = [(row.topic, row.ours, row.theirs) for row in (*exported.differences, *differences)]
     return f"""# {recipe.name} in {exported.library}
 
-`{exported.file}` repeats {recipe.note}. In {exported.directory}, start it with
+`{exported.file}` repeats {recipe.note}. Start it in this directory:
 
-    {exported.command}
+    {exported.install}
+    {START}
 
 ## What you supply
 
@@ -74,7 +155,7 @@ def format_page(recipe: Recipe, exported: Exported, objectives: Sequence[Objecti
 {_format_rewards(recipe.rewards)}
 ## What differs
 
-{_format_table(("", "where it was measured", exported.library), differences)}
+{_format_table(("", "where it was measured", exported.library), rows)}
 
 Not exported: held-out evaluation. The values of this candidate are unweighted metrics ({goals}) \
 on test prompts; a reward that the library logs is weighted, and is none of them.
@@ -88,8 +169,8 @@ def _format_rewards(rewards: Sequence[ExportedReward]) -> str:
     return f"""
 ## Rewards
 
-Weights are scaled to a maximum of 1, as in training. The library applies no shape and no \
-condition: the functions that you supply have to.
+Weights are scaled to a maximum of 1, as in training. `{REWARDS_FILE}` computes the rewards and \
+shapes them; the library weighs them.
 
 {_format_table(("reward", "weight", "range", "in training"), map(_format_reward, rewards))}
 """

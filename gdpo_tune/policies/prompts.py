@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.registry import POLICIES
-from gdpo_tune.policies.load_policy import resolve_policy
+from gdpo_tune.policies.load_policy import find_local_directory, resolve_policy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PROMPTS_FILE = "prompts.json"
 """File in a policy's directory that says whether it was trained with instructions."""
+_TOKENIZER_FILE = "tokenizer_config.json"
 _TAG = re.compile(r"</?\w+>")
 _OPENED = re.compile(r"<\w+>\s*$")
 """A tag at the end of a rendered prompt, such as the `<think>` of some reasoning policies."""
@@ -84,9 +85,26 @@ def choose_prompt_format(
     Raises:
         PolicyError: a tag that the instructions name is lost between tokens and text.
     """
-    check_tags(name, tokenizer, instructions)
+    return PromptFormat(tokenizer, choose_instructions(name, tokenizer, instructions, mode))
+
+
+def choose_instructions(
+    name: str,
+    tokenizer: PreTrainedTokenizerBase | None,
+    instructions: str,
+    mode: Literal["auto", "on", "off"],
+) -> str:
+    """Return the instructions that the policy `name` gets, which may be empty.
+
+    See `choose_prompt_format`. A tokenizer that is not at hand, None, is not checked.
+
+    Raises:
+        PolicyError: a tag that the instructions name is lost between tokens and text.
+    """
+    if tokenizer is not None:
+        check_tags(name, tokenizer, instructions)
     is_instructed = _needs_instructions(name) if mode == "auto" else mode == "on"
-    return PromptFormat(tokenizer, instructions if is_instructed else "")
+    return instructions if is_instructed else ""
 
 
 def _needs_instructions(name: str) -> bool:
@@ -94,6 +112,31 @@ def _needs_instructions(name: str) -> bool:
     if name in POLICIES or not file.is_file():
         return name not in POLICIES
     return bool(json.loads(file.read_text(encoding="utf-8"))["instructions"])
+
+
+def load_local_tokenizer(name: str, revision: str = "") -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer of a policy; None if it is not on this machine."""
+    directory = _find_tokenizer(name, revision)
+    if directory is None:
+        return None
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(directory)
+
+
+def has_chat_template(name: str, revision: str = "") -> bool | None:
+    """Return whether a policy has a chat template; None if it is not on this machine."""
+    directory = _find_tokenizer(name, revision)
+    if directory is None:
+        return None
+    if (directory / "chat_template.jinja").is_file():
+        return True
+    return "chat_template" in json.loads((directory / _TOKENIZER_FILE).read_text(encoding="utf-8"))
+
+
+def _find_tokenizer(name: str, revision: str) -> Path | None:
+    directory = find_local_directory(name, revision)
+    return directory if directory and (directory / _TOKENIZER_FILE).is_file() else None
 
 
 def check_tags(name: str, tokenizer: PreTrainedTokenizerBase, instructions: str) -> None:

@@ -38,8 +38,9 @@ class BuiltInTask(CloseableResource):
         """Switch the named optional rewards on; `sandbox` is for tasks that run code."""
         self._settings = sandbox or SandboxSettings()
         extra = (info for info in self.optional_reward_infos if info.name in optional_rewards)
-        self._reward_infos = (*self.reward_infos, *extra)
-        self.rewards = tuple(reward.name for reward in self._reward_infos)
+        self.judged_rewards: tuple[RewardInfo, ...] = (*self.reward_infos, *extra)
+        """Rewards that `score` gives."""
+        self.rewards = tuple(reward.name for reward in self.judged_rewards)
         self.metrics = tuple(self.metric_infos)
         self.instructions = self.format_request.format(limit=training.length_limit)
         self._length_limit = training.length_limit
@@ -87,9 +88,9 @@ class BuiltInTask(CloseableResource):
             return list(map(function, samples))
 
         return Scores(
-            rewards={reward.name: measure(reward.score) for reward in self._reward_infos},
+            rewards={reward.name: measure(reward.score) for reward in self.judged_rewards},
             metrics={name: measure(info.measure) for name, info in self.metric_infos.items()},
-            partial={r.name: measure(r.partial) for r in self._reward_infos if r.partial},
+            partial={r.name: measure(r.partial) for r in self.judged_rewards if r.partial},
         )
 
     def _run_programs(

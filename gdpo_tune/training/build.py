@@ -7,18 +7,18 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.utils import set_seed
 from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 
 from gdpo_tune.core import task_files
+from gdpo_tune.core.prompt_order import order_prompts
+from gdpo_tune.core.shaping import build_shaping
 from gdpo_tune.core.trial_config import Params, TrialConfig
 from gdpo_tune.training import rollout, vllm_engine
 from gdpo_tune.training.lora import build_adapter_config
 from gdpo_tune.training.scoring import build_reward_functions
-from gdpo_tune.training.shaping import build_shaping
 from gdpo_tune.training.trainer import GDPOTrainer
 from gdpo_tune.training.trl_arguments import build_trainer_arguments, count_prompts_per_step
 from gdpo_tune.training.worker_cache import WorkerCache
@@ -37,6 +37,7 @@ def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer,
     for_engine = vllm_engine.build_engine_arguments(config, model) if uses_vllm else {}
     arguments = build_trainer_arguments(config, cache.task.rewards, for_engine)
     info = task_files.load_task_info(config.task, config.params)
+    shaping = build_shaping(config.params, config.training, info)
     # A new adapter draws random numbers before TRL sets its own seed.
     set_seed(config.seed)
     with vllm_engine.prepare_engine(config, model, arguments) if uses_vllm else nullcontext():
@@ -45,7 +46,7 @@ def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer,
             gamma=float(config.params["gamma"]),
             baseline=str(config.params["baseline"]),
             ranges=[info.rewards[name] for name in cache.task.rewards],
-            reward_funcs=build_reward_functions(cache.task, problems, build_shaping(config, info)),
+            reward_funcs=build_reward_functions(cache.task, problems, shaping),
             model=model,
             args=arguments,
             train_dataset=data,
@@ -62,18 +63,6 @@ def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer,
     if uses_vllm:
         vllm_engine.name_engine_failures(trainer)
     return trainer, rollout.choose_held_out_sampler(config)
-
-
-def order_prompts(problems: int, count: int, seed: int) -> list[int]:
-    """Return the indices of a trial's `count` prompts; each pass over all has its own order.
-
-    The order is fixed in advance, because a data loader that shuffles by itself would start another
-    order when a trial resumes after its first pass.
-    """
-    generator = np.random.default_rng(seed)
-    passes = -(-count // problems)
-    order = np.concatenate([generator.permutation(problems) for _ in range(passes)])
-    return order[:count].tolist()
 
 
 @dataclass(eq=False)

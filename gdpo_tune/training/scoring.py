@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gdpo_tune.core.errors import NonFiniteError, TrialFailure
+from gdpo_tune.core.shaping import Rewards, Shaping
 from gdpo_tune.core.steps import REWARDS
 from gdpo_tune.tasks.base import Problem, RewardFailures, Task
-from gdpo_tune.training.shaping import Rewards, Shaping
 
 RewardFunction = Callable[..., Sequence[float | None]]
 """TRL's form: keyword arguments such as `completions`; one reward per completion."""

@@ -12,11 +12,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from gdpo_tune.core.errors import NonFiniteError, TrialFailure
 from gdpo_tune.core.parameters import PARAMETERS, list_parameters
+from gdpo_tune.core.prompt_order import order_prompts
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.steps import read_steps
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import step_reporter, train, worker_cache
-from gdpo_tune.training.build import order_prompts
 from gdpo_tune.training.checkpoints import find_newest_checkpoint, read_checkpoint
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
 from tests.support.training import (

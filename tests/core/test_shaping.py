@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import LENGTH_PARAMETERS, PARAMETERS, PARTIAL_CREDIT, list_parameters
-from gdpo_tune.tasks.rewards.length import score_length
-from gdpo_tune.training.scoring import build_reward_functions
-from gdpo_tune.training.shaping import (
+from gdpo_tune.core.shaping import (
+    LengthFall,
     RewardCondition,
     Shaping,
     apply_condition,
@@ -21,8 +20,15 @@ from gdpo_tune.training.shaping import (
     compute_falling_reward,
     compute_threshold,
 )
+from gdpo_tune.tasks.rewards.length import score_length
+from gdpo_tune.training.scoring import build_reward_functions
 from tests.support.data import build_sample
 from tests.support.training import SETTINGS, TOY, ToyTask, build_trial_config
+
+
+def build(config, info=TOY):
+    return build_shaping(config.params, config.training, info)
+
 
 CALM = settings(deadline=None, database=None, derandomize=True)
 VALUE = st.one_of(st.none(), st.floats(-3, 3), st.sampled_from([0.0, 1.0]))
@@ -122,11 +128,11 @@ def test_chains_and_circles_read_the_rewards_before_shaping():
 
 
 def test_a_condition_on_length_reads_the_step_whatever_the_shape():
-    shape = {"length_reward": "length", "length": lambda tokens: 1 / tokens}
+    shape = {"length_reward": "length", "length": LengthFall(10, 8)}
     shaping = Shaping(**shape, conditions={"a": RewardCondition("length", 1.0)})
     assert shaping.apply({"a": [1.0, 1.0], "length": [1.0, 0.0]}, [4, 8]) == {
         "a": [1.0, 0.0],
-        "length": [0.25, 0.125],
+        "length": [0.75, 0.25],
     }
 
 
@@ -160,15 +166,15 @@ def test_partial_credit_exists_only_for_tasks_that_give_it(tmp_path):
     assert PARTIAL_CREDIT in list_parameters(TOY)
     info = dataclasses.replace(TOY, partial_reward=None)
     assert PARTIAL_CREDIT not in list_parameters(info)
-    assert not build_shaping(build_trial_config("", tmp_path), TOY).partial_credit
-    assert build_shaping(build_trial_config("", tmp_path, partial_credit=True), TOY).partial_credit
+    assert not build(build_trial_config("", tmp_path)).partial_credit
+    assert build(build_trial_config("", tmp_path, partial_credit=True)).partial_credit
 
 
 # Out of a trial's parameters
 
 
 def shaped(tmp_path, rewards, lengths, **params):
-    return build_shaping(build_trial_config("", tmp_path, **params), TOY).apply(rewards, lengths)
+    return build(build_trial_config("", tmp_path, **params)).apply(rewards, lengths)
 
 
 REWARDS = {"hits": [8.0, 1.0, None], "vowels": [0.0, 2.0, 1.0], "length": [1.0, 0.0, None]}
@@ -194,7 +200,7 @@ def test_parameters_reach_the_rewards(tmp_path):
 def test_a_ramp_without_room_to_fall_leaves_the_step(tmp_path):
     settings = dataclasses.replace(SETTINGS, length_limit=SETTINGS.max_completion_length)
     config = build_trial_config("", tmp_path, settings=settings, length_shape="ramp")
-    assert build_shaping(config, TOY).apply(REWARDS, [4, 6, 8]) == REWARDS
+    assert build(config).apply(REWARDS, [4, 6, 8]) == REWARDS
 
 
 def test_a_task_without_a_length_reward_has_no_length_shape(tmp_path):
@@ -202,7 +208,7 @@ def test_a_task_without_a_length_reward_has_no_length_shape(tmp_path):
     assert not set(LENGTH_PARAMETERS) & set(list_parameters(info))
     assert set(LENGTH_PARAMETERS) < set(list_parameters(TOY))
     config = build_trial_config("", tmp_path, length_shape="ramp")
-    assert build_shaping(config, info).apply(REWARDS, [1, 1, 1]) == REWARDS
+    assert build(config, info).apply(REWARDS, [1, 1, 1]) == REWARDS
 
 
 def test_one_reward_has_nothing_to_be_conditioned_on(tmp_path):
@@ -218,7 +224,7 @@ def test_one_reward_has_nothing_to_be_conditioned_on(tmp_path):
 def test_shaping_changes_training_rewards_and_no_metric(tmp_path):
     task = ToyTask(SETTINGS)
     problems = task.problems("train", 2, 0)
-    shaping = build_shaping(build_trial_config("", tmp_path, length_shape="ramp"), TOY)
+    shaping = build(build_trial_config("", tmp_path, length_shape="ramp"))
     ids = [[2] * 4, [2] * 6]
     batch = {"completions": ["aeta", "aetaet"], "completion_ids": ids, "problem": [0, 1]}
     plain = [reward(**batch) for reward in build_reward_functions(task, problems)]

@@ -8,12 +8,13 @@ Shapes: N completions; None is a reward that was not scored.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gdpo_tune.core.parameters import NO_CONDITION
 from gdpo_tune.core.registry import TaskInfo
-from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.core.trial_config import Params
 
 Values = Sequence[float | None]
 """N values of one reward."""
@@ -33,14 +34,22 @@ class RewardCondition:
 
 
 @dataclass(frozen=True)
+class LengthFall:
+    """Shape of a length reward that falls in a line from 1 to 0; see `compute_falling_reward`."""
+
+    longest: int
+    fall: float
+
+
+@dataclass(frozen=True)
 class Shaping:
     """Reward shaping of one trial; the default changes no reward."""
 
     partial_credit: bool = False
     """Take the task's partial credit in place of all or nothing."""
     length_reward: str | None = None
-    length: Callable[[int], float] | None = None
-    """Tokens of a completion -> its length reward; None keeps the task's own."""
+    length: LengthFall | None = None
+    """Shape of its length reward; None keeps the task's own."""
     conditions: Mapping[str, RewardCondition] = field(default_factory=dict[str, RewardCondition])
     """Reward name -> its condition."""
 
@@ -60,7 +69,9 @@ class Shaping:
         if self.length_reward is not None and self.length is not None:
             own = rewards[self.length_reward]
             shaped[self.length_reward] = [
-                None if value is None else self.length(length)
+                None
+                if value is None
+                else compute_falling_reward(length, self.length.longest, self.length.fall)
                 for value, length in zip(own, lengths, strict=True)
             ]
         for name, condition in self.conditions.items():
@@ -68,13 +79,12 @@ class Shaping:
         return shaped
 
 
-def build_shaping(config: TrialConfig, info: TaskInfo) -> Shaping:
+def build_shaping(params: Params, training: TrainingSettings, info: TaskInfo) -> Shaping:
     """Build the shaping that a trial's parameters describe.
 
     Raises:
         ValueError: a condition on a reward whose range is unknown.
     """
-    params = config.params
     conditions: dict[str, RewardCondition] = {}
     for reward in info.rewards:
         on = str(params.get(f"conditioning.{reward}", NO_CONDITION))
@@ -82,7 +92,7 @@ def build_shaping(config: TrialConfig, info: TaskInfo) -> Shaping:
             share = float(params[f"conditioning_threshold.{reward}"])
             conditions[reward] = RewardCondition(on, compute_threshold(info.rewards[on], share))
     partial = bool(params.get("partial_credit", False))
-    return Shaping(partial, info.length_reward, _build_length_shape(config), conditions)
+    return Shaping(partial, info.length_reward, _build_length_fall(params, training), conditions)
 
 
 def compute_threshold(limits: tuple[float, float], share: float) -> float:
@@ -125,15 +135,15 @@ def compute_falling_reward(tokens: int, longest: int, fall: float) -> float:
     return min(1.0, max(0.0, (longest - tokens) / fall))
 
 
-def _build_length_shape(config: TrialConfig) -> Callable[[int], float] | None:
+def _build_length_fall(params: Params, training: TrainingSettings) -> LengthFall | None:
     """Build the shape of the length reward; None keeps the task's own, a step at the limit."""
-    longest = config.training.max_completion_length
-    match config.params.get("length_shape"):
+    longest = training.max_completion_length
+    match params.get("length_shape"):
         case "ramp":  # falls in a line from the limit, so that slightly too long still earns most
-            fall = float(longest - config.training.length_limit)
+            fall = float(longest - training.length_limit)
         case "overlong":
-            fall = float(config.params["length_cache"]) * longest
+            fall = float(params["length_cache"]) * longest
         case _:
             return None
     # No completion is longer than a limit at `longest`, so every shape gives 1.
-    return (lambda tokens: compute_falling_reward(tokens, longest, fall)) if fall > 0 else None
+    return LengthFall(longest, fall) if fall > 0 else None

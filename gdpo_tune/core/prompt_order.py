@@ -1,0 +1,17 @@
+"""Order in which a trial reads its training prompts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def order_prompts(problems: int, count: int, seed: int) -> list[int]:
+    """Return the indices of a trial's `count` prompts; each pass over all has its own order.
+
+    The order is fixed in advance, because a data loader that shuffles by itself would start another
+    order when a trial resumes after its first pass.
+    """
+    generator = np.random.default_rng(seed)
+    passes = -(-count // problems)
+    order = np.concatenate([generator.permutation(problems) for _ in range(passes)])
+    return order[:count].tolist()

@@ -1,0 +1,110 @@
+"""`rewards.py` of an exported folder: the rewards of a training, in the form of a library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gdpo_tune.core.task_files import build_task, is_task_file, split_task_file
+from gdpo_tune.exporters.bundle import Bundle
+from gdpo_tune.exporters.recipe import Recipe
+from gdpo_tune.exporters.sandbox_copy import SANDBOX_COPY
+
+GLUE = "gdpo_tune.exporters.glue"
+_SANDBOX = "gdpo_tune.sandbox"
+_SETTINGS = "gdpo_tune.core.settings"
+_TASK_FILES = "gdpo_tune.core.task_files"
+_FIND_FILES_BESIDE = """# The library may work in another directory.
+sys.path.insert(0, str(Path(__file__).resolve().parent))"""
+
+
+def build_reward_file(recipe: Recipe, glue: Mapping[str, Sequence[str]], ending: str) -> str:
+    """Build the text of `rewards.py`.
+
+    `glue` maps a module of `glue` to its definitions that the library looks for, or that `ending`,
+    the source below everything else, needs.
+    """
+    bundle, settings = _start_bundle(recipe)
+    for name in ("LengthFall", "RewardCondition"):
+        if name in repr(recipe.shaping):
+            bundle.add("gdpo_tune.core.shaping", name)
+    for module, names in glue.items():
+        for name in names:
+            bundle.add(f"{GLUE}.{module}", name)
+    settings["SHAPING"] = f"SHAPING = {recipe.shaping!r}"
+    weights = {reward.name: reward.weight for reward in recipe.rewards}
+    settings["WEIGHTS"] = f"WEIGHTS = {weights!r}"
+    imports, definitions = bundle.format(settings)
+    head = f'"""{_describe(recipe)}\n"""\n\nfrom __future__ import annotations'
+    if runs_programs(recipe):
+        head += f"\n\nimport sys\nfrom pathlib import Path\n\n{_FIND_FILES_BESIDE}"
+    return f"{head}\n\n{imports}\n\n\n{definitions}\n\n\n{ending}\n"
+
+
+def runs_programs(recipe: Recipe) -> bool:
+    """Return whether a reward runs code that the policy wrote."""
+    return not is_task_file(recipe.task) and "sandbox" in vars(type(_build_task(recipe)))
+
+
+def find_task_file(recipe: Recipe) -> Path | None:
+    """Return the file of an own task, of which the folder gets a copy; None for other tasks."""
+    return Path(split_task_file(recipe.task)[0]) if is_task_file(recipe.task) else None
+
+
+def _start_bundle(recipe: Recipe) -> tuple[Bundle, dict[str, str]]:
+    """Return the functions that score completions, and the settings that they need."""
+    if is_task_file(recipe.task):
+        file, name = split_task_file(recipe.task)
+        parts = {"TRAINING": recipe.training, "SANDBOX": recipe.sandbox, "DATA": recipe.data}
+        settings = {key: f"{key} = {value!r}" for key, value in parts.items()}
+        settings["TASK"] = f'TASK = "{Path(file).name}:{name}"'
+        installed = {module: module for module in (_SETTINGS, _TASK_FILES)}
+        return Bundle({f"{GLUE}.scoring": f"{GLUE}.own_task"}, installed), settings
+    with_programs = runs_programs(recipe)
+    bundle = Bundle(
+        {f"{GLUE}.no_programs": f"{GLUE}.programs"} if with_programs else {},
+        {_SANDBOX: f"{SANDBOX_COPY}.sandbox" if with_programs else None, _SETTINGS: None},
+    )
+    read = {*(reward.name for reward in recipe.rewards)}
+    read |= {condition.on for condition in recipe.shaping.conditions.values()}
+    rewards = [reward for reward in _build_task(recipe).judged_rewards if reward.name in read]
+    partial = {reward.name: reward.partial for reward in rewards if reward.partial is not None}
+    uses_partial = recipe.shaping.partial_credit
+    settings = {
+        "SCORES": _add_functions(bundle, "SCORES", {r.name: r.score for r in rewards}),
+        "PARTIAL_SCORES": _add_functions(bundle, "PARTIAL_SCORES", partial if uses_partial else {}),
+        "LENGTH_LIMIT": f"LENGTH_LIMIT = {recipe.training.length_limit}",
+        "SANDBOX": f"SANDBOX = SimpleNamespace({_format_arguments(asdict(recipe.sandbox))})",
+    }
+    return bundle, settings
+
+
+def _build_task(recipe: Recipe) -> Any:
+    return build_task(recipe.task, recipe.training, recipe.sandbox, recipe.data, recipe.params)
+
+
+def _add_functions(
+    bundle: Bundle, setting: str, functions: Mapping[str, Callable[..., object]]
+) -> str:
+    """Add functions to a bundle, and return the definition of their table."""
+    for function in functions.values():
+        bundle.add(function.__module__, function.__name__)
+    entries = ", ".join(f'"{name}": {each.__name__}' for name, each in functions.items())
+    return f"{setting} = {{{entries}}}"
+
+
+def _format_arguments(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())
+
+
+def _describe(recipe: Recipe) -> str:
+    weights = "\n".join(f"    {reward.name} {reward.weight:.6g}" for reward in recipe.rewards)
+    return f"""Rewards of {recipe.note}, as it was trained.
+
+Their weights stand in the configuration of the library:
+
+{weights}
+
+Written by gdpo_tune. The functions are copies of those of its task `{recipe.task}`."""
