@@ -45,6 +45,17 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--to", required=True, type=_check_library, choices=sorted(EXPORTERS), help="the library"
     )
+    data = parser.add_mutually_exclusive_group()
+    data.add_argument(
+        "--reference-data",
+        action="store_true",
+        help="write a program that makes the prompts from their data set, in place of the prompts",
+    )
+    data.add_argument(
+        "--copy-data",
+        action="store_true",
+        help="write the prompts even if no licence is known that allows to pass them on",
+    )
     cli.add_override_argument(parser)
     parser.add_argument(
         "--out", type=Path, help="directory (default: <storage>/<name>-<which>-<library>)"
@@ -66,12 +77,17 @@ def main(arguments: Sequence[str]) -> int:
     """Write what `arguments` ask for and return the exit status."""
     options = build_parser().parse_args(arguments)
 
-    from gdpo_tune.exporters.write_export import PAGE, RUN, export_training
+    from gdpo_tune.exporters.data_licence import require_shareable
+    from gdpo_tune.exporters.write_export import MERGERS, PAGE, RUN, export_training
     from gdpo_tune.policies.load_policy import resolve_policy
 
     request = _load_request(options)
     policy = resolve_policy(request.spec.policy)
-    exported, directory = export_training(request, options.to, policy, options.out)
+    if not options.copy_data and not options.reference_data and options.to not in MERGERS:
+        require_shareable(request.spec.data)
+    exported, directory = export_training(
+        request, options.to, policy, options.out, references_data=options.reference_data
+    )
     for line in request.trial_lines:
         print(line)
     print(f"what differs: {directory / PAGE}")

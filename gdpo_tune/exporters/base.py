@@ -8,6 +8,7 @@ from typing import cast
 
 from gdpo_tune.core.errors import ExportError, SpecProblem
 from gdpo_tune.core.settings import RolloutSettings
+from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt
 from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.spec.notation import dump_flow
 from gdpo_tune.spec.problems import join_names, show
@@ -39,18 +40,6 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class ExportedPrompt:
-    """One training prompt."""
-
-    text: str
-    """Text that a policy without a chat template reads."""
-    messages: Sequence[Mapping[str, str]] | None
-    """Chat turns, each with `role` and `content`; None without a chat template."""
-    problem: str
-    """JSON by which `rewards.py` judges a completion."""
-
-
-@dataclass(frozen=True)
 class TrainingFiles:
     """Files of a training besides the configuration: how its library gets rewards and prompts."""
 
@@ -60,7 +49,7 @@ class TrainingFiles:
     ending: str
     """Source at the end of `rewards.py`."""
     build_row: Callable[[ExportedPrompt, int], Mapping[str, object]]
-    """Columns of a prompt, which has that number, in `prompts.parquet`."""
+    """Columns of a prompt, which has that number, in `prompts.parquet`; a function of `glue`."""
     others: Mapping[str, str] = field(default_factory=dict[str, str])
     """Name of another file -> its text."""
 
@@ -140,6 +129,9 @@ def check_support(
         )
         fix = "train it here: gdpo_tune.train --from"
         add("schedule", f"{len(recipe.schedule)} changes", reason, fix)
+    if recipe.sandbox.type == "unsafe_no_isolation":
+        reason = "the folder would run code of the policy without isolation, wherever it is started"
+        add("sandbox.type", recipe.sandbox.type, reason, "--set sandbox.type=local")
     if problems or others:
         raise ExportError(library, (*problems, *others))
 

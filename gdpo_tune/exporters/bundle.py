@@ -96,7 +96,8 @@ class Bundle:
         """
         _require_unique(self._chosen)
         parts = [
-            f"{name} = object  # a type that is absent here\n" for name in sorted(self._absent)
+            settings.get(name, f"{name} = object  # a type that is absent here") + "\n"
+            for name in sorted(self._absent)
         ]
         for module in self._order_modules():
             parts.append(f"\n\n# From {module}\n")
@@ -244,7 +245,8 @@ def _format_imports(imports: Collection[Imported]) -> str:
     plain: dict[bool, list[str]] = {True: [], False: []}
     for each in sorted(imports):
         if not each.name:
-            plain[_is_standard(each.module)].append(f"import {each.module}")
+            alias = "" if each.alias == each.module.partition(".")[0] else f" as {each.alias}"
+            plain[_is_standard(each.module)].append(f"import {each.module}{alias}")
     modules = sorted({each.module for each in imports if each.name})
     for module in modules:
         names = ", ".join(

@@ -1,35 +1,42 @@
-"""Training prompts of an exported folder, as the policy read them, in the layout of a library."""
+"""Training prompts of an exported folder, as the policy read them: rows, or a program for them."""
 
 from __future__ import annotations
 
 import io
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gdpo_tune.core.errors import DataError
+from gdpo_tune.core.files import expand_home
 from gdpo_tune.core.prompt_order import order_prompts
+from gdpo_tune.core.registry import describe_layout
+from gdpo_tune.core.settings import DATA_FILES
 from gdpo_tune.core.task_files import build_task
-from gdpo_tune.exporters.base import ExportedPrompt
+from gdpo_tune.exporters.base import PROMPTS_FILE, TrainingFiles
+from gdpo_tune.exporters.bundle import Bundle
+from gdpo_tune.exporters.glue.prompt_rows import build_prompt, write_rows
+from gdpo_tune.exporters.glue.reference import compute_digest
 from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.policies.prompts import PromptFormat, choose_instructions, load_local_tokenizer
 
-if TYPE_CHECKING:
-    from gdpo_tune.tasks.base import Problem
-
 PROBLEM_SEED = 0
 """Prompts belong to the sweep and not to the trial; see `training.worker_cache`."""
+REFERENCE_FILE = "make_prompts.py"
+"""Program in an exported folder that writes the prompts."""
+_GLUE = "gdpo_tune.exporters.glue"
+_SETTINGS = "gdpo_tune.core.settings"
 
 
 @dataclass(frozen=True)
 class ExportedPrompts:
     """Training prompts in the order in which the trial read them first."""
 
-    rows: Sequence[ExportedPrompt]
+    problems: Sequence[Any]
+    instructions: str
+    """Text before every prompt; may be empty."""
     knows_tokenizer: bool
     """False if the tokenizer is not on this machine: then no prompt is left out for its length."""
-    left_out: int
-    """Prompts with more tokens than `data.max_prompt_length`."""
 
 
 def collect_prompts(recipe: Recipe) -> ExportedPrompts:
@@ -39,42 +46,90 @@ def collect_prompts(recipe: Recipe) -> ExportedPrompts:
         DataError, UsageError: the data cannot be read, or holds too few prompts.
         PolicyError: the tokenizer loses tags that the rewards need.
     """
-    task = build_task(recipe.task, recipe.training, recipe.sandbox, recipe.data, recipe.params)
+    task = _build_task(recipe)
     problems = task.problems("train", recipe.training.train_prompts, PROBLEM_SEED)
     tokenizer = load_local_tokenizer(recipe.policy_name, recipe.model.revision)
     mode = recipe.model.instructions
     instructions = choose_instructions(recipe.policy_name, tokenizer, task.instructions, mode)
-    short = problems
     if tokenizer is not None:
         tokens = PromptFormat(tokenizer, instructions).encode([p.prompt for p in problems])
         limit = recipe.data.max_prompt_length
-        short = [p for p, read in zip(problems, tokens, strict=True) if len(read) <= limit]
-    order = order_prompts(len(short), len(short), recipe.seed)
-    return ExportedPrompts(
-        rows=[_build_prompt(short[index], instructions, recipe.is_chat) for index in order],
-        knows_tokenizer=tokenizer is not None,
-        left_out=len(problems) - len(short),
-    )
+        problems = [p for p, read in zip(problems, tokens, strict=True) if len(read) <= limit]
+    order = order_prompts(len(problems), len(problems), recipe.seed)
+    return ExportedPrompts([problems[i] for i in order], instructions, tokenizer is not None)
 
 
-def format_parquet(
-    prompts: ExportedPrompts, build_row: Callable[[ExportedPrompt, int], Mapping[str, object]]
-) -> bytes:
-    """Return the prompts as Parquet; `build_row` turns a prompt and its number into columns."""
-    import pyarrow
-    from pyarrow import parquet
-
-    library: Any = pyarrow  # comes without types
-    rows = [build_row(prompt, number) for number, prompt in enumerate(prompts.rows)]
+def format_prompts(prompts: ExportedPrompts, recipe: Recipe, training: TrainingFiles) -> bytes:
+    """Return the prompts as Parquet, with the columns of the library."""
+    exported = [build_prompt(p, prompts.instructions, recipe.is_chat) for p in prompts.problems]
     stream = io.BytesIO()
-    writer: Any = parquet
-    writer.write_table(library.Table.from_pylist(rows), stream)
+    write_rows([training.build_row(prompt, n) for n, prompt in enumerate(exported)], stream)
     return stream.getvalue()
 
 
-def _build_prompt(problem: Problem, instructions: str, is_chat: bool) -> ExportedPrompt:
-    text = f"{instructions}\n\n{problem.prompt}" if instructions else problem.prompt
-    system = [{"role": "system", "content": instructions}] if instructions else []
-    messages = [*system, {"role": "user", "content": problem.prompt}] if is_chat else None
-    judged = json.dumps(asdict(problem), ensure_ascii=False)
-    return ExportedPrompt(text, messages, judged)
+def format_reference(recipe: Recipe, training: TrainingFiles) -> str:
+    """Return the program that writes the prompts from their data set.
+
+    Raises:
+        DataError: the prompts come from no data set.
+    """
+    if not recipe.data.source:
+        raise DataError(
+            f"--reference-data: task {recipe.task} writes its own prompts, so there is no data set "
+            "to refer to: leave it out"
+        )
+    layout = describe_layout(recipe.data.layout)
+    # Only functions of types: the settings of a sweep are absent there.
+    bundle = Bundle(renamed={_SETTINGS: None})
+    convert, build_row = layout.convert, training.build_row
+    for function in (convert, build_row):
+        bundle.add(function.__module__, function.__name__)
+    bundle.add(f"{_GLUE}.reference", "write_prompts")
+    is_local = recipe.data.is_local
+    source = str(expand_home(recipe.data.source).absolute()) if is_local else recipe.data.source
+    data = {**asdict(recipe.data), "source": source, "is_local": is_local}
+    arguments = ", ".join(f"{name}={value!r}" for name, value in data.items())
+    tokenizer = load_local_tokenizer(recipe.policy_name, recipe.model.revision)
+    mode, own = recipe.model.instructions, _build_task(recipe).instructions
+    values = {
+        "DATA_FILES": repr(DATA_FILES),
+        "DATA": f"SimpleNamespace({arguments})",
+        "COLUMNS": repr(layout.columns),
+        "OPTIONAL_COLUMNS": repr(layout.optional),
+        "POLICY": repr(recipe.policy),
+        "INSTRUCTIONS": repr(choose_instructions(recipe.policy_name, tokenizer, own, mode)),
+        "IS_CHAT": repr(recipe.is_chat),
+        "COUNT": repr(recipe.training.train_prompts),
+        "PROBLEM_SEED": repr(PROBLEM_SEED),
+        "SEED": repr(recipe.seed),
+        "DIGEST": repr(_find_digest(recipe)),
+    }
+    imports, definitions = bundle.format({k: f"{k} = {value}" for k, value in values.items()})
+    call = f"write_prompts({convert.__name__}, {build_row.__name__}, target)"
+    return f'''"""Makes {PROMPTS_FILE} of {recipe.data.source}: python {REFERENCE_FILE} [FILE]"""
+
+from __future__ import annotations
+
+{imports}
+
+
+{definitions}
+
+
+if __name__ == "__main__":
+    target = Path(__file__).with_name("{PROMPTS_FILE}")
+    {call}
+'''
+
+
+def _build_task(recipe: Recipe) -> Any:
+    return build_task(recipe.task, recipe.training, recipe.sandbox, recipe.data, recipe.params)
+
+
+def _find_digest(recipe: Recipe) -> str:
+    """Return the digest of the prompts; empty if data or tokenizer are not on this machine."""
+    try:
+        prompts = collect_prompts(recipe)
+    except DataError:
+        return ""
+    return compute_digest(prompts.problems) if prompts.knows_tokenizer else ""

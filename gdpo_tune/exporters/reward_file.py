@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from gdpo_tune.core.service_url import drop_credentials
+from gdpo_tune.core.settings import SandboxSettings
 from gdpo_tune.core.task_files import build_task, is_task_file, split_task_file
 from gdpo_tune.exporters.bundle import Bundle
 from gdpo_tune.exporters.recipe import Recipe
@@ -57,7 +59,7 @@ def _start_bundle(recipe: Recipe) -> tuple[Bundle, dict[str, str]]:
     """Return the functions that score completions, and the settings that they need."""
     if is_task_file(recipe.task):
         file, name = split_task_file(recipe.task)
-        parts = {"TRAINING": recipe.training, "SANDBOX": recipe.sandbox, "DATA": recipe.data}
+        parts = {"TRAINING": recipe.training, "SANDBOX": _hide(recipe.sandbox), "DATA": recipe.data}
         settings = {key: f"{key} = {value!r}" for key, value in parts.items()}
         settings["TASK"] = f'TASK = "{Path(file).name}:{name}"'
         installed = {module: module for module in (_SETTINGS, _TASK_FILES)}
@@ -76,7 +78,7 @@ def _start_bundle(recipe: Recipe) -> tuple[Bundle, dict[str, str]]:
         "SCORES": _add_functions(bundle, "SCORES", {r.name: r.score for r in rewards}),
         "PARTIAL_SCORES": _add_functions(bundle, "PARTIAL_SCORES", partial if uses_partial else {}),
         "LENGTH_LIMIT": f"LENGTH_LIMIT = {recipe.training.length_limit}",
-        "SANDBOX": f"SANDBOX = SimpleNamespace({_format_arguments(asdict(recipe.sandbox))})",
+        "SANDBOX": f"SANDBOX = SimpleNamespace({_format_arguments(asdict(_hide(recipe.sandbox)))})",
     }
     return bundle, settings
 
@@ -99,9 +101,16 @@ def _format_arguments(values: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
 
+def _hide(sandbox: SandboxSettings) -> SandboxSettings:
+    """Return settings of a sandbox without the credentials of a service."""
+    return replace(sandbox, url=drop_credentials(sandbox.url))
+
+
 def _describe(recipe: Recipe) -> str:
     weights = "\n".join(f"    {reward.name} {reward.weight:.6g}" for reward in recipe.rewards)
-    return f"""Rewards of {recipe.note}, as it was trained.
+    # A path is part of the note, and may hold what ends a docstring.
+    note = recipe.note.replace("\\", "/").replace('"', "'")
+    return f"""Rewards of {note}, as it was trained.
 
 Their weights stand in the configuration of the library:
 

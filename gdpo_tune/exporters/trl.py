@@ -6,6 +6,7 @@ Source: trl/trainer/grpo_config.py, grpo_trainer.py and scripts/grpo.py of TRL 1
 from __future__ import annotations
 
 from gdpo_tune.exporters import base
+from gdpo_tune.exporters.glue.trl import build_row
 from gdpo_tune.exporters.recipe import Recipe
 
 LIBRARY = "TRL 1.16.0"
@@ -62,10 +63,7 @@ def build_training_files(recipe: Recipe) -> base.TrainingFiles:
     return base.TrainingFiles(
         glue={"trl": ("build_reward",)},
         ending="\n".join(f'{name}_reward = build_reward("{name}")' for name in names),
-        build_row=lambda prompt, _: {
-            "prompt": prompt.messages or prompt.text,
-            "problem": prompt.problem,
-        },
+        build_row=build_row,
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from gdpo_tune.core.errors import ExportError, SpecProblem, UsageError
 from gdpo_tune.core.files import explain_write_errors, write_atomically
 from gdpo_tune.core.registry import EXPORTERS, POLICIES, load
+from gdpo_tune.core.service_url import drop_credentials
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.exporters.base import (
     PROMPTS_FILE,
@@ -18,7 +19,14 @@ from gdpo_tune.exporters.base import (
     Exported,
     TrainingFiles,
 )
-from gdpo_tune.exporters.prompts import ExportedPrompts, collect_prompts, format_parquet
+from gdpo_tune.exporters.glue.programs import SERVICE
+from gdpo_tune.exporters.prompts import (
+    REFERENCE_FILE,
+    ExportedPrompts,
+    collect_prompts,
+    format_prompts,
+    format_reference,
+)
 from gdpo_tune.exporters.recipe import ExportedReward, Recipe, build_recipe
 from gdpo_tune.exporters.reward_file import build_reward_file, find_task_file, runs_programs
 from gdpo_tune.exporters.sandbox_copy import SANDBOX_COPY, copy_sandbox
@@ -34,12 +42,18 @@ MERGERS = ("mergekit",)
 
 
 def export_training(
-    request: TrainingRequest, library: str, policy: str, directory: Path | None = None
+    request: TrainingRequest,
+    library: str,
+    policy: str,
+    directory: Path | None = None,
+    *,
+    references_data: bool = False,
 ) -> tuple[Exported, Path]:
     """Write a training for a library; return the export and the directory that holds it.
 
     `library` is a key of `registry.EXPORTERS`; `policy` is the argument of `from_pretrained` for
     the policy of the spec. Default of `directory`: `<storage>/<name>-<which>-<library>`.
+    `references_data` writes a program for the prompts in place of the prompts.
 
     Raises:
         ExportError: the library would change or ignore a part of the training; or it trains, and
@@ -55,12 +69,17 @@ def export_training(
     recipe = build_recipe(request, POLICY_COPY if ships else policy)
     exported: Exported = load(EXPORTERS[library])(recipe)
     directory = directory or request.spec.output_directory / f"{recipe.name}-{library}"
-    files = {exported.file: exported.text.encode(), RUN: format_run(recipe, exported).encode()}
+    run = format_run(recipe, exported, references_data=references_data)
+    files = {exported.file: exported.text.encode(), RUN: run.encode()}
     differences: Sequence[Difference] = ()
     if exported.training is not None:
-        prompts = collect_prompts(recipe)
-        files |= _build_training_files(recipe, exported.training, prompts)
-        differences = list_prompt_differences(prompts, recipe)
+        files |= _build_training_files(recipe, exported.training)
+        if references_data:
+            files[REFERENCE_FILE] = format_reference(recipe, exported.training).encode()
+        else:
+            prompts = collect_prompts(recipe)
+            files[PROMPTS_FILE] = format_prompts(prompts, recipe, exported.training)
+            differences = list_prompt_differences(prompts, recipe)
     if ships:
         source = POLICIES[request.spec.policy]
         files |= {f"{POLICY_COPY}/{file.name}": file.read_bytes() for file in source.iterdir()}
@@ -91,13 +110,10 @@ def write_folder(directory: Path, files: Mapping[str, bytes]) -> None:
                 file.chmod(0o755)
 
 
-def _build_training_files(
-    recipe: Recipe, training: TrainingFiles, prompts: ExportedPrompts
-) -> dict[str, bytes]:
-    """Return name -> content of rewards, prompts and what else the library needs."""
+def _build_training_files(recipe: Recipe, training: TrainingFiles) -> dict[str, bytes]:
+    """Return name -> content of the rewards, and of what they and the library need."""
     files = {
         REWARDS_FILE: build_reward_file(recipe, training.glue, training.ending).encode(),
-        PROMPTS_FILE: format_parquet(prompts, training.build_row),
         **{name: text.encode() for name, text in training.others.items()},
     }
     if runs_programs(recipe):
@@ -108,14 +124,15 @@ def _build_training_files(
     return files
 
 
-def format_run(recipe: Recipe, exported: Exported) -> str:
+def format_run(recipe: Recipe, exported: Exported, *, references_data: bool) -> str:
     """Return the program that starts the library."""
+    make = f"test -f {PROMPTS_FILE} || python {REFERENCE_FILE}\n" if references_data else ""
     return f"""#!/usr/bin/env bash
 # {recipe.name} in {exported.library}: {START}
 # Arguments are passed on to the library. It has to be installed: {exported.install}
 set -euo pipefail
 cd "$(dirname "${{BASH_SOURCE[0]}}")"
-{exported.run}
+{make}{exported.run}
 """
 
 
@@ -139,7 +156,7 @@ def format_page(
 ) -> str:
     """Return the page as Markdown; `differences` are those beside the library's own."""
     goals = ", ".join(f"`{goal.name}` ({goal.direction})" for goal in objectives)
-    supply = [(f"`{key}`", text) for key, text in exported.to_supply.items()]
+    supply = [(f"`{key}`", text) for key, text in _list_supplies(recipe, exported).items()]
     supplies = _format_table(("key", "what it needs"), supply) if supply else "Nothing."
     rows = [(row.topic, row.ours, row.theirs) for row in (*exported.differences, *differences)]
     return f"""# {recipe.name} in {exported.library}
@@ -160,6 +177,18 @@ def format_page(
 Not exported: held-out evaluation. The values of this candidate are unweighted metrics ({goals}) \
 on test prompts; a reward that the library logs is weighted, and is none of them.
 """
+
+
+def _list_supplies(recipe: Recipe, exported: Exported) -> dict[str, str]:
+    """Return key -> what the user has to put there."""
+    supplies = dict(exported.to_supply)
+    if recipe.sandbox.url != drop_credentials(recipe.sandbox.url):
+        supplies[SERVICE] = "an environment variable: the address of the sandbox, with its password"
+    if find_task_file(recipe) is not None and exported.training is not None:
+        supplies["gdpo-tune"] = (
+            f"the package, which `{recipe.task}` imports: pip install --no-deps gdpo-tune"
+        )
+    return supplies
 
 
 def _format_rewards(rewards: Sequence[ExportedReward]) -> str:

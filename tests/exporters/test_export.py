@@ -440,13 +440,13 @@ def test_a_trial_of_a_sweep_is_exported(sweep, tmp_path, capsys):
     directory, choice = str(sweep.directory), "max correctness where format >= 0.5"
     assert export.main([directory, "--pick", choice, "--to", "verl"]) == 0
     written = tmp_path / "sweep-trial-1-verl"
-    assert {file.name for file in written.iterdir()} == {"verl.yaml", PAGE}
+    names = {"verl.yaml", PAGE, "run.sh", "rewards.py", "prompts.parquet", "policy", "gdpo_sandbox"}
+    assert {file.name for file in written.iterdir()} >= names
     assert "gdpo_reward_weights: [1.0, 0.2, 1.0]" in (written / "verl.yaml").read_text()
     assert f"trial 1 of {directory}" in (written / PAGE).read_text()
     printed = capsys.readouterr().out
     assert "trial 1: correctness 0.700" in printed
-    assert str(written / "verl.yaml") in printed
-    assert "in the directory of that file, start it with: python -m verl" in printed
+    assert f"bash {written / 'run.sh'}" in printed
     assert export.main([f"{directory}:knee", "--to", "trl", "--out", str(tmp_path / "o")]) == 0
     assert (tmp_path / "o" / "grpo.yaml").is_file()
 

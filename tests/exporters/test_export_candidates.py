@@ -89,7 +89,8 @@ def test_mergekit_repeats_a_merge(sweep, tmp_path, capsys):
     assert "## Rewards" not in page
     assert "prompts.json" in page
     printed = capsys.readouterr().out
-    assert "start it with: mergekit-yaml mergekit.yaml merged" in printed
+    assert f"bash {tmp_path / 'o' / 'run.sh'}" in printed
+    assert "exec mergekit-yaml mergekit.yaml merged" in (tmp_path / "o" / "run.sh").read_text()
 
 
 def test_an_adapter_is_merged_into_the_policy_below_it(tmp_path):
@@ -100,7 +101,7 @@ def test_an_adapter_is_merged_into_the_policy_below_it(tmp_path):
     exported = export_to("mergekit", make_recipe("policy=a/b", parents=parents))
     (model,) = parse_settings(exported)["models"]
     assert model["model"] == {"model": {"path": "a/b"}, "lora": {"path": str(directory)}}
-    assert exported.command.endswith("--lora-merge-dtype float32")
+    assert exported.run == 'exec mergekit-yaml mergekit.yaml merged --lora-merge-dtype float32 "$@"'
 
 
 def test_a_merge_has_the_type_of_its_parents_if_they_agree(tmp_path):
@@ -157,7 +158,7 @@ def test_a_checkpoint_is_exported_with_its_steps(sweep, tmp_path, library):
         assert export.main([f"{sweep.directory}:{name}", "--to", library, "--out", out]) == 0
     texts = []
     for name in ("0", "0@30"):
-        (file,) = [file for file in (tmp_path / name).iterdir() if file.name != PAGE]
+        (file,) = (tmp_path / name).glob("*.yaml")
         texts.append(file.read_text())
     assert "checkpoint 0@30" in (tmp_path / "0@30" / PAGE).read_text()
     lines = [set(text.splitlines()) for text in texts]

@@ -58,7 +58,7 @@ def test_trl_reads_the_arguments_of_a_trial(tmp_path, overrides):
     largest = max(ours.reward_weights)
     assert theirs.reward_weights == [weight / largest for weight in ours.reward_weights]
     assert theirs.weight_decay == ours.weight_decay
-    assert script.reward_funcs == ["rewards.correctness", "rewards.format", "rewards.length"]
+    assert script.reward_funcs == [f"rewards.{name}_reward" for name in NAMES]
     assert model.model_name_or_path == make_recipe().policy
 
 

@@ -6,6 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gdpo_tune.exporters.glue.judging import judge
+from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt
+
+
+def build_row(prompt: ExportedPrompt, number: int) -> Mapping[str, object]:
+    """Return the columns of a prompt; each column but `prompt` reaches the reward functions."""
+    return {"prompt": prompt.messages or prompt.text, "problem": prompt.problem}
+
 
 _latest: tuple[Any, Mapping[str, Sequence[float | None]]] = (None, {})
 """Batch that was judged last, which TRL passes to one function after another, and its rewards."""

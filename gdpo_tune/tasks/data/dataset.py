@@ -8,7 +8,7 @@ own splits do not matter here: `data.split` names the one that all three are cut
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -54,6 +54,17 @@ def select_problems(data: DataSettings, split: Split, count: int, seed: int) -> 
     """
     problems = _collect_once(data).splits.get(split, [])
     _require_enough(data, {split: (len(problems), count)})
+    return draw_problems(problems, count, seed)
+
+
+def choose_data_split(prompt: str) -> Split:
+    """Return the split of a prompt."""
+    name = choose_split(prompt)
+    return "train" if name == "warm_start" else name
+
+
+def draw_problems(problems: Iterable[Problem], count: int, seed: int) -> list[Problem]:
+    """Return the first `count` problems in an order that the seed and their prompts decide."""
     return sorted(problems, key=lambda p: sha256(f"{seed}/{p.prompt}".encode()).digest())[:count]
 
 
@@ -102,8 +113,7 @@ def collect_data(data: DataSettings) -> CollectedData:
             continue
         if problem.prompt not in seen:
             seen.add(problem.prompt)
-            name = choose_split(problem.prompt)
-            splits["train" if name == "warm_start" else name].append(problem)
+            splits[choose_data_split(problem.prompt)].append(problem)
     if not rows:
         raise DataError(f"data.source = {data.source} holds no row: give one that does")
     if len(faults) > LARGEST_SHARE_LEFT_OUT * rows:

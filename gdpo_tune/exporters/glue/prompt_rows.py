@@ -1,0 +1,40 @@
+"""Training prompts as a policy reads them, before a library's own columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gdpo_tune.tasks.base import Problem
+
+
+@dataclass(frozen=True)
+class ExportedPrompt:
+    """One training prompt."""
+
+    text: str
+    """Text that a policy without a chat template reads."""
+    messages: Sequence[Mapping[str, str]] | None
+    """Chat turns, each with `role` and `content`; None without a chat template."""
+    problem: str
+    """JSON by which `rewards.py` judges a completion."""
+
+
+def build_prompt(problem: Problem, instructions: str, is_chat: bool) -> ExportedPrompt:
+    """Return the prompt of a problem, below instructions that may be empty."""
+    text = f"{instructions}\n\n{problem.prompt}" if instructions else problem.prompt
+    system = [{"role": "system", "content": instructions}] if instructions else []
+    messages = [*system, {"role": "user", "content": problem.prompt}] if is_chat else None
+    return ExportedPrompt(text, messages, json.dumps(asdict(problem), ensure_ascii=False))
+
+
+def write_rows(rows: Sequence[Mapping[str, object]], file: Any) -> None:
+    """Write rows as Parquet to a file or a stream."""
+    import pyarrow
+    from pyarrow import parquet
+
+    library: Any = pyarrow  # comes without types
+    writer: Any = parquet
+    writer.write_table(library.Table.from_pylist(rows), file)

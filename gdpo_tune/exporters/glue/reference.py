@@ -1,0 +1,87 @@
+"""Program that makes `prompts.parquet` of a data set that the folder only refers to."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from gdpo_tune.core.errors import DataError
+from gdpo_tune.core.prompt_order import order_prompts
+from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt, build_prompt, write_rows
+from gdpo_tune.policies.prompts import PromptFormat
+from gdpo_tune.tasks.base import Problem
+from gdpo_tune.tasks.data.columns import Row, RowError
+from gdpo_tune.tasks.data.dataset import choose_data_split, draw_problems
+from gdpo_tune.tasks.data.rows import read_rows
+
+DATA: Any = SimpleNamespace()
+"""Where the rows are, by the names of the section `data:`."""
+COLUMNS: tuple[str, ...] = ()
+OPTIONAL_COLUMNS: tuple[str, ...] = ()
+POLICY = ""
+"""Its tokenizer counts the tokens of prompts."""
+INSTRUCTIONS = ""
+IS_CHAT = False
+COUNT = 0
+"""Training prompts, those that are too long included."""
+PROBLEM_SEED = 0
+SEED = 0
+"""Seed of the trial, which decides the order of the prompts."""
+DIGEST = ""
+"""Digest of the prompts that the trial read; empty if they were not at hand."""
+
+
+def write_prompts(
+    convert: Callable[[Row], Problem],
+    build_row: Callable[[ExportedPrompt, int], Mapping[str, object]],
+    file: Path,
+) -> None:
+    """Write the columns of a library for the prompts of the training, chosen as the trial did.
+
+    Data that are elsewhere may be given as the program's argument. The program ends with a message
+    if they are not those of the trial.
+    """
+    from transformers import AutoTokenizer
+
+    if len(sys.argv) > 1:
+        DATA.source, DATA.is_local = sys.argv[1], True
+    try:
+        read = _read_training_problems(convert)
+    except DataError as error:
+        raise SystemExit(str(error)) from error
+    problems = draw_problems(read, COUNT, PROBLEM_SEED)
+    library: Any = AutoTokenizer
+    encode = PromptFormat(library.from_pretrained(POLICY), INSTRUCTIONS).encode
+    tokens = encode([problem.prompt for problem in problems])
+    limit = DATA.max_prompt_length
+    short = [p for p, ids in zip(problems, tokens, strict=True) if len(ids) <= limit]
+    ordered = [short[index] for index in order_prompts(len(short), len(short), SEED)]
+    if len(problems) < COUNT or DIGEST not in ("", compute_digest(ordered)):
+        raise SystemExit(
+            f"{DATA.source} does not hold the {COUNT} prompts of the training: it is another "
+            "version, or other data; give the right file as the argument"
+        )
+    prompts = [build_prompt(problem, INSTRUCTIONS, IS_CHAT) for problem in ordered]
+    write_rows([build_row(prompt, number) for number, prompt in enumerate(prompts)], file)
+
+
+def compute_digest(problems: Iterable[Problem]) -> str:
+    """Return 16 digits that stand for prompts in their order."""
+    return sha256("\0".join(problem.prompt for problem in problems).encode()).hexdigest()[:16]
+
+
+def _read_training_problems(convert: Callable[[Row], Problem]) -> Sequence[Problem]:
+    """Return the problems of the training split; of rows with the same prompt the first counts."""
+    problems: dict[str, Problem] = {}
+    for _, row in read_rows(DATA, COLUMNS, OPTIONAL_COLUMNS):
+        try:
+            problem = convert(row)
+        except RowError:
+            continue  # no trial read this row either
+        if choose_data_split(problem.prompt) == "train":
+            problems.setdefault(problem.prompt, problem)
+    return list(problems.values())

@@ -1,0 +1,308 @@
+"""The exported folder: rewards without this package, prompts, the sandbox, and refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from pyarrow import parquet
+from transformers import AutoTokenizer
+
+from gdpo_tune.core.errors import DataError, ExportError
+from gdpo_tune.core.prompt_order import order_prompts
+from gdpo_tune.core.settings import DataSettings
+from gdpo_tune.core.shaping import build_shaping
+from gdpo_tune.core.task_files import build_task, load_task_info
+from gdpo_tune.exporters import data_licence
+from gdpo_tune.exporters.bundle import Bundle
+from gdpo_tune.exporters.write_export import export_training
+from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.policies.prompts import PromptFormat
+from gdpo_tune.results.retrain import build_request_from_file
+from tests.support.export import make_recipe, make_request
+from tests.support.paths import ROOT
+
+COMPLETIONS = {
+    "code": (
+        "<think>x</think><answer>def f(x): return x</answer>",
+        "def f(x):\n    return x + 1",
+        "<answer>def f(x): return 1 / 0</answer>",
+        "no code at all, and many words",
+    ),
+    "math": ("<think>1</think><answer>12</answer>", "12", "<answer>7</answer> and more", ""),
+    "tools": (
+        '<think>a</think>\n<tool_call>\n{"name": "pay", "parameters": {}}\n</tool_call>',
+        "<think>a</think>\n<response>b</response>",
+        "<tool_call>",
+        "x",
+    ),
+}
+FEW = ("training.train_prompts=16",)
+VARIANTS = (
+    (),
+    ("space.length_shape=ramp", "space.reward_weights.format=0"),
+    ("space.length_shape=overlong", "space.conditioning.format=length"),
+)
+PARTIAL = ("space.partial_credit=true", "space.conditioning.length=correctness")
+OWN_TASK = """
+from gdpo_tune.tasks.custom import RewardFunctionTask
+
+def right(completions, answer, **_):
+    return [float(wanted in text) for wanted, text in zip(answer, completions)]
+
+def short(lengths, **_):
+    return [float(length <= 4) for length in lengths]
+
+class Sums(RewardFunctionTask):
+    reward_funcs = [right, short]
+    ranges = {"right": (0, 1), "short": (0, 1)}
+
+    def rows(self):
+        return [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(30) for b in range(30)]
+"""
+JUDGE = """
+import json, sys
+sys.modules["gdpo_tune"] = None  # as where it is not installed
+import rewards
+problems, completions, lengths = json.load(sys.stdin)
+print(json.dumps(rewards.judge(problems, completions, lengths)))
+"""
+
+
+def export_folder(directory, *overrides, space="code", library="trl", **options):
+    """Export a shipped search space, and return its request."""
+    few = () if any("train_prompts" in change for change in overrides) else FEW
+    request = make_request((*overrides, *few), space)
+    policy = "the export replaces the policies that ship"
+    export_training(request, library, policy, directory, **options)
+    return request
+
+
+def read_prompts(directory):
+    return parquet.read_table(directory / "prompts.parquet").to_pylist()
+
+
+def judge_in_folder(directory, problems, completions, lengths):
+    done = subprocess.run(
+        [sys.executable, "-c", JUDGE],
+        input=json.dumps([problems, completions, lengths]),
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "/usr/bin:/bin"},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+CASES = [
+    *(("code", variant) for variant in (*VARIANTS, PARTIAL)),
+    *(("math", variant) for variant in VARIANTS),
+    *(("tools", variant) for variant in VARIANTS),
+]
+
+
+@pytest.mark.parametrize(("space", "variant"), CASES, ids=str)
+def test_rewards_without_the_package_are_those_of_a_trial(tmp_path, space, variant):
+    request = export_folder(tmp_path, *variant, space=space)
+    spec, params = request.spec, request.params
+    task = build_task(spec.task, spec.training, spec.sandbox, spec.data, params)
+    chosen = task.problems("train", 3, 0)
+    problems = [problem for problem in chosen for _ in COMPLETIONS[space]]
+    completions = [*COMPLETIONS[space]] * 3
+    completions[0] = add_solution(space, chosen[0])
+    lengths = [5, 26, 27, 64] * 3
+    with task:
+        scores = task.score(problems, completions, lengths)
+    shaping = build_shaping(params, spec.training, load_task_info(spec.task, params))
+    ours = shaping.apply(scores.rewards, lengths, scores.partial)
+    texts = [json.dumps(asdict(problem)) for problem in problems]
+    theirs = judge_in_folder(tmp_path, texts, completions, lengths)
+    weighted = [reward.name for reward in make_recipe(request=request).rewards]
+    assert {name: theirs[name] for name in weighted} == {
+        name: list(ours[name]) for name in weighted
+    }
+    assert any(len(set(ours[name])) > 1 for name in weighted)
+
+
+def add_solution(space, problem):
+    return {"code": "<think></think><answer>{}</answer>", "math": "<answer>{}</answer>"}.get(
+        space, "{}"
+    ).format(problem.data["solution"])
+
+
+def test_an_optional_reward_comes_along(tmp_path):
+    export_folder(tmp_path, "space.reward_weights.bug_free=1")
+    text = (tmp_path / "rewards.py").read_text()
+    assert "def score_bug_free(" in text
+    assert 'bug_free_reward = build_reward("bug_free")' in text
+
+
+def test_prompts_are_in_the_order_in_which_the_trial_reads_them_first(tmp_path):
+    request = export_folder(tmp_path, "search.seed=5", "training.train_prompts=40")
+    task = build_task("code", request.spec.training, request.spec.sandbox, DataSettings(), {})
+    problems = task.problems("train", 40, 0)
+    rows = read_prompts(tmp_path)
+    order = order_prompts(40, 40, seed=5)
+    assert [row["prompt"] for row in rows] == [problems[index].prompt for index in order]
+    assert json.loads(rows[0]["problem"]) == asdict(problems[order[0]])
+
+
+@pytest.mark.parametrize("space", COMPLETIONS)
+def test_the_policy_comes_along_and_reads_the_tokens_of_a_trial(tmp_path, space):
+    export_folder(tmp_path, "training.train_prompts=8", space=space)
+    prompts = [row["prompt"] for row in read_prompts(tmp_path)]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
+    _, own = load_policy("embedded" if space == "code" else f"embedded_{space}")
+    assert tokenizer(prompts)["input_ids"] == PromptFormat(own).encode(prompts)
+
+
+def test_a_policy_with_a_chat_template_gets_messages(tmp_path):
+    changes = ("policy=Qwen/Qwen2.5-0.5B-Instruct", "training.train_prompts=4")
+    export_folder(tmp_path, *changes)
+    (system, user) = read_prompts(tmp_path)[0]["prompt"]
+    assert (system["role"], user["role"]) == ("system", "user")
+    assert "Think first" in system["content"]
+    page = (tmp_path / "DIFFERENCES.md").read_text()
+    assert "tokenizer of Qwen/Qwen2.5-0.5B-Instruct is not on this machine" in page
+
+
+TOOLRL = (
+    f"data.source={ROOT / 'tests/data/toolrl.jsonl'}",
+    "data.layout=toolrl",
+    "training.train_prompts=3",
+    "training.validation_prompts=1",
+    "training.test_prompts=1",
+)
+
+
+def run_reference(directory, *arguments):
+    program = """
+import runpy, sys
+sys.modules["gdpo_tune"] = None  # as where it is not installed
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+    command = [sys.executable, "-c", program, "make_prompts.py", *arguments]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+
+
+def test_referenced_prompts_are_those_that_would_be_copied(tmp_path):
+    copied, referenced = tmp_path / "copied", tmp_path / "referenced"
+    export_folder(copied, *TOOLRL, space="tools")
+    export_folder(referenced, *TOOLRL, space="tools", references_data=True)
+    assert not (referenced / "prompts.parquet").exists()
+    assert "|| python make_prompts.py" in (referenced / "run.sh").read_text()
+    done = run_reference(referenced)
+    assert done.returncode == 0, done.stderr
+    made = referenced / "prompts.parquet"
+    assert made.read_bytes() == (copied / "prompts.parquet").read_bytes()
+
+
+def test_other_data_than_those_of_the_trial_are_refused(tmp_path):
+    export_folder(tmp_path, *TOOLRL, space="tools", references_data=True)
+    other = tmp_path / "other.jsonl"
+    lines = (ROOT / "tests/data/toolrl.jsonl").read_text().splitlines()
+    other.write_text("\n".join(lines[:2]))
+    done = run_reference(tmp_path, str(other))
+    assert done.returncode == 1
+    assert "does not hold the 3 prompts of the training" in done.stderr
+    assert "Traceback" not in done.stderr
+    done = run_reference(tmp_path, str(ROOT / "tests/data/mbpp.jsonl"))
+    assert "no column prompt, reward_model" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_prompts_that_a_task_writes_have_nothing_to_refer_to(tmp_path):
+    with pytest.raises(DataError, match="task code writes its own prompts"):
+        export_folder(tmp_path / "x", references_data=True)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("licences", "reason"),
+    [(["cc-by-nc-4.0"], "its licence is cc-by-nc-4.0"), ([], "its licence is not known")],
+)
+def test_rows_that_may_not_be_passed_on_are_refused(monkeypatch, licences, reason):
+    monkeypatch.setattr(data_licence, "find_licences", lambda _: licences)
+    data = DataSettings(source="someone/data", layout="mbpp")
+    with pytest.raises(DataError, match=f"{reason}: --reference-data writes"):
+        data_licence.require_shareable(data)
+
+
+def test_rows_with_a_free_licence_and_files_are_copied(monkeypatch):
+    monkeypatch.setattr(data_licence, "find_licences", lambda _: ["mit"])
+    data_licence.require_shareable(DataSettings(source="someone/data", layout="mbpp"))
+    monkeypatch.setattr(data_licence, "find_licences", None)
+    data_licence.require_shareable(DataSettings(source=__file__, layout="mbpp"))
+    data_licence.require_shareable(DataSettings())
+
+
+def test_code_that_would_run_without_isolation_is_refused(tmp_path):
+    with pytest.raises(ExportError, match="without isolation"):
+        export_folder(tmp_path / "x", "sandbox.type=unsafe_no_isolation")
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_password_of_a_service_stays_here(tmp_path):
+    changes = ("sandbox.type=external", "sandbox.url=http://ann:hunter7@host:80/run_code")
+    export_folder(tmp_path, *changes)
+    texts = [f.read_text(errors="replace") for f in tmp_path.rglob("*") if f.is_file()]
+    assert not any("hunter7" in text for text in texts)
+    assert "url='http://host:80/run_code'" in (tmp_path / "rewards.py").read_text()
+    assert "| `SANDBOX_FUSION_URL` |" in (tmp_path / "DIFFERENCES.md").read_text()
+
+
+def test_a_folder_without_programs_has_no_sandbox(tmp_path):
+    export_folder(tmp_path, space="math")
+    assert not (tmp_path / "gdpo_sandbox").exists()
+    assert "sandbox" not in (tmp_path / "rewards.py").read_text().lower().replace(
+        "result of its program in the sandbox", ""
+    )
+
+
+def test_an_own_task_comes_along(tmp_path):
+    file = tmp_path / "sums.py"
+    file.write_text(OWN_TASK)
+    space = tmp_path / "sums.yaml"
+    space.write_text(
+        f"task: {file}:Sums\npolicy: embedded_math\n"
+        "objectives: {right: {direction: maximize, reference: 0}}\n"
+        "space: {normalization: gdpo, group_size: 8, learning_rate: 1e-5,\n"
+        "        reward_weights: {right: 1, short: 0.5}}\n"
+        "training: {train_prompts: 20, validation_prompts: 8, test_prompts: 8}\n"
+    )
+    out = tmp_path / "out"
+    export_training(build_request_from_file(space, []), "trl", "", out)
+    assert (out / "sums.py").read_bytes() == file.read_bytes()
+    problem = read_prompts(out)[0]["problem"]
+    answer = json.loads(problem)["data"]["answer"]
+    program = "import rewards, sys, json; print(json.dumps(rewards.judge(*json.load(sys.stdin))))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=out, capture_output=True, text=True, check=True,
+        input=json.dumps([[problem] * 2, [f"is {answer}", "no"], [4, 9]]),
+    )  # fmt: skip
+    assert json.loads(done.stdout) == {"right": [1.0, 0.0], "short": [1.0, 0.0]}
+    assert "pip install --no-deps gdpo-tune" in (out / "DIFFERENCES.md").read_text()
+
+
+def test_two_definitions_of_one_name_are_a_defect():
+    bundle = Bundle()
+    bundle.add("gdpo_tune.tasks.rewards.block_format", "score_block_format")
+    bundle.add("gdpo_tune.tasks.rewards.gsm8k_format", "score_gsm8k_format")
+    with pytest.raises(ValueError, match="_BLOCKS is defined in"):
+        bundle.format({})
+
+
+def test_a_page_of_a_folder_names_only_what_is_there(tmp_path):
+    export_folder(tmp_path)
+    page = (tmp_path / "DIFFERENCES.md").read_text()
+    for name in re.findall(r"`(\w+\.(?:py|sh|yaml|parquet))`", page):
+        assert (tmp_path / name).is_file(), name
+    assert str(Path.home()) not in page
