@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -132,7 +133,30 @@ def format_run(recipe: Recipe, exported: Exported, *, references_data: bool) -> 
 # Arguments are passed on to the library. It has to be installed: {exported.install}
 set -euo pipefail
 cd "$(dirname "${{BASH_SOURCE[0]}}")"
-{make}{exported.run}
+{_format_version_check(exported)}{make}{exported.run}
+"""
+
+
+def _format_version_check(exported: Exported) -> str:
+    """Return the lines that refuse another version of a library that is a package."""
+    package = re.search(r"(\S+)==(\S+)", exported.install)
+    if package is None:
+        return ""
+    return f"""test -n "${{ANY_VERSION:-}}" || python - {package[1]} {package[2]} <<'PYTHON'
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+name, wanted = sys.argv[1:]
+try:
+    found = version(name)
+except PackageNotFoundError:
+    sys.exit(f"{{name}} is not installed for {{sys.executable}}: {exported.install}")
+if found.split(".")[:2] != wanted.split(".")[:2]:
+    sys.exit(
+        f"{{name}} {{found}} is installed, and this folder is for {{wanted}}: its keys may lack there or "
+        "have another meaning. {exported.install}, or ANY_VERSION=1 {START}"
+    )
+PYTHON
 """
 
 

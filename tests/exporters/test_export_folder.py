@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,11 @@ from gdpo_tune.core.shaping import build_shaping
 from gdpo_tune.core.task_files import build_task, load_task_info
 from gdpo_tune.exporters import data_licence
 from gdpo_tune.exporters.bundle import Bundle
-from gdpo_tune.exporters.write_export import export_training
+from gdpo_tune.exporters.write_export import export_training, format_run
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.policies.prompts import PromptFormat
 from gdpo_tune.results.retrain import build_request_from_file
-from tests.support.export import make_recipe, make_request
+from tests.support.export import export_to, make_recipe, make_request
 from tests.support.paths import ROOT
 
 COMPLETIONS = {
@@ -290,6 +291,27 @@ def test_an_own_task_comes_along(tmp_path):
     )  # fmt: skip
     assert json.loads(done.stdout) == {"right": [1.0, 0.0], "short": [1.0, 0.0]}
     assert "pip install --no-deps gdpo-tune" in (out / "DIFFERENCES.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("package", "message"),
+    [
+        ("pytest==0.1.0", "is installed, and this folder is for 0.1.0"),
+        ("no-such-package==1.0", "no-such-package is not installed"),
+    ],
+)
+def test_another_version_of_the_library_is_refused(tmp_path, package, message):
+    exported = replace(
+        export_to("trl", make_recipe()), install=f"pip install {package}", run="echo ran"
+    )
+    (tmp_path / "run.sh").write_text(format_run(make_recipe(), exported, references_data=False))
+    command = ["bash", str(tmp_path / "run.sh")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert f"pip install {package}" in done.stderr
+    anyway = {**os.environ, "ANY_VERSION": "1"}
+    assert subprocess.check_output(command, text=True, env=anyway) == "ran\n"
 
 
 def test_two_definitions_of_one_name_are_a_defect():
