@@ -153,8 +153,8 @@ except PackageNotFoundError:
     sys.exit(f"{{name}} is not installed for {{sys.executable}}: {exported.install}")
 if found.split(".")[:2] != wanted.split(".")[:2]:
     sys.exit(
-        f"{{name}} {{found}} is installed, and this folder is for {{wanted}}: its keys may lack there or "
-        "have another meaning. {exported.install}, or ANY_VERSION=1 {START}"
+        f"{{name}} {{found}} is installed, and this folder is for {{wanted}}: its keys may lack "
+        "there or have another meaning. {exported.install}, or ANY_VERSION=1 {START}"
     )
 PYTHON
 """
