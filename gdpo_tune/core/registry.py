@@ -26,7 +26,7 @@ class TaskInfo:
 
     build: Callable[..., Any]
     """Builds the task from `TrainingSettings`, `SandboxSettings` and `DataSettings`; with names of
-    optional rewards as a fourth argument, if it has any."""
+    optional rewards as a fourth argument, if it has any, and with `scoring` if it offers that."""
     rewards: Mapping[str, tuple[float, float]]
     """Reward name -> range of its values, infinite where it is unknown."""
     metrics: Mapping[str, MetricInfo]
@@ -49,6 +49,8 @@ class TaskInfo:
         default_factory=dict[str, Mapping[str, ParamValue]]
     )
     """Optional reward -> what the published setting has with it, besides a weight of 1."""
+    offers_released: bool = False
+    """True if it can also score as the authors' code does: `scoring: released`."""
 
     def add_optional_rewards(self, parameters: Collection[str]) -> TaskInfo:
         """Return the task with those optional rewards whose weight is among `parameters`."""
@@ -59,8 +61,8 @@ class TaskInfo:
         for name in names:
             published |= {f"reward_weights.{name}": 1.0, **self.published_with.get(name, {})}
 
-        def build(training: Any, sandbox: Any, data: Any) -> Any:
-            return self.build(training, sandbox, data, names)
+        def build(training: Any, sandbox: Any, data: Any, **others: Any) -> Any:
+            return self.build(training, sandbox, data, names, **others)
 
         ranges = {name: self.optional_rewards[name] for name in names}
         return replace(self, build=build, rewards={**self.rewards, **ranges}, published=published)

@@ -10,6 +10,10 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from gdpo_tune.core.files import expand_home, is_present
 
+Scoring = Literal["strict", "released"]
+"""Scoring of a task's rewards: as this package documents them, or as the authors' code does."""
+STRICT: Scoring = "strict"
+"""The default, which leaves the identity of a sweep or a training as in earlier versions."""
 DATA_FILES = (".jsonl", ".parquet")
 """Suffixes of local data files."""
 EVERY_LINEAR = "all-linear"

@@ -21,7 +21,13 @@ from gdpo_tune.core.errors import TaskFileError
 from gdpo_tune.core.files import expand_home, is_file
 from gdpo_tune.core.metrics import MetricInfo
 from gdpo_tune.core.registry import TaskInfo
-from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
+from gdpo_tune.core.settings import (
+    STRICT,
+    DataSettings,
+    SandboxSettings,
+    Scoring,
+    TrainingSettings,
+)
 from gdpo_tune.core.trials import Direction
 
 METHODS = ("problems", "score", "environment", "close", "__enter__", "__exit__")
@@ -53,13 +59,17 @@ def build_task(
     sandbox: SandboxSettings,
     data: DataSettings,
     parameters: Collection[str] = (),
+    scoring: Scoring = STRICT,
 ) -> Any:
     """Build the task of a sweep; `task` and `parameters` as in `load_task_info`.
+
+    Only a task that offers it has another `scoring`.
 
     Raises:
         TaskFileError: it is in a file, and cannot be used.
     """
-    result = load_task_info(task, parameters).build(training, sandbox, data)
+    others = {} if scoring == STRICT else {"scoring": scoring}
+    result = load_task_info(task, parameters).build(training, sandbox, data, **others)
     if not isinstance(getattr(result, "instructions", None), str):
         raise TaskFileError(f"{task}: instructions has to be a text, which may be empty")
     return result

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gdpo_tune.core.settings import (
+    STRICT,
     DataSettings,
     ModelSettings,
     RolloutSettings,
     SandboxSettings,
+    Scoring,
     TrainingSettings,
 )
 
@@ -86,6 +88,8 @@ class TrialConfig:
     """Policies to merge and evaluate, where `train` is False; their weights sum to 1."""
     keep_at: tuple[int, ...] = ()
     """Steps whose checkpoints stay, because each may become a candidate."""
+    scoring: Scoring = STRICT
+    """Functions of the task's rewards, and of the held-out metrics with their names."""
 
     def __deepcopy__(self, memo: object) -> TrialConfig:
         """Return the same object, which never changes: Ray copies the config of every trial."""

@@ -123,7 +123,14 @@ if __name__ == "__main__":
 
 
 def _build_task(recipe: Recipe) -> Any:
-    return build_task(recipe.task, recipe.training, recipe.sandbox, recipe.data, recipe.params)
+    return build_task(
+        recipe.task,
+        recipe.training,
+        recipe.sandbox,
+        recipe.data,
+        recipe.params,
+        recipe.scoring,
+    )
 
 
 def _find_digest(recipe: Recipe) -> str:

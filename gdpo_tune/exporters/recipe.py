@@ -13,6 +13,7 @@ from gdpo_tune.core.settings import (
     ModelSettings,
     RolloutSettings,
     SandboxSettings,
+    Scoring,
     TrainingSettings,
 )
 from gdpo_tune.core.shaping import Shaping, build_shaping
@@ -63,6 +64,8 @@ class Recipe:
     sandbox: SandboxSettings
     task: str
     """Name or file of the task."""
+    scoring: Scoring
+    """Whether rewards are scored strictly or as the authors' code does."""
     shaping: Shaping
     """Changes of the rewards before the normalization."""
     schedule: tuple[Segment, ...] = ()
@@ -199,6 +202,7 @@ def build_recipe(request: TrainingRequest, policy: str) -> Recipe:
         rollout=spec.rollout,
         sandbox=spec.sandbox,
         task=spec.task,
+        scoring=spec.scoring,
         shaping=build_shaping(params, spec.training, info),
         schedule=request.schedule,
         candidate=request.name,

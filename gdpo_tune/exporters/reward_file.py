@@ -84,7 +84,14 @@ def _start_bundle(recipe: Recipe) -> tuple[Bundle, dict[str, str]]:
 
 
 def _build_task(recipe: Recipe) -> Any:
-    return build_task(recipe.task, recipe.training, recipe.sandbox, recipe.data, recipe.params)
+    return build_task(
+        recipe.task,
+        recipe.training,
+        recipe.sandbox,
+        recipe.data,
+        recipe.params,
+        recipe.scoring,
+    )
 
 
 def _add_functions(

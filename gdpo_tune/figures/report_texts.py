@@ -15,6 +15,7 @@ from gdpo_tune.core.formatting import (
     format_interval,
     format_number,
 )
+from gdpo_tune.core.settings import STRICT
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.results.summary import (
     ChosenTrial,
@@ -40,6 +41,7 @@ def build_head(
     facts = {
         "task": spec.task,
         "policy": spec.policy,
+        "scoring": "" if spec.scoring == STRICT else spec.scoring,
         "constraints": bounds,
         "trials": f"{complete} complete" + (f", {others}" if others else ""),
         "wall-clock time": format_duration(measure_wall_time(front.records)),

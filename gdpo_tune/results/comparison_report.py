@@ -119,7 +119,11 @@ def _advise_two_sweeps(spec: SweepSpec, first: str, second: str) -> list[str]:
 def _refuse_unless_comparable(left: SweepSpec, right: SweepSpec) -> None:
     if left.directory.absolute() == right.directory.absolute():
         raise UsageError(f"{left.name} and {right.name} are the same sweep: name two")
-    problems = [] if left.task == right.task else [f"task = {left.task}, not {right.task}"]
+    problems = [
+        f"{key} = {getattr(left, key)}, not {getattr(right, key)}"
+        for key in ("task", "scoring")
+        if getattr(left, key) != getattr(right, key)
+    ]
     if left.list_objectives() != right.list_objectives():
         goals = [
             {f"objectives.{name}": goal.model_dump() for name, goal in spec.objectives.items()}
@@ -129,7 +133,8 @@ def _refuse_unless_comparable(left: SweepSpec, right: SweepSpec) -> None:
     if problems:
         raise UsageError(
             f"{left.name} cannot be compared with {right.name}: {'; '.join(problems)}. A "
-            "comparison needs one task, and objectives with equal directions and references"
+            "comparison needs one task and scoring, and objectives with equal directions and "
+            "references"
         )
 
 

@@ -13,7 +13,12 @@ from typing import Any
 from gdpo_tune.analysis.lineage import stretch_schedule, trace_training
 from gdpo_tune.core.candidates import title_candidate
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
-from gdpo_tune.core.settings import DECISIVE_ROLLOUT_KEYS, INDIFFERENT_TRAINING, RolloutSettings
+from gdpo_tune.core.settings import (
+    DECISIVE_ROLLOUT_KEYS,
+    INDIFFERENT_TRAINING,
+    STRICT,
+    RolloutSettings,
+)
 from gdpo_tune.core.trial_config import Params, Segment, TrialConfig
 from gdpo_tune.results.open_sweep import Sweep, split_source
 from gdpo_tune.results.parents import Parent, explain_merge, list_parents
@@ -199,6 +204,8 @@ def list_decisive_settings(config: TrialConfig) -> dict[str, Any]:
     for name in INDIFFERENT_TRAINING:
         del parts["training"][name]
     parts["training"] = drop_later_defaults(parts["training"])
+    if config.scoring == STRICT:
+        del parts["scoring"]
     for name in DECISIVE_ROLLOUT_KEYS:
         value = getattr(config.rollout, name)
         if value != getattr(RolloutSettings(), name):

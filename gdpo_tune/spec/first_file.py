@@ -126,6 +126,7 @@ class FirstFile:
             data=self._describe_data(source, known),
             instructions_off=is_large and known is not None and known.has_instructions,
             is_large=is_large,
+            offers_released=is_large and self.info.offers_released,
             objectives=self._list_objectives(),
             margin=self._choose_margin(is_large),
             rewards=list(self.info.rewards),

@@ -98,6 +98,7 @@ def _check(spec: SweepSpec, task: TaskInfo | None, problems: Problems, *, to_run
     training, search, space, resources = spec.training, spec.search, spec.space, spec.resources
     if task is not None:
         task_section.check_policy(spec.policy, spec.task, task, problems)
+        task_section.check_scoring(spec.scoring, spec.task, task, problems)
         task_section.check_prompts(training, spec.data.source, spec.task, task, problems)
         task_section.check_positions(training, spec.policy, problems)
         parse_space.check_ranges(space, task, problems)

@@ -18,10 +18,12 @@ from gdpo_tune.core.settings import (
     DECISIVE_ROLLOUT_KEYS,
     INDIFFERENT_TRAINING,
     LATER_TRAINING,
+    STRICT,
     DataSettings,
     ModelSettings,
     RolloutSettings,
     SandboxSettings,
+    Scoring,
     TrainingSettings,
 )
 from gdpo_tune.core.trial_config import Params, ParamValue, TrialConfig
@@ -55,6 +57,9 @@ class SweepSpec(Section):
     """One of the tasks below, or a class of your own: `path/to/file.py:MyTask`."""
     policy: Text = ""
     """The policy that ships for the task, a Hub id, or a directory."""
+    scoring: Scoring = STRICT
+    """How completions are scored, in training and held out: `strict` as this package describes the
+    rewards, `released` as the authors' code does, for a task that offers it."""
     objectives: dict[str, ObjectiveSpec] = {}
     """Metric -> direction and reference."""
     constraints: dict[str, Annotated[Constraint, BeforeValidator(read_constraint)]] = {}
@@ -166,12 +171,13 @@ class SweepSpec(Section):
             model=self.model,
             rollout=self.rollout,
             gpu_share=min(1.0, self.resources.gpus) or 1.0,
+            scoring=self.scoring,
         )
 
     def compute_identity(self) -> str:
         """Return a short hash of all settings that decide the result of a trial.
 
-        These are task, policy, objectives, space, training, and `data`, `model`,
+        These are task, policy, objectives, space, training, and `scoring`, `data`, `model`,
         `DECISIVE_SANDBOX_KEYS` and `DECISIVE_ROLLOUT_KEYS` where they differ from the defaults.
         Order and notation of the file do not count, nor do budgets, resources, constraints, the
         rest of `rollout`, tracking, `notify`, the name and `INDIFFERENT_TRAINING`. A parameter that
@@ -179,6 +185,8 @@ class SweepSpec(Section):
         """
         decisive = self.model_dump(mode="json", include={"task", "policy", "objectives", "space"})
         decisive["training"] = drop_later_defaults(select_decisive(self.training))
+        if self.scoring != STRICT:
+            decisive["scoring"] = self.scoring
         for name in self.space.omittable_names:
             del decisive["space"]["domains"][name]
         for name in ("sandbox", "data", "model", "rollout"):
@@ -252,7 +260,7 @@ def list_decisive_values(spec: SweepSpec) -> dict[str, Any]:
         **{name: select_decisive(getattr(spec, name)) for name in names},
     }
     flat = {f"{name}.{k}": v for name, section in sections.items() for k, v in section.items()}
-    return {"task": spec.task, "policy": spec.policy, **flat}
+    return {"task": spec.task, "policy": spec.policy, "scoring": spec.scoring, **flat}
 
 
 def list_differences(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:

@@ -153,10 +153,11 @@ def _describe_task(name: str) -> str:
         rewards += f". Only if the space has a weight for it: {optional}"
     length = f" Length reward: `{task.length_reward}`." if task.length_reward else ""
     partial = f" With partial credit: `{task.partial_reward}`." if task.partial_reward else ""
+    released = " Also with `scoring: released`." if task.offers_released else ""
     published = ", ".join(f"`{key}: {show(v)}`" for key, v in task.published.items())
     return (
-        f"## Task `{name}`\n\nRewards: {rewards}.{length}{partial} Policy that ships for it: "
-        f"`{task.embedded}`. Published setting, trained as a baseline: {published}.\n\n"
+        f"## Task `{name}`\n\nRewards: {rewards}.{length}{partial}{released} Policy that ships for "
+        f"it: `{task.embedded}`. Published setting, trained as a baseline: {published}.\n\n"
         "Objectives and constraints name these held-out metrics; MLflow has "
         "them as `test/<metric>` and `validation/<metric>`.\n\n" + _tabulate_metrics(task.metrics)
     )

@@ -13,8 +13,10 @@ from gdpo_tune.core.files import expand_home, find_path_problem
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.settings import (
     EVERY_LINEAR,
+    STRICT,
     ModelSettings,
     RolloutSettings,
+    Scoring,
     TrainingSettings,
 )
 from gdpo_tune.core.task_files import is_task_file, load_task_info
@@ -53,6 +55,16 @@ def check_policy(policy: str, name: str, task: TaskInfo, problems: Problems) -> 
     others = [other for other in registry.TASKS if load_task_info(other).embedded == policy]
     reason = f"made for {join_names(others)} and cannot answer the prompts of {name}"
     problems.refuse("policy", reason, f"write policy: {task.embedded}, or remove the key")
+
+
+def check_scoring(scoring: Scoring, name: str, task: TaskInfo, problems: Problems) -> None:
+    """Refuse the scoring of the authors' code for a task that does not offer it."""
+    if scoring == STRICT or task.offers_released:
+        return
+    offering = [each for each in registry.TASKS if load_task_info(each).offers_released]
+    reason = f"no code of the authors scores the task {name}"
+    fix = f"remove the key, or write as task one of {join_names(offering)}"
+    problems.refuse("scoring", reason, fix, "task")
 
 
 def check_positions(training: TrainingSettings, policy: str, problems: Problems) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from gdpo_tune.core.metrics import MetricInfo
+from gdpo_tune.core.settings import STRICT, Scoring
 
 if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result
@@ -57,6 +58,14 @@ class RewardInfo:
     """Meaning of its mean over completions, in words."""
     partial: Callable[[Sample], float] | None = None
     """Partial credit in the same range, for a reward that is all or nothing."""
+    released: Callable[[Sample], float | None] | None = None
+    """Score of the authors' code in the same range, where it differs from `score`."""
+
+    def choose_scoring(self, scoring: Scoring) -> RewardInfo:
+        """Return the reward with the function of a scoring as its `score`."""
+        if scoring == STRICT or self.released is None:
+            return self
+        return replace(self, score=self.released)
 
 
 @dataclass(frozen=True)

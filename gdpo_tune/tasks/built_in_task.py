@@ -7,7 +7,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core.registry import TaskInfo, weigh_equally
-from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
+from gdpo_tune.core.settings import (
+    STRICT,
+    DataSettings,
+    SandboxSettings,
+    Scoring,
+    TrainingSettings,
+)
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.tasks.base import Problem, RewardInfo, Sample, Scores, Split, TaskMetric
 from gdpo_tune.tasks.data.dataset import describe_data, select_problems
@@ -34,12 +40,20 @@ class BuiltInTask(CloseableResource):
         sandbox: SandboxSettings | None = None,
         data: DataSettings | None = None,
         optional_rewards: Collection[str] = (),
+        scoring: Scoring = STRICT,
     ) -> None:
-        """Switch the named optional rewards on; `sandbox` is for tasks that run code."""
+        """Switch the named optional rewards on; `sandbox` is for tasks that run code.
+
+        `scoring` chooses the functions of rewards, and of the metrics that have their names.
+        """
         self._settings = sandbox or SandboxSettings()
         extra = (info for info in self.optional_reward_infos if info.name in optional_rewards)
-        self.judged_rewards: tuple[RewardInfo, ...] = (*self.reward_infos, *extra)
+        infos = (*self.reward_infos, *extra)
+        self.judged_rewards = tuple(info.choose_scoring(scoring) for info in infos)
         """Rewards that `score` gives."""
+        self._measures = {name: info.measure for name, info in self.metric_infos.items()}
+        if scoring != STRICT:
+            self._measures |= {r.name: r.score for r in self.judged_rewards if r.released}
         self.rewards = tuple(reward.name for reward in self.judged_rewards)
         self.metrics = tuple(self.metric_infos)
         self.instructions = self.format_request.format(limit=training.length_limit)
@@ -58,6 +72,7 @@ class BuiltInTask(CloseableResource):
             embedded=embedded,
             prompts=prompts,
             optional_rewards=_get_ranges(cls.optional_reward_infos),
+            offers_released=any(reward.released for reward in cls.reward_infos),
             **others,
         )
 
@@ -89,7 +104,7 @@ class BuiltInTask(CloseableResource):
 
         return Scores(
             rewards={reward.name: measure(reward.score) for reward in self.judged_rewards},
-            metrics={name: measure(info.measure) for name, info in self.metric_infos.items()},
+            metrics={name: measure(each) for name, each in self._measures.items()},
             partial={r.name: measure(r.partial) for r in self.judged_rewards if r.partial},
         )
 

@@ -117,7 +117,7 @@ class WorkerCache:
 _cache: WorkerCache | None = None
 
 
-_SHARED_SETTINGS = attrgetter("task", "policy", "training", "sandbox", "data", "model")
+_SHARED_SETTINGS = attrgetter("task", "policy", "training", "sandbox", "data", "model", "scoring")
 """Settings in which trials must agree to share a cache, besides their rewards."""
 
 
@@ -144,7 +144,12 @@ def open_worker_cache(config: TrialConfig) -> Generator[WorkerCache]:
         release_worker_cache()
         model, tokenizer = _load_policy(config)
         task: Task = task_files.build_task(
-            config.task, config.training, config.sandbox, config.data, config.params
+            config.task,
+            config.training,
+            config.sandbox,
+            config.data,
+            config.params,
+            config.scoring,
         )
         instructions = task.instructions, config.model.instructions
         prompts = choose_prompt_format(config.policy, tokenizer, *instructions)

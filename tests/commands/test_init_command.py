@@ -65,6 +65,17 @@ def test_a_task_of_your_own_gets_its_own_rewards(directory: Path):
         init.main(["--task", "sums.py:Nothing", "--yes"])
 
 
+@pytest.mark.parametrize(
+    ("task", "policy", "is_named"),
+    [("tools", HUB, True), ("gsm8k", HUB, True), ("math", HUB, False), ("tools", "", False)],
+)
+def test_the_scoring_is_named_where_a_recipe_may_want_the_other(directory, task, policy, is_named):
+    assert init.main(["--task", task, *(["--policy", policy] if policy else []), "--yes"]) == 0
+    text = (directory / f"{task}.yaml").read_text()
+    assert ("scoring: strict" in text) == is_named
+    assert load_spec(f"{task}.yaml", needs=[]).scoring == "strict"
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

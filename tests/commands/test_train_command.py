@@ -27,8 +27,10 @@ from gdpo_tune.results.retrain import (
     build_trial_config,
     list_decisive_settings,
 )
+from gdpo_tune.spec import load_spec
 from gdpo_tune.spec.model import list_differences
 from gdpo_tune.training.checkpoints import write_checkpoint
+from tests.support.paths import ROOT
 from tests.support.tuning import SPACE, build_outcome, load_code_spec
 
 FIXED = [
@@ -178,6 +180,13 @@ def test_a_training_from_before_mini_batches_resumes_and_one_with_others_does_no
     with pytest.raises(UsageError, match=r"training\.mini_batch_size"):
         train.main([*arguments, "--set", "training.mini_batch_size=8"])
     assert train.main(arguments) == 0
+
+
+def test_a_training_counts_its_scoring_away_from_the_default(tmp_path):
+    spec = load_spec(ROOT / "search_spaces" / "tools.yaml", ["scoring=released"])
+    config = spec.build_trial_config({}, 0, tmp_path)
+    assert list_decisive_settings(config)["scoring"] == "released"
+    assert "scoring" not in list_decisive_settings(replace(config, scoring="strict"))
 
 
 def test_a_training_that_ran_out_of_memory_resumes_with_smaller_micro_batches(fake):

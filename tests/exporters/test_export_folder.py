@@ -105,7 +105,7 @@ def judge_in_folder(directory, problems, completions, lengths):
 CASES = [
     *(("code", variant) for variant in (*VARIANTS, PARTIAL)),
     *(("math", variant) for variant in VARIANTS),
-    *(("tools", variant) for variant in VARIANTS),
+    *(("tools", variant) for variant in (*VARIANTS, ("scoring=released",))),
 ]
 
 
@@ -113,7 +113,7 @@ CASES = [
 def test_rewards_without_the_package_are_those_of_a_trial(tmp_path, space, variant):
     request = export_folder(tmp_path, *variant, space=space)
     spec, params = request.spec, request.params
-    task = build_task(spec.task, spec.training, spec.sandbox, spec.data, params)
+    task = build_task(spec.task, spec.training, spec.sandbox, spec.data, params, spec.scoring)
     chosen = task.problems("train", 3, 0)
     problems = [problem for problem in chosen for _ in COMPLETIONS[space]]
     completions = [*COMPLETIONS[space]] * 3

@@ -67,6 +67,12 @@ def test_the_report_is_well_formed_for_any_size(tmp_path, objectives, search):
     assert "identity" in page.text
 
 
+def test_the_head_names_a_scoring_other_than_the_default(tmp_path):
+    spec = make_spec(tmp_path)
+    assert "scoringstrict" not in page_of(spec, []).text
+    assert "scoringreleased" in page_of(spec.model_copy(update={"scoring": "released"}), []).text
+
+
 def test_an_empty_sweep_says_so(tmp_path):
     spec = make_spec(tmp_path)
     page = page_of(spec, [])

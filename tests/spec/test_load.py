@@ -387,6 +387,13 @@ def test_what_leaves_the_identity(load, override):
     assert load(override).compute_identity() == load().compute_identity()
 
 
+def test_scoring_counts_in_the_identity_away_from_its_default(load):
+    tools = ("task=tools",)
+    strict = load(*tools).compute_identity()
+    assert load(*tools, "scoring=strict").compute_identity() == strict
+    assert load(*tools, "scoring=released").compute_identity() != strict
+
+
 def test_folders_from_before_the_sandbox_had_a_section_still_fit(load):
     assert load().compute_identity() == "a7edecd2eb0c"
 

@@ -16,7 +16,7 @@ from gdpo_tune.spec.source import parse_yaml
 from tests.support.paths import ROOT
 
 FILES = sorted((ROOT / "search_spaces").glob("*_qwen.yaml"))
-DECISIVE = ("policy", "data.", "model.", "space.", "training.")
+DECISIVE = ("policy", "scoring", "data.", "model.", "space.", "training.")
 HELD_OUT = (
     *("training.validation_prompts", "training.test_prompts", "training.samples_per_prompt"),
     *("training.evaluate_every", "training.checkpoint_every"),
@@ -83,7 +83,16 @@ def test_the_published_step_of_the_recipe_for_tools():
 def test_the_recipe_for_the_larger_policy_differs_in_the_policy_alone():
     small, large = load("tools_qwen"), load("tools_3b_qwen")
     assert large.policy == "Qwen/Qwen2.5-3B-Instruct"
-    for section in ("objectives", "space", "training", "data", "model", "search", "rollout"):
+    for section in (
+        "objectives",
+        "scoring",
+        "space",
+        "training",
+        "data",
+        "model",
+        "search",
+        "rollout",
+    ):
         assert getattr(small, section) == getattr(large, section)
 
 

@@ -52,6 +52,22 @@ CASES = {
         "made for math, gsm8k and cannot answer the prompts of code",
         "policy: embedded, or remove",
     ),
+    "unknown scoring": (
+        "search:",
+        "scoring: lenient\nsearch:",
+        14,
+        "scoring",
+        "unknown",
+        "strict, released",
+    ),
+    "scoring that no code was released for": (
+        "search:",
+        "scoring: released\nsearch:",
+        14,
+        "scoring",
+        "no code of the authors scores the task code",
+        "remove the key, or write as task one of gsm8k, tools",
+    ),
     "storage not text": ("search:", "storage: [a]\nsearch:", 14, "storage", "not a piece", "word"),
     "storage a file": (
         "search:",

@@ -71,7 +71,7 @@ def test_of_two_rows_with_one_prompt_the_first_counts(tmp_path):
     row = {"question": "q?", "answer": "#### 1"}
     collected = dataset.collect_data(written(tmp_path, [row, {**row, "answer": "#### 2"}]))
     [problem] = [p for problems in collected.splits.values() for p in problems]
-    assert problem.data == {"answer": "1"}
+    assert problem.data["answer"] == "1"
 
 
 def test_a_folder_is_read_whole_and_parquet_says_the_same_as_json_lines(tmp_path):

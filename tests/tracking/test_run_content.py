@@ -194,3 +194,8 @@ def test_curves_hold_finite_step_metrics_only():
         "train/loss": 1.0,
         "train/reward": 1.0,
     }
+
+
+def test_the_sweep_has_its_scoring_as_a_parameter(tmp_path):
+    spec, identity = make_tiny_spec(tmp_path), SweepIdentity("tiny", "a", "e", "b", adopt=False)
+    assert build_sweep_message(identity, spec, "")["params"]["scoring"] == "strict"

@@ -556,6 +556,21 @@ def test_each_setting_has_its_effect(once, name):
         assert after == pytest.approx(expected_changed)
 
 
+def test_scoring_reaches_the_task_and_separates_caches(policy, tmp_path, monkeypatch):
+    built = []
+
+    class ScoredTask(ToyTask):
+        def __init__(self, *sections, scoring="strict"):
+            super().__init__(*sections)
+            built.append(scoring)
+
+    register_toy_task(monkeypatch, ScoredTask)
+    for scoring in ("released", "released", "strict"):
+        config = build_trial_config(policy, tmp_path)
+        run(dataclasses.replace(config, train=False, scoring=scoring))
+    assert built == ["released", "strict"]
+
+
 def test_threads(policy, tmp_path):
     before = torch.get_num_threads()
     try:

@@ -20,7 +20,7 @@ _PLAIN = re.compile(r"-?\d+(?:\.\d+)?", flags=re.ASCII)
 
 
 def convert(row: Row) -> Problem:
-    """Return the question, and the number as `data["answer"]`."""
+    """Return the question, and the number as `data["answer"]`, also as it is written."""
     _, mark, last = get_text(row, "answer").rpartition("####")
     if not mark:
         raise RowError("answer", "no '####' with the result after it")
@@ -28,7 +28,8 @@ def convert(row: Row) -> Problem:
     answer = normalize_number(re.sub(r"(?<=[-+\d,$])\s+(?=[\d$])", "", last))
     if not _PLAIN.fullmatch(answer):
         raise RowError("answer", f"{last.strip()!r} after '####' is not a number")
-    return Problem(get_text(row, "question").strip() + "\n", "gsm8k", {"answer": answer})
+    data = {"answer": answer, "written_answer": last.strip()}
+    return Problem(get_text(row, "question").strip() + "\n", "gsm8k", data)
 
 
 LAYOUT = LayoutInfo(

@@ -1,4 +1,9 @@
-"""`format` of the task `gsm8k`: 1 for a think block, a line break and an answer block."""
+"""`format` of the task `gsm8k`: 1 for a think block, a line break and an answer block.
+
+The authors' code does not count the think tags, which `scoring: released` chooses.
+
+Source: `open_r1/gsm8k.py` of github.com/NVlabs/GDPO at b080e63.
+"""
 
 import re
 
@@ -18,6 +23,18 @@ def score_gsm8k_format(sample: Sample) -> float:
     return float(once and _BLOCKS.match(text) is not None)
 
 
+def score_released_gsm8k_format(sample: Sample) -> float:
+    """Return 1.0 for the two blocks with one line break between, answer tags once, else 0.0."""
+    text = sample.completion
+    once = text.count("<answer>") == text.count("</answer>") == 1
+    return float(once and _BLOCKS.match(text) is not None)
+
+
 REWARD = RewardInfo(
-    "format", 0, 1, score_gsm8k_format, "share with a think line and an answer line"
+    "format",
+    0,
+    1,
+    score_gsm8k_format,
+    "share with a think line and an answer line",
+    released=score_released_gsm8k_format,
 )

@@ -22,16 +22,26 @@ Kept from the released code, although a reader may not expect it:
 - values are compared as Python does: `1 == True` and `3.0 == 3` are equal, `"1"` and `1` are not;
 - keys of a call beside `name` and `parameters` cost nothing: such a call still earns 3.
 
-Not kept: the released code matches calls greedily, so the value of the same calls depends on their
-order. Here the matching is the one with the largest score, as the paper says. And any call without
-a `name` and an object of `parameters` gives -3, also one of a tool that is not wanted.
+Not kept, unless a sweep has `scoring: released` (`score_released_tool_calls`):
 
-Source: arXiv 2504.13958 (ToolRL), arXiv 2601.05242 (GDPO).
+- the released code matches calls greedily, so the value of the same calls depends on their order;
+  here the matching is the one with the largest score, as the paper says;
+- without an end tag anywhere it gives -3; here the block then ends with the completion;
+- a second start tag ends its block; here it is a broken call;
+- a call of a tool that is not wanted needs only a `name`, of any type; here each call has a text as
+  its `name` and an object of `parameters`, or all give -3;
+- a request for which no call is right earns 0; here it is not scored.
+
+The switches of the released code, which let its values depend on the step, are off in the scripts
+of both papers. Neither scoring has them.
+
+Source: arXiv 2504.13958 (ToolRL), arXiv 2601.05242 (GDPO); `reward_score/rlla.py`, the same file in
+github.com/NVlabs/GDPO at b080e63 and in github.com/qiancheng0/ToolRL at 8cee13e.
 """
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from gdpo_tune.tasks.base import RewardInfo, Sample
@@ -114,6 +124,56 @@ def _match_calls(right: Sequence[ToolCall], called: Sequence[ToolCall]) -> float
     return sum(values[row][column] for row, column in zip(rows, columns, strict=True))
 
 
+def score_released_tool_calls(sample: Sample) -> float:
+    """Return the agreement of a completion's calls as the authors' code measures it."""
+    right: Sequence[ToolCall] = sample.problem.data["calls"]
+    if not right:
+        return 0.0
+    called = parse_released_calls(sample.completion, {call["name"] for call in right})
+    if called is None:
+        return LOWEST
+    score = compute_jaccard([call["name"] for call in right], [call["name"] for call in called])
+    for wanted in right:
+        values = [compare_calls(wanted, other) for other in called]
+        best = max(values, default=0.0)
+        if best > 0:
+            score += best
+            del called[values.index(best)]
+    most = 1 + sum(1 + len(call["parameters"]) for call in right)
+    return (HIGHEST - LOWEST) * score / most + LOWEST
+
+
+def parse_released_calls(completion: str, wanted: Collection[str]) -> list[ToolCall] | None:
+    """Return the calls between the first start tag and the next tag; None if one is broken.
+
+    Only calls of the `wanted` tools need an object of parameters.
+    """
+    if "<tool_call>" not in completion or "</tool_call>" not in completion:
+        return None
+    block = completion.split("<tool_call>")[1].partition("</tool_call>")[0]
+    calls: list[ToolCall] = []
+    for line in block.strip().split("\n"):
+        try:
+            call = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
+        match call:
+            case {"name": list() | dict()}:
+                return None
+            case {"name": name, "parameters": dict()}:
+                calls.append(call)
+            case {"name": name} if name not in wanted:
+                calls.append(call)
+            case _:
+                return None
+    return calls
+
+
 REWARD = RewardInfo(
-    "correctness", LOWEST, HIGHEST, score_tool_calls, "mean agreement with the right calls"
+    "correctness",
+    LOWEST,
+    HIGHEST,
+    score_tool_calls,
+    "mean agreement with the right calls",
+    released=score_released_tool_calls,
 )
