@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from gdpo_tune.core.errors import ExportError, SpecProblem, UsageError
@@ -11,7 +11,9 @@ from gdpo_tune.core.files import explain_write_errors, write_atomically
 from gdpo_tune.core.registry import EXPORTERS, load
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.exporters.base import Exported
+from gdpo_tune.exporters.markdown import format_table
 from gdpo_tune.exporters.recipe import ExportedReward, Recipe, build_recipe
+from gdpo_tune.exporters.transfer_page import format_transfer
 from gdpo_tune.results.parents import explain_merge
 from gdpo_tune.results.retrain import TrainingRequest
 
@@ -60,10 +62,10 @@ def format_page(recipe: Recipe, exported: Exported, objectives: Sequence[Objecti
     """Return the page as Markdown."""
     goals = ", ".join(f"`{goal.name}` ({goal.direction})" for goal in objectives)
     supply = [(f"`{key}`", text) for key, text in exported.to_supply.items()]
-    supplies = _format_table(("key", "what it needs"), supply) if supply else "Nothing."
+    supplies = format_table(("key", "what it needs"), supply) if supply else "Nothing."
     differences = [(row.topic, row.ours, row.theirs) for row in exported.differences]
     return f"""# {recipe.name} in {exported.library}
-
+{format_transfer(recipe)}
 `{exported.file}` repeats {recipe.note}. In {exported.directory}, start it with
 
     {exported.command}
@@ -74,7 +76,7 @@ def format_page(recipe: Recipe, exported: Exported, objectives: Sequence[Objecti
 {_format_rewards(recipe.rewards)}
 ## What differs
 
-{_format_table(("", "where it was measured", exported.library), differences)}
+{format_table(("", "where it was measured", exported.library), differences)}
 
 Not exported: held-out evaluation. The values of this candidate are unweighted metrics ({goals}) \
 on test prompts; a reward that the library logs is weighted, and is none of them.
@@ -91,15 +93,8 @@ def _format_rewards(rewards: Sequence[ExportedReward]) -> str:
 Weights are scaled to a maximum of 1, as in training. The library applies no shape and no \
 condition: the functions that you supply have to.
 
-{_format_table(("reward", "weight", "range", "in training"), map(_format_reward, rewards))}
+{format_table(("reward", "weight", "range", "in training"), map(_format_reward, rewards))}
 """
-
-
-def _format_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    def format_row(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-    return "\n".join(map(format_row, [heads, ["---"] * len(heads), *rows]))
 
 
 def _format_reward(reward: ExportedReward) -> tuple[str, str, str, str]:

@@ -463,6 +463,7 @@ def test_a_name_under_runs_is_enough(tmp_path, monkeypatch):
 
 def test_the_policy_and_the_budget_may_differ(sweep, tmp_path):
     other = ["--set", "policy=Qwen/Qwen2.5-7B-Instruct", "--set", "training.steps=500"]
+    other += ["--recipe", "code_qwen"]
     out = tmp_path / "o"
     export.main([f"{sweep.directory}:0", "--to", "trl", "--out", str(out), *other])
     text = (out / "grpo.yaml").read_text()
