@@ -24,7 +24,7 @@ from gdpo_tune.results.open_sweep import Sweep, split_source
 from gdpo_tune.results.parents import Parent, explain_merge, list_parents
 from gdpo_tune.results.picking import load_and_pick
 from gdpo_tune.results.transfer import Transfer, TransferPlan, plan_transfer
-from gdpo_tune.results.transfer_check import refuse_parameters
+from gdpo_tune.results.transfer_check import MissingValues, refuse_parameters
 from gdpo_tune.results.transfer_recipe import OPTION
 from gdpo_tune.results.transfer_values import STEPS
 from gdpo_tune.spec import SweepSpec, load_spec
@@ -140,6 +140,8 @@ def build_request_from_sweep(
     plan = plan_transfer(
         sweep.spec, training.params, overrides, recipe, option=option, source=source
     )
+    if plan is not None and plan.missing is not None:
+        raise _build_missing_error(sweep, plan, plan.missing)
     changes = list(overrides) if plan is None else plan.overrides
     has_other_steps = plan is not None and plan.values.has(STEPS)
     if not has_other_steps:
@@ -168,6 +170,16 @@ def build_request_from_sweep(
     return request if plan is None else _add_transfer(request, plan, source)
 
 
+def _build_missing_error(sweep: Sweep, plan: TransferPlan, missing: MissingValues) -> UsageError:
+    """Return the error for a transfer that lacks values, or else for values that it does have."""
+    problems: tuple[SpecProblem, ...] = ()
+    try:
+        _load_without_search(sweep, plan.overrides, to_run=False)
+    except SpecError as error:
+        problems = tuple(each for each in error.problems if each.key not in missing.examples)
+    return SpecError(problems) if problems else UsageError(missing.message)
+
+
 def _add_transfer(request: TrainingRequest, plan: TransferPlan, source: str) -> TrainingRequest:
     """Return the request with the parameters of a transfer, and what it changes."""
     params = _fix_params(request.spec, source)
@@ -184,10 +196,11 @@ def _add_transfer(request: TrainingRequest, plan: TransferPlan, source: str) -> 
 def _load_without_search(sweep: Sweep, changes: Sequence[str], *, to_run: bool) -> SweepSpec:
     """Load the file of a sweep with changes, for a training or merge on its own.
 
-    It learns from no earlier sweep, and that sweep may be gone.
+    It learns from no earlier sweep, and that sweep may be gone. Without `to_run` this machine may
+    lack its data and packages.
     """
     changes = [sweep.storage_override, "search.warm_start=[]", *changes]
-    return load_spec(sweep.file, changes, sweep.file.parent.name, to_run=to_run)
+    return load_spec(sweep.file, changes, sweep.file.parent.name, needs=None if to_run else [])
 
 
 def _shorten(sweep: Sweep, step: int) -> list[str]:

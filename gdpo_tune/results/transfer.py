@@ -12,12 +12,18 @@ from typing import Any
 
 from gdpo_tune.core.formatting import format_list
 from gdpo_tune.core.trial_config import Params, Segment
-from gdpo_tune.results.transfer_check import check_transfer, format_value, refuse_parameters
+from gdpo_tune.results.transfer_check import (
+    MissingValues,
+    find_missing_values,
+    format_value,
+    refuse_parameters,
+)
 from gdpo_tune.results.transfer_recipe import FREE, read_recipe
 from gdpo_tune.results.transfer_values import (
     MICRO,
     NEEDS,
     RATE,
+    SUBJECTS,
     WantedValues,
     describe_conditions,
     get_value,
@@ -66,8 +72,12 @@ class Transfer:
     @property
     def lines(self) -> tuple[str, str]:
         """What carries over and what does not, for a terminal."""
-        needed = [value for value in self.moved if value.key in {"policy", *NEEDS}]
-        values = [f"{v.key.removeprefix('space.')} {v.wanted} (was {v.searched})" for v in needed]
+        needed = {*NEEDS, *(key for keys in SUBJECTS.values() for key in keys)}
+        values = [
+            f"{value.key.removeprefix('space.')} {value.wanted} (was {value.searched})"
+            for value in self.moved
+            if value.key in needed and value.wanted != value.searched
+        ]
         return (
             f"carries over: {', '.join(self.carried)}; measured on {self.conditions}",
             f"does not carry over to {self.title}: {', '.join(values) or 'nothing'}",
@@ -81,6 +91,8 @@ class TransferPlan:
     values: WantedValues
     words: tuple[str, ...]
     """What `--set` says, as typed."""
+    missing: MissingValues | None = None
+    """What it lacks, so that it cannot be trained."""
 
     @property
     def overrides(self) -> list[str]:
@@ -90,7 +102,8 @@ class TransferPlan:
         taken = recipe.list_overrides(searched) if recipe else []
         # A single training needs no first points, and no scheduler that moves its values.
         alone = ["enqueue=[]", "search.scheduler=", "search.scheduler={type: fifo}"]
-        return [*alone, *fixed, *taken, *self.words]
+        examples = self.missing.list_overrides() if self.missing else []
+        return [*alone, *fixed, *taken, *self.words, *examples]
 
     def move_schedule(self, schedule: Sequence[Segment]) -> tuple[Segment, ...]:
         """Return the changes of a member's values, without those of a learning rate that moved."""
@@ -147,8 +160,7 @@ def plan_transfer(
     messages.
 
     Raises:
-        UsageError: a value is missing that does not carry over, one is given that carries over, or
-            there is no such recipe for this task.
+        UsageError: a value is given that carries over, or there is no such recipe for this task.
     """
     own = read_overrides(overrides)
     other = read_recipe(recipe, searched, params) if recipe else None
@@ -157,8 +169,8 @@ def plan_transfer(
     refuse_parameters(own, option, allowed=FREE if is_transfer else ())
     if not is_transfer:
         return None
-    check_transfer(values, option, source)
-    return TransferPlan(values, tuple(overrides))
+    missing = find_missing_values(values, option, source)
+    return TransferPlan(values, tuple(overrides), missing)
 
 
 def _list_settings(spec: SweepSpec) -> dict[str, Any]:

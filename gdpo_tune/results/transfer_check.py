@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.formatting import format_parameter
@@ -34,13 +35,24 @@ EXAMPLES = {STEPS: 100, TOTAL: 512, MICRO: 32, LONGEST: 512, LIMIT: 200, PROMPT:
 """Key -> a value for a policy from the Hub, as `init` writes it."""
 
 
-def check_transfer(values: WantedValues, option: str, source: str) -> None:
-    """Refuse a transfer without a value for what does not carry over.
+@dataclass(frozen=True)
+class MissingValues:
+    """The lack of values for what does not carry over."""
+
+    message: str
+    """Every key, the reasons, and options that give them values."""
+    examples: Mapping[str, float | int]
+    """Key -> value in those options."""
+
+    def list_overrides(self) -> list[str]:
+        """Return the options as overrides."""
+        return [f"{key}={show(value)}" for key, value in self.examples.items()]
+
+
+def find_missing_values(values: WantedValues, option: str, source: str) -> MissingValues | None:
+    """Return the lack of values for what does not carry over; None if there are all.
 
     `option` and `source` name the candidate.
-
-    Raises:
-        UsageError: with every such key, and options that give them values.
     """
     missing = [key for key in values.list_needs() if not values.has(key)]
     problems = [
@@ -59,7 +71,7 @@ def check_transfer(values: WantedValues, option: str, source: str) -> None:
         problems.append(f"{TOTAL} = {total}: {reason}; {' or '.join(map(str, near))} would do")
         examples[TOTAL] = min(near, key=lambda count: abs(count - total))
     if not problems:
-        return
+        return None
     asked = [key for keys in SUBJECTS.values() for key in keys if values.is_changed(key)]
     shown = ", ".join(f"{key} = {show(values.get(key))}" for key in asked)
     lines = [
@@ -73,7 +85,7 @@ def check_transfer(values: WantedValues, option: str, source: str) -> None:
     if values.recipe is None and fitting:
         recipe = f"{OPTION} {fitting[0]}"
         lines.append(f"or: {recipe}, for its data, lengths, batch, learning rate and adapters")
-    raise UsageError("\n    ".join(lines))
+    return MissingValues("\n    ".join(lines), examples)
 
 
 def refuse_parameters(own: YamlNode, option: str, *, allowed: Sequence[str] = ()) -> None:

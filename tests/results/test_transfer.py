@@ -8,6 +8,7 @@ import pytest
 from gdpo_tune import export, train
 from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.errors import SpecError, UsageError
+from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.core.trials import Exploit, Generation
 from gdpo_tune.exporters.write_export import PAGE
@@ -27,6 +28,7 @@ NEEDED = {
     "training.max_completion_length": "512",
     "training.length_limit": "200",
 }
+DATA = ("data.source=my.jsonl", "data.layout=mbpp")
 GIVEN = [f"{key}={value}" for key, value in NEEDED.items()]
 PARAMS = {
     "normalization": "grpo",
@@ -86,8 +88,8 @@ def split_fix(message):
     ("overrides", "missing"),
     [
         ([POLICY], {*NEEDED}),
-        (["data.source=my.jsonl"], {*list(NEEDED)[1:], "data.max_prompt_length"}),
-        (["data={source: my.jsonl}", POLICY], {*NEEDED, "data.max_prompt_length"}),
+        ([*DATA], {*list(NEEDED)[1:], "data.max_prompt_length"}),
+        (["data={source: my.jsonl, layout: mbpp}", POLICY], {*NEEDED, "data.max_prompt_length"}),
         (["training.max_completion_length=128"], {"training.length_limit"}),
         (["model.lora_rank=8"], {"space.learning_rate"}),
         ([POLICY, *GIVEN[1:]], {"space.learning_rate"}),
@@ -216,6 +218,26 @@ def test_no_parameter_may_be_set_for_the_policy_of_the_sweep(sweep, override):
 def test_a_bad_value_is_refused_as_in_a_file(sweep, override, message):
     with pytest.raises(SpecError, match=message):
         transfer(sweep, POLICY, *GIVEN, override)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("policy=embedded_math", "made for math"),
+        ("training.stepz=3", "did you mean 'steps'"),
+        ("training.max_completion_length=long", "not a whole number"),
+        ("data.source=a/b", "the meaning of the columns is not guessed"),
+    ],
+)
+def test_a_bad_value_is_refused_before_others_are_asked_for(sweep, override, message):
+    with pytest.raises(SpecError, match=message) as caught:
+        transfer(sweep, POLICY, override)
+    assert len(caught.value.problems) == 1
+
+
+def test_an_example_that_does_not_fit_is_no_mistake_of_the_user(sweep):
+    message = refuse(sweep, f"policy={POLICIES['embedded']}")  # which has 512 positions
+    assert list_missing(message) == {*NEEDED}
 
 
 def test_points_and_a_population_of_the_file_do_not_matter(tmp_path):
