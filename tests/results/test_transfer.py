@@ -14,7 +14,7 @@ from gdpo_tune.core.trials import Exploit, Generation
 from gdpo_tune.exporters.write_export import PAGE
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.results.retrain import build_request_from_sweep
-from gdpo_tune.results.transfer_recipe import FREE
+from gdpo_tune.results.transfer_recipe import FREE, list_fitting_spaces
 from gdpo_tune.spec import load_spec
 from tests.support.paths import ROOT
 from tests.support.tuning import build_outcome, load_code_spec
@@ -345,6 +345,18 @@ def test_a_recipe_has_the_rewards_of_the_candidate(tmp_path):
 )
 def test_a_recipe_that_does_not_exist(sweep, recipe, message):
     assert message in refuse(sweep, recipe=recipe)
+
+
+@pytest.mark.parametrize(
+    ("task", "policy", "names"),
+    [
+        ("tools", "", ["tools_qwen", "tools_3b_qwen"]),
+        ("tools", "Qwen/Qwen2.5-3B-Instruct", ["tools_3b_qwen", "tools_qwen"]),
+        ("gsm8k", "", []),
+    ],
+)
+def test_recipes_of_the_task_are_suggested_those_of_the_policy_first(task, policy, names):
+    assert list_fitting_spaces(task, policy) == names
 
 
 def test_the_problems_of_a_recipe_have_its_lines(tmp_path):
