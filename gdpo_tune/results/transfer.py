@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gdpo_tune.core.formatting import format_list
+from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trial_config import Params, Segment
 from gdpo_tune.results.transfer_check import (
     MissingValues,
@@ -23,6 +24,7 @@ from gdpo_tune.results.transfer_values import (
     MICRO,
     NEEDS,
     RATE,
+    SCORING,
     SUBJECTS,
     WantedValues,
     describe_conditions,
@@ -125,7 +127,7 @@ class TransferPlan:
         return Transfer(
             title=format_list(titles or ["the settings of a recipe"]),
             searched=values.searched,
-            carried=tuple(_list_carried(params)),
+            carried=(*_list_carried(params), *self._list_scoring(spec)),
             moved=tuple(
                 MovedValue(
                     key, format_value(before[key]), format_value(after[key]), self._name_source(key)
@@ -135,6 +137,14 @@ class TransferPlan:
             ),
             kept=tuple(f"{n} {format_value(params[n])}" for n in FREE if n not in given),
         )
+
+    def _list_scoring(self, spec: SweepSpec) -> Iterator[str]:
+        """Yield the scoring of a task that offers several, if it carries over."""
+        if not load_task_info(spec.task).offers_released or self.values.is_changed(SCORING):
+            return
+        recipe = self.values.recipe
+        is_other = recipe is not None and recipe.spec.scoring != spec.scoring
+        yield f"scoring {spec.scoring}" + (", unlike the recipe" if is_other else "")
 
     def _name_source(self, key: str) -> str:
         """Return where the value of a key is from, for a person."""

@@ -23,12 +23,13 @@ STEPS, TOTAL, MINI, MICRO, LONGEST, LIMIT = (
         "length_limit",
     )
 )
-PROMPT, RANK = "data.max_prompt_length", "model.lora_rank"
+PROMPT, RANK, SCORING = "data.max_prompt_length", "model.lora_rank", "scoring"
 SUBJECTS = {
     "policy": ("policy",),
     "trained weights": (RANK,),
     "data": ("data.source", "data.config", "data.split", "data.layout"),
     "lengths": (LONGEST, LIMIT),
+    "scoring": (SCORING,),
 }
 """Subject of a search -> keys that change it."""
 NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -67,7 +68,10 @@ class WantedValues:
         """Return the value that the training will have; that of `--set` is not checked yet."""
         if self.is_set(key):
             return self.own.find(tuple(key.split("."))).convert_to_plain()
-        return get_value(self.recipe.spec if self.recipe else self.searched, key)
+        # What a reward means is what its weight was found for.
+        if self.recipe is None or key == SCORING:
+            return get_value(self.searched, key)
+        return get_value(self.recipe.spec, key)
 
     def get_searched(self, key: str) -> Any:
         """Return the candidate's value."""

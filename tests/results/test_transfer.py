@@ -365,19 +365,45 @@ def test_the_problems_of_a_recipe_have_its_lines(tmp_path):
         transfer(store_sweep(tmp_path), recipe=recipe)
 
 
-def test_every_large_recipe_that_ships_fits_a_sweep_of_its_task(tmp_path):
-    for name in ("math", "tools"):
-        storage = tmp_path / name
-        bound = ["constraints=", "constraints={}"]
-        spec = load_code_spec(storage, bound, ROOT / "search_spaces" / f"{name}.yaml")
-        with Ledger.open(spec) as ledger:
-            ledger.start(spec.space.complete_baseline({}), "search", "model", seed=70)
-            ledger.complete(0, build_outcome())
-        request = transfer(spec, recipe=f"{name}_qwen")
-        assert request.spec.policy == "Qwen/Qwen2.5-1.5B-Instruct"
-        sources = {each.key: each.source for each in request.transfer.moved}
-        without_weight = ", in which the length has no weight"
-        assert (without_weight in sources["training.length_limit"]) == (name == "tools")
+@pytest.fixture
+def tools(tmp_path):
+    return store_task(tmp_path, "tools")
+
+
+def store_task(tmp_path, task):
+    """Store a sweep of one trial of a shipped search space."""
+    spec = load_code_spec(tmp_path, ["constraints={}"], ROOT / "search_spaces" / f"{task}.yaml")
+    with Ledger.open(spec) as ledger:
+        ledger.start(spec.space.complete_baseline({}), "search", "model", seed=70)
+        ledger.complete(0, build_outcome())
+    return spec
+
+
+@pytest.mark.parametrize(("task", "has_weight"), [("math", True), ("tools", False)])
+def test_a_recipe_in_which_the_length_has_no_weight_is_named(tmp_path, task, has_weight):
+    request = transfer(store_task(tmp_path, task), recipe=f"{task}_qwen")
+    assert request.spec.policy == "Qwen/Qwen2.5-1.5B-Instruct"
+    (moved,) = [each for each in request.transfer.moved if each.key == "training.length_limit"]
+    assert (", in which the length has no weight" not in moved.source) == has_weight
+
+
+def test_the_scoring_is_that_for_which_the_weights_were_found(tools):
+    request = transfer(tools, recipe="tools_qwen")
+    assert request.spec.scoring == "strict"
+    assert "scoring strict, unlike the recipe" in request.transfer.carried
+    request = transfer(tools, "scoring=released", recipe="tools_qwen")
+    assert request.spec.scoring == "released"
+    assert not [each for each in request.transfer.carried if "scoring" in each]
+
+
+def test_another_scoring_alone_is_said(tools):
+    request = transfer(tools, "scoring=released")
+    assert request.note.endswith("with other scoring")
+    assert [each.key for each in request.transfer.moved] == ["scoring"]
+    assert (
+        "does not carry over to other scoring: scoring released (was strict)"
+        in (request.trial_lines[-1])
+    )
 
 
 # --- checkpoints, merges and the commands ---------------------------------------------------------
