@@ -214,6 +214,18 @@ def add_pick_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_recipe_argument(parser: argparse.ArgumentParser) -> None:
+    """Add `--recipe`, which names a search space for another policy, other data or lengths."""
+    parser.add_argument(
+        "--recipe",
+        metavar="NAME|FILE",
+        default="",
+        help="search space that ships, such as tools_qwen, or a file: its policy, data, lengths, "
+        "batch and learning rate replace those of the sweep; weights, normalization and group size "
+        "stay the candidate's",
+    )
+
+
 @contextmanager
 def name_file(file: str) -> Generator[None]:
     """Name the file of a sweep in the errors of its policy, data and machine."""

@@ -2,10 +2,12 @@
 
     python -m gdpo_tune.export runs/code:knee --to verl
     python -m gdpo_tune.export runs/code --pick "max correctness where length >= 0.9" --to trl
+    python -m gdpo_tune.export runs/code:knee --to verl --recipe code_qwen
     python -m gdpo_tune.export runs/code:merge-27 --to mergekit
     python -m gdpo_tune.export fixed.yaml --to nemo-rl --set policy=Qwen/Qwen2.5-7B-Instruct
 
-What the library would change or ignore without a warning is refused, with the reason.
+What the library would change or ignore without a warning is refused, with the reason. Under another
+policy, other data or other lengths, values that do not carry over come from --set or --recipe.
 """
 
 from __future__ import annotations
@@ -57,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="write the prompts even if no licence is known that allows to pass them on",
     )
     cli.add_override_argument(parser)
+    cli.add_recipe_argument(parser)
     parser.add_argument(
         "--out", type=Path, help="directory (default: <storage>/<name>-<which>-<library>)"
     )
@@ -78,7 +81,8 @@ def main(arguments: Sequence[str]) -> int:
     options = build_parser().parse_args(arguments)
 
     from gdpo_tune.exporters.data_licence import require_shareable
-    from gdpo_tune.exporters.write_export import MERGERS, PAGE, RUN, export_training
+    from gdpo_tune.exporters.differences_page import PAGE
+    from gdpo_tune.exporters.write_export import MERGERS, RUN, export_training
     from gdpo_tune.policies.load_policy import resolve_policy
 
     request = _load_request(options)
@@ -107,12 +111,19 @@ def _load_request(options: argparse.Namespace) -> TrainingRequest:
     from gdpo_tune.results.retrain import build_request_from_file, build_request_from_sweep
 
     if not is_file(Path(options.source)):
-        source, overrides = options.source, options.overrides
         return build_request_from_sweep(
-            source, overrides, options.pick, "export", to_run=False, merges=options.to in MERGERS
+            options.source,
+            options.overrides,
+            options.pick,
+            "export",
+            to_run=False,
+            merges=options.to in MERGERS,
+            recipe=options.recipe,
         )
-    if options.pick is not None:
-        raise UsageError(f"{options.source} is a file: --pick requires a sweep's directory")
+    for option in ("pick", "recipe"):
+        if getattr(options, option):
+            reason = f"--{option} requires a sweep's directory"
+            raise UsageError(f"{options.source} is a file: {reason}")
     return build_request_from_file(options.source, options.overrides)
 
 

@@ -2,13 +2,16 @@
 
     python -m gdpo_tune.train --from runs/code:knee --steps 500
     python -m gdpo_tune.train --from runs/code --pick "max correctness where length >= 0.9"
+    python -m gdpo_tune.train --from runs/code:knee --recipe code_qwen
     python -m gdpo_tune.train search_spaces/code.yaml --set space.group_size=8 ...
 
-The first two train a trial of a sweep again, at any budget: its knee, the best in an
+The first three train a trial of a sweep again, at any budget: its knee, the best in an
 objective (`runs/code:max_correctness`), the best under conditions, a trial by its number, or its
-checkpoint (`runs/code:7@40`), which is trained up to that step. The last one trains a file that has
-one value for every parameter. Each ends with held-out metrics and the directory of a policy that
-`from_pretrained` loads. After an interruption or a crash, run the same command to resume.
+checkpoint (`runs/code:7@40`), which is trained up to that step. With --recipe, or a --set that
+changes policy, data or lengths, what does not carry over comes from there. The last one trains a
+file that has one value for every parameter. Each ends with held-out metrics and the directory of a
+policy that `from_pretrained` loads. After an interruption or a crash, run the same command to
+resume.
 """
 
 from __future__ import annotations
@@ -50,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     cli.add_pick_argument(parser)
     cli.add_override_argument(parser)
+    cli.add_recipe_argument(parser)
     parser.add_argument(
         "--steps", type=_integer_between(1), help="training steps, instead of the file's"
     )
@@ -67,8 +71,9 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """Train as `arguments` say and return the exit status."""
     options = build_parser().parse_args(arguments)
-    if options.pick is not None and options.source is None:
-        build_parser().error("--pick requires --from")
+    for option in ("pick", "recipe"):
+        if getattr(options, option) and options.source is None:
+            build_parser().error(f"--{option} requires --from")
 
     from gdpo_tune.results.retrain import (
         build_request_from_file,
@@ -80,7 +85,9 @@ def main(arguments: Sequence[str]) -> int:
     if options.steps is not None:
         overrides.append(f"training.steps={options.steps}")
     if options.source is not None:
-        asked = build_request_from_sweep(options.source, overrides, options.pick)
+        asked = build_request_from_sweep(
+            options.source, overrides, options.pick, recipe=options.recipe
+        )
     else:
         asked = build_request_from_file(options.space, overrides)
     for line in asked.trial_lines:

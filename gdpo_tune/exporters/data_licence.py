@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gdpo_tune.core.errors import DataError
 from gdpo_tune.core.settings import DataSettings
 
@@ -37,12 +39,22 @@ def require_shareable(data: DataSettings) -> None:
 
 def find_licences(source: str) -> list[str]:
     """Return the licences that the Hub names for a data set; empty if none is known."""
+    stated = getattr(_ask_hub(source), "license", None) or []
+    return [stated] if isinstance(stated, str) else list(stated)
+
+
+def is_within_reach(data: DataSettings) -> bool:
+    """Return whether a data set is on this machine, or on the Hub and the Hub answers."""
+    return data.is_local or _ask_hub(data.source) is not None
+
+
+def _ask_hub(source: str) -> Any:
+    """Return the card of a data set, or an empty one; None if the Hub has or says nothing."""
     from httpx import HTTPError
-    from huggingface_hub import HfApi
+    from huggingface_hub import DatasetCardData, HfApi
 
     try:
-        card = HfApi().dataset_info(source, timeout=ANSWER_SECONDS).card_data
+        info = HfApi().dataset_info(source, timeout=ANSWER_SECONDS)
     except (OSError, ValueError, HTTPError):  # no network, no such data set, no right to it
-        return []
-    stated = getattr(card, "license", None) or []
-    return [stated] if isinstance(stated, str) else list(stated)
+        return None
+    return info.card_data or DatasetCardData()

@@ -15,6 +15,7 @@ from gdpo_tune.core.settings import DATA_FILES
 from gdpo_tune.core.task_files import build_task
 from gdpo_tune.exporters.base import PROMPTS_FILE, TrainingFiles
 from gdpo_tune.exporters.bundle import Bundle
+from gdpo_tune.exporters.data_licence import is_within_reach
 from gdpo_tune.exporters.glue.prompt_rows import build_prompt, write_rows
 from gdpo_tune.exporters.glue.reference import compute_digest
 from gdpo_tune.exporters.recipe import Recipe
@@ -134,9 +135,8 @@ def _build_task(recipe: Recipe) -> Any:
 
 
 def _find_digest(recipe: Recipe) -> str:
-    """Return the digest of the prompts; empty if data or tokenizer are not on this machine."""
-    try:
-        prompts = collect_prompts(recipe)
-    except DataError:
+    """Return the digest of the prompts; empty if data or tokenizer are not within reach."""
+    if not is_within_reach(recipe.data):
         return ""
+    prompts = collect_prompts(recipe)
     return compute_digest(prompts.problems) if prompts.knows_tokenizer else ""

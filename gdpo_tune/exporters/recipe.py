@@ -22,6 +22,7 @@ from gdpo_tune.core.trial_config import Params, Segment
 from gdpo_tune.policies.prompts import has_chat_template
 from gdpo_tune.results.parents import Parent
 from gdpo_tune.results.retrain import TrainingRequest
+from gdpo_tune.results.transfer import Transfer
 from gdpo_tune.spec import SweepSpec
 
 
@@ -75,6 +76,8 @@ class Recipe:
     """Location of its sweep."""
     parents: tuple[Parent, ...] = ()
     """Parents of a merge, whose `params` and `rewards` are empty."""
+    transfer: Transfer | None = None
+    """What it has from a sweep with another policy, other data or other lengths."""
 
     @property
     def mode(self) -> str:
@@ -208,6 +211,7 @@ def build_recipe(request: TrainingRequest, policy: str) -> Recipe:
         candidate=request.name,
         sweep=request.sweep,
         parents=request.parents,
+        transfer=request.transfer,
     )
 
 
@@ -220,7 +224,7 @@ def _describe_shaping(
         sentences.append("partial credit: the share of tests that pass")
     if reward == info.length_reward:
         longest = spec.training.max_completion_length
-        sentences.append(_describe_length(params, spec.training.length_limit, longest))
+        sentences.append(describe_length(params, spec.training.length_limit, longest))
     condition = str(params.get(f"conditioning.{reward}", NO_CONDITION))
     if condition != NO_CONDITION:
         low, high = info.rewards[condition]
@@ -229,7 +233,7 @@ def _describe_shaping(
     return tuple(sentences)
 
 
-def _describe_length(params: Mapping[str, object], limit: int, longest: int) -> str:
+def describe_length(params: Mapping[str, object], limit: int, longest: int) -> str:
     """Return the shape of the length reward, in tokens with the end token."""
     match params.get("length_shape", "step"):
         case "ramp":

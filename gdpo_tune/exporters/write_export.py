@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gdpo_tune.core.errors import ExportError, SpecProblem, UsageError
 from gdpo_tune.core.files import explain_write_errors, write_atomically
 from gdpo_tune.core.registry import EXPORTERS, POLICIES, load
-from gdpo_tune.core.service_url import drop_credentials
-from gdpo_tune.core.trials import Objective
 from gdpo_tune.exporters.base import (
     PROMPTS_FILE,
     REWARDS_FILE,
@@ -20,7 +17,7 @@ from gdpo_tune.exporters.base import (
     Exported,
     TrainingFiles,
 )
-from gdpo_tune.exporters.glue.programs import SERVICE
+from gdpo_tune.exporters.differences_page import PAGE, format_page
 from gdpo_tune.exporters.prompts import (
     REFERENCE_FILE,
     ExportedPrompts,
@@ -28,13 +25,12 @@ from gdpo_tune.exporters.prompts import (
     format_prompts,
     format_reference,
 )
-from gdpo_tune.exporters.recipe import ExportedReward, Recipe, build_recipe
+from gdpo_tune.exporters.recipe import Recipe, build_recipe
 from gdpo_tune.exporters.reward_file import build_reward_file, find_task_file, runs_programs
 from gdpo_tune.exporters.sandbox_copy import SANDBOX_COPY, copy_sandbox
 from gdpo_tune.results.parents import explain_merge
 from gdpo_tune.results.retrain import TrainingRequest
 
-PAGE = "DIFFERENCES.md"
 RUN = "run.sh"
 POLICY_COPY = "policy"
 """Directory in an exported folder with a policy that ships with this package."""
@@ -170,74 +166,3 @@ def list_prompt_differences(prompts: ExportedPrompts, recipe: Recipe) -> list[Di
         "file, and the policy is taken to have a chat template"
     )
     return [Difference("prompts", ours, theirs)]
-
-
-def format_page(
-    recipe: Recipe,
-    exported: Exported,
-    objectives: Sequence[Objective],
-    differences: Sequence[Difference] = (),
-) -> str:
-    """Return the page as Markdown; `differences` are those beside the library's own."""
-    goals = ", ".join(f"`{goal.name}` ({goal.direction})" for goal in objectives)
-    supply = [(f"`{key}`", text) for key, text in _list_supplies(recipe, exported).items()]
-    supplies = _format_table(("key", "what it needs"), supply) if supply else "Nothing."
-    rows = [(row.topic, row.ours, row.theirs) for row in (*exported.differences, *differences)]
-    return f"""# {recipe.name} in {exported.library}
-
-`{exported.file}` repeats {recipe.note}. Start it in this directory:
-
-    {exported.install}
-    {START}
-
-## What you supply
-
-{supplies}
-{_format_rewards(recipe.rewards)}
-## What differs
-
-{_format_table(("", "where it was measured", exported.library), rows)}
-
-Not exported: held-out evaluation. The values of this candidate are unweighted metrics ({goals}) \
-on test prompts; a reward that the library logs is weighted, and is none of them.
-"""
-
-
-def _list_supplies(recipe: Recipe, exported: Exported) -> dict[str, str]:
-    """Return key -> what the user has to put there."""
-    supplies = dict(exported.to_supply)
-    if recipe.sandbox.url != drop_credentials(recipe.sandbox.url):
-        supplies[SERVICE] = "an environment variable: the address of the sandbox, with its password"
-    if find_task_file(recipe) is not None and exported.training is not None:
-        supplies["gdpo-tune"] = (
-            f"the package, which `{recipe.task}` imports: pip install --no-deps gdpo-tune"
-        )
-    return supplies
-
-
-def _format_rewards(rewards: Sequence[ExportedReward]) -> str:
-    """Return the section of the rewards; empty lines for a merge, which has none."""
-    if not rewards:
-        return ""
-    return f"""
-## Rewards
-
-Weights are scaled to a maximum of 1, as in training. `{REWARDS_FILE}` computes the rewards and \
-shapes them; the library weighs them.
-
-{_format_table(("reward", "weight", "range", "in training"), map(_format_reward, rewards))}
-"""
-
-
-def _format_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    def format_row(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-    return "\n".join(map(format_row, [heads, ["---"] * len(heads), *rows]))
-
-
-def _format_reward(reward: ExportedReward) -> tuple[str, str, str, str]:
-    is_bounded = math.isfinite(reward.high - reward.low)
-    bounds = f"{reward.low:g} to {reward.high:g}" if is_bounded else "not stated"
-    shaping = "; ".join(reward.shaping) or "as the task computes it"
-    return f"`{reward.name}`", f"{reward.weight:.6g}", bounds, shaping

@@ -23,10 +23,15 @@ from gdpo_tune.core.trial_config import Params, Segment, TrialConfig
 from gdpo_tune.results.open_sweep import Sweep, split_source
 from gdpo_tune.results.parents import Parent, explain_merge, list_parents
 from gdpo_tune.results.picking import load_and_pick
+from gdpo_tune.results.transfer import Transfer, TransferPlan, plan_transfer
+from gdpo_tune.results.transfer_check import MissingValues, refuse_parameters
+from gdpo_tune.results.transfer_recipe import OPTION
+from gdpo_tune.results.transfer_values import STEPS
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.model import drop_later_defaults
 from gdpo_tune.spec.notation import format_domain
 from gdpo_tune.spec.problems import join_names, show
+from gdpo_tune.spec.source import read_overrides
 
 INDIFFERENT = (
     *("directory", "threads", "gpu_share", "rollout", "sandbox", "evaluate_at", "keep_at"),
@@ -59,6 +64,8 @@ class TrainingRequest:
     """Location of its sweep."""
     parents: tuple[Parent, ...] = ()
     """Parents of a merge, which no single training repeats; its `params` are empty."""
+    transfer: Transfer | None = None
+    """What it has from the candidate if policy, data or lengths are others than in its sweep."""
 
 
 def build_request_from_file(path: Path | str, overrides: Sequence[str]) -> TrainingRequest:
@@ -67,7 +74,13 @@ def build_request_from_file(path: Path | str, overrides: Sequence[str]) -> Train
     Raises:
         SpecError: the file is wrong, or a parameter has no single value; it lists every problem.
     """
-    spec, problems = load_spec(path, overrides), list[SpecProblem]()
+    spec = load_spec(path, overrides)
+    return TrainingRequest(spec, _fix_params(spec, path), spec.search.seed, "train", str(path))
+
+
+def _fix_params(spec: SweepSpec, path: Path | str) -> Params:
+    """Return the only value of every parameter, or refuse parameters that have several."""
+    problems = list[SpecProblem]()
     for name in spec.space.dimensions:
         domain = spec.space.domains[name]
         middle = domain.find_middle()
@@ -77,7 +90,7 @@ def build_request_from_file(path: Path | str, overrides: Sequence[str]) -> Train
         problems.append(SpecProblem(str(path), f"space.{name}", format_domain(domain), reason, fix))
     if problems:
         raise SpecError(tuple(problems))
-    return TrainingRequest(spec, spec.space.complete({}), spec.search.seed, "train", str(path))
+    return spec.space.complete({})
 
 
 def build_request_from_sweep(
@@ -88,6 +101,7 @@ def build_request_from_sweep(
     *,
     to_run: bool = True,
     merges: bool = False,
+    recipe: str = "",
 ) -> TrainingRequest:
     """Build a request that repeats a candidate of a sweep, for example a trial at another budget.
 
@@ -96,44 +110,97 @@ def build_request_from_sweep(
     merge has parents instead.
 
     `merges` is True if `pick` may choose a merge from the front, else it chooses a training.
-    `overrides` change the sweep's file, not the parameters. `to_run` is True if it is trained on
-    this machine. The other arguments are those of `load_and_pick`.
+    `overrides` change the sweep's file; under another policy, other data or other lengths also the
+    parameters that do not carry over, as does `recipe`, the value of `--recipe`. `to_run` is True
+    if it is trained on this machine. The other arguments are those of `load_and_pick`.
 
     Raises:
-        UsageError: there is no such sweep or candidate, an override is about the space, or the
-            first steps of a training cannot be repeated on their own.
+        UsageError: there is no such sweep or candidate, an override is about a parameter that
+            carries over, one is missing that does not, or the first steps of a training cannot be
+            repeated on their own.
     """
-    if any(override.lstrip().startswith(("space.", "space=")) for override in overrides):
-        raise UsageError(f"{option} takes the parameters of a trial, so --set space. has no effect")
     sweep, picked = load_and_pick(source, pick, option, merges=merges)
     record, location = picked.record, sweep.spec.address or split_source(source, pick)[0]
-    number, step = record.number, sweep.spec.training.steps
-    if len(record.parts) == 1:
-        number, step = record.parts[0].trial, record.parts[0].step
-    # One training learns from no earlier sweep, and that sweep may be gone.
-    changes = [sweep.storage_override, "search.warm_start=[]", *_shorten(sweep, step), *overrides]
-    spec = load_spec(sweep.file, changes, sweep.file.parent.name, to_run=to_run)
     note = f"{title_candidate(picked.name)} of {location}"
     request = TrainingRequest(
-        spec, {}, record.seed, picked.label, note, (), picked.lines, picked.name, location
+        sweep.spec, {}, record.seed, picked.label, note, (), picked.lines, picked.name, location
     )
     if len(record.parts) > 1:
+        if recipe:
+            reason = f"a merge is no training, so {OPTION} has no effect"
+            raise UsageError(f"{option} {source}: {reason}\n    fix: leave it out")
+        refuse_parameters(read_overrides(overrides), option)
+        spec = _load_without_search(sweep, overrides, to_run=to_run)
         parents = list_parents(sweep.records, record.parts, location, sweep.spec.training.steps)
-        return dataclasses.replace(request, parents=tuple(parents))
-    training = trace_training(sweep.records, number, step if record.parts else math.inf)
-    schedule, whole = training.schedule, sweep.spec.training.steps
+        return dataclasses.replace(request, spec=spec, parents=tuple(parents))
+    number, step = record.number, sweep.spec.training.steps
     if record.parts:
+        number, step = record.parts[0].trial, record.parts[0].step
+    training = trace_training(sweep.records, number, step if record.parts else math.inf)
+    plan = plan_transfer(
+        sweep.spec, training.params, overrides, recipe, option=option, source=source
+    )
+    if plan is not None and plan.missing is not None:
+        raise _build_missing_error(sweep, plan, plan.missing)
+    changes = list(overrides) if plan is None else plan.overrides
+    has_other_steps = plan is not None and plan.values.has(STEPS)
+    if not has_other_steps:
+        changes = [*_shorten(sweep, step), *changes]
+    spec = _load_without_search(sweep, changes, to_run=to_run)
+    schedule = training.schedule
+    if record.parts and not has_other_steps:
         _refuse_another_course(spec, step, sweep.spec, f"{option} {source}")
-        note += f", {step} of {whole} steps"
+        note += f", {step} of {sweep.spec.training.steps} steps"
     else:
-        schedule = stretch_schedule(schedule, spec.training.steps / whole)
+        schedule = stretch_schedule(schedule, spec.training.steps / step)
+    if plan is not None:
+        schedule = plan.move_schedule(schedule)
     if schedule:
         note += (
             f", with other values from step {join_names(segment.step for segment in schedule)} on"
         )
-    return dataclasses.replace(
-        request, params=training.params, seed=training.seed, note=note, schedule=schedule
+    request = dataclasses.replace(
+        request,
+        spec=spec,
+        params=training.params,
+        seed=training.seed,
+        note=note,
+        schedule=schedule,
     )
+    return request if plan is None else _add_transfer(request, plan, source)
+
+
+def _build_missing_error(sweep: Sweep, plan: TransferPlan, missing: MissingValues) -> UsageError:
+    """Return the error for a transfer that lacks values, or else for values that it does have."""
+    problems: tuple[SpecProblem, ...] = ()
+    try:
+        _load_without_search(sweep, plan.overrides, to_run=False)
+    except SpecError as error:
+        problems = tuple(each for each in error.problems if each.key not in missing.examples)
+    return SpecError(problems) if problems else UsageError(missing.message)
+
+
+def _add_transfer(request: TrainingRequest, plan: TransferPlan, source: str) -> TrainingRequest:
+    """Return the request with the parameters of a transfer, and what it changes."""
+    params = _fix_params(request.spec, source)
+    transfer = plan.describe(request.spec, params)
+    return dataclasses.replace(
+        request,
+        params=params,
+        note=f"{request.note}, with {transfer.title}",
+        trial_lines=(*request.trial_lines, *transfer.lines),
+        transfer=transfer,
+    )
+
+
+def _load_without_search(sweep: Sweep, changes: Sequence[str], *, to_run: bool) -> SweepSpec:
+    """Load the file of a sweep with changes, for a training or merge on its own.
+
+    It learns from no earlier sweep, and that sweep may be gone. Without `to_run` this machine may
+    lack its data and packages.
+    """
+    changes = [sweep.storage_override, "search.warm_start=[]", *changes]
+    return load_spec(sweep.file, changes, sweep.file.parent.name, needs=None if to_run else [])
 
 
 def _shorten(sweep: Sweep, step: int) -> list[str]:

@@ -54,12 +54,23 @@ def read_yaml(
     except UnreadableNodeError:
         problems.raise_if_any()
         raise
-    for override in overrides:
-        with suppress(UnreadableNodeError):
-            node = merge(node, _read_override(override, problems))
+    node = _merge_overrides(node, overrides, problems)
     if name is not None:
         mark = SourceMark(f"--name {name}")
         node = merge(node, YamlNode(mark, entries={"name": YamlNode(mark, name)}))
+    return node
+
+
+def read_overrides(overrides: Sequence[str]) -> YamlNode:
+    """Return the overrides as one document, without those that `load_spec` refuses as malformed."""
+    mark = SourceMark("--set")
+    return _merge_overrides(YamlNode(mark, entries={}), overrides, Problems(mark))
+
+
+def _merge_overrides(node: YamlNode, overrides: Sequence[str], problems: Problems) -> YamlNode:
+    for override in overrides:
+        with suppress(UnreadableNodeError):
+            node = merge(node, _read_override(override, problems))
     return node
 
 

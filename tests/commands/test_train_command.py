@@ -17,6 +17,7 @@ import gdpo_tune.training
 from gdpo_tune import cli, train
 from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.errors import LedgerHeldError, SpecError, TrialFailure, UsageError
+from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.steps import append_step
 from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.core.trials import Cost, Exploit, Generation, Measurement, Outcome
@@ -441,6 +442,22 @@ def test_a_source_without_directory_or_pick_is_refused(fake, source):
 def test_a_directory_without_a_sweep(fake):
     with pytest.raises(UsageError, match="there is no sweep in runs/code"):
         train.main(["--from", "runs/code:knee"])
+
+
+def test_another_policy_is_trained_with_the_values_that_are_asked_for(fake, searched, capsys):
+    source, policy = f"{searched.directory}:1", f"policy={POLICIES['embedded']}"
+    with pytest.raises(UsageError, match="choose values, for example") as caught:
+        train.main(["--from", source, "--set", policy])
+    assert not fake.configs
+    values = str(caught.value).partition("for example ")[2].splitlines()[0].split()
+    short = ["--set", "training.max_completion_length=60", "--set", "training.length_limit=20"]
+    assert train.main(["--from", source, "--set", policy, *values, *short]) == 0
+    (config,) = fake.configs
+    assert (config.policy, config.seed) == (str(POLICIES["embedded"]), 71)
+    assert config.params["learning_rate"] == 1e-6
+    assert config.params["reward_weights.format"] == pytest.approx(0.2)
+    assert config.training.completions_per_step == 512
+    assert "does not carry over to another policy" in capsys.readouterr().out
 
 
 def test_parameters_of_a_trial_cannot_be_overridden(fake, searched):

@@ -13,7 +13,8 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import ExportError, UsageError
 from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.exporters.base import format_yaml
-from gdpo_tune.exporters.write_export import MERGERS, PAGE, format_page
+from gdpo_tune.exporters.differences_page import PAGE, format_page
+from gdpo_tune.exporters.write_export import MERGERS
 from gdpo_tune.ledger import Ledger
 from tests.support.export import (
     export_to,
@@ -463,6 +464,7 @@ def test_a_name_under_runs_is_enough(tmp_path, monkeypatch):
 
 def test_the_policy_and_the_budget_may_differ(sweep, tmp_path):
     other = ["--set", "policy=Qwen/Qwen2.5-7B-Instruct", "--set", "training.steps=500"]
+    other += ["--recipe", "code_qwen", "--reference-data"]
     out = tmp_path / "o"
     export.main([f"{sweep.directory}:0", "--to", "trl", "--out", str(out), *other])
     text = (out / "grpo.yaml").read_text()
