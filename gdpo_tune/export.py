@@ -2,7 +2,7 @@
 
     python -m gdpo_tune.export runs/code:knee --to verl
     python -m gdpo_tune.export runs/code --pick "max correctness where length >= 0.9" --to trl
-    python -m gdpo_tune.export runs/code:knee --to verl --recipe code_qwen
+    python -m gdpo_tune.export runs/code:knee --to verl --recipe code_qwen --reference-data
     python -m gdpo_tune.export runs/code:merge-27 --to mergekit
     python -m gdpo_tune.export fixed.yaml --to nemo-rl --set policy=Qwen/Qwen2.5-7B-Instruct
 
