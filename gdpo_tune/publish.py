@@ -163,11 +163,11 @@ def upload_all(
     from gdpo_tune.publishing.hub_upload import check_names, list_in_collection, log_in, upload
 
     api = log_in(publication.target)
-    earlier = check_names(api, contents, private=private)
+    found = check_names(api, contents, private=private)
     for content in contents:
         path = content.repository.path
-        address = upload(api, content, earlier.get(path), private=private)
-        print(f"{'updated' if path in earlier else 'published'}: {address}", flush=True)
+        address = upload(api, content, found, private=private)
+        print(f"{'updated' if path in found else 'published'}: {address}", flush=True)
     if publication.is_front:
         print(f"collection: {list_in_collection(api, publication, contents, private=private)}")
 

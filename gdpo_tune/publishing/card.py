@@ -20,7 +20,7 @@ from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.publishing.licence import Licence
 from gdpo_tune.publishing.policy_files import PolicyFiles
-from gdpo_tune.publishing.publication import PublishedPolicy, Publication
+from gdpo_tune.publishing.publication import Publication, PublishedPolicy
 from gdpo_tune.results.summary import ROLES, describe_role, title_configuration
 from gdpo_tune.results.warnings import list_result_warnings
 from gdpo_tune.spec import SweepSpec
@@ -87,11 +87,11 @@ def list_candidate_warnings(publication: Publication, configuration: Configurati
 
 def _render(template: str, publication: Publication, **values: Any) -> str:
     spec, front = publication.spec, publication.front
-    text = (resources.files(__package__) / "templates" / template).read_text(encoding="utf-8")
+    file = resources.files("gdpo_tune.publishing") / "templates" / template
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
     )
-    return environment.from_string(text).render(
+    return environment.from_string(file.read_text(encoding="utf-8")).render(
         spec=spec,
         front=front,
         publication=publication,
@@ -149,12 +149,9 @@ def _list_modes(candidate: PublishedPolicy) -> list[str]:
     return [str(mode)] if mode else []
 
 
-def _get_licence_keys(licence: Licence) -> dict[str, str]:
-    keys = {
-        "license": licence.identifier,
-        "license_name": licence.name,
-        "license_link": licence.link,
-    }
+def _get_licence_keys(licence: Licence) -> dict[str, Any]:
+    keys = {"license": licence.identifier}
+    keys |= {"license_name": licence.name, "license_link": licence.link}
     return {key: value for key, value in keys.items() if value}
 
 

@@ -39,8 +39,8 @@ def log_in(target: str) -> HfApi:
     """
     if get_token() is None:
         raise UsageError(
-            "no token for the Hub\n    fix: log in with `hf auth login`, or set HF_TOKEN to a token "
-            "that may write; --dry-run needs none"
+            "no token for the Hub\n    fix: log in with `hf auth login`, or set HF_TOKEN to a "
+            "token that may write; --dry-run needs none"
         )
     api = HfApi()
     with explain_refusals("nothing was uploaded"):
@@ -131,16 +131,22 @@ def _read_manifest(api: HfApi, content: RepositoryContent) -> Mapping[str, Any]:
 
 
 def upload(
-    api: HfApi, content: RepositoryContent, earlier: Mapping[str, Any] | None, *, private: bool
+    api: HfApi,
+    content: RepositoryContent,
+    found: Mapping[str, Mapping[str, Any] | None],
+    *,
+    private: bool,
 ) -> str:
     """Create or update a repository, and return its address on the Hub.
 
-    `earlier` is the manifest of what is there: files of it that are no longer written are deleted.
+    `found` is the result of `check_names`: files of an earlier manifest that are no longer written
+    are deleted.
 
     Raises:
         HubError: the Hub refuses or no longer answers; the same command continues.
     """
     repository = content.repository
+    earlier = found.get(repository.path)
     gone = set(earlier["files"]) - content.files.keys() if earlier else set[str]()
     operations = [
         *(CommitOperationAdd(name, file) for name, file in content.files.items()),
@@ -149,16 +155,12 @@ def upload(
     candidate = content.manifest["candidate"]
     message = f"Publish {f'candidate {candidate}' if candidate else 'the record'} of a sweep"
     with explain_interruptions(repository.path):
-        address = api.create_repo(
-            repository.id, repo_type=repository.kind, private=private, exist_ok=True
-        )
+        if repository.path not in found:
+            api.create_repo(repository.id, repo_type=repository.kind, private=private)
         api.create_commit(
-            repository.id,
-            operations,
-            commit_message=message,
-            repo_type=repository.kind,
+            repository.id, operations, commit_message=message, repo_type=repository.kind
         )
-    return str(address)
+    return f"{api.endpoint}/{repository.path}"
 
 
 def list_in_collection(
@@ -195,6 +197,6 @@ def explain_interruptions(subject: str) -> Generator[None]:
         yield
     except (HTTPError, OSError, RuntimeError, ValueError) as error:  # all errors of the client
         raise HubError(
-            f"{subject}: the upload stopped: {get_first_line(error)}\n    fix: run the same command "
-            "again; what has arrived is not sent again"
+            f"{subject}: the upload stopped: {get_first_line(error)}\n    fix: run the same "
+            "command again; what has arrived is not sent again"
         ) from error

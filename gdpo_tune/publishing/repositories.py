@@ -13,7 +13,7 @@ from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.hub_address import MANIFEST, Repository
 from gdpo_tune.publishing.card import build_model_card, build_record_card
 from gdpo_tune.publishing.policy_files import collect_policy_files
-from gdpo_tune.publishing.publication import CARD, PICTURE, PublishedPolicy, Publication
+from gdpo_tune.publishing.publication import CARD, PICTURE, Publication, PublishedPolicy
 
 
 @dataclass(frozen=True)

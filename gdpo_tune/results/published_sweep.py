@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,28 +74,17 @@ def _fetch(repository: Repository) -> Path:
         "repo_type": repository.kind,
         "allow_patterns": [MANIFEST, f"{RECORD}/*"],
     }
-    api, address = HfApi(), repository.address
+    address = repository.address
     try:
-        return Path(api.snapshot_download(**options)) / RECORD
+        return Path(HfApi().snapshot_download(**options)) / RECORD
     except LocalEntryNotFoundError as error:
+        fix = "try again with a network; this machine has no earlier copy"
         reason = get_first_line(error.__cause__ or error)
-        fix = "try again with a network; there is no earlier copy on this machine"
-        raise UsageError(f"{address} cannot be read: {reason}\n    fix: {fix}") from error
     except HfHubHTTPError as error:
-        fix = f"check the name; if it is private, {LOG_IN}"
-        raise UsageError(
-            f"{address} cannot be read: {get_first_line(error)}\n    fix: {fix}"
-        ) from error
+        fix, reason = f"check the name; if it is private, {LOG_IN}", get_first_line(error)
     except (OSError, HTTPError) as error:
-        try:
-            found = Path(api.snapshot_download(**options, local_files_only=True)) / RECORD
-        except LocalEntryNotFoundError:
-            fix = "try again with a network; there is no earlier copy on this machine"
-            raise UsageError(
-                f"{address} cannot be read: {get_first_line(error)}\n    fix: {fix}"
-            ) from error
-        print(f"{address}: the Hub does not answer; an earlier copy is read", file=sys.stderr)
-        return found
+        fix, reason = "try again with a network", get_first_line(error)
+    raise UsageError(f"{address} cannot be read: {reason}\n    fix: {fix}")
 
 
 def _explain_missing_record(repository: Repository, manifest: Path) -> str:
