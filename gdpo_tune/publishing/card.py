@@ -21,7 +21,7 @@ from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.publishing.licence import Licence
 from gdpo_tune.publishing.policy_files import PolicyFiles
 from gdpo_tune.publishing.publication import Publication, PublishedPolicy
-from gdpo_tune.results.summary import ROLES, describe_role, title_configuration
+from gdpo_tune.results.summary import ROLES, title_configuration
 from gdpo_tune.results.warnings import list_result_warnings
 from gdpo_tune.spec import SweepSpec
 
@@ -44,7 +44,6 @@ def build_model_card(
         metrics=_build_metric_rows(publication, candidate.configuration),
         training=_describe_training(publication, candidate),
         policy=policy,
-        role=describe_role(candidate.record),
         lora_rank=spec.model.lora_rank,
         members=_build_member_rows(publication, others),
     )

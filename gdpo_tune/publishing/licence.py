@@ -10,6 +10,7 @@ from typing import Any
 from gdpo_tune.core.errors import UsageError, get_first_line
 from gdpo_tune.core.files import is_directory
 from gdpo_tune.core.registry import POLICIES
+from gdpo_tune.policies.hub import ANSWER_SECONDS
 from gdpo_tune.policies.load_policy import find_local_directory, resolve_policy
 
 PACKAGE_LICENCE = "apache-2.0"
@@ -67,22 +68,26 @@ def find_licence(policy: str, revision: str, given: str | None) -> Licence:
 def _read_card(policy: str, revision: str) -> tuple[dict[str, Any], str]:
     """Return the metadata of a policy's card, and why there is none; may be empty."""
     from httpx import HTTPError
-    from huggingface_hub import HfApi, RepoCard
+    from huggingface_hub import HfApi
 
-    local = find_local_directory(policy, revision)
+    if is_directory(Path(resolve_policy(policy))):
+        return _read_card_file(Path(resolve_policy(policy)) / CARD)
     try:
-        if is_directory(Path(resolve_policy(policy))):
-            file = Path(resolve_policy(policy)) / CARD
-            if not file.is_file():
-                return {}, f"it has no {CARD}"
-        else:
-            file = Path(HfApi().hf_hub_download(policy, CARD, revision=revision or None))
+        info = HfApi().model_info(policy, revision=revision or None, timeout=ANSWER_SECONDS)
     except (OSError, HTTPError, ValueError) as error:
-        if local is None or not (local / CARD).is_file():
-            return {}, f"its card cannot be read ({get_first_line(error)})"
-        file = local / CARD
+        local = find_local_directory(policy, revision)
+        data, _ = _read_card_file(local / CARD) if local else ({}, "")
+        return data, "" if data else f"its card cannot be read ({get_first_line(error)})"
+    return info.card_data.to_dict() if info.card_data else {}, ""
+
+
+def _read_card_file(file: Path) -> tuple[dict[str, Any], str]:
+    from huggingface_hub import RepoCard
+
     try:
         card = RepoCard(file.read_text(encoding="utf-8"), ignore_metadata_errors=True)
-    except ValueError as error:
+    except FileNotFoundError:
+        return {}, f"it has no {CARD}"
+    except (OSError, ValueError) as error:
         return {}, f"its card cannot be read ({get_first_line(error)})"
     return card.data.to_dict(), ""

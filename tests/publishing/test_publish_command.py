@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 from huggingface_hub import ModelCard
 
 from gdpo_tune import load_sweep, publish
 from gdpo_tune.core.errors import HubError, UsageError
+from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.policies.load_policy import load_policy
-from tests.support.published_sweeps import PRIVATE, make_sweep
+from tests.support.hub_server import TOKEN
+from tests.support.published_sweeps import PRIVATE, copy_stored_sweep, make_policy, make_sweep
 
 CARD = "README.md"
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -52,6 +57,67 @@ def test_the_card_has_the_facts_of_the_ledger(publish_to, hub):
     assert "gdpo-tune train --from hf://me/knee:1" in text
     assert 'load_sweep("hf://me/knee")' in text
     assert "torch 2.13.0" in text
+
+
+def test_the_card_names_base_and_data_on_the_hub(tmp_path, hub):
+    hub.add("model:org/base", {CARD: b"---\nlicense: llama3\n---\n"})
+    keys = {"policy": "org/base", "data.source": "org/problems", "data.layout": "mbpp"}
+    spec = make_sweep(tmp_path, **keys)
+    publish.main([f"{spec.directory}:1", "--to", "me/knee"])
+    data = ModelCard(get_files(hub)[CARD].decode()).data.to_dict()
+    assert (data["base_model"], data["base_model_relation"]) == ("org/base", "finetune")
+    assert (data["license"], data["datasets"]) == ("llama3", ["org/problems"])
+    assert data["model-index"][0]["results"][0]["dataset"]["type"] == "org/problems"
+    publish.main([f"{spec.directory}:0", "--to", "me/other", "--license", "mit"])
+    card = ModelCard(get_files(hub, "model:me/other")[CARD].decode())
+    assert card.data.license == "mit"
+
+
+def test_an_adapter_names_its_base_and_not_its_directory(tmp_path, hub):
+    spec = make_sweep(tmp_path, **{"model.lora_rank": "4"})
+    checkpoint = spec.directory / "trials" / "1" / "checkpoint-60"
+    for path in checkpoint.glob("model.*"):
+        path.rename(checkpoint / "adapter_model.safetensors")
+    config = {"base_model_name_or_path": str(POLICIES["embedded"]), "r": 4}
+    (checkpoint / "adapter_config.json").write_text(json.dumps(config))
+    publish.main([f"{spec.directory}:1", "--to", "me/knee"])
+    files = get_files(hub)
+    published = json.loads(files["adapter_config.json"])
+    assert published == {"base_model_name_or_path": "embedded", "r": 4}
+    card = ModelCard(files[CARD].decode())
+    assert card.data.library_name == "peft"
+    assert 'PeftModel.from_pretrained(base, "me/knee")' in card.text
+    assert "| LoRA rank | 4 |" in card.text
+
+
+def test_a_merge_shows_its_parts(tmp_path, hub):
+    directory = copy_stored_sweep(tmp_path)
+    make_policy(directory / "trials" / "13" / "checkpoint-0")
+    assert publish.main([f"{directory}:knee", "--to", "me/merge"]) == 0
+    text = get_files(hub, "model:me/merge")[CARD].decode()
+    assert "A merge of 3 policies" in text
+    assert "| weight in the merge | 0.25 | 0.25 | 0.5 |" in text
+    assert "| | 1@60 | 2@60 | 3@60 |" in text
+    assert "- merge\n" in text
+    with pytest.raises(UsageError, match=r"merge-20 was not kept[\s\S]*is a merge|make it anew"):
+        publish.main([f"{directory}:merge-20", "--to", "me/other"])
+
+
+@pytest.mark.integration
+def test_the_command_finds_the_hub_by_its_variables(swept, hub):
+    variables = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
+    script = "from gdpo_tune.cli import main; main()"
+    words = ["-c", script, "publish", f"{swept.directory}:knee", "--to", "me/knee"]
+    done = subprocess.run(
+        [sys.executable, *words], env=os.environ | variables, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"published: {hub.url}/me/knee" in done.stdout
+    variables["HF_TOKEN"] = "hf_wrong"
+    done = subprocess.run(
+        [sys.executable, *words], env=os.environ | variables, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr.count("error:")) == (2, 1)
 
 
 def test_the_published_policy_can_be_loaded(publish_to, tmp_path):

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from gdpo_tune import compare, load_sweep, report, steer, sweep, watch
+from gdpo_tune import compare, export, load_sweep, report, steer, sweep, watch
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.publishing.record import build_record
 from gdpo_tune.results.open_sweep import find_sweep
 from gdpo_tune.results.retrain import build_request_from_sweep
 from tests.support.paths import ROOT
+from tests.support.published_sweeps import make_sweep
 
 ADDRESS = "hf://me/front"
+TASK = """
+from gdpo_tune.tasks.code import CodeTask
+
+class Mine(CodeTask):
+    rewards = ("correctness", "format", "length")
+    metrics = ("correctness", "format", "length")
+"""
 
 
 @pytest.fixture
@@ -36,6 +44,22 @@ def test_a_training_repeats_a_published_trial_and_stays_out_of_the_cache(record)
     assert request.params["reward_weights.format"] == pytest.approx(0.3)
     assert str(request.spec.output_directory) == "runs"
     assert request.note == f"trial 2 of {ADDRESS}"
+
+
+def test_an_export_reads_it(record, tmp_path, capsys):
+    assert export.main([f"{ADDRESS}:2", "--to", "trl", "--out", str(tmp_path / "trl")]) == 0
+    assert str(tmp_path / "trl") in capsys.readouterr().out
+
+
+def test_a_task_of_its_authors_own_is_read_where_its_file_is(tmp_path, hub, monkeypatch):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "mine.py").write_text(TASK)
+    spec = make_sweep(tmp_path, task=f"{tmp_path}/own/mine.py:Mine")
+    hub.add("model:me/own", build_record(find_sweep(str(spec.directory))))
+    with pytest.raises(UsageError, match=r"mine\.py:Mine: there is no file"):
+        load_sweep("hf://me/own")
+    monkeypatch.chdir(tmp_path / "own")
+    assert len(load_sweep("hf://me/own").front) == 3
 
 
 def test_an_update_replaces_the_copy(record, hub):

@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 import huggingface_hub
 import pytest
+from ruamel.yaml import YAML
 
 TOKEN = "hf_" + "a" * 34
 USER = {"name": "me", "orgs": [{"name": "lab"}], "auth": {"accessToken": {"role": "write"}}}
@@ -176,6 +177,9 @@ class Handler(BaseHTTPRequestHandler):
         if repository := self.find(kind, name):
             files = [{"rfilename": path} for path in sorted(repository.files)]
             about = {"id": name, "_id": "1", "sha": repository.sha, "private": repository.private}
+            card = repository.files.get("README.md", b"").decode()
+            if match := re.match(r"---\n(.*?)\n?---\n", card, re.DOTALL):
+                about["cardData"] = YAML(typ="safe").load(match[1])
             self.answer(200, about | {"siblings": files, "tags": [], "downloads": 0, "likes": 0})
 
     def tree(self, kind: str, name: str) -> None:
