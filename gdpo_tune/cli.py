@@ -176,7 +176,7 @@ def complete_files(action: argparse.Action) -> None:
     vars(action)["complete"] = FILES
 
 
-SWEEP = "a sweep: its directory, its name under runs/, or its file"
+SWEEP = "a sweep: its directory, its name under runs/, its file, or hf://USER/NAME"
 """Help of an argument that selects a sweep."""
 
 

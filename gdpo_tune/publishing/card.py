@@ -13,7 +13,13 @@ from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.lineage import trace_training
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.analysis.selection import CLEAR
-from gdpo_tune.core.formatting import NO_VALUE, format_interval, format_number, format_parameter
+from gdpo_tune.core.formatting import (
+    NO_VALUE,
+    format_estimate,
+    format_interval,
+    format_number,
+    format_parameter,
+)
 from gdpo_tune.core.hub_address import REPOSITORY_ID
 from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.core.registry import POLICIES
@@ -45,7 +51,7 @@ def build_model_card(
         training=_describe_training(publication, candidate),
         policy=policy,
         lora_rank=spec.model.lora_rank,
-        members=_build_member_rows(publication, others),
+        members=_build_member_rows(publication, others, candidate.name),
     )
 
 
@@ -210,22 +216,31 @@ def _format_value(publication: Publication, configuration: Configuration, name: 
     return f"{format_number(value.mean)} ({interval})"
 
 
-def _build_member_rows(publication: Publication, published: Sequence[str]) -> list[list[str]]:
-    """Return a row for each member of the front and each baseline beside it."""
+def _build_member_rows(
+    publication: Publication, published: Sequence[str], own: str = ""
+) -> tuple[list[list[str]], list[list[str]]]:
+    """Return a row for each member of the front and each baseline: those that stand out, and all.
+
+    `own` is the name of the policy of the card, in bold.
+    """
     front = publication.front
     others = [baseline for baseline in front.baselines if not baseline.is_on_front]
+    first: list[list[str]] = []
     rows: list[list[str]] = []
     for member in (*front.members, *others):
-        title = title_configuration(member)
+        title, labels = title_configuration(member), front.list_labels(member)
         if member.name in published and publication.is_front:
             repository = publication.name_repository(member.name)
             title = f"[{title}](https://huggingface.co/{repository.path})"
-        values = [_format_value(publication, member, goal.name) for goal in front.objectives]
-        notes = [*front.list_labels(member), *front.list_shortfalls(member)]
+        values = [format_estimate(member.mean[goal.name]) for goal in front.objectives]
+        notes = [*labels, *front.list_shortfalls(member)]
         notes += ["one seed"] if member.is_provisional and member.role != "untrained" else []
         notes += ["published weights"] if member.role == "published" else []
+        title = f"**{title}**" if member.name == own else title
         rows.append([title, *values, ", ".join(notes)])
-    return rows
+        if labels or member.name == own or member in front.baselines:
+            first.append(rows[-1])
+    return first, rows
 
 
 def _describe_training(publication: Publication, candidate: PublishedPolicy) -> dict[str, Any]:
