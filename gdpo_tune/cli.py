@@ -176,8 +176,10 @@ def complete_files(action: argparse.Action) -> None:
     vars(action)["complete"] = FILES
 
 
-SWEEP = "a sweep: its directory, its name under runs/, its file, or hf://USER/NAME"
+SWEEP = "a sweep: its directory, its name under runs/, or its file"
 """Help of an argument that selects a sweep."""
+READ_SWEEP = f"{SWEEP}; or hf://USER/NAME, where it was published"
+"""Help of an argument that selects a sweep, which is only read."""
 
 
 def add_spec_arguments(

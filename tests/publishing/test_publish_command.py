@@ -7,6 +7,8 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
@@ -15,6 +17,8 @@ from gdpo_tune import load_sweep, publish
 from gdpo_tune.core.errors import HubError, UsageError
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.publishing.policy_files import find_kept_policy
+from gdpo_tune.results.open_sweep import find_sweep
 from tests.support.hub_server import TOKEN
 from tests.support.published_sweeps import PRIVATE, copy_stored_sweep, make_policy, make_sweep
 
@@ -333,6 +337,17 @@ def test_a_sweep_without_a_front(tmp_path, hub):
     spec = make_sweep(tmp_path, **{"constraints.correctness": '">= 0.99"'})
     with pytest.raises(UsageError, match="nothing is on the front"):
         publish.main([f"{spec.directory}:0", "--to", "me/knee"])
+
+
+def test_a_policy_on_an_object_store_is_downloaded(swept, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own = find_sweep(str(swept.directory))
+    (tmp_path / "store").mkdir()
+    swept.directory.rename(tmp_path / "store" / "sweep")
+    spec = own.spec.model_copy(update={"storage": f"file://{tmp_path}/store"})
+    path = find_kept_policy(replace(own, spec=spec), own.records[1])
+    assert path == Path("runs") / "sweep-policies" / "1" / "checkpoint-60"
+    assert (path / "model.safetensors").stat().st_size > 0
 
 
 def test_a_directory_with_other_files_is_not_overwritten(publish_to, tmp_path):
