@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from gdpo_tune import cli
 
 if TYPE_CHECKING:
-    from gdpo_tune.publishing.publication import Publication
+    from gdpo_tune.publishing.publication import Publication, PublishedPolicy
     from gdpo_tune.publishing.repositories import RepositoryContent
 
 MEGABYTE = 1e6
@@ -71,30 +71,30 @@ def main(arguments: Sequence[str]) -> int:
 
     if options.out is not None and not options.dry_run:
         raise UsageError("--out has an effect only with --dry-run: leave it out")
-    publication, contents, missing = build_contents(options)
+    publication, policies, missing = choose_policies(options)
     for reason in missing:
         print(f"not published: {reason}")
     if options.dry_run:
+        contents = build_contents(publication, policies, missing)
         default = publication.sweep.spec.output_directory / f"{publication.spec.name}-published"
         write_directories(contents, (options.out or default).expanduser(), options.private)
     else:
-        upload_all(publication, contents, private=options.private)
+        upload_all(publication, policies, missing, private=options.private)
     print(f'read it with load_sweep("{publication.record.address}")')
     return 0
 
 
-def build_contents(
+def choose_policies(
     options: argparse.Namespace,
-) -> tuple[Publication, list[RepositoryContent], list[str]]:
-    """Return what is published, and why members of the front are missing.
+) -> tuple[Publication, list[PublishedPolicy], list[str]]:
+    """Return the policies that are published, and why members of the front are missing.
 
     Raises:
-        UsageError: it cannot be published; the message says why, and nothing was written or sent.
+        UsageError: nothing can be published; the message says why, and nothing was written or sent.
     """
     from gdpo_tune.core.errors import UsageError
     from gdpo_tune.core.hub_address import refuse_published
-    from gdpo_tune.publishing import publication as publications
-    from gdpo_tune.publishing import repositories
+    from gdpo_tune.publishing.publication import choose_candidate, list_members, open_publication
     from gdpo_tune.results.open_sweep import read_sweep, resolve_location, split_source
     from gdpo_tune.results.pick_language import parse_pick
     from gdpo_tune.results.picking import pick_trial
@@ -111,18 +111,27 @@ def build_contents(
     location = resolve_location(directory)
     refuse_published(location, "publish", "publish the sweep from which it comes")
     sweep = read_sweep(location, options.source, with_files=True)
-    publication = publications.open_publication(
+    publication = open_publication(
         sweep, directory, options.to, options.license, is_front=options.front
     )
     if parsed is None:
-        members, missing = publications.list_members(publication)
-        contents = repositories.build_front_repositories(publication, members, missing)
-        return publication, contents, missing
+        members, missing = list_members(publication)
+        return publication, members, missing
     chosen = pick_trial(sweep.records, sweep.spec, parsed)
     for line in chosen.lines:
         print(line)
-    candidate = publications.choose_candidate(publication, chosen, parsed.text)
-    return publication, [repositories.build_model_repository(publication, candidate)], []
+    return publication, [choose_candidate(publication, chosen, parsed.text)], []
+
+
+def build_contents(
+    publication: Publication, policies: Sequence[PublishedPolicy], missing: Sequence[str]
+) -> list[RepositoryContent]:
+    """Build the repositories of policies, and with `--front` that of the record before them."""
+    from gdpo_tune.publishing.repositories import build_front_repositories, build_model_repository
+
+    if publication.is_front:
+        return build_front_repositories(publication, policies, missing)
+    return [build_model_repository(publication, policy) for policy in policies]
 
 
 def write_directories(
@@ -152,7 +161,11 @@ def write_directories(
 
 
 def upload_all(
-    publication: Publication, contents: Sequence[RepositoryContent], *, private: bool
+    publication: Publication,
+    policies: Sequence[PublishedPolicy],
+    missing: Sequence[str],
+    *,
+    private: bool,
 ) -> None:
     """Upload every repository, then list those of a front in a collection.
 
@@ -163,11 +176,12 @@ def upload_all(
     from gdpo_tune.publishing.hub_upload import check_names, list_in_collection, log_in, upload
 
     api = log_in(publication.target)
+    contents = build_contents(publication, policies, missing)
     found = check_names(api, contents, private=private)
     for content in contents:
-        path = content.repository.path
         address = upload(api, content, found, private=private)
-        print(f"{'updated' if path in found else 'published'}: {address}", flush=True)
+        verb = "updated" if content.repository.path in found else "published"
+        print(f"{verb}: {address}", flush=True)
     if publication.is_front:
         print(f"collection: {list_in_collection(api, publication, contents, private=private)}")
 

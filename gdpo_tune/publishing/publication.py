@@ -37,8 +37,6 @@ class PublishedPolicy:
     configuration: Configuration
     pick: str
     """What the person wrote, such as `knee`; its own name for a member of `--front`."""
-    directory: Path
-    """Directory of its policy."""
 
     @property
     def name(self) -> str:
@@ -149,10 +147,9 @@ def choose_candidate(publication: Publication, chosen: ChosenTrial, pick: str) -
             f"{publication.source}: {title_candidate(record.name)} was not evaluated on test "
             "prompts, so its card would be empty\n    fix: publish a member of the front"
         )
-    path = find_kept_policy(sweep, record)
-    if path is None:
+    if find_kept_policy(sweep, record, fetch=False) is None:
         raise UsageError(explain_missing_policy(sweep, record, publication.source))
-    return PublishedPolicy(record, configuration, pick, path)
+    return PublishedPolicy(record, configuration, pick)
 
 
 def list_members(publication: Publication) -> tuple[list[PublishedPolicy], list[str]]:
@@ -165,11 +162,10 @@ def list_members(publication: Publication) -> tuple[list[PublishedPolicy], list[
     missing: list[str] = []
     for member in publication.front.members:
         record = publication.sweep.records[member.first]
-        path = find_kept_policy(publication.sweep, record)
-        if path is None:
+        if find_kept_policy(publication.sweep, record, fetch=False) is None:
             missing.append(explain_missing_policy(publication.sweep, record, publication.source))
         else:
-            kept.append(PublishedPolicy(record, member, member.name, path))
+            kept.append(PublishedPolicy(record, member, member.name))
     if not kept:
         raise UsageError(missing[0])
     return kept, missing

@@ -12,7 +12,7 @@ from typing import Any
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.hub_address import MANIFEST, Repository
 from gdpo_tune.publishing.card import build_model_card, build_record_card
-from gdpo_tune.publishing.policy_files import collect_policy_files
+from gdpo_tune.publishing.policy_files import collect_policy_files, find_kept_policy
 from gdpo_tune.publishing.publication import CARD, PICTURE, Publication, PublishedPolicy
 
 
@@ -57,7 +57,9 @@ def build_model_repository(
 
     `others` are the names of the published members.
     """
-    policy = collect_policy_files(publication.sweep, candidate.directory)
+    directory = find_kept_policy(publication.sweep, candidate.record)
+    assert directory is not None, "only policies that were kept are published"
+    policy = collect_policy_files(publication.sweep, directory)
     files: dict[str, Path | bytes] = {
         CARD: build_model_card(publication, candidate, policy, others).encode(),
         PICTURE: publication.draw_picture(candidate.name),
