@@ -179,9 +179,7 @@ def upload_all(
     contents = build_contents(publication, policies, missing)
     found = check_names(api, contents, private=private)
     for content in contents:
-        address = upload(api, content, found, private=private)
-        verb = "updated" if content.repository.path in found else "published"
-        print(f"{verb}: {address}", flush=True)
+        print(upload(api, content, found, private=private), flush=True)
     if publication.is_front:
         print(f"collection: {list_in_collection(api, publication, contents, private=private)}")
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from httpx import HTTPError
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
@@ -28,6 +28,15 @@ MOST_NAMES = 4
 """Names of files of a taken repository that a message lists."""
 LATER = "write the same with --dry-run, whose directories `hf upload` sends later"
 UNAUTHORIZED, FORBIDDEN = 401, 403
+
+
+class FoundRepository(NamedTuple):
+    """A repository that exists."""
+
+    manifest: Mapping[str, Any] | None
+    """Its manifest; None if it is empty."""
+    revision: str
+    """Its newest commit."""
 
 
 def log_in(target: str) -> HfApi:
@@ -84,16 +93,16 @@ def explain_refusals(state: str) -> Generator[None]:
 
 def check_names(
     api: HfApi, contents: Sequence[RepositoryContent], *, private: bool
-) -> dict[str, Mapping[str, Any] | None]:
+) -> dict[str, FoundRepository]:
     """Refuse names that are taken by anything but an earlier call of the same publication.
 
     Returns:
-        Id of each repository that exists -> its manifest; None if it is empty.
+        Path of each repository that exists -> what is there.
 
     Raises:
         UsageError: a name is taken; or `private`, and a repository is public.
     """
-    found: dict[str, Mapping[str, Any] | None] = {}
+    found: dict[str, FoundRepository] = {}
     for content in contents:
         repository = content.repository
         with explain_refusals("nothing was uploaded"):
@@ -114,7 +123,7 @@ def check_names(
                 f"{repository.path} exists and is public, so --private has no effect\n"
                 "    fix: make it private in its settings on the Hub, or leave --private out"
             )
-        found[repository.path] = manifest
+        found[repository.path] = FoundRepository(manifest, str(info.sha))
     return found
 
 
@@ -133,11 +142,11 @@ def _read_manifest(api: HfApi, content: RepositoryContent) -> Mapping[str, Any]:
 def upload(
     api: HfApi,
     content: RepositoryContent,
-    found: Mapping[str, Mapping[str, Any] | None],
+    found: Mapping[str, FoundRepository],
     *,
     private: bool,
 ) -> str:
-    """Create or update a repository, and return its address on the Hub.
+    """Create or update a repository, and return what was done, with its address on the Hub.
 
     `found` is the result of `check_names`: files of an earlier manifest that are no longer written
     are deleted.
@@ -147,7 +156,8 @@ def upload(
     """
     repository = content.repository
     earlier = found.get(repository.path)
-    gone = set(earlier["files"]) - content.files.keys() if earlier else set[str]()
+    written = earlier.manifest["files"] if earlier and earlier.manifest else ()
+    gone = set(written) - content.files.keys()
     operations = [
         *(CommitOperationAdd(name, file) for name, file in content.files.items()),
         *(CommitOperationDelete(name) for name in sorted(gone)),
@@ -155,12 +165,15 @@ def upload(
     candidate = content.manifest["candidate"]
     message = f"Publish {f'candidate {candidate}' if candidate else 'the record'} of a sweep"
     with explain_interruptions(repository.path):
-        if repository.path not in found:
+        if earlier is None:
             api.create_repo(repository.id, repo_type=repository.kind, private=private)
-        api.create_commit(
+        commit = api.create_commit(
             repository.id, operations, commit_message=message, repo_type=repository.kind
         )
-    return f"{api.endpoint}/{repository.path}"
+    verb = "published" if earlier is None else "updated"
+    if earlier is not None and commit.oid == earlier.revision:
+        verb = "unchanged"
+    return f"{verb}: {api.endpoint}/{repository.path}"
 
 
 def list_in_collection(

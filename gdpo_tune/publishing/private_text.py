@@ -19,8 +19,14 @@ _NODE = re.compile(r"\b(node|host) [\w.-]*[\d.-][\w.-]*\w")
 SHORTEST = 4
 """Fewest characters of a user's or machine's name that is looked for in texts: a shorter one may be
 a part of other words."""
-KEPT_KEYS = ("distributions", "datetime_start", "datetime_complete", "packages")
-"""Keys of a ledger's records whose values are never about a machine."""
+KEPT_KEYS = (
+    *("distributions", "datetime_start", "datetime_complete", "study_name", "worker_id"),
+    *("role", "proposer", "params", "action", "point", "packages", "git"),
+)
+"""Keys of a ledger's records whose values are never about a machine, and have a meaning: a user may
+be called `search`."""
+COMMON_NAMES = ("localhost", "root")
+"""Names of machines and users that say nothing."""
 
 
 class PrivateTextRemover:
@@ -32,7 +38,7 @@ class PrivateTextRemover:
     def __init__(self, names: Collection[str] = ()) -> None:
         """Look for `names` too, such as those of the machines that a sweep used."""
         own = {socket.gethostname(), socket.getfqdn(), find_user(), *names}
-        words = sorted({n for n in own if len(n) >= SHORTEST and n != "localhost"}, key=len)
+        words = sorted({n for n in own if len(n) >= SHORTEST and n not in COMMON_NAMES}, key=len)
         pattern = "|".join(rf"(?<![\w-]){re.escape(name)}(?![\w-])" for name in reversed(words))
         self._names = re.compile(pattern) if pattern else None
 

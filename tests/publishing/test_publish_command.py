@@ -185,10 +185,11 @@ def test_a_front_gets_a_repository_a_member_a_record_and_a_collection(publish_to
         load_sweep("hf://me/front-1")
 
 
-def test_the_same_again_changes_nothing(publish_to, hub):
+def test_the_same_again_changes_nothing(publish_to, hub, capsys):
     publish_to("", "me/front")
     uploads = list(hub.uploads)
     publish_to("", "me/front")
+    assert capsys.readouterr().out.count("unchanged: ") == 3
     assert hub.uploads == uploads
     assert [len(r.commits) for r in hub.repositories.values()] == [1, 1, 1]
     assert len(next(iter(hub.collections.values()))["items"]) == 3

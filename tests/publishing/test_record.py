@@ -94,6 +94,13 @@ def test_the_published_file_can_be_searched_again(swept, tmp_path):
     assert again.tracking.uri == "sqlite:///mlflow.db"
 
 
+@pytest.mark.parametrize("user", ["search", "model", "gdpo", "sweep"])
+def test_a_user_whose_name_has_a_meaning_in_the_ledger(swept, hub, monkeypatch, user):
+    monkeypatch.setattr("getpass.getuser", lambda: user)
+    publish_record(swept.directory, hub)
+    assert_same(load_sweep("hf://me/front"), load_sweep(str(swept.directory)))
+
+
 @pytest.mark.parametrize(
     ("text", "clean"),
     [

@@ -1,7 +1,7 @@
 """A server on this machine that speaks the part of the Hub's API that `publish` uses.
 
-It keeps repositories in memory. `server.fail_after` ends every answer with 500 after so many
-uploads or commits, as if the Hub had died.
+It keeps repositories in memory. After `fail_after` requests that match `fail_at`, it answers no
+more of them, as if it had died.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
-import huggingface_hub
 import pytest
+from huggingface_hub import constants
+from huggingface_hub.utils import _http
 from ruamel.yaml import YAML
 
 TOKEN = "hf_" + "a" * 34
@@ -58,7 +59,7 @@ class HubServer(ThreadingHTTPServer):
         """Objects that were sent, in order."""
         self.requests: list[str] = []
         self.fail_at: str = ""
-        """Pattern of requests that are answered with 503."""
+        """Pattern of requests that get no answer, as if the server had died."""
         self.fail_after = 0
         """Requests of that pattern that are answered before."""
 
@@ -114,7 +115,6 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.fail_at and re.search(self.server.fail_at, line):
             self.server.fail_after -= 1
             if self.server.fail_after < 0:
-                self.answer(400, {"error": "the server is going down"})
                 return
         for pattern, function in ROUTES:
             if match := re.fullmatch(pattern, line):
@@ -307,7 +307,6 @@ ROUTES = [
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[HubServer]:
     """Start a Hub on which this process is logged in as `me`, with caches of their own."""
-    constants = huggingface_hub.constants
     with HubServer() as server:
         monkeypatch.setattr(constants, "ENDPOINT", server.url)
         template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
@@ -315,7 +314,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[HubServer]:
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-        monkeypatch.setattr(huggingface_hub.utils._http.time, "sleep", lambda _: None)
+        monkeypatch.setattr(_http.time, "sleep", lambda _: None)
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         monkeypatch.setenv("GDPO_TUNE_CACHE", str(tmp_path / "cache"))
         thread = threading.Thread(target=server.serve_forever)
