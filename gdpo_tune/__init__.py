@@ -17,7 +17,8 @@ def load_sweep(named: str) -> LoadedSweep:
     """Load a sweep into a notebook.
 
     Args:
-        named: its directory, its name under `runs`, or the file that it was searched with.
+        named: its directory, its name under `runs`, or the file that it was searched with; or
+            `hf://USER/NAME`, where it was published.
 
     Raises:
         UsageError: there is no such sweep.

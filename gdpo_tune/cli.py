@@ -48,6 +48,7 @@ COMMANDS = {
     "merge": "merge policies of a sweep toward a wish",
     "steer": "stop, add or clone trials of a running sweep, change its limits, or pause it",
     "export": "write a training, or a merge, for another library",
+    "publish": "publish a policy of a sweep, or its whole front, on the Hub",
     "schedule": "run sweeps by a schedule",
 }
 """Name of a command, which is a module of this package -> its help."""
@@ -177,6 +178,8 @@ def complete_files(action: argparse.Action) -> None:
 
 SWEEP = "a sweep: its directory, its name under runs/, or its file"
 """Help of an argument that selects a sweep."""
+READ_SWEEP = f"{SWEEP}; or hf://USER/NAME, where it was published"
+"""Help of an argument that selects a sweep, which is only read."""
 
 
 def add_spec_arguments(

@@ -21,7 +21,7 @@ def build_parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    sweep = parser.add_argument("sweep", metavar="SWEEP", help=cli.SWEEP)
+    sweep = parser.add_argument("sweep", metavar="SWEEP", help=cli.READ_SWEEP)
     cli.complete_files(sweep)
     other = parser.add_argument("other", metavar="SWEEP", nargs="?", help="the other one")
     cli.complete_files(other)

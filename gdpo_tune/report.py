@@ -30,7 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    cli.add_spec_arguments(parser, "SWEEP", cli.SWEEP)
+    cli.add_spec_arguments(parser, "SWEEP", cli.READ_SWEEP)
     parser.add_argument(
         "against",
         metavar="OTHER_SWEEP",

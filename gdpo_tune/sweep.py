@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from gdpo_tune import cli
 from gdpo_tune.core import ray_access
 from gdpo_tune.core.errors import ClusterLostError, ResourcesError, UsageError
+from gdpo_tune.core.hub_address import refuse_published
 
 if TYPE_CHECKING:
     from gdpo_tune.core.errors import SpecProblem
@@ -37,8 +38,10 @@ def main(arguments: Sequence[str]) -> int:
 
     from gdpo_tune.spec import load_spec
 
+    refuse_published(str(options.space), "sweep", "download its sweep/spec.yaml, and run that")
     needs = [] if options.dry_run or options.submit is not None else None
     spec = load_spec(options.space, options.overrides, options.name, needs=needs)
+    refuse_published(spec.address, "sweep", "write a directory as storage")
     if options.dry_run:
         with cli.name_file(str(options.space)):
             return print_dry_run(spec, str(options.space), needs or ())

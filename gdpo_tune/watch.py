@@ -108,12 +108,14 @@ def find_spec(named: str) -> tuple[Callable[[], SweepSpec], str]:
         SpecError: its file cannot be read.
     """
     from gdpo_tune.core.files import is_file
+    from gdpo_tune.core.hub_address import refuse_published
     from gdpo_tune.results.open_sweep import resolve_location, resolve_spec_file
     from gdpo_tune.spec import load_spec
     from gdpo_tune.spec.model import SPEC
 
     if not is_file(Path(named)):
         location = resolve_location(named)
+        refuse_published(location, "watch", f"gdpo-tune report {location}")
         file, storage = resolve_spec_file(location, named)
         return (
             lambda: load_spec(file, [storage], file.parent.name, to_run=False),

@@ -11,6 +11,7 @@ from gdpo_tune.clusters.backend_checks import find_backend_problems
 from gdpo_tune.clusters.schedule_spec import BACKEND_SETTINGS, ScheduleSettings, resolve_path
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.core.files import is_directory, is_file
+from gdpo_tune.core.hub_address import is_hub_address
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.spec import SweepSpec, hide_passwords, load_spec
 from gdpo_tune.spec.problems import (
@@ -205,7 +206,10 @@ class ScheduleFile:
         return ""
 
     def _check_addresses(self, settings: ScheduleSettings) -> None:
-        if is_url(settings.storage) and not settings.ledger:
+        if is_hub_address(settings.storage):
+            fix = "write a directory, or an object store such as s3://bucket/sweeps"
+            self._add(("storage",), "the Hub, where sweeps are published and cannot run", fix)
+        elif is_url(settings.storage) and not settings.ledger:
             reason = "an object store, which cannot hold a journal"
             fix = "write ledger: postgresql+psycopg2://USER@HOST/DATABASE, or a directory"
             self._add(("storage",), reason, fix)

@@ -135,6 +135,10 @@ class BackendUnreachableError(GdpoTuneError):
     exit_status = 6
 
 
+class HubError(GdpoTuneError):
+    """A Hub that refuses or no longer answers during an upload; run the command to continue."""
+
+
 class TrialFailure(GdpoTuneError):
     """The end of a trial; the ledger records the message as its reason."""
 

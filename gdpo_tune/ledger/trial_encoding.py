@@ -25,6 +25,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.checkpoint_names import CHECKPOINT_PREFIX
 from gdpo_tune.core.errors import NonFiniteError
+from gdpo_tune.core.hub_address import is_hub_address
 from gdpo_tune.core.metrics import add_costs
 from gdpo_tune.core.object_store import join_address
 from gdpo_tune.core.trial_config import Params
@@ -97,7 +98,7 @@ def decode_trial(
         lineage=lineage,
         directory=sweep / TRIALS / str(trial.number),
         checkpoint=checkpoint if checkpoint is not None and checkpoint.is_dir() else None,
-        address=spec.address and join_address(spec.address, TRIALS, str(trial.number)),
+        address=_join_trial_address(spec.address, trial.number),
         started=trial.datetime_start.timestamp() if trial.datetime_start else None,
         finished=trial.datetime_complete.timestamp() if trial.datetime_complete else None,
         environment=outcome.get("environment", {}),
@@ -107,6 +108,11 @@ def decode_trial(
         if outcome and stored["role"] != "member"
         else (),
     )
+
+
+def _join_trial_address(sweep: str, number: int) -> str:
+    """Return the URL of a trial's directory on an object store; a published one has no policies."""
+    return join_address(sweep, TRIALS, str(number)) if sweep and not is_hub_address(sweep) else ""
 
 
 def _list_kept_steps(rungs: Sequence[Rung], directory: Path) -> tuple[int, ...]:

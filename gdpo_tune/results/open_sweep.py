@@ -11,10 +11,12 @@ from pathlib import Path
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.files import is_file
+from gdpo_tune.core.hub_address import is_hub_address
 from gdpo_tune.core.object_store import find_address, find_local_copy, is_url, list_copied_addresses
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.sweep_store import SweepStore, fetch_spec
+from gdpo_tune.results.published_sweep import download_published_sweep
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.model import RUNS, SPEC
 from gdpo_tune.spec.problems import join_names
@@ -66,7 +68,9 @@ def resolve_spec_file(location: str, source: str) -> tuple[Path, str]:
     if is_url(location):
         address = location.rstrip("/")
         directory = find_local_copy(address)
-        if not fetch_spec(address, directory, patience=PATIENCE):
+        if is_hub_address(address):
+            download_published_sweep(address)
+        elif not fetch_spec(address, directory, patience=PATIENCE):
             raise UsageError(missing)
         return directory / SPEC, f"storage={json.dumps(address.rpartition('/')[0])}"
     path = _expand(location).absolute()
@@ -120,8 +124,11 @@ def find_sweep(name: str) -> Sweep:
 
 
 def download_artifacts(spec: SweepSpec) -> None:
-    """Download the files that figures are drawn from, if the sweep is on an object store."""
-    if spec.address:
+    """Download the files that figures are drawn from, if the sweep is on an object store.
+
+    The record of a published sweep is downloaded as a whole when it is opened.
+    """
+    if spec.address and not is_hub_address(spec.address):
         SweepStore(spec, patience=PATIENCE).fetch()
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.hub_address import refuse_published
 from gdpo_tune.core.requests import RecordedRequest, Request
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.journal import is_held
@@ -49,10 +50,12 @@ class Steering:
         """Find the sweep: its directory, its name under `runs`, or its file.
 
         Raises:
-            UsageError: there is no sweep.
+            UsageError: there is no sweep, or it is published.
             SpecError: the file cannot be read.
         """
-        self.file, self._storage = resolve_spec_file(locate_sweep(str(target)), str(target))
+        location = locate_sweep(str(target))
+        refuse_published(location, "steer", "report, compare, train --from and export read it")
+        self.file, self._storage = resolve_spec_file(location, str(target))
         self.directory = self.file.parent
         """Directory of the sweep on this machine."""
 

@@ -9,6 +9,7 @@ from typing import Annotated
 from annotated_types import MinLen
 
 from gdpo_tune.core.files import find_path_problem, is_file
+from gdpo_tune.core.hub_address import is_hub_address
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.spec.problems import Problems, hide_passwords
 from gdpo_tune.spec.sections import Section, build_refusal, require_pattern
@@ -72,7 +73,7 @@ def check_storage(storage: str, ledger: str, workers: int, problems: Problems) -
         reason = "an object store, and the processes of a trial need one directory"
         fix = "write a directory that every node sees, or resources.workers: 1"
         problems.refuse(key, reason, fix)
-    elif not ledger and not problems.has_problem("ledger"):
+    elif not ledger and not is_hub_address(storage) and not problems.has_problem("ledger"):
         fix = "write ledger: postgresql+psycopg2://USER@HOST/DATABASE, or a directory as storage"
         problems.refuse(key, "an object store, which cannot hold a ledger", fix)
     elif not set(storage.split("/")).isdisjoint((".", "..")) or storage.endswith("://"):

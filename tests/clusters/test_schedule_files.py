@@ -279,6 +279,14 @@ CASES = {
         "cannot hold a journal",
         "ledger: postgresql",
     ),
+    "the Hub as an object store": (
+        "storage: runs",
+        "storage: hf://me",
+        7,
+        "storage",
+        "sweeps are published and cannot run",
+        "object store such as s3://",
+    ),
     "a storage that is a file": (
         "storage: runs",
         "storage: sweeps/nightly.yaml",

@@ -1,0 +1,195 @@
+"""Publish a policy of a sweep, or its whole front, on the Hub.
+
+    python -m gdpo_tune.publish runs/code:knee --to USER/NAME --dry-run
+    python -m gdpo_tune.publish runs/code:knee --to USER/NAME
+    python -m gdpo_tune.publish runs/code --front --to USER/NAME
+
+A policy gets a model card, written from the ledger, and the record of its sweep, without prompts,
+completions and what is about this machine: load_sweep("hf://USER/NAME") reads the front. With
+--front each member whose policy was kept gets a repository, the record gets a data set, and a
+collection lists them. The same command updates what it published, or continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gdpo_tune import cli
+
+if TYPE_CHECKING:
+    from gdpo_tune.publishing.publication import Publication, PublishedPolicy
+    from gdpo_tune.publishing.repositories import RepositoryContent
+
+MEGABYTE = 1e6
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser without a heavy import, so that `--help` answers at once."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gdpo_tune.publish",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    source = parser.add_argument(
+        "source",
+        metavar="SWEEP[:WHICH]",
+        help="a candidate of a sweep: DIRECTORY:knee, DIRECTORY:7, DIRECTORY:merge-27, or "
+        "DIRECTORY with --pick; with --front the sweep alone",
+    )
+    cli.complete_files(source)
+    cli.add_pick_argument(parser)
+    parser.add_argument("--front", action="store_true", help="publish every member of the front")
+    parser.add_argument("--to", required=True, metavar="USER/NAME", help="name on the Hub")
+    parser.add_argument(
+        "--private", action="store_true", help="make new repositories and collections private"
+    )
+    parser.add_argument(
+        "--license",
+        metavar="ID",
+        help="licence of the policies, such as apache-2.0 (default: that of the untrained policy)",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="write the directories, and upload nothing"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="with --dry-run: directory for them (default: <storage>/<name>-published)",
+    )
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Publish what `arguments` ask for and return the exit status."""
+    options = build_parser().parse_args(arguments)
+
+    from gdpo_tune.core.errors import UsageError
+
+    if options.out is not None and not options.dry_run:
+        raise UsageError("--out has an effect only with --dry-run: leave it out")
+    publication, policies, missing = choose_policies(options)
+    for reason in missing:
+        print(f"not published: {reason}")
+    if options.dry_run:
+        contents = build_contents(publication, policies, missing)
+        default = publication.sweep.spec.output_directory / f"{publication.spec.name}-published"
+        write_directories(contents, (options.out or default).expanduser(), options.private)
+    else:
+        upload_all(publication, policies, missing, private=options.private)
+    print(f'read it with load_sweep("{publication.record.address}")')
+    return 0
+
+
+def choose_policies(
+    options: argparse.Namespace,
+) -> tuple[Publication, list[PublishedPolicy], list[str]]:
+    """Return the policies that are published, and why members of the front are missing.
+
+    Raises:
+        UsageError: nothing can be published; the message says why, and nothing was written or sent.
+    """
+    from gdpo_tune.core.errors import UsageError
+    from gdpo_tune.core.hub_address import refuse_published
+    from gdpo_tune.publishing.publication import choose_candidate, list_members, open_publication
+    from gdpo_tune.results.open_sweep import read_sweep, resolve_location, split_source
+    from gdpo_tune.results.pick_language import parse_pick
+    from gdpo_tune.results.picking import pick_trial
+
+    directory, pick = split_source(options.source, options.pick)
+    if options.front and pick is not None:
+        raise UsageError(f"--front publishes the whole front: leave {pick!r} out")
+    if not options.front and pick is None:
+        raise UsageError(
+            f"{options.source}: which candidate?\n    fix: write {options.source}:knee, another "
+            "choice after the colon or --pick, or --front for all"
+        )
+    parsed = None if pick is None else parse_pick(pick)
+    location = resolve_location(directory)
+    refuse_published(location, "publish", "publish the sweep from which it comes")
+    sweep = read_sweep(location, options.source, with_files=True)
+    publication = open_publication(
+        sweep, directory, options.to, options.license, is_front=options.front
+    )
+    if parsed is None:
+        members, missing = list_members(publication)
+        return publication, members, missing
+    chosen = pick_trial(sweep.records, sweep.spec, parsed)
+    for line in chosen.lines:
+        print(line)
+    return publication, [choose_candidate(publication, chosen, parsed.text)], []
+
+
+def build_contents(
+    publication: Publication, policies: Sequence[PublishedPolicy], missing: Sequence[str]
+) -> list[RepositoryContent]:
+    """Build the repositories of policies, and with `--front` that of the record before them."""
+    from gdpo_tune.publishing.repositories import build_front_repositories, build_model_repository
+
+    if publication.is_front:
+        return build_front_repositories(publication, policies, missing)
+    return [build_model_repository(publication, policy) for policy in policies]
+
+
+def write_directories(
+    contents: Sequence[RepositoryContent], directory: Path, private: bool
+) -> None:
+    """Write one directory a repository, and print what would go where.
+
+    Raises:
+        UsageError: a directory exists and holds something else.
+    """
+    import shlex
+
+    from gdpo_tune.core.files import explain_write_errors
+    from gdpo_tune.publishing.repositories import check_directories, write_directory
+
+    check_directories(contents, directory)
+    print("dry run: nothing is uploaded")
+    for content in contents:
+        with explain_write_errors("the repository"):
+            path = write_directory(content, directory)
+        repository = content.repository
+        words = ["hf", "upload", repository.id, str(path), ".", "--repo-type", repository.kind]
+        visibility = "private" if private else "public"
+        print(f"{repository.path} ({repository.kind}, {visibility}): {describe_size(content)}")
+        print(f"  written: {path}")
+        print(f"  upload it later: {shlex.join([*words, *(['--private'] if private else [])])}")
+
+
+def upload_all(
+    publication: Publication,
+    policies: Sequence[PublishedPolicy],
+    missing: Sequence[str],
+    *,
+    private: bool,
+) -> None:
+    """Upload every repository, then list those of a front in a collection.
+
+    Raises:
+        UsageError: there is no token, no network, or a name is taken; nothing was sent.
+        HubError: an upload stopped.
+    """
+    from gdpo_tune.publishing.hub_upload import check_names, list_in_collection, log_in, upload
+
+    api = log_in(publication.target)
+    contents = build_contents(publication, policies, missing)
+    found = check_names(api, contents, private=private)
+    for content in contents:
+        print(upload(api, content, found, private=private), flush=True)
+    if publication.is_front:
+        print(f"collection: {list_in_collection(api, publication, contents, private=private)}")
+
+
+def describe_size(content: RepositoryContent) -> str:
+    """Return the number of files and their size for a person."""
+    from gdpo_tune.core.formatting import format_count
+
+    return f"{format_count(len(content.files), 'file')}, {content.size / MEGABYTE:.1f} MB"
+
+
+if __name__ == "__main__":
+    cli.run_command(main)

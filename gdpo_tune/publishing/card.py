@@ -1,0 +1,303 @@
+"""Model card and card of the record, from the ledger alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+import jinja2
+
+from gdpo_tune import __version__
+from gdpo_tune.analysis.front import Front
+from gdpo_tune.analysis.lineage import trace_training
+from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.analysis.selection import CLEAR
+from gdpo_tune.core.formatting import (
+    NO_VALUE,
+    format_estimate,
+    format_interval,
+    format_number,
+    format_parameter,
+)
+from gdpo_tune.core.hub_address import REPOSITORY_ID
+from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
+from gdpo_tune.core.registry import POLICIES
+from gdpo_tune.core.task_files import load_task_info
+from gdpo_tune.publishing.licence import Licence
+from gdpo_tune.publishing.policy_files import PolicyFiles
+from gdpo_tune.publishing.publication import Publication, PublishedPolicy
+from gdpo_tune.results.summary import ROLES, title_configuration
+from gdpo_tune.results.warnings import list_result_warnings
+from gdpo_tune.spec import SweepSpec
+
+TAGS = ("gdpo_tune", "reinforcement-learning", "pareto-front", "trl")
+
+
+def build_model_card(
+    publication: Publication, candidate: PublishedPolicy, policy: PolicyFiles, others: Sequence[str]
+) -> str:
+    """Return the model card of a candidate; `others` are the published members of the front."""
+    repository, spec = publication.name_repository(candidate.name), publication.spec
+    return _render(
+        "model_card.md.jinja",
+        publication,
+        candidate=candidate,
+        repository=repository,
+        metadata=_build_metadata(publication, candidate, policy),
+        warnings=list_candidate_warnings(publication, candidate.configuration),
+        columns=_list_columns(publication.front, candidate.configuration),
+        metrics=_build_metric_rows(publication, candidate.configuration),
+        training=_describe_training(publication, candidate),
+        policy=policy,
+        lora_rank=spec.model.lora_rank,
+        members=_build_member_rows(publication, others, candidate.name),
+    )
+
+
+def build_record_card(
+    publication: Publication, members: Sequence[PublishedPolicy], missing: Sequence[str]
+) -> str:
+    """Return the card of the data set that has the record of a front."""
+    from huggingface_hub import DatasetCardData
+
+    metadata = DatasetCardData(
+        pretty_name=f"{publication.target}: record of a sweep",
+        tags=["gdpo_tune", "pareto-front"],
+        viewer=False,  # a ledger is no table
+    )
+    return _render(
+        "record_card.md.jinja",
+        publication,
+        metadata=metadata.to_yaml(),
+        repository=publication.record,
+        warnings=list_result_warnings(publication.sweep.spec, publication.front),
+        members=_build_member_rows(publication, [member.name for member in members]),
+        missing=len(missing),
+    )
+
+
+def list_candidate_warnings(publication: Publication, configuration: Configuration) -> list[str]:
+    """Return what a reader has to know before using a policy: its own faults, then the front's."""
+    front, found = publication.front, list[str]()
+    found += [f"This policy is {text}." for text in front.list_shortfalls(configuration)]
+    if not configuration.is_on_front:
+        found.append("This policy is not on the front of its sweep.")
+    if configuration.is_provisional and configuration.role != "untrained":
+        found.append("This policy has one seed, so part of its lead may be luck.")
+    if not publication.has_ended:
+        found.append("The sweep had not finished, so its front may change.")
+    return found + list_result_warnings(publication.sweep.spec, front)
+
+
+def _render(template: str, publication: Publication, **values: Any) -> str:
+    spec, front = publication.spec, publication.front
+    file = resources.files("gdpo_tune.publishing") / "templates" / template
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
+    )
+    return environment.from_string(file.read_text(encoding="utf-8")).render(
+        spec=spec,
+        front=front,
+        publication=publication,
+        record=publication.record,
+        policy_name=spec.policy,
+        is_embedded=spec.policy in POLICIES,
+        data=describe_data(spec),
+        objectives=_list_objectives(publication),
+        hypervolume=_describe_hypervolume(front),
+        versions=_list_versions(publication),
+        version=__version__,
+        trials=len(front.records),
+        **values,
+    )
+
+
+def _build_metadata(
+    publication: Publication, candidate: PublishedPolicy, policy: PolicyFiles
+) -> str:
+    """Return the metadata of a model card as YAML."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    spec, is_merge = publication.spec, candidate.record.role == "merge"
+    base: dict[str, Any] = {}
+    if spec.policy not in POLICIES and REPOSITORY_ID.fullmatch(spec.policy):
+        relation = "adapter" if policy.is_adapter else "finetune"
+        base = {"base_model": spec.policy, "base_model_relation": relation}
+    source = spec.data.source
+    results = [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=source if source and not spec.data.is_local else spec.task,
+            dataset_name=f"{spec.task}: test prompts",
+            metric_type=name,
+            metric_name=f"{name} ({_get_metric(publication, name).doc})",
+            metric_value=candidate.configuration.mean[name].mean,
+            metric_args={"standard_error": candidate.configuration.mean[name].se},
+        )
+        for name in spec.objectives
+    ]
+    return ModelCardData(
+        library_name="peft" if policy.is_adapter else "transformers",
+        pipeline_tag="text-generation",
+        tags=[*TAGS, *(["merge"] if is_merge else []), *_list_modes(candidate)],
+        datasets=[source] if source and not spec.data.is_local else None,
+        model_name=publication.name_repository(candidate.name).id.partition("/")[2],
+        eval_results=results,
+        **base,
+        **_get_licence_keys(publication.licence),
+    ).to_yaml()
+
+
+def _list_modes(candidate: PublishedPolicy) -> list[str]:
+    mode = candidate.configuration.params.get("normalization")
+    return [str(mode)] if mode else []
+
+
+def _get_licence_keys(licence: Licence) -> dict[str, Any]:
+    keys = {"license": licence.identifier}
+    keys |= {"license_name": licence.name, "license_link": licence.link}
+    return {key: value for key, value in keys.items() if value}
+
+
+def describe_data(spec: SweepSpec) -> str:
+    """Return where the prompts of a sweep come from."""
+    training, data = spec.training, spec.data
+    counts = (
+        f"{training.train_prompts:,} for training, {training.validation_prompts:,} for the search, "
+        f"{training.test_prompts:,} for the values below"
+    )
+    if not data.source:
+        return f"prompts that the task `{spec.task}` writes itself: {counts}"
+    if data.is_local:
+        return f"the author's own file `{data.source}`, which is not published: {counts}"
+    place = f"[{data.source}](https://huggingface.co/datasets/{data.source})"
+    return f"{place} (split {data.split}): {counts}"
+
+
+def _list_objectives(publication: Publication) -> list[str]:
+    return [
+        f"`{name}` ({goal.direction}d): {_get_metric(publication, name).doc}"
+        for name, goal in publication.spec.objectives.items()
+    ]
+
+
+def _get_metric(publication: Publication, name: str) -> MetricInfo:
+    spec = publication.sweep.spec  # a task in a file is there under its whole path alone
+    return {**COST_METRICS, **load_task_info(spec.task, spec.space.domains).metrics}[name]
+
+
+def _build_metric_rows(
+    publication: Publication, configuration: Configuration
+) -> list[tuple[str, list[str]]]:
+    """Return each metric with its values of a policy and the baselines, objectives first."""
+    objectives = list(publication.spec.objectives)
+    names = [*objectives, *(name for name in configuration.mean if name not in objectives)]
+    columns = [configuration, *_list_baselines(publication.front, configuration)]
+    return [(n, [_format_value(publication, c, n) for c in columns]) for n in names]
+
+
+def _list_columns(front: Front, configuration: Configuration) -> list[str]:
+    return ["this policy", *(ROLES[b.role] for b in _list_baselines(front, configuration))]
+
+
+def _list_baselines(front: Front, configuration: Configuration) -> list[Configuration]:
+    return [baseline for baseline in front.baselines if baseline is not configuration]
+
+
+def _format_value(publication: Publication, configuration: Configuration, name: str) -> str:
+    """Return a mean with its interval at 95 %, within the range of the metric."""
+    value = configuration.mean.get(name)
+    if value is None:
+        return NO_VALUE
+    metric = _get_metric(publication, name)
+    low, high = value.mean - CLEAR * value.se, value.mean + CLEAR * value.se
+    interval = format_interval(max(low, metric.low), min(high, metric.high))
+    return f"{format_number(value.mean)} ({interval})"
+
+
+def _build_member_rows(
+    publication: Publication, published: Sequence[str], own: str = ""
+) -> tuple[list[list[str]], list[list[str]]]:
+    """Return a row for each member of the front and each baseline: those that stand out, and all.
+
+    `own` is the name of the policy of the card, in bold.
+    """
+    front = publication.front
+    others = [baseline for baseline in front.baselines if not baseline.is_on_front]
+    first: list[list[str]] = []
+    rows: list[list[str]] = []
+    for member in (*front.members, *others):
+        title, labels = title_configuration(member), front.list_labels(member)
+        if member.name in published and publication.is_front:
+            repository = publication.name_repository(member.name)
+            title = f"[{title}](https://huggingface.co/{repository.path})"
+        values = [format_estimate(member.mean[goal.name]) for goal in front.objectives]
+        notes = [*labels, *front.list_shortfalls(member)]
+        notes += ["one seed"] if member.is_provisional and member.role != "untrained" else []
+        notes += ["published weights"] if member.role == "published" else []
+        title = f"**{title}**" if member.name == own else title
+        rows.append([title, *values, ", ".join(notes)])
+        if labels or member.name == own or member in front.baselines:
+            first.append(rows[-1])
+    return first, rows
+
+
+def _describe_training(publication: Publication, candidate: PublishedPolicy) -> dict[str, Any]:
+    """Return how a policy was made: parameters and schedule, or the parts of a merge."""
+    records, record = publication.sweep.records, candidate.record
+    steps = publication.spec.training.steps
+    if len(record.parts) > 1:
+        parts = [
+            {
+                "weight": f"{part.weight:.3g}",
+                "name": f"{part.trial}@{part.step}",
+                "params": _format_params(publication, records[part.trial].params),
+            }
+            for part in record.parts
+        ]
+        return {"parts": parts, "names": list(parts[0]["params"])}
+    number, step = record.number, steps
+    if record.parts:
+        number, step = record.parts[0].trial, record.parts[0].step
+    training = trace_training(records, number, step if record.parts else float("inf"))
+    return {
+        "parts": [],
+        "params": _format_params(publication, training.params),
+        "seed": training.seed,
+        "steps": step,
+        "schedule": [
+            (segment.step, _format_params(publication, {**training.params, **segment.params}))
+            for segment in training.schedule
+        ],
+    }
+
+
+def _format_params(publication: Publication, params: Mapping[str, Any]) -> dict[str, str]:
+    """Return the parameters that are in effect; weights as trained, the largest is 1."""
+    spec = publication.spec
+    active = spec.space.select_active(params)
+    prefix = "reward_weights."
+    largest = max((abs(v) for n, v in params.items() if n.startswith(prefix)), default=1) or 1
+    return {
+        name: format_parameter(value / largest if name.startswith(prefix) else value)
+        for name, value in params.items()
+        if name in active
+    }
+
+
+def _describe_hypervolume(front: Front) -> str:
+    interval = front.hypervolume_interval
+    span = format_interval(interval.low, interval.high)
+    points = ", ".join(f"{goal.name} {goal.reference:g}" for goal in front.objectives)
+    return f"{format_number(front.hypervolume)} (95 %: {span}; reference: {points})"
+
+
+def _list_versions(publication: Publication) -> str:
+    """Return the versions with which the last session ran."""
+    if not publication.sessions:
+        return f"gdpo-tune {__version__}"
+    provenance = publication.sessions[-1].get("provenance", {})
+    packages = dict(provenance.get("packages", {}))
+    packages["Python"] = provenance.get("python", "unknown")
+    return ", ".join(f"{name} {version}" for name, version in packages.items())

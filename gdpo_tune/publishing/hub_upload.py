@@ -1,0 +1,215 @@
+"""Uploads to the Hub: who may, what is there already, and only what changed.
+
+A repository gets all of its files in one commit, so it is never half an update. Contents that an
+interrupted upload has stored are not sent again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from httpx import HTTPError
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+
+from gdpo_tune.core.errors import HubError, UsageError, get_first_line
+from gdpo_tune.core.formatting import format_first
+from gdpo_tune.core.hub_address import MANIFEST
+from gdpo_tune.publishing.publication import Publication
+from gdpo_tune.publishing.repositories import RepositoryContent
+
+EMPTY = {".gitattributes"}
+"""Files of a new repository."""
+MOST_NAMES = 4
+"""Names of files of a taken repository that a message lists."""
+LATER = "write the same with --dry-run, whose directories `hf upload` sends later"
+UNAUTHORIZED, FORBIDDEN = 401, 403
+
+
+class FoundRepository(NamedTuple):
+    """A repository that exists."""
+
+    manifest: Mapping[str, Any] | None
+    """Its manifest; None if it is empty."""
+    revision: str
+    """Its newest commit."""
+
+
+def log_in(target: str) -> HfApi:
+    """Return a client whose user may write to the owner of `USER/NAME`.
+
+    Raises:
+        UsageError: there is no token, it is refused or only reads, the owner is another one, or the
+            Hub cannot be reached.
+    """
+    if get_token() is None:
+        raise UsageError(
+            "no token for the Hub\n    fix: log in with `hf auth login`, or set HF_TOKEN to a "
+            "token that may write; --dry-run needs none"
+        )
+    api = HfApi()
+    with explain_refusals("nothing was uploaded"):
+        user = api.whoami()
+    owner = target.partition("/")[0]
+    names = [user["name"], *(org["name"] for org in user.get("orgs", ()))]
+    if owner.lower() not in [name.lower() for name in names]:
+        raise UsageError(
+            f"--to {target}: you are logged in as {user['name']}, who may not write to {owner}\n"
+            f"    fix: write --to {user['name']}/{target.partition('/')[2]}, or log in as {owner}"
+        )
+    if user.get("auth", {}).get("accessToken", {}).get("role") == "read":
+        raise UsageError(
+            "the token of the Hub may only read\n    fix: create one that may write, and log in "
+            "with `hf auth login`"
+        )
+    return api
+
+
+@contextmanager
+def explain_refusals(state: str) -> Generator[None]:
+    """Turn an error of the Hub before the first upload into a usage error; `state` follows it."""
+    try:
+        yield
+    except HfHubHTTPError as error:
+        if error.response.status_code == UNAUTHORIZED:
+            fix = "log in with `hf auth login`, or set HF_TOKEN to a valid token"
+        elif error.response.status_code == FORBIDDEN:
+            fix = "use a token that may write there"
+        else:
+            fix = f"try again later, or {LATER}"
+        raise UsageError(
+            f"the Hub refuses: {get_first_line(error)}; {state}\n    fix: {fix}"
+        ) from error
+    except (HTTPError, OSError) as error:
+        raise UsageError(
+            f"the Hub cannot be reached: {get_first_line(error)}; {state}\n    fix: try again with "
+            f"a network, or {LATER}"
+        ) from error
+
+
+def check_names(
+    api: HfApi, contents: Sequence[RepositoryContent], *, private: bool
+) -> dict[str, FoundRepository]:
+    """Refuse names that are taken by anything but an earlier call of the same publication.
+
+    Returns:
+        Path of each repository that exists -> what is there.
+
+    Raises:
+        UsageError: a name is taken; or `private`, and a repository is public.
+    """
+    found: dict[str, FoundRepository] = {}
+    for content in contents:
+        repository = content.repository
+        with explain_refusals("nothing was uploaded"):
+            try:
+                info: Any = api.repo_info(repository.id, repo_type=repository.kind)
+            except RepositoryNotFoundError:
+                continue
+            names = {sibling.rfilename for sibling in info.siblings or ()}
+            manifest = _read_manifest(api, content) if MANIFEST in names else None
+        others = sorted(names - EMPTY)
+        if manifest is None and others:
+            held = f"{len(others)} files ({format_first(others, MOST_NAMES)})"
+            raise UsageError(_explain_taken(content, f"{held}, and this command did not make it"))
+        if manifest is not None and (conflict := content.find_conflict(manifest)):
+            raise UsageError(_explain_taken(content, conflict))
+        if private and not info.private:
+            raise UsageError(
+                f"{repository.path} exists and is public, so --private has no effect\n"
+                "    fix: make it private in its settings on the Hub, or leave --private out"
+            )
+        found[repository.path] = FoundRepository(manifest, str(info.sha))
+    return found
+
+
+def _explain_taken(content: RepositoryContent, held: str) -> str:
+    return (
+        f"--to: {content.repository.path} is taken: it holds {held}\n"
+        "    fix: write another name; nothing there was changed"
+    )
+
+
+def _read_manifest(api: HfApi, content: RepositoryContent) -> Mapping[str, Any]:
+    path = api.hf_hub_download(content.repository.id, MANIFEST, repo_type=content.repository.kind)
+    return json.loads(Path(path).read_bytes())
+
+
+def upload(
+    api: HfApi,
+    content: RepositoryContent,
+    found: Mapping[str, FoundRepository],
+    *,
+    private: bool,
+) -> str:
+    """Create or update a repository, and return what was done, with its address on the Hub.
+
+    `found` is the result of `check_names`: files of an earlier manifest that are no longer written
+    are deleted.
+
+    Raises:
+        HubError: the Hub refuses or no longer answers; the same command continues.
+    """
+    repository = content.repository
+    earlier = found.get(repository.path)
+    written = earlier.manifest["files"] if earlier and earlier.manifest else ()
+    gone = set(written) - content.files.keys()
+    operations = [
+        *(CommitOperationAdd(name, file) for name, file in content.files.items()),
+        *(CommitOperationDelete(name) for name in sorted(gone)),
+    ]
+    candidate = content.manifest["candidate"]
+    message = f"Publish {f'candidate {candidate}' if candidate else 'the record'} of a sweep"
+    with explain_interruptions(repository.path):
+        if earlier is None:
+            api.create_repo(repository.id, repo_type=repository.kind, private=private)
+        commit = api.create_commit(
+            repository.id, operations, commit_message=message, repo_type=repository.kind
+        )
+    verb = "published" if earlier is None else "updated"
+    if earlier is not None and commit.oid == earlier.revision:
+        verb = "unchanged"
+    return f"{verb}: {api.endpoint}/{repository.path}"
+
+
+def list_in_collection(
+    api: HfApi, publication: Publication, contents: Sequence[RepositoryContent], *, private: bool
+) -> str:
+    """List all repositories in a collection, which is created if missing; return its address.
+
+    Raises:
+        HubError: the Hub refuses or no longer answers; the same command continues.
+    """
+    with explain_interruptions("the collection"):
+        collection = api.create_collection(
+            publication.title,
+            namespace=publication.target.partition("/")[0],
+            description=f"Policies on the Pareto front of the sweep {publication.spec.name}"[:150],
+            private=private,
+            exists_ok=True,
+        )
+        wanted = {(c.repository.id, c.repository.kind) for c in contents}
+        for item in collection.items:
+            is_own = item.item_id.startswith(f"{publication.target}-")
+            if is_own and (item.item_id, item.item_type) not in wanted:
+                api.delete_collection_item(collection.slug, item.item_object_id, missing_ok=True)
+        for content in contents:
+            repository = content.repository
+            api.add_collection_item(collection.slug, repository.id, repository.kind, exists_ok=True)
+    return collection.url
+
+
+@contextmanager
+def explain_interruptions(subject: str) -> Generator[None]:
+    """Turn an error during an upload into a `HubError`."""
+    try:
+        yield
+    except (HTTPError, OSError, RuntimeError, ValueError) as error:  # all errors of the client
+        raise HubError(
+            f"{subject}: the upload stopped: {get_first_line(error)}\n    fix: run the same "
+            "command again; what has arrived is not sent again"
+        ) from error

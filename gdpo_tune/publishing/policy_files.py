@@ -1,0 +1,122 @@
+"""Files of a kept policy as `from_pretrained` reads them from a repository."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from gdpo_tune.core.candidates import title_candidate
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.ledger.sweep_store import SweepStore
+from gdpo_tune.policies.load_policy import resolve_policy
+from gdpo_tune.publishing.private_text import PrivateTextRemover
+from gdpo_tune.publishing.record import list_private_names, name_policy
+from gdpo_tune.results.kept_policies import list_policies
+from gdpo_tune.results.open_sweep import Sweep
+from gdpo_tune.results.parents import explain_merge, list_parents
+
+ADAPTER, ADAPTER_CONFIG = "adapter", "adapter_config.json"
+"""Directory of the adapter beside a merged policy, and the file that every adapter has."""
+PUBLISHED = (
+    *("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json"),
+    *("tokenizer*", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template*", "prompts.json", "initial_policy.json", ADAPTER_CONFIG),
+)
+"""Files of a checkpoint that readers need; the state of a trainer stays behind."""
+NAMES_OF_BASE = ("base_model_name_or_path", "_name_or_path", "name_or_path")
+"""Keys with the place from which a policy or its base was loaded."""
+
+
+@dataclass(frozen=True)
+class PolicyFiles:
+    """Policy of one candidate."""
+
+    files: Mapping[str, Path | bytes]
+    """Path in a repository -> file of this machine, or content."""
+    is_adapter: bool
+    """True if the files are an adapter alone, without the policy below it."""
+    has_adapter: bool
+    """True if an adapter lies beside the whole policy."""
+
+
+def find_kept_policy(sweep: Sweep, record: TrialRecord, *, fetch: bool = True) -> Path | None:
+    """Return the directory of a candidate's policy; None if it was not kept.
+
+    From an object store it is downloaded, or with `fetch` off only looked up.
+    """
+    kept = list_policies(sweep.records)
+    path, training = record.checkpoint, record
+    if record.role == "checkpoint" and record.parts:
+        part = record.parts[0]
+        policy = kept.get((part.trial, part.step))
+        path = policy.checkpoint if policy else path
+        training = sweep.records[part.trial]
+    if path is None or not fetch or not sweep.spec.address:
+        return path
+    # The copy on this machine has the marker alone.
+    number = int(path.parent.name) if path.parent.name.isdecimal() else training.number
+    copies = sweep.spec.output_directory / f"{sweep.spec.name}-policies" / str(number)
+    return SweepStore(sweep.spec).fetch_checkpoint(number, path.name, copies)
+
+
+def explain_missing_policy(sweep: Sweep, record: TrialRecord, source: str) -> str:
+    """Return why a candidate cannot be published, and the commands that train it again."""
+    if record.role == "merge":
+        steps = sweep.spec.training.steps
+        parents = list_parents(sweep.records, record.parts, source, steps)
+        command = "python -m gdpo_tune.train --from {}"
+        _, fix = explain_merge(record.name, parents, source, command)
+    else:
+        fix = f"python -m gdpo_tune.train --from {quote(f'{source}:{record.name}')}"
+    return (
+        f"{source}: the policy of {title_candidate(record.name)} was not kept (keep: "
+        f"{sweep.spec.keep})\n    fix: publish a candidate whose policy was kept, or make it anew: "
+        f"{fix}"
+    )
+
+
+def collect_policy_files(sweep: Sweep, directory: Path) -> PolicyFiles:
+    """Collect the files of a policy; those of JSON without directories of this machine.
+
+    Raises:
+        UsageError: the directory has no weights.
+    """
+    base = name_policy(sweep.spec.policy)
+    remover = PrivateTextRemover(list_private_names(sweep.spec))
+    files: dict[str, Path | bytes] = {}
+    for prefix in ("", f"{ADAPTER}/"):
+        for pattern in PUBLISHED:
+            for path in sorted((directory / prefix).glob(pattern)):
+                is_config = path.suffix == ".json" and path.name != "tokenizer.json"
+                files[prefix + path.name] = (
+                    _clean_config(path, base, sweep.spec.policy, remover) if is_config else path
+                )
+    if not any(name.endswith(".safetensors") for name in files):
+        raise UsageError(
+            f"{directory} has no weights as *.safetensors\n    fix: train the policy again"
+        )
+    return PolicyFiles(
+        files,
+        is_adapter=ADAPTER_CONFIG in files,
+        has_adapter=f"{ADAPTER}/{ADAPTER_CONFIG}" in files,
+    )
+
+
+def _clean_config(path: Path, base: str, policy: str, remover: PrivateTextRemover) -> bytes:
+    """Return a JSON file in which the base has its name for others."""
+    content: Any = json.loads(path.read_bytes())
+    if not isinstance(content, dict):
+        return path.read_bytes()
+    changed = {
+        key: base if value in (policy, resolve_policy(policy)) else remover.clean(str(value))
+        for key, value in content.items()
+        if key in NAMES_OF_BASE and value
+    }
+    if all(content[key] == value for key, value in changed.items()):
+        return path.read_bytes()
+    return (json.dumps(content | changed, indent=2) + "\n").encode()

@@ -1,0 +1,171 @@
+"""What the repositories of one call of `publish` have in common: the sweep, and its front."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from gdpo_tune.analysis.front import Front, find_configuration
+from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.candidates import title_candidate
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.hub_address import Repository, find_id_problem
+from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.figures.front_png import write_front_png
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.publishing.licence import Licence, find_licence
+from gdpo_tune.publishing.policy_files import explain_missing_policy, find_kept_policy
+from gdpo_tune.publishing.record import build_record, make_public
+from gdpo_tune.results.open_sweep import Sweep
+from gdpo_tune.results.summary import ChosenTrial
+from gdpo_tune.spec import SweepSpec
+
+PICTURE, CARD = "front.png", "README.md"
+LONGEST_TITLE = 59
+"""Most characters of a collection's title on the Hub."""
+
+
+@dataclass(frozen=True)
+class PublishedPolicy:
+    """A policy that is published."""
+
+    record: TrialRecord
+    configuration: Configuration
+    pick: str
+    """What the person wrote, such as `knee`; its own name for a member of `--front`."""
+
+    @property
+    def name(self) -> str:
+        """Name of the candidate."""
+        return self.record.name
+
+    @property
+    def title(self) -> str:
+        """Name of the candidate in a sentence."""
+        return title_candidate(self.name)
+
+
+@dataclass(frozen=True)
+class Publication:
+    """A sweep as it is published under one name."""
+
+    sweep: Sweep
+    source: str
+    """Location of the sweep, as the person wrote it."""
+    target: str
+    """`USER/NAME`."""
+    licence: Licence
+    front: Front
+    sessions: Sequence[Mapping[str, Any]]
+    is_front: bool
+    """True if each member of the front gets a repository."""
+
+    @cached_property
+    def spec(self) -> SweepSpec:
+        """Specification without what is about the author's machine."""
+        return make_public(self.sweep.spec)
+
+    @property
+    def record(self) -> Repository:
+        """Repository that has the record of the sweep."""
+        return Repository("dataset" if self.is_front else "model", self.target)
+
+    @property
+    def sweep_id(self) -> str:
+        """Identity of the sweep, told apart from other runs of an equal file by its start."""
+        started = self.sweep.records[0].started or 0
+        return f"{self.spec.compute_identity()}-{int(started)}"
+
+    @property
+    def title(self) -> str:
+        """Title of the collection."""
+        return f"{self.target.partition('/')[2]}: Pareto front"[:LONGEST_TITLE]
+
+    @cached_property
+    def record_files(self) -> dict[str, bytes]:
+        """Files of the sweep's record."""
+        return build_record(self.sweep)
+
+    @property
+    def has_ended(self) -> bool:
+        """True if nothing was left to run when the last session ended."""
+        return bool(self.sessions and self.sessions[-1].get("ending"))
+
+    def name_repository(self, candidate: str) -> Repository:
+        """Return the repository of a candidate."""
+        suffix = f"-{candidate.replace('@', '-step-')}" if self.is_front else ""
+        return Repository("model", f"{self.target}{suffix}")
+
+    def draw_picture(self, chosen: str | None) -> bytes:
+        """Return the picture of the front, with a candidate marked."""
+        with TemporaryDirectory(prefix="gdpo-tune-") as directory:
+            path = write_front_png(
+                self.spec, self.sweep.records, Path(directory, PICTURE), chosen=chosen
+            )
+            return path.read_bytes()
+
+
+def open_publication(
+    sweep: Sweep, source: str, target: str, licence: str | None, *, is_front: bool
+) -> Publication:
+    """Check what is published, and read what its cards need.
+
+    Raises:
+        UsageError: the name has a wrong form, the front is empty, or the licence is unknown.
+    """
+    names = [f"{target}-merge-{len(sweep.records)}" if is_front else target]
+    for name in names:
+        if problem := find_id_problem(name):
+            raise UsageError(f"--to {target}: {problem}\n    fix: write --to USER/NAME")
+    front = sweep.build_front()
+    if not front.members:
+        raise UsageError(
+            f"{source}: nothing is on the front of that sweep, so there is nothing to publish\n"
+            "    fix: let it run, or loosen its constraints"
+        )
+    policy, revision = sweep.spec.policy, sweep.spec.model.revision
+    found = find_licence(policy, revision, licence)
+    with Ledger.open(sweep.spec, read_only=True) as ledger:
+        sessions = ledger.get_sessions()
+    return Publication(sweep, source, target, found, front, sessions, is_front)
+
+
+def choose_candidate(publication: Publication, chosen: ChosenTrial, pick: str) -> PublishedPolicy:
+    """Return the candidate that a person picked.
+
+    Raises:
+        UsageError: it was not evaluated on test prompts, or its policy was not kept.
+    """
+    record, sweep = chosen.record, publication.sweep
+    configuration = find_configuration(publication.front.configurations, chosen.name)
+    if configuration is None:
+        raise UsageError(
+            f"{publication.source}: {title_candidate(record.name)} was not evaluated on test "
+            "prompts, so its card would be empty\n    fix: publish a member of the front"
+        )
+    if find_kept_policy(sweep, record, fetch=False) is None:
+        raise UsageError(explain_missing_policy(sweep, record, publication.source))
+    return PublishedPolicy(record, configuration, pick)
+
+
+def list_members(publication: Publication) -> tuple[list[PublishedPolicy], list[str]]:
+    """Return the members of the front whose policies were kept, and why the others are missing.
+
+    Raises:
+        UsageError: no policy was kept.
+    """
+    kept: list[PublishedPolicy] = []
+    missing: list[str] = []
+    for member in publication.front.members:
+        record = publication.sweep.records[member.first]
+        if find_kept_policy(publication.sweep, record, fetch=False) is None:
+            missing.append(explain_missing_policy(publication.sweep, record, publication.source))
+        else:
+            kept.append(PublishedPolicy(record, member, member.name))
+    if not kept:
+        raise UsageError(missing[0])
+    return kept, missing

@@ -1,0 +1,137 @@
+"""Content of the repositories that one call of `publish` fills."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.hub_address import MANIFEST, Repository
+from gdpo_tune.publishing.card import build_model_card, build_record_card
+from gdpo_tune.publishing.policy_files import collect_policy_files, find_kept_policy
+from gdpo_tune.publishing.publication import CARD, PICTURE, Publication, PublishedPolicy
+
+
+@dataclass(frozen=True)
+class RepositoryContent:
+    """Files of a repository, and what they are."""
+
+    repository: Repository
+    files: Mapping[str, Path | bytes]
+    """Path in the repository -> file of this machine, or content; the manifest is among them."""
+    manifest: Mapping[str, Any]
+    """Sweep, candidate, choice, address of the record, and names of the files."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(
+            file.stat().st_size if isinstance(file, Path) else len(file)
+            for file in self.files.values()
+        )
+
+    def find_conflict(self, manifest: Mapping[str, Any]) -> str:
+        """Return why this must not replace what a manifest describes; empty if it may."""
+        if manifest.get("sweep") != self.manifest["sweep"]:
+            return f"{_describe(manifest)} of another sweep"
+        mine, others = self.manifest, manifest
+        is_same = mine["candidate"] == others.get("candidate") or (
+            mine["pick"] == others.get("pick") and mine["candidate"] and others.get("candidate")
+        )
+        return "" if is_same else f"{_describe(manifest)} of this sweep"
+
+
+def _describe(manifest: Mapping[str, Any]) -> str:
+    candidate = manifest.get("candidate")
+    return f"candidate {candidate}" if candidate else "the record"
+
+
+def build_model_repository(
+    publication: Publication, candidate: PublishedPolicy, others: Sequence[str] = ()
+) -> RepositoryContent:
+    """Build the repository of a policy; it has the record unless each member gets a repository.
+
+    `others` are the names of the published members.
+    """
+    directory = find_kept_policy(publication.sweep, candidate.record)
+    assert directory is not None, "only policies that were kept are published"
+    policy = collect_policy_files(publication.sweep, directory)
+    files: dict[str, Path | bytes] = {
+        CARD: build_model_card(publication, candidate, policy, others).encode(),
+        PICTURE: publication.draw_picture(candidate.name),
+        **policy.files,
+        **({} if publication.is_front else publication.record_files),
+    }
+    repository = publication.name_repository(candidate.name)
+    return _add_manifest(publication, repository, files, candidate)
+
+
+def build_front_repositories(
+    publication: Publication, members: Sequence[PublishedPolicy], missing: Sequence[str]
+) -> list[RepositoryContent]:
+    """Build the repository of the record, then those of the members of the front."""
+    names = [member.name for member in members]
+    files: dict[str, Path | bytes] = {
+        CARD: build_record_card(publication, members, missing).encode(),
+        PICTURE: publication.draw_picture(None),
+        **publication.record_files,
+    }
+    record = _add_manifest(publication, publication.record, files, None)
+    return [record, *(build_model_repository(publication, m, names) for m in members)]
+
+
+def _add_manifest(
+    publication: Publication,
+    repository: Repository,
+    files: Mapping[str, Path | bytes],
+    candidate: PublishedPolicy | None,
+) -> RepositoryContent:
+    manifest = {
+        "made_by": "gdpo-tune publish",
+        "sweep": publication.sweep_id,
+        "candidate": candidate and candidate.name,
+        "pick": candidate and candidate.pick,
+        "record": publication.record.address,
+        "files": sorted(files),
+    }
+    content = (json.dumps(manifest, indent=1) + "\n").encode()
+    return RepositoryContent(repository, {**files, MANIFEST: content}, manifest)
+
+
+def check_directories(contents: Sequence[RepositoryContent], directory: Path) -> None:
+    """Refuse directories that hold something else.
+
+    Raises:
+        UsageError: one does; nothing was written.
+    """
+    for content in contents:
+        target = directory / content.repository.id.partition("/")[2]
+        if not target.exists():
+            continue
+        manifest: dict[str, Any] | None = None
+        if (target / MANIFEST).is_file():
+            manifest = json.loads((target / MANIFEST).read_bytes())
+        conflict = "other files" if manifest is None else content.find_conflict(manifest)
+        if conflict and (manifest is not None or not target.is_dir() or any(target.iterdir())):
+            raise UsageError(f"{target} exists and holds {conflict}\n    fix: choose another --out")
+
+
+def write_directory(content: RepositoryContent, directory: Path) -> Path:
+    """Write the files of a repository to a directory of its name, and return that.
+
+    What an earlier call wrote there is replaced; see `check_directories`.
+    """
+    target = directory / content.repository.id.partition("/")[2]
+    shutil.rmtree(target, ignore_errors=True)
+    for name, file in content.files.items():
+        path = target / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(file, Path):
+            shutil.copyfile(file, path)
+        else:
+            path.write_bytes(file)
+    return target

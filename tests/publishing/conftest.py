@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from gdpo_tune import publish
+from tests.support.hub_server import hub
+from tests.support.published_sweeps import MACHINE, make_sweep
+
+__all__ = ["hub"]
+PICTURE = b"\x89PNG of "
+
+
+@pytest.fixture
+def real_picture():
+    """Ask for the picture as it is drawn, which takes seconds."""
+
+
+@pytest.fixture(autouse=True)
+def quick_picture(request, monkeypatch):
+    """Draw no picture, unless a test asks for it."""
+
+    def write(spec, records, path, *, chosen):
+        path.write_bytes(PICTURE + str(chosen).encode())
+        return path
+
+    if "real_picture" not in request.fixturenames:
+        monkeypatch.setattr("gdpo_tune.publishing.publication.write_front_png", write)
+
+
+@pytest.fixture
+def swept(tmp_path, monkeypatch):
+    """Return a sweep whose trials 0 and 1 have kept policies."""
+    monkeypatch.setattr("socket.gethostname", lambda: MACHINE)
+    return make_sweep(tmp_path)
+
+
+@pytest.fixture
+def publish_to(swept):
+    """Publish a choice of that sweep, with more options, under a name."""
+
+    def run(pick: str, name: str, *options: str) -> int:
+        source = f"{swept.directory}:{pick}" if pick else str(swept.directory)
+        front = [] if pick else ["--front"]
+        return publish.main([source, *front, "--to", name, *options])
+
+    return run

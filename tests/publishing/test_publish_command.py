@@ -1,0 +1,369 @@
+"""`gdpo-tune publish` against a Hub on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+
+from gdpo_tune import load_sweep, publish
+from gdpo_tune.core.errors import HubError, UsageError
+from gdpo_tune.core.registry import POLICIES
+from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.publishing.policy_files import find_kept_policy
+from gdpo_tune.results.open_sweep import find_sweep
+from tests.support.hub_server import TOKEN
+from tests.support.published_sweeps import PRIVATE, copy_stored_sweep, make_policy, make_sweep
+
+CARD = "README.md"
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+"""The Hub's client sends files by an older argument of httpx."""
+
+
+def get_files(hub, name="model:me/knee"):
+    return hub.repositories[name].files
+
+
+def test_a_policy_is_published_with_its_card_and_the_record(publish_to, hub, swept, capsys):
+    assert publish_to("knee", "me/knee") == 0
+    files = get_files(hub)
+    assert {"model.safetensors", "tokenizer.json", "config.json", "front.png", CARD} <= files.keys()
+    assert {"sweep/spec.yaml", "sweep/ledger.journal", "gdpo_tune.json"} <= files.keys()
+    assert not {"trainer_state.json", "rng_state.pth", "complete.json"} & files.keys()
+    assert f"published: {hub.url}/me/knee" in capsys.readouterr().out
+    read, own = load_sweep("hf://me/knee"), load_sweep(str(swept.directory))
+    assert read.front.equals(own.front)
+    assert len(hub.repositories["model:me/knee"].commits) == 1
+
+
+def test_the_card_has_the_facts_of_the_ledger(publish_to, hub):
+    publish_to("knee", "me/knee")
+    card = ModelCard(get_files(hub)[CARD].decode())
+    data = card.data.to_dict()
+    assert data["license"] == "apache-2.0"
+    assert (data["library_name"], data["pipeline_tag"]) == ("transformers", "text-generation")
+    assert {"gdpo_tune", "gdpo"} <= set(data["tags"])
+    values = {result.metric_type: result.metric_value for result in card.data.eval_results}
+    assert values == {"correctness": 0.7, "format": 0.7, "length": 0.5}
+    text = card.text
+    first = text.index("Read this first")
+    assert first < text.index("## Task") < text.index("## Values on test prompts")
+    assert "This policy has one seed" in text[first : text.index("## Task")]
+    assert "| correctness | 0.700 (0.680 to 0.720) |" in text
+    assert "| reward_weights.format | 0.2 |" in text
+    assert "gdpo-tune train --from hf://me/knee:1" in text
+    assert 'load_sweep("hf://me/knee")' in text
+    assert "torch 2.13.0" in text
+
+
+def test_the_card_names_base_and_data_on_the_hub(tmp_path, hub):
+    hub.add("model:org/base", {CARD: b"---\nlicense: llama3\n---\n"})
+    keys = {"policy": "org/base", "data.source": "org/problems", "data.layout": "mbpp"}
+    spec = make_sweep(tmp_path, **keys)
+    publish.main([f"{spec.directory}:1", "--to", "me/knee"])
+    data = ModelCard(get_files(hub)[CARD].decode()).data.to_dict()
+    assert (data["base_model"], data["base_model_relation"]) == ("org/base", "finetune")
+    assert (data["license"], data["datasets"]) == ("llama3", ["org/problems"])
+    assert data["model-index"][0]["results"][0]["dataset"]["type"] == "org/problems"
+    publish.main([f"{spec.directory}:0", "--to", "me/other", "--license", "mit"])
+    card = ModelCard(get_files(hub, "model:me/other")[CARD].decode())
+    assert card.data.license == "mit"
+
+
+def test_an_adapter_names_its_base_and_not_its_directory(tmp_path, hub):
+    spec = make_sweep(tmp_path, **{"model.lora_rank": "4"})
+    checkpoint = spec.directory / "trials" / "1" / "checkpoint-60"
+    for path in checkpoint.glob("model.*"):
+        path.rename(checkpoint / "adapter_model.safetensors")
+    config = {"base_model_name_or_path": str(POLICIES["embedded"]), "r": 4}
+    (checkpoint / "adapter_config.json").write_text(json.dumps(config))
+    publish.main([f"{spec.directory}:1", "--to", "me/knee"])
+    files = get_files(hub)
+    published = json.loads(files["adapter_config.json"])
+    assert published == {"base_model_name_or_path": "embedded", "r": 4}
+    card = ModelCard(files[CARD].decode())
+    assert card.data.library_name == "peft"
+    assert 'PeftModel.from_pretrained(base, "me/knee")' in card.text
+    assert "| LoRA rank | 4 |" in card.text
+
+
+def test_a_merge_shows_its_parts(tmp_path, hub):
+    directory = copy_stored_sweep(tmp_path)
+    make_policy(directory / "trials" / "13" / "checkpoint-0")
+    assert publish.main([f"{directory}:knee", "--to", "me/merge"]) == 0
+    text = get_files(hub, "model:me/merge")[CARD].decode()
+    assert "A merge of 3 policies" in text
+    assert "| weight in the merge | 0.25 | 0.25 | 0.5 |" in text
+    assert "| | 1@60 | 2@60 | 3@60 |" in text
+    assert "- merge\n" in text
+    with pytest.raises(UsageError, match=r"merge-20 was not kept[\s\S]*is a merge|make it anew"):
+        publish.main([f"{directory}:merge-20", "--to", "me/other"])
+
+
+@pytest.mark.integration
+def test_the_command_finds_the_hub_by_its_variables(swept, hub):
+    variables = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
+    script = "from gdpo_tune.cli import main; main()"
+    words = ["-c", script, "publish", f"{swept.directory}:knee", "--to", "me/knee"]
+    done = subprocess.run(
+        [sys.executable, *words], env=os.environ | variables, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"published: {hub.url}/me/knee" in done.stdout
+    variables["HF_TOKEN"] = "hf_wrong"
+    done = subprocess.run(
+        [sys.executable, *words], env=os.environ | variables, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr.count("error:")) == (2, 1)
+
+
+def test_the_published_policy_can_be_loaded(publish_to, tmp_path):
+    publish_to("1", "me/one", "--dry-run", "--out", str(tmp_path / "out"))
+    model, tokenizer = load_policy(str(tmp_path / "out" / "one"))
+    assert model.config.vocab_size >= len(tokenizer)
+
+
+def test_a_dry_run_writes_the_directory_and_sends_nothing(publish_to, hub, tmp_path, capsys):
+    out = tmp_path / "out"
+    hub.user = None
+    assert publish_to("knee", "me/knee", "--dry-run", "--out", str(out), "--private") == 0
+    assert hub.requests == []
+    printed = capsys.readouterr().out
+    assert f"me/knee (model, private): {sum(p.is_file() for p in out.rglob('*'))} files" in printed
+    assert f"hf upload me/knee {out}/knee . --repo-type model --private" in printed
+    assert publish_to("knee", "me/knee", "--dry-run", "--out", str(out)) == 0  # the same again
+
+
+def test_a_dry_run_is_what_is_uploaded(publish_to, hub, tmp_path, real_picture):
+    publish_to("knee", "me/knee", "--dry-run", "--out", str(tmp_path))
+    publish_to("knee", "me/knee")
+    directory, files = tmp_path / "knee", get_files(hub)
+    written = {
+        p.relative_to(directory).as_posix(): p.read_bytes()
+        for p in directory.rglob("*")
+        if p.is_file()
+    }
+    assert written["front.png"].startswith(b"\x89PNG\r\n")
+    assert written == {name: data for name, data in files.items() if name != ".gitattributes"}
+
+
+def test_nothing_about_the_authors_machine_is_published(publish_to, hub, swept):
+    publish_to("knee", "me/knee")
+    publish_to("", "me/front")
+    own = [*PRIVATE, str(swept.directory), str(swept.storage), "private prompt"]
+    for key, repository in hub.repositories.items():
+        for name, content in repository.files.items():
+            found = [word for word in own if word.encode() in content]
+            assert not found, f"{key}/{name} has {found}"
+
+
+def test_a_front_gets_a_repository_a_member_a_record_and_a_collection(publish_to, hub, capsys):
+    assert publish_to("", "me/front", "--private") == 0
+    assert set(hub.repositories) == {"dataset:me/front", "model:me/front-0", "model:me/front-1"}
+    assert all(repository.private for repository in hub.repositories.values())
+    (collection,) = hub.collections.values()
+    listed = [(item["type"], item["id"]) for item in collection["items"]]
+    assert listed == [("dataset", "me/front"), ("model", "me/front-0"), ("model", "me/front-1")]
+    assert collection["private"]
+    printed = capsys.readouterr().out
+    assert "the policy of trial 2 was not kept" in printed
+    assert re.search(r"python -m gdpo_tune.train --from \S+:2", printed)
+    member = get_files(hub, "model:me/front-1")
+    assert not any(name.startswith("sweep/") for name in member)
+    assert b"hf://datasets/me/front:1" in member[CARD]
+    record = get_files(hub, "dataset:me/front")
+    assert b"[trial 1](https://huggingface.co/me/front-1)" in record[CARD]
+    assert len(load_sweep("hf://datasets/me/front").front) == 3
+    with pytest.raises(UsageError, match="read hf://datasets/me/front"):
+        load_sweep("hf://me/front-1")
+
+
+def test_the_same_again_changes_nothing(publish_to, hub, capsys):
+    publish_to("", "me/front")
+    uploads = list(hub.uploads)
+    publish_to("", "me/front")
+    assert capsys.readouterr().out.count("unchanged: ") == 3
+    assert hub.uploads == uploads
+    assert [len(r.commits) for r in hub.repositories.values()] == [1, 1, 1]
+    assert len(next(iter(hub.collections.values()))["items"]) == 3
+
+
+def test_an_update_sends_only_what_changed(publish_to, hub, swept, capsys):
+    publish_to("knee", "me/knee")
+    uploads = len(hub.uploads)
+    stored = hub.repositories["model:me/knee"]
+    stored.files["notes.md"] = b"written by hand"
+    (swept.directory / "trials" / "2" / "steps.jsonl").unlink()
+    config = swept.directory / "trials" / "1" / "checkpoint-60" / "generation_config.json"
+    config.write_text('{"eos_token_id": 1}')
+    publish_to("knee", "me/knee")
+    changed = stored.commits[1]
+    assert set(changed) == {
+        "gdpo_tune.json",
+        "generation_config.json",
+        "sweep/trials/2/steps.jsonl",
+    }
+    assert "sweep/trials/2/steps.jsonl" not in stored.files
+    assert stored.files["notes.md"] == b"written by hand"
+    assert len(hub.uploads) == uploads
+    assert f"updated: {hub.url}/me/knee" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("place", [r"PUT /objects", r"POST .*/commit/", r"POST .*/items"])
+def test_an_interrupted_publication_continues(publish_to, hub, place):
+    hub.fail_at, hub.fail_after = place, 1
+    with pytest.raises(HubError, match=r"stopped: .*\n    fix: run the same command again"):
+        publish_to("", "me/front")
+    before = list(hub.uploads)
+    hub.fail_at = ""
+    assert publish_to("", "me/front") == 0
+    assert len(hub.uploads) == len(set(hub.uploads))  # nothing twice
+    assert hub.uploads[: len(before)] == before
+    assert set(hub.repositories) == {"dataset:me/front", "model:me/front-0", "model:me/front-1"}
+    assert len(next(iter(hub.collections.values()))["items"]) == 3
+
+
+def test_a_server_that_dies_is_an_error_that_says_how_to_continue(publish_to, hub, monkeypatch):
+    from huggingface_hub import HfApi
+
+    def die(*_: object, **__: object) -> None:
+        hub.shutdown()
+        hub.server_close()
+        raise ConnectionError("connection refused")
+
+    monkeypatch.setattr(HfApi, "create_commit", die)
+    with pytest.raises(HubError, match="connection refused"):
+        publish_to("knee", "me/knee")
+
+
+def test_a_repository_of_something_else_is_never_touched(publish_to, hub):
+    hub.add("model:me/knee", {"config.json": b"{}", "model.safetensors": b"x"})
+    message = r"me/knee is taken: it holds 2 files \(config.json, model.safetensors\)"
+    with pytest.raises(UsageError, match=message):
+        publish_to("knee", "me/knee")
+    assert hub.repositories["model:me/knee"].commits == []
+
+
+def test_another_candidate_or_sweep_needs_another_name(publish_to, hub, tmp_path):
+    publish_to("0", "me/knee")
+    with pytest.raises(UsageError, match="holds candidate 0 of this sweep"):
+        publish_to("1", "me/knee")
+    other = make_sweep(tmp_path / "other", **{"training.length_limit": "20"})
+    with pytest.raises(UsageError, match="holds candidate 0 of another sweep"):
+        publish.main([f"{other.directory}:0", "--to", "me/knee"])
+    assert len(hub.repositories["model:me/knee"].commits) == 1
+
+
+def test_one_taken_name_of_a_front_stops_all_of_it(publish_to, hub):
+    hub.add("model:me/front-1", {"a.txt": b""})
+    with pytest.raises(UsageError, match="me/front-1 is taken"):
+        publish_to("", "me/front")
+    assert set(hub.repositories) == {"model:me/front-1"}
+
+
+def test_a_public_repository_does_not_become_private(publish_to, hub):
+    publish_to("knee", "me/knee")
+    with pytest.raises(UsageError, match="is public, so --private has no effect"):
+        publish_to("knee", "me/knee", "--private")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("knee", "not of the form USER/NAME"),
+        ("me/a/b", "not of the form USER/NAME"),
+        ("me/a--b", "not of the form USER/NAME"),
+        ("you/knee", "logged in as me, who may not write to you"),
+    ],
+)
+def test_a_wrong_name_is_refused(publish_to, hub, name, message):
+    with pytest.raises(UsageError, match=message):
+        publish_to("knee", name)
+    assert hub.repositories == {}
+
+
+def test_an_organization_is_no_stranger(publish_to, hub):
+    assert publish_to("knee", "lab/knee") == 0
+    assert "model:lab/knee" in hub.repositories
+
+
+def test_no_token_or_a_wrong_one(publish_to, hub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(UsageError, match=r"refuses: .*nothing was uploaded\n    fix: log in with"):
+        publish_to("knee", "me/knee")
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(UsageError, match="no token for the Hub\n    fix: log in with `hf auth"):
+        publish_to("knee", "me/knee")
+    assert hub.repositories == {}
+
+
+def test_a_token_that_only_reads(publish_to, hub):
+    hub.user = {**hub.user, "auth": {"accessToken": {"role": "read"}}}
+    with pytest.raises(UsageError, match="may only read"):
+        publish_to("knee", "me/knee")
+
+
+def test_no_network(publish_to, hub):
+    hub.shutdown()
+    hub.server_close()
+    message = r"cannot be reached: .*nothing was uploaded\n    fix: .*--dry-run"
+    with pytest.raises(UsageError, match=message):
+        publish_to("knee", "me/knee")
+
+
+def test_a_policy_that_was_not_kept_and_a_choice_that_is_missing(publish_to, hub, swept):
+    with pytest.raises(
+        UsageError, match=r"trial 2 was not kept \(keep: front\)[\s\S]*--from \S+:2"
+    ):
+        publish_to("2", "me/knee")
+    with pytest.raises(UsageError, match=r"which candidate\?\n    fix: write \S+:knee"):
+        publish.main([str(swept.directory), "--to", "me/knee"])
+    with pytest.raises(UsageError, match="--front publishes the whole front"):
+        publish.main([f"{swept.directory}:knee", "--front", "--to", "me/knee"])
+    with pytest.raises(UsageError, match="--out has an effect only with --dry-run"):
+        publish_to("knee", "me/knee", "--out", "x")
+    with pytest.raises(UsageError, match="trial 3 was not evaluated on test prompts"):
+        publish_to("3", "me/knee")
+    assert hub.requests == []
+
+
+def test_a_sweep_without_a_front(tmp_path, hub):
+    spec = make_sweep(tmp_path, **{"constraints.correctness": '">= 0.99"'})
+    with pytest.raises(UsageError, match="nothing is on the front"):
+        publish.main([f"{spec.directory}:0", "--to", "me/knee"])
+
+
+def test_a_policy_on_an_object_store_is_downloaded(swept, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own = find_sweep(str(swept.directory))
+    (tmp_path / "store").mkdir()
+    swept.directory.rename(tmp_path / "store" / "sweep")
+    spec = own.spec.model_copy(update={"storage": f"file://{tmp_path}/store"})
+    path = find_kept_policy(replace(own, spec=spec), own.records[1])
+    assert path == Path("runs") / "sweep-policies" / "1" / "checkpoint-60"
+    assert (path / "model.safetensors").stat().st_size > 0
+
+
+def test_a_directory_with_other_files_is_not_overwritten(publish_to, tmp_path):
+    (tmp_path / "out" / "knee").mkdir(parents=True)
+    (tmp_path / "out" / "knee" / "a.txt").write_text("mine")
+    with pytest.raises(UsageError, match="exists and holds other files"):
+        publish_to("knee", "me/knee", "--dry-run", "--out", str(tmp_path / "out"))
+    assert [p.name for p in (tmp_path / "out" / "knee").iterdir()] == ["a.txt"]
+
+
+def test_the_candidate_of_a_choice_may_change(publish_to, hub):
+    publish_to("knee", "me/knee")
+    manifest = json.loads(get_files(hub)["gdpo_tune.json"])
+    assert (manifest["candidate"], manifest["pick"]) == ("1", "knee")
+    stored = hub.repositories["model:me/knee"]
+    stored.files["gdpo_tune.json"] = json.dumps(manifest | {"candidate": "0"}).encode()
+    stored.commits.append([])
+    assert publish_to("knee", "me/knee") == 0
