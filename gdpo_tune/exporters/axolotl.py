@@ -43,6 +43,7 @@ def export(recipe: Recipe) -> base.Exported:
         "optimizer": "adamw_torch",
         "weight_decay": 0.0,
         "max_grad_norm": recipe.training.max_grad_norm,
+        **trl.build_clip_of_small_gradients(recipe),
         "bf16": recipe.model.dtype != "float32",
         "gradient_checkpointing": recipe.model.gradient_checkpointing != "off",
         **_build_adapters(recipe),
@@ -119,7 +120,7 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         "file turns it on"
     )
     return [
-        *trl.list_shared_differences(recipe),
+        *trl.list_shared_differences(recipe, trl.describe_small_gradients(recipe)),
         base.Difference("context_parallel_size above 1", ours, parallel),
         base.Difference("trainer underneath", "TRL 1.16", theirs),
     ]

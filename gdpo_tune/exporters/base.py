@@ -17,6 +17,8 @@ REWARDS_FILE = "rewards.py"
 """Name in exported files of the module with the reward functions, which the user supplies."""
 PRECISION = {"auto": "bfloat16 on a GPU, float32 elsewhere", "float32": "float32"}
 """`model.dtype` -> precision of the training, if a library may compute in another one."""
+NOT_SCORED = "NaN, as the loss is then: give every reward a number"
+OWN_TOKENS = "tokens of the optimizer step itself: the gradient differs by 7 % (measured)"
 OWN = "the trainer's own model sampled"
 UNBIASED = (
     "k3 times the ratio of probabilities, whose gradient is that of the reverse KL "
@@ -121,14 +123,21 @@ def list_common_differences(
     bnpo: str = "",
     kl_gradient: str = "",
     clamps_kl: bool = False,
+    step_tokens: str = "",
+    unanimous: str = "",
 ) -> list[Difference]:
     """Return the differences that several libraries have; an empty text means that it has none.
 
     The library adds `eps` to a standard deviation that divides; `whitening` is how it normalizes
     over the batch, under GDPO; `missing` is how it treats a reward that was not scored; `precision`
-    is what it computes in, if the file cannot say so; `correction` is the switch for weighting what
-    vLLM samples, if that is off; `bnpo` is what it averages the loss of BNPO over; `kl_gradient` is
-    the gradient of its KL, where it lacks TRL's `use_bias_correction_kl`.
+    is what it computes in, if the file cannot say so; `correction` is how it weights what vLLM
+    samples; `bnpo` is what it averages the loss of BNPO over, if a mini-batch is divided;
+    `kl_gradient` is the gradient of its KL, where it lacks TRL's `use_bias_correction_kl`;
+    `clamps_kl` tells whether it clamps that KL; `step_tokens` are those that divide the loss of an
+    optimizer step on a part of the samples; `unanimous` is the largest advantage, under GDPO, in
+    groups whose rewards are all equal.
+
+    Sizes in the texts are those of the batch that `docs/export.md` describes; tests measure them.
     """
     rows: list[Difference] = []
     if recipe.model.dtype == "auto" or (precision and recipe.model.dtype == "float32"):
@@ -136,8 +145,7 @@ def list_common_differences(
         rows.append(Difference("computed in", ours, theirs))
     if correction and recipe.rollout.importance_sampling != "off":
         topic = "probabilities that the sampler rounds differently"
-        theirs = f"vLLM samples, and nothing is weighted; the switch is `{correction}`"
-        rows.append(Difference(topic, describe_correction(recipe.rollout), theirs))
+        rows.append(Difference(topic, describe_correction(recipe.rollout), correction))
     if eps:
         rows.append(Difference("added to standard deviations", "1e-4", eps))
     if whitening and not recipe.sums_first:
@@ -148,11 +156,17 @@ def list_common_differences(
         "statistics in float32: rounding is divided by a small number, and such a group can get an "
         "advantage that is not 0"
     )
+    if recipe.mode == "gdpo":
+        theirs += f" (measured in groups of 6: up to {unanimous})"
     rows.append(Difference("groups whose rewards are all equal", ours, theirs))
     if missing:
         ours = "counts as its group's mean: it neither helps nor hurts"
         rows.append(Difference("a reward that is not scored (`None`)", ours, missing))
-    if bnpo and recipe.loss == "bnpo":
+    if step_tokens and recipe.mini_batches > 1 and recipe.loss in ("dapo", "cispo"):
+        topic = f"loss_type {recipe.loss} divides by"
+        ours = "tokens of the step, divided by its optimizer steps"
+        rows.append(Difference(topic, ours, step_tokens))
+    if bnpo and recipe.loss == "bnpo" and recipe.micro_batches > 1:
         rows.append(Difference("loss_type bnpo averages over", "tokens of the whole step", bnpo))
     if kl_gradient and recipe.get_number("beta") > 0:
         rows.append(Difference("gradient of the KL", UNBIASED, kl_gradient))
