@@ -189,6 +189,16 @@ def describe_correction(rollout: RolloutSettings) -> str:
     return sampled[rollout.engine]
 
 
+def list_sampler_differences(rollout: RolloutSettings) -> list[Difference]:
+    """Return the difference of a library that always starts vLLM to sample."""
+    ours = {
+        "auto": "vLLM if it is installed on a GPU, else the trainer's own model",
+        "transformers": "the trainer's own model",
+        "vllm": "a vLLM server" if rollout.vllm_mode == "server" else "",
+    }[rollout.engine]
+    return [Difference("engine that samples", ours, "vLLM, which it starts")] if ours else []
+
+
 def format_sum(recipe: Recipe) -> str:
     """Return the weighted sum of a recipe's rewards as a formula."""
     return " + ".join(f"{reward.weight:.6g} * {reward.name}" for reward in recipe.rewards)

@@ -206,6 +206,7 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         step_tokens=base.OWN_TOKENS,
         unanimous="0.0002",
     )
+    rows += base.list_sampler_differences(recipe.rollout)
     if recipe.mini_batches > 1 and recipe.get_number("beta") > 0:
         ours, theirs = "against the trainer's probability", "against that which vLLM rounded"
         rows.append(base.Difference("ratio that multiplies the KL", ours, theirs))

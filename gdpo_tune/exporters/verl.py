@@ -216,6 +216,7 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         step_tokens=base.OWN_TOKENS,
         unanimous="0.07",
     )
+    rows += base.list_sampler_differences(recipe.rollout)
     if recipe.mini_batches > 1 and recipe.passes_per_step > 1:
         ours = "drawn at random from all completions of a step, the same in every pass"
         theirs = "drawn anew for every pass"
