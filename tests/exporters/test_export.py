@@ -264,40 +264,6 @@ def test_the_page_names_the_gradient_of_the_kl(library, overrides, words):
     assert topic not in make_page(library, "space.beta=0", *overrides)
 
 
-@pytest.mark.parametrize("library", ["trl", "verl", "nemo-rl"])
-def test_the_gradient_of_the_kl_is_the_same_where_an_update_follows_each_sampling(library):
-    assert "gradient of the KL" not in make_page(library, "space.beta=0.01")
-
-
-def test_nemo_rl_multiplies_the_kl_by_the_ratio_after_the_first_update():
-    parts = ("training.mini_batch_size=16", "space.beta=0.01")
-    for overrides, expected in (((), False), (parts, True)):
-        loss = parse_settings(export_to("nemo-rl", make_recipe(*overrides)))["loss_fn"]
-        assert loss["use_on_policy_kl_approximation"] is expected
-        assert loss["kl_output_clamp_value"] is None
-    assert "against that which vLLM rounded" in make_page("nemo-rl", *parts)
-
-
-@pytest.mark.parametrize("library", MODES)
-@pytest.mark.parametrize("loss", ["dapo", "cispo", "grpo"])
-def test_gradients_that_are_divided_once_more_are_clipped_lower(library, loss):
-    parts = (f"space.loss_type={loss}", "training.mini_batch_size=16")
-    clips = {
-        value
-        for key, value in flatten(parse_settings(export_to(library, make_recipe(*parts)))).items()
-        if key.rpartition(".")[2] in ("max_grad_norm", "grad_clip")
-    }
-    is_smaller = library in ("axolotl", "ms-swift") and loss != "grpo"
-    assert clips == {0.25 if is_smaller else 1.0}
-    assert ("gradients are 4 times smaller" in make_page(library, *parts)) is is_smaller
-
-
-def test_verl_draws_the_completions_of_an_optimizer_step_at_random():
-    for overrides, expected in (((), False), (("training.mini_batch_size=16",), True)):
-        written = parse_settings(export_to("verl", make_recipe(*overrides)))
-        assert written["actor_rollout_ref"]["actor"]["shuffle"] is expected
-
-
 def test_trl_is_not_given_a_switch_that_has_no_effect():
     assert "scale_rewards" not in parse_settings(export_to("trl", make_recipe()))
 
@@ -417,37 +383,6 @@ def test_the_page_says_how_tokens_were_weighted():
     assert "a ratio above 3 lowered to it | the same, but the KL is weighted too" in page
     for overrides in ((*token, "space.beta=0"), (*VLLM, "rollout.importance_sampling=off")):
         assert "probabilities that the sampler" not in make_page("ms-swift", SUM, *overrides)
-
-
-WEIGHTING = [
-    ("ms-swift", "token_truncate", {"mode": "token_truncate", "threshold": 3.0}),
-    ("ms-swift", "sequence_mask", {}),
-    ("nemo-rl", "token_mask", {"type": "icepop", "ratio": 3.0, "ratio_min": 0.0}),
-    ("nemo-rl", "sequence_mask", {}),
-    ("verl", "token_truncate", {"is": "token", "is_threshold": 3.0}),
-    ("verl", "sequence_mask", {"is": "sequence", "is_threshold": "1e-30_3.0"}),
-    ("verl", "off", {}),
-]
-
-
-@pytest.mark.parametrize(("library", "kind", "expected"), WEIGHTING)
-def test_each_library_gets_the_weights_that_it_has(library, kind, expected):
-    recipe = make_recipe(*VLLM, f"rollout.importance_sampling={kind}")
-    written = flatten(parse_settings(export_to(library, recipe)))
-    starts = (
-        *("rollout_importance_sampling_", "algorithm.rollout_correction.rollout_"),
-        "loss_fn.truncated_importance_sampling_",
-    )
-    found = {k.removeprefix(s): v for k, v in written.items() for s in starts if k.startswith(s)}
-    assert found == expected
-
-
-@pytest.mark.parametrize("library", ["verl", "nemo-rl"])
-def test_the_page_says_that_vllm_samples_whatever_did_in_the_training(library):
-    assert "| engine that samples | the trainer's own model | vLLM" in make_page(
-        library, "rollout.engine=transformers"
-    )
-    assert "engine that samples" not in make_page(library, *VLLM)
 
 
 @pytest.mark.parametrize("library", MODES)

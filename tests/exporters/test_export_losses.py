@@ -25,6 +25,8 @@ from tests.support.export_batch import (
     SIZES,
     UNANIMOUS_G,
     Batch,
+    C,
+    N,
     StepResult,
     build_own_trainer,
     compute_step,
@@ -120,6 +122,16 @@ def test_the_advantages_are_ours_but_for_a_size_that_is_stated(
         return
     size = LARGEST[library, mode]
     assert round_like(difference, size) == size
+
+
+def test_lengths_are_all_that_differs_in_the_advantages_of_verl(find_source, compute_own):
+    batch = draw_batch()
+    batch = dataclasses.replace(batch, lengths=torch.full_like(batch.lengths, C))
+    theirs = compute_advantages_of("verl", find_source("verl"), batch)
+    # Its deviation is over tokens: those of N completions, each C times.
+    spread = ((N * C - 1) / (N * C) * N / (N - 1)) ** 0.5
+    ours = compute_own(batch).advantages * spread
+    torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("library", CODE)
@@ -277,7 +289,8 @@ def axolotl_cases(source, compute_own, tmp_path_factory):
             exported = export_to("axolotl", make_recipe(*SIZES, *overrides))
         except ExportError:
             continue
-        batch = draw_batch(updated=way != "one update")
+        # Under GDPO TRL treats a reward that is not scored as here.
+        batch = draw_batch(missing=mode == "gdpo", updated=way != "one update")
         written = parse_settings(exported)
         settings = {**written, **written["trl"], "model": None, "use_vllm": False}
         settings["per_device_train_batch_size"] = written["micro_batch_size"]
