@@ -116,8 +116,9 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
     )
     ours = "several processes compute the same as one"
     theirs = (
-        "TRL 1.9.0, whose other defaults may differ: `use_bias_correction_kl` is off there, so the "
-        "file turns it on"
+        "TRL 1.9.0, with the same code of advantages and losses, but for what stands above: "
+        "`use_bias_correction_kl` is off there, so the file turns it on; for a mixture of experts "
+        "`router_aux_loss_coef` is 0.001, not that of the model"
     )
     return [
         *trl.list_shared_differences(recipe, trl.describe_small_gradients(recipe)),

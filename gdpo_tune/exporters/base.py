@@ -17,7 +17,7 @@ REWARDS_FILE = "rewards.py"
 """Name in exported files of the module with the reward functions, which the user supplies."""
 PRECISION = {"auto": "bfloat16 on a GPU, float32 elsewhere", "float32": "float32"}
 """`model.dtype` -> precision of the training, if a library may compute in another one."""
-NOT_SCORED = "NaN, as the loss is then: give every reward a number"
+NOT_SCORED = "becomes NaN, and so does the loss: give every reward a number"
 OWN_TOKENS = "tokens of the optimizer step itself: the gradient differs by 7 % (measured)"
 OWN = "the trainer's own model sampled"
 UNBIASED = (
@@ -34,6 +34,13 @@ class Difference:
     topic: str
     ours: str
     theirs: str
+
+
+MEASURED = Difference(
+    "sizes that are measured",
+    "of one batch: docs/export.md, Measured differences",
+    "its own code on the same batch",
+)
 
 
 @dataclass(frozen=True)
@@ -139,7 +146,7 @@ def list_common_differences(
 
     Sizes in the texts are those of the batch that `docs/export.md` describes; tests measure them.
     """
-    rows: list[Difference] = []
+    rows = [MEASURED]
     if recipe.model.dtype == "auto" or (precision and recipe.model.dtype == "float32"):
         ours, theirs = PRECISION[recipe.model.dtype], precision or "bfloat16"
         rows.append(Difference("computed in", ours, theirs))
@@ -167,7 +174,8 @@ def list_common_differences(
         ours = "tokens of the step, divided by its optimizer steps"
         rows.append(Difference(topic, ours, step_tokens))
     if bnpo and recipe.loss == "bnpo" and recipe.micro_batches > 1:
-        rows.append(Difference("loss_type bnpo averages over", "tokens of the whole step", bnpo))
+        ours = "tokens of the whole optimizer step"
+        rows.append(Difference("loss_type bnpo averages over", ours, bnpo))
     if kl_gradient and recipe.get_number("beta") > 0:
         rows.append(Difference("gradient of the KL", UNBIASED, kl_gradient))
     if clamps_kl and recipe.get_number("beta") > 0:
