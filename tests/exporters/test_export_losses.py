@@ -7,11 +7,8 @@ of an export states are measured here.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,12 +21,8 @@ from tests.support.export_batch import (
     PARTS,
     SIZES,
     UNANIMOUS_G,
-    Batch,
     C,
     N,
-    StepResult,
-    build_own_trainer,
-    compute_step,
     draw_batch,
     draw_unanimous_batch,
 )
@@ -40,8 +33,6 @@ from tests.support.export_comparison import (
     find_row,
     measure_difference,
 )
-from tests.support.paths import ROOT
-from tests.support.training import write_policy
 
 pytestmark = pytest.mark.slow
 
@@ -64,19 +55,6 @@ def find_source(source):
         return Path(os.environ[NEMO])
 
     return find
-
-
-@pytest.fixture(scope="session")
-def compute_own(tmp_path_factory):
-    """A function that returns what a trial computes."""
-    directory = tmp_path_factory.mktemp("own")
-    policy = write_policy(directory / "policy")
-
-    @functools.cache
-    def compute(batch: Batch, *overrides: str) -> StepResult:
-        return compute_step(build_own_trainer(overrides, batch, policy, directory / "out"), batch)
-
-    return compute
 
 
 def compute_advantages_of(library, source, batch, *overrides):
@@ -272,51 +250,3 @@ def test_the_weights_of_what_vllm_rounds(find_source, compute_own, library, kind
     assert is_explained is (library != "verl" and kind.startswith("sequence"))
     difference = measure_difference(theirs, ours)
     assert difference > 1e-2 if is_explained else difference < 1e-5
-
-
-# Axolotl: TRL 1.9 in a process of its own
-
-
-@pytest.fixture(scope="module")
-def axolotl_cases(source, compute_own, tmp_path_factory):
-    """For each case its export, our result and that of TRL 1.9 from the exported file."""
-    directory = tmp_path_factory.mktemp("axolotl")
-    given, cases = [], {}
-    for mode, loss, beta, way in itertools.product(MODES, LOSSES, (0, 0.1), WAYS):
-        overrides = (f"space.normalization={mode}", f"space.loss_type={loss}", *WAYS[way])
-        overrides = (*overrides, f"space.beta={beta}")
-        try:
-            exported = export_to("axolotl", make_recipe(*SIZES, *overrides))
-        except ExportError:
-            continue
-        # Under GDPO TRL treats a reward that is not scored as here.
-        batch = draw_batch(missing=mode == "gdpo", updated=way != "one update")
-        written = parse_settings(exported)
-        settings = {**written, **written["trl"], "model": None, "use_vllm": False}
-        settings["per_device_train_batch_size"] = written["micro_batch_size"]
-        given.append((settings, dataclasses.asdict(batch)))
-        cases[mode, loss, beta, way] = (exported, compute_own(batch, *overrides))
-    policy = write_policy(directory / "policy")
-    torch.save((policy, given), directory / "in.pt")
-    path = os.pathsep.join(map(str, (source("trl"), ROOT)))
-    words = [sys.executable, "-m", "tests.support.export_batch"]
-    files = [str(directory / name) for name in ("in.pt", "out.pt")]
-    done = subprocess.run(
-        [*words, *files],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    results = [StepResult(**result) for result in torch.load(directory / "out.pt")]
-    return {case: (*cases[case], theirs) for case, theirs in zip(cases, results, strict=True)}
-
-
-def test_axolotl_computes_our_advantages_and_losses(axolotl_cases):
-    for (_, loss, _, way), (exported, ours, theirs) in axolotl_cases.items():
-        torch.testing.assert_close(theirs.advantages, ours.advantages, rtol=0, atol=1e-6)
-        if loss in ("dapo", "cispo") and way == "two parts":
-            torch.testing.assert_close(2 * theirs.gradient, ours.gradient)
-            assert parse_settings(exported)["max_grad_norm"] == 0.5
-        assert_same_or_explained(theirs, ours, exported)
