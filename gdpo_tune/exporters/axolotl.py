@@ -43,6 +43,7 @@ def export(recipe: Recipe) -> base.Exported:
         "optimizer": "adamw_torch",
         "weight_decay": 0.0,
         "max_grad_norm": recipe.training.max_grad_norm,
+        **trl.build_clip_of_small_gradients(recipe),
         "bf16": recipe.model.dtype != "float32",
         "gradient_checkpointing": recipe.model.gradient_checkpointing != "off",
         **_build_adapters(recipe),
@@ -115,11 +116,12 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
     )
     ours = "several processes compute the same as one"
     theirs = (
-        "TRL 1.9.0, whose other defaults may differ: `use_bias_correction_kl` is off there, so the "
-        "file turns it on"
+        "TRL 1.9.0, with the same code of advantages and losses, but for what stands above: "
+        "`use_bias_correction_kl` is off there, so the file turns it on; for a mixture of experts "
+        "`router_aux_loss_coef` is 0.001, not that of the model"
     )
     return [
-        *trl.list_shared_differences(recipe),
+        *trl.list_shared_differences(recipe, trl.describe_small_gradients(recipe)),
         base.Difference("context_parallel_size above 1", ours, parallel),
         base.Difference("trainer underneath", "TRL 1.16", theirs),
     ]

@@ -22,6 +22,8 @@ START = "bash run.sh"
 """Command that starts the library in an exported folder."""
 PRECISION = {"auto": "bfloat16 on a GPU, float32 elsewhere", "float32": "float32"}
 """`model.dtype` -> precision of the training, if a library may compute in another one."""
+NOT_SCORED = "becomes NaN, and so does the loss: give every reward a number"
+OWN_TOKENS = "tokens of the optimizer step itself: the gradient differs by 7 % (measured)"
 OWN = "the trainer's own model sampled"
 UNBIASED = (
     "k3 times the ratio of probabilities, whose gradient is that of the reverse KL "
@@ -37,6 +39,13 @@ class Difference:
     topic: str
     ours: str
     theirs: str
+
+
+MEASURED = Difference(
+    "sizes that are measured",
+    "of one batch: docs/export.md, Measured differences",
+    "its own code on the same batch",
+)
 
 
 @dataclass(frozen=True)
@@ -147,23 +156,29 @@ def list_common_differences(
     bnpo: str = "",
     kl_gradient: str = "",
     clamps_kl: bool = False,
+    step_tokens: str = "",
+    unanimous: str = "",
 ) -> list[Difference]:
     """Return the differences that several libraries have; an empty text means that it has none.
 
     The library adds `eps` to a standard deviation that divides; `whitening` is how it normalizes
     over the batch, under GDPO; `missing` is how it treats a reward that was not scored; `precision`
-    is what it computes in, if the file cannot say so; `correction` is the switch for weighting what
-    vLLM samples, if that is off; `bnpo` is what it averages the loss of BNPO over; `kl_gradient` is
-    the gradient of its KL, where it lacks TRL's `use_bias_correction_kl`.
+    is what it computes in, if the file cannot say so; `correction` is how it weights what vLLM
+    samples; `bnpo` is what it averages the loss of BNPO over, if a mini-batch is divided;
+    `kl_gradient` is the gradient of its KL, where it lacks TRL's `use_bias_correction_kl`;
+    `clamps_kl` tells whether it clamps that KL; `step_tokens` are those that divide the loss of an
+    optimizer step on a part of the samples; `unanimous` is the largest advantage, under GDPO, in
+    groups whose rewards are all equal.
+
+    Sizes in the texts are those of the batch that `docs/export.md` describes; tests measure them.
     """
-    rows: list[Difference] = []
+    rows = [MEASURED]
     if recipe.model.dtype == "auto" or (precision and recipe.model.dtype == "float32"):
         ours, theirs = PRECISION[recipe.model.dtype], precision or "bfloat16"
         rows.append(Difference("computed in", ours, theirs))
     if correction and recipe.rollout.importance_sampling != "off":
         topic = "probabilities that the sampler rounds differently"
-        theirs = f"vLLM samples, and nothing is weighted; the switch is `{correction}`"
-        rows.append(Difference(topic, describe_correction(recipe.rollout), theirs))
+        rows.append(Difference(topic, describe_correction(recipe.rollout), correction))
     if eps:
         rows.append(Difference("added to standard deviations", "1e-4", eps))
     if whitening and not recipe.sums_first:
@@ -174,12 +189,19 @@ def list_common_differences(
         "statistics in float32: rounding is divided by a small number, and such a group can get an "
         "advantage that is not 0"
     )
+    if recipe.mode == "gdpo":
+        theirs += f" (measured in groups of 6: up to {unanimous})"
     rows.append(Difference("groups whose rewards are all equal", ours, theirs))
     if missing:
         ours = "counts as its group's mean: it neither helps nor hurts"
         rows.append(Difference("a reward that is not scored (`None`)", ours, missing))
-    if bnpo and recipe.loss == "bnpo":
-        rows.append(Difference("loss_type bnpo averages over", "tokens of the whole step", bnpo))
+    if step_tokens and recipe.mini_batches > 1 and recipe.loss in ("dapo", "cispo"):
+        topic = f"loss_type {recipe.loss} divides by"
+        ours = "tokens of the step, divided by its optimizer steps"
+        rows.append(Difference(topic, ours, step_tokens))
+    if bnpo and recipe.loss == "bnpo" and recipe.micro_batches > 1:
+        ours = "tokens of the whole optimizer step"
+        rows.append(Difference("loss_type bnpo averages over", ours, bnpo))
     if kl_gradient and recipe.get_number("beta") > 0:
         rows.append(Difference("gradient of the KL", UNBIASED, kl_gradient))
     if clamps_kl and recipe.get_number("beta") > 0:
@@ -217,6 +239,16 @@ def describe_correction(rollout: RolloutSettings) -> str:
     )
     sampled = {"auto": f"if vLLM sampled, {text}; else {OWN}", "vllm": text, "transformers": OWN}
     return sampled[rollout.engine]
+
+
+def list_sampler_differences(rollout: RolloutSettings) -> list[Difference]:
+    """Return the difference of a library that always starts vLLM to sample."""
+    ours = {
+        "auto": "vLLM if it is installed on a GPU, else the trainer's own model",
+        "transformers": "the trainer's own model",
+        "vllm": "a vLLM server" if rollout.vllm_mode == "server" else "",
+    }[rollout.engine]
+    return [Difference("engine that samples", ours, "vLLM, which it starts")] if ours else []
 
 
 def format_sum(recipe: Recipe) -> str:

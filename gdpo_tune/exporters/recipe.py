@@ -120,9 +120,14 @@ class Recipe:
         return self.training.completions_per_step // self.mini_batch
 
     @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps on the samples of a step."""
+        return self.passes_per_step * self.mini_batches
+
+    @property
     def updates(self) -> int:
         """Optimizer steps of the training."""
-        return self.training.steps * self.passes_per_step * self.mini_batches
+        return self.training.steps * self.updates_per_step
 
     @property
     def warmup_steps(self) -> int:
@@ -132,7 +137,7 @@ class Recipe:
     @property
     def warmup(self) -> int:
         """Optimizer steps over which the learning rate rises."""
-        return self.warmup_steps * self.passes_per_step * self.mini_batches
+        return self.warmup_steps * self.updates_per_step
 
     @property
     def micro_batch(self) -> int:

@@ -251,19 +251,18 @@ def test_the_gradient_of_the_kl_is_written(library, path, value):
 
 
 @pytest.mark.parametrize(
-    ("library", "words"),
+    ("library", "overrides", "words"),
     [
-        ("axolotl", "`use_bias_correction_kl` is off there, so the file turns it on"),
-        ("verl", "do not multiply it by the ratio"),
-        ("ms-swift", "of k3 alone, which is not that of the reverse KL"),
-        ("nemo-rl", "the same while the ratio is 1"),
+        ("axolotl", (), "`use_bias_correction_kl` is off there, so the file turns it on"),
+        ("verl", ("space.num_iterations=2",), "do not multiply it by the ratio"),
+        ("ms-swift", (), "of k3 alone, which is not that of the reverse KL"),
     ],
 )
-def test_the_page_names_the_gradient_of_the_kl(library, words):
-    assert words in make_page(library, "space.beta=0.01")
+def test_the_page_names_the_gradient_of_the_kl(library, overrides, words):
+    assert words in make_page(library, "space.beta=0.01", *overrides)
     topic = "| gradient of the KL | k3 times the ratio of probabilities"
-    assert (topic in make_page(library, "space.beta=0.01")) is (library != "axolotl")
-    assert topic not in make_page(library, "space.beta=0")
+    assert (topic in make_page(library, "space.beta=0.01", *overrides)) is (library != "axolotl")
+    assert topic not in make_page(library, "space.beta=0", *overrides)
 
 
 def test_trl_is_not_given_a_switch_that_has_no_effect():
@@ -346,7 +345,7 @@ VLLM = ("rollout.engine=vllm", "resources.gpus=1")
 SUM = "space.normalization=grpo_no_std"
 
 
-@pytest.mark.parametrize("library", ["verl", "nemo-rl", "ms-swift"])
+@pytest.mark.parametrize("library", ["nemo-rl", "ms-swift"])
 def test_the_page_says_where_samples_are_not_weighted_by_their_probabilities(library):
     row = "probabilities that the sampler rounds differently | each completion is weighted"
     assert row in make_page(library, SUM, *VLLM)
@@ -379,12 +378,12 @@ def test_libraries_on_trl_get_the_correction_of_what_vllm_sampled(library, overr
 
 
 def test_the_page_says_how_tokens_were_weighted():
-    page = make_page("verl", SUM, *VLLM, "rollout.importance_sampling=token_truncate")
+    token = (*VLLM, "rollout.importance_sampling=token_truncate", "space.beta=0.01")
+    page = make_page("ms-swift", SUM, *token)
     assert "each token is weighted by its probability in the trainer against vLLM" in page
-    assert "a ratio above 3 lowered to it" in page
-    assert "probabilities that the sampler" not in make_page(
-        "verl", SUM, *VLLM, "rollout.importance_sampling=off"
-    )
+    assert "a ratio above 3 lowered to it | the same, but the KL is weighted too" in page
+    for overrides in ((*token, "space.beta=0"), (*VLLM, "rollout.importance_sampling=off")):
+        assert "probabilities that the sampler" not in make_page("ms-swift", SUM, *overrides)
 
 
 @pytest.mark.parametrize("library", MODES)

@@ -7,8 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import types
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +14,6 @@ import pytest
 import torch
 
 from gdpo_tune.results.parents import Parent
-from gdpo_tune.training.normalization import compute_advantages
 from tests.support.export import (
     export_to,
     flatten,
@@ -24,36 +21,9 @@ from tests.support.export import (
     parse_settings,
     read_known_keys,
 )
+from tests.support.packages import run_pip
 
 pytestmark = pytest.mark.slow
-
-VERSIONS = {"verl": "0.9.1", "ms-swift": "4.6.0", "axolotl": "0.19.0", "mergekit": "0.1.5"}
-
-
-def run_pip(*words: str) -> None:
-    """Run pip; if it fails, skip the test with its message."""
-    command = [sys.executable, "-m", "pip", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"pip {' '.join(words)}: {done.stderr.strip().splitlines()[-1:]}")
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    """A function that downloads the package of a library, without its dependencies."""
-    sources: dict[str, Path] = {}
-
-    def download(library: str) -> Path:
-        if library not in sources:
-            directory = tmp_path_factory.mktemp(library)
-            requirement = f"{library}=={VERSIONS[library]}"
-            run_pip("download", "-q", "--no-deps", "-d", str(directory), requirement)
-            (wheel,) = directory.glob("*.whl")
-            zipfile.ZipFile(wheel).extractall(directory / "source")
-            sources[library] = directory / "source"
-        return sources[library]
-
-    return download
 
 
 @pytest.fixture(scope="module")
@@ -151,102 +121,6 @@ def test_ms_swift_has_every_argument(source):
     assert read_known_keys("ms-swift") <= known
 
 
-def draw_rewards() -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    rewards = torch.randint(0, 2, (64, 3), generator=generator).double()
-    rewards[:, 0] += torch.rand(64, generator=generator, dtype=torch.float64)
-    return rewards
-
-
-@pytest.mark.parametrize("mode", ["gdpo", "grpo", "grpo_no_std", "grpo_batch"])
-@pytest.mark.parametrize("baseline", ["group_mean", "leave_one_out"])
-def test_ms_swift_computes_our_advantages(source, monkeypatch, mode, baseline):
-    file = source("ms-swift") / "swift" / "rl_core" / "advantage.py"
-    utils = types.ModuleType("swift.utils")
-    utils.nanstd = lambda values, dim, keepdim: values.std(dim=dim, keepdim=keepdim)
-    monkeypatch.setitem(sys.modules, "swift", types.ModuleType("swift"))
-    monkeypatch.setitem(sys.modules, "swift.utils", utils)
-    theirs = types.ModuleType("swift_advantage")
-    monkeypatch.setitem(sys.modules, theirs.__name__, theirs)  # where dataclasses look for names
-    exec(compile(file.read_text(), str(file), "exec"), vars(theirs))
-    recipe = make_recipe(f"space.normalization={mode}", f"space.baseline={baseline}")
-    written = parse_settings(export_to("ms-swift", recipe))
-    advantages, _ = theirs.compute_advantages(
-        draw_rewards(),
-        torch.tensor(written["reward_weights"], dtype=torch.float64),
-        written["num_generations"],
-        written["advantage_estimator"],
-        written["scale_rewards"],
-        written["kl_in_reward"],
-    )
-    weights = torch.tensor(recipe.weights, dtype=torch.float64)
-    eps = 1e-8 if mode == "gdpo" else 1e-4
-    ours = compute_advantages(draw_rewards(), weights, 8, mode, eps, baseline=baseline)
-    torch.testing.assert_close(ours, advantages, rtol=0, atol=1e-6)
-
-
-def extract_functions(file: Path, *names: str) -> str:
-    """Return the source of some functions, without their decorators."""
-    functions = [
-        node
-        for node in ast.parse(file.read_text()).body
-        if isinstance(node, ast.FunctionDef) and node.name in names
-    ]
-    for node in functions:
-        node.decorator_list = []
-    return ast.unparse(ast.Module(functions, []))
-
-
-def compute_verl_advantages(directory: Path, written: dict, lengths: torch.Tensor) -> torch.Tensor:
-    """Return the advantage of each completion, by verl's own function."""
-    space: dict = {"torch": torch, "verl_F": types.SimpleNamespace()}
-    file = directory / "verl" / "utils" / "torch_functional.py"
-    numbers = extract_functions(file, "masked_sum", "masked_mean", "masked_var", "masked_whiten")
-    exec(f"from __future__ import annotations\nimport warnings\n{numbers}", space)
-    space["verl_F"] = types.SimpleNamespace(**space)
-    advantages = extract_functions(
-        directory / "verl" / "trainer" / "ppo" / "core_algos.py",
-        "compute_grpo_outcome_advantage",
-        "compute_gdpo_outcome_advantage",
-    )
-    head = "from __future__ import annotations\nimport numpy as np\n"
-    exec(f"{head}from collections import defaultdict\n{advantages}", space)
-    rewards, longest = draw_rewards().float(), int(lengths.max())
-    mask = (torch.arange(longest) < lengths[:, None]).float()
-    keys = written["gdpo_reward_keys"]
-    result, _ = space["compute_gdpo_outcome_advantage"](
-        torch.zeros_like(mask),
-        mask,
-        [number // 8 for number in range(64)],
-        config=written,
-        non_tensor_batch={key: rewards[:, k].numpy() for k, key in enumerate(keys)},
-        batch={
-            "prompts": torch.zeros(64, 1),
-            "attention_mask": torch.cat([mask[:, :1], mask], 1).long(),
-        },
-    )
-    return result[:, 0].double()
-
-
-def test_the_kl_of_verl_has_the_gradient_of_the_corrected_one(source):
-    file = source("verl") / "verl" / "trainer" / "ppo" / "core_algos.py"
-    space: dict = {"torch": torch}
-    exec(extract_functions(file, "kl_penalty", "kl_penalty_forward"), space)
-    actor = parse_settings(export_to("verl", make_recipe("space.beta=0.01")))["actor_rollout_ref"]
-    generator = torch.Generator().manual_seed(0)
-    present, reference = torch.randn(2, 100, generator=generator).double()
-    present.requires_grad_()
-    # TRL's: k3 times the ratio, here in the first optimizer step of a batch.
-    distance, ratio = reference - present, torch.exp(present - present.detach())
-    ((torch.exp(distance) - distance - 1) * ratio).sum().backward()
-    corrected, present.grad = present.grad, None
-    space["kl_penalty"](present, reference, actor["actor"]["kl_loss_type"]).sum().backward()
-    torch.testing.assert_close(present.grad, corrected)
-    present.grad = None
-    space["kl_penalty"](present, reference, "low_var_kl").sum().backward()
-    assert (present.grad - corrected).abs().max() > 0.1
-
-
 MERGE = """
 import json, sys
 from mergekit.config import MergeConfiguration
@@ -297,16 +171,3 @@ def test_mergekit_repeats_a_merge_of_policies_and_an_adapter(source, tmp_path):
     for name, value in merged.items():
         expected = sum(weight * state[name] for weight, state in states)
         torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
-
-
-def test_verl_whitens_over_tokens(source):
-    recipe = make_recipe()
-    written = parse_settings(export_to("verl", recipe))["algorithm"]
-    weights = torch.tensor(recipe.weights, dtype=torch.float64)
-    ours = compute_advantages(draw_rewards(), weights, 8, "gdpo", 1e-6)
-    equal = compute_verl_advantages(source("verl"), written, torch.full((64,), 5))
-    # Its deviation is over 320 tokens: those of 64 completions, each 5 times.
-    spread = ((320 - 1) / 320 * 64 / (64 - 1)) ** 0.5
-    torch.testing.assert_close(equal, ours * spread, rtol=0, atol=1e-4)
-    longer = compute_verl_advantages(source("verl"), written, 1 + (torch.arange(64) % 8) * 5)
-    assert (longer - ours).abs().max() > 0.02

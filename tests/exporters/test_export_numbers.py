@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -12,10 +13,27 @@ from trl.scripts.grpo import GRPOScriptArguments
 from trl.scripts.utils import DatasetMixtureConfig
 
 from gdpo_tune.training import trl_arguments
-from gdpo_tune.training.normalization import compute_advantages
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
 from tests.support.export import export_to, make_recipe, make_request, parse_settings
-from tests.support.training import build_plain_trainer, compute_trl_advantages, write_policy
+from tests.support.export_batch import (
+    NAMES,
+    PARTS,
+    SIZES,
+    UNANIMOUS_G,
+    build_exported_trainer,
+    build_own_trainer,
+    compute_step,
+    draw_batch,
+    draw_unanimous_batch,
+)
+from tests.support.export_comparison import (
+    LOSSES,
+    WAYS,
+    assert_same_or_explained,
+    find_row,
+    measure_difference,
+)
+from tests.support.training import mark_slow_cases, write_policy
 
 ON_CPU = ("model.dtype=float32", "model.gradient_checkpointing=off")
 
@@ -76,33 +94,77 @@ def test_trl_reads_adapters(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def trainer(tmp_path_factory):
+def compute_both(tmp_path_factory):
+    """A function that returns what TRL computes from an export, what a trial does, the export."""
     directory = tmp_path_factory.mktemp("trl")
-    return build_plain_trainer(write_policy(directory / "policy"), directory / "out")
+    policy = write_policy(directory / "policy")
+
+    def compute(batch, *overrides):
+        exported = export_to("trl", make_recipe(*SIZES, *overrides))
+        settings = parse_settings(exported)
+        theirs = build_exported_trainer(settings, batch, policy, directory / "theirs")
+        ours = build_own_trainer(overrides, batch, policy, directory / "ours")
+        return compute_step(theirs, batch), compute_step(ours, batch), exported
+
+    return compute
 
 
-@pytest.mark.parametrize("mode", ["gdpo", "grpo", "grpo_no_std", "grpo_batch"])
-def test_trl_computes_the_advantages_of_the_trial_from_the_exported_file(trainer, mode):
-    written = parse_settings(export_to("trl", make_recipe(f"space.normalization={mode}")))
-    generator = torch.Generator().manual_seed(0)
-    rewards = torch.randint(0, 2, (64, 3), generator=generator).double()
-    rewards[:, 0] += torch.rand(64, generator=generator, dtype=torch.float64)
-    theirs = compute_trl_advantages(
-        trainer,
-        rewards,
-        written["reward_weights"],
-        written["num_generations"],
-        written["multi_objective_aggregation"],
-        written.get("scale_rewards", "group"),
-    )
-    weights = make_request().params
-    own = torch.tensor([float(weights[f"reward_weights.{n}"]) for n in NAMES], dtype=torch.float64)
-    ours = compute_advantages(rewards, own, 8, mode)
-    assert ours.abs().max() > 0.3
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+MODES = ("gdpo", "grpo", "grpo_no_std", "grpo_batch")
+QUICK = [("gdpo", "dapo"), ("gdpo", "cispo"), ("grpo", "bnpo"), ("grpo_no_std", "dr_grpo")]
 
 
-NAMES = ("correctness", "format", "length")
+@pytest.mark.parametrize(
+    ("mode", "loss"),
+    mark_slow_cases(itertools.product(MODES, LOSSES), QUICK),
+)
+def test_trl_computes_the_advantages_and_losses_of_the_trial(compute_both, mode, loss):
+    for beta, way in itertools.product((0, 0.1), WAYS):
+        overrides = (f"space.normalization={mode}", f"space.loss_type={loss}", *WAYS[way])
+        batch = draw_batch(updated=way != "one update")
+        theirs, ours, exported = compute_both(batch, *overrides, f"space.beta={beta}")
+        assert ours.advantages.abs().max() > 0.3
+        torch.testing.assert_close(theirs.advantages, ours.advantages, rtol=0, atol=1e-6)
+        assert_same_or_explained(theirs, ours, exported)
+
+
+def test_micro_batches_of_trl_change_bnpo(compute_both):
+    overrides = ("space.loss_type=bnpo", *PARTS)
+    theirs, ours, _ = compute_both(draw_batch(), *overrides)
+    row = find_row("trl", "loss_type bnpo averages over", *overrides)
+    assert f"{100 * measure_difference(theirs, ours):.0f} % (measured)" in row
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_reward_that_trl_does_not_score(compute_both, mode):
+    theirs, ours, _ = compute_both(draw_batch(missing=True), f"space.normalization={mode}")
+    difference = float((theirs.advantages - ours.advantages).abs().max())
+    row = find_row("trl", "a reward that is not scored (`None`)", f"space.normalization={mode}")
+    if row:
+        assert 0.2 < difference < 0.55
+    else:
+        assert difference < 1e-6
+
+
+def test_a_group_of_equal_rewards_in_trl(compute_both):
+    overrides = (f"space.group_size={UNANIMOUS_G}",)
+    theirs, ours, _ = compute_both(draw_unanimous_batch(), *overrides)
+    dead = ours.advantages == 0
+    assert dead.sum() >= len(dead) / 2
+    size = f"up to {theirs.advantages[dead].abs().max():.4f}"
+    assert size in find_row("trl", "groups whose rewards are all equal", *overrides)
+
+
+@pytest.mark.parametrize(
+    "kind", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+)
+def test_trl_weights_what_vllm_rounds(compute_both, kind):
+    engine = ("rollout.engine=vllm", "resources.gpus=1", "rollout.importance_sampling_cap=1.1")
+    batch = draw_batch(rounded=True)
+    theirs, ours, _ = compute_both(batch, *engine, f"rollout.importance_sampling={kind}")
+    assert measure_difference(theirs, ours) < 1e-5
+    plain = dataclasses.replace(batch, sampled=batch.old)
+    _, unweighted, _ = compute_both(plain, *engine)
+    assert measure_difference(unweighted, ours) > 1e-2
 
 
 @pytest.mark.parametrize("shape", ["constant", "linear", "cosine"])
