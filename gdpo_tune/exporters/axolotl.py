@@ -5,6 +5,7 @@ Source: axolotl/utils/schemas/ and core/trainers/grpo/ of Axolotl 0.19.0, which 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from gdpo_tune.core.settings import EVERY_LINEAR
@@ -12,7 +13,8 @@ from gdpo_tune.exporters import base, trl
 from gdpo_tune.exporters.recipe import Recipe
 
 LIBRARY = "Axolotl 0.19.0"
-COMMAND = "axolotl train axolotl.yaml"
+PLUGIN = "keep_order"
+"""Module in the exported folder with a plugin of Axolotl, which has no key for this."""
 
 
 def export(recipe: Recipe) -> base.Exported:
@@ -23,7 +25,7 @@ def export(recipe: Recipe) -> base.Exported:
         **({"revision_of_model": recipe.model.revision} if recipe.model.revision else {}),
         "rl": "gdpo" if recipe.mode == "gdpo" else "grpo",
         "trl": {
-            "reward_funcs": [f"rewards.{reward.name}" for reward in recipe.rewards],
+            "reward_funcs": trl.list_reward_functions(recipe),
             "reward_weights": recipe.weights,
             **trl.build_aggregation(recipe),
             **trl.build_algorithm(recipe),
@@ -32,7 +34,10 @@ def export(recipe: Recipe) -> base.Exported:
             **_build_sampler(recipe),
         },
         **_build_engine(recipe),
-        "datasets": [{"path": "your/prompts", "split": "train", "type": "rewards.transform"}],
+        "datasets": [{"path": base.PROMPTS_FILE, "ds_type": "parquet", "split": "train"}],
+        "skip_prepare_dataset": True,
+        "shuffle_merged_datasets": False,
+        "plugins": [f"{PLUGIN}.KeepOrder"],
         "sequence_len": recipe.max_sequence_length,
         "micro_batch_size": recipe.micro_batch,
         "gradient_accumulation_steps": recipe.micro_batches,
@@ -53,14 +58,33 @@ def export(recipe: Recipe) -> base.Exported:
     return base.Exported(
         library=LIBRARY,
         file="axolotl.yaml",
-        text=base.format_yaml(settings, recipe.note, COMMAND),
-        command=COMMAND,
+        text=base.format_yaml(settings, recipe.note, base.START),
+        install=base.format_install("axolotl==0.19.0", recipe, vllm="vllm"),
+        run=_format_run(recipe),
         differences=_list_differences(recipe),
-        to_supply={
-            "datasets": "your prompts, and a function that maps a row to a `prompt`",
-            "trl.reward_funcs": f"one function per reward, in this order, in `{base.REWARDS_FILE}`",
-        },
+        to_supply={},
+        training=replace(trl.build_training_files(recipe), others={f"{PLUGIN}.py": _ORDER}),
     )
+
+
+_ORDER = '''"""Plugin of Axolotl."""
+
+from axolotl.integrations.base import BasePlugin
+
+
+class KeepOrder(BasePlugin):
+    """Leave the prompts in the order of their file."""
+
+    def get_training_args(self, cfg):
+        return {"shuffle_dataset": False}
+'''
+
+
+def _format_run(recipe: Recipe) -> str:
+    """Return the lines that start Axolotl in one process, which finds the modules beside it."""
+    command = "axolotl train axolotl.yaml --launcher python"
+    started = trl.format_run(recipe, command, "--bf16", "--gradient-checkpointing")
+    return f'export PYTHONPATH="$PWD:${{PYTHONPATH-}}"\n{started}'
 
 
 def _build_generation(recipe: Recipe) -> dict[str, object]:

@@ -5,6 +5,7 @@ Source: swift/arguments/, swift/rlhf_trainers/ and swift/rl_core/advantage.py of
 
 from __future__ import annotations
 
+from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.exporters import base, trl
 from gdpo_tune.exporters.recipe import Recipe
 
@@ -12,7 +13,6 @@ LIBRARY = "ms-swift 4.6.0"
 SCALE = {"gdpo": "gdpo", **trl.SCALE}
 CORRECTIONS = ("token_truncate", "token_mask")
 """Kinds of `importance_sampling` that it computes alike."""
-COMMAND = "swift rlhf ms_swift.yaml"
 
 
 def export(recipe: Recipe) -> base.Exported:
@@ -22,11 +22,11 @@ def export(recipe: Recipe) -> base.Exported:
     )
     settings: dict[str, object] = {
         "rlhf_type": "grpo",
-        "model": recipe.policy,
-        **({"model_revision": recipe.model.revision} if recipe.model.revision else {}),
-        "dataset": ["your/prompts"],
+        **_build_model(recipe),
+        "dataset": [base.PROMPTS_FILE],
+        "dataset_shuffle": False,
         "external_plugins": [base.REWARDS_FILE],
-        "reward_funcs": [reward.name for reward in recipe.rewards],
+        "reward_funcs": [f"{reward.name}_reward" for reward in recipe.rewards],
         "reward_weights": recipe.weights,
         "scale_rewards": SCALE[recipe.mode],
         "advantage_estimator": "rloo" if recipe.leaves_one_out else "grpo",
@@ -47,16 +47,29 @@ def export(recipe: Recipe) -> base.Exported:
         **_build_adapters(recipe),
         **trl.build_sampler(recipe, [recipe.rollout.vllm_server], "vllm_max_model_len"),
         "output_dir": recipe.name,
+        "add_version": False,
     }
     return base.Exported(
         library=LIBRARY,
         file="ms_swift.yaml",
-        text=base.format_yaml(settings, recipe.note, COMMAND),
-        command=COMMAND,
+        text=base.format_yaml(settings, recipe.note, base.START),
+        install=base.format_install("ms-swift==4.6.0", recipe, vllm="vllm"),
+        run=trl.format_run(recipe, "swift rlhf ms_swift.yaml"),
         differences=_list_differences(recipe),
-        to_supply={
-            "dataset": "your prompts, in its own format",
-            "reward_funcs": f"names that `{base.REWARDS_FILE}` registers in `orms`, in this order",
+        to_supply={},
+        training=_build_training_files(recipe),
+    )
+
+
+def _build_training_files(recipe: Recipe) -> base.TrainingFiles:
+    names = [reward.name for reward in recipe.rewards]
+    entries = [f'orms["{name}_reward"] = build_reward_class("{name}")' for name in names]
+    return base.TrainingFiles(
+        glue={"ms_swift": ("build_reward_class",)},
+        ending="\n".join(["from swift.rewards import orms", "", *entries]),
+        build_row=lambda prompt, _: {
+            "messages": prompt.messages or [{"role": "user", "content": prompt.text}],
+            "problem": prompt.problem,
         },
     )
 
@@ -70,6 +83,16 @@ def _build_correction(recipe: Recipe) -> dict[str, object]:
         "rollout_importance_sampling_mode": settings.importance_sampling,
         "rollout_importance_sampling_threshold": settings.importance_sampling_cap,
     }
+
+
+def _build_model(recipe: Recipe) -> dict[str, object]:
+    """Return the policy; its prompts stay as they are if it has no chat template."""
+    model: dict[str, object] = {"model": recipe.policy, "use_hf": True, "check_model": False}
+    if recipe.model.revision:
+        model["model_revision"] = recipe.model.revision
+    if recipe.policy_name in POLICIES:  # ms-swift finds the type of a Hub model by its name
+        model["model_type"] = "llama"
+    return model if recipe.is_chat else {**model, "template": "dummy", "use_chat_template": False}
 
 
 def _build_adapters(recipe: Recipe) -> dict[str, object]:

@@ -50,7 +50,7 @@ def export(recipe: Recipe) -> base.Exported:
         file="grpo.yaml",
         text=base.format_yaml(settings, recipe.note, base.START),
         install=base.format_install("trl==1.16.0", recipe, peft="peft", vllm="vllm"),
-        run=_format_run(recipe),
+        run=format_run(recipe, "trl grpo --config grpo.yaml --num_processes 1"),
         differences=_list_differences(recipe),
         to_supply={},
         training=build_training_files(recipe),
@@ -72,15 +72,20 @@ def build_training_files(recipe: Recipe) -> base.TrainingFiles:
     )
 
 
-def _format_run(recipe: Recipe) -> str:
-    """Return the lines that start TRL: in one process, and in bfloat16 on a GPU alone."""
+def format_run(
+    recipe: Recipe,
+    command: str,
+    bf16: str = "--bf16",
+    gradient_checkpointing: str = "--gradient_checkpointing",
+) -> str:
+    """Return the lines that start a command, whose switches are named, in float32 on a CPU."""
     lines = ["gpu=$(python -c 'import torch; print(torch.cuda.is_available())')"]
     flags = ""
     if recipe.model.dtype == "auto":
-        flags += ' --bf16 "$gpu"'
+        flags += f' {bf16} "$gpu"'
     if recipe.model.gradient_checkpointing == "auto":
-        flags += ' --gradient_checkpointing "$gpu"'
-    command = f'exec trl grpo --config grpo.yaml --num_processes 1{flags} "$@"'
+        flags += f' {gradient_checkpointing} "$gpu"'
+    command = f'exec {command}{flags} "$@"'
     return "\n".join([*lines, command] if flags else [command])
 
 
