@@ -145,7 +145,20 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         "`router_aux_loss_coef` is 0.001, not that of the model"
     )
     return [
+        *_list_weight_differences(recipe),
+        *base.list_order_differences(recipe),
         *trl.list_shared_differences(recipe, trl.describe_small_gradients(recipe)),
         base.Difference("context_parallel_size above 1", ours, parallel),
         base.Difference("trainer underneath", "TRL 1.16", theirs),
     ]
+
+
+def _list_weight_differences(recipe: Recipe) -> list[base.Difference]:
+    """Return the difference that on a GPU the weights, too, are in bfloat16."""
+    if recipe.model.dtype == "float32" or recipe.model.lora_rank:
+        return []
+    theirs = (
+        "bfloat16 on a GPU, so small changes are rounded away; "
+        f"`{base.START} --bf16 false` keeps and computes in float32"
+    )
+    return [base.Difference("weights that are trained", "float32", theirs)]

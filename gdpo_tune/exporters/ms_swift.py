@@ -5,8 +5,11 @@ Source: swift/arguments/, swift/rlhf_trainers/ and swift/rl_core/advantage.py of
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.exporters import base, trl
+from gdpo_tune.exporters.glue.ms_swift import build_row
 from gdpo_tune.exporters.recipe import Recipe
 
 LIBRARY = "ms-swift 4.6.0"
@@ -53,10 +56,10 @@ def export(recipe: Recipe) -> base.Exported:
         library=LIBRARY,
         file="ms_swift.yaml",
         text=base.format_yaml(settings, recipe.note, base.START),
-        install=base.format_install("ms-swift==4.6.0", recipe, vllm="vllm"),
+        install=base.format_install("ms-swift==4.6.0 msgspec", recipe, vllm="vllm"),
         run=trl.format_run(recipe, "swift rlhf ms_swift.yaml"),
         differences=_list_differences(recipe),
-        to_supply={},
+        to_supply=_list_supplies(recipe),
         training=_build_training_files(recipe),
     )
 
@@ -67,10 +70,7 @@ def _build_training_files(recipe: Recipe) -> base.TrainingFiles:
     return base.TrainingFiles(
         glue={"ms_swift": ("build_reward_class",)},
         ending="\n".join(["from swift.rewards import orms", "", *entries]),
-        build_row=lambda prompt, _: {
-            "messages": prompt.messages or [{"role": "user", "content": prompt.text}],
-            "problem": prompt.problem,
-        },
+        build_row=build_row,
     )
 
 
@@ -85,12 +85,20 @@ def _build_correction(recipe: Recipe) -> dict[str, object]:
     }
 
 
+def _list_supplies(recipe: Recipe) -> dict[str, str]:
+    """Return what ms-swift asks for: it knows the architecture of a Hub model by its name alone."""
+    if recipe.policy_name in POLICIES or not Path(recipe.policy).is_absolute():
+        return {}
+    start = f"{base.START} --model_type qwen2"
+    return {"model_type": f"its name for the architecture of your policy, as in `{start}`"}
+
+
 def _build_model(recipe: Recipe) -> dict[str, object]:
     """Return the policy; its prompts stay as they are if it has no chat template."""
     model: dict[str, object] = {"model": recipe.policy, "use_hf": True, "check_model": False}
     if recipe.model.revision:
         model["model_revision"] = recipe.model.revision
-    if recipe.policy_name in POLICIES:  # ms-swift finds the type of a Hub model by its name
+    if recipe.policy_name in POLICIES:
         model["model_type"] = "llama"
     return model if recipe.is_chat else {**model, "template": "dummy", "use_chat_template": False}
 
@@ -109,7 +117,11 @@ def _build_adapters(recipe: Recipe) -> dict[str, object]:
 
 def _list_differences(recipe: Recipe) -> list[base.Difference]:
     gdpo = recipe.mode == "gdpo"
-    rows = base.list_common_differences(
+    rows = base.list_order_differences(recipe)
+    if recipe.is_chat:
+        theirs = "that which ms-swift has for the model; compare a prompt in its log"
+        rows.append(base.Difference("chat template", "that of the tokenizer", theirs))
+    rows += base.list_common_differences(
         recipe,
         eps="1e-8: advantages differ by up to 0.0003 (measured)" if gdpo else "",
         whitening="the same, eps 1e-8" if gdpo else "",

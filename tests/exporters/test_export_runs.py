@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from gdpo_tune.exporters.write_export import export_training
 from gdpo_tune.training import train
 from tests.support.export import make_request
+from tests.support.library_environment import install_library
 
 CHOSEN = (
     "space.normalization=gdpo",
@@ -21,27 +23,57 @@ CHOSEN = (
     "space.reward_weights.length=0.3",
 )
 SEEDS = (0, 1, 2)
+SPACES = ("code", "math", "tools")
+INSTALLED_FOR_TESTS = ("ms-swift", "axolotl")
+"""Libraries with an environment of their own, beside TRL, which is installed here."""
+SHORT = {
+    "trl": ("--max_steps", "4", "--logging_steps", "1"),
+    "ms-swift": ("--max_steps", "4", "--logging_steps", "1"),
+    "axolotl": ("--max-steps", "4", "--logging-steps", "1"),
+}
 
 
-def run_folder(directory, *arguments):
-    """Start a folder as a person does, and return what TRL logged last."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    command = ["bash", str(directory / "run.sh"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return done.stdout + done.stderr
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """A function that starts a folder as a person does, and returns what the library printed.
+
+    The environment variable LIBRARY_ENVIRONMENTS names a directory that keeps what was installed.
+    """
+    kept = os.environ.get("LIBRARY_ENVIRONMENTS")
+    environments = Path(kept) if kept else tmp_path_factory.mktemp("environments")
+
+    def run(library, exported, directory, *arguments):
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        if library in INSTALLED_FOR_TESTS:
+            programs = install_library(exported.install, environments / library)
+            environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"
+            environment |= {"AXOLOTL_DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+        command = ["bash", str(directory / "run.sh"), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        return done.stdout + done.stderr
+
+    return run
 
 
-@pytest.mark.system
-@pytest.mark.parametrize("space", ["code", "math", "tools"])
-def test_a_folder_for_trl_trains_on_a_cpu(tmp_path, space):
+CASES = [
+    *(pytest.param("trl", space, marks=pytest.mark.system) for space in SPACES),
+    *(
+        pytest.param(library, space, marks=pytest.mark.slow)
+        for library in INSTALLED_FOR_TESTS
+        for space in SPACES
+    ),
+]
+
+
+@pytest.mark.parametrize(("library", "space"), CASES)
+def test_a_folder_trains_on_a_cpu(run_folder, tmp_path, library, space):
     request = make_request(("training.train_prompts=64",), space)
-    export_training(request, "trl", "", tmp_path / "out")
-    steps = ("--max_steps", "4", "--logging_steps", "1")
-    run_folder(tmp_path / "out", *steps)
-    trained = tmp_path / "out" / f"{space}-train"
-    assert (trained / "model.safetensors").is_file()
-    state = json.loads((trained / "checkpoint-4" / "trainer_state.json").read_text())
+    exported, directory = export_training(request, library, "", tmp_path / "out")
+    run_folder(library, exported, directory, *SHORT[library])
+    checkpoint = directory / f"{space}-train" / "checkpoint-4"
+    assert (checkpoint / "model.safetensors").is_file()
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
     logged = state["log_history"][:4]
     assert [row["step"] for row in logged] == [1, 2, 3, 4]
     for reward in ("correctness", "format", "length"):
@@ -49,15 +81,23 @@ def test_a_folder_for_trl_trains_on_a_cpu(tmp_path, space):
     assert any(row["grad_norm"] > 0 for row in logged)
 
 
-@pytest.mark.slow
-def test_a_folder_for_trl_reaches_the_metrics_of_our_trial(tmp_path):
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory):
+    """Test metrics of our own trial, by seed."""
     request = make_request((), "code", CHOSEN)
-    ours = [evaluate_trial(request, seed, tmp_path / f"ours-{seed}") for seed in SEEDS]
-    export_training(request, "trl", "", tmp_path / "out")
-    run_folder(tmp_path / "out")
-    exported = evaluate_policy(request, tmp_path / "out" / "code-train", tmp_path / "evaluation")
-    print("\nmetric        ours, by seed                exported")
-    for name, estimate in exported.items():
+    return [evaluate_trial(request, seed, tmp_path_factory.mktemp("ours")) for seed in SEEDS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", SHORT)
+def test_a_folder_reaches_the_metrics_of_our_trial(run_folder, ours, tmp_path, library):
+    request = make_request((), "code", CHOSEN)
+    exported, directory = export_training(request, library, "", tmp_path / "out")
+    run_folder(library, exported, directory)
+    trained = directory / "code-train" / "checkpoint-60"
+    theirs = evaluate_policy(request, trained, tmp_path / "evaluation")
+    print(f"\nmetric        ours, by seed                {library}")
+    for name, estimate in theirs.items():
         values = [trial[name].mean for trial in ours]
         listed = "  ".join(f"{value:7.3f}" for value in values)
         print(f"{name:12}  {listed}  {estimate.mean:7.3f} +- {estimate.se:.3f}")
@@ -71,7 +111,7 @@ def evaluate_trial(request, seed, directory):
 
 
 def evaluate_policy(request, policy, directory):
-    """Return the test metrics of a policy that TRL saved, prompted as the embedded one."""
+    """Return the test metrics of a policy that a library saved, prompted as the embedded one."""
     config = request.spec.build_trial_config(request.params, 0, directory)
     model = replace(config.model, instructions="off")
     config = replace(config, train=False, policy=str(policy), model=model)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt
 from gdpo_tune.exporters.glue.trl import build_reward
+
+
+def build_row(prompt: ExportedPrompt, number: int) -> Mapping[str, object]:
+    """Return the columns of a prompt; each column but `messages` reaches the reward functions."""
+    turns = prompt.messages or [{"role": "user", "content": prompt.text}]
+    return {"messages": turns, "problem": prompt.problem}
 
 
 def build_reward_class(name: str) -> type:

@@ -1,0 +1,145 @@
+"""What ms-swift and Axolotl import from an exported folder, with stand-ins for both."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from pyarrow import parquet
+
+from gdpo_tune.exporters.glue.ms_swift import build_row
+from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt
+from gdpo_tune.exporters.write_export import export_training
+from tests.support.export import export_to, make_recipe, make_request, parse_settings
+
+COMPLETIONS = ["<think>x</think><answer>def f(x): return x</answer>", "def f(x): return x"]
+LENGTHS = [26, 27]
+STAND_INS = """
+import json, sys, types
+sys.modules["gdpo_tune"] = None  # as where it is not installed
+for name in ("swift", "axolotl", "axolotl.integrations"):
+    sys.modules[name] = types.ModuleType(name)
+sys.modules["swift.rewards"] = types.SimpleNamespace(orms={})
+sys.modules["axolotl.integrations.base"] = types.SimpleNamespace(BasePlugin=object)
+"""
+JUDGE = """
+import inspect, rewards
+problems, completions, lengths = json.load(sys.stdin)
+judge, batches = rewards.judge, []
+def count(*batch):
+    batches.append(batch)
+    return judge(*batch)
+rewards.judge = count
+tokens = [[0] * length for length in lengths]
+"""
+SWIFT = """
+orms = sys.modules["swift.rewards"].orms
+classes = {name: each(args=None) for name, each in orms.items()}
+call = dict(completions=completions, response_token_ids=tokens, problem=problems, trainer_state=0)
+values = {name: each(**call) for name, each in classes.items()}
+names = [type(each).__name__ for each in classes.values()]
+print(json.dumps([values, names, judge(problems, completions, lengths), len(batches)]))
+"""
+AXOLOTL = """
+from keep_order import KeepOrder
+functions = {name: getattr(rewards, name) for name in sys.argv[1:]}
+# Axolotl refuses a function with fewer parameters.
+assert all(len(inspect.signature(each).parameters) >= 2 for each in functions.values())
+call = dict(prompts=[], completions=completions, completion_ids=tokens, problem=problems)
+values = {name: each(**call) for name, each in functions.items()}
+plugin = KeepOrder().get_training_args(None)
+print(json.dumps([values, plugin, judge(problems, completions, lengths), len(batches)]))
+"""
+
+
+def run_in_folder(directory, program, *arguments):
+    rows = parquet.read_table(directory / "prompts.parquet").to_pylist()
+    problems = [row["problem"] for row in rows[:2]]
+    done = subprocess.run(
+        [sys.executable, "-c", STAND_INS + JUDGE + program, *arguments],
+        input=json.dumps([problems, COMPLETIONS, LENGTHS]),
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "/usr/bin:/bin"},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def export_folder(library, directory, *overrides):
+    request = make_request((*overrides, "training.train_prompts=16"))
+    return export_training(request, library, "", directory)[0]
+
+
+def test_ms_swift_gets_a_class_for_each_reward(tmp_path):
+    exported = export_folder("ms-swift", tmp_path)
+    values, names, expected, batches = run_in_folder(tmp_path, SWIFT)
+    assert list(values) == parse_settings(exported)["reward_funcs"]
+    assert names == ["correctness", "format", "length"]
+    assert values == {f"{name}_reward": expected[name] for name in names}
+    assert expected["length"] == [1.0, 0.0]
+    assert batches == 1
+
+
+def test_axolotl_gets_functions_and_keeps_the_order(tmp_path):
+    settings = parse_settings(export_folder("axolotl", tmp_path))
+    functions = [name.removeprefix("rewards.") for name in settings["trl"]["reward_funcs"]]
+    values, plugin, expected, batches = run_in_folder(tmp_path, AXOLOTL, *functions)
+    assert values == {name: expected[name.removesuffix("_reward")] for name in functions}
+    assert settings["plugins"] == ["keep_order.KeepOrder"]
+    assert plugin == {"shuffle_dataset": False}
+    assert batches == 1
+
+
+def test_ms_swift_reads_the_text_of_a_policy_without_a_chat_template():
+    row = build_row(ExportedPrompt("2+2=", None, "{}"), 0)
+    assert row == {"messages": [{"role": "user", "content": "2+2="}], "problem": "{}"}
+    settings = parse_settings(export_to("ms-swift", make_recipe(is_chat=False)))
+    assert (settings["template"], settings["use_chat_template"]) == ("dummy", False)
+
+
+def test_ms_swift_reads_the_turns_of_a_policy_with_a_chat_template():
+    turns = [{"role": "system", "content": "Think."}, {"role": "user", "content": "2+2="}]
+    assert build_row(ExportedPrompt("", turns, "{}"), 0)["messages"] == turns
+    exported = export_to("ms-swift", make_recipe(is_chat=True))
+    assert not {"template", "use_chat_template"} & set(parse_settings(exported))
+    assert "chat template" in [row.topic for row in exported.differences]
+
+
+@pytest.mark.parametrize(
+    ("policy", "settings", "supplies"),
+    [
+        ("embedded", {"model_type": "llama"}, []),
+        ("org/name", {}, []),
+        ("/data/policy", {}, ["model_type"]),
+    ],
+)
+def test_ms_swift_asks_for_the_architecture_of_a_directory(policy, settings, supplies):
+    exported = export_to("ms-swift", make_recipe(policy=policy, policy_name=policy))
+    written = parse_settings(exported)
+    assert {key: written[key] for key in written if key == "model_type"} == settings
+    assert list(exported.to_supply) == supplies
+
+
+@pytest.mark.parametrize("library", ["ms-swift", "axolotl"])
+def test_the_precision_of_the_training_is_that_of_the_machine(library):
+    checkpointing = {"ms-swift": "--gradient_checkpointing", "axolotl": "--gradient-checkpointing"}
+    assert f'--bf16 "$gpu" {checkpointing[library]} "$gpu" "$@"' in (
+        export_to(library, make_recipe("model.gradient_checkpointing=auto")).run
+    )
+    fixed = make_recipe("model.dtype=float32", "model.gradient_checkpointing=off")
+    assert "$gpu" not in export_to(library, fixed).run
+
+
+@pytest.mark.parametrize(
+    ("changes", "differs"),
+    [((), True), (("model.dtype=float32",), False), (("model.lora_rank=8",), False)],
+)
+def test_axolotl_keeps_trained_weights_in_bfloat16(changes, differs):
+    exported = export_to("axolotl", make_recipe(*changes))
+    topics = [row.topic for row in exported.differences]
+    assert ("weights that are trained" in topics) == differs
