@@ -12,7 +12,13 @@ import pytest
 
 from gdpo_tune.exporters.write_export import export_training
 from gdpo_tune.training import train
-from tests.support.export import make_request
+from tests.support.export import (
+    export_to,
+    flatten,
+    make_recipe,
+    make_request,
+    parse_settings,
+)
 from tests.support.library_environment import install_library
 
 CHOSEN = (
@@ -34,24 +40,31 @@ SHORT = {
 
 
 @pytest.fixture(scope="module")
-def run_folder(tmp_path_factory):
-    """A function that starts a folder as a person does, and returns what the library printed.
+def find_programs(tmp_path_factory):
+    """A function that returns the directory with the programs of a library's environment.
 
     The environment variable LIBRARY_ENVIRONMENTS names a directory that keeps what was installed.
     """
     kept = os.environ.get("LIBRARY_ENVIRONMENTS")
-    environments = Path(kept) if kept else tmp_path_factory.mktemp("environments")
+    directory = Path(kept) if kept else tmp_path_factory.mktemp("environments")
+    return lambda library, exported: install_library(exported.install, directory / library)
 
-    def run(library, exported, directory, *arguments):
+
+@pytest.fixture(scope="module")
+def run_folder(find_programs):
+    """A function that starts a folder as a person does, and returns what the library printed."""
+
+    def run(library, exported, directory, *arguments, status=0):
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         if library in INSTALLED_FOR_TESTS:
-            programs = install_library(exported.install, environments / library)
+            programs = find_programs(library, exported)
             environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"
             environment |= {"AXOLOTL_DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
         command = ["bash", str(directory / "run.sh"), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-        return done.stdout + done.stderr
+        printed = done.stdout + done.stderr
+        assert done.returncode == status, printed[-4000:]
+        return printed
 
     return run
 
@@ -79,6 +92,36 @@ def test_a_folder_trains_on_a_cpu(run_folder, tmp_path, library, space):
     for reward in ("correctness", "format", "length"):
         assert all(f"rewards/{reward}/mean" in row for row in logged)
     assert any(row["grad_norm"] > 0 for row in logged)
+
+
+@pytest.mark.slow
+def test_ms_swift_refuses_an_argument_that_it_does_not_know(run_folder, tmp_path):
+    request = make_request(("training.train_prompts=64",))
+    exported, directory = export_training(request, "ms-swift", "", tmp_path / "out")
+    printed = run_folder("ms-swift", exported, directory, "--no_such_key", "1", status=1)
+    assert "remaining_argv: ['--no_such_key', '1']" in printed  # and no key of the file
+
+
+PARSE = """
+import json, sys
+from axolotl.utils.schemas.config import AxolotlInputConfig
+config = AxolotlInputConfig(**json.load(sys.stdin))
+print(json.dumps(config.model_dump(mode="json", exclude_unset=True)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("space", SPACES)
+def test_axolotl_knows_every_key(find_programs, space):
+    exported = export_to("axolotl", make_recipe(request=make_request((), space)))
+    written = parse_settings(exported)
+    python = find_programs("axolotl", exported) / "python"
+    command = [str(python), "-c", PARSE]
+    text = subprocess.check_output(command, input=json.dumps(written), text=True)
+    read = json.loads(text.splitlines()[-1])
+    datasets = zip(written.pop("datasets"), read.pop("datasets"), strict=True)
+    assert all(row.items() <= parsed.items() for row, parsed in datasets)
+    assert flatten(written).items() <= flatten(read).items()
 
 
 @pytest.fixture(scope="module")
