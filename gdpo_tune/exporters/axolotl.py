@@ -23,7 +23,8 @@ def export(recipe: Recipe) -> base.Exported:
     settings: dict[str, object] = {
         "base_model": recipe.policy,
         **({"revision_of_model": recipe.model.revision} if recipe.model.revision else {}),
-        "rl": "gdpo" if recipe.mode == "gdpo" else "grpo",
+        # `rl: gdpo` does not start with adapters; the aggregation below is all that it adds.
+        "rl": "grpo",
         "trl": {
             "reward_funcs": trl.list_reward_functions(recipe),
             "reward_weights": recipe.weights,

@@ -95,6 +95,17 @@ def test_a_folder_trains_on_a_cpu(run_folder, tmp_path, library, space):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("library", INSTALLED_FOR_TESTS)
+def test_a_folder_trains_adapters(run_folder, tmp_path, library):
+    changes = ("model.lora_rank=8", "space.beta=0.01", "training.mini_batch_size=32")
+    request = make_request((*changes, "training.train_prompts=64"))
+    exported, directory = export_training(request, library, "", tmp_path / "out")
+    run_folder(library, exported, directory, *SHORT[library])
+    checkpoint = directory / "code-train" / "checkpoint-4"
+    assert (checkpoint / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.slow
 def test_ms_swift_refuses_an_argument_that_it_does_not_know(run_folder, tmp_path):
     request = make_request(("training.train_prompts=64",))
     exported, directory = export_training(request, "ms-swift", "", tmp_path / "out")
