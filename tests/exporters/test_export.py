@@ -221,7 +221,11 @@ def test_the_upper_clip_of_cispo_is_what_each_library_takes(library, path, value
     [
         ("trl", "gdpo", {"multi_objective_aggregation": "normalize_then_sum"}),
         ("trl", "grpo_batch", {"scale_rewards": "batch"}),
-        ("axolotl", "gdpo", {"rl": "grpo", "trl.multi_objective_aggregation": "normalize_then_sum"}),
+        (
+            "axolotl",
+            "gdpo",
+            {"rl": "grpo", "trl.multi_objective_aggregation": "normalize_then_sum"},
+        ),
         ("axolotl", "grpo_no_std", {"rl": "grpo", "trl.scale_rewards": "none"}),
         ("ms-swift", "gdpo", {"scale_rewards": "gdpo", "kl_in_reward": False}),
         ("verl", "gdpo", {"algorithm.adv_estimator": "gdpo", "trainer.use_v1": False}),
