@@ -19,7 +19,7 @@ from tests.support.export import (
     make_request,
     parse_settings,
 )
-from tests.support.library_environment import install_library
+from tests.support.packages import install_library
 
 CHOSEN = (
     "space.normalization=gdpo",
@@ -43,9 +43,9 @@ SHORT = {
 def find_programs(tmp_path_factory):
     """A function that returns the directory with the programs of a library's environment.
 
-    The environment variable LIBRARY_ENVIRONMENTS names a directory that keeps what was installed.
+    The environment variable GDPO_TUNE_LIBRARIES names a directory that keeps what was installed.
     """
-    kept = os.environ.get("LIBRARY_ENVIRONMENTS")
+    kept = os.environ.get("GDPO_TUNE_LIBRARIES")
     directory = Path(kept) if kept else tmp_path_factory.mktemp("environments")
     return lambda library, exported: install_library(exported.install, directory / library)
 

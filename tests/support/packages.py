@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -18,9 +19,9 @@ VERSIONS = {
 }
 
 
-def run_pip(*words: str) -> None:
-    """Run pip; if it fails, skip the test with its message."""
-    command = [sys.executable, "-m", "pip", *words]
+def run_pip(*words: str, python: str = sys.executable) -> None:
+    """Run the pip of a Python; if it fails, skip the test with its message."""
+    command = [python, "-m", "pip", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"pip {' '.join(words)}: {done.stderr.strip().splitlines()[-1:]}")
@@ -33,3 +34,23 @@ def download_source(library: str, directory: Path) -> Path:
     (wheel,) = directory.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(directory / "source")
     return directory / "source"
+
+
+def install_library(install: str, directory: Path) -> Path:
+    """Run the command that installs a library, in an environment at `directory`, unless it is done.
+
+    The environment also sees the packages of this one, so that pip fetches only what differs.
+    Returns the directory of its programs.
+    """
+    programs = directory / "bin"
+    done = directory / "installed.txt"
+    if done.exists() and done.read_text() == install:
+        return programs
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(directory)], check=True)
+    (own,) = (directory / "lib").glob("python*/site-packages")
+    (own / "outer.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    # boto3, which is here for tests, has to be of a version that fits the library's botocore.
+    packages = [*install.split()[2:], "boto3"]
+    run_pip("install", "-q", *packages, python=str(programs / "python"))
+    done.write_text(install)
+    return programs
