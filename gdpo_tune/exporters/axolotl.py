@@ -148,6 +148,7 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
     return [
         *_list_weight_differences(recipe),
         *base.list_order_differences(recipe),
+        *trl.list_process_differences(recipe, "micro_batch_size"),
         *trl.list_shared_differences(recipe, trl.describe_small_gradients(recipe)),
         base.Difference("context_parallel_size above 1", ours, parallel),
         base.Difference("trainer underneath", "TRL 1.16", theirs),

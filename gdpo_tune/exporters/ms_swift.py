@@ -117,7 +117,10 @@ def _build_adapters(recipe: Recipe) -> dict[str, object]:
 
 def _list_differences(recipe: Recipe) -> list[base.Difference]:
     gdpo = recipe.mode == "gdpo"
-    rows = base.list_order_differences(recipe)
+    rows = [
+        *base.list_order_differences(recipe),
+        *trl.list_process_differences(recipe, "per_device_train_batch_size"),
+    ]
     if recipe.is_chat:
         theirs = "that which ms-swift has for the model; compare a prompt in its log"
         rows.append(base.Difference("chat template", "that of the tokenizer", theirs))

@@ -200,14 +200,9 @@ def build_correction(recipe: Recipe) -> dict[str, object]:
 
 
 def _list_differences(recipe: Recipe) -> list[base.Difference]:
-    ours = f"{recipe.training.completions_per_step} in one process"
-    theirs = (
-        "per_device_train_batch_size x gradient_accumulation_steps x processes: divide the first "
-        "by the number of processes"
-    )
     rows = [
         *list_shared_differences(recipe),
-        base.Difference("completions of a step", ours, theirs),
+        *list_process_differences(recipe, "per_device_train_batch_size"),
         *base.list_order_differences(recipe),
     ]
     if recipe.mode == "gdpo":
@@ -215,6 +210,16 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         theirs = "a switch of its own; `scale_rewards` beside it has no effect, without a warning"
         rows.append(base.Difference("normalization", ours, theirs))
     return rows
+
+
+def list_process_differences(recipe: Recipe, key: str) -> list[base.Difference]:
+    """Return the difference of a library whose `key` is the micro-batch of one process."""
+    ours = f"{recipe.training.completions_per_step} in one process"
+    theirs = (
+        f"{key} x gradient_accumulation_steps x processes: divide the first by the number of "
+        "processes"
+    )
+    return [base.Difference("completions of a step", ours, theirs)]
 
 
 def list_shared_differences(recipe: Recipe, step_tokens: str = "") -> list[base.Difference]:

@@ -143,3 +143,15 @@ def test_axolotl_keeps_trained_weights_in_bfloat16(changes, differs):
     exported = export_to("axolotl", make_recipe(*changes))
     topics = [row.topic for row in exported.differences]
     assert ("weights that are trained" in topics) == differs
+
+
+@pytest.mark.parametrize(
+    ("library", "key"),
+    [("ms-swift", "per_device_train_batch_size"), ("axolotl", "micro_batch_size")],
+)
+def test_the_page_says_what_several_processes_and_passes_change(library, key):
+    again = ("training.train_prompts=100", "training.steps=60")
+    rows = {row.topic: row.theirs for row in export_to(library, make_recipe(*again)).differences}
+    assert rows["completions of a step"].startswith(f"{key} x ")
+    assert key in parse_settings(export_to(library, make_recipe()))
+    assert rows["order of the prompts"] == "as in the file in every pass"
