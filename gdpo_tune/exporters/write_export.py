@@ -10,6 +10,7 @@ from gdpo_tune.core.errors import ExportError, SpecProblem, UsageError
 from gdpo_tune.core.files import explain_write_errors, write_atomically
 from gdpo_tune.core.registry import EXPORTERS, POLICIES, load
 from gdpo_tune.exporters.base import (
+    POLICY_COPY,
     PROMPTS_FILE,
     REWARDS_FILE,
     START,
@@ -32,8 +33,6 @@ from gdpo_tune.results.parents import explain_merge
 from gdpo_tune.results.retrain import TrainingRequest
 
 RUN = "run.sh"
-POLICY_COPY = "policy"
-"""Directory in an exported folder with a policy that ships with this package."""
 MERGERS = ("mergekit",)
 """Libraries that merge policies; all others train one."""
 
