@@ -221,7 +221,7 @@ def list_order_differences(recipe: Recipe) -> list[Difference]:
 
 
 def describe_devices(recipe: Recipe, key: str, example: str) -> Difference:
-    """Return the GPUs, whose number the configuration states; `example` is an argument of run.sh."""
+    """Return the GPUs, whose number is a key; `example` is an argument that changes it."""
     ours = f"{recipe.training.completions_per_step} on one device"
     theirs = (
         f"the same on one GPU, `{key}`; with more, `{START} {example}`, which have to divide the "

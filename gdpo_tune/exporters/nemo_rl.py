@@ -1,7 +1,8 @@
 """NeMo-RL: a folder whose YAML file inherits from its `grpo_math_1B.yaml`.
 
-Source: examples/configs/grpo_math_1B.yaml, examples/run_grpo.py, nemo_rl/data/, environments/utils.py,
-experience/rollouts.py, and algorithms/{advantage_estimator,utils}.py and loss/ of NeMo-RL at commit 7ea279a (22 August 2026, after 0.7.0).
+Source: examples/configs/grpo_math_1B.yaml, examples/run_grpo.py, nemo_rl/data/,
+experience/rollouts.py, environments/utils.py, algorithms/advantage_estimator.py, utils.py
+and loss/ of NeMo-RL at commit 7ea279a (22 August 2026, after 0.7.0).
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def export(recipe: Recipe) -> base.Exported:
             "val_files": base.PROMPTS_FILE,
             "shuffle": False,
             "train_batch_size": recipe.prompts,
-            "max_prompt_length": recipe.data.max_prompt_length,
+            "max_prompt_length": recipe.max_prompt_length,
             "filter_overlong_prompts": True,
             "max_response_length": recipe.training.max_completion_length,
             "seed": recipe.seed,
@@ -136,11 +136,13 @@ def _format_run(recipe: Recipe) -> str:
     }
     if recipe.policy == base.POLICY_COPY:
         paths["actor_rollout_ref.model.path"] = base.POLICY_COPY
-    overrides = [f"{key}='$PWD/{path}'" for key, path in paths.items()]
-    overrides.append("+ray_kwargs.ray_init.runtime_env.env_vars.PYTHONPATH='$PYTHONPATH'")
+    overrides = [f"{key}='$here/{path}'" for key, path in paths.items()]
+    overrides.append("+ray_kwargs.ray_init.runtime_env.env_vars.PYTHONPATH='$modules'")
     return "\n".join(
         [
             'export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"',
+            "# As Hydra reads them between single quotes.",
+            "here=${PWD//\\'/\\\\\\'} modules=${PYTHONPATH//\\'/\\\\\\'}",
             'exec python -m verl.trainer.main_ppo --config-path "$PWD" --config-name verl \\',
             *(f'    "{override}" \\' for override in overrides),
             '    "$@"',

@@ -134,7 +134,7 @@ cd "$(dirname "${{BASH_SOURCE[0]}}")"
 
 def _format_version_check(exported: Exported) -> str:
     """Return the lines that refuse another version of a library that is a package."""
-    package = re.search(r"(\S+)==(\S+)", exported.install)
+    package = re.search(r"([\w.-]+)(?:\[[\w,-]+\])?==([\w.]+)", exported.install)
     if package is None:
         return ""
     return f"""test -n "${{ANY_VERSION:-}}" || python - {package[1]} {package[2]} <<'PYTHON'

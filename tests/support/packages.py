@@ -33,3 +33,9 @@ def download_source(library: str, directory: Path) -> Path:
     (wheel,) = directory.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(directory / "source")
     return directory / "source"
+
+
+def install_packages(directory: Path, *requirements: str) -> Path:
+    """Install packages without their dependencies; return the directory to import them from."""
+    run_pip("install", "-q", "--no-deps", "--target", str(directory), *requirements)
+    return directory

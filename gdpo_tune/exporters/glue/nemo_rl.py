@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gdpo_tune.exporters.glue.judging import WEIGHTS, judge_each, weigh
+from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt
 from gdpo_tune.policies.prompts import PromptFormat
-
-if TYPE_CHECKING:
-    from gdpo_tune.exporters.base import ExportedPrompt
 
 
 def build_row(prompt: ExportedPrompt, number: int) -> Mapping[str, object]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gdpo_tune.exporters.glue.judging import judge_each, weigh
-
-if TYPE_CHECKING:
-    from gdpo_tune.exporters.base import ExportedPrompt
+from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt
 
 
 def build_row(prompt: ExportedPrompt, number: int) -> Mapping[str, object]:
