@@ -40,8 +40,14 @@ PACKAGES = (
 CASES = (
     ("code", ("space.length_shape=ramp", "space.conditioning.format=correctness")),
     ("math", ("space.normalization=grpo",)),
-    ("tools", ("space.normalization=gdpo_no_std",)),
-    ("tools", ("space.reward_weights.format=0", "space.conditioning.length=format")),
+    (
+        "tools",
+        (
+            "space.normalization=gdpo_no_std",
+            "space.reward_weights.format=0",
+            "space.conditioning.length=format",
+        ),
+    ),
 )
 
 
