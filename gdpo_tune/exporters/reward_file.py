@@ -120,7 +120,7 @@ def _describe(recipe: Recipe) -> str:
     note = recipe.note.replace("\\", "/").replace('"', "'")
     return f"""Rewards of {note}, as it was trained.
 
-Their weights stand in the configuration of the library:
+Their weights, by which the library weighs them, or `weigh` where it takes one number:
 
 {weights}
 
