@@ -20,6 +20,7 @@ def check_first_batch(config: Any, task_runner_class: Any) -> None:
     import torch
     from omegaconf import OmegaConf
     from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
+    from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
     from verl.trainer.ppo.ray_trainer import compute_advantage
     from verl.trainer.ppo.utils import create_rl_dataset, create_rl_sampler
     from verl.utils.config import omega_conf_to_dataclass
@@ -39,7 +40,7 @@ def check_first_batch(config: Any, task_runner_class: Any) -> None:
     batch = build_batch(rows, prompts, completions, config)
     outputs = asyncio.run(RewardLoopWorker(config).compute_score_batch(batch))
     scores = [output["reward_score"] for output in outputs]
-    batch.batch["token_level_rewards"] = place_scores(batch, scores)
+    batch.batch["token_level_rewards"] = RewardManagerBase.assemble_rm_scores(batch, scores)
     rewards = gather_rewards(outputs)
     batch.non_tensor_batch.update(rewards)
     algorithm = config.algorithm
@@ -89,13 +90,6 @@ def build_batch(rows: Any, prompts: Any, completions: Any, config: Any) -> Any:
     }
     others["uid"] = np.array([str(number) for number in numbers], dtype=object)
     return DataProto.from_dict(tensors, non_tensors=others)
-
-
-def place_scores(batch: Any, scores: list[float]) -> Any:
-    """Return the scores as rewards of tokens, as the class in `rewards.py` does."""
-    import rewards
-
-    return rewards.RewardManager.assemble_rm_scores(batch, scores)
 
 
 def gather_rewards(outputs: Any) -> dict[str, Any]:

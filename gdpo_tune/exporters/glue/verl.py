@@ -55,10 +55,3 @@ class RewardManager:
             batch, self._waiting = self._waiting, []
             # In a thread, so that completions can be sampled meanwhile.
             return await asyncio.to_thread(judge_each, *zip(*batch, strict=True))
-
-    @classmethod
-    def assemble_rm_scores(cls, data: Any, scores: list[float]) -> Any:
-        """Return token rewards of N completions: each one's score at its last token."""
-        from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
-
-        return RewardManagerBase.assemble_rm_scores(data, scores)
