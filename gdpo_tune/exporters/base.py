@@ -18,11 +18,13 @@ REWARDS_FILE = "rewards.py"
 """Name in an exported folder of the module with the reward functions."""
 PROMPTS_FILE = "prompts.parquet"
 """Name in an exported folder of the training prompts."""
+POLICY_COPY = "policy"
+"""Directory in an exported folder with a policy that ships with this package."""
 START = "bash run.sh"
 """Command that starts the library in an exported folder."""
 PRECISION = {"auto": "bfloat16 on a GPU, float32 elsewhere", "float32": "float32"}
 """`model.dtype` -> precision of the training, if a library may compute in another one."""
-NOT_SCORED = "becomes NaN, and so does the loss: give every reward a number"
+NOT_SCORED = "counts as a raw 0, which is biased: the library has no value for it"
 OWN_TOKENS = "tokens of the optimizer step itself: the gradient differs by 7 % (measured)"
 OWN = "the trainer's own model sampled"
 UNBIASED = (
@@ -216,6 +218,16 @@ def list_order_differences(recipe: Recipe) -> list[Difference]:
         return []
     ours = "as in the file in the first pass, then another order in each pass"
     return [Difference("order of the prompts", ours, "as in the file in every pass")]
+
+
+def describe_devices(recipe: Recipe, key: str, example: str) -> Difference:
+    """Return the GPUs, whose number is a key; `example` is an argument that changes it."""
+    ours = f"{recipe.training.completions_per_step} on one device"
+    theirs = (
+        f"the same on one GPU, `{key}`; with more, `{START} {example}`, which have to divide the "
+        "completions of a step"
+    )
+    return Difference("completions of a step", ours, theirs)
 
 
 def format_install(package: str, recipe: Recipe, *, peft: str = "", vllm: str = "") -> str:

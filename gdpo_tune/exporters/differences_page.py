@@ -68,7 +68,7 @@ def _format_rewards(rewards: Sequence[ExportedReward]) -> str:
 ## Rewards
 
 Weights are scaled to a maximum of 1, as in training. `{REWARDS_FILE}` computes the rewards and \
-shapes them; the library weighs them.
+shapes them; the library weighs them, or gets their weighted sum.
 
 {format_table(("reward", "weight", "range", "in training"), map(_format_reward, rewards))}
 """

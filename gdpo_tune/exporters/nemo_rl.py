@@ -1,7 +1,8 @@
-"""NeMo-RL: a YAML file that inherits from its `grpo_math_1B.yaml`.
+"""NeMo-RL: a folder whose YAML file inherits from its `grpo_math_1B.yaml`.
 
-Source: examples/configs/grpo_math_1B.yaml, nemo_rl/algorithms/advantage_estimator.py, loss/ and
-utils.py of NeMo-RL at commit 7ea279a (22 August 2026, after 0.7.0).
+Source: examples/configs/grpo_math_1B.yaml, examples/run_grpo.py, nemo_rl/data/,
+experience/rollouts.py, environments/utils.py, algorithms/advantage_estimator.py, utils.py
+and loss/ of NeMo-RL at commit 7ea279a (22 August 2026, after 0.7.0).
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from collections.abc import Iterator
 from gdpo_tune.core.errors import SpecProblem
 from gdpo_tune.core.settings import EVERY_LINEAR
 from gdpo_tune.exporters import base
+from gdpo_tune.exporters.glue.nemo_rl import build_row
 from gdpo_tune.exporters.recipe import Recipe
 
 LIBRARY = "NeMo-RL 7ea279a"
+INSTALL = "git clone --recursive https://github.com/NVIDIA-NeMo/RL && git -C RL checkout 7ea279a"
 MODES = {"gdpo": True, "gdpo_no_std": False, "grpo": True, "grpo_no_std": False}
 """Mode -> `normalize_rewards`."""
 LOSSES = ("dapo", "bnpo", "grpo", "cispo")
@@ -21,7 +24,36 @@ CORRECTIONS = {"token_truncate": "tis", "token_mask": "icepop"}
 """Kind of `importance_sampling` -> `truncated_importance_sampling_type`."""
 FEWEST_REWARDS = 2
 """Under its GDPO."""
-COMMAND = "uv run examples/run_grpo.py --config examples/configs/nemo_rl.yaml"
+ENVIRONMENT = "gdpo"
+"""Name of the environment, and of the function for prompts, that `PROGRAM` adds to NeMo-RL."""
+ACTOR = "RewardEnvironment"
+PROGRAM_FILE = "run_gdpo.py"
+PROGRAM = f'''"""Starts NeMo-RL's GRPO with the rewards and the prompts of this directory."""
+
+import os
+import runpy
+
+import rewards
+from nemo_rl.data.processors import register_processor
+from nemo_rl.distributed.ray_actor_environment_registry import ACTOR_ENVIRONMENT_REGISTRY
+from nemo_rl.distributed.virtual_cluster import PY_EXECUTABLES
+from nemo_rl.environments.utils import register_env
+
+ACTOR_ENVIRONMENT_REGISTRY["rewards.{ACTOR}"] = PY_EXECUTABLES.SYSTEM
+register_env("{ENVIRONMENT}", "rewards.{ACTOR}")
+register_processor("{ENVIRONMENT}", rewards.process_prompt)
+
+if __name__ == "__main__":
+    runpy.run_path(os.environ["NEMO_RL"] + "/examples/run_grpo.py", run_name="__main__")
+'''
+RUN = f"""if [[ ! -f "${{NEMO_RL:-}}/examples/run_grpo.py" ]]; then
+    echo "NEMO_RL has to name a checkout of NeMo-RL: NEMO_RL=/path/to/RL {base.START}" >&2
+    exit 2
+fi
+export NEMO_RL PYTHONPATH="$PWD${{PYTHONPATH:+:$PYTHONPATH}}"
+exec uv run --project "$NEMO_RL" python {PROGRAM_FILE} --config nemo_rl.yaml "$@\""""
+HERE = "${oc.env:PWD}"
+"""Directory of the folder, for processes that work in other directories."""
 FOREVER = 10**9
 
 
@@ -37,30 +69,69 @@ def export(recipe: Recipe) -> base.Exported:
         others=tuple(_find_problems(recipe)),
     )
     settings: dict[str, object] = {
-        "defaults": "grpo_math_1B.yaml",
+        "defaults": "${oc.env:NEMO_RL}/examples/configs/grpo_math_1B.yaml",
         "grpo": _build_grpo(recipe),
         "loss_fn": _build_loss(recipe),
         "policy": _build_policy(recipe),
-        # It resumes from checkpoints there, and its default is one directory for every run.
-        "checkpointing": {"checkpoint_dir": f"results/{recipe.name}"},
+        "data": _build_data(),
+        "env": {
+            ENVIRONMENT: {
+                "tokenizer": "${policy.tokenizer.name}",
+                "max_completion_length": "${policy.generation.max_new_tokens}",
+                "weighted_sum": recipe.sums_first,
+            }
+        },
+        "checkpointing": {
+            # It resumes from checkpoints there, and its default is one directory for every run.
+            "checkpoint_dir": f"{HERE}/results/{recipe.name}",
+            "save_period": recipe.training.steps,
+            "metric_name": None,
+        },
+        "logger": {"log_dir": f"{HERE}/logs"},
     }
-    rewards = ", ".join(f"`reward/{name}`" for name in sorted(r.name for r in recipe.rewards))
-    returned = base.format_sum(recipe) if recipe.sums_first else rewards
     return base.Exported(
         library=LIBRARY,
         file="nemo_rl.yaml",
-        text=base.format_yaml(
-            settings, recipe.note, "Put it into examples/configs/, then:", COMMAND
+        text=base.format_yaml(settings, recipe.note, f"NEMO_RL=/path/to/RL {base.START}"),
+        install=INSTALL,
+        run=RUN,
+        differences=[
+            *_list_differences(recipe),
+            *base.list_order_differences(recipe),
+            base.describe_devices(recipe, "cluster.gpus_per_node", "cluster.gpus_per_node=8"),
+            _describe_lengths(recipe),
+        ],
+        to_supply={"NEMO_RL": "the directory of the checkout, as an environment variable"},
+        training=base.TrainingFiles(
+            glue={"nemo_rl": ("Judge", "process_prompt")},
+            ending=f"import ray  # noqa: E402\n\n{ACTOR} = ray.remote(Judge)",
+            build_row=build_row,
+            others={PROGRAM_FILE: PROGRAM},
         ),
-        command=COMMAND,
-        directory="a checkout of NeMo-RL",
-        differences=_list_differences(recipe),
-        to_supply={
-            "directory of the file": "`examples/configs/`, which has the file that it inherits",
-            "data": "your prompts, in place of the mathematics that it inherits",
-            "env": f"an environment that returns {returned}",
-        },
     )
+
+
+def _describe_lengths(recipe: Recipe) -> base.Difference:
+    longest = recipe.training.max_completion_length
+    ours = "those that were sampled, the end token included"
+    theirs = (
+        "its environments get no tokens: the text is tokenized again, plus 1 for the end token, at "
+        f"most {longest}"
+    )
+    return base.Difference("tokens that the length reward counts", ours, theirs)
+
+
+def _build_data() -> dict[str, object]:
+    return {
+        "_override_": True,  # in place of all of its section, which is mathematics
+        "max_input_seq_length": "${policy.max_total_sequence_length}",
+        "shuffle": False,
+        "num_workers": 1,
+        "use_multiple_dataloader": False,
+        "train": {"dataset_name": "ResponseDataset", "data_path": f"{HERE}/{base.PROMPTS_FILE}"},
+        "validation": None,
+        "default": {"prompt_file": None, "processor": ENVIRONMENT, "env_name": ENVIRONMENT},
+    }
 
 
 def _find_problems(recipe: Recipe) -> Iterator[SpecProblem]:
@@ -92,6 +163,7 @@ def _build_grpo(recipe: Recipe) -> dict[str, object]:
         "max_num_epochs": recipe.training.steps,
         **normalization,
         "use_dynamic_sampling": False,
+        "val_period": 0,  # there are no prompts for it
         "seed": recipe.seed,
         "adv_estimator": estimator,
     }
@@ -133,7 +205,9 @@ def _build_correction(recipe: Recipe) -> dict[str, object]:
 
 def _build_policy(recipe: Recipe) -> dict[str, object]:
     return {
-        "model_name": recipe.policy,
+        "model_name": f"{HERE}/{recipe.policy}"
+        if recipe.policy == base.POLICY_COPY
+        else recipe.policy,
         "precision": "float32" if recipe.model.dtype == "float32" else "bfloat16",
         "train_global_batch_size": recipe.mini_batch,
         "train_micro_batch_size": recipe.micro_batch,

@@ -19,6 +19,7 @@ from gdpo_tune.core.settings import (
 from gdpo_tune.core.shaping import Shaping, build_shaping
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trial_config import Params, Segment
+from gdpo_tune.policies.load_policy import count_positions
 from gdpo_tune.policies.prompts import has_chat_template
 from gdpo_tune.results.parents import Parent
 from gdpo_tune.results.retrain import TrainingRequest
@@ -54,6 +55,8 @@ class Recipe:
     """The policy of the spec."""
     is_chat: bool
     """True if the policy reads prompts through its chat template, or is not on this machine."""
+    positions: int | None
+    """Tokens that the policy can read and write, if that is known."""
     rewards: tuple[ExportedReward, ...]
     """Those with a weight, in the order of the task."""
     params: Params
@@ -152,7 +155,13 @@ class Recipe:
     @property
     def max_sequence_length(self) -> int:
         """Most tokens of a prompt and its completion together."""
-        return self.data.max_prompt_length + self.training.max_completion_length
+        longest = self.data.max_prompt_length + self.training.max_completion_length
+        return min(longest, self.positions or longest)
+
+    @property
+    def max_prompt_length(self) -> int:
+        """Most tokens of a prompt."""
+        return self.max_sequence_length - self.training.max_completion_length
 
     @property
     def lora_alpha(self) -> float:
@@ -198,6 +207,7 @@ def build_recipe(request: TrainingRequest, policy: str) -> Recipe:
         policy=policy,
         policy_name=spec.policy,
         is_chat=has_chat_template(spec.policy, spec.model.revision) is not False,
+        positions=count_positions(spec.policy, spec.model.revision),
         rewards=tuple(
             ExportedReward(name, weights[name] / largest, *info.rewards[name], shaping[name])
             for name in names

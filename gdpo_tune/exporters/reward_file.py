@@ -42,7 +42,8 @@ def build_reward_file(recipe: Recipe, glue: Mapping[str, Sequence[str]], ending:
     head = f'"""{_describe(recipe)}\n"""\n\nfrom __future__ import annotations'
     if runs_programs(recipe):
         head += f"\n\nimport sys\nfrom pathlib import Path\n\n{_FIND_FILES_BESIDE}"
-    return f"{head}\n\n{imports}\n\n\n{definitions}\n\n\n{ending}\n"
+    parts = [f"{head}\n\n{imports}", definitions, *([ending] if ending else [])]
+    return "\n\n\n".join(parts) + "\n"
 
 
 def runs_programs(recipe: Recipe) -> bool:
@@ -119,7 +120,7 @@ def _describe(recipe: Recipe) -> str:
     note = recipe.note.replace("\\", "/").replace('"', "'")
     return f"""Rewards of {note}, as it was trained.
 
-Their weights stand in the configuration of the library:
+Their weights, by which the library weighs them, or `weigh` where it takes one number:
 
 {weights}
 

@@ -1,18 +1,22 @@
-"""verl: a YAML file that Hydra composes with verl's own configuration.
+"""verl: a folder whose YAML file Hydra composes with verl's own configuration.
 
 Source: verl/trainer/config/_generated_ppo_trainer.yaml, trainer/config/algorithm.py,
-trainer/ppo/core_algos.py and trainer/ppo/ray_trainer.py of verl 0.9.1.
+trainer/ppo/core_algos.py, trainer/ppo/ray_trainer.py, utils/dataset/rl_dataset.py and
+experimental/{agent,reward}_loop/ of verl 0.9.1.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 from gdpo_tune.core.errors import SpecProblem
 from gdpo_tune.core.settings import EVERY_LINEAR
 from gdpo_tune.exporters import base
+from gdpo_tune.exporters.glue.verl import build_row
 from gdpo_tune.exporters.recipe import Recipe
+from gdpo_tune.policies.prompts import find_text_prefix
 
 LIBRARY = "verl 0.9.1"
 AGGREGATION = {
@@ -26,7 +30,12 @@ NO_DUAL_CLIP = 1.0e9
 """For `clip_ratio_c`, which verl sets to 3: a second clip that the training did not have."""
 LOWEST_WEIGHT = "1e-30"
 """Lower end, which may not be 0, of the weights that `rollout_correction` keeps."""
-COMMAND = 'python -m verl.trainer.main_ppo --config-path "$PWD" --config-name verl'
+MANAGER = "RewardManager"
+"""Class of `glue.verl` that gives the rewards."""
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+"""Chat template that changes no text, for policies without one of their own."""
+AGENTS = 8
+"""Largest number of its processes that sample."""
 
 
 def export(recipe: Recipe) -> base.Exported:
@@ -50,14 +59,21 @@ def export(recipe: Recipe) -> base.Exported:
         "defaults": ["ppo_trainer", "_self_"],
         "algorithm": {**_build_algorithm(recipe), **_build_correction(recipe)},
         "reward": {
-            "custom_reward_function": {"path": base.REWARDS_FILE, "name": "compute_score"},
-            **({"reward_manager": {"name": "gdpo"}} if recipe.mode == "gdpo" else {}),
+            "reward_manager": {
+                "source": "importlib",
+                "name": MANAGER,
+                # A file that it loads by a path is no module, in which dataclasses could be.
+                "module": {"path": f"pkg://{Path(base.REWARDS_FILE).stem}"},
+            }
         },
         "data": {
-            "train_files": "train.parquet",
-            "val_files": "validation.parquet",
+            "train_files": base.PROMPTS_FILE,
+            # It requires one, and reads it only where `trainer.test_freq` is set.
+            "val_files": base.PROMPTS_FILE,
+            "shuffle": False,
             "train_batch_size": recipe.prompts,
-            "max_prompt_length": recipe.data.max_prompt_length,
+            "max_prompt_length": recipe.max_prompt_length,
+            "filter_overlong_prompts": True,
             "max_response_length": recipe.training.max_completion_length,
             "seed": recipe.seed,
         },
@@ -76,6 +92,8 @@ def export(recipe: Recipe) -> base.Exported:
                 "log_prob_micro_batch_size_per_gpu": recipe.micro_batch,
                 # Without those of the sampler there is nothing to correct by.
                 "calculate_log_probs": recipe.rollout.importance_sampling != "off",
+                # They share the completions of a step equally.
+                "agent": {"num_workers": math.gcd(recipe.training.completions_per_step, AGENTS)},
             },
         },
         "trainer": {
@@ -85,6 +103,9 @@ def export(recipe: Recipe) -> base.Exported:
             "total_epochs": recipe.training.steps,
             "n_gpus_per_node": 1,
             "val_before_train": False,
+            # It saves nothing by default, and would continue from what another run saved.
+            "save_freq": recipe.training.steps,
+            "resume_mode": "disable",
             "project_name": "gdpo_tune",
             "experiment_name": recipe.name,
             "logger": ["console"],
@@ -93,14 +114,39 @@ def export(recipe: Recipe) -> base.Exported:
     return base.Exported(
         library=LIBRARY,
         file="verl.yaml",
-        text=base.format_yaml(settings, recipe.note, COMMAND),
-        command=COMMAND,
-        differences=_list_differences(recipe),
-        to_supply={
-            "data.train_files, data.val_files": "Parquet files in verl's layout",
-            "reward.custom_reward_function.path": _describe_rewards_file(recipe),
-            "trainer.n_gpus_per_node": "your GPUs; they have to divide the completions of a step",
-        },
+        text=base.format_yaml(settings, recipe.note, base.START),
+        install=base.format_install("'verl[vllm,fsdp]==0.9.1'", recipe),
+        run=_format_run(recipe),
+        differences=[
+            *_list_differences(recipe),
+            *base.list_order_differences(recipe),
+            base.describe_devices(recipe, "trainer.n_gpus_per_node", "trainer.n_gpus_per_node=8"),
+        ],
+        to_supply={},
+        training=base.TrainingFiles(glue={"verl": (MANAGER,)}, ending="", build_row=build_row),
+    )
+
+
+def _format_run(recipe: Recipe) -> str:
+    """Return the lines that start verl, whose processes may work in other directories."""
+    paths = {
+        "data.train_files": base.PROMPTS_FILE,
+        "data.val_files": base.PROMPTS_FILE,
+        "trainer.default_local_dir": f"checkpoints/{recipe.name}",
+    }
+    if recipe.policy == base.POLICY_COPY:
+        paths["actor_rollout_ref.model.path"] = base.POLICY_COPY
+    overrides = [f"{key}='$here/{path}'" for key, path in paths.items()]
+    overrides.append("+ray_kwargs.ray_init.runtime_env.env_vars.PYTHONPATH='$modules'")
+    return "\n".join(
+        [
+            'export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"',
+            "# As Hydra reads them between single quotes.",
+            "here=${PWD//\\'/\\\\\\'} modules=${PYTHONPATH//\\'/\\\\\\'}",
+            'exec python -m verl.trainer.main_ppo --config-path "$PWD" --config-name verl \\',
+            *(f'    "{override}" \\' for override in overrides),
+            '    "$@"',
+        ]
     )
 
 
@@ -143,6 +189,9 @@ def _build_model(recipe: Recipe) -> dict[str, object]:
         "path": recipe.policy,
         "enable_gradient_checkpointing": recipe.model.gradient_checkpointing != "off",
     }
+    if not recipe.is_chat:
+        prefix = find_text_prefix(recipe.policy_name, recipe.model.revision)
+        model["custom_chat_template"] = prefix + PLAIN_TEMPLATE
     if recipe.model.lora_rank:
         everywhere = recipe.model.lora_targets == (EVERY_LINEAR,)
         model |= {
@@ -184,17 +233,6 @@ def _build_actor(recipe: Recipe) -> dict[str, object]:
             "weight_decay": 0.0,
         },
     }
-
-
-def _describe_rewards_file(recipe: Recipe) -> str:
-    function = f"`{base.REWARDS_FILE}` with a `compute_score` that returns"
-    if recipe.mode != "gdpo":
-        return f"{function} {base.format_sum(recipe)}"
-    names = ", ".join(f"`{reward.name}`" for reward in recipe.rewards)
-    return (
-        f"{function} {names} and their `score` in one dict; `score` is logged, and GDPO reads the "
-        "others"
-    )
 
 
 def _list_differences(recipe: Recipe) -> list[base.Difference]:

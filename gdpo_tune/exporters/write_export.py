@@ -10,6 +10,7 @@ from gdpo_tune.core.errors import ExportError, SpecProblem, UsageError
 from gdpo_tune.core.files import explain_write_errors, write_atomically
 from gdpo_tune.core.registry import EXPORTERS, POLICIES, load
 from gdpo_tune.exporters.base import (
+    POLICY_COPY,
     PROMPTS_FILE,
     REWARDS_FILE,
     START,
@@ -32,8 +33,6 @@ from gdpo_tune.results.parents import explain_merge
 from gdpo_tune.results.retrain import TrainingRequest
 
 RUN = "run.sh"
-POLICY_COPY = "policy"
-"""Directory in an exported folder with a policy that ships with this package."""
 MERGERS = ("mergekit",)
 """Libraries that merge policies; all others train one."""
 
@@ -135,7 +134,7 @@ cd "$(dirname "${{BASH_SOURCE[0]}}")"
 
 def _format_version_check(exported: Exported) -> str:
     """Return the lines that refuse another version of a library that is a package."""
-    package = re.search(r"(\S+)==(\S+)", exported.install)
+    package = re.search(r"([\w.-]+)(?:\[[\w,-]+\])?==([\w.]+)", exported.install)
     if package is None:
         return ""
     return f"""test -n "${{ANY_VERSION:-}}" || python - {package[1]} {package[2]} <<'PYTHON'

@@ -134,6 +134,14 @@ def load_policy(
     return model, tokenizer
 
 
+def count_positions(name: str, revision: str = "") -> int | None:
+    """Return how many tokens a policy reads and writes; None if no file on this machine says so."""
+    directory = find_local_directory(name, revision)
+    config = None if directory is None else _read_json(name, directory / "config.json")
+    limit = (config or {}).get("max_position_embeddings")
+    return limit if isinstance(limit, int) else None
+
+
 def measure_policy(name: str) -> PolicySize | None:
     """Return the size of a policy, from the headers of its safetensors files.
 

@@ -124,6 +124,15 @@ def load_local_tokenizer(name: str, revision: str = "") -> PreTrainedTokenizerBa
     return AutoTokenizer.from_pretrained(directory)
 
 
+def find_text_prefix(name: str, revision: str = "") -> str:
+    """Return the special tokens that the tokenizer of a policy writes above a plain text.
+
+    Empty if there are none, or if it is not on this machine.
+    """
+    tokenizer: Any = load_local_tokenizer(name, revision)
+    return "" if tokenizer is None else str(tokenizer.decode(tokenizer("")["input_ids"]))
+
+
 def has_chat_template(name: str, revision: str = "") -> bool | None:
     """Return whether a policy has a chat template; None if it is not on this machine."""
     directory = _find_tokenizer(name, revision)

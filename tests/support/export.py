@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+from pyarrow import parquet
 from ruamel.yaml import YAML
 
 from gdpo_tune.core import registry
 from gdpo_tune.exporters.base import Exported
 from gdpo_tune.exporters.recipe import Recipe, build_recipe
+from gdpo_tune.exporters.write_export import export_training
 from gdpo_tune.policies.load_policy import resolve_policy
 from gdpo_tune.results.retrain import TrainingRequest, build_request_from_file
 from tests.support.paths import ROOT
@@ -65,3 +69,22 @@ def read_known_keys(library: str) -> set[str]:
     """Return the keys that the library accepts."""
     lines = (KEYS / f"{library}.txt").read_text(encoding="utf-8").splitlines()
     return {line for line in lines if not line.startswith("#")}
+
+
+FEW = ("training.train_prompts=16",)
+
+
+def export_folder(
+    directory: Path, *overrides: str, space: str = "code", library: str = "trl", **options: bool
+) -> TrainingRequest:
+    """Export a shipped search space with few prompts, and return its request."""
+    few = () if any("train_prompts" in change for change in overrides) else FEW
+    request = make_request((*overrides, *few), space)
+    policy = "the export replaces the policies that ship"
+    export_training(request, library, policy, directory, **options)
+    return request
+
+
+def read_prompts(directory: Path) -> list[dict[str, Any]]:
+    """Return the rows of the prompts in an exported folder."""
+    return parquet.read_table(directory / "prompts.parquet").to_pylist()

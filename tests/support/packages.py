@@ -54,3 +54,9 @@ def install_library(install: str, directory: Path) -> Path:
     run_pip("install", "-q", *packages, python=str(programs / "python"))
     done.write_text(install)
     return programs
+
+
+def install_packages(directory: Path, *requirements: str) -> Path:
+    """Install packages without their dependencies; return the directory to import them from."""
+    run_pip("install", "-q", "--no-deps", "--target", str(directory), *requirements)
+    return directory

@@ -27,6 +27,16 @@ def judge(
     return SHAPING.apply(rewards, lengths, partial)
 
 
+def judge_each(
+    problems: Sequence[str], completions: Sequence[str], lengths: Sequence[int]
+) -> list[Mapping[str, float | None]]:
+    """Return the rewards of each of N completions by name; see `judge`."""
+    rewards = judge(problems, completions, lengths)
+    return [
+        dict(zip(rewards, values, strict=True)) for values in zip(*rewards.values(), strict=True)
+    ]
+
+
 def weigh(rewards: Mapping[str, float | None]) -> float:
     """Return the weighted sum of one completion's rewards; one that is not scored counts as 0."""
     return sum(weight * (rewards[name] or 0.0) for name, weight in WEIGHTS.items())
