@@ -95,7 +95,7 @@ def split_fix(message):
         ([POLICY, *GIVEN[1:]], {"space.learning_rate"}),
         ([POLICY, *GIVEN[:1], "training={steps: 9}"], {*NEEDED} - {*list(NEEDED)[:2]}),
     ],
-    ids=str,
+    ids=lambda value: " ".join(sorted(value)),  # a set has another order in each process
 )
 def test_every_missing_value_is_listed_and_the_suggested_options_work(sweep, overrides, missing):
     message = refuse(sweep, *overrides)
