@@ -48,7 +48,13 @@ def collect_prompts(recipe: Recipe) -> ExportedPrompts:
         PolicyError: the tokenizer loses tags that the rewards need.
     """
     task = _build_task(recipe)
-    problems = task.problems("train", recipe.training.train_prompts, PROBLEM_SEED)
+    try:
+        problems = task.problems("train", recipe.training.train_prompts, PROBLEM_SEED)
+    except DataError as error:
+        raise DataError(
+            f"{error}; or --reference-data, which writes a program that makes the prompts where "
+            "the data are"
+        ) from error
     tokenizer = load_local_tokenizer(recipe.policy_name, recipe.model.revision)
     mode = recipe.model.instructions
     instructions = choose_instructions(recipe.policy_name, tokenizer, task.instructions, mode)

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from gdpo_tune import compare, export, load_sweep, report
-from gdpo_tune.core.errors import PickError, SpecError, UsageError
+from gdpo_tune.core.errors import DataError, PickError, SpecError, UsageError
 from gdpo_tune.core.trials import Cost
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.results.retrain import build_request_from_sweep
@@ -101,7 +101,10 @@ def test_a_sweep_is_read_without_the_files_that_only_its_run_needs(tmp_path, mon
     monkeypatch.chdir("/")
     assert report.main([str(later)]) == 0
     assert load_sweep(str(later)).trials.shape[0] == 12
-    assert export.main([f"{later}:knee", "--to", "trl", "--out", str(tmp_path / "o")]) == 0
+    arguments = [f"{later}:knee", "--to", "trl", "--out", str(tmp_path / "o")]
+    with pytest.raises(DataError, match="or --reference-data, which writes"):
+        export.main(arguments)
+    assert export.main([*arguments, "--reference-data"]) == 0
     with pytest.raises(SpecError, match=r"data.source = rows.jsonl") as caught:
         build_request_from_sweep(f"{later}:knee", [])
     assert "no module numpy" in str(caught.value)
