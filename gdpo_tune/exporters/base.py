@@ -263,11 +263,6 @@ def list_sampler_differences(rollout: RolloutSettings) -> list[Difference]:
     return [Difference("engine that samples", ours, "vLLM, which it starts")] if ours else []
 
 
-def format_sum(recipe: Recipe) -> str:
-    """Return the weighted sum of a recipe's rewards as a formula."""
-    return " + ".join(f"{reward.weight:.6g} * {reward.name}" for reward in recipe.rewards)
-
-
 def format_yaml(settings: Settings, *comments: str) -> str:
     """Return YAML that readers of version 1.1 and 1.2 read alike, below `comments`."""
     lines = [*(f"# {comment}" for comment in comments), *_format_entries(settings, "")]

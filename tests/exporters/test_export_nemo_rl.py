@@ -28,11 +28,9 @@ PACKAGES = (
     "antlr4-python3-runtime==4.9.3",
     "pyvers",
     "soundfile",
-    "decord",
     "cffi",
     "absl-py",
     "nvidia-ml-py",
-    "pynvml",
     "tensorboard",
     "wandb",
 )

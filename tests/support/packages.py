@@ -49,8 +49,8 @@ def install_library(install: str, directory: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(directory)], check=True)
     (own,) = (directory / "lib").glob("python*/site-packages")
     (own / "outer.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
-    # boto3, which is here for tests, has to be of a version that fits the library's botocore.
-    packages = [*install.split()[2:], "boto3"]
+    # Axolotl pins a botocore that does not fit the newer boto3 of this environment.
+    packages = [*install.split()[2:], *(["boto3==1.41.5"] if "axolotl" in install else [])]
     run_pip("install", "-q", *packages, python=str(programs / "python"))
     done.write_text(install)
     return programs
