@@ -61,6 +61,8 @@ class TrainingFiles:
     """Source at the end of `rewards.py`."""
     build_row: Callable[[ExportedPrompt, int], Mapping[str, object]]
     """Columns of a prompt, which has that number, in `prompts.parquet`; a function of `glue`."""
+    strips_opened_tag: bool = False
+    """True if prompts are read as in a trial: without a tag that the chat template opens last."""
     others: Mapping[str, str] = field(default_factory=dict[str, str])
     """Name of another file -> its text."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gdpo_tune.core.errors import DataError
+from gdpo_tune.core.files import expand_home, is_present
 from gdpo_tune.core.settings import DataSettings
 
 ANSWER_SECONDS = 5.0
@@ -45,7 +46,9 @@ def find_licences(source: str) -> list[str]:
 
 def is_within_reach(data: DataSettings) -> bool:
     """Return whether a data set is on this machine, or on the Hub and the Hub answers."""
-    return data.is_local or _ask_hub(data.source) is not None
+    if data.is_local:
+        return is_present(expand_home(data.source))
+    return _ask_hub(data.source) is not None
 
 
 def _ask_hub(source: str) -> Any:

@@ -36,8 +36,9 @@ class ExportedPrompts:
     problems: Sequence[Any]
     instructions: str
     """Text before every prompt; may be empty."""
-    knows_tokenizer: bool
-    """False if the tokenizer is not on this machine: then no prompt is left out for its length."""
+    reader: PromptFormat | None
+    """How the policy reads them; None if its tokenizer is not on this machine: then no prompt is
+    left out for its length."""
 
 
 def collect_prompts(recipe: Recipe) -> ExportedPrompts:
@@ -58,17 +59,21 @@ def collect_prompts(recipe: Recipe) -> ExportedPrompts:
     tokenizer = load_local_tokenizer(recipe.policy_name, recipe.model.revision)
     mode = recipe.model.instructions
     instructions = choose_instructions(recipe.policy_name, tokenizer, task.instructions, mode)
-    if tokenizer is not None:
-        tokens = PromptFormat(tokenizer, instructions).encode([p.prompt for p in problems])
+    reader = None if tokenizer is None else PromptFormat(tokenizer, instructions)
+    if reader is not None:
+        tokens = reader.encode([p.prompt for p in problems])
         limit = recipe.data.max_prompt_length
         problems = [p for p, read in zip(problems, tokens, strict=True) if len(read) <= limit]
     order = order_prompts(len(problems), len(problems), recipe.seed)
-    return ExportedPrompts([problems[i] for i in order], instructions, tokenizer is not None)
+    return ExportedPrompts([problems[i] for i in order], instructions, reader)
 
 
 def format_prompts(prompts: ExportedPrompts, recipe: Recipe, training: TrainingFiles) -> bytes:
     """Return the prompts as Parquet, with the columns of the library."""
-    exported = [build_prompt(p, prompts.instructions, recipe.is_chat) for p in prompts.problems]
+    exported = [
+        build_prompt(problem, prompts.reader, prompts.instructions, recipe.is_chat)
+        for problem in prompts.problems
+    ]
     stream = io.BytesIO()
     write_rows([training.build_row(prompt, n) for n, prompt in enumerate(exported)], stream)
     return stream.getvalue()
@@ -145,4 +150,4 @@ def _find_digest(recipe: Recipe) -> str:
     if not is_within_reach(recipe.data):
         return ""
     prompts = collect_prompts(recipe)
-    return compute_digest(prompts.problems) if prompts.knows_tokenizer else ""
+    return compute_digest(prompts.problems) if prompts.reader else ""

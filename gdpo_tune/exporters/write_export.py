@@ -75,7 +75,7 @@ def export_training(
         else:
             prompts = collect_prompts(recipe)
             files[PROMPTS_FILE] = format_prompts(prompts, recipe, exported.training)
-            differences = list_prompt_differences(prompts, recipe)
+            differences = list_prompt_differences(prompts, recipe, exported.training)
     if ships:
         source = POLICIES[request.spec.policy]
         files |= {f"{POLICY_COPY}/{file.name}": file.read_bytes() for file in source.iterdir()}
@@ -155,10 +155,20 @@ PYTHON
 """
 
 
-def list_prompt_differences(prompts: ExportedPrompts, recipe: Recipe) -> list[Difference]:
+def list_prompt_differences(
+    prompts: ExportedPrompts, recipe: Recipe, training: TrainingFiles
+) -> list[Difference]:
     """Return what may differ in the prompts, whatever the library."""
-    if prompts.knows_tokenizer:
-        return []
+    if prompts.reader is not None:
+        opened = prompts.reader.find_opened_tag()
+        if not opened or training.strips_opened_tag:
+            return []
+        ours = f"without the `{opened}` that the chat template writes: the policy writes it itself"
+        theirs = (
+            f"with `{opened}`, which completions then lack, so that a reward of the format fails: "
+            "remove it from the chat template"
+        )
+        return [Difference("end of a prompt", ours, theirs)]
     ours = f"prompts above {recipe.data.max_prompt_length} tokens are left out"
     theirs = (
         f"the tokenizer of {recipe.policy_name} is not on this machine: every prompt is in the "

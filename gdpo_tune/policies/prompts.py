@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Sequence
@@ -41,14 +42,24 @@ class PromptFormat:
         """
         if self.tokenizer.chat_template is None:
             return f"{self.instructions}\n\n{prompt}" if self.instructions else prompt
-        if not self.instructions:
-            return self._render([("user", prompt)])
-        from jinja2 import TemplateError
+        # The completion is judged from its first tag on, so the policy has to write it itself.
+        return _OPENED.sub("", self._apply_template(self.build_messages(prompt)))
 
-        try:
-            return self._render([("system", self.instructions), ("user", prompt)])
-        except TemplateError:
-            return self._render([("user", f"{self.instructions}\n\n{prompt}")])
+    def build_messages(self, prompt: str) -> list[dict[str, str]]:
+        """Return the turns that the chat template gets, each with `role` and `content`."""
+        user = {"role": "user", "content": prompt}
+        if not self.instructions:
+            return [user]
+        if self._has_system_role:
+            return [{"role": "system", "content": self.instructions}, user]
+        return [{"role": "user", "content": f"{self.instructions}\n\n{prompt}"}]
+
+    def find_opened_tag(self) -> str:
+        """Return the tag that the chat template opens at the end of a prompt; empty if none."""
+        if self.tokenizer.chat_template is None:
+            return ""
+        opened = _OPENED.search(self._apply_template(self.build_messages("x")))
+        return opened[0].strip() if opened else ""
 
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of P prompts; a template writes its own special tokens."""
@@ -62,13 +73,23 @@ class PromptFormat:
         text = json.dumps({"instructions": bool(self.instructions)})
         (directory / PROMPTS_FILE).write_text(text, encoding="utf-8")
 
-    def _render(self, turns: Sequence[tuple[str, str]]) -> str:
-        messages = [{"role": role, "content": content} for role, content in turns]
+    @functools.cached_property
+    def _has_system_role(self) -> bool:
+        from jinja2 import TemplateError
+
+        try:
+            self._apply_template(
+                [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}]
+            )
+        except TemplateError:
+            return False
+        return True
+
+    def _apply_template(self, turns: list[dict[str, str]]) -> str:
         rendered = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False
+            turns, add_generation_prompt=True, tokenize=False
         )
-        # The completion is judged from its first tag on, so the policy has to write it itself.
-        return _OPENED.sub("", str(rendered))
+        return str(rendered)
 
 
 def choose_prompt_format(

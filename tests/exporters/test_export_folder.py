@@ -313,3 +313,36 @@ def test_a_page_of_a_folder_names_only_what_is_there(tmp_path):
     for name in re.findall(r"`(\w+\.(?:py|sh|yaml|parquet))`", page):
         assert (tmp_path / name).is_file(), name
     assert str(Path.home()) not in page
+
+
+TEMPLATE = "{% for turn in messages %}{{ turn.role }}:{{ turn.content }}\n{% endfor %}assistant:"
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + TEMPLATE
+
+
+@pytest.fixture
+def chat_policy(tmp_path):
+    """A function that writes the embedded policy with a chat template of its own."""
+
+    def write(template):
+        model, tokenizer = load_policy("embedded")
+        tokenizer.chat_template = template
+        directory = tmp_path / "chat"
+        model.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+        return (f"policy={directory}", "training.train_prompts=4", "model.instructions=on")
+
+    return write
+
+
+def test_a_template_without_a_system_role_gets_one_message(tmp_path, chat_policy):
+    export_folder(tmp_path / "out", *chat_policy(NO_SYSTEM))
+    (message,) = read_prompts(tmp_path / "out")[0]["prompt"]
+    assert message["role"] == "user"
+    assert message["content"].startswith("Think first")
+
+
+@pytest.mark.parametrize(("library", "differs"), [("trl", True), ("nemo-rl", False)])
+def test_a_tag_that_the_template_opens_is_said(tmp_path, chat_policy, library, differs):
+    export_folder(tmp_path / "out", *chat_policy(f"{TEMPLATE}<think>\n"), library=library)
+    page = (tmp_path / "out" / "DIFFERENCES.md").read_text()
+    assert ("with `<think>`, which completions then lack" in page) == differs

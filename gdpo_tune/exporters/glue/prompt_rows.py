@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gdpo_tune.policies.prompts import PromptFormat
 from gdpo_tune.tasks.base import Problem
 
 
@@ -22,12 +23,22 @@ class ExportedPrompt:
     """JSON by which `rewards.py` judges a completion."""
 
 
-def build_prompt(problem: Problem, instructions: str, is_chat: bool) -> ExportedPrompt:
-    """Return the prompt of a problem, below instructions that may be empty."""
-    text = f"{instructions}\n\n{problem.prompt}" if instructions else problem.prompt
-    system = [{"role": "system", "content": instructions}] if instructions else []
-    messages = [*system, {"role": "user", "content": problem.prompt}] if is_chat else None
-    return ExportedPrompt(text, messages, json.dumps(asdict(problem), ensure_ascii=False))
+def build_prompt(
+    problem: Problem, reader: PromptFormat | None, instructions: str, is_chat: bool
+) -> ExportedPrompt:
+    """Return the prompt of a problem, with instructions that may be empty.
+
+    `reader` is how the policy reads prompts; None if its tokenizer is not on this machine.
+    """
+    prompt = problem.prompt
+    if reader is not None:
+        messages = reader.build_messages(prompt)
+    else:
+        system = [{"role": "system", "content": instructions}] if instructions else []
+        messages = [*system, {"role": "user", "content": prompt}]
+    text = f"{instructions}\n\n{prompt}" if instructions else prompt
+    judged = json.dumps(asdict(problem), ensure_ascii=False)
+    return ExportedPrompt(text, messages if is_chat else None, judged)
 
 
 def write_rows(rows: Sequence[Mapping[str, object]], file: Any) -> None:

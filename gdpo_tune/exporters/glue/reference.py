@@ -55,8 +55,8 @@ def write_prompts(
         raise SystemExit(str(error)) from error
     problems = draw_problems(read, COUNT, PROBLEM_SEED)
     library: Any = AutoTokenizer
-    encode = PromptFormat(library.from_pretrained(POLICY), INSTRUCTIONS).encode
-    tokens = encode([problem.prompt for problem in problems])
+    reader = PromptFormat(library.from_pretrained(POLICY), INSTRUCTIONS)
+    tokens = reader.encode([problem.prompt for problem in problems])
     limit = DATA.max_prompt_length
     short = [p for p, ids in zip(problems, tokens, strict=True) if len(ids) <= limit]
     ordered = [short[index] for index in order_prompts(len(short), len(short), SEED)]
@@ -65,7 +65,7 @@ def write_prompts(
             f"{DATA.source} does not hold the {COUNT} prompts of the training: it is another "
             "version, or other data; give the right file as the argument"
         )
-    prompts = [build_prompt(problem, INSTRUCTIONS, IS_CHAT) for problem in ordered]
+    prompts = [build_prompt(problem, reader, INSTRUCTIONS, IS_CHAT) for problem in ordered]
     write_rows([build_row(prompt, number) for number, prompt in enumerate(prompts)], file)
 
 
