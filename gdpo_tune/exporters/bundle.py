@@ -152,6 +152,11 @@ class Bundle:
         return text
 
 
+def format_docstring(text: str) -> str:
+    """Return a text as a docstring, although a path in it may hold what ends one."""
+    return '"""' + text.replace("\\", "/").replace('"', "'") + '"""'
+
+
 @functools.cache
 def _read_module(module: str) -> _Module:
     spec = importlib.util.find_spec(module)

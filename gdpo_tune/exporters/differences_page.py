@@ -11,7 +11,7 @@ from gdpo_tune.exporters.base import REWARDS_FILE, START, Difference, Exported
 from gdpo_tune.exporters.glue.programs import SERVICE
 from gdpo_tune.exporters.markdown import format_table
 from gdpo_tune.exporters.recipe import ExportedReward, Recipe
-from gdpo_tune.exporters.reward_file import find_task_file
+from gdpo_tune.exporters.reward_file import TASK_COPY, find_task_file
 from gdpo_tune.exporters.transfer_page import format_transfer
 
 PAGE = "DIFFERENCES.md"
@@ -55,7 +55,7 @@ def _list_supplies(recipe: Recipe, exported: Exported) -> dict[str, str]:
         supplies[SERVICE] = "an environment variable: the address of the sandbox, with its password"
     if find_task_file(recipe) is not None and exported.training is not None:
         supplies["gdpo-tune"] = (
-            f"the package, which `{recipe.task}` imports: pip install --no-deps gdpo-tune"
+            f"the package, which `{TASK_COPY}` imports: pip install --no-deps gdpo-tune"
         )
     return supplies
 

@@ -12,9 +12,8 @@ from gdpo_tune.core.files import expand_home
 from gdpo_tune.core.prompt_order import order_prompts
 from gdpo_tune.core.registry import describe_layout
 from gdpo_tune.core.settings import DATA_FILES
-from gdpo_tune.core.task_files import build_task
 from gdpo_tune.exporters.base import PROMPTS_FILE, TrainingFiles
-from gdpo_tune.exporters.bundle import Bundle
+from gdpo_tune.exporters.bundle import Bundle, format_docstring
 from gdpo_tune.exporters.data_licence import is_within_reach
 from gdpo_tune.exporters.glue.prompt_rows import build_prompt, write_rows
 from gdpo_tune.exporters.glue.reference import compute_digest
@@ -48,7 +47,7 @@ def collect_prompts(recipe: Recipe) -> ExportedPrompts:
         DataError, UsageError: the data cannot be read, or holds too few prompts.
         PolicyError: the tokenizer loses tags that the rewards need.
     """
-    task = _build_task(recipe)
+    task = recipe.build_task()
     try:
         problems = task.problems("train", recipe.training.train_prompts, PROBLEM_SEED)
     except DataError as error:
@@ -102,7 +101,7 @@ def format_reference(recipe: Recipe, training: TrainingFiles) -> str:
     data = {**asdict(recipe.data), "source": source, "is_local": is_local}
     arguments = ", ".join(f"{name}={value!r}" for name, value in data.items())
     tokenizer = load_local_tokenizer(recipe.policy_name, recipe.model.revision)
-    mode, own = recipe.model.instructions, _build_task(recipe).instructions
+    mode, own = recipe.model.instructions, recipe.build_task().instructions
     values = {
         "DATA_FILES": repr(DATA_FILES),
         "DATA": f"SimpleNamespace({arguments})",
@@ -118,7 +117,8 @@ def format_reference(recipe: Recipe, training: TrainingFiles) -> str:
     }
     imports, definitions = bundle.format({k: f"{k} = {value}" for k, value in values.items()})
     call = f"write_prompts({convert.__name__}, {build_row.__name__}, target)"
-    return f'''"""Makes {PROMPTS_FILE} of {recipe.data.source}: python {REFERENCE_FILE} [FILE]"""
+    title = f"Makes {PROMPTS_FILE} of {recipe.data.source}: python {REFERENCE_FILE} [FILE]"
+    return f'''{format_docstring(title)}
 
 from __future__ import annotations
 
@@ -132,17 +132,6 @@ if __name__ == "__main__":
     target = Path(__file__).with_name("{PROMPTS_FILE}")
     {call}
 '''
-
-
-def _build_task(recipe: Recipe) -> Any:
-    return build_task(
-        recipe.task,
-        recipe.training,
-        recipe.sandbox,
-        recipe.data,
-        recipe.params,
-        recipe.scoring,
-    )
 
 
 def _find_digest(recipe: Recipe) -> str:

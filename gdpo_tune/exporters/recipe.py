@@ -1,9 +1,10 @@
-"""The training that is exported, with every value that it had, in the terms of no library."""
+"""The training that is exported, with every value that it had, before any library's own terms."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import NO_CONDITION, PARTIAL_CREDIT
@@ -17,7 +18,7 @@ from gdpo_tune.core.settings import (
     TrainingSettings,
 )
 from gdpo_tune.core.shaping import Shaping, build_shaping
-from gdpo_tune.core.task_files import load_task_info
+from gdpo_tune.core.task_files import build_task, load_task_info
 from gdpo_tune.core.trial_config import Params, Segment
 from gdpo_tune.policies.load_policy import count_positions
 from gdpo_tune.policies.prompts import has_chat_template
@@ -69,7 +70,7 @@ class Recipe:
     task: str
     """Name or file of the task."""
     scoring: Scoring
-    """Whether rewards are scored strictly or as the authors' code does."""
+    """Scoring of the rewards: strict, or as the authors' code does."""
     shaping: Shaping
     """Changes of the rewards before the normalization."""
     schedule: tuple[Segment, ...] = ()
@@ -80,7 +81,7 @@ class Recipe:
     parents: tuple[Parent, ...] = ()
     """Parents of a merge, whose `params` and `rewards` are empty."""
     transfer: Transfer | None = None
-    """What it has from a sweep with another policy, other data or other lengths."""
+    """Origin of its values, if the sweep had another policy, other data or other lengths."""
 
     @property
     def mode(self) -> str:
@@ -184,6 +185,11 @@ class Recipe:
     def weights(self) -> list[float]:
         """Weights of the rewards, in their order."""
         return [reward.weight for reward in self.rewards]
+
+    def build_task(self) -> Any:
+        """Build the task, which gives the prompts and scores completions."""
+        settings = self.training, self.sandbox, self.data, self.params, self.scoring
+        return build_task(self.task, *settings)
 
     def get_number(self, name: str) -> float:
         """Return a parameter that is a number."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from gdpo_tune.core.service_url import drop_credentials
 from gdpo_tune.core.settings import SandboxSettings
-from gdpo_tune.core.task_files import build_task, is_task_file, split_task_file
-from gdpo_tune.exporters.bundle import Bundle
+from gdpo_tune.core.task_files import is_task_file, split_task_file
+from gdpo_tune.exporters.bundle import Bundle, format_docstring
 from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.exporters.sandbox_copy import SANDBOX_COPY
 
 GLUE = "gdpo_tune.exporters.glue"
+TASK_COPY = "task.py"
+"""Copy of the file of an own task, whose own name may be one that the export needs."""
 _SANDBOX = "gdpo_tune.sandbox"
 _SETTINGS = "gdpo_tune.core.settings"
 _TASK_FILES = "gdpo_tune.core.task_files"
@@ -39,7 +40,7 @@ def build_reward_file(recipe: Recipe, glue: Mapping[str, Sequence[str]], ending:
     weights = {reward.name: reward.weight for reward in recipe.rewards}
     settings["WEIGHTS"] = f"WEIGHTS = {weights!r}"
     imports, definitions = bundle.format(settings)
-    head = f'"""{_describe(recipe)}\n"""\n\nfrom __future__ import annotations'
+    head = f"{format_docstring(_describe(recipe))}\n\nfrom __future__ import annotations"
     if runs_programs(recipe):
         head += f"\n\nimport sys\nfrom pathlib import Path\n\n{_FIND_FILES_BESIDE}"
     parts = [f"{head}\n\n{imports}", definitions, *([ending] if ending else [])]
@@ -48,21 +49,21 @@ def build_reward_file(recipe: Recipe, glue: Mapping[str, Sequence[str]], ending:
 
 def runs_programs(recipe: Recipe) -> bool:
     """Return whether a reward runs code that the policy wrote."""
-    return not is_task_file(recipe.task) and "sandbox" in vars(type(_build_task(recipe)))
+    return not is_task_file(recipe.task) and "sandbox" in vars(type(recipe.build_task()))
 
 
 def find_task_file(recipe: Recipe) -> Path | None:
-    """Return the file of an own task, of which the folder gets a copy; None for other tasks."""
+    """Return the file of an own task, of which the export has a copy; None for other tasks."""
     return Path(split_task_file(recipe.task)[0]) if is_task_file(recipe.task) else None
 
 
 def _start_bundle(recipe: Recipe) -> tuple[Bundle, dict[str, str]]:
     """Return the functions that score completions, and the settings that they need."""
     if is_task_file(recipe.task):
-        file, name = split_task_file(recipe.task)
+        _, name = split_task_file(recipe.task)
         parts = {"TRAINING": recipe.training, "SANDBOX": _hide(recipe.sandbox), "DATA": recipe.data}
         settings = {key: f"{key} = {value!r}" for key, value in parts.items()}
-        settings["TASK"] = f'TASK = "{Path(file).name}:{name}"'
+        settings["TASK"] = f'TASK = "{TASK_COPY}:{name}"'
         installed = {module: module for module in (_SETTINGS, _TASK_FILES)}
         return Bundle({f"{GLUE}.scoring": f"{GLUE}.own_task"}, installed), settings
     with_programs = runs_programs(recipe)
@@ -72,7 +73,7 @@ def _start_bundle(recipe: Recipe) -> tuple[Bundle, dict[str, str]]:
     )
     read = {*(reward.name for reward in recipe.rewards)}
     read |= {condition.on for condition in recipe.shaping.conditions.values()}
-    rewards = [reward for reward in _build_task(recipe).judged_rewards if reward.name in read]
+    rewards = [reward for reward in recipe.build_task().judged_rewards if reward.name in read]
     partial = {reward.name: reward.partial for reward in rewards if reward.partial is not None}
     uses_partial = recipe.shaping.partial_credit
     settings = {
@@ -82,17 +83,6 @@ def _start_bundle(recipe: Recipe) -> tuple[Bundle, dict[str, str]]:
         "SANDBOX": f"SANDBOX = SimpleNamespace({_format_arguments(asdict(_hide(recipe.sandbox)))})",
     }
     return bundle, settings
-
-
-def _build_task(recipe: Recipe) -> Any:
-    return build_task(
-        recipe.task,
-        recipe.training,
-        recipe.sandbox,
-        recipe.data,
-        recipe.params,
-        recipe.scoring,
-    )
 
 
 def _add_functions(
@@ -116,12 +106,11 @@ def _hide(sandbox: SandboxSettings) -> SandboxSettings:
 
 def _describe(recipe: Recipe) -> str:
     weights = "\n".join(f"    {reward.name} {reward.weight:.6g}" for reward in recipe.rewards)
-    # A path is part of the note, and may hold what ends a docstring.
-    note = recipe.note.replace("\\", "/").replace('"', "'")
-    return f"""Rewards of {note}, as it was trained.
+    return f"""Rewards of {recipe.note}, as it was trained.
 
 Their weights, by which the library weighs them, or `weigh` where it takes one number:
 
 {weights}
 
-Written by gdpo_tune. The functions are copies of those of its task `{recipe.task}`."""
+Written by gdpo_tune. The functions are copies of those of its task `{recipe.task}`.
+"""

@@ -27,7 +27,12 @@ from gdpo_tune.exporters.prompts import (
     format_reference,
 )
 from gdpo_tune.exporters.recipe import Recipe, build_recipe
-from gdpo_tune.exporters.reward_file import build_reward_file, find_task_file, runs_programs
+from gdpo_tune.exporters.reward_file import (
+    TASK_COPY,
+    build_reward_file,
+    find_task_file,
+    runs_programs,
+)
 from gdpo_tune.exporters.sandbox_copy import SANDBOX_COPY, copy_sandbox
 from gdpo_tune.results.parents import explain_merge
 from gdpo_tune.results.retrain import TrainingRequest
@@ -116,7 +121,7 @@ def _build_training_files(recipe: Recipe, training: TrainingFiles) -> dict[str, 
         files |= {f"{SANDBOX_COPY}/{name}": content for name, content in copy_sandbox().items()}
     task_file = find_task_file(recipe)
     if task_file is not None:
-        files[task_file.name] = task_file.read_bytes()
+        files[TASK_COPY] = task_file.read_bytes()
     return files
 
 

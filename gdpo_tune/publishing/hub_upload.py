@@ -194,8 +194,8 @@ def list_in_collection(
         )
         wanted = {(c.repository.id, c.repository.kind) for c in contents}
         for item in collection.items:
-            is_own = item.item_id.startswith(f"{publication.target}-")
-            if is_own and (item.item_id, item.item_type) not in wanted:
+            is_member = publication.is_name_of_member(item.item_id)
+            if is_member and (item.item_id, item.item_type) not in wanted:
                 api.delete_collection_item(collection.slug, item.item_object_id, missing_ok=True)
         for content in contents:
             repository = content.repository

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -99,6 +100,11 @@ class Publication:
         """Return the repository of a candidate."""
         suffix = f"-{candidate.replace('@', '-step-')}" if self.is_front else ""
         return Repository("model", f"{self.target}{suffix}")
+
+    def is_name_of_member(self, repository: str) -> bool:
+        """Return whether `name_repository` may give this id to a member of a front."""
+        pattern = rf"{re.escape(self.target)}-(merge-)?\d+(-step-\d+)?"
+        return re.fullmatch(pattern, repository) is not None
 
     def draw_picture(self, chosen: str | None) -> bytes:
         """Return the picture of the front, with a candidate marked."""

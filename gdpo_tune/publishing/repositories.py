@@ -112,9 +112,7 @@ def check_directories(contents: Sequence[RepositoryContent], directory: Path) ->
         target = directory / content.repository.id.partition("/")[2]
         if not target.exists():
             continue
-        manifest: dict[str, Any] | None = None
-        if (target / MANIFEST).is_file():
-            manifest = json.loads((target / MANIFEST).read_bytes())
+        manifest = _read_manifest(target)
         conflict = "other files" if manifest is None else content.find_conflict(manifest)
         if conflict and (manifest is not None or not target.is_dir() or any(target.iterdir())):
             raise UsageError(f"{target} exists and holds {conflict}\n    fix: choose another --out")
@@ -123,10 +121,11 @@ def check_directories(contents: Sequence[RepositoryContent], directory: Path) ->
 def write_directory(content: RepositoryContent, directory: Path) -> Path:
     """Write the files of a repository to a directory of its name, and return that.
 
-    What an earlier call wrote there is replaced; see `check_directories`.
+    What an earlier call wrote there is replaced, and other files stay; see `check_directories`.
     """
     target = directory / content.repository.id.partition("/")[2]
-    shutil.rmtree(target, ignore_errors=True)
+    for name in (_read_manifest(target) or {}).get("files", ()):
+        (target / name).unlink(missing_ok=True)
     for name, file in content.files.items():
         path = target / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,3 +134,9 @@ def write_directory(content: RepositoryContent, directory: Path) -> Path:
         else:
             path.write_bytes(file)
     return target
+
+
+def _read_manifest(directory: Path) -> dict[str, Any] | None:
+    """Return the manifest of an earlier call; None if there is none."""
+    file = directory / MANIFEST
+    return json.loads(file.read_bytes()) if file.is_file() else None

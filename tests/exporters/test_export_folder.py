@@ -253,8 +253,9 @@ def test_a_folder_without_programs_has_no_sandbox(tmp_path):
     )
 
 
-def test_an_own_task_comes_along(tmp_path):
-    file = tmp_path / "sums.py"
+@pytest.mark.parametrize("name", ["sums.py", "rewards.py", '"""\\N.py'])
+def test_an_own_task_comes_along(tmp_path, name):
+    file = tmp_path / name
     file.write_text(OWN_TASK)
     space = tmp_path / "sums.yaml"
     space.write_text(
@@ -266,7 +267,7 @@ def test_an_own_task_comes_along(tmp_path):
     )
     out = tmp_path / "out"
     export_training(build_request_from_file(space, []), "trl", "", out)
-    assert (out / "sums.py").read_bytes() == file.read_bytes()
+    assert (out / "task.py").read_bytes() == file.read_bytes()
     problem = read_prompts(out)[0]["problem"]
     answer = json.loads(problem)["data"]["answer"]
     program = "import rewards, sys, json; print(json.dumps(rewards.judge(*json.load(sys.stdin))))"

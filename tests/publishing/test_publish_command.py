@@ -138,7 +138,14 @@ def test_a_dry_run_writes_the_directory_and_sends_nothing(publish_to, hub, tmp_p
     printed = capsys.readouterr().out
     assert f"me/knee (model, private): {sum(p.is_file() for p in out.rglob('*'))} files" in printed
     assert f"hf upload me/knee {out}/knee . --repo-type model --private" in printed
+    for name in ("notes.md", "model-2.safetensors"):
+        (out / "knee" / name).touch()
+    manifest = out / "knee" / "gdpo_tune.json"
+    earlier = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**earlier, "files": [*earlier["files"], "model-2.safetensors"]}))
     assert publish_to("knee", "me/knee", "--dry-run", "--out", str(out)) == 0  # the same again
+    assert (out / "knee" / "notes.md").exists()
+    assert not (out / "knee" / "model-2.safetensors").exists()
 
 
 def test_a_dry_run_is_what_is_uploaded(publish_to, hub, tmp_path, real_picture):
@@ -193,6 +200,18 @@ def test_the_same_again_changes_nothing(publish_to, hub, capsys):
     assert hub.uploads == uploads
     assert [len(r.commits) for r in hub.repositories.values()] == [1, 1, 1]
     assert len(next(iter(hub.collections.values()))["items"]) == 3
+
+
+def test_a_collection_loses_former_members_and_nothing_else(publish_to, hub):
+    publish_to("", "me/front")
+    (collection,) = hub.collections.values()
+    former = ("me/front-9", "me/front-merge-8", "me/front-7-step-40")
+    for name in (*former, "me/front-gguf", "me/frontier-1"):
+        item = {"id": name, "type": "model", "_id": name.translate({45: 95, 47: 95})}
+        collection["items"].append({**collection["items"][0], **item})
+    publish_to("", "me/front")
+    kept = {item["id"] for item in collection["items"]}
+    assert kept == {"me/front", "me/front-0", "me/front-1", "me/front-gguf", "me/frontier-1"}
 
 
 def test_an_update_sends_only_what_changed(publish_to, hub, swept, capsys):
