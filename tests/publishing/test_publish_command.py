@@ -142,7 +142,9 @@ def test_a_dry_run_writes_the_directory_and_sends_nothing(publish_to, hub, tmp_p
         (out / "knee" / name).touch()
     manifest = out / "knee" / "gdpo_tune.json"
     earlier = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps({**earlier, "files": [*earlier["files"], "model-2.safetensors"]}))
+    manifest.write_text(
+        json.dumps({**earlier, "files": [*earlier["files"], "model-2.safetensors"]})
+    )
     assert publish_to("knee", "me/knee", "--dry-run", "--out", str(out)) == 0  # the same again
     assert (out / "knee" / "notes.md").exists()
     assert not (out / "knee" / "model-2.safetensors").exists()
