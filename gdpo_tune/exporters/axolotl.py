@@ -9,7 +9,7 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from gdpo_tune.core.settings import EVERY_LINEAR
-from gdpo_tune.exporters import base, trl
+from gdpo_tune.exporters import base, common_differences, trl
 from gdpo_tune.exporters.recipe import Recipe
 
 LIBRARY = "Axolotl 0.19.0"
@@ -147,7 +147,7 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
     )
     return [
         *_list_weight_differences(recipe),
-        *base.list_order_differences(recipe),
+        *common_differences.list_order_differences(recipe),
         *trl.list_process_differences(recipe, "micro_batch_size"),
         *trl.list_shared_differences(recipe, trl.describe_small_gradients(recipe)),
         base.Difference("context_parallel_size above 1", ours, parallel),

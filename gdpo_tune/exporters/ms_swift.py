@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gdpo_tune.core.registry import POLICIES
-from gdpo_tune.exporters import base, trl
+from gdpo_tune.exporters import base, common_differences, trl
 from gdpo_tune.exporters.glue.ms_swift import build_row
 from gdpo_tune.exporters.recipe import Recipe
 
@@ -118,13 +118,13 @@ def _build_adapters(recipe: Recipe) -> dict[str, object]:
 def _list_differences(recipe: Recipe) -> list[base.Difference]:
     gdpo = recipe.mode == "gdpo"
     rows = [
-        *base.list_order_differences(recipe),
+        *common_differences.list_order_differences(recipe),
         *trl.list_process_differences(recipe, "per_device_train_batch_size"),
     ]
     if recipe.is_chat:
         theirs = "that which ms-swift has for the model; compare a prompt in its log"
         rows.append(base.Difference("chat template", "that of the tokenizer", theirs))
-    rows += base.list_common_differences(
+    rows += common_differences.list_common_differences(
         recipe,
         eps="1e-8: advantages differ by up to 0.0003 (measured)" if gdpo else "",
         whitening="the same, eps 1e-8" if gdpo else "",
@@ -137,10 +137,7 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         clamps_kl=True,
         unanimous="0.53",
     )
-    if recipe.mini_batches > 1:
-        ours = "drawn at random from all completions of a step"
-        theirs = "completions that follow one another, so whole groups where they fit"
-        rows.append(base.Difference("completions of an optimizer step", ours, theirs))
+    rows += common_differences.list_batch_differences(recipe)
     if gdpo:
         topic = "multi-turn rollouts with a varying number of samples"
         theirs = (

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from gdpo_tune.core.errors import SpecProblem
 from gdpo_tune.core.settings import EVERY_LINEAR
-from gdpo_tune.exporters import base
+from gdpo_tune.exporters import base, common_differences
 from gdpo_tune.exporters.glue.nemo_rl import build_row
 from gdpo_tune.exporters.recipe import Recipe
 
@@ -97,8 +97,8 @@ def export(recipe: Recipe) -> base.Exported:
         run=RUN,
         differences=[
             *_list_differences(recipe),
-            *base.list_order_differences(recipe),
-            base.describe_devices(recipe, "cluster.gpus_per_node", "cluster.gpus_per_node=8"),
+            *common_differences.list_order_differences(recipe),
+            common_differences.describe_devices(recipe, "cluster.gpus_per_node"),
             _describe_lengths(recipe),
         ],
         to_supply={"NEMO_RL": "the directory of the checkout, as an environment variable"},
@@ -267,28 +267,25 @@ def _build_adapters(recipe: Recipe) -> dict[str, object]:
 
 
 def _list_differences(recipe: Recipe) -> list[base.Difference]:
-    rows = base.list_common_differences(
+    rows = common_differences.list_common_differences(
         recipe,
         eps="1e-6, and nothing if the deviation is 0: advantages differ by up to 0.0005 (measured)"
         if MODES[recipe.mode]
         else "",
         whitening="the same over the completions of a step, eps 0",
-        missing=base.NOT_SCORED,
+        missing=common_differences.NOT_SCORED,
         correction=""
         if recipe.rollout.importance_sampling in CORRECTIONS
         else "nothing is weighted: `use_importance_sampling_correction` knows no product over a "
         "completion",
-        step_tokens=base.OWN_TOKENS,
+        step_tokens=common_differences.OWN_TOKENS,
         unanimous="0.0002",
     )
-    rows += base.list_sampler_differences(recipe.rollout)
+    rows += common_differences.list_sampler_differences(recipe.rollout)
     if recipe.mini_batches > 1 and recipe.get_number("beta") > 0:
         ours, theirs = "against the trainer's probability", "against that which vLLM rounded"
         rows.append(base.Difference("ratio that multiplies the KL", ours, theirs))
-    if recipe.mini_batches > 1:
-        ours = "drawn at random from all completions of a step"
-        theirs = "completions that follow one another, so whole groups where they fit"
-        rows.append(base.Difference("completions of an optimizer step", ours, theirs))
+    rows += common_differences.list_batch_differences(recipe)
     if not recipe.sums_first:
         ours = "by name: a weight belongs to its reward"
         theirs = "alphabetical by reward, whatever the order of the environment, as in the file"

@@ -5,7 +5,7 @@ Source: trl/trainer/grpo_config.py, grpo_trainer.py and scripts/grpo.py of TRL 1
 
 from __future__ import annotations
 
-from gdpo_tune.exporters import base
+from gdpo_tune.exporters import base, common_differences
 from gdpo_tune.exporters.glue.trl import build_row
 from gdpo_tune.exporters.recipe import Recipe
 
@@ -203,7 +203,7 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
     rows = [
         *list_shared_differences(recipe),
         *list_process_differences(recipe, "per_device_train_batch_size"),
-        *base.list_order_differences(recipe),
+        *common_differences.list_order_differences(recipe),
     ]
     if recipe.mode == "gdpo":
         ours = "one of the modes, which exclude each other"
@@ -227,7 +227,7 @@ def list_shared_differences(recipe: Recipe, step_tokens: str = "") -> list[base.
 
     `step_tokens` is as in `list_common_differences`.
     """
-    return base.list_common_differences(
+    return common_differences.list_common_differences(
         recipe,
         eps="",
         whitening="",

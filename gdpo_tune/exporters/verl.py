@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gdpo_tune.core.errors import SpecProblem
 from gdpo_tune.core.settings import EVERY_LINEAR
-from gdpo_tune.exporters import base
+from gdpo_tune.exporters import base, common_differences
 from gdpo_tune.exporters.glue.verl import build_row
 from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.policies.prompts import find_text_prefix
@@ -119,8 +119,8 @@ def export(recipe: Recipe) -> base.Exported:
         run=_format_run(recipe),
         differences=[
             *_list_differences(recipe),
-            *base.list_order_differences(recipe),
-            base.describe_devices(recipe, "trainer.n_gpus_per_node", "trainer.n_gpus_per_node=8"),
+            *common_differences.list_order_differences(recipe),
+            common_differences.describe_devices(recipe, "trainer.n_gpus_per_node"),
         ],
         to_supply={},
         training=base.TrainingFiles(glue={"verl": (MANAGER,)}, ending="", build_row=build_row),
@@ -236,7 +236,7 @@ def _build_actor(recipe: Recipe) -> dict[str, object]:
 
 
 def _list_differences(recipe: Recipe) -> list[base.Difference]:
-    rows = base.list_common_differences(
+    rows = common_differences.list_common_differences(
         recipe,
         eps="1e-6: advantages differ by up to 0.0005 (measured)"
         if recipe.mode != "grpo_no_std"
@@ -244,17 +244,17 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         whitening="whitened over tokens: a long completion counts more in mean and deviation than "
         "a short one, so a length reward shifts both; eps 1e-8 under the root. Advantages differ "
         "by up to 0.35 (measured)",
-        missing=base.NOT_SCORED,
+        missing=common_differences.NOT_SCORED,
         precision="bfloat16: `fsdp_config.dtype` and `rollout.dtype` are left at their defaults",
         kl_gradient="`low_var_kl+`: the same while the ratio is 1; later optimizer steps of a "
         "batch do not multiply it by the ratio. The gradient of the KL differs by 54 % there "
         "(measured). The value that is logged is clamped at 10"
         if recipe.updates_per_step > 1
         else "",
-        step_tokens=base.OWN_TOKENS,
+        step_tokens=common_differences.OWN_TOKENS,
         unanimous="0.07",
     )
-    rows += base.list_sampler_differences(recipe.rollout)
+    rows += common_differences.list_sampler_differences(recipe.rollout)
     if recipe.mini_batches > 1 and recipe.passes_per_step > 1:
         ours = "drawn at random from all completions of a step, the same in every pass"
         theirs = "drawn anew for every pass"
