@@ -14,7 +14,7 @@ from gdpo_tune.exporters.recipe import Recipe
 
 LIBRARY = "Axolotl 0.19.0"
 PLUGIN = "keep_order"
-"""Module in the exported folder with a plugin of Axolotl, which has no key for this."""
+"""Module of an export with a plugin of Axolotl, which has no key for this."""
 
 
 def export(recipe: Recipe) -> base.Exported:

@@ -14,13 +14,13 @@ from gdpo_tune.spec.problems import join_names, show
 
 Settings = Mapping[str, object]
 REWARDS_FILE = "rewards.py"
-"""Name in an exported folder of the module with the reward functions."""
+"""Module of an export with the reward functions."""
 PROMPTS_FILE = "prompts.parquet"
-"""Name in an exported folder of the training prompts."""
+"""Training prompts of an export."""
 POLICY_COPY = "policy"
-"""Directory in an exported folder with a policy that ships with this package."""
+"""Directory of an export with a policy that ships with this package."""
 START = "bash run.sh"
-"""Command that starts the library in an exported folder."""
+"""Command that starts the library in the directory of an export."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Exported:
     install: str
     """Command that installs the library."""
     run: str
-    """Lines of a shell that start it in the folder, with the arguments "$@"."""
+    """Lines of a shell that start it in that directory, with the arguments "$@"."""
     differences: Sequence[Difference]
     to_supply: Mapping[str, str]
     """Key -> what the user has to put there."""
@@ -125,7 +125,7 @@ def check_support(
         fix = "train it here: gdpo_tune.train --from"
         add("schedule", f"{len(recipe.schedule)} changes", reason, fix)
     if recipe.sandbox.type == "unsafe_no_isolation":
-        reason = "the folder would run code of the policy without isolation, wherever it is started"
+        reason = "the export would run code of the policy without isolation, wherever it is started"
         add("sandbox.type", recipe.sandbox.type, reason, "--set sandbox.type=local")
     if problems or others:
         raise ExportError(library, (*problems, *others))

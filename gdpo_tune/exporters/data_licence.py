@@ -1,4 +1,4 @@
-"""Licence of a data set, whose rows an exported folder would hold."""
+"""Licence of a data set, whose rows an export would copy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def require_shareable(data: DataSettings) -> None:
         return
     known = f"its licence is {' and '.join(licences)}" if licences else "its licence is not known"
     raise DataError(
-        f"data.source = {data.source}: its rows would be copied into the folder, and {known}: "
+        f"data.source = {data.source}: its rows would be copied into the directory, and {known}: "
         "--reference-data writes a program that fetches them instead; --copy-data copies them, if "
         "you may pass them on"
     )

@@ -1,4 +1,4 @@
-"""Page of an exported folder: what the user supplies, the rewards, and what differs."""
+"""Page of an export: what the user supplies, the rewards, and what differs."""
 
 from __future__ import annotations
 

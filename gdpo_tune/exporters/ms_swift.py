@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.exporters import base, common_differences, trl
-from gdpo_tune.exporters.glue.ms_swift import build_row
+from gdpo_tune.exporters.glue.ms_swift_rewards import build_row
 from gdpo_tune.exporters.recipe import Recipe
 
 LIBRARY = "ms-swift 4.6.0"
@@ -68,7 +68,7 @@ def _build_training_files(recipe: Recipe) -> base.TrainingFiles:
     names = [reward.name for reward in recipe.rewards]
     entries = [f'orms["{name}_reward"] = build_reward_class("{name}")' for name in names]
     return base.TrainingFiles(
-        glue={"ms_swift": ("build_reward_class",)},
+        glue={"ms_swift_rewards": ("build_reward_class",)},
         ending="\n".join(["from swift.rewards import orms", "", *entries]),
         build_row=build_row,
     )

@@ -1,4 +1,4 @@
-"""NeMo-RL: a folder whose YAML file inherits from its `grpo_math_1B.yaml`.
+"""NeMo-RL: a directory whose YAML file inherits from its `grpo_math_1B.yaml`.
 
 Source: examples/configs/grpo_math_1B.yaml, examples/run_grpo.py, nemo_rl/data/,
 experience/rollouts.py, environments/utils.py, algorithms/advantage_estimator.py, utils.py
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from gdpo_tune.core.errors import SpecProblem
 from gdpo_tune.core.settings import EVERY_LINEAR
 from gdpo_tune.exporters import base, common_differences
-from gdpo_tune.exporters.glue.nemo_rl import build_row
+from gdpo_tune.exporters.glue.nemo_rl_rewards import build_row
 from gdpo_tune.exporters.recipe import Recipe
 
 LIBRARY = "NeMo-RL 7ea279a"
@@ -53,7 +53,7 @@ fi
 export NEMO_RL PYTHONPATH="$PWD${{PYTHONPATH:+:$PYTHONPATH}}"
 exec uv run --project "$NEMO_RL" python {PROGRAM_FILE} --config nemo_rl.yaml "$@\""""
 HERE = "${oc.env:PWD}"
-"""Directory of the folder, for processes that work in other directories."""
+"""Directory of the export, for processes that work in other directories."""
 FOREVER = 10**9
 
 
@@ -103,7 +103,7 @@ def export(recipe: Recipe) -> base.Exported:
         ],
         to_supply={"NEMO_RL": "the directory of the checkout, as an environment variable"},
         training=base.TrainingFiles(
-            glue={"nemo_rl": ("Judge", "process_prompt")},
+            glue={"nemo_rl_rewards": ("Judge", "process_prompt")},
             ending=f"import ray  # noqa: E402\n\n{ACTOR} = ray.remote(Judge)",
             build_row=build_row,
             strips_opened_tag=True,

@@ -1,4 +1,4 @@
-"""`rewards.py` of an exported folder: the rewards of a training, in the form of a library."""
+"""`rewards.py` of an export: the rewards of a training, in the form of a library."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _start_bundle(recipe: Recipe) -> tuple[Bundle, dict[str, str]]:
         settings = {key: f"{key} = {value!r}" for key, value in parts.items()}
         settings["TASK"] = f'TASK = "{TASK_COPY}:{name}"'
         installed = {module: module for module in (_SETTINGS, _TASK_FILES)}
-        return Bundle({f"{GLUE}.scoring": f"{GLUE}.own_task"}, installed), settings
+        return Bundle({f"{GLUE}.task_scores": f"{GLUE}.own_task"}, installed), settings
     with_programs = runs_programs(recipe)
     bundle = Bundle(
         {f"{GLUE}.no_programs": f"{GLUE}.programs"} if with_programs else {},

@@ -1,11 +1,11 @@
-"""Copy of the sandbox for an exported folder, where this package may not be installed."""
+"""Copy of the sandbox for an export, where this package may not be installed."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 SANDBOX_COPY = "gdpo_sandbox"
-"""Package of an exported folder with the copy."""
+"""Package of an export with the copy."""
 _PACKAGE = Path(__file__).parents[1]
 _CORE = ("__init__", "errors", "system", "service_url")
 """Modules of `core` that the sandbox imports; they import no others."""

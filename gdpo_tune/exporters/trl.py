@@ -1,4 +1,4 @@
-"""TRL: a folder that starts with `trl grpo --config`.
+"""TRL: a directory that starts with `trl grpo --config`.
 
 Source: trl/trainer/grpo_config.py, grpo_trainer.py and scripts/grpo.py of TRL 1.16.0.
 """
@@ -6,7 +6,7 @@ Source: trl/trainer/grpo_config.py, grpo_trainer.py and scripts/grpo.py of TRL 1
 from __future__ import annotations
 
 from gdpo_tune.exporters import base, common_differences
-from gdpo_tune.exporters.glue.trl import build_row
+from gdpo_tune.exporters.glue.trl_rewards import build_row
 from gdpo_tune.exporters.recipe import Recipe
 
 LIBRARY = "TRL 1.16.0"
@@ -66,7 +66,7 @@ def build_training_files(recipe: Recipe) -> base.TrainingFiles:
     """Return how TRL, and what trains with it, gets rewards and prompts."""
     names = [reward.name for reward in recipe.rewards]
     return base.TrainingFiles(
-        glue={"trl": ("build_reward",)},
+        glue={"trl_rewards": ("build_reward",)},
         ending="\n".join(f'{name}_reward = build_reward("{name}")' for name in names),
         build_row=build_row,
     )

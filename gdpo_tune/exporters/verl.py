@@ -1,4 +1,4 @@
-"""verl: a folder whose YAML file Hydra composes with verl's own configuration.
+"""verl: a directory whose YAML file Hydra composes with verl's own configuration.
 
 Source: verl/trainer/config/_generated_ppo_trainer.yaml, trainer/config/algorithm.py,
 trainer/ppo/core_algos.py, trainer/ppo/ray_trainer.py, utils/dataset/rl_dataset.py and
@@ -14,7 +14,7 @@ from pathlib import Path
 from gdpo_tune.core.errors import SpecProblem
 from gdpo_tune.core.settings import EVERY_LINEAR
 from gdpo_tune.exporters import base, common_differences
-from gdpo_tune.exporters.glue.verl import build_row
+from gdpo_tune.exporters.glue.verl_rewards import build_row
 from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.policies.prompts import find_text_prefix
 
@@ -31,7 +31,7 @@ NO_DUAL_CLIP = 1.0e9
 LOWEST_WEIGHT = "1e-30"
 """Lower end, which may not be 0, of the weights that `rollout_correction` keeps."""
 MANAGER = "RewardManager"
-"""Class of `glue.verl` that gives the rewards."""
+"""Class of `glue.verl_rewards` that gives the rewards."""
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 """Chat template that changes no text, for policies without one of their own."""
 AGENTS = 8
@@ -123,7 +123,9 @@ def export(recipe: Recipe) -> base.Exported:
             common_differences.describe_devices(recipe, "trainer.n_gpus_per_node"),
         ],
         to_supply={},
-        training=base.TrainingFiles(glue={"verl": (MANAGER,)}, ending="", build_row=build_row),
+        training=base.TrainingFiles(
+            glue={"verl_rewards": (MANAGER,)}, ending="", build_row=build_row
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""Write an exported folder: the configuration, rewards, prompts, and a page of what differs."""
+"""Write an export: the configuration, rewards, prompts, and a page of what differs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gdpo_tune.exporters.base import (
     TrainingFiles,
 )
 from gdpo_tune.exporters.differences_page import PAGE, format_page
-from gdpo_tune.exporters.prompts import (
+from gdpo_tune.exporters.prompt_files import (
     REFERENCE_FILE,
     ExportedPrompts,
     collect_prompts,
@@ -85,11 +85,11 @@ def export_training(
         source = POLICIES[request.spec.policy]
         files |= {f"{POLICY_COPY}/{file.name}": file.read_bytes() for file in source.iterdir()}
     page = format_page(recipe, exported, request.spec.list_objectives(), differences)
-    write_folder(directory, {**files, PAGE: page.encode()})
+    write_files(directory, {**files, PAGE: page.encode()})
     return exported, directory
 
 
-def write_folder(directory: Path, files: Mapping[str, bytes]) -> None:
+def write_files(directory: Path, files: Mapping[str, bytes]) -> None:
     """Write files by their names, all or, where one exists with other content, none.
 
     Raises:
@@ -153,7 +153,7 @@ except PackageNotFoundError:
     sys.exit(f"{{name}} is not installed for {{sys.executable}}: {exported.install}")
 if found.split(".")[:2] != wanted.split(".")[:2]:
     sys.exit(
-        f"{{name}} {{found}} is installed, and this folder is for {{wanted}}: its keys may lack "
+        f"{{name}} {{found}} is installed, and this export is for {{wanted}}: its keys may lack "
         "there or have another meaning. {exported.install}, or ANY_VERSION=1 {START}"
     )
 PYTHON

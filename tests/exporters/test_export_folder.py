@@ -282,7 +282,7 @@ def test_an_own_task_comes_along(tmp_path, name):
 @pytest.mark.parametrize(
     ("package", "message"),
     [
-        ("pytest==0.1.0", "is installed, and this folder is for 0.1.0"),
+        ("pytest==0.1.0", "is installed, and this export is for 0.1.0"),
         ("no-such-package==1.0", "no-such-package is not installed"),
     ],
 )

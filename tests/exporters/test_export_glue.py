@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from gdpo_tune.exporters.glue import nemo_rl, verl
+from gdpo_tune.exporters.glue import nemo_rl_rewards, verl_rewards
 from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt
 from gdpo_tune.policies.prompts import PromptFormat, find_text_prefix
 from tests.support.export import export_folder, export_to, make_recipe, parse_settings, read_prompts
@@ -86,9 +86,9 @@ def test_verl_gets_the_rewards_of_a_trial_in_one_batch(tmp_path, monkeypatch):
 
 
 def build_manager(monkeypatch, judge):
-    monkeypatch.setattr(verl, "judge_each", judge)
+    monkeypatch.setattr(verl_rewards, "judge_each", judge)
     tokenizer = SimpleNamespace(decode=lambda tokens, **_: "x" * len(tokens))
-    return verl.RewardManager(None, tokenizer, None)
+    return verl_rewards.RewardManager(None, tokenizer, None)
 
 
 def test_completions_that_come_while_others_are_judged_wait_for_the_next_batch(monkeypatch):
@@ -139,13 +139,13 @@ def test_a_reward_that_is_not_scored_is_0_for_verl(monkeypatch):
 
 
 def test_rows_have_the_columns_of_the_libraries():
-    row = verl.build_row(CHAT, 3)
+    row = verl_rewards.build_row(CHAT, 3)
     assert (row["prompt"], row["extra_info"]) == (CHAT.messages, {"index": 3})
     assert row["reward_model"]["ground_truth"] == "{}"
     plain = ExportedPrompt("ask", None, "{}")
-    assert verl.build_row(plain, 0)["prompt"] == [{"role": "user", "content": "ask"}]
-    assert nemo_rl.build_row(CHAT, 3) == {"messages": CHAT.messages, "problem": "{}"}
-    assert nemo_rl.build_row(plain, 0)["messages"] == [{"role": "user", "content": "ask"}]
+    assert verl_rewards.build_row(plain, 0)["prompt"] == [{"role": "user", "content": "ask"}]
+    assert nemo_rl_rewards.build_row(CHAT, 3) == {"messages": CHAT.messages, "problem": "{}"}
+    assert nemo_rl_rewards.build_row(plain, 0)["messages"] == [{"role": "user", "content": "ask"}]
 
 
 @pytest.mark.parametrize("mode", ["gdpo", "grpo"])
@@ -200,14 +200,14 @@ def build_tokenizer(template=None):
 @pytest.mark.parametrize("template", [None, TEMPLATE, NO_SYSTEM])
 def test_nemo_rl_reads_the_tokens_of_a_trial(template):
     tokenizer = build_tokenizer(template)
-    row = {**nemo_rl.build_row(CHAT, 0), "task_name": "t"}
+    row = {**nemo_rl_rewards.build_row(CHAT, 0), "task_name": "t"}
     (ours,) = PromptFormat(tokenizer, "above").encode(["ask"])
-    read = nemo_rl.process_prompt(row, None, tokenizer, 100, 7)
+    read = nemo_rl_rewards.process_prompt(row, None, tokenizer, 100, 7)
     (turn,) = read["message_log"]
     assert turn["token_ids"].tolist() == ours
     assert (read["length"], read["loss_multiplier"], read["idx"]) == (len(ours), 1.0, 7)
     assert (read["extra_env_info"], read["task_name"]) == ({"problem": "{}"}, "t")
-    cut = nemo_rl.process_prompt(row, None, tokenizer, len(ours), 7)
+    cut = nemo_rl_rewards.process_prompt(row, None, tokenizer, len(ours), 7)
     assert (len(cut["message_log"][0]["token_ids"]), cut["loss_multiplier"]) == (4, 0.0)
 
 
@@ -220,7 +220,7 @@ def test_verl_reads_the_tokens_of_a_trial_without_a_chat_template(tmp_path):
     settings = parse_settings(export_to("verl", recipe))
     tokenizer = AutoTokenizer.from_pretrained(policy)
     tokenizer.chat_template = settings["actor_rollout_ref"]["model"]["custom_chat_template"]
-    messages = verl.build_row(ExportedPrompt("a'{{b", None, ""), 0)["prompt"]
+    messages = verl_rewards.build_row(ExportedPrompt("a'{{b", None, ""), 0)["prompt"]
     read = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert read == build_tokenizer()("a'{{b")["input_ids"]
     assert settings["data"]["max_prompt_length"] == 300 - 64

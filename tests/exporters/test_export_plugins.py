@@ -9,7 +9,7 @@ import sys
 import pytest
 from pyarrow import parquet
 
-from gdpo_tune.exporters.glue.ms_swift import build_row
+from gdpo_tune.exporters.glue.ms_swift_rewards import build_row
 from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt
 from gdpo_tune.exporters.write_export import export_training
 from tests.support.export import export_to, make_recipe, make_request, parse_settings

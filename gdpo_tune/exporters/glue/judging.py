@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from gdpo_tune.core.shaping import Shaping
-from gdpo_tune.exporters.glue.scoring import score
+from gdpo_tune.exporters.glue.task_scores import score
 from gdpo_tune.tasks.base import Problem
 
 SHAPING = Shaping()

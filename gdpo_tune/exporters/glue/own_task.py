@@ -1,4 +1,4 @@
-"""Scores of completions by a task in a file of its own, in place of `scoring`."""
+"""Scores of completions by a task in a file of its own, in place of `task_scores`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs in completions, run in the sandbox that an exported folder brings along."""
+"""Programs in completions, run in the sandbox that an export brings along."""
 
 from __future__ import annotations
 

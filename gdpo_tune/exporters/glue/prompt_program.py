@@ -1,4 +1,4 @@
-"""Program that makes `prompts.parquet` of a data set that the folder only refers to."""
+"""Program that makes `prompts.parquet` of a data set that the export only refers to."""
 
 from __future__ import annotations
 

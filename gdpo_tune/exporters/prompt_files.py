@@ -1,4 +1,4 @@
-"""Training prompts of an exported folder, as the policy read them: rows, or a program for them."""
+"""Training prompts of an export, as the policy read them: rows, or a program for them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from gdpo_tune.core.settings import DATA_FILES
 from gdpo_tune.exporters.base import PROMPTS_FILE, TrainingFiles
 from gdpo_tune.exporters.bundle import Bundle, format_docstring
 from gdpo_tune.exporters.data_licence import is_within_reach
+from gdpo_tune.exporters.glue.prompt_program import compute_digest
 from gdpo_tune.exporters.glue.prompt_rows import build_prompt, write_rows
-from gdpo_tune.exporters.glue.reference import compute_digest
 from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.policies.prompts import PromptFormat, choose_instructions, load_local_tokenizer
 
 PROBLEM_SEED = 0
 """Prompts belong to the sweep and not to the trial; see `training.worker_cache`."""
 REFERENCE_FILE = "make_prompts.py"
-"""Program in an exported folder that writes the prompts."""
+"""Program of an export that writes the prompts."""
 _GLUE = "gdpo_tune.exporters.glue"
 _SETTINGS = "gdpo_tune.core.settings"
 
@@ -95,7 +95,7 @@ def format_reference(recipe: Recipe, training: TrainingFiles) -> str:
     convert, build_row = layout.convert, training.build_row
     for function in (convert, build_row):
         bundle.add(function.__module__, function.__name__)
-    bundle.add(f"{_GLUE}.reference", "write_prompts")
+    bundle.add(f"{_GLUE}.prompt_program", "write_prompts")
     is_local = recipe.data.is_local
     source = str(expand_home(recipe.data.source).absolute()) if is_local else recipe.data.source
     data = {**asdict(recipe.data), "source": source, "is_local": is_local}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt
-from gdpo_tune.exporters.glue.trl import build_reward
+from gdpo_tune.exporters.glue.trl_rewards import build_reward
 
 
 def build_row(prompt: ExportedPrompt, number: int) -> Mapping[str, object]:
