@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from importlib import resources
+from collections.abc import Sequence
 from typing import Any
 
 import jinja2
 
 from gdpo_tune import __version__
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.analysis.lineage import trace_training
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.analysis.selection import CLEAR
-from gdpo_tune.core.formatting import (
-    NO_VALUE,
-    format_estimate,
-    format_interval,
-    format_number,
-    format_parameter,
-)
+from gdpo_tune.core.formatting import format_interval, format_number
 from gdpo_tune.core.hub_address import REPOSITORY_ID
-from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.core.registry import POLICIES
-from gdpo_tune.core.task_files import load_task_info
+from gdpo_tune.publishing.card_tables import (
+    build_member_rows,
+    build_metric_rows,
+    describe_training,
+    get_metric,
+    list_columns,
+)
 from gdpo_tune.publishing.licence import Licence
 from gdpo_tune.publishing.policy_files import PolicyFiles
 from gdpo_tune.publishing.publication import Publication, PublishedPolicy
-from gdpo_tune.results.summary import ROLES, title_configuration
 from gdpo_tune.results.warnings import list_result_warnings
 from gdpo_tune.spec import SweepSpec
 
@@ -46,12 +41,12 @@ def build_model_card(
         repository=repository,
         metadata=_build_metadata(publication, candidate, policy),
         warnings=list_candidate_warnings(publication, candidate.configuration),
-        columns=_list_columns(publication.front, candidate.configuration),
-        metrics=_build_metric_rows(publication, candidate.configuration),
-        training=_describe_training(publication, candidate),
+        columns=list_columns(publication.front, candidate.configuration),
+        metrics=build_metric_rows(publication, candidate.configuration),
+        training=describe_training(publication, candidate),
         policy=policy,
         lora_rank=spec.model.lora_rank,
-        members=_build_member_rows(publication, others, candidate.name),
+        members=build_member_rows(publication, others, candidate.name),
     )
 
 
@@ -72,7 +67,7 @@ def build_record_card(
         metadata=metadata.to_yaml(),
         repository=publication.record,
         warnings=list_result_warnings(publication.sweep.spec, publication.front),
-        members=_build_member_rows(publication, [member.name for member in members]),
+        members=build_member_rows(publication, [member.name for member in members]),
         missing=len(missing),
     )
 
@@ -92,11 +87,14 @@ def list_candidate_warnings(publication: Publication, configuration: Configurati
 
 def _render(template: str, publication: Publication, **values: Any) -> str:
     spec, front = publication.spec, publication.front
-    file = resources.files("gdpo_tune.publishing") / "templates" / template
     environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
+        loader=jinja2.PackageLoader("gdpo_tune.publishing"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
     )
-    return environment.from_string(file.read_text(encoding="utf-8")).render(
+    return environment.get_template(template).render(
         spec=spec,
         front=front,
         publication=publication,
@@ -131,7 +129,7 @@ def _build_metadata(
             dataset_type=source if source and not spec.data.is_local else spec.task,
             dataset_name=f"{spec.task}: test prompts",
             metric_type=name,
-            metric_name=f"{name} ({_get_metric(publication, name).doc})",
+            metric_name=f"{name} ({get_metric(publication, name).doc})",
             metric_value=candidate.configuration.mean[name].mean,
             metric_args={"standard_error": candidate.configuration.mean[name].se},
         )
@@ -177,113 +175,9 @@ def describe_data(spec: SweepSpec) -> str:
 
 def _list_objectives(publication: Publication) -> list[str]:
     return [
-        f"`{name}` ({goal.direction}d): {_get_metric(publication, name).doc}"
+        f"`{name}` ({goal.direction}d): {get_metric(publication, name).doc}"
         for name, goal in publication.spec.objectives.items()
     ]
-
-
-def _get_metric(publication: Publication, name: str) -> MetricInfo:
-    spec = publication.sweep.spec  # a task in a file is there under its whole path alone
-    return {**COST_METRICS, **load_task_info(spec.task, spec.space.domains).metrics}[name]
-
-
-def _build_metric_rows(
-    publication: Publication, configuration: Configuration
-) -> list[tuple[str, list[str]]]:
-    """Return each metric with its values of a policy and the baselines, objectives first."""
-    objectives = list(publication.spec.objectives)
-    names = [*objectives, *(name for name in configuration.mean if name not in objectives)]
-    columns = [configuration, *_list_baselines(publication.front, configuration)]
-    return [(n, [_format_value(publication, c, n) for c in columns]) for n in names]
-
-
-def _list_columns(front: Front, configuration: Configuration) -> list[str]:
-    return ["this policy", *(ROLES[b.role] for b in _list_baselines(front, configuration))]
-
-
-def _list_baselines(front: Front, configuration: Configuration) -> list[Configuration]:
-    return [baseline for baseline in front.baselines if baseline is not configuration]
-
-
-def _format_value(publication: Publication, configuration: Configuration, name: str) -> str:
-    """Return a mean with its interval at 95 %, within the range of the metric."""
-    value = configuration.mean.get(name)
-    if value is None:
-        return NO_VALUE
-    metric = _get_metric(publication, name)
-    low, high = value.mean - CLEAR * value.se, value.mean + CLEAR * value.se
-    interval = format_interval(max(low, metric.low), min(high, metric.high))
-    return f"{format_number(value.mean)} ({interval})"
-
-
-def _build_member_rows(
-    publication: Publication, published: Sequence[str], own: str = ""
-) -> tuple[list[list[str]], list[list[str]]]:
-    """Return a row for each member of the front and each baseline: those that stand out, and all.
-
-    `own` is the name of the policy of the card, in bold.
-    """
-    front = publication.front
-    others = [baseline for baseline in front.baselines if not baseline.is_on_front]
-    first: list[list[str]] = []
-    rows: list[list[str]] = []
-    for member in (*front.members, *others):
-        title, labels = title_configuration(member), front.list_labels(member)
-        if member.name in published and publication.is_front:
-            repository = publication.name_repository(member.name)
-            title = f"[{title}](https://huggingface.co/{repository.path})"
-        values = [format_estimate(member.mean[goal.name]) for goal in front.objectives]
-        notes = [*labels, *front.list_shortfalls(member)]
-        notes += ["one seed"] if member.is_provisional and member.role != "untrained" else []
-        notes += ["published weights"] if member.role == "published" else []
-        title = f"**{title}**" if member.name == own else title
-        rows.append([title, *values, ", ".join(notes)])
-        if labels or member.name == own or member in front.baselines:
-            first.append(rows[-1])
-    return first, rows
-
-
-def _describe_training(publication: Publication, candidate: PublishedPolicy) -> dict[str, Any]:
-    """Return how a policy was made: parameters and schedule, or the parts of a merge."""
-    records, record = publication.sweep.records, candidate.record
-    steps = publication.spec.training.steps
-    if len(record.parts) > 1:
-        parts = [
-            {
-                "weight": f"{part.weight:.3g}",
-                "name": f"{part.trial}@{part.step}",
-                "params": _format_params(publication, records[part.trial].params),
-            }
-            for part in record.parts
-        ]
-        return {"parts": parts, "names": list(parts[0]["params"])}
-    number, step = record.number, steps
-    if record.parts:
-        number, step = record.parts[0].trial, record.parts[0].step
-    training = trace_training(records, number, step if record.parts else float("inf"))
-    return {
-        "parts": [],
-        "params": _format_params(publication, training.params),
-        "seed": training.seed,
-        "steps": step,
-        "schedule": [
-            (segment.step, _format_params(publication, {**training.params, **segment.params}))
-            for segment in training.schedule
-        ],
-    }
-
-
-def _format_params(publication: Publication, params: Mapping[str, Any]) -> dict[str, str]:
-    """Return the parameters that are in effect; weights as trained, the largest is 1."""
-    spec = publication.spec
-    active = spec.space.select_active(params)
-    prefix = "reward_weights."
-    largest = max((abs(v) for n, v in params.items() if n.startswith(prefix)), default=1) or 1
-    return {
-        name: format_parameter(value / largest if name.startswith(prefix) else value)
-        for name, value in params.items()
-        if name in active
-    }
 
 
 def _describe_hypervolume(front: Front) -> str:
