@@ -12,6 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 MARKER = "complete.json"
 CHECKPOINT_PREFIX = "checkpoint-"
+ADAPTER = "adapter"
+"""Directory of the adapter inside a checkpoint that holds the merged policy."""
+ADAPTER_CONFIG = "adapter_config.json"
+"""File that every directory of an adapter holds."""
 _NAME = re.compile(rf"{CHECKPOINT_PREFIX}(\d+)")
 
 

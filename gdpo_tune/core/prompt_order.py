@@ -1,8 +1,11 @@
-"""Order in which a trial reads its training prompts."""
+"""Choice of the prompts of a sweep, and the order in which a trial reads them."""
 
 from __future__ import annotations
 
 import numpy as np
+
+PROBLEM_SEED = 0
+"""Prompts belong to the sweep and not to the trial: every trial of every run has the same."""
 
 
 def order_prompts(problems: int, count: int, seed: int) -> list[int]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 
+from gdpo_tune.core.checkpoint_names import ADAPTER_CONFIG
 from gdpo_tune.core.errors import ExportError, SpecProblem
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.exporters import base
@@ -23,7 +24,6 @@ from gdpo_tune.spec.notation import dump_flow
 
 LIBRARY = "mergekit 0.1.5"
 COMMAND = "mergekit-yaml mergekit.yaml merged"
-ADAPTER_CONFIG = "adapter_config.json"
 COMPUTED_IN = "float32"
 PARSED = ("@", "+")
 """Letters that mergekit takes for the marks of a revision and of an adapter in a model's name."""

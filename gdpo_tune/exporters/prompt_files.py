@@ -9,7 +9,7 @@ from typing import Any
 
 from gdpo_tune.core.errors import DataError
 from gdpo_tune.core.files import expand_home
-from gdpo_tune.core.prompt_order import order_prompts
+from gdpo_tune.core.prompt_order import PROBLEM_SEED, order_prompts
 from gdpo_tune.core.registry import describe_layout
 from gdpo_tune.core.settings import DATA_FILES
 from gdpo_tune.exporters.base import PROMPTS_FILE, TrainingFiles
@@ -20,8 +20,6 @@ from gdpo_tune.exporters.glue.prompt_rows import build_prompt, write_rows
 from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.policies.prompts import PromptFormat, choose_instructions, load_local_tokenizer
 
-PROBLEM_SEED = 0
-"""Prompts belong to the sweep and not to the trial; see `training.worker_cache`."""
 REFERENCE_FILE = "make_prompts.py"
 """Program of an export that writes the prompts."""
 _GLUE = "gdpo_tune.exporters.glue"
@@ -111,7 +109,6 @@ def format_reference(recipe: Recipe, training: TrainingFiles) -> str:
         "INSTRUCTIONS": repr(choose_instructions(recipe.policy_name, tokenizer, own, mode)),
         "IS_CHAT": repr(recipe.is_chat),
         "COUNT": repr(recipe.training.train_prompts),
-        "PROBLEM_SEED": repr(PROBLEM_SEED),
         "SEED": repr(recipe.seed),
         "DIGEST": repr(_find_digest(recipe)),
     }

@@ -30,7 +30,7 @@ class Licence:
     """Name of a licence without an identifier of its own, which is then `other`."""
     link: str = ""
     source: str = ""
-    """Where it was read, for a person."""
+    """Origin, for a person."""
 
 
 def find_licence(policy: str, revision: str, given: str | None) -> Licence:

@@ -10,6 +10,7 @@ from shlex import quote
 from typing import Any
 
 from gdpo_tune.core.candidates import title_candidate
+from gdpo_tune.core.checkpoint_names import ADAPTER, ADAPTER_CONFIG
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger.sweep_store import SweepStore
@@ -20,8 +21,6 @@ from gdpo_tune.results.kept_policies import list_policies
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.parents import explain_merge, list_parents
 
-ADAPTER, ADAPTER_CONFIG = "adapter", "adapter_config.json"
-"""Directory of the adapter beside a merged policy, and the file that every adapter has."""
 PUBLISHED = (
     *("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json"),
     *("tokenizer*", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json"),

@@ -1,4 +1,4 @@
-"""What the repositories of one call of `publish` have in common: the sweep, and its front."""
+"""A sweep as one call of `publish` puts it on the Hub, and the choice of its policies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.summary import ChosenTrial
 from gdpo_tune.spec import SweepSpec
 
-PICTURE, CARD = "front.png", "README.md"
+PICTURE = "front.png"
 LONGEST_TITLE = 59
 """Most characters of a collection's title on the Hub."""
 
@@ -37,7 +37,7 @@ class PublishedPolicy:
     record: TrialRecord
     configuration: Configuration
     pick: str
-    """What the person wrote, such as `knee`; its own name for a member of `--front`."""
+    """Choice that the person wrote, such as `knee`; its own name for a member of `--front`."""
 
     @property
     def name(self) -> str:

@@ -12,8 +12,9 @@ from typing import Any
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.hub_address import MANIFEST, Repository
 from gdpo_tune.publishing.card import build_model_card, build_record_card
+from gdpo_tune.publishing.licence import CARD
 from gdpo_tune.publishing.policy_files import collect_policy_files, find_kept_policy
-from gdpo_tune.publishing.publication import CARD, PICTURE, Publication, PublishedPolicy
+from gdpo_tune.publishing.publication import PICTURE, Publication, PublishedPolicy
 
 
 @dataclass(frozen=True)

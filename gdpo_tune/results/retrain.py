@@ -65,7 +65,7 @@ class TrainingRequest:
     parents: tuple[Parent, ...] = ()
     """Parents of a merge, which no single training repeats; its `params` are empty."""
     transfer: Transfer | None = None
-    """What it has from the candidate if policy, data or lengths are others than in its sweep."""
+    """Origin of its values, if policy, data or lengths are others than in the sweep."""
 
 
 def build_request_from_file(path: Path | str, overrides: Sequence[str]) -> TrainingRequest:

@@ -54,17 +54,17 @@ class MovedValue:
 
 @dataclass(frozen=True)
 class Transfer:
-    """What a training has from a candidate, and what from elsewhere."""
+    """Settings of a training that are a candidate's, and those that come from elsewhere."""
 
     title: str
-    """What differs from the sweep, for a sentence: `another policy and other lengths`."""
+    """Difference from the sweep, for a sentence: `another policy and other lengths`."""
     searched: SweepSpec
     """The sweep."""
     carried: tuple[str, ...]
     """Settings that carry over, each with its value."""
     moved: tuple[MovedValue, ...]
     kept: tuple[str, ...]
-    """Parameters that might need other values, and have the candidate's."""
+    """Parameters that may need other values, and have the candidate's."""
 
     @property
     def conditions(self) -> str:
@@ -73,7 +73,7 @@ class Transfer:
 
     @property
     def lines(self) -> tuple[str, str]:
-        """What carries over and what does not, for a terminal."""
+        """Two lines for a terminal: the settings that carry over, and those that do not."""
         needed = {*NEEDS, *(key for keys in SUBJECTS.values() for key in keys)}
         values = [
             f"{value.key.removeprefix('space.')} {value.wanted} (was {value.searched})"
@@ -92,9 +92,9 @@ class TransferPlan:
 
     values: WantedValues
     words: tuple[str, ...]
-    """What `--set` says, as typed."""
+    """Values of `--set`, as typed."""
     missing: MissingValues | None = None
-    """What it lacks, so that it cannot be trained."""
+    """Values without which it cannot be trained; None if there are all."""
 
     @property
     def overrides(self) -> list[str]:
@@ -116,7 +116,7 @@ class TransferPlan:
         return tuple(replace(segment, params=params) for segment, params in pairs if params)
 
     def describe(self, spec: SweepSpec, params: Params) -> Transfer:
-        """Return what the training with `params` under `spec` has from where."""
+        """Return the settings of the training with `params` under `spec`, and their origins."""
         values, subjects = self.values, self.values.list_subjects()
         given = [name for name in FREE if values.has(f"space.{name}")]
         before = _list_settings(values.searched)

@@ -1,4 +1,4 @@
-"""Refusal of a transfer that leaves out a value, with options that give every missing value."""
+"""Refusal of a transfer without a value that it needs, with options that give every such value."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EXAMPLES = {STEPS: 100, TOTAL: 512, MICRO: 32, LONGEST: 512, LIMIT: 200, PROMPT:
 
 @dataclass(frozen=True)
 class MissingValues:
-    """The lack of values for what does not carry over."""
+    """Values that a transfer needs and that nobody gave."""
 
     message: str
     """Every key, the reasons, and options that give them values."""
@@ -50,7 +50,7 @@ class MissingValues:
 
 
 def find_missing_values(values: WantedValues, option: str, source: str) -> MissingValues | None:
-    """Return the lack of values for what does not carry over; None if there are all.
+    """Return the values that a transfer needs and that nobody gave; None if there are all.
 
     `option` and `source` name the candidate.
     """

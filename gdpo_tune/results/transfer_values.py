@@ -53,7 +53,7 @@ class WantedValues:
     params: Params
     """Those of the candidate."""
     own: YamlNode
-    """What `--set` says."""
+    """Values of `--set`."""
     recipe: TransferRecipe | None
 
     def is_set(self, key: str) -> bool:

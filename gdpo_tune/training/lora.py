@@ -24,13 +24,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from gdpo_tune.core.checkpoint_names import ADAPTER
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.settings import EVERY_LINEAR, ModelSettings
 
-ADAPTER = "adapter"
-"""Directory of the adapter inside a checkpoint that holds the merged policy."""
-ADAPTER_CONFIG = "adapter_config.json"
-"""File that every directory of an adapter holds."""
 MEMORY = Path("/dev/shm")
 """File system in memory."""
 

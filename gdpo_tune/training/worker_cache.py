@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gdpo_tune.core import task_files
 from gdpo_tune.core.errors import DataError
+from gdpo_tune.core.prompt_order import PROBLEM_SEED
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import PROMPTS_LEFT_OUT
 from gdpo_tune.policies.initial_policy import hash_policy, save_initial_policy
@@ -28,8 +29,6 @@ from gdpo_tune.tasks.base import Problem, Split, Task
 from gdpo_tune.training.trl_arguments import choose_weights_dtype
 
 _LOGGER = logging.getLogger("gdpo_tune.training")
-_PROBLEM_SEED = 0
-"""Prompts belong to the sweep and not to the trial: every trial of every run has the same."""
 _COPIED_PARAMETERS = 50_000_000
 """A larger policy is loaded again for each trial instead of being kept twice in memory."""
 LARGEST_SHARE_LEFT_OUT = 0.5
@@ -91,7 +90,7 @@ class WorkerCache:
         if split in self._splits:
             return self._splits[split]
         count: int = getattr(self.config.training, f"{split}_prompts")
-        problems = self.task.problems(split, count, _PROBLEM_SEED)
+        problems = self.task.problems(split, count, PROBLEM_SEED)
         prompts = self.prompts.encode([problem.prompt for problem in problems])
         limit = self.config.data.max_prompt_length
         short = [row for row, prompt in enumerate(prompts) if len(prompt) <= limit]

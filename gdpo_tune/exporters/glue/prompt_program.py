@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from gdpo_tune.core.errors import DataError
-from gdpo_tune.core.prompt_order import order_prompts
+from gdpo_tune.core.prompt_order import PROBLEM_SEED, order_prompts
 from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt, build_prompt, write_rows
 from gdpo_tune.policies.prompts import PromptFormat
 from gdpo_tune.tasks.base import Problem
@@ -19,7 +19,7 @@ from gdpo_tune.tasks.data.dataset import choose_data_split, draw_problems
 from gdpo_tune.tasks.data.rows import read_rows
 
 DATA: Any = SimpleNamespace()
-"""Where the rows are, by the names of the section `data:`."""
+"""Place of the rows, by the names of the section `data:`."""
 COLUMNS: tuple[str, ...] = ()
 OPTIONAL_COLUMNS: tuple[str, ...] = ()
 POLICY = ""
@@ -28,7 +28,6 @@ INSTRUCTIONS = ""
 IS_CHAT = False
 COUNT = 0
 """Training prompts, those that are too long included."""
-PROBLEM_SEED = 0
 SEED = 0
 """Seed of the trial, which decides the order of the prompts."""
 DIGEST = ""
