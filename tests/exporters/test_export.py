@@ -1,30 +1,25 @@
-"""Exporters: the files that they write, their refusals, and the differences that they list."""
+"""Exporters: the files that they write, and their refusals."""
 
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 
 import pytest
 
-from gdpo_tune import export
 from gdpo_tune.core import registry
-from gdpo_tune.core.errors import ExportError, UsageError
+from gdpo_tune.core.errors import ExportError
 from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.exporters.base import format_yaml
-from gdpo_tune.exporters.differences_page import PAGE, format_page
 from gdpo_tune.exporters.write_export import MERGERS
-from gdpo_tune.ledger import Ledger
 from tests.support.export import (
     export_to,
     flatten,
+    make_page,
     make_recipe,
     make_request,
     parse_settings,
     read_known_keys,
 )
-from tests.support.tuning import build_outcome, load_code_spec
 
 MODES = {
     "trl": ("gdpo", "grpo", "grpo_no_std", "grpo_batch"),
@@ -319,220 +314,3 @@ def test_nemo_rl_does_not_resume_from_checkpoints_of_another_trial():
 
 def test_small_numbers_stay_numbers_for_readers_of_yaml_1_1():
     assert format_yaml({"a": {"b": 3e-05}, "c": []}, "x") == "# x\na:\n  b: 3.0e-05\nc: []\n"
-
-
-# --- the page -------------------------------------------------------------------------------------
-
-
-def make_page(library: str, *overrides: str) -> str:
-    request = make_request(overrides)
-    recipe = make_recipe(request=request)
-    return format_page(recipe, export_to(library, recipe), request.spec.list_objectives())
-
-
-@pytest.mark.parametrize(
-    ("library", "words"),
-    [
-        ("trl", "`scale_rewards` beside it has no effect"),
-        ("axolotl", "adds the weighted rewards up before it normalizes"),
-        ("ms-swift", "1e-8"),
-        ("ms-swift", "a separate branch without gdpo"),
-        ("verl", "whitened over tokens"),
-        ("verl", "the newer trainer does not pass the single rewards on"),
-        ("nemo-rl", "alphabetical by reward"),
-        ("nemo-rl", "eps 0"),
-    ],
-)
-def test_the_page_says_what_differs(library, words):
-    assert words in make_page(library)
-
-
-VLLM = ("rollout.engine=vllm", "resources.gpus=1")
-SUM = "space.normalization=grpo_no_std"
-
-
-@pytest.mark.parametrize("library", ["nemo-rl", "ms-swift"])
-def test_the_page_says_where_samples_are_not_weighted_by_their_probabilities(library):
-    row = "probabilities that the sampler rounds differently | each completion is weighted"
-    assert row in make_page(library, SUM, *VLLM)
-    assert "probabilities that the sampler" not in make_page(
-        "ms-swift", "rollout.engine=transformers"
-    )
-    assert "probabilities that the sampler" not in make_page("trl", *VLLM)
-
-
-@pytest.mark.parametrize("library", ["trl", "axolotl"])
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        ((), (True, "sequence_mask", 3.0)),
-        (
-            (
-                "rollout.importance_sampling=token_truncate",
-                "rollout.importance_sampling_cap=2",
-            ),
-            (True, "token_truncate", 2.0),
-        ),
-        (("rollout.importance_sampling=off",), (False, None, None)),
-    ],
-)
-def test_libraries_on_trl_get_the_correction_of_what_vllm_sampled(library, overrides, expected):
-    settings = flatten(parse_settings(export_to(library, make_recipe(*VLLM, *overrides))))
-    keys = ("correction", "mode", "clip_max")
-    name = ("trl." if library == "axolotl" else "") + "vllm_importance_sampling_"
-    assert expected == tuple(settings.get(name + key) for key in keys)
-
-
-def test_the_page_says_how_tokens_were_weighted():
-    token = (*VLLM, "rollout.importance_sampling=token_truncate", "space.beta=0.01")
-    page = make_page("ms-swift", SUM, *token)
-    assert "each token is weighted by its probability in the trainer against vLLM" in page
-    assert "a ratio above 3 lowered to it | the same, but the KL is weighted too" in page
-    for overrides in ((*token, "space.beta=0"), (*VLLM, "rollout.importance_sampling=off")):
-        assert "probabilities that the sampler" not in make_page("ms-swift", SUM, *overrides)
-
-
-@pytest.mark.parametrize("library", MODES)
-def test_the_page_says_where_the_precision_differs(library):
-    row = "| computed in | bfloat16 on a GPU, float32 elsewhere | bfloat16"
-    assert row in make_page(library)
-    page = make_page(library, "model.dtype=float32")
-    written = export_to(library, make_recipe("model.dtype=float32")).text
-    in_file = "float32" in written or "bf16: false" in written
-    on_page = "| computed in | float32 | bfloat16" in page
-    assert in_file is not on_page, "write it into the file, or pass precision= for the page"
-    assert "computed in" not in make_page(library, "model.dtype=bfloat16")
-
-
-@pytest.mark.parametrize("library", ["verl", "nemo-rl"])
-def test_the_page_says_what_a_reward_that_is_not_scored_counts(library):
-    assert "counts as a raw 0" in make_page(library)
-    assert "counts as a raw 0" in make_page("trl", "space.normalization=grpo")
-    assert "counts as a raw 0" not in make_page("trl")
-
-
-def test_the_page_describes_the_shaping_of_the_rewards():
-    overrides = (
-        "space.length_shape=overlong",
-        "space.length_cache=0.25",
-        "space.conditioning.length=correctness",
-        "space.conditioning_threshold.length=0.5",
-        "space.partial_credit=true",
-    )
-    text = make_page("trl", *overrides)
-    shaped = "1 up to 48 tokens, then in a line to 0 at 64; 0 unless correctness is at least 0.5"
-    assert f"| `length` | 0.25 | 0 to 1 | {shaped} |" in text
-    assert "partial credit: the share of tests that pass" in text
-    assert "1 up to 26 tokens, then in a line to 0 at 64" in make_page(
-        "trl", "space.length_shape=ramp"
-    )
-
-
-# --- the command ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def sweep(tmp_path):
-    spec = load_code_spec(tmp_path)
-    with Ledger.open(spec) as ledger:
-        for number, (correct, form) in enumerate([(0.9, 0.2), (0.7, 0.7), (0.2, 0.9)]):
-            params = spec.space.complete_baseline({"reward_weights.format": 0.1 * (number + 1)})
-            ledger.start(params, "search", "model", seed=70 + number)
-            ledger.complete(number, build_outcome(correct, form, 0.5))
-    return spec
-
-
-def test_a_trial_of_a_sweep_is_exported(sweep, tmp_path, capsys):
-    directory, choice = str(sweep.directory), "max correctness where format >= 0.5"
-    assert export.main([directory, "--pick", choice, "--to", "verl"]) == 0
-    written = tmp_path / "sweep-trial-1-verl"
-    names = {"verl.yaml", PAGE, "run.sh", "rewards.py", "prompts.parquet", "policy", "gdpo_sandbox"}
-    assert {file.name for file in written.iterdir()} >= names
-    assert "gdpo_reward_weights: [1.0, 0.2, 1.0]" in (written / "verl.yaml").read_text()
-    assert f"trial 1 of {directory}" in (written / PAGE).read_text()
-    printed = capsys.readouterr().out
-    assert "trial 1: correctness 0.700" in printed
-    assert f"bash {written / 'run.sh'}" in printed
-    assert export.main([f"{directory}:knee", "--to", "trl", "--out", str(tmp_path / "o")]) == 0
-    assert (tmp_path / "o" / "grpo.yaml").is_file()
-
-
-def test_a_name_under_runs_is_enough(tmp_path, monkeypatch):
-    spec = load_code_spec(tmp_path / "runs")
-    with Ledger.open(spec) as ledger:
-        ledger.start(spec.space.complete_baseline({}), "search", "model", seed=7)
-        ledger.complete(0, build_outcome(0.9, 0.2, 0.5))
-    monkeypatch.chdir(tmp_path)
-    assert export.main([f"{spec.name}:knee", "--to", "trl", "--out", "o"]) == 0
-    assert (tmp_path / "o" / "grpo.yaml").is_file()
-
-
-def test_the_policy_and_the_budget_may_differ(sweep, tmp_path):
-    other = ["--set", "policy=Qwen/Qwen2.5-7B-Instruct", "--set", "training.steps=500"]
-    other += ["--recipe", "code_qwen", "--reference-data"]
-    out = tmp_path / "o"
-    export.main([f"{sweep.directory}:0", "--to", "trl", "--out", str(out), *other])
-    text = (out / "grpo.yaml").read_text()
-    assert 'model_name_or_path: "Qwen/Qwen2.5-7B-Instruct"' in text or (
-        "model_name_or_path: Qwen/Qwen2.5-7B-Instruct" in text
-    )
-    assert "max_steps: 500" in text
-
-
-def test_a_file_that_was_edited_is_kept(sweep, tmp_path):
-    arguments = [f"{sweep.directory}:knee", "--to", "trl", "--out", str(tmp_path / "o")]
-    export.main(arguments)
-    assert export.main(arguments) == 0
-    (tmp_path / "o" / "grpo.yaml").write_text("mine")
-    with pytest.raises(UsageError, match="may be your work"):
-        export.main(arguments)
-    assert (tmp_path / "o" / "grpo.yaml").read_text() == "mine"
-
-
-@pytest.mark.parametrize("damage", ["file", "below a file", "binary", "directory", "too long"])
-def test_where_nothing_can_be_written(damage, sweep, tmp_path):
-    out = tmp_path / "o"
-    match damage:
-        case "file":
-            out.touch()
-        case "below a file":
-            out.touch()
-            out /= "x"
-        case "binary":
-            out.mkdir()
-            (out / "grpo.yaml").write_bytes(b"\xff")
-        case "directory":
-            (out / "grpo.yaml").mkdir(parents=True)
-        case _:
-            out /= "x" * 300
-    with pytest.raises(UsageError, match=r"cannot be written|may be your work"):
-        export.main([f"{sweep.directory}:knee", "--to", "trl", "--out", str(out)])
-
-
-def test_a_file_has_nothing_to_pick_from(tmp_path):
-    file = tmp_path / "x.yaml"
-    file.write_text("a: 1")
-    with pytest.raises(UsageError, match="--pick requires a sweep"):
-        export.main([str(file), "--pick", "knee", "--to", "trl"])
-
-
-@pytest.mark.parametrize("library", export.WITHOUT_GDPO)
-def test_a_library_without_gdpo_is_refused_with_the_reason(library, capsys):
-    with pytest.raises(SystemExit) as caught:
-        export.main(["x:knee", "--to", library])
-    assert caught.value.code == 2
-    error = capsys.readouterr().err
-    assert f"{library} knows one reward per completion" in error
-    assert f"choose from {', '.join(sorted(registry.EXPORTERS))}" in error
-
-
-def test_help_imports_nothing_heavy():
-    program = (
-        "import sys; from gdpo_tune import export; print(export.build_parser().format_help());"
-        "print({'torch', 'optuna', 'pydantic', 'rich', 'ray', 'numpy'} & set(sys.modules))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip().endswith("set()")
-    assert all(name in done.stdout for name in registry.EXPORTERS)

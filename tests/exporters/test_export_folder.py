@@ -24,7 +24,7 @@ from gdpo_tune.exporters.write_export import export_training, format_run
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.policies.prompts import PromptFormat
 from gdpo_tune.results.retrain import build_request_from_file
-from tests.support.export import export_folder, export_to, make_recipe, read_prompts
+from tests.support.export import export_folder, export_to, make_recipe, read_prompts, run_in_export
 from tests.support.paths import ROOT
 
 COMPLETIONS = {
@@ -73,20 +73,6 @@ print(json.dumps(rewards.judge(problems, completions, lengths)))
 """
 
 
-def judge_in_folder(directory, problems, completions, lengths):
-    done = subprocess.run(
-        [sys.executable, "-c", JUDGE],
-        input=json.dumps([problems, completions, lengths]),
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PATH": "/usr/bin:/bin"},
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 CASES = [
     *(("code", variant) for variant in (*VARIANTS, PARTIAL)),
     *(("math", variant) for variant in VARIANTS),
@@ -109,7 +95,7 @@ def test_rewards_without_the_package_are_those_of_a_trial(tmp_path, space, varia
     shaping = build_shaping(params, spec.training, load_task_info(spec.task, params))
     ours = shaping.apply(scores.rewards, lengths, scores.partial)
     texts = [json.dumps(asdict(problem)) for problem in problems]
-    theirs = judge_in_folder(tmp_path, texts, completions, lengths)
+    theirs = run_in_export(tmp_path, JUDGE, (texts, completions, lengths))
     weighted = [reward.name for reward in make_recipe(request=request).rewards]
     assert {name: theirs[name] for name in weighted} == {
         name: list(ours[name]) for name in weighted
@@ -271,11 +257,11 @@ def test_an_own_task_comes_along(tmp_path, name):
     problem = read_prompts(out)[0]["problem"]
     answer = json.loads(problem)["data"]["answer"]
     program = "import rewards, sys, json; print(json.dumps(rewards.judge(*json.load(sys.stdin))))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=out, capture_output=True, text=True, check=True,
-        input=json.dumps([[problem] * 2, [f"is {answer}", "no"], [4, 9]]),
-    )  # fmt: skip
-    assert json.loads(done.stdout) == {"right": [1.0, 0.0], "short": [1.0, 0.0]}
+    batch = [problem] * 2, [f"is {answer}", "no"], [4, 9]
+    assert run_in_export(out, program, batch, PYTHONPATH=str(ROOT)) == {
+        "right": [1.0, 0.0],
+        "short": [1.0, 0.0],
+    }
     assert "pip install --no-deps gdpo-tune" in (out / "DIFFERENCES.md").read_text()
 
 

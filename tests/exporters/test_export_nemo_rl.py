@@ -34,7 +34,7 @@ PACKAGES = (
     "tensorboard",
     "wandb",
 )
-"""What NeMo-RL imports that a development environment lacks, or has in a later version."""
+"""Packages of NeMo-RL that a development environment lacks, or has in a later version."""
 CASES = (
     ("code", ("space.length_shape=ramp", "space.conditioning.format=correctness")),
     ("math", ("space.normalization=grpo",)),

@@ -1,18 +1,20 @@
-"""What ms-swift and Axolotl import from an exported folder, with stand-ins for both."""
+"""Modules of an export that ms-swift and Axolotl import, with stand-ins for both."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import pytest
-from pyarrow import parquet
 
 from gdpo_tune.exporters.glue.ms_swift_rewards import build_row
 from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt
 from gdpo_tune.exporters.write_export import export_training
-from tests.support.export import export_to, make_recipe, make_request, parse_settings
+from tests.support.export import (
+    export_to,
+    make_recipe,
+    make_request,
+    parse_settings,
+    read_prompts,
+    run_in_export,
+)
 
 COMPLETIONS = ["<think>x</think><answer>def f(x): return x</answer>", "def f(x): return x"]
 LENGTHS = [26, 27]
@@ -54,20 +56,10 @@ print(json.dumps([values, plugin, judge(problems, completions, lengths), len(bat
 """
 
 
-def run_in_folder(directory, program, *arguments):
-    rows = parquet.read_table(directory / "prompts.parquet").to_pylist()
-    problems = [row["problem"] for row in rows[:2]]
-    done = subprocess.run(
-        [sys.executable, "-c", STAND_INS + JUDGE + program, *arguments],
-        input=json.dumps([problems, COMPLETIONS, LENGTHS]),
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PATH": "/usr/bin:/bin"},
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def judge_in_export(directory, program, *arguments):
+    problems = [row["problem"] for row in read_prompts(directory)[:2]]
+    batch = problems, COMPLETIONS, LENGTHS
+    return run_in_export(directory, STAND_INS + JUDGE + program, batch, *arguments)
 
 
 def export_folder(library, directory, *overrides):
@@ -77,7 +69,7 @@ def export_folder(library, directory, *overrides):
 
 def test_ms_swift_gets_a_class_for_each_reward(tmp_path):
     exported = export_folder("ms-swift", tmp_path)
-    values, names, expected, batches = run_in_folder(tmp_path, SWIFT)
+    values, names, expected, batches = judge_in_export(tmp_path, SWIFT)
     assert list(values) == parse_settings(exported)["reward_funcs"]
     assert names == ["correctness", "format", "length"]
     assert values == {f"{name}_reward": expected[name] for name in names}
@@ -88,7 +80,7 @@ def test_ms_swift_gets_a_class_for_each_reward(tmp_path):
 def test_axolotl_gets_functions_and_keeps_the_order(tmp_path):
     settings = parse_settings(export_folder("axolotl", tmp_path))
     functions = [name.removeprefix("rewards.") for name in settings["trl"]["reward_funcs"]]
-    values, plugin, expected, batches = run_in_folder(tmp_path, AXOLOTL, *functions)
+    values, plugin, expected, batches = judge_in_export(tmp_path, AXOLOTL, *functions)
     assert values == {name: expected[name.removesuffix("_reward")] for name in functions}
     assert settings["plugins"] == ["keep_order.KeepOrder"]
     assert plugin == {"shuffle_dataset": False}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +15,7 @@ from ruamel.yaml import YAML
 
 from gdpo_tune.core import registry
 from gdpo_tune.exporters.base import Exported
+from gdpo_tune.exporters.differences_page import format_page
 from gdpo_tune.exporters.recipe import Recipe, build_recipe
 from gdpo_tune.exporters.write_export import export_training
 from gdpo_tune.policies.load_policy import resolve_policy
@@ -47,6 +51,13 @@ def make_recipe(
 
 def export_to(library: str, recipe: Recipe) -> Exported:
     return registry.load(registry.EXPORTERS[library])(recipe)
+
+
+def make_page(library: str, *overrides: str) -> str:
+    """Return the page of a training with every value fixed."""
+    request = make_request(overrides)
+    recipe = make_recipe(request=request)
+    return format_page(recipe, export_to(library, recipe), request.spec.list_objectives())
 
 
 def parse_settings(exported: Exported) -> dict[str, object]:
@@ -88,3 +99,20 @@ def export_folder(
 def read_prompts(directory: Path) -> list[dict[str, Any]]:
     """Return the rows of the prompts in an exported folder."""
     return parquet.read_table(directory / "prompts.parquet").to_pylist()
+
+
+def run_in_export(
+    directory: Path, program: str, batch: Sequence[object], *arguments: str, **environment: str
+) -> Any:
+    """Return the JSON that a program prints in an export, which reads a batch as JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        input=json.dumps(batch),
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "/usr/bin:/bin", **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from gdpo_tune.core.checkpoint_names import ADAPTER
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.trial_config import TrainedPart
@@ -21,7 +22,6 @@ from gdpo_tune.policies.initial_policy import hash_policy, read_initial_policy
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import merging, worker_cache
 from gdpo_tune.training.checkpoints import write_checkpoint
-from gdpo_tune.training.lora import ADAPTER
 from gdpo_tune.training.merging import check_parts, write_merge, write_mixture
 from tests.support.merging import LORA, configure, merge, read_weights, run, write_copy
 from tests.support.training import register_toy_task
