@@ -168,7 +168,7 @@ def _read_module(module: str) -> _Module:
     imports: dict[str, Imported] = {}
     for position, node in enumerate(tree.body):
         for statement in _list_imports(node):
-            imports.update(_read_import(statement))
+            imports.update(_read_import(statement, spec.parent or ""))
         following = tree.body[position + 1] if position + 1 < len(tree.body) else None
         names = list(_list_names(node))
         if names:
@@ -188,15 +188,17 @@ def _list_imports(node: ast.stmt) -> Iterator[ast.Import | ast.ImportFrom]:
             pass
 
 
-def _read_import(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, Imported]]:
+def _read_import(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[tuple[str, Imported]]:
+    """Yield what a statement in a module of `package` imports, by name."""
     for alias in node.names:
         if isinstance(node, ast.Import):
             name = alias.asname or alias.name.partition(".")[0]
             yield name, Imported(alias.name, "", name)
         elif node.module != "__future__":
-            assert node.module is not None, "a relative import"
+            assert node.module is not None, "an import from the package itself"
+            relative = "." * node.level + node.module
             name = alias.asname or alias.name
-            yield name, Imported(node.module, alias.name, name)
+            yield name, Imported(importlib.util.resolve_name(relative, package), alias.name, name)
 
 
 def _list_names(node: ast.stmt) -> Iterator[str]:

@@ -18,6 +18,8 @@ from gdpo_tune.exporters.data_licence import is_within_reach
 from gdpo_tune.exporters.glue.prompt_program import compute_digest
 from gdpo_tune.exporters.glue.prompt_rows import build_prompt, write_rows
 from gdpo_tune.exporters.recipe import Recipe
+from gdpo_tune.exporters.reward_file import SANDBOX, runs_programs
+from gdpo_tune.exporters.sandbox_copy import SANDBOX_COPY
 from gdpo_tune.policies.prompts import PromptFormat, choose_instructions, load_local_tokenizer
 
 REFERENCE_FILE = "make_prompts.py"
@@ -89,7 +91,10 @@ def format_reference(recipe: Recipe, training: TrainingFiles) -> str:
         )
     layout = describe_layout(recipe.data.layout)
     # Only functions of types: the settings of a sweep are absent there.
-    bundle = Bundle(renamed={_SETTINGS: None})
+    renamed: dict[str, str | None] = {_SETTINGS: None}
+    if runs_programs(recipe):
+        renamed[SANDBOX] = f"{SANDBOX_COPY}.sandbox"
+    bundle = Bundle(renamed=renamed)
     convert, build_row = layout.convert, training.build_row
     for function in (convert, build_row):
         bundle.add(function.__module__, function.__name__)

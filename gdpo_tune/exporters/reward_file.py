@@ -16,7 +16,8 @@ from gdpo_tune.exporters.sandbox_copy import SANDBOX_COPY
 GLUE = "gdpo_tune.exporters.glue"
 TASK_COPY = "task.py"
 """Copy of the file of an own task, whose own name may be one that the export needs."""
-_SANDBOX = "gdpo_tune.sandbox"
+SANDBOX = "gdpo_tune.sandbox"
+"""Package that a folder has a copy of, if a reward runs code."""
 _SETTINGS = "gdpo_tune.core.settings"
 _TASK_FILES = "gdpo_tune.core.task_files"
 _FIND_FILES_BESIDE = """# The library may work in another directory.
@@ -69,7 +70,7 @@ def _start_bundle(recipe: Recipe) -> tuple[Bundle, dict[str, str]]:
     with_programs = runs_programs(recipe)
     bundle = Bundle(
         {f"{GLUE}.no_programs": f"{GLUE}.programs"} if with_programs else {},
-        {_SANDBOX: f"{SANDBOX_COPY}.sandbox" if with_programs else None, _SETTINGS: None},
+        {SANDBOX: f"{SANDBOX_COPY}.sandbox" if with_programs else None, _SETTINGS: None},
     )
     read = {*(reward.name for reward in recipe.rewards)}
     read |= {condition.on for condition in recipe.shaping.conditions.values()}

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -143,52 +142,6 @@ def test_a_policy_with_a_chat_template_gets_messages(tmp_path):
     assert "Think first" in system["content"]
     page = (tmp_path / "DIFFERENCES.md").read_text()
     assert "tokenizer of Qwen/Qwen2.5-0.5B-Instruct is not on this machine" in page
-
-
-TOOLRL = (
-    f"data.source={ROOT / 'tests/data/toolrl.jsonl'}",
-    "data.layout=toolrl",
-    "training.train_prompts=3",
-    "training.validation_prompts=1",
-    "training.test_prompts=1",
-)
-
-
-def run_reference(directory, *arguments):
-    program = """
-import runpy, sys
-sys.modules["gdpo_tune"] = None  # as where it is not installed
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-    command = [sys.executable, "-c", program, "make_prompts.py", *arguments]
-    return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
-
-
-def test_referenced_prompts_are_those_that_would_be_copied(tmp_path):
-    copied, referenced = tmp_path / "copied", tmp_path / "referenced"
-    export_folder(copied, *TOOLRL, space="tools")
-    export_folder(referenced, *TOOLRL, space="tools", references_data=True)
-    assert not (referenced / "prompts.parquet").exists()
-    assert "|| python make_prompts.py" in (referenced / "run.sh").read_text()
-    done = run_reference(referenced)
-    assert done.returncode == 0, done.stderr
-    made = referenced / "prompts.parquet"
-    assert made.read_bytes() == (copied / "prompts.parquet").read_bytes()
-
-
-def test_other_data_than_those_of_the_trial_are_refused(tmp_path):
-    export_folder(tmp_path, *TOOLRL, space="tools", references_data=True)
-    other = tmp_path / "other.jsonl"
-    lines = (ROOT / "tests/data/toolrl.jsonl").read_text().splitlines()
-    other.write_text("\n".join(lines[:2]))
-    done = run_reference(tmp_path, str(other))
-    assert done.returncode == 1
-    assert "does not hold the 3 prompts of the training" in done.stderr
-    assert "Traceback" not in done.stderr
-    done = run_reference(tmp_path, str(ROOT / "tests/data/mbpp.jsonl"))
-    assert "no column prompt, reward_model" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_prompts_that_a_task_writes_have_nothing_to_refer_to(tmp_path):

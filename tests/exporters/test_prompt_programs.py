@@ -1,0 +1,82 @@
+"""Programs for the prompts of an export: they run where this package is not installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.export import export_folder
+from tests.support.paths import ROOT
+
+TOOLRL = (
+    f"data.source={ROOT / 'tests/data/toolrl.jsonl'}",
+    "data.layout=toolrl",
+    "training.train_prompts=3",
+    "training.validation_prompts=1",
+    "training.test_prompts=1",
+)
+TASKS = {
+    "mbpp": "code",
+    "humaneval": "code",
+    "apps": "code",
+    "code_contests": "code",
+    "gsm8k": "math",
+    "math": "math",
+    "toolrl": "tools",
+}
+"""Layout -> its task."""
+
+
+def run_reference(directory, *arguments):
+    program = """
+import runpy, sys
+sys.modules["gdpo_tune"] = None  # as where it is not installed
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+    command = [sys.executable, "-c", program, "make_prompts.py", *arguments]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+
+
+def test_referenced_prompts_are_those_that_would_be_copied(tmp_path):
+    copied, referenced = tmp_path / "copied", tmp_path / "referenced"
+    export_folder(copied, *TOOLRL, space="tools")
+    export_folder(referenced, *TOOLRL, space="tools", references_data=True)
+    assert not (referenced / "prompts.parquet").exists()
+    assert "|| python make_prompts.py" in (referenced / "run.sh").read_text()
+    done = run_reference(referenced)
+    assert done.returncode == 0, done.stderr
+    made = referenced / "prompts.parquet"
+    assert made.read_bytes() == (copied / "prompts.parquet").read_bytes()
+
+
+def test_other_data_than_those_of_the_trial_are_refused(tmp_path):
+    export_folder(tmp_path, *TOOLRL, space="tools", references_data=True)
+    other = tmp_path / "other.jsonl"
+    lines = (ROOT / "tests/data/toolrl.jsonl").read_text().splitlines()
+    other.write_text("\n".join(lines[:2]))
+    done = run_reference(tmp_path, str(other))
+    assert done.returncode == 1
+    assert "does not hold the 3 prompts of the training" in done.stderr
+    assert "Traceback" not in done.stderr
+    done = run_reference(tmp_path, str(ROOT / "tests/data/mbpp.jsonl"))
+    assert "no column prompt, reward_model" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("layout", TASKS)
+def test_the_program_for_a_layout_makes_the_prompts_of_the_trial(tmp_path, layout):
+    copied, referenced = tmp_path / "copied", tmp_path / "referenced"
+    changes = (
+        f"data.source={ROOT / f'tests/data/{layout}.jsonl'}",
+        f"data.layout={layout}",
+        *(f"training.{part}_prompts=1" for part in ("train", "validation", "test")),
+    )
+    export_folder(copied, *changes, space=TASKS[layout])
+    export_folder(referenced, *changes, space=TASKS[layout], references_data=True)
+    done = run_reference(referenced)
+    assert done.returncode == 0, done.stderr
+    made = (referenced / "prompts.parquet").read_bytes()
+    assert made == (copied / "prompts.parquet").read_bytes()
