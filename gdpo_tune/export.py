@@ -80,6 +80,7 @@ def main(arguments: Sequence[str]) -> int:
     """Write what `arguments` ask for and return the exit status."""
     options = build_parser().parse_args(arguments)
 
+    from gdpo_tune.core.files import is_directory
     from gdpo_tune.exporters.data_licence import require_shareable
     from gdpo_tune.exporters.differences_page import PAGE
     from gdpo_tune.exporters.write_export import MERGERS, RUN, export_training
@@ -87,6 +88,8 @@ def main(arguments: Sequence[str]) -> int:
 
     request = _load_request(options)
     policy = resolve_policy(request.spec.policy)
+    if is_directory(Path(policy)):  # the library works in the exported directory
+        policy = str(Path(policy).absolute())
     if not options.copy_data and not options.reference_data and options.to not in MERGERS:
         require_shareable(request.spec.data)
     exported, directory = export_training(

@@ -33,6 +33,7 @@ def list_common_differences(
     whitening: str,
     missing: str,
     precision: str = "",
+    follows_device: bool = False,
     correction: str = "",
     bnpo: str = "",
     kl_gradient: str = "",
@@ -44,15 +45,17 @@ def list_common_differences(
 
     The library adds `eps` to a standard deviation that divides; `whitening` is how it normalizes
     over the batch, under GDPO; `missing` is how it treats a reward that was not scored; `precision`
-    is what it computes in, if the file cannot say so; `correction` is how it weights what vLLM
-    samples; `bnpo` is what it averages the loss of BNPO over, if a mini-batch is divided;
+    is what it computes in, if the file cannot say so; `follows_device` tells whether `run.sh`
+    chooses that by the device, as a trial does; `correction` is how it weights what vLLM samples;
+    `bnpo` is what it averages the loss of BNPO over, if a mini-batch is divided;
     `kl_gradient` is the gradient of its KL, where it lacks TRL's `use_bias_correction_kl`;
     `clamps_kl` tells whether it clamps that KL; `step_tokens` are those that divide the loss of an
     optimizer step on a part of the samples; `unanimous` is the largest advantage, under GDPO, in
     groups whose rewards are all equal.
     """
     rows = [MEASURED]
-    if recipe.model.dtype == "auto" or (precision and recipe.model.dtype == "float32"):
+    is_auto = recipe.model.dtype == "auto" and not follows_device
+    if is_auto or (precision and recipe.model.dtype == "float32"):
         ours, theirs = PRECISION[recipe.model.dtype], precision or "bfloat16"
         rows.append(Difference("computed in", ours, theirs))
     if correction and recipe.rollout.importance_sampling != "off":

@@ -135,6 +135,7 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         kl_gradient="of k3 alone, which is not that of the reverse KL; there is no switch. The "
         "gradient of the KL differs by 50 % (measured)",
         clamps_kl=True,
+        follows_device=True,
         unanimous="0.53",
     )
     rows += common_differences.list_batch_differences(recipe)

@@ -234,5 +234,6 @@ def list_shared_differences(recipe: Recipe, step_tokens: str = "") -> list[base.
         missing=MISSING if recipe.sums_first else "",
         bnpo=MICRO_BATCHES,
         step_tokens=step_tokens,
+        follows_device=True,
         unanimous="0.0004",
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,8 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.exporters.differences_page import PAGE
 from gdpo_tune.ledger import Ledger
+from tests.support.export import FIXED
+from tests.support.paths import ROOT
 from tests.support.tuning import build_outcome, load_code_spec
 
 
@@ -61,6 +65,15 @@ def test_the_policy_and_the_budget_may_differ(sweep, tmp_path):
         "model_name_or_path: Qwen/Qwen2.5-7B-Instruct" in text
     )
     assert "max_steps: 500" in text
+
+
+def test_a_policy_in_a_relative_directory_is_found_from_the_export(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(registry.POLICIES["embedded"], "mine")
+    space = str(ROOT / "search_spaces" / "code.yaml")
+    fixed = [word for each in (*FIXED, "policy=mine") for word in ("--set", each)]
+    assert export.main([space, "--to", "trl", "--out", "o", *fixed]) == 0
+    assert f"model_name_or_path: {tmp_path / 'mine'}" in Path("o/grpo.yaml").read_text()
 
 
 def test_a_file_that_was_edited_is_kept(sweep, tmp_path):

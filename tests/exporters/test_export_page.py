@@ -80,7 +80,8 @@ def test_the_page_says_how_tokens_were_weighted():
 @pytest.mark.parametrize("library", sorted({*registry.EXPORTERS} - {*MERGERS}))
 def test_the_page_says_where_the_precision_differs(library):
     row = "| computed in | bfloat16 on a GPU, float32 elsewhere | bfloat16"
-    assert row in make_page(library)
+    chooses = "torch.cuda.is_available()" in export_to(library, make_recipe()).run
+    assert (row in make_page(library)) is not chooses
     page = make_page(library, "model.dtype=float32")
     written = export_to(library, make_recipe("model.dtype=float32")).text
     in_file = "float32" in written or "bf16: false" in written
