@@ -30,15 +30,14 @@ def build_prompt(
 
     `reader` is how the policy reads prompts; None if its tokenizer is not on this machine.
     """
-    prompt = problem.prompt
-    if reader is not None:
+    prompt, messages = problem.prompt, None
+    if is_chat and reader is not None:
         messages = reader.build_messages(prompt)
-    else:
+    elif is_chat:
         system = [{"role": "system", "content": instructions}] if instructions else []
         messages = [*system, {"role": "user", "content": prompt}]
     text = f"{instructions}\n\n{prompt}" if instructions else prompt
-    judged = json.dumps(asdict(problem), ensure_ascii=False)
-    return ExportedPrompt(text, messages if is_chat else None, judged)
+    return ExportedPrompt(text, messages, json.dumps(asdict(problem), ensure_ascii=False))
 
 
 def write_rows(rows: Sequence[Mapping[str, object]], file: Any) -> None:
