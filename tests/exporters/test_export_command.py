@@ -73,7 +73,7 @@ def test_a_policy_in_a_relative_directory_is_found_from_the_export(tmp_path, mon
     space = str(ROOT / "search_spaces" / "code.yaml")
     fixed = [word for each in (*FIXED, "policy=mine") for word in ("--set", each)]
     assert export.main([space, "--to", "trl", "--out", "o", *fixed]) == 0
-    assert f"model_name_or_path: {tmp_path / 'mine'}" in Path("o/grpo.yaml").read_text()
+    assert f'"{tmp_path}/mine"' in Path("o/grpo.yaml").read_text()
 
 
 def test_a_file_that_was_edited_is_kept(sweep, tmp_path):
