@@ -24,7 +24,6 @@ TASKS = {
     "code_contests": "code",
     "gsm8k": "math",
     "math": "math",
-    "toolrl": "tools",
 }
 """Layout -> its task."""
 
