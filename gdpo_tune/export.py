@@ -95,10 +95,12 @@ def main(arguments: Sequence[str]) -> int:
     exported, directory = export_training(
         request, options.to, policy, options.out, references_data=options.reference_data
     )
-    for line in request.trial_lines:
+    for line in request.lines:
         print(line)
     print(f"what differs: {directory / PAGE}")
-    print(f"start {exported.library} ({exported.install}): bash {quote(str(directory / RUN))}")
+    print(f"install {exported.library}: {exported.install}")
+    command = f"{exported.environment} bash {quote(str(directory / RUN))}"
+    print(f"start it: {command.lstrip()}")
     return 0
 
 

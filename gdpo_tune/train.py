@@ -90,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     else:
         asked = build_request_from_file(options.space, overrides)
-    for line in asked.trial_lines:
+    for line in asked.lines:
         print(line)
     config = build_trial_config(asked, seed=options.seed, out=options.out, threads=options.threads)
     command = shlex.join(["python", "-m", "gdpo_tune.train", *arguments])

@@ -60,10 +60,11 @@ def export(recipe: Recipe) -> base.Exported:
         library=LIBRARY,
         file="axolotl.yaml",
         text=base.format_yaml(settings, recipe.note, base.START),
-        install=base.format_install("axolotl==0.19.0", recipe, vllm="vllm"),
+        install=base.format_install("axolotl==0.19.0", recipe.list_extras(vllm="vllm")),
         run=_format_run(recipe),
         differences=_list_differences(recipe),
         to_supply={},
+        result=recipe.name,
         training=replace(trl.build_training_files(recipe), others={f"{PLUGIN}.py": _ORDER}),
     )
 

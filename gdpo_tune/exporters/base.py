@@ -65,8 +65,17 @@ class Exported:
     differences: Sequence[Difference]
     to_supply: Mapping[str, str]
     """Key -> what the user has to put there."""
+    result: str
+    """Directory in that of the export where the policy will be."""
     training: TrainingFiles | None = None
     """None for a merge, which trains nothing."""
+    environment: str = ""
+    """Assignment before the command that starts it, such as `NAME=/a/path`."""
+
+    @property
+    def start(self) -> str:
+        """Command that starts the library in the directory of the export."""
+        return f"{self.environment} {START}".lstrip()
 
 
 def check_support(
@@ -131,14 +140,17 @@ def check_support(
         raise ExportError(library, (*problems, *others))
 
 
-def format_install(package: str, recipe: Recipe, *, peft: str = "", vllm: str = "") -> str:
-    """Return the command that installs a library, with what adapters and the engine need."""
-    packages = [package]
-    if recipe.model.lora_rank and peft:
-        packages.append(peft)
-    if recipe.rollout.engine == "vllm" and vllm:
-        packages.append(vllm)
-    return f"pip install {' '.join(packages)}"
+def format_install(package: str, extras: Sequence[str] = ()) -> str:
+    """Return the command that installs a package such as `trl==1.16.0` with extras.
+
+    An extra limits the versions of what it installs to those that the package works with.
+    """
+    name, _, version = package.partition("==")
+    return (
+        f"pip install '{name}[{','.join(extras)}]=={version}'"
+        if extras
+        else f"pip install {package}"
+    )
 
 
 def format_yaml(settings: Settings, *comments: str) -> str:

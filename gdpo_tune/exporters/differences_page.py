@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 from gdpo_tune.core.service_url import drop_credentials
 from gdpo_tune.core.trials import Objective
-from gdpo_tune.exporters.base import REWARDS_FILE, START, Difference, Exported
+from gdpo_tune.exporters.base import PROMPTS_FILE, REWARDS_FILE, Difference, Exported
+from gdpo_tune.exporters.common_differences import MEASURED
 from gdpo_tune.exporters.glue.programs import SERVICE
 from gdpo_tune.exporters.markdown import format_table
+from gdpo_tune.exporters.prompt_files import REFERENCE_FILE
 from gdpo_tune.exporters.recipe import ExportedReward, Recipe
 from gdpo_tune.exporters.reward_file import TASK_COPY, find_task_file
 from gdpo_tune.exporters.transfer_page import format_transfer
@@ -22,18 +24,29 @@ def format_page(
     exported: Exported,
     objectives: Sequence[Objective],
     differences: Sequence[Difference] = (),
+    *,
+    references_data: bool = False,
 ) -> str:
-    """Return the page as Markdown; `differences` are those beside the library's own."""
-    goals = ", ".join(f"`{goal.name}` ({goal.direction})" for goal in objectives)
+    """Return the page as Markdown; `differences` are those beside the library's own.
+
+    `references_data` tells whether `run.sh` makes the prompts from their data set.
+    """
+    verb = "repeats" if recipe.transfer is None else "adapts"
+    chosen = "".join(f"- {line}\n" for line in recipe.chosen)
     supply = [(f"`{key}`", text) for key, text in _list_supplies(recipe, exported).items()]
     supplies = format_table(("key", "what it needs"), supply) if supply else "Nothing."
     rows = [(row.topic, row.ours, row.theirs) for row in (*exported.differences, *differences)]
     return f"""# {recipe.name} in {exported.library}
 {format_transfer(recipe)}
-`{exported.file}` repeats {recipe.note}. Start it in this directory:
+`{exported.file}` {verb} {recipe.note}.
+
+{chosen}
+Start it in this directory:
 
     {exported.install}
-    {START}
+    {exported.start}
+
+{_describe_prompts(recipe) if references_data else ""}Then the policy is in `{exported.result}`.
 
 ## What you supply
 
@@ -41,10 +54,35 @@ def format_page(
 {_format_rewards(recipe.rewards)}
 ## What differs
 
-{format_table(("", "where it was measured", exported.library), rows)}
+{format_table(("", "gdpo_tune", exported.library), rows)}
+{_describe_sizes(rows)}{_describe_metrics(recipe, objectives)}"""
 
-Not exported: held-out evaluation. The values of this candidate are unweighted metrics ({goals}) \
-on test prompts; a reward that the library logs is weighted, and is none of them.
+
+def _describe_prompts(recipe: Recipe) -> str:
+    return (
+        f"`run.sh` first makes `{PROMPTS_FILE}` of {recipe.data.source}. Without a network, make "
+        f"it of a copy: `python {REFERENCE_FILE} FILE`. "
+    )
+
+
+def _describe_sizes(rows: Sequence[tuple[str, str, str]]) -> str:
+    """Return what the sizes in a table were measured on; empty if it has none."""
+    if not any(MEASURED in theirs for _, _, theirs in rows):
+        return ""
+    return """
+What is "measured" was computed by the code of both on one batch: see "Measured differences" in \
+`docs/export.md` of gdpo_tune.
+"""
+
+
+def _describe_metrics(recipe: Recipe, objectives: Sequence[Objective]) -> str:
+    """Return why logged rewards are not the values of the candidate; empty for a merge."""
+    if not recipe.rewards:
+        return ""
+    goals = ", ".join(f"`{goal.name}` ({goal.direction})" for goal in objectives)
+    return f"""
+Not exported: held-out evaluation. A sweep compares unweighted metrics ({goals}) on test prompts. \
+A reward that the library logs is none of them.
 """
 
 

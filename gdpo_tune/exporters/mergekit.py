@@ -52,10 +52,11 @@ def export(recipe: Recipe) -> base.Exported:
     return base.Exported(
         library=LIBRARY,
         file="mergekit.yaml",
-        text=base.format_yaml(settings, recipe.note, command) + "\n".join(lines) + "\n",
+        text=base.format_yaml(settings, recipe.note, base.START) + "\n".join(lines) + "\n",
         install="pip install mergekit==0.1.5",
         run=f'exec {command} "$@"',
         differences=_list_differences(bool(adapters)),
+        result="merged",
         to_supply={
             f"models[{index}].model": f"a directory with a copy of {parent.policy}"
             for index, parent in enumerate(recipe.parents)
@@ -116,7 +117,12 @@ def _list_differences(has_adapters: bool) -> list[base.Difference]:
             "prompts.json and initial_policy.json, which say how it was prompted and began",
             "beside the weights",
             "left out: copy them from a parent's directory to train or evaluate the policy here",
-        )
+        ),
+        base.Difference(
+            "directories of the parents",
+            "in the sweep",
+            "absolute paths on the machine that exported: on another one, change them in the file",
+        ),
     ]
     if has_adapters:
         ours, theirs = "may stay a set of adapters with weights", "one model without adapters"

@@ -13,6 +13,7 @@ from gdpo_tune.exporters.glue.ms_swift_rewards import build_row
 from gdpo_tune.exporters.recipe import Recipe
 
 LIBRARY = "ms-swift 4.6.0"
+INSTALL = "pip install ms-swift==4.6.0 msgspec"
 SCALE = {"gdpo": "gdpo", **trl.SCALE}
 CORRECTIONS = ("token_truncate", "token_mask")
 """Kinds of `importance_sampling` that it computes alike."""
@@ -56,10 +57,11 @@ def export(recipe: Recipe) -> base.Exported:
         library=LIBRARY,
         file="ms_swift.yaml",
         text=base.format_yaml(settings, recipe.note, base.START),
-        install=base.format_install("ms-swift==4.6.0 msgspec", recipe, vllm="vllm"),
+        install=" ".join([INSTALL, *recipe.list_extras(vllm="vllm")]),
         run=trl.format_run(recipe, "swift rlhf ms_swift.yaml"),
         differences=_list_differences(recipe),
         to_supply=_list_supplies(recipe),
+        result=f"{recipe.name}/checkpoint-{recipe.updates}",
         training=_build_training_files(recipe),
     )
 

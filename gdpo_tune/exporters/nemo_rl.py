@@ -16,14 +16,14 @@ from gdpo_tune.exporters.glue.nemo_rl_rewards import build_row
 from gdpo_tune.exporters.recipe import Recipe
 
 LIBRARY = "NeMo-RL 7ea279a"
+CHECKOUT = "NEMO_RL=/path/to/RL"
 INSTALL = "git clone --recursive https://github.com/NVIDIA-NeMo/RL && git -C RL checkout 7ea279a"
 MODES = {"gdpo": True, "gdpo_no_std": False, "grpo": True, "grpo_no_std": False}
 """Mode -> `normalize_rewards`."""
 LOSSES = ("dapo", "bnpo", "grpo", "cispo")
 CORRECTIONS = {"token_truncate": "tis", "token_mask": "icepop"}
 """Kind of `importance_sampling` -> `truncated_importance_sampling_type`."""
-FEWEST_REWARDS = 2
-"""Under its GDPO."""
+FEWEST_REWARDS = 2  # under its GDPO
 ENVIRONMENT = "gdpo"
 """Name of the environment, and of the function for prompts, that `PROGRAM` adds to NeMo-RL."""
 ACTOR = "RewardEnvironment"
@@ -47,7 +47,7 @@ if __name__ == "__main__":
     runpy.run_path(os.environ["NEMO_RL"] + "/examples/run_grpo.py", run_name="__main__")
 '''
 RUN = f"""if [[ ! -f "${{NEMO_RL:-}}/examples/run_grpo.py" ]]; then
-    echo "NEMO_RL has to name a checkout of NeMo-RL: NEMO_RL=/path/to/RL {base.START}" >&2
+    echo "NEMO_RL has to name a checkout of NeMo-RL: {CHECKOUT} {base.START}" >&2
     exit 2
 fi
 export NEMO_RL PYTHONPATH="$PWD${{PYTHONPATH:+:$PYTHONPATH}}"
@@ -92,7 +92,7 @@ def export(recipe: Recipe) -> base.Exported:
     return base.Exported(
         library=LIBRARY,
         file="nemo_rl.yaml",
-        text=base.format_yaml(settings, recipe.note, f"NEMO_RL=/path/to/RL {base.START}"),
+        text=base.format_yaml(settings, recipe.note, f"{CHECKOUT} {base.START}"),
         install=INSTALL,
         run=RUN,
         differences=[
@@ -102,6 +102,8 @@ def export(recipe: Recipe) -> base.Exported:
             _describe_lengths(recipe),
         ],
         to_supply={"NEMO_RL": "the directory of the checkout, as an environment variable"},
+        environment=CHECKOUT,
+        result=f"results/{recipe.name}",
         training=base.TrainingFiles(
             glue={"nemo_rl_rewards": ("Judge", "process_prompt")},
             ending=f"import ray  # noqa: E402\n\n{ACTOR} = ray.remote(Judge)",

@@ -80,6 +80,8 @@ class Recipe:
     """Location of its sweep."""
     parents: tuple[Parent, ...] = ()
     """Parents of a merge, whose `params` and `rewards` are empty."""
+    chosen: tuple[str, ...] = ()
+    """Lines about the candidate and its values; empty for a file."""
     transfer: Transfer | None = None
     """Origin of its values, if the sweep had another policy, other data or other lengths."""
 
@@ -191,6 +193,11 @@ class Recipe:
         settings = self.training, self.sandbox, self.data, self.params, self.scoring
         return build_task(self.task, *settings)
 
+    def list_extras(self, peft: str = "", vllm: str = "") -> list[str]:
+        """Return those of a package's extras that it needs: for adapters, and for the engine."""
+        needs = {peft: self.model.lora_rank > 0, vllm: self.rollout.engine == "vllm"}
+        return [name for name, needed in needs.items() if name and needed]
+
     def get_number(self, name: str) -> float:
         """Return a parameter that is a number."""
         return float(self.params[name])
@@ -232,6 +239,7 @@ def build_recipe(request: TrainingRequest, policy: str) -> Recipe:
         candidate=request.name,
         sweep=request.sweep,
         parents=request.parents,
+        chosen=request.trial_lines,
         transfer=request.transfer,
     )
 

@@ -107,9 +107,9 @@ def _hide(sandbox: SandboxSettings) -> SandboxSettings:
 
 def _describe(recipe: Recipe) -> str:
     weights = "\n".join(f"    {reward.name} {reward.weight:.6g}" for reward in recipe.rewards)
-    return f"""Rewards of {recipe.note}, as it was trained.
+    return f"""Rewards of {recipe.note}.
 
-Their weights, by which the library weighs them, or `weigh` where it takes one number:
+Their weights, which the configuration beside this file has, too:
 
 {weights}
 

@@ -22,7 +22,7 @@ def format_transfer(recipe: Recipe) -> str:
 **This is not what the sweep searched: {transfer.title}.** The sweep measured on \
 {transfer.conditions}.
 
-- Carries over, as a finding on those that no training here has confirmed: {carried}.
+- Carries over: {carried}. No training on the new ones has confirmed it.
 - Does not carry over: the metrics of the candidate, and the settings in the table.
 {items}
 {format_table(("setting", "in the sweep", "here", "taken from"), rows)}

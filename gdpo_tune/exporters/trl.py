@@ -49,10 +49,11 @@ def export(recipe: Recipe) -> base.Exported:
         library=LIBRARY,
         file="grpo.yaml",
         text=base.format_yaml(settings, recipe.note, base.START),
-        install=base.format_install("trl==1.16.0", recipe, peft="peft", vllm="vllm"),
+        install=base.format_install("trl==1.16.0", recipe.list_extras("peft", "vllm")),
         run=format_run(recipe, "trl grpo --config grpo.yaml --num_processes 1"),
         differences=_list_differences(recipe),
         to_supply={},
+        result=recipe.name,
         training=build_training_files(recipe),
     )
 
@@ -206,9 +207,9 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         *common_differences.list_order_differences(recipe),
     ]
     if recipe.mode == "gdpo":
-        ours = "one of the modes, which exclude each other"
-        theirs = "a switch of its own; `scale_rewards` beside it has no effect, without a warning"
-        rows.append(base.Difference("normalization", ours, theirs))
+        ours = "no such key"
+        theirs = "has no effect beside `multi_objective_aggregation`, without a warning"
+        rows.append(base.Difference("`scale_rewards`", ours, theirs))
     return rows
 
 

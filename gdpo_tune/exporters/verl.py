@@ -115,7 +115,7 @@ def export(recipe: Recipe) -> base.Exported:
         library=LIBRARY,
         file="verl.yaml",
         text=base.format_yaml(settings, recipe.note, base.START),
-        install=base.format_install("'verl[vllm,fsdp]==0.9.1'", recipe),
+        install=base.format_install("verl==0.9.1", ("vllm", "fsdp")),
         run=_format_run(recipe),
         differences=[
             *_list_differences(recipe),
@@ -123,6 +123,7 @@ def export(recipe: Recipe) -> base.Exported:
             common_differences.describe_devices(recipe, "trainer.n_gpus_per_node"),
         ],
         to_supply={},
+        result=f"checkpoints/{recipe.name}",
         training=base.TrainingFiles(
             glue={"verl_rewards": (MANAGER,)}, ending="", build_row=build_row
         ),

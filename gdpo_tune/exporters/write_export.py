@@ -84,7 +84,8 @@ def export_training(
     if ships:
         source = POLICIES[request.spec.policy]
         files |= {f"{POLICY_COPY}/{file.name}": file.read_bytes() for file in source.iterdir()}
-    page = format_page(recipe, exported, request.spec.list_objectives(), differences)
+    goals = request.spec.list_objectives()
+    page = format_page(recipe, exported, goals, differences, references_data=references_data)
     write_files(directory, {**files, PAGE: page.encode()})
     return exported, directory
 
@@ -100,8 +101,8 @@ def write_files(directory: Path, files: Mapping[str, bytes]) -> None:
             file = directory / name
             if file.exists() and file.read_bytes() != content:
                 raise UsageError(
-                    f"{file} exists with other content, which may be your work\n"
-                    "    fix: choose another --out, or remove it"
+                    f"{file} exists with other content: another export, or your changes\n"
+                    f"    fix: choose another directory with --out, or move {directory} away"
                 )
         for name, content in files.items():
             file = directory / name
@@ -129,7 +130,7 @@ def format_run(recipe: Recipe, exported: Exported, *, references_data: bool) -> 
     """Return the program that starts the library."""
     make = f"test -f {PROMPTS_FILE} || python {REFERENCE_FILE}\n" if references_data else ""
     return f"""#!/usr/bin/env bash
-# {recipe.name} in {exported.library}: {START}
+# {recipe.name} in {exported.library}: {exported.start}
 # Arguments are passed on to the library. It has to be installed: {exported.install}
 set -euo pipefail
 cd "$(dirname "${{BASH_SOURCE[0]}}")"

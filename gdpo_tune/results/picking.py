@@ -92,7 +92,8 @@ def pick_trial(
     lines = _describe(head, pick, configuration, spec)
     if passed_over is not None:
         lines.append(
-            f"chosen among trainings: {passed_over.name}, a merge, cannot be trained as one"
+            f"of the whole front it is {passed_over.name}, a merge, which no single training "
+            "repeats; this is the choice among trainings"
         )
     return ChosenTrial(record, label, tuple(lines))
 

@@ -67,6 +67,11 @@ class TrainingRequest:
     transfer: Transfer | None = None
     """Origin of its values, if policy, data or lengths are others than in the sweep."""
 
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Lines for a terminal: the picked candidate, and what carries over from it."""
+        return (*self.trial_lines, *(self.transfer.lines if self.transfer else ()))
+
 
 def build_request_from_file(path: Path | str, overrides: Sequence[str]) -> TrainingRequest:
     """Build the request that a file describes.
@@ -188,7 +193,6 @@ def _add_transfer(request: TrainingRequest, plan: TransferPlan, source: str) -> 
         request,
         params=params,
         note=f"{request.note}, with {transfer.title}",
-        trial_lines=(*request.trial_lines, *transfer.lines),
         transfer=transfer,
     )
 

@@ -36,6 +36,7 @@ from gdpo_tune.spec.notation import dump_flow
 from gdpo_tune.spec.source import read_overrides
 from gdpo_tune.spec.space import get_parameter_info
 
+SOURCE = "data.source"
 NOT_EXPORTED = ("evaluate_every", "checkpoint_every", "prompts", "samples_per_prompt")
 """Ends of keys that decide when and on what a training here is measured."""
 
@@ -75,6 +76,8 @@ class Transfer:
     def lines(self) -> tuple[str, str]:
         """Two lines for a terminal: the settings that carry over, and those that do not."""
         needed = {*NEEDS, *(key for keys in SUBJECTS.values() for key in keys)}
+        if SOURCE in {value.key for value in self.moved}:  # it stands for its data
+            needed -= {*SUBJECTS["data"]} - {SOURCE}
         values = [
             f"{value.key.removeprefix('space.')} {value.wanted} (was {value.searched})"
             for value in self.moved
@@ -123,14 +126,14 @@ class TransferPlan:
         before |= {f"space.{name}": values.params[name] for name in given}
         after = _list_settings(spec) | {f"space.{name}": params[name] for name in given}
         shown = {*values.list_needs(), *(key for key in after if before[key] != after[key])}
-        titles = ["another policy" if name == "policy" else f"other {name}" for name in subjects]
+        titles = [_name_subject(name, values.searched, spec) for name in subjects]
         return Transfer(
             title=format_list(titles or ["the settings of a recipe"]),
             searched=values.searched,
             carried=(*_list_carried(params), *self._list_scoring(spec)),
             moved=tuple(
                 MovedValue(
-                    key, format_value(before[key]), format_value(after[key]), self._name_source(key)
+                    key, _format(key, before[key]), _format(key, after[key]), self._name_source(key)
                 )
                 for key in after
                 if key in shown and values.has(key)
@@ -181,6 +184,22 @@ def plan_transfer(
         return None
     missing = find_missing_values(values, option, source)
     return TransferPlan(values, tuple(overrides), missing)
+
+
+def _name_subject(subject: str, searched: SweepSpec, wanted: SweepSpec) -> str:
+    """Return a subject that differs, for a sentence."""
+    if subject == "policy":
+        return "another policy"
+    ranks = (searched.model.lora_rank, wanted.model.lora_rank)
+    if subject == "trained weights" and not all(ranks):
+        names = [f"adapters of rank {rank}" if rank else "all weights" for rank in ranks]
+        return f"{names[1]} in place of {names[0]}"
+    return "adapters of another rank" if subject == "trained weights" else f"other {subject}"
+
+
+def _format(key: str, value: object) -> str:
+    """Return a setting for a person."""
+    return "the task's own prompts" if key == SOURCE and not value else format_value(value)
 
 
 def _list_settings(spec: SweepSpec) -> dict[str, Any]:

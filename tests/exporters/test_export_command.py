@@ -81,7 +81,7 @@ def test_a_file_that_was_edited_is_kept(sweep, tmp_path):
     export.main(arguments)
     assert export.main(arguments) == 0
     (tmp_path / "o" / "grpo.yaml").write_text("mine")
-    with pytest.raises(UsageError, match="may be your work"):
+    with pytest.raises(UsageError, match="exists with other content"):
         export.main(arguments)
     assert (tmp_path / "o" / "grpo.yaml").read_text() == "mine"
 
@@ -102,7 +102,7 @@ def test_where_nothing_can_be_written(damage, sweep, tmp_path):
             (out / "grpo.yaml").mkdir(parents=True)
         case _:
             out /= "x" * 300
-    with pytest.raises(UsageError, match=r"cannot be written|may be your work"):
+    with pytest.raises(UsageError, match=r"cannot be written|exists with other content"):
         export.main([f"{sweep.directory}:knee", "--to", "trl", "--out", str(out)])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gdpo_tune.core import registry
+from gdpo_tune.exporters.differences_page import format_page
 from gdpo_tune.exporters.write_export import MERGERS
 from tests.support.export import (
     export_to,
@@ -18,7 +19,7 @@ from tests.support.export import (
 @pytest.mark.parametrize(
     ("library", "words"),
     [
-        ("trl", "`scale_rewards` beside it has no effect"),
+        ("trl", "`scale_rewards` | no such key | has no effect beside"),
         ("axolotl", "adds the weighted rewards up before it normalizes"),
         ("ms-swift", "1e-8"),
         ("ms-swift", "a separate branch without gdpo"),
@@ -112,3 +113,41 @@ def test_the_page_describes_the_shaping_of_the_rewards():
     assert "1 up to 26 tokens, then in a line to 0 at 64" in make_page(
         "trl", "space.length_shape=ramp"
     )
+
+
+@pytest.mark.parametrize("library", sorted({*registry.EXPORTERS} - {*MERGERS}))
+def test_the_page_begins_with_the_candidate_and_ends_where_the_policy_is(library):
+    recipe = make_recipe(chosen=("chosen by 'knee': trial 7: correctness 0.5", "one seed"))
+    exported = export_to(library, recipe)
+    page = format_page(recipe, exported, [])
+    assert "- chosen by 'knee': trial 7: correctness 0.5\n- one seed\n" in page
+    assert f"\n    {exported.start}\n" in page
+    assert f"Then the policy is in `{exported.result}`." in page
+    settings = map(str, flatten(parse_settings(exported)).values())
+    written = "".join(settings) + exported.run
+    assert exported.result.removesuffix("/checkpoint-60") in written
+    assert "make_prompts.py" not in page
+    assert "make_prompts.py FILE" in format_page(recipe, exported, [], references_data=True)
+
+
+def test_the_command_for_nemo_rl_names_the_checkout():
+    assert "\n    NEMO_RL=/path/to/RL bash run.sh\n" in make_page("nemo-rl")
+
+
+def test_the_page_says_where_its_sizes_are_from():
+    assert 'see "Measured differences" in `docs/export.md` of gdpo_tune' in make_page("verl")
+
+
+@pytest.mark.parametrize(
+    ("library", "install"),
+    [
+        ("trl", "pip install 'trl[peft,vllm]==1.16.0'"),
+        ("axolotl", "pip install 'axolotl[vllm]==0.19.0'"),
+        ("ms-swift", "pip install ms-swift==4.6.0 msgspec vllm"),
+        ("verl", "pip install 'verl[vllm,fsdp]==0.9.1'"),
+    ],
+)
+def test_the_library_installs_the_versions_that_it_works_with(library, install):
+    recipe = make_recipe(*VLLM, "model.lora_rank=8")
+    assert export_to(library, recipe).install == install
+    assert "[" not in export_to("trl", make_recipe()).install

@@ -65,6 +65,18 @@ def test_other_data_than_those_of_the_trial_are_refused(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_a_program_without_the_hub_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    elsewhere = ("data.source=someone/data", "policy=someone/policy")
+    export_folder(tmp_path, *TOOLRL, *elsewhere, space="tools", references_data=True)
+    done = run_reference(tmp_path)
+    assert "fix: python make_prompts.py FILE, with a copy" in done.stderr
+    done = run_reference(tmp_path, str(ROOT / "tests/data/toolrl.jsonl"))
+    assert "cannot be loaded: " in done.stderr
+    assert "as POLICY in make_prompts.py" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("layout", TASKS)
 def test_the_program_for_a_layout_makes_the_prompts_of_the_trial(tmp_path, layout):
     copied, referenced = tmp_path / "copied", tmp_path / "referenced"

@@ -57,7 +57,7 @@ def test_the_page_begins_with_what_carries_over(sweep, tmp_path, capsys):
     words = [word for each in (POLICY, *GIVEN) for word in ("--set", each)]
     assert export.main([f"{sweep.directory}:0", "--to", "verl", "--out", str(out), *words]) == 0
     page = (out / PAGE).read_text()
-    head = page.partition("`verl.yaml` repeats")[0]
+    head = page.partition("`verl.yaml` adapts")[0]
     assert "not what the sweep searched: another policy and other lengths" in head
     assert "measured on policy embedded, data the prompts that the task writes, 64 tokens" in head
     assert "`normalization grpo`, `group_size 8`" in head

@@ -148,6 +148,5 @@ def test_another_scoring_alone_is_said(tools):
     assert request.note.endswith("with other scoring")
     assert [each.key for each in request.transfer.moved] == ["scoring"]
     assert (
-        "does not carry over to other scoring: scoring released (was strict)"
-        in (request.trial_lines[-1])
+        "does not carry over to other scoring: scoring released (was strict)" in request.lines[-1]
     )

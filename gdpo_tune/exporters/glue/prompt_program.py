@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gdpo_tune.core.errors import DataError
+from gdpo_tune.core.errors import DataError, get_first_line
 from gdpo_tune.core.prompt_order import PROBLEM_SEED, order_prompts
 from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt, build_prompt, write_rows
 from gdpo_tune.policies.prompts import PromptFormat
@@ -51,10 +51,20 @@ def write_prompts(
     try:
         read = _read_training_problems(convert)
     except DataError as error:
-        raise SystemExit(str(error)) from error
+        fix = (
+            "" if DATA.is_local else f"\n    fix: python {Path(sys.argv[0]).name} FILE, with a copy"
+        )
+        raise SystemExit(f"{error}{fix}") from error
     problems = draw_problems(read, COUNT, PROBLEM_SEED)
     library: Any = AutoTokenizer
-    reader = PromptFormat(library.from_pretrained(POLICY), INSTRUCTIONS)
+    try:
+        tokenizer = library.from_pretrained(POLICY)
+    except (OSError, ValueError) as error:
+        raise SystemExit(
+            f"the tokenizer of {POLICY} cannot be loaded: {get_first_line(error)}\n"
+            f"    fix: download it, and write its directory as POLICY in {Path(sys.argv[0]).name}"
+        ) from error
+    reader = PromptFormat(tokenizer, INSTRUCTIONS)
     tokens = reader.encode([problem.prompt for problem in problems])
     limit = DATA.max_prompt_length
     short = [p for p, ids in zip(problems, tokens, strict=True) if len(ids) <= limit]
