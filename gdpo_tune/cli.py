@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gdpo_tune.core.errors import (
@@ -29,7 +30,7 @@ from gdpo_tune.core.errors import (
     ResourcesError,
     TaskFileError,
 )
-from gdpo_tune.core.files import is_disk_full
+from gdpo_tune.core.files import expand_home, find_path_problem, is_disk_full
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -174,6 +175,18 @@ def _is_output_closed() -> bool:
 def complete_files(action: argparse.Action) -> None:
     """Let shells complete an argument with the names of files."""
     vars(action)["complete"] = FILES
+
+
+def parse_directory(text: str) -> Path:
+    """Return the value of an argument that names a directory, with `~` expanded.
+
+    Raises:
+        ArgumentTypeError: no directory can have this name.
+    """
+    problem = find_path_problem(text) if text else "empty, as a variable is that has no value"
+    if problem:
+        raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
+    return expand_home(text)
 
 
 SWEEP = "a sweep: its directory, its name under runs/, or its file"

@@ -61,7 +61,9 @@ def build_parser() -> argparse.ArgumentParser:
     cli.add_override_argument(parser)
     cli.add_recipe_argument(parser)
     parser.add_argument(
-        "--out", type=Path, help="directory (default: <storage>/<name>-<which>-<library>)"
+        "--out",
+        type=cli.parse_directory,
+        help="directory (default: <storage>/<name>-<which>-<library>)",
     )
     return parser
 

@@ -57,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=cli.parse_directory,
         help="with --dry-run: directory for them (default: <storage>/<name>-published)",
     )
     return parser

@@ -35,7 +35,7 @@ class RewardCondition:
 
 @dataclass(frozen=True)
 class LengthFall:
-    """Shape of a length reward that falls in a line from 1 to 0; see `compute_falling_reward`."""
+    """Shape of a length reward that falls in a line from 1 to 0; see `compute_fall`."""
 
     longest: int
     fall: float
@@ -71,7 +71,7 @@ class Shaping:
             shaped[self.length_reward] = [
                 None
                 if value is None
-                else compute_falling_reward(length, self.length.longest, self.length.fall)
+                else compute_fall(length, self.length.longest, self.length.fall)
                 for value, length in zip(own, lengths, strict=True)
             ]
         for name, condition in self.conditions.items():
@@ -122,7 +122,7 @@ def apply_condition(values: Values, on: Values, threshold: float) -> Values:
     ]
 
 
-def compute_falling_reward(tokens: int, longest: int, fall: float) -> float:
+def compute_fall(tokens: int, longest: int, fall: float) -> float:
     """Return `(longest - tokens) / fall`, clamped to [0, 1]: it falls over the last `fall` tokens.
 
     This is DAPO's soft overlong punishment plus 1. The punishment is 0 up to `longest - fall`,

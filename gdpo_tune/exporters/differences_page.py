@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from gdpo_tune.core.service_url import drop_credentials
+from gdpo_tune.core.task_files import is_task_file
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.exporters.base import PROMPTS_FILE, REWARDS_FILE, Difference, Exported
 from gdpo_tune.exporters.common_differences import MEASURED
@@ -13,7 +14,7 @@ from gdpo_tune.exporters.glue.programs import SERVICE
 from gdpo_tune.exporters.markdown import format_table
 from gdpo_tune.exporters.prompt_files import REFERENCE_FILE
 from gdpo_tune.exporters.recipe import ExportedReward, Recipe
-from gdpo_tune.exporters.reward_file import TASK_COPY, find_task_file
+from gdpo_tune.exporters.reward_file import TASK_COPY
 from gdpo_tune.exporters.transfer_page import format_transfer
 
 PAGE = "DIFFERENCES.md"
@@ -91,9 +92,10 @@ def _list_supplies(recipe: Recipe, exported: Exported) -> dict[str, str]:
     supplies = dict(exported.to_supply)
     if recipe.sandbox.url != drop_credentials(recipe.sandbox.url):
         supplies[SERVICE] = "an environment variable: the address of the sandbox, with its password"
-    if find_task_file(recipe) is not None and exported.training is not None:
+    if is_task_file(recipe.task) and exported.training is not None:
         supplies["gdpo-tune"] = (
-            f"the package, which `{TASK_COPY}` imports: pip install --no-deps gdpo-tune"
+            f"the package, which `{TASK_COPY}` imports: pip install --no-deps gdpo-tune. Files "
+            "that the task reads are not here: copy them"
         )
     return supplies
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
-from gdpo_tune.core.errors import DataError
+from gdpo_tune.core.errors import DataError, get_first_line
 from gdpo_tune.core.files import expand_home
 from gdpo_tune.core.prompt_order import PROBLEM_SEED, order_prompts
 from gdpo_tune.core.registry import describe_layout
@@ -16,7 +17,7 @@ from gdpo_tune.exporters.base import PROMPTS_FILE, TrainingFiles
 from gdpo_tune.exporters.bundle import Bundle, format_docstring
 from gdpo_tune.exporters.data_licence import is_within_reach
 from gdpo_tune.exporters.glue.prompt_program import compute_digest
-from gdpo_tune.exporters.glue.prompt_rows import build_prompt, write_rows
+from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt, build_prompt, write_rows
 from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.exporters.reward_file import SANDBOX, runs_programs
 from gdpo_tune.exporters.sandbox_copy import SANDBOX_COPY
@@ -63,19 +64,53 @@ def collect_prompts(recipe: Recipe) -> ExportedPrompts:
         tokens = reader.encode([p.prompt for p in problems])
         limit = recipe.data.max_prompt_length
         problems = [p for p, read in zip(problems, tokens, strict=True) if len(read) <= limit]
+        if not problems:
+            raise DataError(
+                f"every prompt has more than data.max_prompt_length = {limit} tokens: raise that, "
+                "or give other data"
+            )
     order = order_prompts(len(problems), len(problems), recipe.seed)
     return ExportedPrompts([problems[i] for i in order], instructions, reader)
 
 
 def format_prompts(prompts: ExportedPrompts, recipe: Recipe, training: TrainingFiles) -> bytes:
-    """Return the prompts as Parquet, with the columns of the library."""
-    exported = [
-        build_prompt(problem, prompts.reader, prompts.instructions, recipe.is_chat)
-        for problem in prompts.problems
-    ]
+    """Return the prompts as Parquet, with the columns of the library.
+
+    Raises:
+        DataError: one of them cannot be written, so that the rewards would read another problem.
+    """
+    exported: list[ExportedPrompt] = []
+    for problem in prompts.problems:
+        try:
+            prompt = build_prompt(problem, prompts.reader, prompts.instructions, recipe.is_chat)
+            prompt.text.encode()
+            prompt.problem.encode()
+            is_kept = is_same_json(asdict(problem), json.loads(prompt.problem))
+        except (TypeError, ValueError) as error:
+            raise _build_prompt_error(problem, get_first_line(error)) from error
+        if not is_kept:
+            raise _build_prompt_error(problem, "a tuple, or a key that is no text")
+        exported.append(prompt)
     stream = io.BytesIO()
     write_rows([training.build_row(prompt, n) for n, prompt in enumerate(exported)], stream)
     return stream.getvalue()
+
+
+def is_same_json(value: Any, read: Any) -> bool:
+    """Return whether JSON gives a value back as it was; NaN is the same as NaN."""
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[Any, Any]", value)
+        return list(entries) == list(read) and all(is_same_json(entries[k], read[k]) for k in read)
+    if isinstance(value, list):
+        return all(map(is_same_json, cast("list[Any]", value), read))
+    return bool(value == read or (value != value and read != read))
+
+
+def _build_prompt_error(problem: Any, reason: str) -> DataError:
+    return DataError(
+        f"the row of the prompt {problem.prompt!r} cannot be written as JSON ({reason}): give "
+        "each column of the task's rows texts, numbers, lists and mappings by texts"
+    )
 
 
 def format_reference(recipe: Recipe, training: TrainingFiles) -> str:
@@ -89,7 +124,7 @@ def format_reference(recipe: Recipe, training: TrainingFiles) -> str:
             f"--reference-data: task {recipe.task} writes its own prompts, so there is no data set "
             "to refer to: leave it out"
         )
-    layout = describe_layout(recipe.data.layout)
+    layout, source = describe_layout(recipe.data.layout), recipe.data.source
     # Only functions of types: the settings of a sweep are absent there.
     renamed: dict[str, str | None] = {_SETTINGS: None}
     if runs_programs(recipe):
@@ -100,8 +135,8 @@ def format_reference(recipe: Recipe, training: TrainingFiles) -> str:
         bundle.add(function.__module__, function.__name__)
     bundle.add(f"{_GLUE}.prompt_program", "write_prompts")
     is_local = recipe.data.is_local
-    source = str(expand_home(recipe.data.source).absolute()) if is_local else recipe.data.source
-    data = {**asdict(recipe.data), "source": source, "is_local": is_local}
+    place = str(expand_home(source).absolute()) if is_local else source
+    data = {**asdict(recipe.data), "source": place, "is_local": is_local}
     arguments = ", ".join(f"{name}={value!r}" for name, value in data.items())
     tokenizer = load_local_tokenizer(recipe.policy_name, recipe.model.revision)
     mode, own = recipe.model.instructions, recipe.build_task().instructions
@@ -119,7 +154,7 @@ def format_reference(recipe: Recipe, training: TrainingFiles) -> str:
     }
     imports, definitions = bundle.format({k: f"{k} = {value}" for k, value in values.items()})
     call = f"write_prompts({convert.__name__}, {build_row.__name__}, target)"
-    title = f"Makes {PROMPTS_FILE} of {recipe.data.source}: python {REFERENCE_FILE} [FILE]"
+    title = f"Makes {PROMPTS_FILE} of {source}: python {REFERENCE_FILE} [FILE]"
     return f'''{format_docstring(title)}
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ def build_recipe(request: TrainingRequest, policy: str) -> Recipe:
     shaping = {name: _describe_shaping(name, info, params, spec) for name in names}
     return Recipe(
         name=f"{spec.name}-{request.label}",
-        note=request.note,
+        note=" ".join(request.note.split()),  # a path with a new line would end a comment
         policy=policy,
         policy_name=spec.policy,
         is_chat=has_chat_template(spec.policy, spec.model.revision) is not False,

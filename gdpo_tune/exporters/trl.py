@@ -67,8 +67,8 @@ def build_training_files(recipe: Recipe) -> base.TrainingFiles:
     """Return how TRL, and what trains with it, gets rewards and prompts."""
     names = [reward.name for reward in recipe.rewards]
     return base.TrainingFiles(
-        glue={"trl_rewards": ("build_reward",)},
-        ending="\n".join(f'{name}_reward = build_reward("{name}")' for name in names),
+        glue={"trl_rewards": ("build_reward_function",)},
+        ending="\n".join(f'{name}_reward = build_reward_function("{name}")' for name in names),
         build_row=build_row,
     )
 

@@ -19,6 +19,7 @@ from gdpo_tune.exporters.base import (
     TrainingFiles,
 )
 from gdpo_tune.exporters.differences_page import PAGE, format_page
+from gdpo_tune.exporters.neighbours import copy_neighbours
 from gdpo_tune.exporters.prompt_files import (
     REFERENCE_FILE,
     ExportedPrompts,
@@ -38,6 +39,12 @@ from gdpo_tune.results.parents import explain_merge
 from gdpo_tune.results.retrain import TrainingRequest
 
 RUN = "run.sh"
+CHECK_PATH = """if [[ "$PWD" == *:* ]]; then
+    echo "PYTHONPATH cannot name $PWD: move it to a place without a colon" >&2
+    exit 2
+fi
+"""
+"""Lines of a shell that refuse a directory where Python would not find the modules."""
 MERGERS = ("mergekit",)
 """Libraries that merge policies; all others train one."""
 
@@ -69,7 +76,8 @@ def export_training(
     ships = request.spec.policy in POLICIES and library not in MERGERS
     recipe = build_recipe(request, POLICY_COPY if ships else policy)
     exported: Exported = load(EXPORTERS[library])(recipe)
-    directory = directory or request.spec.output_directory / f"{recipe.name}-{library}"
+    default = request.spec.output_directory / f"{recipe.name}-{library}"
+    directory = directory or default.expanduser()
     run = format_run(recipe, exported, references_data=references_data)
     files = {exported.file: exported.text.encode(), RUN: run.encode()}
     differences: Sequence[Difference] = ()
@@ -98,18 +106,34 @@ def write_files(directory: Path, files: Mapping[str, bytes]) -> None:
     """
     with explain_write_errors("the export"):
         for name, content in files.items():
-            file = directory / name
-            if file.exists() and file.read_bytes() != content:
-                raise UsageError(
-                    f"{file} exists with other content: another export, or your changes\n"
-                    f"    fix: choose another directory with --out, or move {directory} away"
-                )
+            _check_place(directory, name, content)
         for name, content in files.items():
             file = directory / name
             file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(file, content)
             if name == RUN:
                 file.chmod(0o755)
+
+
+def _check_place(directory: Path, name: str, content: bytes) -> None:
+    """Refuse a place of a file that holds something else.
+
+    Raises:
+        UsageError: it does, or a directory above it cannot be one.
+    """
+    file = directory / name
+    present = [above for above in file.parents if above.is_symlink() or above.exists()]
+    if present and not present[0].is_dir():
+        held = f"{present[0]} is no directory"
+    elif not file.exists():
+        return
+    elif not file.is_file() or file.read_bytes() != content:
+        held = f"{file} exists with other content: another export, or your changes"
+    else:
+        return
+    raise UsageError(
+        f"{held}\n    fix: choose another directory with --out, or move {directory} away"
+    )
 
 
 def _build_training_files(recipe: Recipe, training: TrainingFiles) -> dict[str, bytes]:
@@ -123,18 +147,21 @@ def _build_training_files(recipe: Recipe, training: TrainingFiles) -> dict[str, 
     task_file = find_task_file(recipe)
     if task_file is not None:
         files[TASK_COPY] = task_file.read_bytes()
+        files |= copy_neighbours(task_file)
     return files
 
 
 def format_run(recipe: Recipe, exported: Exported, *, references_data: bool) -> str:
     """Return the program that starts the library."""
     make = f"test -f {PROMPTS_FILE} || python {REFERENCE_FILE}\n" if references_data else ""
+    check_path = CHECK_PATH if "PYTHONPATH" in exported.run else ""
     return f"""#!/usr/bin/env bash
 # {recipe.name} in {exported.library}: {exported.start}
 # Arguments are passed on to the library. It has to be installed: {exported.install}
 set -euo pipefail
-cd "$(dirname "${{BASH_SOURCE[0]}}")"
-{_format_version_check(exported)}{make}{exported.run}
+here="$(dirname -- "${{BASH_SOURCE[0]}}")"
+CDPATH='' cd -- "$here"
+{check_path}{_format_version_check(exported)}{make}{exported.run}
 """
 
 

@@ -6,8 +6,7 @@ interrupted upload has stored are not sent again.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,12 +19,13 @@ from gdpo_tune.core.errors import HubError, UsageError, get_first_line
 from gdpo_tune.core.formatting import format_first
 from gdpo_tune.core.hub_address import MANIFEST
 from gdpo_tune.publishing.publication import Publication
-from gdpo_tune.publishing.repositories import RepositoryContent
+from gdpo_tune.publishing.repositories import RepositoryContent, parse_manifest
 
 EMPTY = {".gitattributes"}
 """Files of a new repository."""
 MOST_NAMES = 4
 """Names of files of a taken repository that a message lists."""
+AGAIN = "run the same command again; what has arrived is not sent again"
 LATER = "write the same with --dry-run, whose directories `hf upload` sends later"
 UNAUTHORIZED, FORBIDDEN = 401, 403
 
@@ -37,6 +37,8 @@ class FoundRepository(NamedTuple):
     """Its manifest; None if it is empty."""
     revision: str
     """Its newest commit."""
+    names: Set[str]
+    """Its files."""
 
 
 def log_in(target: str) -> HfApi:
@@ -53,20 +55,34 @@ def log_in(target: str) -> HfApi:
         )
     api = HfApi()
     with explain_refusals("nothing was uploaded"):
-        user = api.whoami()
+        user = _read_user(api.whoami())
     owner = target.partition("/")[0]
-    names = [user["name"], *(org["name"] for org in user.get("orgs", ()))]
+    names = [user["name"], *(org["name"] for org in user["orgs"])]
     if owner.lower() not in [name.lower() for name in names]:
         raise UsageError(
             f"--to {target}: you are logged in as {user['name']}, who may not write to {owner}\n"
             f"    fix: write --to {user['name']}/{target.partition('/')[2]}, or log in as {owner}"
         )
-    if user.get("auth", {}).get("accessToken", {}).get("role") == "read":
+    if user["role"] == "read":
         raise UsageError(
             "the token of the Hub may only read\n    fix: create one that may write, and log in "
             "with `hf auth login`"
         )
     return api
+
+
+def _read_user(answer: Any) -> dict[str, Any]:
+    """Return name, organizations and role of a token's user.
+
+    Raises:
+        ValueError: it is not the answer of a Hub.
+    """
+    try:
+        orgs = [{"name": str(org["name"])} for org in answer.get("orgs") or ()]
+        token = (answer.get("auth") or {}).get("accessToken") or {}
+        return {"name": str(answer["name"]), "orgs": orgs, "role": token.get("role")}
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError("its answer names no user") from error
 
 
 @contextmanager
@@ -83,6 +99,11 @@ def explain_refusals(state: str) -> Generator[None]:
             fix = f"try again later, or {LATER}"
         raise UsageError(
             f"the Hub refuses: {get_first_line(error)}; {state}\n    fix: {fix}"
+        ) from error
+    except ValueError as error:  # of the token, or of an answer
+        raise UsageError(
+            f"the Hub cannot be asked: {get_first_line(error)}; {state}\n    fix: log in again "
+            f"with `hf auth login`, check HF_ENDPOINT, or {LATER}"
         ) from error
     except (HTTPError, OSError) as error:
         raise UsageError(
@@ -123,7 +144,7 @@ def check_names(
                 f"{repository.path} exists and is public, so --private has no effect\n"
                 "    fix: make it private in its settings on the Hub, or leave --private out"
             )
-        found[repository.path] = FoundRepository(manifest, str(info.sha))
+        found[repository.path] = FoundRepository(manifest, str(info.sha), names)
     return found
 
 
@@ -134,9 +155,9 @@ def _explain_taken(content: RepositoryContent, held: str) -> str:
     )
 
 
-def _read_manifest(api: HfApi, content: RepositoryContent) -> Mapping[str, Any]:
+def _read_manifest(api: HfApi, content: RepositoryContent) -> Mapping[str, Any] | None:
     path = api.hf_hub_download(content.repository.id, MANIFEST, repo_type=content.repository.kind)
-    return json.loads(Path(path).read_bytes())
+    return parse_manifest(Path(path))
 
 
 def upload(
@@ -157,7 +178,7 @@ def upload(
     repository = content.repository
     earlier = found.get(repository.path)
     written = earlier.manifest["files"] if earlier and earlier.manifest else ()
-    gone = set(written) - content.files.keys()
+    gone = set(written) & earlier.names - content.files.keys() if earlier else ()
     operations = [
         *(CommitOperationAdd(name, file) for name, file in content.files.items()),
         *(CommitOperationDelete(name) for name in sorted(gone)),
@@ -209,7 +230,11 @@ def explain_interruptions(subject: str) -> Generator[None]:
     try:
         yield
     except (HTTPError, OSError, RuntimeError, ValueError) as error:  # all errors of the client
-        raise HubError(
-            f"{subject}: the upload stopped: {get_first_line(error)}\n    fix: run the same "
-            "command again; what has arrived is not sent again"
-        ) from error
+        cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
+        reason, fix = get_first_line(cause), AGAIN
+        response = getattr(cause, "response", None)
+        if getattr(response, "status_code", None) in (UNAUTHORIZED, FORBIDDEN):
+            fix = f"use a token that may write there, and {AGAIN}"
+        elif isinstance(error, ValueError):  # a card that the Hub refuses: each line has a reason
+            reason = " ".join(str(error).split())
+        raise HubError(f"{subject}: the upload stopped: {reason}\n    fix: {fix}") from error

@@ -53,7 +53,9 @@ def build_record(sweep: Sweep) -> dict[str, bytes]:
 def make_public(spec: SweepSpec) -> SweepSpec:
     """Return a specification without addresses, variables and directories of its author."""
     task, data = spec.task, spec.data
-    sandbox = replace(spec.sandbox, url="")
+    # How code is run is a decision for each machine.
+    limit = min(spec.sandbox.cpu_seconds, spec.sandbox.wall_seconds)  # a service ignores the first
+    sandbox = replace(spec.sandbox, url="", type="local", cpu_seconds=limit)
     server = {"vllm_mode": "colocate", "vllm_server": ""} if spec.rollout.vllm_server else {}
     return spec.model_copy(
         update={

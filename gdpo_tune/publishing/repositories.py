@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gdpo_tune.core.errors import UsageError
@@ -15,6 +16,9 @@ from gdpo_tune.publishing.card import build_model_card, build_record_card
 from gdpo_tune.publishing.licence import CARD
 from gdpo_tune.publishing.policy_files import collect_policy_files, find_kept_policy
 from gdpo_tune.publishing.publication import PICTURE, Publication, PublishedPolicy
+
+KEYS = {"sweep", "candidate", "pick", "record", "files"}
+"""Keys of a manifest."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,22 @@ def _add_manifest(
     return RepositoryContent(repository, {**files, MANIFEST: content}, manifest)
 
 
+def parse_manifest(file: Path) -> Mapping[str, Any] | None:
+    """Return the manifest of a repository; None if there is none that `publish` has written."""
+    try:
+        manifest: Any = json.loads(file.read_bytes())
+        is_own = manifest.keys() >= KEYS and all(map(_is_below, manifest["files"]))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return None
+    return manifest if is_own else None
+
+
+def _is_below(name: str) -> bool:
+    """Return whether a file of a repository stays in its directory."""
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts
+
+
 def check_directories(contents: Sequence[RepositoryContent], directory: Path) -> None:
     """Refuse directories that hold something else.
 
@@ -113,7 +133,7 @@ def check_directories(contents: Sequence[RepositoryContent], directory: Path) ->
         target = directory / content.repository.id.partition("/")[2]
         if not target.exists():
             continue
-        manifest = _read_manifest(target)
+        manifest = parse_manifest(target / MANIFEST)
         conflict = "other files" if manifest is None else content.find_conflict(manifest)
         if conflict and (manifest is not None or not target.is_dir() or any(target.iterdir())):
             raise UsageError(f"{target} exists and holds {conflict}\n    fix: choose another --out")
@@ -125,19 +145,25 @@ def write_directory(content: RepositoryContent, directory: Path) -> Path:
     What an earlier call wrote there is replaced, and other files stay; see `check_directories`.
     """
     target = directory / content.repository.id.partition("/")[2]
-    for name in (_read_manifest(target) or {}).get("files", ()):
-        (target / name).unlink(missing_ok=True)
+    unfinished = target.with_name(f".{target.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
     for name, file in content.files.items():
-        path = target / name
+        path = unfinished / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(file, Path):
             shutil.copyfile(file, path)
         else:
             path.write_bytes(file)
+    with suppress(OSError):
+        target.rmdir()  # it may be there and empty
+    if not target.exists():
+        unfinished.rename(target)
+        return target
+    for name in (parse_manifest(target / MANIFEST) or {}).get("files", ()):
+        if name not in content.files:
+            (target / name).unlink(missing_ok=True)
+    for name in content.files:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (unfinished / name).replace(target / name)
+    shutil.rmtree(unfinished)
     return target
-
-
-def _read_manifest(directory: Path) -> dict[str, Any] | None:
-    """Return the manifest of an earlier call; None if there is none."""
-    file = directory / MANIFEST
-    return json.loads(file.read_bytes()) if file.is_file() else None

@@ -16,7 +16,7 @@ from gdpo_tune.core.object_store import find_address, find_local_copy, is_url, l
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.sweep_store import SweepStore, fetch_spec
-from gdpo_tune.results.published_sweep import download_published_sweep
+from gdpo_tune.results.published_sweep import download_published_sweep, explain_foreign_ledger
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.model import RUNS, SPEC
 from gdpo_tune.spec.problems import join_names
@@ -99,7 +99,7 @@ def read_sweep(location: str, source: str, *, with_files: bool = False) -> Sweep
     spec = load_spec(file, [storage_override], file.parent.name, to_run=False)
     if with_files:
         download_artifacts(spec)  # first: a record's policy is looked up among the downloaded names
-    with Ledger.open(spec, read_only=True) as ledger:
+    with explain_foreign_ledger(location), Ledger.open(spec, read_only=True) as ledger:
         return Sweep(file, storage_override, ledger.spec, ledger.get_records())
 
 

@@ -1,7 +1,7 @@
 """Sweeps that `publish` has put on the Hub, read as any other sweep from a copy on this machine.
 
 A record from the Hub is another person's file. So no key of it may name a database, a server, a
-webhook or a file of this machine.
+webhook or a file of this machine, or let code of a policy run without isolation.
 """
 
 from __future__ import annotations
@@ -9,15 +9,23 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from gdpo_tune.core.errors import UsageError, get_first_line
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.hub_address import MANIFEST, RECORD, Repository, parse_hub_address
+from gdpo_tune.core.hub_address import (
+    MANIFEST,
+    RECORD,
+    Repository,
+    is_hub_address,
+    parse_hub_address,
+)
 from gdpo_tune.core.object_store import find_local_copy
 from gdpo_tune.core.steps import STEPS_FILE
 from gdpo_tune.core.task_files import is_task_file
@@ -33,6 +41,15 @@ PRIVATE_KEYS = (
 )
 """Keys that have no value in a published sweep file, or their defaults."""
 HARMLESS = (None, "", [], Tracking().uri)
+PLACES = ("policy", "data.source")
+"""Keys whose value may be a name, and no path."""
+UNSAFE = "sandbox.type: unsafe_no_isolation"
+"""Setting under which a person has to agree that code of a policy runs on this machine."""
+PATTERNS = [MANIFEST, *(f"{RECORD}/{name}" for name in (SPEC, JOURNAL, f"{TRIALS}/*/{STEPS_FILE}"))]
+"""Files that are downloaded."""
+LARGEST_SPEC, LARGEST_RECORD = 10**6, 2 * 10**9
+"""Most bytes of a sweep file, and of a record: sweeps have kilobytes a trial."""
+DISTRUST = "do not use it, or tell its owner"
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
@@ -63,6 +80,26 @@ def download_published_sweep(address: str) -> Path:
     return directory
 
 
+@contextmanager
+def explain_foreign_ledger(address: str) -> Generator[None]:
+    """Turn any failure to read the ledger of a published sweep into a usage error.
+
+    Records of another person need not be what a sweep writes. For a sweep that this package wrote,
+    such a failure is a fault of this package, and is raised as it is.
+
+    Raises:
+        UsageError: the ledger of a published sweep cannot be read.
+    """
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        if not is_hub_address(address):
+            raise
+        raise UsageError(
+            f"{address}: its {JOURNAL} cannot be read: {get_first_line(error)}\n    fix: {DISTRUST}"
+        ) from error
+
+
 def _fetch(repository: Repository) -> Path:
     """Return the directory of the record in the cache of the Hub; it may not exist."""
     from httpx import HTTPError
@@ -72,11 +109,12 @@ def _fetch(repository: Repository) -> Path:
     options: dict[str, Any] = {
         "repo_id": repository.id,
         "repo_type": repository.kind,
-        "allow_patterns": [MANIFEST, f"{RECORD}/*"],
+        "allow_patterns": PATTERNS,
     }
-    address = repository.address
+    address, api = repository.address, HfApi()
     try:
-        return Path(HfApi().snapshot_download(**options)) / RECORD
+        _refuse_large_record(api, repository)
+        return Path(api.snapshot_download(**options)) / RECORD
     except LocalEntryNotFoundError as error:
         fix = "try again with a network; this machine has no earlier copy"
         reason = get_first_line(error.__cause__ or error)
@@ -84,7 +122,33 @@ def _fetch(repository: Repository) -> Path:
         fix, reason = f"check the name; if it is private, {LOG_IN}", get_first_line(error)
     except (OSError, HTTPError) as error:
         fix, reason = "try again with a network", get_first_line(error)
+    except ValueError as error:  # names of files that no directory can have
+        fix, reason = DISTRUST, get_first_line(error)
     raise UsageError(f"{address} cannot be read: {reason}\n    fix: {fix}")
+
+
+def _refuse_large_record(api: Any, repository: Repository) -> None:
+    """Refuse a record that would fill the disk or the memory; no answer is no reason.
+
+    Raises:
+        UsageError: it is larger than any sweep.
+    """
+    from httpx import HTTPError
+    from huggingface_hub.utils import filter_repo_objects
+
+    try:
+        info = api.repo_info(repository.id, repo_type=repository.kind, files_metadata=True)
+    except (OSError, HTTPError):  # the download explains it, or does without
+        return
+    files = filter_repo_objects(
+        info.siblings or (), allow_patterns=PATTERNS, key=lambda file: file.rfilename
+    )
+    size = sum(file.size or 0 for file in files)
+    if size > LARGEST_RECORD:
+        raise UsageError(
+            f"{repository.address}: its record has {size / 1e9:,.0f} GB, and no sweep needs more "
+            f"than {LARGEST_RECORD / 1e9:.0f}\n    fix: {DISTRUST}"
+        )
 
 
 def _explain_missing_record(repository: Repository, manifest: Path) -> str:
@@ -100,23 +164,40 @@ def _explain_missing_record(repository: Repository, manifest: Path) -> str:
 def _refuse_outside_names(file: Path, address: str) -> None:
     """Refuse a sweep file that names a database, a server or a file of this machine."""
     try:
+        if file.stat().st_size > LARGEST_SPEC:
+            raise ValueError(f"it has more than {LARGEST_SPEC / 1e6:.0f} MB")
         content: Any = YAML(typ="safe").load(file)
-        outside = [key for key in PRIVATE_KEYS if _get(content, key) not in HARMLESS]
         task = str(content["task"])
-    except (YAMLError, LookupError, TypeError, AttributeError) as error:
+    except (YAMLError, LookupError, TypeError, ValueError, RecursionError) as error:
         reason = get_first_line(error)
         raise UsageError(
             f"{address}: its {SPEC} cannot be read: {reason}\n    fix: tell its owner"
         ) from error
-    outside += ["task"] if is_task_file(task) and "/" in task else []
+    outside = [
+        *(key for key in PRIVATE_KEYS for value in _find(content, key) if value not in HARMLESS),
+        *(key for key in PLACES for value in _find(content, key) if _is_path(str(value))),
+        *(["task"] if is_task_file(task) and "/" in task else []),
+        *(UNSAFE for value in _find(content, "sandbox.type") if f"sandbox.type: {value}" == UNSAFE),
+    ]
     if outside:
         raise UsageError(
             f"{address}: its {SPEC} has {', '.join(outside)}, which no published sweep has, so "
-            "gdpo-tune publish did not write it\n    fix: do not use it, or tell its owner"
+            f"gdpo-tune publish did not write it\n    fix: {DISTRUST}"
         )
 
 
-def _get(content: Any, key: str) -> Any:
-    for part in key.split("."):
-        content = (content or {}).get(part)
-    return content
+def _find(content: Any, key: str) -> Iterator[Any]:
+    """Yield the values of a key, which a sweep file may write with dots or nested."""
+    if not isinstance(content, Mapping):
+        return
+    for name, value in cast("Mapping[Any, Any]", content).items():
+        if name == key or str(name).startswith(f"{key}."):
+            yield value
+        elif key.startswith(f"{name}."):
+            yield from _find(value, key.removeprefix(f"{name}."))
+
+
+def _is_path(name: str) -> bool:
+    """Return whether a policy or a data set is named by more than an id or a file's name."""
+    parts = name.split("/")
+    return name.startswith(("/", "~", ".")) or len(parts) > 2 or ".." in parts

@@ -17,7 +17,7 @@ from gdpo_tune.core.shaping import (
     Shaping,
     apply_condition,
     build_shaping,
-    compute_falling_reward,
+    compute_fall,
     compute_threshold,
 )
 from gdpo_tune.tasks.rewards.length import score_length
@@ -37,7 +37,7 @@ VALUE = st.one_of(st.none(), st.floats(-3, 3), st.sampled_from([0.0, 1.0]))
 
 
 def test_a_ramp_falls_from_the_limit_to_the_longest():
-    values = [compute_falling_reward(tokens, longest=8, fall=8 - 4) for tokens in range(10)]
+    values = [compute_fall(tokens, longest=8, fall=8 - 4) for tokens in range(10)]
     assert values == [1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0, 0]
 
 
@@ -45,7 +45,7 @@ def test_overlong_follows_equation_13_of_dapo():
     """The paper's own numbers: 20480 tokens at most, a cache of 4096, expected at most 16384."""
     punishment = {0: 0, 16384: 0, 16385: -1 / 4096, 18432: -0.5, 20479: -4095 / 4096, 20480: -1}
     for tokens, value in {**punishment, 20481: -1}.items():
-        assert compute_falling_reward(tokens, 20480, 4096) - 1 == pytest.approx(value, abs=1e-12)
+        assert compute_fall(tokens, 20480, 4096) - 1 == pytest.approx(value, abs=1e-12)
     share = PARAMETERS["length_cache"].default
     assert share * 20480 == 4096
 
@@ -54,8 +54,8 @@ def test_overlong_follows_equation_13_of_dapo():
 @given(st.integers(1, 200), st.integers(1, 200), st.integers(0, 450))
 def test_a_ramp_never_pays_less_than_the_step(limit, width, tokens):
     longest = limit + width
-    value = compute_falling_reward(tokens, longest, width)
-    assert compute_falling_reward(tokens + 1, longest, width) <= value
+    value = compute_fall(tokens, longest, width)
+    assert compute_fall(tokens + 1, longest, width) <= value
     assert score_length(build_sample("", tokens, limit)) <= value
 
 
@@ -68,9 +68,9 @@ def test_overlong_is_equation_13_plus_1_at_any_length(longest, share, tokens):
         punishment = 0.0
     elif tokens <= longest:
         punishment = (longest - cache - tokens) / cache
-    value = compute_falling_reward(tokens, longest, cache)
+    value = compute_fall(tokens, longest, cache)
     assert value == pytest.approx(punishment + 1, abs=1e-9)
-    assert 0 <= compute_falling_reward(tokens + 1, longest, cache) <= value <= 1
+    assert 0 <= compute_fall(tokens + 1, longest, cache) <= value <= 1
 
 
 # Conditions

@@ -112,7 +112,7 @@ def test_an_optional_reward_comes_along(tmp_path):
     export_folder(tmp_path, "space.reward_weights.bug_free=1")
     text = (tmp_path / "rewards.py").read_text()
     assert "def score_bug_free(" in text
-    assert 'bug_free_reward = build_reward("bug_free")' in text
+    assert 'bug_free_reward = build_reward_function("bug_free")' in text
 
 
 def test_prompts_are_in_the_order_in_which_the_trial_reads_them_first(tmp_path):

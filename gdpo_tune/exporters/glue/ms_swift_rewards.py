@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt
-from gdpo_tune.exporters.glue.trl_rewards import build_reward
+from gdpo_tune.exporters.glue.trl_rewards import build_reward_function
 
 
 def build_row(prompt: ExportedPrompt, number: int) -> Mapping[str, object]:
@@ -17,7 +17,7 @@ def build_row(prompt: ExportedPrompt, number: int) -> Mapping[str, object]:
 
 def build_reward_class(name: str) -> type:
     """Build the class of one reward, which ms-swift logs by its name."""
-    reward = build_reward(name)
+    reward = build_reward_function(name)
 
     class Reward:
         def __init__(self, args: Any = None, **_: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from gdpo_tune.tasks.base import Problem
 
 TASK = ""
 """File beside this one, and its class: `task.py:Sums`."""
+NEIGHBOURS = "task_modules"
+"""Directory beside this file with the modules that the task imports."""
 TRAINING = TrainingSettings()
 SANDBOX = SandboxSettings()
 DATA = DataSettings()
@@ -29,4 +32,6 @@ def score(
 
 @functools.cache
 def _build_own_task() -> Any:
-    return build_task(f"{Path(__file__).parent / TASK}", TRAINING, SANDBOX, DATA)
+    here = Path(__file__).resolve().parent
+    sys.path.append(str(here / NEIGHBOURS))  # last, so that they hide no others
+    return build_task(f"{here / TASK}", TRAINING, SANDBOX, DATA)

@@ -69,7 +69,7 @@ def write_prompts(
     limit = DATA.max_prompt_length
     short = [p for p, ids in zip(problems, tokens, strict=True) if len(ids) <= limit]
     ordered = [short[index] for index in order_prompts(len(short), len(short), SEED)]
-    if len(problems) < COUNT or DIGEST not in ("", compute_digest(ordered)):
+    if not short or len(problems) < COUNT or DIGEST not in ("", compute_digest(ordered)):
         raise SystemExit(
             f"{DATA.source} does not hold the {COUNT} prompts of the training: it is another "
             "version, or other data; give the right file as the argument"

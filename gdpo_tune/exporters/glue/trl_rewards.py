@@ -18,7 +18,7 @@ _latest: tuple[Any, Mapping[str, Sequence[float | None]]] = (None, {})
 """Batch that was judged last, which TRL passes to one function after another, and its rewards."""
 
 
-def build_reward(name: str) -> Callable[..., Sequence[float | None]]:
+def build_reward_function(name: str) -> Callable[..., Sequence[float | None]]:
     """Build the function of one reward, which TRL logs by its name."""
 
     def reward(
@@ -28,10 +28,12 @@ def build_reward(name: str) -> Callable[..., Sequence[float | None]]:
         **_: Any,
     ) -> Sequence[float | None]:
         global _latest
-        if _latest[0] is not completions:
+        latest = _latest  # that of another thread may follow at any time
+        if latest[0] is not completions:
             texts = [each if isinstance(each, str) else each[0]["content"] for each in completions]
-            _latest = completions, judge(problem, texts, [len(ids) for ids in completion_ids])
-        return _latest[1][name]
+            latest = completions, judge(problem, texts, [len(ids) for ids in completion_ids])
+            _latest = latest
+        return latest[1][name]
 
     reward.__name__ = name
     return reward

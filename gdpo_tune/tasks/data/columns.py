@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+SURROGATE = re.compile("[\ud800-\udfff]")
 Row = Mapping[str, Any]
 """Column -> value, as JSON, Parquet or the `datasets` library give it."""
 
@@ -24,6 +26,8 @@ def get_text(row: Row, column: str) -> str:
         raise RowError(column, f"not a text but {name_kind(value)}")
     if not value.strip():
         raise RowError(column, "empty")
+    if not value.isascii() and SURROGATE.search(value):
+        raise RowError(column, "half of a character (a lone surrogate), which no tokenizer reads")
     return value
 
 
