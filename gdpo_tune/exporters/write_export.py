@@ -131,9 +131,7 @@ def _check_place(directory: Path, name: str, content: bytes) -> None:
         held = f"{file} exists with other content: another export, or your changes"
     else:
         return
-    raise UsageError(
-        f"{held}\n    fix: choose another directory with --out, or move {directory} away"
-    )
+    raise UsageError(f"{held}\n    fix: choose another directory with --out, or move that away")
 
 
 def _build_training_files(recipe: Recipe, training: TrainingFiles) -> dict[str, bytes]:

@@ -160,7 +160,9 @@ def test_nothing_is_written_where_one_file_has_no_place(tmp_path, kind):
         os.mkfifo(place)
     else:
         place.symlink_to("nowhere")
-    with pytest.raises(UsageError, match=f"{place}.*\n    fix: choose another --out"):
+    with pytest.raises(
+        UsageError, match=f"{place}.*\n    fix: choose another directory with --out"
+    ):
         export_folder(tmp_path)
     assert list(tmp_path.iterdir()) == [place]
 
