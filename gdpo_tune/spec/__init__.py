@@ -3,7 +3,7 @@
 from gdpo_tune.spec.disk import check_disk
 from gdpo_tune.spec.dry_run import render_dry_run, render_needs
 from gdpo_tune.spec.environment import collect_variables
-from gdpo_tune.spec.gpu_memory import check_gpu_share, read_device_memory
+from gdpo_tune.spec.gpu_share import check_gpu_share, read_device_memory
 from gdpo_tune.spec.lint import list_warnings
 from gdpo_tune.spec.load import load_spec
 from gdpo_tune.spec.machine import (

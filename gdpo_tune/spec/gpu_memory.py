@@ -5,28 +5,41 @@ Source: docs/policies.md for what a layer keeps for the backward pass.
 
 from __future__ import annotations
 
-import math
-import os
-import subprocess
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from gdpo_tune.core.engines import find_vllm
-from gdpo_tune.core.errors import ResourcesError
+from gdpo_tune.core.engines import ADAPTER_RANKS, find_vllm
 from gdpo_tune.core.policy_size import PolicySize
-from gdpo_tune.core.vllm_memory import CONTEXT, GIB, EngineMemory, estimate_engine
+from gdpo_tune.core.vllm_memory import CONTEXT, EngineMemory, estimate_engine
 from gdpo_tune.spec.model import SweepSpec
 
 NUMBERS = {"auto": 2, "bfloat16": 2, "float32": 4}
 """`model.dtype` on a GPU -> bytes of a parameter that is not trained."""
-TRAINED = 16
-"""Bytes of a trained parameter: weight, gradient and the optimizer's two averages, in 32 bits."""
+TRAINED = 4
+"""Bytes of a trained weight, and of its gradient: 32 bits."""
+AVERAGES = 8
+"""Bytes of the optimizer's two averages of a trained number, in 32 bits."""
 REFERENCE = 4
 """Bytes of a parameter of the reference policy: TRL loads a second copy in 32 bits."""
 LOGITS = 300 * 10**6
 """Bytes of the logits that TRL computes at a time."""
-RANK = 16
-"""Rank of the adapters that messages propose."""
+GATHERED = 2
+"""Layers that FSDP2 gathers at a time: the one that computes, and the next."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a trial's memory is spread over processes, trials and time."""
+
+    workers: int = 1
+    """Processes that share the completions of a step."""
+    shards: int = 1
+    """Processes over which weights, gradients and averages are divided (FSDP2); 1 for none."""
+    averages: int = AVERAGES
+    """Bytes of a GPU that the optimizer's averages of a trained number take."""
+    trials: int = 1
+    """Trials of LoRA in a process: one base and one engine, and adapters for each trial."""
+    sleeps: bool = False
+    """True if the engine gives its weights and its cache back while a step is computed."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +47,11 @@ class TrainerMemory:
     """Bytes of the process that trains, without its engine."""
 
     weights: int
-    """Weights, and of those that are trained gradients and averages too."""
+    """Weights, and of those that are trained averages too."""
+    gradients: int
+    """Gradients of trained weights; several processes without FSDP2 keep them twice."""
     rounded: int
-    """Copies of trained weights in bfloat16, with which a step computes."""
+    """What a step computes with beside: trained weights in bfloat16, or what FSDP2 gathers."""
     reference: int
     """The untrained policy, where beta can be above 0 and every weight is trained."""
     head: int
@@ -45,14 +60,24 @@ class TrainerMemory:
     """Hidden states that the backward pass of a micro-batch needs, with full-length completions."""
 
     @property
+    def at_rest(self) -> int:
+        """Bytes while completions are sampled."""
+        return CONTEXT + self.weights + self.reference
+
+    @property
     def least(self) -> int:
         """Bytes without which no step can be computed, however short the completions are."""
-        return CONTEXT + self.weights + self.rounded + self.reference
+        return self.at_rest + self.gradients + self.rounded
 
     @property
     def total(self) -> int:
         """Bytes with full-length completions."""
         return self.least + self.head + self.activations
+
+
+def read_layout(spec: SweepSpec) -> Layout:
+    """Return the layout that a file asks for."""
+    return Layout(workers=spec.resources.workers)
 
 
 def has_reference(spec: SweepSpec) -> bool:
@@ -71,39 +96,64 @@ def uses_engine(spec: SweepSpec) -> bool:
     return rollout.vllm_mode == "colocate" and (rollout.engine == "vllm" or by_default)
 
 
-def measure_trainer(spec: SweepSpec, size: PolicySize) -> TrainerMemory:
-    """Compute the memory of a trial's process without its engine."""
+def measure_trainer(
+    spec: SweepSpec, size: PolicySize, layout: Layout | None = None
+) -> TrainerMemory:
+    """Compute the memory of a training process without its engine; the file's own layout if None.
+
+    Several trials in the process compute one after another, so activations count once.
+    """
+    layout = layout or read_layout(spec)
     model, training, width = spec.model, spec.training, NUMBERS[spec.model.dtype]
     rank, numbers = model.lora_rank, size.parameters
-    adapters = size.count_adapter_numbers(rank, model.lora_targets) if rank else 0
+    trained = numbers
+    if rank:
+        trained = layout.trials * size.count_adapter_numbers(rank, model.lora_targets)
+    weights = (TRAINED + layout.averages) * trained + (width * numbers if rank else 0)
+    plain = layout.workers > layout.shards
     hidden = width if rank else 4
     # Autograd keeps one hidden state a layer, and everything of the layer that is recomputed.
     layer = 2 * width * (4 * size.inner_width + 8 * size.width)
     kept = size.layers if model.gradient_checkpointing == "off" else 1
     token = hidden * size.layers * size.width + kept * layer
     update = training.mini_batch_size or training.completions_per_step
-    share = update // spec.resources.workers
-    at_once = training.micro_batch_size or share
+    at_once = training.micro_batch_size or update // layout.workers
+    reference = REFERENCE * numbers if has_reference(spec) else 0
     return TrainerMemory(
-        weights=width * numbers + TRAINED * adapters if rank else TRAINED * numbers,
-        rounded=width * numbers if not rank and width < 4 else 0,
-        reference=REFERENCE * numbers if has_reference(spec) else 0,
+        weights=weights // layout.shards,
+        gradients=(2 if plain else 1) * TRAINED * trained // layout.shards,
+        rounded=_measure_rounded(spec, size, layout),
+        reference=reference // layout.shards,
         head=(0 if rank else 4 * size.vocabulary * size.width) + LOGITS,
         activations=at_once * get_longest(spec) * token,
     )
 
 
-def measure_engine(spec: SweepSpec, size: PolicySize) -> EngineMemory:
-    """Compute the memory without which vLLM does not start, from the shape of the policy."""
-    rank = spec.model.lora_rank
-    adapters = size.count_adapter_numbers(rank, spec.model.lora_targets) if rank else 0
+def _measure_rounded(spec: SweepSpec, size: PolicySize, layout: Layout) -> int:
+    """Return the bytes of weights in the number format in which a step computes."""
+    rank, width = spec.model.lora_rank, NUMBERS[spec.model.dtype]
+    if layout.shards == 1:
+        return width * size.parameters if not rank and width < TRAINED else 0
+    layer = (size.parameters - size.outer) // max(size.layers, 1)
+    gathered = width * (size.outer + GATHERED * layer)
+    return gathered if rank else 2 * gathered  # with the gradients, until they are divided
+
+
+def measure_engine(spec: SweepSpec, size: PolicySize, layout: Layout | None = None) -> EngineMemory:
+    """Compute the memory without which vLLM does not start, from the shape of the policy.
+
+    Each worker has an engine with every weight, for its part of the completions.
+    """
+    layout, rank = layout or read_layout(spec), spec.model.lora_rank
+    slot = next((larger for larger in ADAPTER_RANKS if larger >= rank), rank)
+    adapters = size.count_adapter_numbers(slot, spec.model.lora_targets) if rank else 0
     return estimate_engine(
-        parameters=size.parameters + adapters,
+        parameters=size.parameters + layout.trials * adapters,
         width=size.width,
         inner_width=size.inner_width,
         vocabulary=size.vocabulary,
         cached=size.cached,
-        completions=spec.training.completions_per_step,
+        completions=layout.trials * spec.training.completions_per_step // layout.workers,
         length=get_longest(spec),
         number=NUMBERS[spec.model.dtype],
     )
@@ -114,77 +164,47 @@ def get_longest(spec: SweepSpec) -> int:
     return spec.data.max_prompt_length + spec.training.max_completion_length
 
 
-def check_gpu_share(
-    spec: SweepSpec,
-    size: PolicySize | None,
-    device: int | None,
-    environment: Mapping[str, str] = os.environ,
-) -> None:
-    """Raise `ResourcesError` for a share of a GPU in which the policy could not be trained.
+def fits(
+    trainer: TrainerMemory, engine: EngineMemory, *, room: int, share: float, sleeps: bool
+) -> bool:
+    """Return whether trainer and engine fit with full-length completions.
 
-    An unknown `size`, an unknown `device` (bytes of the smallest GPU) and trials on a cluster
-    (`RAY_ADDRESS`) pass.
+    Args:
+        trainer: the process that trains.
+        engine: its engine, which takes the `share` of the room.
+        room: bytes of the GPU that the process may take.
+        share: `rollout.vllm_memory_share`.
+        sleeps: whether the engine keeps only its workspace while a step is computed.
     """
-    gpus = spec.resources.gpus
-    if not gpus or size is None or device is None or environment.get("RAY_ADDRESS"):
-        return
-    least = compute_least_share(spec, size, device)
-    if gpus >= least:
-        return
-    raise ResourcesError(
-        f"resources.gpus = {gpus:g}: to train {size.parameters / 1e6:,.1f} million parameters "
-        f"takes at least {_round_up(least):g} of a GPU of {device / GIB:.0f} GiB, without "
-        f"activations ({describe_least(spec, size)})\n"
-        f"    fix: {', or '.join(list_remedies(spec, size, device))}"
-    )
+    if engine.least > share * room:
+        return False
+    if sleeps:
+        return trainer.at_rest <= (1 - share) * room and trainer.total + engine.workspace <= room
+    return trainer.total <= (1 - share) * room
 
 
-def list_remedies(spec: SweepSpec, size: PolicySize, device: int) -> list[str]:
-    """Return changes of which each suffices: a larger share or GPU, then what asks for less."""
-    gpus, enough = spec.resources.gpus, _round_up(compute_least_share(spec, size, device))
-    remedies = [f"--set resources.gpus={enough:g}" if enough <= 1 else "a GPU with more memory"]
-    trainer, engine = measure_trainer(spec, size).least, measure_engine(spec, size).least
-    share = _round_up(engine / (trainer + engine))
-    divided = spec.model_copy(update={"rollout": replace(spec.rollout, vllm_memory_share=share)})
-    if uses_engine(spec) and gpus >= compute_least_share(divided, size, device):
-        remedies.append(f"divide it otherwise: --set rollout.vllm_memory_share={share:g}")
-    if has_reference(spec) and gpus >= compute_least_share(spec, size, device, reference=False):
-        remedies.append("do without the reference policy: --set space.beta=0")
-    adapters = spec.model_copy(update={"model": replace(spec.model, lora_rank=RANK)})
-    if not spec.model.lora_rank and gpus >= compute_least_share(adapters, size, device):
-        remedies.append(f"train adapters: --set model.lora_rank={RANK}")
-    return remedies
+def fits_in(spec: SweepSpec, size: PolicySize, room: int, layout: Layout | None = None) -> bool:
+    """Return whether a process of a trial fits into `room` bytes of a GPU as the file divides them.
 
-
-def compute_least_share(
-    spec: SweepSpec, size: PolicySize, device: int, *, reference: bool = True
-) -> float:
-    """Return the share of a GPU below which no trial can run; above 1 if none can at all.
-
-    A lower bound for a GPU of `device` bytes, without activations, and on request without the
-    `reference` policy. vLLM gets `rollout.vllm_memory_share` of a trial's GPU share, and the
-    trainer the rest.
+    Completions count with their full length, those of all trials that the process trains.
     """
-    parts = measure_trainer(spec, size)
-    trainer = parts.least - (0 if reference else parts.reference)
+    layout = layout or read_layout(spec)
+    trainer = measure_trainer(spec, size, layout)
     if not uses_engine(spec):
-        return trainer / device
-    share = spec.rollout.vllm_memory_share
-    return max(trainer / (1 - share), measure_engine(spec, size).least / share) / device
+        return trainer.total <= room
+    engine, share = measure_engine(spec, size, layout), spec.rollout.vllm_memory_share
+    return fits(trainer, engine, room=room, share=share, sleeps=layout.sleeps)
 
 
-def _round_up(share: float) -> float:
-    return math.ceil(share * 100) / 100
+def count_trials_that_fit(spec: SweepSpec, size: PolicySize, room: int, most: int) -> int:
+    """Return how many trials of LoRA, at most `most`, fit into one process; 0 if not even one does.
 
-
-def describe_least(spec: SweepSpec, size: PolicySize) -> str:
-    """Return the parts of the memory without which no trial runs."""
-    trainer = measure_trainer(spec, size)
-    parts = [("weights, gradients and averages", trainer.weights)]
-    parts += [("their bfloat16 copies", trainer.rounded), ("the reference", trainer.reference)]
-    text = ", ".join(f"{format_bytes(count)} for {name}" for name, count in parts if count)
-    engine = measure_engine(spec, size).least
-    return f"{text}, and {format_bytes(engine)} for vLLM" if uses_engine(spec) else text
+    They share the base policy and the engine. `room` is the bytes of a GPU that the process may
+    take: `resources.gpus` times the GPU's memory.
+    """
+    layout = read_layout(spec)
+    counts = range(most, 0, -1)
+    return next((n for n in counts if fits_in(spec, size, room, replace(layout, trials=n))), 0)
 
 
 def format_bytes(count: float) -> str:
@@ -194,14 +214,3 @@ def format_bytes(count: float) -> str:
             amount = count / 10**power
             return f"{amount:.1f} {unit}" if amount < 100 else f"{amount:,.0f} {unit}"
     return f"{count / 1000:.1f} kB"
-
-
-def read_device_memory() -> int | None:
-    """Return the bytes of the smallest GPU here; None without NVIDIA's tool or without a GPU."""
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    amounts = [int(line) << 20 for line in answer.stdout.splitlines() if line.strip().isdigit()]
-    return min(amounts, default=None)

@@ -28,6 +28,7 @@ from gdpo_tune.core.engines import (
 from gdpo_tune.core.errors import EngineError, ResourcesError
 from gdpo_tune.core.policy_size import PolicySize, find_known_size
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
+from gdpo_tune.core.vllm_memory import GIB
 from gdpo_tune.policies.load_policy import load_policy, measure_policy, resolve_policy
 from gdpo_tune.spec import (
     check_gpu_share,
@@ -38,7 +39,7 @@ from gdpo_tune.spec import (
     read_device_memory,
     render_dry_run,
 )
-from gdpo_tune.spec.gpu_memory import GIB, compute_least_share
+from gdpo_tune.spec.gpu_share import compute_least_share
 from tests.support.paths import ROOT
 from tests.support.spec_cases import GOOD
 
@@ -444,6 +445,8 @@ def test_several_files_add_up_and_a_torn_one_is_not_judged(tmp_path):
         ("Qwen/Qwen2.5-Coder-1.5B-Instruct", 1_543_714_304),
         ("Qwen/Qwen2.5-3B-Instruct", 3_085_938_688),
         ("Qwen/Qwen2.5-7B", 7_615_616_512),
+        ("Qwen/Qwen2.5-14B-Instruct", 14_770_033_664),
+        ("Qwen/Qwen3-0.6B", 596_049_920),
     ],
 )
 def test_policies_of_recipes_are_known_before_they_are_downloaded(name, numbers):

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.core.policy_size import find_known_size
+from gdpo_tune.core.vllm_memory import GIB
 from gdpo_tune.spec import gpu_reference, load_spec
-from gdpo_tune.spec.gpu_memory import GIB, compute_least_share, measure_engine, measure_trainer
+from gdpo_tune.spec.gpu_memory import measure_engine, measure_trainer
+from gdpo_tune.spec.gpu_share import compute_least_share
 from gdpo_tune.spec.problems import Problems, SourceMark, YamlNode, show
 from gdpo_tune.spec.source import parse_yaml
 from tests.support.paths import ROOT

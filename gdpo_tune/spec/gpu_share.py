@@ -1,0 +1,108 @@
+"""Least share of a GPU in which a policy can be trained, and the refusal of a smaller one."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gdpo_tune.core.errors import ResourcesError
+from gdpo_tune.core.policy_size import PolicySize
+from gdpo_tune.core.vllm_memory import GIB
+from gdpo_tune.spec.gpu_memory import (
+    format_bytes,
+    has_reference,
+    measure_engine,
+    measure_trainer,
+    uses_engine,
+)
+from gdpo_tune.spec.model import SweepSpec
+
+RANK = 16
+"""Rank of the adapters that messages propose."""
+
+
+def check_gpu_share(
+    spec: SweepSpec,
+    size: PolicySize | None,
+    device: int | None,
+    environment: Mapping[str, str] = os.environ,
+) -> None:
+    """Raise `ResourcesError` for a share of a GPU in which the policy could not be trained.
+
+    An unknown `size`, an unknown `device` (bytes of the smallest GPU) and trials on a cluster
+    (`RAY_ADDRESS`) pass.
+    """
+    gpus = spec.resources.gpus
+    if not gpus or size is None or device is None or environment.get("RAY_ADDRESS"):
+        return
+    least = compute_least_share(spec, size, device)
+    if gpus >= least:
+        return
+    raise ResourcesError(
+        f"resources.gpus = {gpus:g}: to train {size.parameters / 1e6:,.1f} million parameters "
+        f"takes at least {_round_up(least):g} of a GPU of {device / GIB:.0f} GiB, without "
+        f"activations ({describe_least(spec, size)})\n"
+        f"    fix: {', or '.join(list_remedies(spec, size, device))}"
+    )
+
+
+def list_remedies(spec: SweepSpec, size: PolicySize, device: int) -> list[str]:
+    """Return changes of which each suffices: a larger share or GPU, then what asks for less."""
+    gpus, enough = spec.resources.gpus, _round_up(compute_least_share(spec, size, device))
+    remedies = [f"--set resources.gpus={enough:g}" if enough <= 1 else "a GPU with more memory"]
+    trainer, engine = measure_trainer(spec, size).least, measure_engine(spec, size).least
+    share = _round_up(engine / (trainer + engine))
+    divided = spec.model_copy(update={"rollout": replace(spec.rollout, vllm_memory_share=share)})
+    if uses_engine(spec) and gpus >= compute_least_share(divided, size, device):
+        remedies.append(f"divide it otherwise: --set rollout.vllm_memory_share={share:g}")
+    if has_reference(spec) and gpus >= compute_least_share(spec, size, device, reference=False):
+        remedies.append("do without the reference policy: --set space.beta=0")
+    adapters = spec.model_copy(update={"model": replace(spec.model, lora_rank=RANK)})
+    if not spec.model.lora_rank and gpus >= compute_least_share(adapters, size, device):
+        remedies.append(f"train adapters: --set model.lora_rank={RANK}")
+    return remedies
+
+
+def compute_least_share(
+    spec: SweepSpec, size: PolicySize, device: int, *, reference: bool = True
+) -> float:
+    """Return the share of a GPU below which no trial can run; above 1 if none can at all.
+
+    A lower bound for a GPU of `device` bytes, without activations, and on request without the
+    `reference` policy. vLLM gets `rollout.vllm_memory_share` of a trial's GPU share, and the
+    trainer the rest.
+    """
+    parts = measure_trainer(spec, size)
+    trainer = parts.least - (0 if reference else parts.reference)
+    if not uses_engine(spec):
+        return trainer / device
+    share = spec.rollout.vllm_memory_share
+    return max(trainer / (1 - share), measure_engine(spec, size).least / share) / device
+
+
+def _round_up(share: float) -> float:
+    return math.ceil(share * 100) / 100
+
+
+def describe_least(spec: SweepSpec, size: PolicySize) -> str:
+    """Return the parts of the memory without which no trial runs."""
+    trainer = measure_trainer(spec, size)
+    parts = [("weights, gradients and averages", trainer.weights + trainer.gradients)]
+    parts += [("their bfloat16 copies", trainer.rounded), ("the reference", trainer.reference)]
+    text = ", ".join(f"{format_bytes(count)} for {name}" for name, count in parts if count)
+    engine = measure_engine(spec, size).least
+    return f"{text}, and {format_bytes(engine)} for vLLM" if uses_engine(spec) else text
+
+
+def read_device_memory() -> int | None:
+    """Return the bytes of the smallest GPU here; None without NVIDIA's tool or without a GPU."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    amounts = [int(line) << 20 for line in answer.stdout.splitlines() if line.strip().isdigit()]
+    return min(amounts, default=None)

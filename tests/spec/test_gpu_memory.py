@@ -1,0 +1,165 @@
+"""Memory of trials that share a process or span several, in closed forms of a policy's shapes."""
+
+from __future__ import annotations
+
+import pytest
+
+from gdpo_tune.core.engines import VLLM
+from gdpo_tune.core.policy_size import PolicySize, find_known_size
+from gdpo_tune.core.settings import ModelSettings
+from gdpo_tune.core.vllm_memory import GIB
+from gdpo_tune.spec import gpu_memory, gpu_reference, load_spec
+from gdpo_tune.spec.gpu_memory import (
+    Layout,
+    count_trials_that_fit,
+    fits,
+    fits_in,
+    measure_engine,
+    measure_trainer,
+)
+from tests.support.paths import ROOT
+
+WIDTH, VOCABULARY, LAYERS = 64, 1000, 4
+LAYER, EMBEDDING = WIDTH * WIDTH, WIDTH * VOCABULARY
+SIZE = PolicySize(
+    {
+        "model.embed_tokens.weight": (VOCABULARY, WIDTH),
+        **{f"model.layers.{i}.mlp.gate_proj.weight": (WIDTH, WIDTH) for i in range(LAYERS)},
+    }
+)
+NUMBERS = EMBEDDING + LAYERS * LAYER
+
+
+@pytest.fixture(autouse=True)
+def with_vllm(monkeypatch):
+    monkeypatch.setattr(gpu_memory, "find_vllm", lambda: VLLM("0.31.0", on_cpu=False))
+
+
+def add_adapters(spec, rank=8):
+    return spec.model_copy(update={"model": ModelSettings(lora_rank=rank)})  # peft may be missing
+
+
+def test_numbers_outside_of_layers_are_those_of_embedding_and_head():
+    assert SIZE.outer == EMBEDDING
+    assert PolicySize({"all": (7, 3)}).outer == 21
+
+
+def test_shards_divide_what_lasts_and_a_step_gathers_layers(load):
+    spec = load("space.beta=0.1")
+    whole, part = (measure_trainer(spec, SIZE, Layout(4, shards)) for shards in (1, 4))
+    assert whole.weights == 12 * NUMBERS
+    assert part.weights == 3 * NUMBERS
+    assert (whole.gradients, part.gradients) == (2 * 4 * NUMBERS, NUMBERS)
+    assert (whole.reference, part.reference) == (4 * NUMBERS, NUMBERS)
+    assert whole.rounded == 2 * NUMBERS
+    assert part.rounded == 2 * 2 * (EMBEDDING + 2 * LAYER)  # weights and gradients in bfloat16
+    assert part.activations == whole.activations > 0
+
+
+def test_shards_of_adapters_gather_the_frozen_weights_alone(load):
+    spec = add_adapters(load())
+    adapters = 8 * LAYERS * 2 * WIDTH
+    part = measure_trainer(spec, SIZE, Layout(4, 4))
+    assert part.weights == (2 * NUMBERS + 12 * adapters) // 4
+    assert part.gradients == adapters
+    assert part.rounded == 2 * (EMBEDDING + 2 * LAYER)
+
+
+def test_workers_share_the_completions_of_a_step(load):
+    spec = load("training.completions_per_step=64")
+    one, four = (measure_trainer(spec, SIZE, Layout(count)) for count in (1, 4))
+    assert one.activations == 4 * four.activations
+    engines = [measure_engine(spec, SIZE, Layout(count)) for count in (1, 4)]
+    assert engines[0].workspace - engines[1].workspace == 16 * VOCABULARY * 48
+    assert engines[0].weights == engines[1].weights
+
+
+def test_averages_of_8_bits_take_2_bytes(load):
+    usual, small = (measure_trainer(load(), SIZE, Layout(averages=count)) for count in (8, 2))
+    assert usual.weights - small.weights == 6 * NUMBERS
+
+
+def test_trials_of_a_process_share_all_but_their_adapters(load):
+    spec = add_adapters(load("training.completions_per_step=64"), rank=12)
+    adapters, slots = (rank * LAYERS * 2 * WIDTH for rank in (12, 16))
+    one, three = (Layout(trials=count) for count in (1, 3))
+    alone, packed = (measure_trainer(spec, SIZE, layout) for layout in (one, three))
+    assert packed.total - alone.total == 2 * 16 * adapters
+    engines = [measure_engine(spec, SIZE, layout) for layout in (one, three)]
+    assert engines[1].weights - engines[0].weights == 2 * 2 * slots
+    assert engines[1].workspace - engines[0].workspace == 16 * VOCABULARY * 128
+    assert engines[1].longest == engines[0].longest
+
+
+def test_an_engine_that_sleeps_makes_room_for_the_step(load):
+    spec = load()
+    trainer, engine = measure_trainer(spec, SIZE), measure_engine(spec, SIZE)
+    step = trainer.total + engine.workspace
+    both = {"room": step, "share": 0.6}
+    assert trainer.at_rest < 0.4 * step < trainer.total
+    assert not fits(trainer, engine, **both, sleeps=False)
+    assert fits(trainer, engine, **both, sleeps=True)
+    assert not fits(trainer, engine, room=step - 1, share=0.6, sleeps=True)
+    # Awake, it leaves what the trainer keeps meanwhile.
+    most = 1 - (trainer.at_rest + 1) / step
+    assert fits(trainer, engine, room=step, share=most, sleeps=True)
+    assert not fits(trainer, engine, room=step, share=most + 2 / step, sleeps=True)
+
+
+@pytest.mark.parametrize("part", ["trainer", "engine"])
+def test_as_many_trials_fit_as_the_smaller_part_holds(load, part):
+    # A wide vocabulary makes the engine grow faster with the trials, deep layers the trainer.
+    wide = {"model.embed_tokens.weight": (10**6 if part == "engine" else 10, WIDTH)}
+    size = PolicySize(dict(SIZE.shapes) | wide)
+    spec = add_adapters(load(), rank=512)
+    layout, share = Layout(trials=5), spec.rollout.vllm_memory_share
+    trainer = measure_trainer(spec, size, layout).total / (1 - share)
+    engine = measure_engine(spec, size, layout).least / share
+    room = int(max(trainer, engine)) + 2
+    assert (trainer > engine) == (part == "trainer")
+    assert fits_in(spec, size, room, layout)
+    assert not fits_in(spec, size, room, Layout(trials=6))
+    assert count_trials_that_fit(spec, size, room, 100) == 5
+    assert count_trials_that_fit(spec, size, room, 3) == 3
+    assert count_trials_that_fit(spec, size, GIB // 2, 100) == 0
+
+
+def test_without_an_engine_the_trainer_has_all_of_the_room(load):
+    spec = add_adapters(load("rollout.engine=transformers"))
+    room = measure_trainer(spec, SIZE, Layout(trials=7)).total
+    assert count_trials_that_fit(spec, SIZE, room, 100) == 7
+    assert count_trials_that_fit(spec, SIZE, room - 1, 100) == 6
+
+
+@pytest.mark.parametrize(
+    ("policy", "rank", "device", "gpus"),
+    [
+        ("Qwen/Qwen2.5-7B", 0, "A100 or H100, 80 GB", 8),
+        ("Qwen/Qwen2.5-14B", 32, "A100 or H100, 80 GB", 1),
+        ("Qwen/Qwen3-0.6B", 0, "A10, 24 GB", 1),
+    ],
+)
+def test_policies_that_the_page_promises_fit(policy, rank, device, gpus):
+    base = load_spec(ROOT / "search_spaces" / "math_qwen.yaml", to_run=False)
+    spec = gpu_reference.adapt_recipe(base, rank)
+    size, memory = find_known_size(policy), gpu_reference.DEVICES[device]
+    for layout in (Layout(gpus, gpus), Layout(gpus, gpus, averages=2)):
+        assert gpu_reference.find_share(spec, size, memory, layout)
+    assert not gpu_reference.find_share(spec, size, memory // 8, Layout(gpus, gpus))
+
+
+def test_the_cell_of_a_table_says_what_an_engine_asleep_saves(load, monkeypatch):
+    spec, size = load(), find_known_size("Qwen/Qwen2.5-1.5B")
+    needed = {False: 4, True: 4}
+
+    def find_share(spec, size, device, layout):
+        return needed[layout.sleeps] and layout.shards >= needed[layout.sleeps]
+
+    monkeypatch.setattr(gpu_reference, "find_share", find_share)
+    assert gpu_reference.count_gpus(spec, size, GIB) == "4"
+    needed[True] = 2
+    assert gpu_reference.count_gpus(spec, size, GIB) == "4, or 2 (engine asleep)"
+    needed[False] = 0
+    assert gpu_reference.count_gpus(spec, size, GIB) == "2 (engine asleep)"
+    needed[True] = 0
+    assert gpu_reference.count_gpus(spec, size, GIB) == "none"
