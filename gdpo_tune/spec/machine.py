@@ -87,7 +87,7 @@ def _check_size(spec: SweepSpec, environment: Mapping[str, str], devices: Path) 
         raise ResourcesError(
             f"resources.workers = {trial.workers}: each takes {trial.cpus:g} CPUs and "
             f"{trial.gpus:g} GPUs, and this machine has {cpus} and {gpus}\n"
-            f"    fix: --set resources.workers={fit}, {REMEDY}"
+            f"    fix: --set resources.workers={trial.reduce_workers(fit)}, {REMEDY}"
         )
     if trial.gpus:
         check_compiler()

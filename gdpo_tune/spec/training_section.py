@@ -38,6 +38,14 @@ class Resources(Section):
         """GPUs of a trial, over its workers."""
         return self.gpus * self.workers
 
+    def reduce_workers(self, most: int) -> int:
+        """Return the most workers, at most `most`, that can share what these ones can; at least 1.
+
+        What divides by a number of workers divides by each divisor of it.
+        """
+        fewer = range(min(most, self.workers), 1, -1)
+        return next((count for count in fewer if self.workers % count == 0), 1)
+
 
 def check_length_limit(training: TrainingSettings, problems: Problems) -> None:
     """Refuse a length limit that no completion can exceed."""

@@ -35,9 +35,17 @@ def spec():
 
 
 def test_more_workers_than_fit_are_refused_with_how_many_do(spec, monkeypatch, tmp_path):
-    monkeypatch.setattr(machine, "count_local_cpus", lambda: 5)
+    monkeypatch.setattr(machine, "count_local_cpus", lambda: 7)
     asked = spec("resources={workers: 4, cpus: 2}", "training.completions_per_step=64")
     with pytest.raises(ResourcesError, match=r"(?s)workers = 4: each .* --set resources.workers=2"):
         check_resources(asked, {}, tmp_path)
     check_resources(asked, {"RAY_ADDRESS": "ray://cluster:10001"}, tmp_path)
     check_resources(spec("resources={workers: 2, cpus: 2}"), {}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("workers", "most", "expected"), [(8, 7, 4), (8, 8, 8), (6, 4, 3), (7, 6, 1), (2, 9, 2)]
+)
+def test_fewer_workers_share_what_more_could(workers, most, expected):
+    """A step that 8 workers share equally can be shared by 4, and not by 7."""
+    assert Resources(workers=workers).reduce_workers(most) == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -193,10 +194,19 @@ def count_trial_slots(directory: Path, nodes: list[dict[str, float]], **resource
     return count_slots(load_code_spec(directory).model_copy(update={"resources": requested}), alive)
 
 
-@pytest.mark.parametrize("nodes", [[{"CPU": 1}, {"CPU": 1}], []])
-def test_a_trial_that_fits_nowhere_is_refused(tmp_path: Path, nodes: list[dict[str, float]]):
-    with pytest.raises(ResourcesError, match="2 CPUs"):
-        count_trial_slots(tmp_path, nodes, cpus=2)
+@pytest.mark.parametrize(
+    ("nodes", "fix"),
+    [
+        ([{"CPU": 1}, {"CPU": 1.5}], "at most --set resources.cpus=1.5 --set resources.gpus=0,"),
+        ([{"CPU": 9}, {"CPU": 1, "GPU": 8}], "resources.cpus=1 --set resources.gpus=1,"),
+        ([], "join a node that has them"),
+    ],
+)
+def test_a_trial_that_fits_nowhere_is_refused(
+    tmp_path: Path, nodes: list[dict[str, float]], fix: str
+):
+    with pytest.raises(ResourcesError, match=rf"(?s)20 CPUs .* fix: .*{re.escape(fix)}"):
+        count_trial_slots(tmp_path, nodes, cpus=20)
 
 
 # Resources requested from Ray Tune
@@ -240,7 +250,8 @@ def test_slots_of_trials_with_workers(tmp_path: Path, cpus: float, workers: int,
 
 def test_workers_that_do_not_fit_are_refused(tmp_path: Path):
     with pytest.raises(
-        ResourcesError, match=r"8 workers of 1 CPUs .* room for 7 \(2 nodes alive\)"
+        ResourcesError,
+        match=r"(?s)8 workers of 1 CPUs .* room for 7 \(2 nodes alive\).*resources.workers=4, or",
     ):
         count_trial_slots(tmp_path, NODES, workers=8)
 

@@ -104,11 +104,25 @@ def count_slots(spec: SweepSpec, nodes: Sequence[ClusterNode]) -> int:
     alive = f"({len(nodes)} node{'s' if len(nodes) != 1 else ''} alive)"
     each = f"{resources.cpus:g} CPUs and {resources.gpus:g} GPUs"
     if total == 0:
-        raise ResourcesError(f"a trial needs {each}, which no node has {alive}")
+        raise ResourcesError(
+            f"a trial needs {each}, which no node has {alive}\n    fix: {_propose_share(nodes)}"
+        )
     if total < resources.workers:
         raise ResourcesError(
             f"a trial needs {resources.workers} workers of {each} each, and there is room for "
-            f"{total} {alive}"
+            f"{total} {alive}\n"
+            f"    fix: --set resources.workers={resources.reduce_workers(total)}, or join nodes "
+            "that have room for the others"
         )
     # A server holds the weights of one policy.
     return 1 if spec.rollout.vllm_mode == "server" else total // resources.workers
+
+
+def _propose_share(nodes: Sequence[ClusterNode]) -> str:
+    """Return the most that a trial may ask for: a node with most GPUs, then with most CPUs."""
+    amounts = [(node.resources.get("GPU", 0.0), node.resources.get("CPU", 0.0)) for node in nodes]
+    gpus, cpus = max(amounts, default=(0.0, 0.0))
+    if not cpus:
+        return "join a node that has them"
+    most = f"--set resources.cpus={cpus:g} --set resources.gpus={min(gpus, 1.0):g}"
+    return f"at most {most}, or join a node that has more"

@@ -113,7 +113,8 @@ class LedgerSearcher(Searcher):
             self._slots = count_slots(self._spec, nodes)
         except ResourcesError as error:
             self._slots = 0
-            self.record_incident(f"the sweep waits for nodes: {error}", [])
+            reason = str(error).partition("\n")[0]
+            self.record_incident(f"the sweep waits for nodes: {reason}", [])
         self._setup = replace(self._setup, interval=choose_interval(self._slots))
 
     def record_incident(self, text: str, trials: Sequence[str]) -> None:
