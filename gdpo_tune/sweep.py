@@ -49,6 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         return submit_sweep(spec, options)
     cli.set_written_variables(spec)
     with cli.name_file(str(options.space)):
+        spec = choose_trials_per_process(spec)
         print_environment(spec, str(options.space))
     words = [word for word in arguments if word != "--fresh"]
     command = shlex.join(["python", "-m", "gdpo_tune.sweep", *words])
@@ -155,10 +156,13 @@ def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ())
     from gdpo_tune.policies.load_policy import measure_policy
     from gdpo_tune.spec import (
         check_disk,
+        choose_pack,
         find_machine_problems,
         find_unset_webhook,
+        read_device_memory,
         render_dry_run,
         render_needs,
+        settle_pack,
     )
 
     cli.set_written_variables(spec)
@@ -166,12 +170,16 @@ def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ())
         describe_policy(spec.policy, spec.model.revision),
         measure_policy(spec.policy),
     )
+    pack = None
+    if spec.resources.pack != 1:
+        pack = choose_pack(spec, size, read_device_memory())
+        spec = settle_pack(spec, pack)
     lacking: list[object] = [*needs, *find_machine_problems(spec), *find_unset_webhook(spec)]
     try:
         check_disk(spec, size, file)
     except ResourcesError as error:
         lacking.append(error)
-    print(render_dry_run(spec, size, description))
+    print(render_dry_run(spec, size, description, pack))
     print(f"\n{render_needs(lacking)}")
     cli.check_share(spec)
     if spec.data.is_local and not any(need.key == "data.source" for need in needs):
@@ -179,6 +187,18 @@ def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ())
 
         check_data(spec.data, spec.training)
     return 0
+
+
+def choose_trials_per_process(spec: SweepSpec) -> SweepSpec:
+    """Return a spec with a number as `resources.pack`; print the one that `auto` stands for."""
+    if spec.resources.pack != "auto":
+        return spec
+    from gdpo_tune.policies.load_policy import measure_policy
+    from gdpo_tune.spec import choose_pack, read_device_memory, settle_pack
+
+    pack = choose_pack(spec, measure_policy(spec.policy), read_device_memory())
+    print(f"trials a process: {pack}")
+    return settle_pack(spec, pack)
 
 
 def print_environment(spec: SweepSpec, file: str = "") -> None:

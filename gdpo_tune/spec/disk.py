@@ -140,7 +140,9 @@ def count_local_slots(spec: SweepSpec, environment: Mapping[str, str] = os.envir
         return None
     cpus, gpus = count_local_cpus(), count_visible_gpus(environment)
     fit = count_fitting_workers(spec.resources, cpus, gpus) // spec.resources.workers
-    return 1 if spec.rollout.vllm_mode == "server" else max(1, fit)
+    if spec.rollout.vllm_mode == "server":
+        return 1
+    return max(1, fit) * spec.resources.trials_per_process
 
 
 def check_disk(

@@ -10,16 +10,23 @@ from gdpo_tune.spec.gpu_memory import format_bytes, measure_engine, measure_trai
 from gdpo_tune.spec.lint import list_warnings
 from gdpo_tune.spec.model import SweepSpec, dump_public_yaml
 from gdpo_tune.spec.notation import format_domain
+from gdpo_tune.spec.pack import PackChoice
 from gdpo_tune.spec.problems import hide_service_path, join_names, show
 from gdpo_tune.spec.sampler_choice import choose_sampler
 from gdpo_tune.spec.search_section import PbtSettings
 from gdpo_tune.spec.space import Uniform
 
 
-def render_dry_run(spec: SweepSpec, size: PolicySize | None = None, policy: str = "") -> str:
+def render_dry_run(
+    spec: SweepSpec,
+    size: PolicySize | None = None,
+    policy: str = "",
+    pack: PackChoice | None = None,
+) -> str:
     """Return the text that `--dry-run` prints, without a line break at its end.
 
-    `size` is that of the policy, if it is known; `policy` says what is known about its files.
+    `size` is that of the policy, if it is known; `policy` says what is known about its files, and
+    `pack` why so many trials share a process, if `resources.pack` is not 1.
     """
     warnings = [f"  - {warning}" for warning in list_warnings(spec)]
     scheduler, total = spec.search.scheduler, spec.training.completions_per_step
@@ -46,6 +53,7 @@ def render_dry_run(spec: SweepSpec, size: PolicySize | None = None, policy: str 
         "",
         *([f"# Policy: {policy}"] if policy else []),
         f"# A trial: {_describe_workers(spec)}",
+        *([f"# Trials a process: {pack}"] if pack else []),
         f"# Sampler: {choose_sampler(spec)}",
         *population,
         f"# Ends early: {_describe_limits(spec)}",
@@ -139,7 +147,8 @@ def _describe_workers(spec: SweepSpec) -> str:
     resources, total = spec.resources, spec.training.completions_per_step
     each = f"{resources.cpus:g} CPUs and {resources.gpus:g} GPUs"
     if resources.workers == 1:
-        return f"1 worker with {each}"
+        others = resources.trials_per_process - 1
+        return f"1 worker with {each}" + (f", shared with up to {others} others" if others else "")
     share = total // resources.workers
     return f"{resources.workers} workers, each with {each} and {share} completions of a step"
 

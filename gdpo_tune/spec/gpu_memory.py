@@ -77,7 +77,7 @@ class TrainerMemory:
 
 def read_layout(spec: SweepSpec) -> Layout:
     """Return the layout that a file asks for."""
-    return Layout(workers=spec.resources.workers)
+    return Layout(workers=spec.resources.workers, trials=spec.resources.trials_per_process)
 
 
 def has_reference(spec: SweepSpec) -> bool:

@@ -41,10 +41,12 @@ def check_gpu_share(
     least = compute_least_share(spec, size, device)
     if gpus >= least:
         return
+    together = spec.resources.trials_per_process
+    several = f" in {together} trials at a time" if together > 1 else ""
     raise ResourcesError(
-        f"resources.gpus = {gpus:g}: to train {size.parameters / 1e6:,.1f} million parameters "
-        f"takes at least {_round_up(least):g} of a GPU of {device / GIB:.0f} GiB, without "
-        f"activations ({describe_least(spec, size)})\n"
+        f"resources.gpus = {gpus:g}: to train {size.parameters / 1e6:,.1f} million parameters"
+        f"{several} takes at least {_round_up(least):g} of a GPU of {device / GIB:.0f} GiB, "
+        f"without activations ({describe_least(spec, size)})\n"
         f"    fix: {', or '.join(list_remedies(spec, size, device))}"
     )
 
@@ -53,6 +55,9 @@ def list_remedies(spec: SweepSpec, size: PolicySize, device: int) -> list[str]:
     """Return changes of which each suffices: a larger share or GPU, then what asks for less."""
     gpus, enough = spec.resources.gpus, _round_up(compute_least_share(spec, size, device))
     remedies = [f"--set resources.gpus={enough:g}" if enough <= 1 else "a GPU with more memory"]
+    fewer = _count_fitting_trials(spec, size, device)
+    if fewer:
+        remedies.append(f"fewer trials a process: --set resources.pack={fewer}")
     trainer, engine = measure_trainer(spec, size).least, measure_engine(spec, size).least
     share = _round_up(engine / (trainer + engine))
     divided = spec.model_copy(update={"rollout": replace(spec.rollout, vllm_memory_share=share)})
@@ -64,6 +69,16 @@ def list_remedies(spec: SweepSpec, size: PolicySize, device: int) -> list[str]:
     if not spec.model.lora_rank and gpus >= compute_least_share(adapters, size, device):
         remedies.append(f"train adapters: --set model.lora_rank={RANK}")
     return remedies
+
+
+def _count_fitting_trials(spec: SweepSpec, size: PolicySize, device: int) -> int:
+    """Return how many trials a process, fewer than asked for, its share can hold; 0 if none."""
+    for count in range(spec.resources.trials_per_process - 1, 0, -1):
+        resources = spec.resources.model_copy(update={"pack": count})
+        changed = spec.model_copy(update={"resources": resources})
+        if compute_least_share(changed, size, device) <= spec.resources.gpus:
+            return count
+    return 0
 
 
 def compute_least_share(

@@ -18,6 +18,7 @@ from gdpo_tune.spec.load import load_spec
 from gdpo_tune.spec.machine import list_sandbox_warnings
 from gdpo_tune.spec.model import SPEC, SweepSpec, list_decisive_values, list_differences
 from gdpo_tune.spec.problems import join_names, show
+from gdpo_tune.spec.sampler_choice import count_affordable_trials
 from gdpo_tune.spec.search_section import AshaSettings
 
 FEWEST_PROMPTS = 8
@@ -37,6 +38,7 @@ def list_warnings(spec: SweepSpec) -> list[str]:
         _check_objectives,
         _check_candidates,
         _check_search,
+        _check_pack,
         list_sandbox_warnings,
         _check_warm_start,
     )
@@ -237,6 +239,15 @@ def _check_search(spec: SweepSpec) -> Iterator[str]:
         yield (
             f"training.steps = {steps}: no rung lies before the last step, so all trials run to "
             "their end. Train longer, or write search.scheduler: {type: fifo}."
+        )
+
+
+def _check_pack(spec: SweepSpec) -> Iterator[str]:
+    together, trials = spec.resources.trials_per_process, count_affordable_trials(spec)
+    if together > trials > 1:
+        yield (
+            f"resources.pack = {together}: the sweep has {trials} trials, and memory is set aside "
+            f"for more. Write pack: {trials}, or auto."
         )
 
 

@@ -13,6 +13,7 @@ from gdpo_tune.core.parameters import PARAMETERS, list_parameters
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.spec import (
     data_section,
+    pack,
     parse_space,
     sandbox_section,
     search_section,
@@ -107,6 +108,7 @@ def _check(spec: SweepSpec, task: TaskInfo | None, problems: Problems, *, to_run
     training_section.check_length_limit(training, problems)
     training_section.check_group_sizes(space, training, problems)
     training_section.check_resources(resources, spec.rollout.engine, space, training, problems)
+    pack.check_pack(spec, problems)
     search_section.check_search(search, space, training.steps, resources.gpus, problems)
     storage_section.check_tracking(spec.tracking, problems)
     storage_section.check_storage(spec.storage, spec.ledger, resources.workers, problems)

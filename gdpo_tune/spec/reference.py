@@ -17,7 +17,7 @@ from operator import attrgetter
 from pathlib import Path
 from string import Template
 from types import NoneType
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -117,13 +117,21 @@ def _describe_default(name: str, field: FieldInfo) -> str:
 
 def _describe_values(field: FieldInfo) -> str:
     """Return the values that a field may have, by its type and its bounds."""
-    kind: Any = field.annotation
+    return _describe_type(field.annotation, field.metadata)
+
+
+def _describe_type(kind: Any, constraints: Iterable[object] = ()) -> str:
+    if get_origin(kind) is Annotated:
+        inner, *bounds = get_args(kind)
+        return _describe_type(inner, bounds)
     if get_origin(kind) is Literal:
         return join_names(get_args(kind))
     if get_origin(kind) is tuple:
         return "list"
+    if get_origin(kind) is Union:
+        return " or ".join(filter(None, map(_describe_type, get_args(kind))))
     words = {int: "whole number", float: "number", bool: "true, false"}.get(kind, "")
-    return ", ".join(filter(None, [words, *map(describe_bound, field.metadata)])) if words else ""
+    return ", ".join(filter(None, [words, *map(describe_bound, constraints)])) if words else ""
 
 
 def describe_bound(constraint: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 from pydantic import BeforeValidator
@@ -11,7 +11,7 @@ from pydantic import BeforeValidator
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.spec import environment
 from gdpo_tune.spec.problems import Problems, join_names, show
-from gdpo_tune.spec.sections import Section
+from gdpo_tune.spec.sections import Section, build_refusal
 from gdpo_tune.spec.space import Space, Uniform
 
 TOTAL = "training.completions_per_step"
@@ -19,8 +19,20 @@ LEAST_RESOURCE = 0.0001
 """Smallest share of a resource that Ray can count."""
 
 
+MOST_PACKED = 1024
+"""Largest `resources.pack`."""
+
+
+def read_pack(value: object) -> object:
+    """Return a number of trials, or `auto`."""
+    if value == "auto" or (type(value) is int and 1 <= value <= MOST_PACKED):
+        return value
+    reason = f"neither auto nor a whole number from 1 to {MOST_PACKED}"
+    raise build_refusal(reason, "write pack: auto, or a number such as 4")
+
+
 class Resources(Section):
-    """Resources of one worker of a trial. As many trials run side by side as fit."""
+    """Resources of one process of a trial. As many trials run side by side as fit."""
 
     cpus: Annotated[float, Ge(LEAST_RESOURCE), Le(100_000)] = 1.0
     """CPU cores; also the threads of torch, rounded down to at least 1."""
@@ -28,6 +40,9 @@ class Resources(Section):
     """GPUs: 1, a fraction below 1 to share one, or 0. A training process computes on one GPU."""
     workers: Annotated[int, Ge(1)] = 1
     """Training processes of a trial, each with these `cpus` and `gpus`."""
+    pack: Annotated[Annotated[int, Ge(1)] | Literal["auto"], BeforeValidator(read_pack)] = 1
+    """Trials of LoRA that share one process with these `cpus` and `gpus`, its base policy and its
+    engine; `auto`: as many as fit in the GPU's memory. Each trains as it would alone."""
     env: Annotated[tuple[str, ...], BeforeValidator(environment.read_entries)] = ()
     """Environment variables of every training process, on every node: `[HF_TOKEN, NCCL_DEBUG=INFO]`
     or `{NCCL_DEBUG: INFO}`. A name alone takes the value that the command has; a secret must be
@@ -35,8 +50,13 @@ class Resources(Section):
 
     @property
     def total_gpus(self) -> float:
-        """GPUs of a trial, over its workers."""
-        return self.gpus * self.workers
+        """GPUs of a trial, over its workers; of a shared process, the trial's part."""
+        return self.gpus * self.workers / self.trials_per_process
+
+    @property
+    def trials_per_process(self) -> int:
+        """Trials that share a process; 1 while `auto` is not settled, see `choose_pack`."""
+        return 1 if self.pack == "auto" else self.pack
 
     def reduce_workers(self, most: int) -> int:
         """Return the most workers, at most `most`, that can share what these ones can; at least 1.

@@ -114,8 +114,9 @@ def count_slots(spec: SweepSpec, nodes: Sequence[ClusterNode]) -> int:
             f"    fix: --set resources.workers={resources.reduce_workers(total)}, or join nodes "
             "that have room for the others"
         )
-    # A server holds the weights of one policy.
-    return 1 if spec.rollout.vllm_mode == "server" else total // resources.workers
+    if spec.rollout.vllm_mode == "server":
+        return 1  # a server holds the weights of one policy
+    return total // resources.workers * resources.trials_per_process
 
 
 def _propose_share(nodes: Sequence[ClusterNode]) -> str:
