@@ -170,14 +170,22 @@ def upload_all(
     """Upload every repository, then list those of a front in a collection.
 
     Raises:
-        UsageError: there is no token, no network, or a name is taken; nothing was sent.
+        UsageError: there is no token, no network, a name is taken, or the Hub refuses a card, such
+            as for its licence; nothing was sent.
         HubError: an upload stopped.
     """
-    from gdpo_tune.publishing.hub_upload import check_names, list_in_collection, log_in, upload
+    from gdpo_tune.publishing.hub_upload import (
+        check_cards,
+        check_names,
+        list_in_collection,
+        log_in,
+        upload,
+    )
 
     api = log_in(publication.target)
     contents = build_contents(publication, policies, missing)
     found = check_names(api, contents, private=private)
+    check_cards(api, contents)
     for content in contents:
         print(upload(api, content, found, private=private), flush=True)
     if publication.is_front:

@@ -64,19 +64,21 @@ def main(arguments: Sequence[str]) -> int:
     from gdpo_tune.results.open_sweep import download_artifacts
     from gdpo_tune.results.pick_language import parse_pick
     from gdpo_tune.results.picking import pick_trial
+    from gdpo_tune.results.published_sweep import explain_foreign_ledger
 
     spec, pick = _load_named(options)
     download_artifacts(spec)
-    with Ledger.open(spec, read_only=True) as ledger:
-        records = ledger.get_records()
-        sessions, spec = ledger.get_sessions(), ledger.spec
-    chosen = None if pick is None else pick_trial(records, spec, parse_pick(pick))
-    ending = sessions[-1].get("ending", "") if sessions else ""
-    with explain_write_errors("the report"):
-        write_report(spec, records, ending=ending, chosen=chosen, sessions=sessions)
-        write_front_png(spec, records, chosen=chosen and chosen.name)
-        write_front_csv(spec, records)
-    print_summary(spec, records, chosen=chosen, sessions=sessions)
+    with explain_foreign_ledger(spec.location):
+        with Ledger.open(spec, read_only=True) as ledger:
+            records = ledger.get_records()
+            sessions, spec = ledger.get_sessions(), ledger.spec
+        chosen = None if pick is None else pick_trial(records, spec, parse_pick(pick))
+        ending = sessions[-1].get("ending", "") if sessions else ""
+        with explain_write_errors("the report"):
+            write_report(spec, records, ending=ending, chosen=chosen, sessions=sessions)
+            write_front_png(spec, records, chosen=chosen and chosen.name)
+            write_front_csv(spec, records)
+        print_summary(spec, records, chosen=chosen, sessions=sessions)
     if options.sync:
         from gdpo_tune.tracking.sync import sync
 

@@ -44,7 +44,7 @@ from gdpo_tune.figures.report_texts import (
 from gdpo_tune.figures.timeline import describe_utilisation
 from gdpo_tune.results.dimensions import estimate_sweep_effects
 from gdpo_tune.results.summary import REPORT_FILE, ChosenTrial
-from gdpo_tune.results.warnings import list_result_warnings
+from gdpo_tune.results.warnings import capitalize_warning, list_result_warnings
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -119,12 +119,6 @@ def _describe_age(records: Sequence[TrialRecord]) -> str:
     return f"The last trial started or ended at {latest:%Y-%m-%d %H:%M %Z}."
 
 
-def _capitalize(warning: str) -> str:
-    """Return a warning as a sentence; the name of a parameter before a colon stays as it is."""
-    is_name = warning.split(" ", 1)[0].endswith(":")
-    return warning if is_name else warning[0].upper() + warning[1:]
-
-
 def _build_bodies(
     spec: SweepSpec, front: Front, sessions: Sequence[Mapping[str, Any]]
 ) -> dict[str, str]:
@@ -133,7 +127,7 @@ def _build_bodies(
     effects = estimate_sweep_effects(spec, front)
     gallery = build_gallery(spec, front, effects)
     findings, limits = map(build_bullets, describe_findings(front, effects))
-    warnings = [_capitalize(text) for text in list_result_warnings(spec, front)]
+    warnings = [capitalize_warning(str(each)) for each in list_result_warnings(spec, front)]
     completions = build_completions(front)
     links = [COMPLETIONS] if completions else []
     return {

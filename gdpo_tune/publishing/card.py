@@ -20,10 +20,11 @@ from gdpo_tune.publishing.card_tables import (
     get_metric,
     list_columns,
 )
+from gdpo_tune.publishing.example import build_example
 from gdpo_tune.publishing.licence import Licence
 from gdpo_tune.publishing.policy_files import PolicyFiles
 from gdpo_tune.publishing.publication import Publication, PublishedPolicy
-from gdpo_tune.results.warnings import list_result_warnings
+from gdpo_tune.results.warnings import capitalize_warning, list_result_warnings
 from gdpo_tune.spec import SweepSpec
 
 TAGS = ("gdpo_tune", "reinforcement-learning", "pareto-front", "trl")
@@ -45,6 +46,7 @@ def build_model_card(
         metrics=build_metric_rows(publication, candidate.configuration),
         training=describe_training(publication, candidate),
         policy=policy,
+        example=build_example(publication.sweep.spec, policy.directory),
         lora_rank=spec.model.lora_rank,
         members=build_member_rows(publication, others, candidate.name),
     )
@@ -66,7 +68,7 @@ def build_record_card(
         publication,
         metadata=metadata.to_yaml(),
         repository=publication.record,
-        warnings=list_result_warnings(publication.sweep.spec, publication.front),
+        warnings=list_findings(publication),
         members=build_member_rows(publication, [member.name for member in members]),
         missing=len(missing),
     )
@@ -82,7 +84,13 @@ def list_candidate_warnings(publication: Publication, configuration: Configurati
         found.append("This policy has one seed, so part of its lead may be luck.")
     if not publication.has_ended:
         found.append("The sweep had not finished, so its front may change.")
-    return found + list_result_warnings(publication.sweep.spec, front)
+    return found + list_findings(publication)
+
+
+def list_findings(publication: Publication) -> list[str]:
+    """Return the warnings about a front for readers, who cannot change the sweep."""
+    warnings = list_result_warnings(publication.sweep.spec, publication.front)
+    return [capitalize_warning(warning.finding) for warning in warnings]
 
 
 def _render(template: str, publication: Publication, **values: Any) -> str:

@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 from httpx import HTTPError
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
 from gdpo_tune.core.errors import HubError, UsageError, get_first_line
 from gdpo_tune.core.formatting import format_first
 from gdpo_tune.core.hub_address import MANIFEST
+from gdpo_tune.publishing.licence import CARD
 from gdpo_tune.publishing.publication import Publication
 from gdpo_tune.publishing.repositories import RepositoryContent, parse_manifest
 
@@ -27,7 +30,9 @@ MOST_NAMES = 4
 """Names of files of a taken repository that a message lists."""
 AGAIN = "run the same command again; what has arrived is not sent again"
 LATER = "write the same with --dry-run, whose directories `hf upload` sends later"
-UNAUTHORIZED, FORBIDDEN = 401, 403
+INVALID, UNAUTHORIZED, FORBIDDEN = 400, 401, 403
+LONGEST = 300
+"""Characters of a reason of the Hub, which lists every licence that it knows."""
 
 
 class FoundRepository(NamedTuple):
@@ -146,6 +151,31 @@ def check_names(
             )
         found[repository.path] = FoundRepository(manifest, str(info.sha), names)
     return found
+
+
+def check_cards(api: HfApi, contents: Sequence[RepositoryContent]) -> None:
+    """Refuse cards that the Hub would refuse, such as one of a licence that it does not know.
+
+    Raises:
+        UsageError: the Hub says what is wrong; nothing was created.
+    """
+    for content in contents:
+        card, repository = content.files[CARD], content.repository
+        assert isinstance(card, bytes), "cards are written here"
+        with explain_refusals("nothing was uploaded"):
+            answer = get_session().post(
+                f"{api.endpoint}/api/validate-yaml",
+                json={"content": card.decode(), "repoType": repository.kind},
+                headers=build_hf_headers(),
+            )
+            if answer.status_code != INVALID:
+                hf_raise_for_status(answer)
+                continue
+            errors = [str(error["message"]) for error in answer.json()["errors"]]
+        raise UsageError(
+            f"{repository.path}: the Hub refuses the card: {shorten(' '.join(errors), LONGEST)}\n"
+            "    fix: write --license with an identifier that the Hub knows, or other"
+        )
 
 
 def _explain_taken(content: RepositoryContent, held: str) -> str:

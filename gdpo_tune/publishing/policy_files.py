@@ -35,6 +35,8 @@ NAMES_OF_BASE = ("base_model_name_or_path", "_name_or_path", "name_or_path")
 class PolicyFiles:
     """Policy of one candidate."""
 
+    directory: Path
+    """Its place on this machine."""
     files: Mapping[str, Path | bytes]
     """Path in a repository -> file of this machine, or content."""
     is_adapter: bool
@@ -100,6 +102,7 @@ def collect_policy_files(sweep: Sweep, directory: Path) -> PolicyFiles:
             f"{directory} has no weights as *.safetensors\n    fix: train the policy again"
         )
     return PolicyFiles(
+        directory,
         files,
         is_adapter=ADAPTER_CONFIG in files,
         has_adapter=f"{ADAPTER}/{ADAPTER_CONFIG}" in files,

@@ -26,6 +26,7 @@ from gdpo_tune.results.comparison_report import ComparisonReport, compare_modes,
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.pick_language import parse_pick
 from gdpo_tune.results.picking import pick_trial
+from gdpo_tune.results.published_sweep import explain_foreign_ledger
 from gdpo_tune.results.steering import Steering
 from gdpo_tune.results.summary import ChosenTrial, describe_last_session
 from gdpo_tune.spec.problems import join_names, suggest
@@ -62,9 +63,10 @@ class LoadedSweep:
         from gdpo_tune.ledger import Ledger
         from gdpo_tune.results.sweep_html import render_sweep
 
-        with Ledger.open(self.spec, read_only=True) as ledger:
-            state = describe_last_session(ledger.get_sessions())
-        return render_sweep(self.spec, self.analysis, state)
+        with explain_foreign_ledger(self.spec.location):
+            with Ledger.open(self.spec, read_only=True) as ledger:
+                state = describe_last_session(ledger.get_sessions())
+            return render_sweep(self.spec, self.analysis, state)
 
     @cached_property
     def analysis(self) -> Front:

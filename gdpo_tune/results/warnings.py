@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gdpo_tune.analysis.front import Front, list_worse
 from gdpo_tune.analysis.replicates import Configuration
@@ -38,8 +38,19 @@ second, at every group size, the reward teaches next to nothing."""
 REWARD_METRIC, DEAD_GROUPS = f"train/{REWARDS}", "/frac_reward_zero_std"
 
 
-def list_result_warnings(spec: SweepSpec, front: Front) -> list[str]:
-    """Return sentences, each with its remedy; empty while nothing is on the front."""
+class ResultWarning(NamedTuple):
+    """A finding about a result, and what whoever runs the sweep can do about it."""
+
+    finding: str
+    remedy: str
+
+    def __str__(self) -> str:
+        """Return both in one line."""
+        return f"{self.finding} {self.remedy}"
+
+
+def list_result_warnings(spec: SweepSpec, front: Front) -> list[ResultWarning]:
+    """Return what is to be known before a result is trusted; empty without a front."""
     if not front.members:
         return []
     shares = _measure_dead_groups(front.records)
@@ -52,24 +63,32 @@ def list_result_warnings(spec: SweepSpec, front: Front) -> list[str]:
     ]
 
 
-def _warn_of_knee(front: Front) -> Iterator[str]:
+def capitalize_warning(warning: str) -> str:
+    """Return a warning as a sentence; the name of a parameter before a colon stays as it is."""
+    is_name = warning.split(" ", 1)[0].endswith(":")
+    return warning if is_name else warning[0].upper() + warning[1:]
+
+
+def _warn_of_knee(front: Front) -> Iterator[ResultWarning]:
     if front.knee_shortfall:
-        yield (
+        yield ResultWarning(
             "no policy on the front keeps all that the untrained policy has: knee is worse in "
-            f"{format_list(front.knee_shortfall)}. Choose by conditions instead, such as "
-            f'--pick "max {front.objectives[0].name} where ...".'
+            f"{format_list(front.knee_shortfall)}.",
+            "Choose by conditions instead, such as "
+            f'--pick "max {front.objectives[0].name} where ...".',
         )
 
 
-def _warn_of_baselines(front: Front) -> Iterator[str]:
+def _warn_of_baselines(front: Front) -> Iterator[ResultWarning]:
     """Warn of a baseline that no policy improves on without a clear loss elsewhere."""
     for baseline in front.baselines:
         others = [m for m in front.members if m is not baseline]
         if not any(_beats(member, baseline, front) for member in others):
             name = "untrained policy" if baseline.role == "untrained" else "published setting"
-            yield (
+            yield ResultWarning(
                 f"no policy is clearly better than the {name} in some objective without being "
-                "clearly worse in another. More trials (search.trials) may find one."
+                "clearly worse in another.",
+                "More trials (search.trials) may find one.",
             )
 
 
@@ -79,7 +98,7 @@ def _beats(member: Configuration, baseline: Configuration, front: Front) -> bool
     return not worse and bool(list_worse(baseline, member, front.objectives, errors=CLEAR))
 
 
-def _warn_of_seeds(spec: SweepSpec, front: Front) -> Iterator[str]:
+def _warn_of_seeds(spec: SweepSpec, front: Front) -> Iterator[ResultWarning]:
     """Warn if most trainings on the front have one seed."""
     trained = [member for member in front.members if member.is_training]
     single = [member for member in trained if member.is_provisional]
@@ -87,14 +106,15 @@ def _warn_of_seeds(spec: SweepSpec, front: Front) -> Iterator[str]:
     if 2 * len(single) > len(trained):
         runs = sum(record.role == "replicate" for record in front.records) + len(single)
         seeds = "" if settings.per_point else " and search.replicates.per_point to 1"
-        yield (
+        yield ResultWarning(
             f"{len(single)} of the {format_count(len(trained), 'training')} on the front have one "
-            f"seed, so part of their lead may be luck. Raise search.replicates.max_runs to "
-            f"{max(runs, settings.max_runs + 1)}{seeds}, and run the sweep again."
+            "seed, so part of their lead may be luck.",
+            f"Raise search.replicates.max_runs to {max(runs, settings.max_runs + 1)}{seeds}, and "
+            "run the sweep again.",
         )
 
 
-def _warn_of_limits(spec: SweepSpec, front: Front) -> Iterator[str]:
+def _warn_of_limits(spec: SweepSpec, front: Front) -> Iterator[ResultWarning]:
     """Warn of limits at which the front has more of its trainings than the search has."""
     members = [m for m in front.members if m.is_training and m.role == "search"]
     tried = [c for c in front.configurations if c.is_training and c.role == "search"]
@@ -110,10 +130,10 @@ def _warn_of_limits(spec: SweepSpec, front: Front) -> Iterator[str]:
             if wider is None:
                 continue
             limit = domain.low if side == "lower" else domain.high
-            yield (
+            yield ResultWarning(
                 f"{name}: {on_front} of the {format_count(len(members), 'searched training')} on "
-                f"the front lie at its {side} limit {limit:g}, so better ones may lie beyond. "
-                f"Search a wider range as another sweep (--name): {_format_line(name, wider)}."
+                f"the front lie at its {side} limit {limit:g}, so better ones may lie beyond.",
+                f"Search a wider range as another sweep (--name): {_format_line(name, wider)}.",
             )
 
 
@@ -177,21 +197,22 @@ def _measure_dead_groups(records: Sequence[TrialRecord]) -> dict[str, dict[int, 
     }
 
 
-def _warn_of_groups(shares: Mapping[str, Mapping[int, float]]) -> Iterator[str]:
+def _warn_of_groups(shares: Mapping[str, Mapping[int, float]]) -> Iterator[ResultWarning]:
     """Warn of rewards that are equal in most groups, which then teach nothing."""
     for reward, sizes in shares.items():
         name = abbreviate_parameter(reward)
         dead = {size: share for size, share in sizes.items() if share > DEAD}
         if min(sizes.values()) > SILENT:
-            yield (
+            yield ResultWarning(
                 f"{name}: equal in at least {format_percent(min(sizes.values()))} of the groups at "
-                "every group size, so this reward teaches next to nothing. Make it easier or "
-                "harder, give partial credit, or leave it out."
+                "every group size, so this reward teaches next to nothing.",
+                "Make it easier or harder, give partial credit, or leave it out.",
             )
         elif dead:
             shares_of_sizes = [f"{format_percent(dead[k])} at group size {k}" for k in dead]
             larger = max(sizes) * 2 if len(dead) == len(sizes) else max(sizes.keys() - dead.keys())
-            yield (
+            yield ResultWarning(
                 f"{name}: equal in at least half of the groups, which teach nothing about it: "
-                f"{format_list(shares_of_sizes)}. Larger groups help: group_size {larger}."
+                f"{format_list(shares_of_sizes)}.",
+                f"Larger groups help: group_size {larger}.",
             )

@@ -377,7 +377,7 @@ def test_warnings_stand_in_the_report_and_that_of_the_knee_comes_first(tmp_path)
     spec = make_spec(tmp_path)
     records = make_records(spec, 20)
     front = build_front(records, spec.list_objectives())
-    warnings = list_result_warnings(spec, front)
+    warnings = [str(warning) for warning in list_result_warnings(spec, front)]
     assert front.knee_shortfall
     page = page_of(spec, records)
     assert all(warning[1:] in page.text for warning in warnings)

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from gdpo_tune import load_sweep
+from gdpo_tune import load_sweep, report
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.publishing.record import build_record
 from gdpo_tune.results import published_sweep
@@ -17,6 +17,8 @@ from tests.support.published_sweeps import make_sweep
 
 ADDRESS = "hf://me/front"
 SPEC, JOURNAL = "sweep/spec.yaml", "sweep/ledger.journal"
+HARMLESS = [("request:0", None)]
+"""Records that a reader takes for none."""
 
 
 @pytest.fixture
@@ -82,6 +84,30 @@ def test_a_ledger_that_no_sweep_wrote_is_refused(record, key, value):
         UsageError, match=r"its ledger\.journal cannot be read: .*\n    fix: do not"
     ):
         load_sweep(ADDRESS)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("session:0", value) for value in (None, [1], -1, {"started": "x", "provenance": 3})),
+        *(("end", value) for value in (None, "x")),
+        *(("request:0", value) for value in (None, "x")),
+    ],
+)
+def test_a_report_of_a_ledger_that_no_sweep_wrote_is_refused(record, key, value, capsys):
+    """Either it is refused in a sentence, or what is odd in it does not matter."""
+    lines = [json.loads(line) for line in record[JOURNAL].decode().splitlines()]
+    changed = [line for line in lines if key in line.get("user_attr", {})]
+    for line in changed:
+        line["user_attr"][key] = value
+    record[JOURNAL] = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+    assert changed
+    if (key, value) in HARMLESS:
+        assert report.main([ADDRESS]) == 0
+        assert load_sweep(ADDRESS)._repr_html_()
+        return
+    with pytest.raises(UsageError, match=r"its ledger\.journal cannot be read: .*\n    fix: do"):
+        report.main([ADDRESS])
 
 
 def test_only_files_of_a_record_are_downloaded(record, hub):

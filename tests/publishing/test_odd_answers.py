@@ -8,7 +8,7 @@ import pytest
 
 from gdpo_tune.core.errors import HubError, UsageError
 from gdpo_tune.core.hub_address import MANIFEST
-from gdpo_tune.publishing import repositories
+from gdpo_tune.publishing import hub_upload, repositories
 from tests.support.hub_server import USER, Handler
 
 KEYS = dict.fromkeys(("sweep", "candidate", "pick", "record"))
@@ -94,7 +94,17 @@ def test_an_interrupted_dry_run_leaves_the_earlier_one(publish_to, tmp_path, mon
     assert (tmp_path / "out" / "a" / "notes.txt").read_text() == "mine"
 
 
-def test_a_card_that_the_hub_refuses_is_explained(hub, publish_to):
+def test_a_licence_that_the_hub_does_not_know_is_refused_before_anything_is_created(
+    hub, publish_to
+):
+    message = r'me/a: the Hub refuses the card: "license" must be one of .*\n    fix: .*--license'
+    with pytest.raises(UsageError, match=message):
+        publish_to("0", "me/a", "--license", "no-such-licence")
+    assert not hub.repositories
+
+
+def test_a_card_that_is_refused_later_stops_the_upload(hub, publish_to, monkeypatch):
+    monkeypatch.setattr(hub_upload, "check_cards", lambda api, contents: None)
     with pytest.raises(HubError, match=r'stopped: .*"license" must be one of the licences'):
         publish_to("0", "me/a", "--license", "no-such-licence")
 

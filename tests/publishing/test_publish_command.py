@@ -19,6 +19,7 @@ from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.publishing.policy_files import find_kept_policy
 from gdpo_tune.results.open_sweep import find_sweep
+from gdpo_tune.results.warnings import list_result_warnings
 from tests.support.hub_server import TOKEN
 from tests.support.published_sweeps import PRIVATE, copy_stored_sweep, make_policy, make_sweep
 
@@ -61,6 +62,49 @@ def test_the_card_has_the_facts_of_the_ledger(publish_to, hub):
     assert "gdpo-tune train --from hf://me/knee:1" in text
     assert 'load_sweep("hf://me/knee")' in text
     assert "torch 2.13.0" in text
+
+
+def read_snippet(card, after):
+    """Return the first Python of a card below a heading."""
+    return card.partition(f"## {after}\n")[2].partition("```python\n")[2].partition("```")[0]
+
+
+def test_the_example_of_a_card_runs(publish_to, tmp_path, capsys):
+    publish_to("1", "me/one", "--dry-run", "--out", str(tmp_path / "out"))
+    snippet = read_snippet((tmp_path / "out" / "one" / CARD).read_text(), "Use it")
+    assert "max_new_tokens=64" in snippet
+    capsys.readouterr()
+    exec(snippet.replace("me/one", str(tmp_path / "out" / "one")), {})
+    assert "Write f(x)" in capsys.readouterr().out
+
+
+def test_the_example_of_a_chat_policy_has_its_turns_and_a_place_for_the_prompt(tmp_path, hub):
+    hub.add("model:org/base", {CARD: b"---\nlicense: mit\n---\n"})
+    keys = {"policy": "org/base", "data.source": "org/problems", "data.layout": "mbpp"}
+    spec = make_sweep(tmp_path, **keys)
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    (spec.directory / "trials" / "1" / "checkpoint-60" / "chat_template.jinja").write_text(template)
+    publish.main([f"{spec.directory}:1", "--to", "me/knee"])
+    card = get_files(hub)[CARD].decode()
+    snippet = read_snippet(card, "Use it")
+    assert "'role': 'system'" in snippet
+    assert "'content': 'YOUR PROMPT'" in snippet
+    assert "tokenizer.apply_chat_template(\n    messages," in snippet
+    assert "A prompt of the data stands for `YOUR PROMPT`." in card
+
+
+def test_a_card_speaks_to_its_reader(tmp_path, hub):
+    directory = copy_stored_sweep(tmp_path)
+    make_policy(directory / "trials" / "13" / "checkpoint-0")
+    publish.main([f"{directory}:knee", "--to", "me/merge"])
+    text = get_files(hub, "model:me/merge")[CARD].decode()
+    assert text.count("*published weights*: the baseline that was trained with") == 1
+    own = find_sweep(str(directory))
+    warnings = list_result_warnings(own.spec, own.build_front())
+    assert warnings
+    for warning in warnings:
+        assert warning.finding[1:] in text
+        assert warning.remedy not in text
 
 
 def test_the_card_names_base_and_data_on_the_hub(tmp_path, hub):

@@ -20,7 +20,8 @@ def spec(tmp_path):
 
 
 def warn(spec, records):
-    return list_result_warnings(spec, build_front(records, spec.list_objectives()))
+    front = build_front(records, spec.list_objectives())
+    return [str(warning) for warning in list_result_warnings(spec, front)]
 
 
 def make_front(spec, count, **params):
