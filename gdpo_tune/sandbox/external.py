@@ -11,6 +11,7 @@ from asyncio import sleep
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, wait
 
+from ..core import turns
 from ..core.errors import GdpoTuneError, SandboxInfraError, SandboxUnavailable
 from .jobs import Call, Job, Limits, Result, Sandbox, SandboxInfo, Stream, name_in_errors
 from .remote_jobs import RemoteJob
@@ -95,7 +96,9 @@ class ExternalSandbox(Sandbox):
                 for job in remote_jobs
             ]
         try:
-            for task in wait(tasks, return_when=FIRST_EXCEPTION).done:
+            with turns.pause():
+                done = wait(tasks, return_when=FIRST_EXCEPTION).done
+            for task in done:
                 task.result()
             return [task.result() for task in tasks]
         except CancelledError:

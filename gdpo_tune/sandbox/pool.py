@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 
+from ..core import turns
 from ..core.errors import GdpoTuneError, SandboxInfraError, SandboxUnavailable
 from ..core.system import count_parallel_candidates, read_machine_memory
 from .jobs import Job, Result, Sandbox, SandboxInfo
@@ -60,7 +61,8 @@ class _Pool(Sandbox):
                 for number, thread in enumerate(self._threads[:count])
             ]
         try:
-            wait(futures, return_when=FIRST_EXCEPTION)
+            with turns.pause():
+                wait(futures, return_when=FIRST_EXCEPTION)
         finally:
             waiting.clear()
         _raise_failure(futures, SandboxInfraError, "unforeseen error in the sandbox")

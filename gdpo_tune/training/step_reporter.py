@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from transformers import TrainerCallback
 
+from gdpo_tune.core import turns
 from gdpo_tune.core.errors import SupersededError
 from gdpo_tune.core.files import explain_full_disk, write_atomically
 from gdpo_tune.core.steps import REWARDS, append_step
@@ -84,7 +85,7 @@ class Clock:
     before: Cost
     completions_per_step: int
     started: float = field(default_factory=time.monotonic)
-    cpu_started: float = field(default_factory=time.process_time)
+    cpu_started: float = field(default_factory=turns.read_cpu_seconds)
 
     def read(self, step: int, evaluated: int) -> Cost:
         """Return the cost after `step` steps; CPU time is that of all processes.
@@ -92,7 +93,7 @@ class Clock:
         `evaluated` are the completions that all processes have sampled in evaluations since the
         start or the last resume.
         """
-        cpu_seconds = sum(ranks.gather(time.process_time() - self.cpu_started))
+        cpu_seconds = sum(ranks.gather(turns.read_cpu_seconds() - self.cpu_started))
         return Cost(
             completions=step * self.completions_per_step,
             seconds=self.before.seconds + time.monotonic() - self.started,

@@ -69,6 +69,13 @@ def train(
         PolicyError, SandboxUnavailable, SandboxInfraError: from the policy or the task.
         EngineError: the configuration asks for vLLM, which is not available.
     """
+    prepare_process(config)
+    with explain_out_of_memory(config), open_worker_cache(config) as cache:
+        return run_trial(config, cache, resume, report, with_test)
+
+
+def prepare_process(config: TrialConfig) -> None:
+    """Set what a trial needs of its process and thread, before anything is loaded."""
     torch.set_num_threads(config.threads)
     ranks.join_process_group()
     gpu.limit_gpu_memory(config.gpu_share)
@@ -76,39 +83,44 @@ def train(
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     logging.getLogger("trl").setLevel(logging.ERROR)
-    with explain_out_of_memory(config), open_worker_cache(config) as cache:
-        keeps_policy = config.train or config.parts
-        start = read_checkpoint(resume) if resume is not None and keeps_policy else None
-        steps = config.training.steps if config.train else 0
-        before = Cost() if start is None else start.cost
-        clock = Clock(before, config.training.completions_per_step)
-        if start is not None and start.validation:
-            # An earlier process may have been killed before its report arrived.
-            report(Measurement(start.step, {}, start.cost, start.validation), start.path)
-        if config.train and (start is None or start.step < steps):
-            trainer, sampler = build_trainer(config, cache)
-            evaluator = Evaluator(config, cache, sampler)
-            reporter = StepReporter(config, trainer, evaluator, clock, report)
-            trainer.add_callback(reporter)
-            trainer.train(resume_from_checkpoint=None if start is None else str(start.path))
-            model, validation = trainer.policy, reporter.validation
-            checkpoint = reporter.checkpoint
-        elif config.parts and start is None:
-            evaluator = Evaluator(config, cache, choose_held_out_sampler(config))
-            model, merged = merge_and_validate(config, evaluator, clock, report)
-            validation, checkpoint = merged.validation, merged.path
-        else:
-            model, sampler = _load_without_training(config, cache, start)
-            evaluator = Evaluator(config, cache, sampler)
-            validation = _evaluate_once(evaluator, model, start)
-            checkpoint = None if start is None else start.path
-        return Outcome(
-            validation=validation,
-            test=evaluator.evaluate_test(model, steps) if with_test else {},
-            cost=clock.read(steps, evaluator.sampled),
-            checkpoint=checkpoint,
-            environment={**cache.environment, **task_files.hash_task_file(config.task)},
-        )
+
+
+def run_trial(
+    config: TrialConfig, cache: WorkerCache, resume: Path | None, report: Report, with_test: bool
+) -> Outcome:
+    """Run one trial in a process that is prepared for it; see `train`."""
+    keeps_policy = config.train or config.parts
+    start = read_checkpoint(resume) if resume is not None and keeps_policy else None
+    steps = config.training.steps if config.train else 0
+    before = Cost() if start is None else start.cost
+    clock = Clock(before, config.training.completions_per_step)
+    if start is not None and start.validation:
+        # An earlier process may have been killed before its report arrived.
+        report(Measurement(start.step, {}, start.cost, start.validation), start.path)
+    if config.train and (start is None or start.step < steps):
+        trainer, sampler = build_trainer(config, cache)
+        evaluator = Evaluator(config, cache, sampler)
+        reporter = StepReporter(config, trainer, evaluator, clock, report)
+        trainer.add_callback(reporter)
+        trainer.train(resume_from_checkpoint=None if start is None else str(start.path))
+        model, validation = trainer.policy, reporter.validation
+        checkpoint = reporter.checkpoint
+    elif config.parts and start is None:
+        evaluator = Evaluator(config, cache, choose_held_out_sampler(config))
+        model, merged = merge_and_validate(config, evaluator, clock, report)
+        validation, checkpoint = merged.validation, merged.path
+    else:
+        model, sampler = _load_without_training(config, cache, start)
+        evaluator = Evaluator(config, cache, sampler)
+        validation = _evaluate_once(evaluator, model, start)
+        checkpoint = None if start is None else start.path
+    return Outcome(
+        validation=validation,
+        test=evaluator.evaluate_test(model, steps) if with_test else {},
+        cost=clock.read(steps, evaluator.sampled),
+        checkpoint=checkpoint,
+        environment={**cache.environment, **task_files.hash_task_file(config.task)},
+    )
 
 
 def _evaluate_once(

@@ -14,7 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gdpo_tune.core import task_files
@@ -56,6 +58,8 @@ class WorkerCache:
     """Turns a prompt into what the policy reads, in training and in held-out evaluation."""
     pristine: PreTrainedModel | None
     """The untrained policy; None: a trial took it, because it is too large to copy."""
+    shares_weights: bool = False
+    """The policies that trials take share these weights, which none of them may change."""
     initial: str = ""
     """Digest of the untrained policy, as checkpoints record it."""
     left_out: dict[str, str] = field(default_factory=dict[str, str])
@@ -63,9 +67,14 @@ class WorkerCache:
     _splits: dict[Split, ProblemSet] = field(default_factory=dict[Split, ProblemSet])
 
     def take_policy(self) -> PreTrainedModel:
-        """Return an untrained policy that the caller may train."""
+        """Return an untrained policy that the caller may train.
+
+        Of one that shares its weights, only an adapter may be trained.
+        """
         if self.pristine is None:
             return _load_policy(self.config)[0]
+        if self.shares_weights:
+            return copy.deepcopy(self.pristine, {id(w): w for w in self.pristine.parameters()})
         if self.pristine.num_parameters() <= _COPIED_PARAMETERS:
             return copy.deepcopy(self.pristine)
         model, self.pristine = self.pristine, None
@@ -128,6 +137,33 @@ def _fits(cache: WorkerCache, config: TrialConfig) -> bool:
     return tuple(cache.task.rewards) == tuple(rewards)
 
 
+def build_worker_cache(config: TrialConfig, *, shares_weights: bool = False) -> WorkerCache:
+    """Build a cache for a trial and for those that agree with it.
+
+    With `shares_weights`, the policies of trials that train adapters share the weights below them,
+    which lie where the training computes.
+
+    Raises:
+        PolicyError, SandboxUnavailable: the policy or the task is not available.
+    """
+    model, tokenizer = _load_policy(config)
+    task: Task = task_files.build_task(
+        config.task,
+        config.training,
+        config.sandbox,
+        config.data,
+        config.params,
+        config.scoring,
+    )
+    instructions = task.instructions, config.model.instructions
+    prompts = choose_prompt_format(config.policy, tokenizer, *instructions)
+    initial = hash_policy(model)
+    if shares_weights:
+        network: Any = model
+        model = network.requires_grad_(False).to("cuda" if torch.cuda.is_available() else "cpu")
+    return WorkerCache(config, task, tokenizer, prompts, model, shares_weights, initial)
+
+
 @contextmanager
 def open_worker_cache(config: TrialConfig) -> Generator[WorkerCache]:
     """Yield the process's cache for this trial, built if there is none that fits.
@@ -141,18 +177,7 @@ def open_worker_cache(config: TrialConfig) -> Generator[WorkerCache]:
     global _cache
     if _cache is None or not _fits(_cache, config):
         release_worker_cache()
-        model, tokenizer = _load_policy(config)
-        task: Task = task_files.build_task(
-            config.task,
-            config.training,
-            config.sandbox,
-            config.data,
-            config.params,
-            config.scoring,
-        )
-        instructions = task.instructions, config.model.instructions
-        prompts = choose_prompt_format(config.policy, tokenizer, *instructions)
-        _cache = WorkerCache(config, task, tokenizer, prompts, model, hash_policy(model))
+        _cache = build_worker_cache(config)
     try:
         yield _cache
     except BaseException:

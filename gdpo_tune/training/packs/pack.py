@@ -1,0 +1,137 @@
+"""A pack: up to N LoRA trials in one process, each with an adapter of its own on one frozen base.
+
+Each trial is `train()` as ever, in a thread of its own, with its own trainer, optimizer, schedule,
+checkpoints and report. The threads take turns. Task, tokenized prompts and the weights below the
+adapters exist once. With Transformers a trial in a pack is bitwise equal to the same one alone.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import traceback
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from gdpo_tune.core import task_files, turns
+from gdpo_tune.core.errors import PackError
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trials import Measurement, Outcome, Report
+from gdpo_tune.training.out_of_memory import explain_out_of_memory
+from gdpo_tune.training.packs.global_state import read_global_state, restore_global_state
+from gdpo_tune.training.trial import prepare_process, run_trial
+from gdpo_tune.training.worker_cache import WorkerCache, build_worker_cache
+
+
+class Pack:
+    """Trials that share a process; `train` is called from threads, and `close` after the last.
+
+    A trial that stops or fails leaves the others as they are, and its place is free at once.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Make room for `size` trials at once; more of them wait for a place."""
+        self._places = threading.BoundedSemaphore(size)
+        self._turns = turns.Turns(read_global_state, restore_global_state)
+        self._config: TrialConfig | None = None
+        self._cache: WorkerCache | None = None
+
+    def train(
+        self, config: TrialConfig, *, resume: Path | None, report: Report, with_test: bool = True
+    ) -> Outcome:
+        """Run one trial to its end, beside those of other threads; see `training.train`.
+
+        `config.gpu_share` and `config.threads` are those of the process. `report` is called between
+        two turns, so it may wait.
+
+        Raises:
+            PackError: this trial cannot share a process with those before it.
+        """
+
+        def report_between_turns(measurement: Measurement, checkpoint: Path | None) -> None:
+            with turns.pause():
+                report(measurement, checkpoint)
+
+        with self._places, self._turns.join():
+            try:
+                prepare_process(config)
+                with explain_out_of_memory(config):
+                    cache = self._open_cache(config)
+                    return run_trial(config, cache, resume, report_between_turns, with_test)
+            except BaseException as error:
+                _release_frames(error)
+                raise
+            finally:
+                _release_memory()
+
+    def close(self) -> None:
+        """End what the trials shared; idempotent. No trial may be running."""
+        cache, self._cache = self._cache, None
+        if cache is not None:
+            cache.task.close()
+
+    def _open_cache(self, config: TrialConfig) -> WorkerCache:
+        """Return what the trials share, built for the first one.
+
+        Raises:
+            PackError: the trial trains every weight, or differs from the first one.
+        """
+        if not config.model.lora_rank:
+            raise PackError(
+                "model.lora_rank = 0: trials of every weight have no base policy to share\n"
+                "    fix: set model.lora_rank: 16, or train each trial in a process of its own"
+            )
+        if self._config is not None:
+            _require_agreement(self._config, config)
+        if self._cache is None:
+            self._cache = build_worker_cache(config, shares_weights=True)
+            self._config = config
+        return self._cache
+
+
+def _require_agreement(first: TrialConfig, config: TrialConfig) -> None:
+    """Raise `PackError` if a trial differs from the first one in what a process has once."""
+    ours, theirs = _list_shared_settings(first), _list_shared_settings(config)
+    different = [name for name, value in ours.items() if value != theirs[name]]
+    if different:
+        raise PackError(
+            f"{config.directory.name} differs from the other trials of its process in "
+            f"{', '.join(different)}\n"
+            "    fix: train it in another process; trials of one may differ in parameters, seed, "
+            "lora_rank and lora_alpha"
+        )
+
+
+def _list_shared_settings(config: TrialConfig) -> Mapping[str, object]:
+    """Return what all trials of a process have in common, by its name in a sweep file."""
+    return {
+        "task": config.task,
+        "rewards": tuple(task_files.load_task_info(config.task, config.params).rewards),
+        "policy": config.policy,
+        "training": config.training,
+        "sandbox": config.sandbox,
+        "data": config.data,
+        "model": replace(config.model, lora_rank=1, lora_alpha=0.0),
+        "scoring": config.scoring,
+        "rollout": config.rollout,
+        "resources.gpus": config.gpu_share,
+        "resources.cpus": config.threads,
+    }
+
+
+def _release_frames(error: BaseException) -> None:
+    """Drop the variables of an error's frames: the caller may keep it, and they hold tensors."""
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)
+        seen = seen.__cause__ or seen.__context__
+
+
+def _release_memory() -> None:
+    """Give the memory of an ended trial to the others; a trainer is part of a cycle."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

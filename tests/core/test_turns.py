@@ -1,0 +1,150 @@
+"""Turns: one thread computes at a time, and finds the global state as it left it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from gdpo_tune.core import turns
+from gdpo_tune.core.turns import Turns
+
+
+class Register:
+    """A global state, and how many threads compute at this moment."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        self.computing = 0
+
+    def read(self) -> int:
+        return self.value
+
+    def restore(self, value: int) -> None:
+        self.value = value
+
+    def add(self, amount: int) -> None:
+        self.computing += 1
+        assert self.computing == 1
+        time.sleep(0.001)
+        self.value += amount
+        self.computing -= 1
+
+
+def run_threads(*functions):
+    """Run functions in threads and raise the first of their errors."""
+    with ThreadPoolExecutor(len(functions)) as threads:
+        for future in [threads.submit(function) for function in functions]:
+            future.result(30)
+
+
+def test_each_thread_has_a_state_of_its_own_and_computes_alone():
+    register = Register()
+    members = Turns(register.read, register.restore)
+    results = {}
+
+    def count(step):
+        with members.join():
+            for _ in range(10):
+                register.add(step)
+                with turns.pause():
+                    pass
+            results[step] = register.value
+
+    run_threads(*(lambda step=step: count(step) for step in (1, 10, 100)))
+    assert results == {1: 10, 10: 100, 100: 1000}
+
+
+def test_turns_pass_in_the_order_of_requests():
+    members = Turns(lambda: None, lambda _: None)
+    order = []
+
+    def work(name):
+        with members.join():
+            for _ in range(3):
+                order.append(name)
+                with turns.pause():
+                    pass
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in "abc"]
+    with members.join():
+        for number, thread in enumerate(threads, start=1):
+            thread.start()
+            while len(members._waiting) < number:
+                time.sleep(0.001)
+    for thread in threads:
+        thread.join(timeout=30)
+    assert order == list("abcabcabc")
+
+
+def test_others_compute_while_a_thread_pauses_or_fails():
+    register = Register()
+    members = Turns(register.read, register.restore)
+    paused, done = threading.Event(), threading.Event()
+
+    def wait():
+        with members.join(), turns.pause():
+            paused.set()
+            assert done.wait(10)
+
+    def fail():
+        with members.join():
+            raise ValueError("broken")
+
+    def work():
+        paused.wait(10)
+        with pytest.raises(ValueError, match="broken"):
+            fail()
+        with members.join():
+            register.add(1)
+            done.set()
+
+    run_threads(wait, work)
+
+
+def test_a_thread_outside_pauses_at_no_cost_and_none_joins_twice():
+    members = Turns(lambda: None, lambda _: None)
+    with turns.pause():
+        pass
+    with members.join(), pytest.raises(RuntimeError, match="once"), members.join():
+        pass
+    with members.join():
+        pass
+
+
+def test_cpu_time_is_charged_to_the_thread_that_has_the_turn():
+    members = Turns(lambda: None, lambda _: None)
+    seconds = {}
+    joined = threading.Barrier(2)
+
+    def burn():
+        end = time.process_time() + 0.2
+        while time.process_time() < end:
+            pass
+
+    def work(name):
+        with members.join():
+            with turns.pause():
+                joined.wait()
+            if name == "busy":
+                burn()
+            seconds[name] = turns.read_cpu_seconds()
+
+    run_threads(lambda: work("busy"), lambda: work("idle"))
+    assert seconds["busy"] >= 0.2
+    assert seconds["idle"] < 0.1
+
+    def wait_for_engine(name):
+        with members.join():
+            with turns.pause():
+                joined.wait()
+                if name == "one":
+                    burn()  # as an engine in a thread of its own
+                joined.wait()
+            seconds[name] = turns.read_cpu_seconds()
+
+    run_threads(lambda: wait_for_engine("one"), lambda: wait_for_engine("two"))
+    assert seconds["one"] == pytest.approx(seconds["two"], abs=0.05)
+    assert seconds["one"] + seconds["two"] >= 0.2
