@@ -4,7 +4,8 @@
     python benchmarks/gpu_check.py --small      a minute or two, on a CPU: what a CPU can do
 
 No network is needed: policies with random weights are made here. Adapters need `gdpo-tune[peft]`.
-Nothing else may use the GPU. The check takes at most `--minutes`; what does not fit is not run.
+Nothing else may use the GPU, the first one that is visible; one step takes a second one too. The
+check takes at most `--minutes`; what does not fit is not run.
 Each step has its own processes, so that one that dies ends alone. A device on which nothing can be
 trained ends the check early.
 
@@ -16,6 +17,8 @@ trained ends the check early.
     step        seconds of a step, against plain TRL with the same engine
     sweep       four trials through Ray, the process of one of them killed
     neighbour   a trial on half a GPU, beside a process that grows and shrinks
+    packs       trials an hour of processes that train 2, 4 and 8 trials of LoRA on one base
+    shards      two processes that divide a policy, where there are two GPUs
     packing     trials an hour with 1, 1/2 and 1/4 of the GPU each
 
 It prints a table, one row a check, and a line of JSON. Both are also in the output directory, as
@@ -33,9 +36,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from gpu_check_plan import CheckPlan
+from gpu_check_plan import CheckPlan, Context
 from gpu_check_processes import OutOfTimeError, Processes, StepError, describe_step_error
 from gpu_check_rows import (
     Row,
@@ -46,8 +50,8 @@ from gpu_check_rows import (
     format_table,
     skip,
 )
-from gpu_check_steps import STEPS, Context, choose_vllm
-from gpu_options import build_integer_type, exit_on_error, require_gpu
+from gpu_check_steps import STEPS, choose_vllm
+from gpu_options import build_integer_type, exit_on_error, hide_other_gpus
 from peaks import query_gpu
 
 from gdpo_tune.spec import count_local_cpus, read_device_memory
@@ -127,14 +131,17 @@ def run_steps(context: Context, names: Sequence[str]) -> list[Row]:
 
 
 def run_step(context: Context, name: str) -> list[Row]:
-    """Run one step; an error becomes a row."""
+    """Run one step; an error becomes a row, below those that the step has given before."""
     started = time.monotonic()
+    rows: list[Row] = []
     try:
-        rows = list(STEPS[name](context))
+        for row in STEPS[name](context):
+            rows.append(row)
     except OutOfTimeError as error:
-        rows = [skip(name, "all", str(error))]
+        rows.append(skip(name, "the rest" if rows else "all", str(error)))
     except Exception as error:  # noqa: BLE001 - the rows of the other steps must not be lost
-        rows = [fail(name, "all", describe_step_error(error), stops=name == "device")]
+        check, stops = "the rest" if rows else "all", name == "device"
+        rows.append(fail(name, check, describe_step_error(error), stops=stops))
     seconds = time.monotonic() - started
     print(f"{name}: {seconds:.0f} s", file=sys.stderr, flush=True)
     return rows
@@ -144,13 +151,14 @@ def run_check(options: argparse.Namespace) -> int:
     """Run the check, print and write its output, and return the exit status.
 
     Raises:
-        ResourcesError: there is not exactly one GPU, and the check is not small.
+        ResourcesError: there is no GPU, and the check is not small.
         EngineError: vLLM is asked for and cannot be used.
     """
+    devices: tuple[str, ...] = ()
     if options.small:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     else:
-        require_gpu()
+        devices = hide_other_gpus()
     started = time.monotonic()
     options.output.mkdir(parents=True, exist_ok=True)
     for log in options.output.glob("*.log"):
@@ -159,7 +167,7 @@ def run_check(options: argparse.Namespace) -> int:
     processes = Processes(options.output.resolve(), options.minutes * 60, preload)
     with tempfile.TemporaryDirectory() as directory:
         try:
-            plan = prepare(options, processes, Path(directory))
+            plan = replace(prepare(options, processes, Path(directory)), devices=devices)
         except StepError as error:
             rows = [fail("policy", "all", str(error))]
             engine, policy = "none", "none"

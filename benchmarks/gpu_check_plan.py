@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core import task_files
 from gdpo_tune.core.parameters import list_parameters
@@ -16,6 +16,9 @@ from gdpo_tune.core.settings import (
     TrainingSettings,
 )
 from gdpo_tune.core.trial_config import TrialConfig
+
+if TYPE_CHECKING:
+    from gpu_check_processes import Processes
 
 FILE = Path(__file__).resolve().with_name("lookup_task.py")
 TASK, LONG_TASK = f"{FILE}:LookupTask", f"{FILE}:LongLookupTask"
@@ -50,6 +53,9 @@ class CheckPlan:
     """Tokens of the longest completion."""
     steps: int = 4
     """Steps of a trial."""
+    devices: tuple[str, ...] = ()
+    """GPUs that may be used, as `CUDA_VISIBLE_DEVICES` names them; all steps but one use the first
+    alone."""
 
     def build_training(self, **changes: Any) -> TrainingSettings:
         """Build the settings of a short trial."""
@@ -133,3 +139,11 @@ class CheckPlan:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(space, indent=2))  # YAML contains JSON
         return file
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a step gets."""
+
+    plan: CheckPlan
+    processes: Processes

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import gpu_check_judge as judgements
 import gpu_step
-from gpu_check_plan import LONG_TASK, RANK, CheckPlan
-from gpu_check_processes import OutOfTimeError, Processes, StepError, describe_step_error
+from gpu_check_plan import LONG_TASK, RANK, Context
+from gpu_check_processes import OutOfTimeError, StepError
 from gpu_check_rows import Row, fail, judge, skip
-from gpu_check_sweeps import build_sweep, run_sweep_command
+from gpu_check_sharing import NO_GPU, check_packing, check_packs, check_shards
+from gpu_check_sweeps import build_sweep, find_refusal, run_sweep_command
 from gpu_step_plan import Plan
 from peaks import Peak, measure_gpu_memory
 
 from gdpo_tune import cli
 from gdpo_tune.core.engines import find_vllm, select_engine
-from gdpo_tune.core.errors import GdpoTuneError, ResourcesError
+from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
-from gdpo_tune.spec import check_resources, load_spec
+from gdpo_tune.spec import load_spec
 
-NO_GPU = "no GPU"
 TRAIN = "gpu_check_trials:train_trial"
-SHARES = {1.0: 2, 0.5: 2, 0.25: 4}
-"""Share of a GPU -> trials that train on it."""
 BETA = 0.01
 """Weight of the KL, so that a reference policy is in memory too."""
 UPDATE = 7.5e-5
@@ -35,14 +33,6 @@ EVALUATION_BYTES = 16 << 30
 """Memory of the GPU that the held-out evaluation may use."""
 RESOLUTION = 1 / 512
 """Of a share of a GPU."""
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a step gets."""
-
-    plan: CheckPlan
-    processes: Processes
 
 
 def check_device(context: Context) -> list[Row]:
@@ -181,31 +171,6 @@ def check_sweep(context: Context) -> list[Row]:
     return rows
 
 
-def check_packing(context: Context) -> list[Row]:
-    """Measure trials an hour with 1, 1/2 and 1/4 of a GPU each."""
-    step, plan = "packing", context.plan
-    if plan.small:
-        return [
-            skip(step, f"{judgements.name_share(share)} of the GPU", NO_GPU, judgements.NO_FAILURE)
-            for share in SHARES
-        ]
-    rows: list[Row] = []
-    alone = None
-    for share, trials in SHARES.items():
-        file = build_sweep(plan, f"packing_{share:g}", share, trials, RANK)
-        if reason := find_refusal(file):
-            rows.append(skip(step, f"{judgements.name_share(share)} of the GPU", reason))
-            continue
-        try:
-            figures = run_sweep_command(file, step, context.processes, 300, small=False)
-        except OutOfTimeError as error:
-            rows.append(skip(step, f"{judgements.name_share(share)} of the GPU", str(error)))
-            break
-        alone = alone or figures.trials_per_hour
-        rows.append(judgements.judge_packing(step, share, figures, alone, unit="the GPU"))
-    return rows
-
-
 def check_neighbour(context: Context) -> list[Row]:
     """Check that a trial on half a GPU survives a neighbour that grows and shrinks."""
     step, plan = "neighbour", context.plan
@@ -246,17 +211,6 @@ def find_refused_share(file: Path) -> float:
     return low
 
 
-def find_refusal(file: Path) -> str:
-    """Return why a sweep's trials do not fit on this machine; empty if they do."""
-    spec = load_spec(file)
-    try:
-        check_resources(spec)
-        cli.check_share(spec)
-    except GdpoTuneError as error:
-        return describe_step_error(error)
-    return ""
-
-
 def choose_vllm(engine: str, *, gpu: bool) -> bool:
     """Return whether trials sample with vLLM; on a CPU, whether adapters can.
 
@@ -269,7 +223,7 @@ def choose_vllm(engine: str, *, gpu: bool) -> bool:
     return select_engine(RolloutSettings(engine=engine), gpu=True, lean=False, vllm=vllm) == "vllm"
 
 
-Step = Callable[[Context], Sequence[Row]]
+Step = Callable[[Context], Iterable[Row]]
 STEPS: Mapping[str, Step] = {
     "device": check_device,
     "memory": check_memory,
@@ -279,6 +233,8 @@ STEPS: Mapping[str, Step] = {
     "step": check_step,
     "sweep": check_sweep,
     "neighbour": check_neighbour,
+    "packs": check_packs,
+    "shards": check_shards,
     "packing": check_packing,
 }
 """In their order: what takes longest comes last."""

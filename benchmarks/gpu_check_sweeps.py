@@ -13,19 +13,23 @@ from pathlib import Path
 
 import psutil
 from gpu_check_plan import CheckPlan
-from gpu_check_processes import OutOfTimeError, Processes, StepError
+from gpu_check_processes import OutOfTimeError, Processes, StepError, describe_step_error
 from peaks import Peak, measure_gpu_memory, measure_process_memory
 
+from gdpo_tune import cli
+from gdpo_tune.core.errors import GdpoTuneError
 from gdpo_tune.core.incidents import IS_TRIED_AGAIN
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.spec import SweepSpec, count_local_cpus, load_spec
+from gdpo_tune.spec import SweepSpec, check_resources, count_local_cpus, load_spec
 
 ROOT = Path(__file__).resolve().parents[1]
 TRIAL = "ray::ImplicitFunc.train"
 """Start of the command line of a process in which a trial runs."""
 KILL_AFTER = 2
 """Steps of a trial after which a process is killed: it then has a checkpoint."""
+SMALL_STEPS = 10
+"""Steps of a trial on a CPU, where one takes a moment: long enough to be killed in the middle."""
 HOUR = 3600
 """Seconds."""
 POLL = 0.1
@@ -56,26 +60,57 @@ class SweepFigures:
         ]
 
 
-def build_sweep(plan: CheckPlan, name: str, share: float, trials: int, rank: int) -> Path:
+def build_sweep(
+    plan: CheckPlan,
+    name: str,
+    share: float,
+    trials: int,
+    rank: int,
+    steps: int = 0,
+    **resources: int,
+) -> Path:
     """Write the file of a sweep of `trials` trials that train, each on a share of the device.
+
+    `steps` is those of a trial, 0 for the plan's; `resources` are more keys of the section.
 
     Every sweep evaluates the untrained policy too, which trains nothing. Without a GPU the trials
     share the cores.
     """
-    cpus = max(count_local_cpus() * share, 0.5)
+    cpus = max(count_local_cpus() * share / resources.get("workers", 1), 0.5)
+    steps = SMALL_STEPS if plan.small else steps or plan.steps
     return plan.write_space(
         name,
         # One of the trials is the published setting.
         search={"trials": trials - 1},
-        resources={"cpus": cpus, "gpus": 0 if plan.small else share},
+        resources={"cpus": cpus, "gpus": 0 if plan.small else share, **resources},
         model={"lora_rank": rank},
-        # On a CPU a step takes a moment: long enough to be killed in the middle.
-        training={"steps": 10, "evaluate_every": 10} if plan.small else {},
+        training={"steps": steps, "evaluate_every": steps},
     )
 
 
+def find_refusal(file: Path, devices: Sequence[str] = ()) -> str:
+    """Return why a sweep's trials do not fit on this machine; empty if they do.
+
+    `devices` are the GPUs that it may use, if not those of this process.
+    """
+    try:
+        spec = load_spec(file)
+        check_resources(spec, build_environment(devices))
+        cli.check_share(spec)
+    except GdpoTuneError as error:
+        return describe_step_error(error)
+    return ""
+
+
 def run_sweep_command(
-    file: Path, step: str, processes: Processes, seconds: float, *, small: bool, kill: bool = False
+    file: Path,
+    step: str,
+    processes: Processes,
+    seconds: float,
+    *,
+    small: bool,
+    kill: bool = False,
+    devices: Sequence[str] = (),
 ) -> SweepFigures:
     """Run a sweep by its command and read its ledger.
 
@@ -86,6 +121,7 @@ def run_sweep_command(
         seconds: time of this sweep.
         small: True on a CPU.
         kill: kill the process of one trial once a trial has a checkpoint.
+        devices: GPUs that it may use, if not those of this process.
 
     Raises:
         StepError: the command failed, or did not end in time.
@@ -99,7 +135,7 @@ def run_sweep_command(
         Peak(measure_process_memory if small else measure_gpu_memory) as memory,
         subprocess.Popen(
             [sys.executable, "-m", "gdpo_tune.sweep", str(file)],
-            env=build_environment(),
+            env=build_environment(devices),
             cwd=file.parent,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -132,11 +168,15 @@ def find_error(log: Path, status: int) -> str:
     return "" if status in (0, 1) else f"the sweep ended with status {status}: see {log}"
 
 
-def build_environment() -> dict[str, str]:
-    """Build the environment of a sweep, which starts its own Ray and reads the same package."""
+def build_environment(devices: Sequence[str] = ()) -> dict[str, str]:
+    """Build the environment of a sweep, which starts its own Ray and reads the same package.
+
+    `devices` are the GPUs that it may use, if not those of this process.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     paths = (str(ROOT), os.environ.get("PYTHONPATH", ""))
-    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return environment | ({"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {})
 
 
 def kill_one_trial(sweep: int, directory: Path) -> int:

@@ -26,6 +26,24 @@ def require_gpu() -> None:
         )
 
 
+def hide_other_gpus() -> tuple[str, ...]:
+    """Hide all visible GPUs but the first from this process, and return all of their names.
+
+    Raises:
+        ResourcesError: there is no GPU that may be used.
+    """
+    count = count_visible_gpus(os.environ)
+    if not count:
+        raise ResourcesError(
+            "this machine has 0 GPUs that may be used, and the check needs one\n"
+            "    fix: --small on a CPU"
+        )
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+    names = tuple(name.strip() for name in listed.split(",")[:count])
+    os.environ["CUDA_VISIBLE_DEVICES"] = names[0]
+    return names
+
+
 def build_integer_type(lowest: int) -> Callable[[str], int]:
     """Build the type of a command line option: whole numbers from `lowest` on."""
 

@@ -6,7 +6,13 @@ from collections.abc import Iterable
 
 from gdpo_tune.core.policy_size import PolicySize
 from gdpo_tune.spec.disk import count_local_slots, describe_disk, measure_disk
-from gdpo_tune.spec.gpu_memory import format_bytes, measure_engine, measure_trainer, uses_engine
+from gdpo_tune.spec.gpu_memory import (
+    format_bytes,
+    measure_engine,
+    measure_trainer,
+    read_layout,
+    uses_engine,
+)
 from gdpo_tune.spec.lint import list_warnings
 from gdpo_tune.spec.model import SweepSpec, dump_public_yaml
 from gdpo_tune.spec.notation import format_domain
@@ -189,7 +195,14 @@ def _describe_gpu_memory(spec: SweepSpec, size: PolicySize | None) -> str:
     """Return the memory of a trial's process with completions of full length, computed."""
     if size is None:
         return "unknown until the policy is on this machine"
-    text = f"{format_bytes(measure_trainer(spec, size).total)} to train, computed"
+    layout = read_layout(spec)
+    text = f"{format_bytes(measure_trainer(spec, size).total)} to train"
+    if layout.trials > 1:
+        text += f" {layout.trials} trials"
+    if layout.workers > 1:
+        part = f"1/{layout.shards} of the policy" if layout.shards > 1 else "the whole policy"
+        text += f" on each of {layout.workers} GPUs, with {part}"
+    text += ", computed"
     if not uses_engine(spec):
         return text
     least = format_bytes(measure_engine(spec, size).least)

@@ -9,7 +9,7 @@ from pathlib import Path
 import gpu_check
 import gpu_check_device
 import gpu_check_judge
-import gpu_check_steps
+import gpu_check_plan
 import pytest
 import torch
 from alternation import Block, Pair, Side
@@ -117,7 +117,7 @@ class Clock:
 
 def run_fake_steps(monkeypatch: pytest.MonkeyPatch, seconds: float, **steps):
     monkeypatch.setattr(gpu_check, "STEPS", steps)
-    context = gpu_check_steps.Context(None, Clock(seconds))  # type: ignore[arg-type]
+    context = gpu_check_plan.Context(None, Clock(seconds))  # type: ignore[arg-type]
     rows = gpu_check.run_steps(context, list(steps))
     return [(row.step, row.describe_result()) for row in rows]
 
@@ -139,6 +139,17 @@ def test_a_step_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch):
     assert run_fake_steps(monkeypatch, 9, **steps) == [
         ("step", "did not hold (killed)"),
         ("packing", "not run (no GPU)"),
+    ]
+
+
+def test_a_step_that_fails_keeps_the_rows_that_it_gave(monkeypatch: pytest.MonkeyPatch):
+    def give_one_and_fail(context):
+        yield HELD
+        raise StepError("killed")
+
+    assert run_fake_steps(monkeypatch, 9, packs=give_one_and_fail) == [
+        ("device", "held"),
+        ("packs", "did not hold (killed)"),
     ]
 
 

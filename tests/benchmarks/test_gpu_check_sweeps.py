@@ -10,12 +10,15 @@ from pathlib import Path
 
 import gpu_check
 import gpu_check_judge
+import gpu_check_sharing
 import gpu_check_steps
 import gpu_check_sweeps
+import gpu_options
 import pytest
-from gpu_check_plan import LONG_TASK, CheckPlan
+from gpu_check_plan import LONG_TASK, CheckPlan, Context
 from gpu_check_sweeps import SweepFigures
 
+from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.policies.load_policy import load_policy, measure_policy
 from gdpo_tune.spec import load_spec
@@ -62,6 +65,75 @@ def test_shares_are_compared_with_one_at_a_time():
 
 
 @pytest.mark.parametrize(
+    ("size", "trials", "alone", "result"),
+    [
+        (8, 8, 1.0, "held"),
+        (8, 8, 3.0, "did not hold"),  # fewer trials an hour than the goal
+        (8, 7, 1.0, "did not hold"),  # fewer at once than asked for
+        (4, 4, 9.0, "held"),
+        (2, 2, None, "held"),
+    ],
+)
+def test_a_pack_of_eight_has_to_reach_four_times_the_trials(size, trials, alone, result):
+    records = [record(number, 0, 3600) for number in range(trials)]
+    row = gpu_check_judge.judge_pack("packs", size, sweep(records), alone)
+    assert row.result == result
+    assert ("at least 4 of" in row.limit) == (size == 8)
+    assert row.values.get("ratio") == (
+        None if alone is None else pytest.approx(trials / alone, 0.01)
+    )
+
+
+def test_shards_need_every_trial():
+    def judge_shards(records):
+        return gpu_check_judge.judge_shards("shards", "two", sweep(records), trials=2).result
+
+    assert (judge_shards(PAIR), judge_shards(PAIR[:2])) == ("held", "did not hold")
+
+
+def plan_with(directory: Path, **changes) -> CheckPlan:
+    return CheckPlan(small=False, policy="embedded", directory=directory, threads=1, **changes)
+
+
+def run_step(name: str, plan: CheckPlan):
+    return list(gpu_check_steps.STEPS[name](Context(plan, None)))  # type: ignore[arg-type]
+
+
+def test_shards_are_not_run_on_one_gpu(tmp_path: Path):
+    (row,) = run_step("shards", plan_with(tmp_path, devices=("0",)))
+    assert (row.result, row.reason) == ("not run", "it needs two GPUs")
+
+
+def test_shards_use_two_gpus_and_packs_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen = []
+
+    def run_sweep(file, step, processes, seconds, *, small, devices=()):
+        resources = load_spec(file).resources
+        seen.append((step, resources.workers, resources.pack, list(devices)))
+        return sweep([record(number, 0, 3600) for number in range(resources.pack)])
+
+    monkeypatch.setattr(gpu_check_sharing, "run_sweep_command", run_sweep)
+    monkeypatch.setattr(gpu_check_sharing, "find_refusal", lambda file, devices=(): "")
+    plan = plan_with(tmp_path, devices=("3", "5", "7"))
+    rows = [*run_step("shards", plan), *run_step("packs", plan)]
+    assert seen[0] == ("shards", 2, 1, ["3", "5"])
+    assert seen[1:] == [("packs", 1, size, []) for size in (1, 2, 4, 8)]
+    assert [row.values.get("ratio") for row in rows[1:]] == [None, 2, 4, 8]
+
+
+def test_the_other_gpus_are_hidden(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gpu_options, "count_visible_gpus", lambda environment: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
+    assert gpu_options.hide_other_gpus() == ("3", "5")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert gpu_options.hide_other_gpus() == ("0", "1")
+    monkeypatch.setattr(gpu_options, "count_visible_gpus", lambda environment: 0)
+    with pytest.raises(ResourcesError, match="0 GPUs"):
+        gpu_options.hide_other_gpus()
+
+
+@pytest.mark.parametrize(
     ("text", "status", "error"),
     [
         ("done\n", 0, ""),
@@ -99,7 +171,7 @@ def test_every_share_trains_on_its_part_of_the_same_sweep(tmp_path: Path):
         share: load_spec(
             gpu_check_sweeps.build_sweep(plan, f"share_{share:g}", share, trials, rank=16)
         )
-        for share, trials in gpu_check_steps.SHARES.items()
+        for share, trials in gpu_check_sharing.SHARES.items()
     }
     assert {share: spec.resources.gpus for share, spec in specs.items()} == {
         share: share for share in (1.0, 0.5, 0.25)
@@ -114,7 +186,7 @@ def test_the_bound_is_the_share_that_is_refused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("gdpo_tune.spec.read_device_memory", lambda: 4 << 30)
     # Half a GiB is what CUDA takes; the policy itself is small.
     assert gpu_check_steps.find_refused_share(file) == pytest.approx(0.127, abs=0.005)
-    assert gpu_check_steps.find_refusal(file) == ""
+    assert gpu_check_sweeps.find_refusal(file) == ""
 
 
 def test_changes_of_a_plan_reach_the_trial(tmp_path: Path):

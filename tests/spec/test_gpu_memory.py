@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from gdpo_tune.core.engines import VLLM
 from gdpo_tune.core.policy_size import PolicySize, find_known_size
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.vllm_memory import GIB
-from gdpo_tune.spec import gpu_memory, gpu_reference, load_spec
+from gdpo_tune.spec import gpu_memory, gpu_reference, load_spec, render_dry_run
 from gdpo_tune.spec.gpu_memory import (
     Layout,
     count_trials_that_fit,
@@ -163,3 +165,19 @@ def test_the_cell_of_a_table_says_what_an_engine_asleep_saves(load, monkeypatch)
     assert gpu_reference.count_gpus(spec, size, GIB) == "2 (engine asleep)"
     needed[True] = 0
     assert gpu_reference.count_gpus(spec, size, GIB) == "none"
+
+
+def read_memory_line(spec):
+    text = render_dry_run(spec, SIZE)
+    return next(line for line in text.splitlines() if line.startswith("# GPU memory"))
+
+
+def test_a_dry_run_says_for_how_many_trials_and_gpus_memory_is_computed(load):
+    on_gpu = "resources.gpus=1"
+    assert re.search(r"[\d.]+ [MG]B to train, computed, and", read_memory_line(load(on_gpu)))
+    several = load(on_gpu, "resources.workers=2", "rollout.engine=transformers")
+    assert "to train on each of 2 GPUs, with " in read_memory_line(several)
+    packed = load(on_gpu)
+    changes = {"resources": packed.resources.model_copy(update={"pack": 4})}
+    line = read_memory_line(add_adapters(packed.model_copy(update=changes)))
+    assert "to train 4 trials, computed, and" in line
