@@ -10,6 +10,8 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from gdpo_tune.core.files import expand_home, is_present
 
+Sharding = Literal["auto", "full", "none"]
+"""Division of a policy among the workers of a trial."""
 Scoring = Literal["strict", "released"]
 """Scoring of a task's rewards: as this package documents them, or as the authors' code does."""
 STRICT: Scoring = "strict"

@@ -80,6 +80,8 @@ class TrialConfig:
     """Engine that samples completions during training."""
     gpu_share: float = 1.0
     """Share of its GPU's memory that the trial may use; no effect without a GPU."""
+    sharded: bool = False
+    """True divides the policy among the trial's processes, False gives each a whole one."""
     evaluate_at: tuple[int, ...] = ()
     """Steps at which the trial is evaluated on validation prompts besides `evaluate_every`."""
     schedule: tuple[Segment, ...] = ()

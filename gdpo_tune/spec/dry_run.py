@@ -156,7 +156,10 @@ def _describe_workers(spec: SweepSpec) -> str:
         others = resources.trials_per_process - 1
         return f"1 worker with {each}" + (f", shared with up to {others} others" if others else "")
     share = total // resources.workers
-    return f"{resources.workers} workers, each with {each} and {share} completions of a step"
+    policy = "one policy among them" if resources.shards_policy else "a whole policy each"
+    return (
+        f"{resources.workers} workers, each with {each} and {share} completions of a step; {policy}"
+    )
 
 
 def _describe_sandbox(spec: SweepSpec) -> str:

@@ -171,6 +171,7 @@ class SweepSpec(Section):
             model=self.model,
             rollout=self.rollout,
             gpu_share=min(1.0, self.resources.gpus) or 1.0,
+            sharded=self.resources.shards_policy,
             scoring=self.scoring,
         )
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 from pydantic import BeforeValidator
 
-from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.core.settings import Sharding, TrainingSettings
 from gdpo_tune.spec import environment
 from gdpo_tune.spec.problems import Problems, join_names, show
 from gdpo_tune.spec.sections import Section, build_refusal
@@ -43,10 +43,18 @@ class Resources(Section):
     pack: Annotated[Annotated[int, Ge(1)] | Literal["auto"], BeforeValidator(read_pack)] = 1
     """Trials of LoRA that share one process with these `cpus` and `gpus`, its base policy and its
     engine; `auto`: as many as fit in the GPU's memory. Each trains as it would alone."""
+    sharding: Sharding = "auto"
+    """`full` divides weights, gradients and the optimizer's averages among the workers of a trial
+    (FSDP2). `none` gives each worker all of them. `auto` is `full` for several workers."""
     env: Annotated[tuple[str, ...], BeforeValidator(environment.read_entries)] = ()
     """Environment variables of every training process, on every node: `[HF_TOKEN, NCCL_DEBUG=INFO]`
     or `{NCCL_DEBUG: INFO}`. A name alone takes the value that the command has; a secret must be
     given so, because what is written here is stored and shown."""
+
+    @property
+    def shards_policy(self) -> bool:
+        """True if the workers of a trial share one copy of its policy."""
+        return self.workers > 1 and self.sharding != "none"
 
     @property
     def total_gpus(self) -> float:
@@ -108,6 +116,10 @@ def check_resources(
         reason = "a training process computes on one GPU, and the others would idle"
         fix = f"write gpus: 1; for several GPUs a trial, also workers: {math.ceil(gpus)}"
         problems.refuse(key, reason, fix)
+    if own.sharding == "full" and workers == 1:
+        reason = "FSDP asked of one process, which holds the whole policy"
+        fix = "write resources.workers: 2 or more, or sharding: auto"
+        problems.refuse("resources.sharding", reason, fix, "resources.workers")
     if workers > 1 and engine == "vllm":
         reason = f"vllm samples for one worker, and a trial has {workers}"
         fix = "write engine: transformers, or resources.workers: 1"

@@ -19,6 +19,7 @@ from gdpo_tune.core.trial_config import Params, TrialConfig
 from gdpo_tune.training import rollout, vllm_engine
 from gdpo_tune.training.lora import build_adapter_config
 from gdpo_tune.training.scoring import build_reward_functions
+from gdpo_tune.training.sharding import prepare_sharding
 from gdpo_tune.training.trainer import GDPOTrainer
 from gdpo_tune.training.trl_arguments import build_trainer_arguments, count_prompts_per_step
 from gdpo_tune.training.worker_cache import WorkerCache
@@ -40,7 +41,8 @@ def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer,
     shaping = build_shaping(config.params, config.training, info)
     # A new adapter draws random numbers before TRL sets its own seed.
     set_seed(config.seed)
-    with vllm_engine.prepare_engine(config, model, arguments) if uses_vllm else nullcontext():
+    preparing = vllm_engine.prepare_engine(config, model, arguments) if uses_vllm else nullcontext()
+    with preparing, prepare_sharding() if config.sharded else nullcontext():
         trainer = GDPOTrainer(
             normalization=str(config.params["normalization"]),
             gamma=float(config.params["gamma"]),

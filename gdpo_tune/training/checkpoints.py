@@ -27,6 +27,7 @@ from gdpo_tune.core.files import explain_full_disk, write_atomically
 from gdpo_tune.core.trials import Cost, Estimate
 
 OPTIMIZER_FILE = "optimizer.pt"
+SCHEDULER_FILE = "scheduler.pt"
 WEIGHTS_ONLY = "weights_only"
 """Key of a marker whose checkpoint has lost its optimizer."""
 _UNFINISHED = ".unfinished-"

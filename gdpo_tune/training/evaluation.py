@@ -98,11 +98,15 @@ class Evaluator:
         rows = [row for row in own_rows for _ in range(settings.samples_per_prompt)]
         shown = choose_shown_prompts(len(held_out.prompts))
         records: list[tuple[Any, ...]] = []  # number of a prompt, then one value per metric
-        for start in range(0, len(rows), size):
+        # As many batches as the first process has: samplers may gather weights for each.
+        most = -(-len(held_out.prompts) // ranks.count_processes()) * settings.samples_per_prompt
+        for start in range(0, most, size):
             batch = rows[start : start + size]
             completions = self.sampler(
                 model, [held_out.prompts[r] for r in batch], decoding, generator
             )
+            if not batch:
+                continue
             texts: list[str] = tokenizer.batch_decode(completions, skip_special_tokens=True)
             problems = [held_out.problems[row] for row in batch]
             lengths = [len(completion) for completion in completions]

@@ -16,6 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from transformers import PreTrainedModel
 from gdpo_tune.core.checkpoint_names import ADAPTER
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.settings import EVERY_LINEAR, ModelSettings
+from gdpo_tune.training.sharding import gather_on_first, gather_tensor, is_sharded
 
 MEMORY = Path("/dev/shm")
 """File system in memory."""
@@ -51,21 +53,58 @@ def build_adapter_config(model: PreTrainedModel, settings: ModelSettings, policy
     )
 
 
-def save_policy(model: Any, directory: Path, *, last: bool) -> None:
-    """Write a policy, or its adapter alone; with `last`, the merged policy and the adapter."""
+Weights = dict[str, Tensor]
+"""Name of a weight -> the whole weight."""
+
+
+@dataclass(frozen=True)
+class GatheredPolicy:
+    """Weights of a sharded policy in the memory of the first process; empty in the others."""
+
+    trained: Weights
+    """Those of the policy, or of its adapter alone."""
+    merged: Weights
+    """Those of the policy with its adapter's change, if they are to be written."""
+
+
+def gather_policy(model: Any, *, last: bool) -> GatheredPolicy | None:
+    """Gather what `save_policy` writes of a sharded policy; None for one that is not sharded."""
+    if not is_sharded(model):
+        return None
+    if not hasattr(model, "peft_config"):
+        return GatheredPolicy(gather_on_first(model.state_dict(keep_vars=True).items()), {})
+    return GatheredPolicy(
+        gather_on_first(list_adapter_weights(model)), _merge_weights(model) if last else {}
+    )
+
+
+def save_policy(
+    model: Any, directory: Path, *, last: bool, gathered: GatheredPolicy | None = None
+) -> None:
+    """Write a policy, or its adapter alone; with `last`, the merged policy and the adapter.
+
+    Of a sharded policy these are the `gathered` weights.
+    """
+    trained = None if gathered is None else gathered.trained
     if last and hasattr(model, "peft_config"):
-        write_merged_policy(model, directory)
-        model.save_pretrained(directory / ADAPTER)
-    else:
-        model.save_pretrained(directory)
+        write_merged_policy(model, directory, None if gathered is None else gathered.merged)
+        directory /= ADAPTER
+    model.save_pretrained(directory, state_dict=trained)
 
 
-def write_merged_policy(model: Any, directory: Path) -> None:
+def write_merged_policy(model: Any, directory: Path, merged: Weights | None = None) -> None:
     """Write the policy of a `PeftModel` with the adapter's change in its weights.
 
-    Merged weights are rounded to the type of the weights; the model in memory stays as it is.
+    Merged weights are rounded to the type of the weights; the model in memory stays as it is. They
+    may have been computed before.
     """
-    model.get_base_model().save_pretrained(directory, state_dict=_merge_weights(model))
+    weights = _merge_weights(model) if merged is None else merged
+    model.get_base_model().save_pretrained(directory, state_dict=weights)
+
+
+def list_adapter_weights(model: Any) -> list[tuple[str, Tensor]]:
+    """List the weights of a `PeftModel` that are trained, by name."""
+    return [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
 
 
 @contextmanager
@@ -74,11 +113,11 @@ def write_adapter_to_memory(model: Any) -> Generator[Path]:
 
     The directory is in memory where there is room for it, else a temporary one on disk.
     """
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    size = sum(weight.numel() * weight.element_size() for weight in trained)
+    trained = {name: gather_tensor(weight.detach()) for name, weight in list_adapter_weights(model)}
+    size = sum(weight.numel() * weight.element_size() for weight in trained.values())
     with tempfile.TemporaryDirectory(prefix="gdpo-tune-", dir=choose_memory(size)) as directory:
         # With "auto", peft would look the base model up on the Hub.
-        model.save_pretrained(directory, save_embedding_layers=False)
+        model.save_pretrained(directory, save_embedding_layers=False, state_dict=trained)
         yield Path(directory)
 
 
@@ -125,19 +164,27 @@ def _check_targets(model: PreTrainedModel, targets: tuple[str, ...], policy: str
 
 
 @torch.no_grad()
-def _merge_weights(model: Any) -> dict[str, Tensor]:
-    """Map each name in the policy without adapters to its weight with the adapter's change."""
+def _merge_weights(model: Any) -> Weights:
+    """Map each name in the policy without adapters to its weight with the adapter's change.
+
+    Of a sharded policy one weight is gathered at a time, and the first process gets them.
+    """
     base = model.get_base_model()
-    changes = {  # "default" is the name that `peft` gives the only adapter
-        f"{name}.weight": module.get_delta_weight("default")
+    changed = {
+        f"{name}.weight": module
         for name, module in base.named_modules()
         if hasattr(module, "get_delta_weight")
     }
-    weights: dict[str, Tensor] = {}
-    for name, value in base.state_dict().items():
-        if ".lora_" in name:
-            continue
-        plain = name.replace(".base_layer.", ".")
-        total = value if plain not in changes else (value + changes[plain]).to(value.dtype)
-        weights[plain] = total.detach().cpu()
-    return weights
+
+    def compute_total(name: str, value: Tensor) -> Tensor:
+        if name not in changed:
+            return value
+        # "default" is the name that `peft` gives the only adapter.
+        return (value + changed[name].get_delta_weight("default")).to(value.dtype)
+
+    plain = (
+        (name.replace(".base_layer.", "."), value)
+        for name, value in base.state_dict(keep_vars=True).items()
+        if ".lora_" not in name
+    )
+    return gather_on_first((name, compute_total(name, value)) for name, value in plain)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import set_seed
 from torch import Tensor
 from transformers.trainer_pt_utils import safe_globals
 
@@ -37,15 +39,18 @@ def save_random_states(states: Sequence[RandomState], checkpoint: Path) -> None:
         torch.save(state, checkpoint / _name_file(rank, len(states)))
 
 
-def load_random_state(checkpoint: Path) -> None:
+def load_random_state(checkpoint: Path, seed: int) -> None:
     """Restore the state of this process.
 
-    A training with another number of processes has no file for it, and keeps the state that the
-    seed gave.
+    A training with another number of processes has no state of its own there. Trial's seed,
+    checkpoint and rank then decide the state, so that no draws of earlier steps come again.
     """
-    file = checkpoint / _name_file(ranks.get_rank(), ranks.count_processes())
-    if not file.is_file():
+    rank, processes = ranks.get_rank(), ranks.count_processes()
+    if len(list(checkpoint.glob(_name_file(None, processes)))) != processes:
+        text = f"{seed}/{checkpoint.name}/{rank}/{processes}"
+        set_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big"))
         return
+    file = checkpoint / _name_file(rank, processes)
     with safe_globals():  # NumPy's state holds an array
         states: RandomState = torch.load(file, weights_only=True)
     restore_random_state(states)
@@ -65,5 +70,6 @@ def restore_random_state(states: RandomState) -> None:
             torch.cuda.random.set_rng_state(state, device)
 
 
-def _name_file(rank: int, processes: int) -> str:
-    return "rng_state.pth" if processes == 1 else f"rng_state_{rank}.pth"
+def _name_file(rank: int | None, processes: int) -> str:
+    """Return the name of a process's file; of no rank a pattern of the names of all."""
+    return "rng_state.pth" if processes == 1 else f"rng_state_{'*' if rank is None else rank}.pth"

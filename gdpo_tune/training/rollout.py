@@ -29,6 +29,7 @@ from gdpo_tune.training import ranks
 from gdpo_tune.training.chunks import sample_in_chunks
 from gdpo_tune.training.fast_cpu.llama import is_small_llama
 from gdpo_tune.training.fast_cpu.sampler import cut_after_end, pad_left, sample
+from gdpo_tune.training.sharding import gather_weights
 from gdpo_tune.training.trl_arguments import uses_bfloat16
 
 
@@ -49,7 +50,8 @@ Generate = Callable[
 """Policy, B tokenized prompts, settings, source of randomness on the CPU -> B completions.
 
 Each completion has at least one token and ends with its end token, unless it was cut. The policy's
-mode and the global random state stay as they are."""
+mode and the global random state stay as they are. Processes that share a policy call it equally
+often, if need be without prompts."""
 
 
 def choose_engine(config: TrialConfig, model: PreTrainedModel) -> Engine:
@@ -100,13 +102,15 @@ def sample_for_trainer(prompts: list[str], trainer: Any) -> dict[str, Any]:
     Randomness is the global generator, which TRL seeds and checkpoints keep.
     """
     tokens: list[list[int]] = trainer._tokenize_prompts(prompts)[0]
-    completions = sample(
-        trainer.accelerator.unwrap_model(trainer.model),
-        tokens,
-        trainer.max_completion_length,
-        trainer.temperature,
-        trainer.eos_token_ids,
-    )
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    with gather_weights(policy):
+        completions = sample(
+            policy,
+            tokens,
+            trainer.max_completion_length,
+            trainer.temperature,
+            trainer.eos_token_ids,
+        )
     return {"prompt_ids": tokens, "completion_ids": completions, "logprobs": None}
 
 
@@ -119,7 +123,10 @@ def generate(
     bfloat16: bool = False,
 ) -> list[list[int]]:
     """Sample from any policy, with the fast sampler where it can; see `Generate`."""
-    with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=bfloat16):
+    precision = torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=bfloat16)
+    with gather_weights(model), precision:
+        if not prompts:
+            return []
         if is_small_llama(model):
             length, ends = decoding.max_new_tokens, decoding.end_tokens
             return sample(model, prompts, length, decoding.temperature, ends, generator)

@@ -6,7 +6,7 @@ import math
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,16 @@ from gdpo_tune.core.trials import Cost, Estimate, Measurement, Report
 from gdpo_tune.training import ranks
 from gdpo_tune.training.checkpoints import (
     OPTIMIZER_FILE,
+    SCHEDULER_FILE,
     Checkpoint,
     keep_newest,
     write_checkpoint,
 )
 from gdpo_tune.training.evaluation import Evaluator
 from gdpo_tune.training.gpu import read_gpu_metrics
-from gdpo_tune.training.lora import save_policy
-from gdpo_tune.training.random_state import RandomState, read_random_state, save_random_states
+from gdpo_tune.training.lora import gather_policy, save_policy
+from gdpo_tune.training.random_state import read_random_state, save_random_states
+from gdpo_tune.training.sharding import gather_optimizer
 from gdpo_tune.training.trainer import GDPOTrainer
 
 _KEPT = (
@@ -165,35 +167,35 @@ class StepReporter(TrainerCallback):
         cost = self.clock.read(step, self.evaluator.sampled)
         states = ranks.gather(read_random_state())
         last = step == self.config.training.steps
+        policy = gather_policy(self.trainer.policy, last=last)
+        # No training continues after its last step, and this is most of the bytes.
+        trainer: Any = self.trainer  # TRL declares as optional what exists during training
+        averages = None if last else gather_optimizer(trainer.optimizer)
+
+        def fill(directory: Path) -> None:
+            """Write what `Trainer.train(resume_from_checkpoint=...)` reads, and the format."""
+            save_policy(trainer.policy, directory, last=last, gathered=policy)
+            trainer.processing_class.save_pretrained(directory)
+            if averages is not None:
+                torch.save(averages, directory / OPTIMIZER_FILE)
+            torch.save(trainer.lr_scheduler.state_dict(), directory / SCHEDULER_FILE)
+            save_random_states(states, directory)
+            trainer.state.save_to_json(str(directory / "trainer_state.json"))
+            self.evaluator.cache.save_format(directory)
+
         written = None
         if ranks.is_first():
             written = write_checkpoint(
                 self.config.directory,
                 step,
                 cost,
-                lambda directory: self._fill(directory, states, last=last),
+                fill,
                 validation,
             )
         checkpoint = ranks.broadcast_from_first(written)
         assert checkpoint is not None, "the first process has written it, or has raised"
         self.checkpoint = checkpoint.path
         return checkpoint
-
-    def _fill(self, directory: Path, states: Sequence[RandomState], *, last: bool) -> None:
-        """Write what `Trainer.train(resume_from_checkpoint=...)` reads, and the prompt format.
-
-        The last checkpoint of a trial has no optimizer state. `directory` exists and is empty;
-        `states` are in the order of the processes' ranks.
-        """
-        trainer: Any = self.trainer  # TRL declares as optional what exists during training
-        save_policy(self.trainer.policy, directory, last=last)
-        trainer.processing_class.save_pretrained(directory)
-        if not last:  # no training continues after its last step, and this is most of the bytes
-            torch.save(trainer.optimizer.state_dict(), directory / OPTIMIZER_FILE)
-        torch.save(trainer.lr_scheduler.state_dict(), directory / "scheduler.pt")
-        save_random_states(states, directory)
-        trainer.state.save_to_json(str(directory / "trainer_state.json"))
-        self.evaluator.cache.save_format(directory)
 
 
 def select_metrics(logs: Mapping[str, Any]) -> dict[str, float]:

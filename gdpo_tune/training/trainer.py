@@ -4,8 +4,8 @@ It passes rewards to `compute_advantages` and replaces TRL's advantages with the
 computes these inside a long method, so two private hooks are overridden. A third one tokenizes
 prompts, and a fourth one restores random states.
 
-The base class, `MicroBatchTrainer`, is GRPOTrainer with a faster step and, up to rounding, the same
-result. To understand GDPO, read it as `GRPOTrainer`.
+The base classes, `ShardedTrainer` and `MicroBatchTrainer`, are GRPOTrainer on shared policies, with
+a faster step and, up to rounding, the same result. To understand GDPO, read them as `GRPOTrainer`.
 
 Shapes: N completions over all processes, n of this process, G group size, K rewards.
 """
@@ -23,13 +23,13 @@ from torch import Tensor
 
 from gdpo_tune.core.errors import NonFiniteError
 from gdpo_tune.core.steps import REWARDS
-from gdpo_tune.training.fast_cpu.accumulation import MicroBatchTrainer
 from gdpo_tune.training.normalization import compute_advantages
 from gdpo_tune.training.random_state import load_random_state
 from gdpo_tune.training.scoring import RewardFunction, require_finite
+from gdpo_tune.training.sharded_trainer import ShardedTrainer
 
 
-class GDPOTrainer(MicroBatchTrainer):
+class GDPOTrainer(ShardedTrainer):
     """GRPOTrainer whose advantages follow `normalization`, any key of `registry.NORMALIZATIONS`.
 
     `reward_weights` of TRL's arguments keep their meaning; `scale_rewards` and
@@ -127,7 +127,7 @@ class GDPOTrainer(MicroBatchTrainer):
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Restore every random state of this process; Transformers restores one GPU alone."""
         if checkpoint is not None:
-            load_random_state(Path(checkpoint))
+            load_random_state(Path(checkpoint), self.args.seed)
 
     def _guard(self, function: RewardFunction) -> RewardFunction:
         """Wrap a reward function to refuse NaN, which TRL would take for "not scored"."""

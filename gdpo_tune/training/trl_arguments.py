@@ -18,6 +18,7 @@ from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.training import ranks
+from gdpo_tune.training.sharding import build_sharding_arguments, set_precision
 
 _SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 
@@ -38,7 +39,7 @@ def build_trainer_arguments(
     weights = config.get_reward_weights()
     parts = _divide_step(config)
     updates = passes * parts.mini_batches
-    return GRPOConfig(
+    arguments = GRPOConfig(
         output_dir=str(config.directory),
         seed=config.seed,
         # The parameters of the search.
@@ -79,8 +80,11 @@ def build_trainer_arguments(
         logging_steps=1,
         # TRL loads the policy again, as the reference of the KL, and needs the same revision.
         model_init_kwargs={"revision": config.model.revision} if config.model.revision else None,
+        **(build_sharding_arguments() if config.sharded else {}),
         **(engine or {}),
     )
+    set_precision(arguments)
+    return arguments
 
 
 def uses_bfloat16(settings: ModelSettings) -> bool:

@@ -95,7 +95,20 @@ def test_dry_run_tells_the_workers_of_a_trial(load):
     assert "# A trial: 1 worker with 1 CPUs and 0 GPUs" in render_dry_run(load())
     text = render_dry_run(load("resources={workers: 4, cpus: 2, gpus: 1}"))
     shown = "# A trial: 4 workers, each with 2 CPUs and 1 GPUs and 16 completions of a step"
-    assert shown in text.splitlines()
+    assert f"{shown}; one policy among them" in text.splitlines()
+    text = render_dry_run(load("resources={workers: 4, cpus: 2, gpus: 1, sharding: none}"))
+    assert f"{shown}; a whole policy each" in text.splitlines()
+
+
+def test_the_workers_of_a_trial_share_its_policy_unless_asked_otherwise(load, tmp_path):
+    def shards(*overrides):
+        spec = load(*overrides)
+        return spec.build_trial_config({}, 0, tmp_path).sharded
+
+    assert not shards()
+    assert shards("resources.workers=2")
+    assert shards("resources={workers: 2, sharding: full}")
+    assert not shards("resources={workers: 2, sharding: none}")
 
 
 def test_dry_run_without_warnings(load):

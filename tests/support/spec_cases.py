@@ -1125,6 +1125,14 @@ CASES = {
         "each of the 2 workers of a trial trains on one GPU of its own",
         "write gpus: 1",
     ),
+    "one worker that shares its policy": (
+        "search:",
+        "resources: {sharding: full}\nsearch:",
+        14,
+        "resources.sharding",
+        "FSDP asked of one process",
+        "write resources.workers: 2 or more, or sharding: auto",
+    ),
     "workers that sample with vLLM": (
         "search:",
         "resources: {workers: 2, gpus: 1}\nrollout: {engine: vllm}\nsearch:",

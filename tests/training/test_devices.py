@@ -87,7 +87,7 @@ def test_the_state_of_every_gpu_is_saved_and_restored(two_gpus, tmp_path):
     expected = random.random(), np.random.random(), torch.rand(1).item()
     for device in two_gpus:
         two_gpus[device] = torch.zeros(2, dtype=torch.uint8)
-    load_random_state(tmp_path)
+    load_random_state(tmp_path, 0)
     assert all(torch.equal(two_gpus[device], saved[device]) for device in saved)
     assert (random.random(), np.random.random(), torch.rand(1).item()) == expected
 
@@ -95,7 +95,7 @@ def test_the_state_of_every_gpu_is_saved_and_restored(two_gpus, tmp_path):
 def test_a_checkpoint_with_the_state_of_one_gpu_can_be_resumed(two_gpus, tmp_path):
     one = torch.tensor([9, 9], dtype=torch.uint8)
     save_random_states([{**read_random_state(), "cuda": one}], tmp_path)
-    load_random_state(tmp_path)
+    load_random_state(tmp_path, 0)
     assert torch.equal(two_gpus[0], one)
     assert two_gpus[1].tolist() == [1, 7]
 
@@ -108,11 +108,21 @@ def test_each_process_has_its_own_state(tmp_path, monkeypatch):
     save_random_states(states, tmp_path)
     monkeypatch.setattr(ranks, "count_processes", lambda: 2)
     monkeypatch.setattr(ranks, "get_rank", lambda: 1)
-    load_random_state(tmp_path)
+    load_random_state(tmp_path, 0)
     assert torch.equal(torch.random.get_rng_state(), states[1]["cpu"])
     monkeypatch.setattr(ranks, "count_processes", lambda: 1)
-    load_random_state(tmp_path)  # of another number of processes: nothing to restore
-    assert torch.equal(torch.random.get_rng_state(), states[1]["cpu"])
+
+
+def test_another_number_of_processes_draws_anew(tmp_path, monkeypatch):
+    save_random_states([read_random_state()] * 4, tmp_path)
+    drawn = []
+    for processes, rank, seed in ((1, 0, 0), (2, 0, 0), (2, 1, 0), (2, 1, 1), (2, 1, 1)):
+        monkeypatch.setattr(ranks, "count_processes", lambda count=processes: count)
+        monkeypatch.setattr(ranks, "get_rank", lambda number=rank: number)
+        load_random_state(tmp_path, seed)
+        drawn.append((torch.rand(1).item(), np.random.random(), random.random()))
+    assert len(set(drawn)) == 4
+    assert drawn[-1] == drawn[-2], "the same after each restart"
 
 
 # Rendezvous

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 from gdpo_tune.core.registry import NORMALIZATIONS
 from gdpo_tune.core.steps import STEPS_FILE, read_steps
 from tests.support.paths import ROOT
+from tests.support.processes import launch
 from tests.support.training import ToyTask, write_policy
 
 SCRIPT = ROOT / "tests" / "support" / "training_two_processes.py"
 TRIAL = ROOT / "tests" / "support" / "trial_in_processes.py"
-LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 pytestmark = [pytest.mark.integration, pytest.mark.system]
-
-
-def launch(*command: object, processes: int) -> None:
-    """Run a script, alone or as a group of two processes."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    prefix = LAUNCH if processes == 2 else ()
-    whole = [sys.executable, *prefix, *map(str, command)]
-    done = subprocess.run(whole, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.slow  # the next test would notice a difference, too, but not show its mode

@@ -1,0 +1,184 @@
+"""One policy divided among the processes of a trial, by FSDP2 through accelerate.
+
+Each process holds a part of every weight, gradient and average. A layer's weights are gathered
+while it computes, in bfloat16 where the trial computes in it. What leaves the trainer is whole: a
+checkpoint has the same files whatever the number of processes, and resumes on any.
+
+Every process calls the functions here at the same points of the trial.
+
+Source: Zhao et al. 2023, PyTorch FSDP, arXiv 2304.11277; `torch.distributed.fsdp.fully_shard`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from gdpo_tune.training import ranks
+
+
+def build_sharding_arguments() -> dict[str, Any]:
+    """Build TRL's arguments for a policy that its processes share."""
+    return {
+        "fsdp": True,
+        "fsdp_config": {"version": 2, "reshard_after_forward": True},
+        # Otherwise each process would keep whole gradients until the last micro-batch.
+        "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}},
+    }
+
+
+def set_precision(arguments: Any) -> None:
+    """Let a sharded trainer of bfloat16 sum gradients in float32; `arguments` are TRL's.
+
+    Accelerate would sum them in bfloat16, with an error that grows with the number of processes.
+    """
+    if arguments.fsdp_plugin_args is not None and arguments.bf16:
+        arguments.fsdp_plugin_args["mixed_precision_policy"] = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+        )
+
+
+@contextmanager
+def prepare_sharding() -> Generator[None]:
+    """Prepare for a trainer that the block builds.
+
+    Its reference policy is divided layer by layer: TRL would divide it as one layer, which is
+    gathered at once. The next trainer in this process is free to be another kind.
+    """
+    trl_trainer: Any = import_module("trl.trainer.grpo_trainer")
+    plain = trl_trainer.prepare_fsdp
+    trl_trainer.prepare_fsdp = _shard_reference
+    try:
+        yield
+    finally:
+        trl_trainer.prepare_fsdp = plain
+        os.environ.pop("ACCELERATE_USE_FSDP", None)
+
+
+def start_sharding(model: nn.Module) -> None:
+    """Let torch read the types of a sharded model's weights, while those to train need a gradient.
+
+    It would read them in the first forward pass. That may be the one of the reference policy, in
+    which `peft` lets no weight need a gradient, and torch would round gradients to bfloat16.
+    """
+    root: Any = model
+    root._get_fsdp_state()._lazy_init()
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether the processes of this trial share the weights of a model."""
+    return isinstance(model, FSDPModule)
+
+
+@contextmanager
+def gather_weights(model: nn.Module) -> Generator[None]:
+    """Let every process have all weights of a sharded model within the block, without gradient.
+
+    They are in the precision of the computation. Within the block the processes need not keep
+    pace. A model that is not sharded has all its weights anyway.
+    """
+    parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for part in parts:
+        part.set_reshard_after_forward(False, recurse=False)
+        part.unshard()
+    try:
+        yield
+    finally:
+        for part in parts:
+            # The root, which comes first, needs its weights again at once, in the backward pass.
+            part.set_reshard_after_forward(part is not parts[0], recurse=False)
+            part.reshard()
+
+
+def gather_tensor(tensor: Tensor) -> Tensor:
+    """Return a whole tensor, in every process."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def gather_on_first(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Gather tensors one by one into the memory of the first process; the others get nothing.
+
+    Tied weights, which are one parameter of several names, stay one tensor.
+    """
+    whole: dict[str, Tensor] = {}
+    names: dict[int, str] = {}  # only of parameters, which outlive the loop
+    for name, tensor in tensors:
+        first = names.get(id(tensor))
+        if first is None:
+            gathered = gather_tensor(tensor.detach())
+            if ranks.is_first():
+                whole[name] = gathered.cpu()
+        elif ranks.is_first():
+            whole[name] = whole[first]
+        if isinstance(tensor, nn.Parameter):
+            names.setdefault(id(tensor), name)
+    return whole
+
+
+def gather_optimizer(optimizer: Any) -> dict[str, Any]:
+    """Return the state of an optimizer; of a sharded one a whole one, in the first process.
+
+    The whole state is that of an optimizer in one process.
+    """
+    state: dict[str, Any] = optimizer.state_dict()
+    return {
+        **state,
+        "state": {n: _gather_entries(entries) for n, entries in state["state"].items()},
+    }
+
+
+def load_optimizer(optimizer: Any, whole: Mapping[str, Any]) -> None:
+    """Give each process its part of a whole state."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    state = {
+        number: {key: _divide_like(value, weights[number]) for key, value in entries.items()}
+        for number, entries in whole["state"].items()
+    }
+    optimizer.load_state_dict({**whole, "state": state})
+
+
+def _gather_entries(entries: Mapping[str, Any]) -> dict[str, Any]:
+    gathered = {
+        key: gather_tensor(value) if isinstance(value, Tensor) else value
+        for key, value in entries.items()
+    }
+    if not any(isinstance(value, DTensor) for value in entries.values()):
+        return gathered
+    if not ranks.is_first():
+        return {}
+    return {k: v.cpu() if isinstance(v, Tensor) else v for k, v in gathered.items()}
+
+
+def _divide_like(value: Any, weight: Tensor) -> Any:
+    """Return this process's part of a value of a weight's shape; others stay whole."""
+    if not isinstance(weight, DTensor) or not isinstance(value, Tensor):
+        return value
+    if value.shape != weight.shape:
+        return value
+    # Every process has read the same file, so nothing is sent.
+    return distribute_tensor(
+        value.to(weight.device), weight.device_mesh, weight.placements, src_data_rank=None
+    )
+
+
+def _shard_reference(model: Any, accelerator: Any) -> nn.Module:
+    """Divide a reference policy layer by layer, as accelerate divides the policy."""
+    plugin: Any = accelerator.state.fsdp_plugin
+    options: dict[str, Any] = {
+        "mp_policy": plugin.mixed_precision_policy or MixedPrecisionPolicy(),
+        "reshard_after_forward": True,
+    }
+    layers: set[str] = {*(getattr(model, "_no_split_modules", None) or ())}
+    for module in list(model.modules()):
+        if type(module).__name__ in layers:
+            fully_shard(module, **options)
+    fully_shard(model, **options)
+    return cast("nn.Module", model.eval())

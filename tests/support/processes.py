@@ -1,0 +1,18 @@
+"""Scripts that run as one process, or as a group of several."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from tests.support.paths import ROOT
+
+
+def launch(*command: object, processes: int) -> None:
+    """Run a script, alone or as a group of processes."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    group = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
+    whole = [sys.executable, *(group if processes > 1 else ()), *map(str, command)]
+    done = subprocess.run(whole, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]

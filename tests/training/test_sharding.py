@@ -1,0 +1,97 @@
+"""Processes that share a policy train it as one process does, and write the same files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from tests.support.paths import ROOT
+from tests.support.processes import launch
+from tests.support.training import write_policy
+
+SCRIPT = ROOT / "tests" / "support" / "sharded_trials.py"
+
+pytestmark = pytest.mark.integration
+
+
+def run_trials(names: str, policy: str, directory: Path, processes: int, *others: Path):
+    """Return what the processes reported, which is the same in all of them."""
+    directory.mkdir()
+    launch(SCRIPT, names, policy, directory, *others, processes=processes)
+    seen = [json.loads((directory / f"seen-{r}.json").read_text()) for r in range(processes)]
+    assert all(other == seen[0] for other in seen)
+    return seen[0]
+
+
+def assert_same_steps(ours, theirs, first: int = 1) -> None:
+    """Compare the metrics of every step from the first one on, and the estimates at the end."""
+    theirs = [theirs[0][first - 1 :], theirs[1]]
+    assert [step for step, _ in ours[0]] == [step for step, _ in theirs[0]]
+    for (step, own), (_, other) in zip(ours[0], theirs[0], strict=True):
+        assert own == pytest.approx(other, rel=1e-5, abs=1e-6), step
+    assert ours[1] == {name: pytest.approx(e, rel=1e-5) for name, e in theirs[1].items()}
+
+
+def load_weights(checkpoint: Path) -> dict[str, Tensor]:
+    return AutoModelForCausalLM.from_pretrained(checkpoint).state_dict()
+
+
+def assert_same_weights(checkpoint: Path, other: Path) -> None:
+    ours, theirs = load_weights(checkpoint), load_weights(other)
+    assert ours.keys() == theirs.keys()
+    for name, weight in ours.items():
+        # Where a gradient is next to 0, Adam makes much of its rounding.
+        assert (weight - theirs[name]).norm() < 1e-4 * weight.norm(), name
+
+
+def assert_resumed(result, name: str, other: Path, alone) -> None:
+    """Compare a trial that went on after two steps in other processes with one that did not stop.
+
+    The first report repeats the evaluation of the step before.
+    """
+    repeated, *steps = result[f"{name}-after-{other.name}"][0]
+    assert repeated == [2, {}]
+    assert_same_steps([steps, result[f"{name}-after-{other.name}"][1]], alone[name], first=3)
+
+
+def test_two_processes_share_a_policy_and_go_on_with_that_of_one(tmp_path):
+    policy, one, two = write_policy(tmp_path / "policy"), tmp_path / "1", tmp_path / "2"
+    alone = run_trials("full", policy, one, 1)
+    shared = run_trials("lean,full", policy, two, 2, one)
+    assert_same_steps(shared["full"], alone["full"])
+    assert_resumed(shared, "full", one, alone)
+    for name in ("full", "full-after-1"):
+        assert_same_weights(two / name / "checkpoint-4", one / "full" / "checkpoint-4")
+    files = {path.name for path in (two / "full" / "checkpoint-2").iterdir()}
+    assert files - {"rng_state_0.pth", "rng_state_1.pth"} == {
+        path.name for path in (one / "full" / "checkpoint-2").iterdir()
+    } - {"rng_state.pth"}
+    assert shared["lean-cut"] == shared["lean"], "stopped after a step and gone on, bit by bit"
+
+
+@pytest.mark.system
+@pytest.mark.slow
+def test_any_number_of_processes_shares_a_policy_and_goes_on_with_that_of_any_other(tmp_path):
+    policy = write_policy(tmp_path / "policy")
+    one, two, four, back = (tmp_path / name for name in ("1", "2", "4", "back"))
+    names = "full,parts,adapters"
+    alone = run_trials(names, policy, one, 1)
+    for directory, count, others in ((two, 2, [one]), (four, 4, [one, two])):
+        shared = run_trials(f"lean,transformers,{names}", policy, directory, count, *others)
+        for name in names.split(","):
+            assert_same_steps(shared[name], alone[name])
+            for other in others:
+                assert_resumed(shared, name, other, alone)
+            assert_same_weights(directory / name / "checkpoint-4", one / name / "checkpoint-4")
+        for engine in ("lean", "transformers"):
+            assert shared[f"{engine}-cut"] == shared[engine]
+            means = [step["train/rewards/hits/mean"] for _, step in shared[engine][0]]
+            assert len(set(means)) > 1
+    last = run_trials(names, policy, back, 1, two, four)
+    for name in names.split(","):
+        for other in (two, four):
+            assert_resumed(last, name, other, alone)
