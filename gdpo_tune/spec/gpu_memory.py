@@ -77,7 +77,12 @@ class TrainerMemory:
 
 def read_layout(spec: SweepSpec) -> Layout:
     """Return the layout that a file asks for."""
-    return Layout(workers=spec.resources.workers, trials=spec.resources.trials_per_process)
+    resources = spec.resources
+    return Layout(
+        workers=resources.workers,
+        shards=resources.workers if resources.shards_policy else 1,
+        trials=resources.trials_per_process,
+    )
 
 
 def has_reference(spec: SweepSpec) -> bool:
