@@ -58,6 +58,8 @@ class TrainerMemory:
     """Gradient of the output head, and the logits of a tile."""
     activations: int
     """Hidden states that the backward pass of a micro-batch needs, with full-length completions."""
+    whole: int = 0
+    """Divided policy, where Transformers samples with all of it, or it is not trained at all."""
 
     @property
     def at_rest(self) -> int:
@@ -67,12 +69,13 @@ class TrainerMemory:
     @property
     def least(self) -> int:
         """Bytes without which no step can be computed, however short the completions are."""
-        return self.at_rest + self.gradients + self.rounded
+        return max(self.at_rest + self.gradients + self.rounded, self.whole)
 
     @property
     def total(self) -> int:
         """Bytes with full-length completions."""
-        return self.least + self.head + self.activations
+        step = self.at_rest + self.gradients + self.rounded + self.head + self.activations
+        return max(step, self.whole)
 
 
 def read_layout(spec: SweepSpec) -> Layout:
@@ -124,6 +127,10 @@ def measure_trainer(
     update = training.mini_batch_size or training.completions_per_step
     at_once = training.micro_batch_size or update // layout.workers
     reference = REFERENCE * numbers if has_reference(spec) else 0
+    whole = 0
+    if layout.shards > 1 and not uses_engine(spec):
+        sampling = (weights + reference) // layout.shards + width * numbers
+        whole = CONTEXT + max(sampling, (width if rank else TRAINED) * numbers)
     return TrainerMemory(
         weights=weights // layout.shards,
         gradients=(2 if plain else 1) * TRAINED * trained // layout.shards,
@@ -131,6 +138,7 @@ def measure_trainer(
         reference=reference // layout.shards,
         head=(0 if rank else 4 * size.vocabulary * size.width) + LOGITS,
         activations=at_once * get_longest(spec) * token,
+        whole=whole,
     )
 
 
@@ -141,7 +149,8 @@ def _measure_rounded(spec: SweepSpec, size: PolicySize, layout: Layout) -> int:
         return width * size.parameters if not rank and width < TRAINED else 0
     layer = (size.parameters - size.outer) // max(size.layers, 1)
     gathered = width * (size.outer + GATHERED * layer)
-    return gathered if rank else 2 * gathered  # with the gradients, until they are divided
+    # Gradients too, until they are divided, and once more in 32 bits while they are summed.
+    return gathered if rank else (2 * width + TRAINED) * gathered // width
 
 
 def measure_engine(spec: SweepSpec, size: PolicySize, layout: Layout | None = None) -> EngineMemory:

@@ -54,8 +54,20 @@ def test_shards_divide_what_lasts_and_a_step_gathers_layers(load):
     assert (whole.gradients, part.gradients) == (2 * 4 * NUMBERS, NUMBERS)
     assert (whole.reference, part.reference) == (4 * NUMBERS, NUMBERS)
     assert whole.rounded == 2 * NUMBERS
-    assert part.rounded == 2 * 2 * (EMBEDDING + 2 * LAYER)  # weights and gradients in bfloat16
+    # Weights and gradients in bfloat16, and the sums of gradients in 32 bits.
+    assert part.rounded == (2 + 2 + 4) * (EMBEDDING + 2 * LAYER)
+    assert part.whole == 0
     assert part.activations == whole.activations > 0
+
+
+def test_transformers_samples_with_all_of_a_divided_policy(load):
+    spec = load("rollout.engine=transformers", "training.micro_batch_size=1")
+    two, many = (measure_trainer(spec, SIZE, Layout(count, count)) for count in (2, 64))
+    assert two.whole == GIB // 2 + 6 * NUMBERS + 2 * NUMBERS
+    assert many.whole == GIB // 2 + 4 * NUMBERS  # the untrained policy, in each process
+    large = measure_trainer(spec, find_known_size("Qwen/Qwen2.5-7B"), Layout(64, 64))
+    assert large.least == large.whole > large.at_rest + large.gradients + large.rounded
+    assert measure_trainer(spec, SIZE, Layout(2, 1)).whole == 0
 
 
 def test_shards_of_adapters_gather_the_frozen_weights_alone(load):
