@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import os
-import platform
 import shutil
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import psutil
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import ClusterLostError, StoreError, StoreUnreachableError
@@ -34,6 +28,7 @@ from gdpo_tune.ledger.sweep_store import SweepStore, check_writable
 from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler, collect_variables
 from gdpo_tune.spec.model import SPEC
 from gdpo_tune.tuning.kept_checkpoints import delete_unkept_checkpoints
+from gdpo_tune.tuning.provenance import describe_machine
 from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.ray.joining import LOST
 from gdpo_tune.tuning.ray.nodes import count_slots
@@ -49,10 +44,9 @@ if TYPE_CHECKING:
     from gdpo_tune.tuning.search.searcher import LedgerSearcher
 
 TRAIN = "gdpo_tune.training:train"
+PACK = "gdpo_tune.training.packs:Pack"
 RAY = "ray"
 """In the sweep's directory: working directory of Ray; deleted at the end."""
-PACKAGES = ("gdpo-tune", "torch", "transformers", "trl", "vllm", "ray", "optuna", "numpy")
-"""Packages whose versions a session records."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +65,7 @@ class SweepResult:
 
 
 def run_sweep(
-    spec: SweepSpec, *, fresh: bool = False, listeners: Sequence[Listener] = (), train: str = TRAIN
+    spec: SweepSpec, *, fresh: bool = False, listeners: Sequence[Listener] = (), train: str = ""
 ) -> SweepResult:
     """Run, resume or extend a sweep until nothing is left to do.
 
@@ -81,7 +75,8 @@ def run_sweep(
         spec: what to search, and where it is kept.
         fresh: move an earlier sweep of this name aside and begin anew.
         listeners: called with every event, in the thread of this call; they must return quickly.
-        train: `module:function` that trains one trial.
+        train: `module:function` that trains one trial; `module:class`, as `training.packs.Pack`, if
+            trials share a process. Default: those of `training`.
 
     Raises:
         ResourcesError: a trial does not fit on this machine or cluster.
@@ -158,17 +153,30 @@ def _run_tuner(
     """Run Ray Tune until the searcher has nothing left; return whether it was interrupted."""
     from gdpo_tune.tuning.ray.failures import Attempts
     from gdpo_tune.tuning.ray.messages import Setup
+    from gdpo_tune.tuning.ray.places import PackHosts
     from gdpo_tune.tuning.ray.reporter import choose_interval
     from gdpo_tune.tuning.ray.stopping import ClusterLostInterrupt, Interruption
     from gdpo_tune.tuning.search.searcher import LedgerSearcher
 
     spec_file, address = ledger.directory / SPEC, ledger.spec.address
-    worker, interval = ledger.spec.resources, choose_interval(slots)
-    setup = Setup(train, spec_file, address, worker.workers, worker.cpus, worker.gpus, interval)
+    worker, together = ledger.spec.resources, ledger.spec.resources.trials_per_process
+    setup = Setup(
+        train or (PACK if together > 1 else TRAIN),
+        spec_file,
+        address,
+        worker.workers,
+        worker.cpus,
+        worker.gpus,
+        together,
+        choose_interval(slots),
+    )
+    hosts = PackHosts(setup)
     info = registry.SCHEDULERS[ledger.spec.search.scheduler.type]
     scheduler = registry.load(info.target)(ledger)
-    searcher = LedgerSearcher(ledger, setup, slots, emit, scheduler)
-    interruption = Interruption(searcher.stop_flag, ray_cluster.is_alive, searcher.apply_requests)
+    searcher = LedgerSearcher(ledger, setup, slots, emit, scheduler, hosts.grow)
+    interruption = Interruption(
+        searcher.stop_flag, ray_cluster.is_alive, searcher.apply_requests, together
+    )
     attempts = Attempts(searcher, ray_cluster.nodes, ray_cluster.remember)
 
     def stop() -> None:
@@ -181,11 +189,14 @@ def _run_tuner(
             silence_optuna(),
             explain_full_disk(ledger.directory, "the sweep"),
         ):
+            hosts.grow(slots)
             build_tuner(ledger, slots, searcher, scheduler, interruption, attempts).fit()
     except KeyboardInterrupt:
         interruption.request()
     except ClusterLostInterrupt:
         raise ClusterLostError(LOST) from None
+    else:
+        hosts.close()
     finally:
         searcher.close()
         # the next start clears it too
@@ -210,6 +221,7 @@ def build_tuner(
 
     from gdpo_tune.tuning.ray.failures import FOR_EVER
     from gdpo_tune.tuning.ray.messages import unpack_attempt
+    from gdpo_tune.tuning.ray.pack_proxy import run_packed_trial
     from gdpo_tune.tuning.ray.trainable import run_trial
 
     def name_trial(trial: Any) -> str:
@@ -218,14 +230,16 @@ def build_tuner(
     # By default Ray starts one process after the other, which takes seconds for each slot.
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(slots)
     # vLLM engines stack in one process, so a trial that may have one gets a fresh process.
-    may_have_engine = ledger.spec.resources.gpus > 0 or ledger.spec.rollout.engine == "vllm"
+    resources = ledger.spec.resources
+    may_have_engine = resources.gpus > 0 or ledger.spec.rollout.engine == "vllm"
+    shares = resources.trials_per_process > 1
     return Tuner(
-        with_resources(run_trial, build_resources(ledger.spec)),
+        with_resources(run_packed_trial if shares else run_trial, build_resources(ledger.spec)),
         tune_config=TuneConfig(
             search_alg=searcher,
             scheduler=scheduler,
             num_samples=-1,
-            reuse_actors=not may_have_engine,
+            reuse_actors=shares or not may_have_engine,
             trial_name_creator=name_trial,
             trial_dirname_creator=name_trial,
         ),
@@ -244,11 +258,12 @@ def build_resources(spec: SweepSpec) -> Any:
     """Return what Ray sets aside for the process that it starts for a trial."""
     from ray.tune import PlacementGroupFactory
 
-    if spec.resources.workers == 1:
+    resources = spec.resources
+    if resources.workers == resources.trials_per_process == 1:
         return {"cpu": spec.resources.cpus, "gpu": spec.resources.gpus}
     # This process only waits for others, and must not hold a CPU that they need. So it takes a tiny
     # share of a resource that every cluster has and nothing else uses.
-    return PlacementGroupFactory([{"node:__internal_head__": 0.001}])
+    return PlacementGroupFactory([{"node:__internal_head__": 0.0001}])
 
 
 def fetch_files(ledger: Ledger) -> None:
@@ -263,37 +278,3 @@ def find_ending(ledger: Ledger) -> str:
     hours = ledger.compute_hours(time.time())
     added = ledger.steering.list_waiting(records)
     return explain_end(spec, records, hours) if is_finished(spec, records, hours, added) else ""
-
-
-def describe_machine() -> dict[str, Any]:
-    """Return as JSON: `git`, `packages`, `python`, `machine`, `cpus`, `memory_bytes`."""
-    packages: dict[str, str] = {}
-    for name in PACKAGES:
-        with suppress(PackageNotFoundError):
-            packages[name] = version(name)
-    return {
-        "git": read_git_revision(),
-        "packages": packages,
-        "python": platform.python_version(),
-        "machine": platform.platform(),
-        "cpus": os.cpu_count(),
-        "memory_bytes": psutil.virtual_memory().total,
-    }
-
-
-def read_git_revision() -> str:
-    """Return the commit of this package's source, `+` if changed; empty outside of a checkout."""
-    source = Path(__file__).resolve().parents[2]
-    if not (source / ".git").exists():
-        return ""
-    try:
-        described = subprocess.run(
-            ["git", "-C", str(source), "describe", "--always", "--abbrev=40", "--dirty=+"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return described.stdout.strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,20 +20,14 @@ from gdpo_tune.core.events import IncidentOccurred
 from gdpo_tune.core.incidents import Incident
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.tuning.ray import failures, workers
-from gdpo_tune.tuning.ray.failures import (
-    FOR_EVER,
-    LOSSES,
-    RETRIES,
-    Attempts,
-    TrialHistory,
-    classify_error,
-)
+from gdpo_tune.tuning.ray.failures import FOR_EVER, Attempts, classify_error
 from gdpo_tune.tuning.ray.messages import (
     NODE_DIED,
     AttemptError,
     Failed,
     Fatal,
     TrialNotice,
+    TrialPlaced,
     TrialUpdate,
     pack,
     unpack_attempt,
@@ -40,6 +35,7 @@ from gdpo_tune.tuning.ray.messages import (
 )
 from gdpo_tune.tuning.ray.nodes import ClusterNode, Nodes
 from gdpo_tune.tuning.ray.trainable import run_trial
+from gdpo_tune.tuning.ray.trial_history import DEATHS, LOSSES, RETRIES, TrialHistory
 from tests.support.search_driver import Driver
 from tests.support.tuning import build_attempt, build_measurement, load_code_spec
 
@@ -376,6 +372,95 @@ def test_a_change_of_process_uses_up_no_attempt(sweep: NodeSweep):
         sweep.start(trial, "a")
     assert sweep.get_reason_to_give_up(trial) is None
     assert sweep.list_incidents() == []
+
+
+HOST_DIED = wrap_task_error(AttemptError("host", "the process that it shared died"))
+
+
+class SharedSweep(NodeSweep):
+    """Two nodes with a process each, which two trials share."""
+
+    def start(self, trial: RayTrial, actor: str, host: str = "") -> None:
+        attempt = unpack_attempt(trial.config)
+        trial.config = pack(replace(attempt, setup=replace(attempt.setup, pack=2)))
+        super().start(trial, "head")  # the trial's own process trains nothing
+        placed = TrialPlaced(host or f"host on {actor}", actor)
+        self.attempts.on_trial_result(0, [], trial, pack(placed))
+
+    def report(self, trial: RayTrial, step: int) -> None:
+        self.attempts.on_trial_result(0, [], trial, pack(TrialUpdate(build_measurement(step))))
+
+    def is_alone(self, trial: RayTrial) -> bool:
+        return unpack_attempt(trial.config).alone
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with Ledger.open(load_code_spec(tmp_path, ["search.scheduler={type: fifo}"])) as ledger:
+        ledger.begin_session(0.0, 4, {})
+        yield SharedSweep(ledger, monkeypatch)
+
+
+def test_the_death_of_a_shared_process_is_reported_once_and_blames_no_trial(shared: SharedSweep):
+    for turn in range(RETRIES + 2):
+        for trial in shared.trials[:2]:
+            shared.report(trial, 50 * turn + 1)
+        for trial in shared.trials[:2]:
+            shared.fail(trial, HOST_DIED)
+        for trial in shared.trials[:2]:
+            shared.start(trial, "a", f"host {turn}")
+    assert shared.list_incidents() == [
+        "trial 0, 1 is tried again: the process that it shared died"
+    ] * (RETRIES + 2)
+    for trial in shared.trials[:2]:
+        assert shared.get_reason_to_give_up(trial) is None
+        assert not shared.is_alone(trial), "there was progress between the deaths"
+
+
+def test_trials_whose_shared_processes_die_without_progress_are_tried_alone(shared: SharedSweep):
+    first, second = shared.trials[:2]
+    for turn in range(DEATHS):
+        assert not shared.is_alone(first)
+        for trial in (first, second):
+            shared.report(trial, 1)
+            shared.fail(trial, HOST_DIED)
+        for trial in (first, second):
+            shared.start(trial, "a", f"host {turn}")
+    assert shared.is_alone(first)
+    assert shared.is_alone(second)
+    shared.start(second, "b")
+    for turn in range(RETRIES + 1):
+        assert shared.get_reason_to_give_up(first) is None
+        shared.start(first, "a", f"alone {turn}")
+        shared.fail(first, HOST_DIED)
+    assert "died" in str(shared.get_reason_to_give_up(first))
+    assert shared.get_reason_to_give_up(second) is None
+
+
+def test_a_trial_that_was_alone_in_its_process_is_blamed_for_its_death(shared: SharedSweep):
+    trial = shared.trials[0]
+    for turn in range(RETRIES + 1):
+        shared.start(trial, "a", f"host {turn}")
+        shared.fail(trial, HOST_DIED)
+    assert "died" in str(shared.get_reason_to_give_up(trial))
+
+
+def test_a_shared_process_that_died_with_its_node_is_a_lost_node(shared: SharedSweep):
+    first, second = shared.trials[2:]
+    shared.fail(first, HOST_DIED)
+    shared.start(first, "a")
+    shared.table.alive["b"] = False
+    shared.nodes.refresh()
+    shared.fail(second, HOST_DIED)
+    shared.start(second, "a")
+    assert shared.list_incidents() == [
+        "trial 2, 3 is tried again: the process that it shared died",
+        "node h (b) was lost, with trials 2, 3",
+        "trial 3 resumes on node h (a)",
+    ]
+    for trial in (first, second):
+        shared.fail(trial, HOST_DIED)
+        assert not shared.is_alone(trial)
 
 
 def test_the_number_of_running_trials_follows_the_slots_of_the_nodes(sweep: NodeSweep):

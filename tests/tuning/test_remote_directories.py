@@ -162,15 +162,15 @@ def test_a_process_deletes_the_directories_of_ended_processes(
     monkeypatch.setenv(CACHE, str(tmp_path))
     attempts = tmp_path / "attempts"
     names = {
-        "gone": f"{socket.gethostname()}_{2**22 + 1}_5.00",
-        "elsewhere": f"another-host_{os.getpid()}_5.00",
-        "below": f"{socket.gethostname()}_1_{_read_creation_time(1):.2f}",
+        "gone": f"{socket.gethostname()}_{2**22 + 1}_5.00_3",
+        "elsewhere": f"another-host_{os.getpid()}_5.00_3",
+        "below": f"{socket.gethostname()}_1_{_read_creation_time(1):.2f}_3",
     }
     for name in names.values():
         (attempts / name).mkdir(parents=True)
-    own = make_attempt_directory()
+    own = make_attempt_directory("3")
     (own / "left").touch()
-    assert make_attempt_directory() == own
+    assert make_attempt_directory("3") == own
     assert list(own.iterdir()) == []
     left = {path.name for path in attempts.iterdir()}
     assert left == {own.name, names["elsewhere"], names["below"]}

@@ -23,13 +23,20 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.ray import failures
 from gdpo_tune.tuning.ray.failures import Attempts, describe_error
-from gdpo_tune.tuning.ray.messages import unpack_attempt
+from gdpo_tune.tuning.ray.messages import pack, unpack_attempt
 from gdpo_tune.tuning.ray.nodes import Nodes
 from gdpo_tune.tuning.runner import run_sweep
 from gdpo_tune.tuning.search.plan import count_planned, derive_seed, is_finished
 from gdpo_tune.tuning.search.searcher import LedgerSearcher
 from tests.support.search_driver import Driver
-from tests.support.tuning import build_measurement, build_outcome, build_trade_off, load_code_spec
+from tests.support.tuning import (
+    build_attempt,
+    build_measurement,
+    build_outcome,
+    build_trade_off,
+    build_trial_config,
+    load_code_spec,
+)
 
 QUICK = ["search.sampler=random", "search.trials=4"]
 
@@ -231,14 +238,17 @@ def build_ray_trial(config: dict[str, Any], actor: object) -> Any:
     return trial
 
 
-def test_processes_are_recorded_when_ray_starts_one(monkeypatch: pytest.MonkeyPatch):
+def test_processes_are_recorded_when_ray_starts_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(Trial, "local_path", None)
     looked: list[str] = []
     nodes, searcher = Nodes(list), cast("LedgerSearcher", None)
     monkeypatch.setattr(failures, "find_node", lambda actor: "node")
     callback = Attempts(searcher, nodes, lambda: looked.append("again"))
+    config = pack(build_attempt(build_trial_config(tmp_path)))
     for actor in ("Actor(a)", "Actor(a)", "Actor(b)", "Actor(a)"):
-        callback.on_trial_start(0, [], build_ray_trial({}, actor))
+        callback.on_trial_start(0, [], build_ray_trial(config, actor))
     assert looked == ["again"] * 2
 
 

@@ -260,7 +260,7 @@ def test_a_process_that_waits_for_workers_takes_no_cpu(tmp_path: Path):
     alone = runner.build_resources(load_code_spec(tmp_path))
     assert alone == {"cpu": 1.0, "gpu": 0.0}
     group = runner.build_resources(load_code_spec(tmp_path, ["resources.workers=2"]))
-    assert group.required_resources == {"node:__internal_head__": 0.001}
+    assert group.required_resources == {"node:__internal_head__": 0.0001}
 
 
 class LostProcess(Exception):
@@ -316,5 +316,5 @@ def test_a_trial_of_one_process_gets_no_rendezvous_of_a_launcher(tmp_path, monke
         monkeypatch.setenv(name, "2")
     monkeypatch.setattr(trainable.registry, "load", lambda _: look)
     attempt = build_attempt(build_trial_config(tmp_path))
-    assert trainable.train_from_checkpoint(attempt, Reporter(attempt)) == Interrupted()
+    assert trainable.run_attempt(attempt) == Interrupted()
     assert seen == dict.fromkeys(RENDEZVOUS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,65 +23,20 @@ from gdpo_tune.tuning.ray.messages import (
     NODE_DIED,
     AttemptError,
     Cause,
+    TrialPlaced,
     TrialUpdate,
     pack,
     unpack_attempt,
     unpack_message,
 )
 from gdpo_tune.tuning.ray.nodes import ClusterNode, Nodes, find_node
+from gdpo_tune.tuning.ray.trial_history import DEATHS, LOSSES, TrialHistory
 from gdpo_tune.tuning.search.searcher import LedgerSearcher
 
-RETRIES = 2
-"""Further attempts after failures of a trial's own, each from its newest checkpoint."""
-LOSSES = 5
-"""Nodes that a trial may lose in a row without a result in between: it might be their killer. The
-same number of times it may find its GPU crowded."""
-EXCUSE_SECONDS = 60.0
-"""Seconds after the death of a process within which the death of its node explains it."""
 FOR_EVER = -1
 """How often Ray may start a trial again: we decide that."""
 LOST_AGAIN = "its node was lost again and again, each time before it had a result"
 """Reason for giving up a trial that may itself kill its nodes."""
-
-
-@dataclass
-class TrialHistory:
-    """Failed attempts at one trial that has not ended, and where it runs."""
-
-    failed: int = 0
-    """Attempts that failed by themselves."""
-    lost: int = 0
-    """Nodes lost, stores out of reach and GPUs crowded in a row, without a result in between."""
-    node: str = ""
-    """Node on which it runs; empty between two attempts."""
-    moving: bool = False
-    """True if it has lost its node and has no other yet."""
-    cut_from: str = ""
-    """Node to whose process the connection was lost: the node may be lost, too."""
-    died_on: str = ""
-    """Node on which its process died last; the node may turn out to have died with it."""
-    died_at: float = 0.0
-    given_up: Any = None
-    """Ray's trial, if it is given up and has not ended yet."""
-
-    def count(self, cause: Cause, node: str, now: float) -> bool:
-        """Count the end of an attempt on a node; return whether there may be another attempt."""
-        if cause in ("lost", "store", "crowded"):
-            self.lost += 1
-            return self.lost <= LOSSES
-        if cause == "died":
-            self.died_on, self.died_at = node, now
-        self.failed += 1
-        return self.failed <= RETRIES
-
-    def reclassify_as_node_loss(self, node: str, now: float) -> bool:
-        """Return whether a dead process was on this node, which has died too; count it as lost."""
-        excused = self.died_on == node and now - self.died_at <= EXCUSE_SECONDS
-        if excused:
-            self.failed -= 1
-            self.lost += 1
-            self.died_on = ""
-        return excused
 
 
 class Attempts(Callback):
@@ -102,6 +57,8 @@ class Attempts(Callback):
         """Name of each actor so far -> its node. A handle would keep an actor alive."""
         self._histories: defaultdict[str, TrialHistory] = defaultdict(TrialHistory)
         """By Ray's id of a trial."""
+        self._dead_hosts: dict[str, list[str]] = {}
+        """Shared process that died -> Ray's ids of its trials."""
         nodes.on_change = self.on_nodes_changed
 
     def __getstate__(self) -> dict[str, Any]:
@@ -114,19 +71,31 @@ class Attempts(Callback):
         if repr(actor) not in self._actors:
             self._actors[repr(actor)] = find_node(actor)
             self._on_process()
-        history = self._histories[trial.trial_id]
-        history.node, history.given_up = self._actors[repr(actor)], None
+        self._histories[trial.trial_id].given_up = None
+        if unpack_attempt(trial.config).setup.pack == 1:  # otherwise see `TrialPlaced`
+            self._note_node(trial.trial_id, self._actors[repr(actor)])
+
+    def _note_node(self, name: str, node: str) -> None:
+        """Note the node on which a trial has begun."""
+        history = self._histories[name]
+        history.node = node
         if history.moving:
             history.moving = False
-            node = self._nodes.describe(history.node)
-            self._searcher.record_incident(f"resumes on node {node}", [trial.trial_id])
+            where = self._nodes.describe(node)
+            self._searcher.record_incident(f"resumes on node {where}", [name])
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any
     ) -> None:
-        """Take note of a measurement; a notice about waiting is no progress."""
-        if isinstance(unpack_message(result), TrialUpdate):
-            self._histories[trial.trial_id].lost = 0
+        """Take note of a measurement or a place; a notice about waiting is no progress."""
+        message, history = unpack_message(result), self._histories[trial.trial_id]
+        if isinstance(message, TrialPlaced):
+            history.host = message.host
+            self._note_node(trial.trial_id, message.node)
+            self._on_process()
+        elif isinstance(message, TrialUpdate):
+            every = unpack_attempt(trial.config).trial.training.checkpoint_every
+            history.note_step(message.measurement.step, every)
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Count an attempt that has failed, before Ray tries again."""
@@ -134,7 +103,9 @@ class Attempts(Callback):
         history = self._histories[name]
         node, reason = history.node, describe_error(error)
         cause = self._find_cause(error, node)
-        history.node = ""
+        if cause == "host":
+            cause = self._find_cause_of_death(trial)
+        history.node = history.host = ""
         if cause in ("changed", "directory"):
             if cause == "directory":
                 self._searcher.record_incident(reason, [name])
@@ -152,8 +123,11 @@ class Attempts(Callback):
             )
         else:
             write_error(unpack_attempt(trial.config).trial, error)
-            if again:
+            if again and cause != "host":
                 self._searcher.record_incident(f"{IS_TRIED_AGAIN}: {reason}", [name])
+        if history.host_deaths >= DEATHS:
+            attempt = unpack_attempt(trial.config)
+            trial.config.update(pack(replace(attempt, alone=True)))
         if not again:
             set_given_up(trial, describe_end(cause, reason, error))
             history.given_up = trial
@@ -199,13 +173,28 @@ class Attempts(Callback):
             self._searcher.record_incident(f"node {node} has joined", [])
         self._searcher.resize(self._nodes.list_alive())
 
+    def _find_cause_of_death(self, trial: Any) -> Cause:
+        """Return whether a shared process died with one trial or several; report it once."""
+        host = self._histories[trial.trial_id].host
+        together = [name for name, history in self._histories.items() if history.host == host]
+        is_first = host not in self._dead_hosts
+        together = self._dead_hosts.setdefault(host, together)
+        if len(together) == 1:
+            return "died"
+        if is_first:
+            text = f"{IS_TRIED_AGAIN}: {describe_error(read_error(trial))}"
+            self._searcher.record_incident(text, together)
+        return "host"
+
     def _find_cause(self, error: BaseException | None, node: str) -> Cause:
         """Return why an attempt ended; mark its node as lost if that was the reason."""
         self._nodes.refresh()
         node_died = isinstance(error, RayActorError) and NODE_DIED in str(error)
         if node_died and self._nodes.is_alive(node):
             self._nodes.mark_lost(node)
-        return classify_error(error, node_lost=bool(node) and not self._nodes.is_alive(node))
+        node_lost = bool(node) and not self._nodes.is_alive(node)
+        cause = classify_error(error, node_lost=node_lost)
+        return "lost" if cause == "host" and node_lost else cause
 
 
 def describe_end(cause: Cause, reason: str, error: BaseException | None) -> str | Exception:

@@ -18,10 +18,10 @@ from gdpo_tune.core.trials import Measurement, Outcome
 KEY = "gdpo_tune"
 NODE_DIED = "its node has died"
 """In the message of Ray's error, which has no type of its own, for a process lost that way."""
-Cause = Literal["changed", "lost", "directory", "store", "crowded", "died", "own"]
+Cause = Literal["changed", "lost", "directory", "store", "crowded", "host", "died", "own"]
 """Why an attempt ended: it needed another process; it lost its node; the sweep's directory was
-away; its node did not reach the store; others held the memory of its GPU; its process died for an
-unknown reason; it raised an error."""
+away; its node did not reach the store; others held the memory of its GPU; the process that it
+shared with other trials died; its own process died for an unknown reason; it raised an error."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Setup:
     """Settings that all trials of a run share."""
 
     train: str
-    """`module:function`, `gdpo_tune.training:train` except in tests."""
+    """`module:function`, `gdpo_tune.training:train` except in tests; where trials share processes,
+    `module:class` of `gdpo_tune.training.packs:Pack`."""
     spec_file: Path
     """In the sweep's directory, which every node sees unless `address` is set."""
     address: str = ""
@@ -39,6 +40,8 @@ class Setup:
     cpus: float = 1.0
     gpus: float = 0.0
     """CPU cores and GPUs of each process."""
+    pack: int = 1
+    """Trials that share a process."""
     interval: float = 0.0
     """Least seconds between two results of a trial on which nothing is decided."""
 
@@ -55,6 +58,21 @@ class AttemptConfig:
     """Distinguishes the trial from another one that had its number."""
     given_up: str | Exception | None = None
     """Why it is not tried again; an error if every other trial would meet it."""
+    alone: bool = False
+    """True if no other trial may be in its process: it may have killed earlier ones."""
+
+    @property
+    def number(self) -> int:
+        """Number of the trial."""
+        return int(self.trial.directory.name)
+
+    @property
+    def refusal(self) -> Failed | Fatal | None:
+        """Result of an attempt that is given up before it begins; None of any other."""
+        why = self.given_up
+        if why is None:
+            return None
+        return Failed(why) if isinstance(why, str) else Fatal(why)
 
     def __deepcopy__(self, memo: object) -> AttemptConfig:
         """Return itself, since nothing in it ever changes: Ray copies the config of every trial."""
@@ -79,6 +97,16 @@ class TrialNotice:
     """A line for a person about what a running trial waits for."""
 
     text: str
+
+
+@dataclass(frozen=True)
+class TrialPlaced:
+    """The trial has begun in a process that it may share with others."""
+
+    host: str
+    """Name of that process; another one after a restart."""
+    node: str
+    """Id of its node."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +136,7 @@ class Interrupted:
 
 
 TrialResult = Finished | Failed | Fatal | Interrupted
-TrialMessage = TrialUpdate | TrialNotice | TrialResult
+TrialMessage = TrialUpdate | TrialNotice | TrialPlaced | TrialResult
 
 
 def pack(content: AttemptConfig | TrialMessage) -> dict[str, Any]:

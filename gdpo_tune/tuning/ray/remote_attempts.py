@@ -1,6 +1,6 @@
 """Attempts at trials whose directories are on an object store.
 
-A trial trains in a directory of its process alone, which begins empty and is deleted afterwards. So
+A trial trains in a directory of its attempt alone, which begins empty and is deleted afterwards. So
 it never resumes from files that an earlier attempt, or another sweep, left on a node.
 """
 
@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 import psutil
-from ray import tune
 
 from gdpo_tune.core.checkpoint_names import (
     MARKER,
@@ -47,23 +46,26 @@ KEPT = 2
 
 
 def run_remote_attempt(
-    attempt: AttemptConfig, train: Callable[[AttemptConfig, Reporter], TrialResult]
+    attempt: AttemptConfig,
+    build_reporter: Callable[[], Reporter],
+    train: Callable[[AttemptConfig, Reporter], TrialResult],
 ) -> TrialResult:
     """Train a trial, with `train`, in a copy of its directory; see `trainable.run_attempt`."""
-
-    def send_notice(text: str) -> None:
-        tune.report(pack(TrialNotice(text)))
-
-    trial, directory = attempt.trial, make_attempt_directory()
+    trial, directory = attempt.trial, make_attempt_directory(attempt.trial.directory.name)
     local = replace(trial, directory=directory / "trials" / trial.directory.name)
     try:
+        reporter = build_reporter()
+
+        def send_notice(text: str) -> None:
+            reporter.send(pack(TrialNotice(text)))
+
         address = join_address(attempt.setup.address, "trials", trial.directory.name)
         files = StoreDirectory(address, say=send_notice)
         download_trial(files, local.directory, attempt.begun)
         local = replace(local, parts=download_parts(attempt, directory, send_notice))
-        upload = partial(upload_trial, files, local.directory, local.keep_at)
+        upload = reporter.upload = partial(upload_trial, files, local.directory, local.keep_at)
         try:
-            result = train(replace(attempt, trial=local), Reporter(attempt, upload))
+            result = train(replace(attempt, trial=local), reporter)
         except Exception as error:
             if not isinstance(error, StoreUnreachableError):
                 upload()  # its measurements explain the error
@@ -81,12 +83,16 @@ def run_remote_attempt(
     return result
 
 
-def make_attempt_directory() -> Path:
-    """Return an empty directory for this process; delete those of processes that have ended."""
+def make_attempt_directory(trial: str) -> Path:
+    """Return an empty directory for a trial of this process, which may have several at once.
+
+    Delete those of processes that have ended.
+    """
     process, host = psutil.Process(), socket.gethostname()
-    own = find_cache_directory() / "attempts" / f"{host}_{process.pid}_{process.create_time():.2f}"
-    for path in own.parent.glob(f"{host}_*_*"):
-        pid, created = path.name.removeprefix(f"{host}_").split("_")
+    name = f"{host}_{process.pid}_{process.create_time():.2f}_{trial}"
+    own = find_cache_directory() / "attempts" / name
+    for path in own.parent.glob(f"{host}_*_*_*"):
+        pid, created, _ = path.name.removeprefix(f"{host}_").split("_")
         if path == own or not is_running(int(pid), float(created)):
             shutil.rmtree(path, ignore_errors=True)
     own.mkdir(parents=True)

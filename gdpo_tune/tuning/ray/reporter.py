@@ -51,14 +51,15 @@ class Reporter:
     about a rung arrives here before the next step; several processes get it a step later.
     """
 
-    def __init__(self, attempt: AttemptConfig, upload: Callable[[], None] | None = None) -> None:
+    def __init__(self, attempt: AttemptConfig) -> None:
         trial, self._setup = attempt.trial, attempt.setup
         self.stopped = False
         """True if it has ended the trial."""
-        self._number = int(trial.directory.name)
+        self.upload: Callable[[], None] | None = None
+        """Called with each new checkpoint, before the driver hears of it."""
+        self._number = attempt.number
         self._last = trial.training.steps
         self._ends_at = attempt.ends_at
-        self._upload = upload
         self._stop_flag = open_stop_flag(self._setup.spec_file.parent, self._setup.address)
         self._sent = float("-inf")
         self._held: list[Measurement] = []
@@ -74,8 +75,8 @@ class Reporter:
         """
         if not has_directory(self._setup):
             raise AttemptError("directory", f"{self._setup.spec_file.parent} is away")
-        if checkpoint is not None and self._upload is not None:
-            self._upload()  # the driver hears of a checkpoint once the store has it
+        if checkpoint is not None and self.upload is not None:
+            self.upload()
         stop, due = self.decide(measurement)
         if not due:
             self.store_pending(measurement)

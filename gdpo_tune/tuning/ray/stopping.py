@@ -129,8 +129,14 @@ class Interruption(Stopper):
         stop_flag: StopFlag,
         is_cluster_alive: Callable[[], bool],
         poll: Callable[[], None] = lambda: None,
+        trials_per_process: int = 1,
     ) -> None:
-        """Take the flag of the trials; `poll` is called as often as Ray asks for an end."""
+        """Take the flag of the trials; `poll` is called as often as Ray asks for an end.
+
+        Trials that share a process compute one after another, so that each needs as many times as
+        long for its next report.
+        """
+        self._grace = GRACE * trials_per_process
         self.requested = False
         self._poll = poll
         self._stop_flag = stop_flag
@@ -159,6 +165,6 @@ class Interruption(Stopper):
             raise ClusterLostInterrupt
         self._poll()
         if self.requested and self._deadline == float("inf"):
-            self._deadline = time.monotonic() + GRACE
+            self._deadline = time.monotonic() + self._grace
             self._stop_flag.request()
         return time.monotonic() > self._deadline

@@ -5,8 +5,9 @@ Actors are reused, so torch, TRL and the policy stay warm, until their memory pa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import psutil
@@ -25,6 +26,8 @@ from gdpo_tune.core.files import build_disk_full_error, is_disk_full
 from gdpo_tune.core.outages import PATIENCE, build_retrying
 from gdpo_tune.core.rendezvous import clear_rendezvous
 from gdpo_tune.core.system import read_machine_memory
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trials import Outcome
 from gdpo_tune.training.checkpoints import find_checkpoint
 from gdpo_tune.tuning.ray.messages import (
     AttemptConfig,
@@ -55,11 +58,22 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
         AttemptError: start again; the directory was away, and is back. See also `run_attempt`.
     """
     read_shared_variables()
-    attempt, cause = unpack_attempt(config), None
+    attempt = unpack_attempt(config)
+    return pack(guard_directory(attempt, lambda: run_attempt(attempt)))
+
+
+def guard_directory(attempt: AttemptConfig, run: Callable[[], TrialResult]) -> TrialResult:
+    """Return the result of an attempt, unless the sweep's directory was away meanwhile.
+
+    Raises:
+        AttemptError: start again; the directory was away, and is back.
+        Exception: from `run`.
+    """
+    cause = None
     try:
-        result = run_attempt(attempt)
+        result = run()
         if has_directory(attempt.setup):
-            return pack(result)
+            return result
     except Exception as error:
         if has_directory(attempt.setup):
             raise
@@ -67,7 +81,7 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
     try:
         waited = wait_for_directory(attempt.setup)
     except DirectoryLostError as error:
-        return pack(Fatal(error))
+        return Fatal(error)
     raise AttemptError("directory", waited) from cause
 
 
@@ -100,30 +114,48 @@ def run_attempt(attempt: AttemptConfig) -> TrialResult:
         Exception: anything unexpected; Ray starts the trial again, from its newest checkpoint.
     """
     global _trials_served
-    if attempt.given_up is not None:
-        why = attempt.given_up
-        return Failed(why) if isinstance(why, str) else Fatal(why)
+    if attempt.refusal is not None:
+        return attempt.refusal
     rss = psutil.Process().memory_info().rss
     if _trials_served and rss > compute_memory_limit(attempt.setup.cpus):
         raise AttemptError("changed", "the process has grown too large")
     _trials_served += 1
+
+    def train(trial: TrialConfig, **options: Any) -> Outcome:
+        return registry.load(attempt.setup.train)(trial, **options)
+
+    is_alone = attempt.setup.workers == 1
+    return train_where_stored(attempt, partial(Reporter, attempt), train if is_alone else None)
+
+
+def train_where_stored(
+    attempt: AttemptConfig,
+    build_reporter: Callable[[], Reporter],
+    train: Callable[..., Outcome] | None,
+) -> TrialResult:
+    """Train a trial in its directory, or in a copy of it where that is on an object store.
+
+    `train` is that of `gdpo_tune.training`; None: processes of the trial's own train it.
+    """
     if not attempt.setup.address:
-        return train_from_checkpoint(attempt, Reporter(attempt))
-    return run_remote_attempt(attempt, train_from_checkpoint)
+        return train_from_checkpoint(attempt, build_reporter(), train)
+    return run_remote_attempt(attempt, build_reporter, partial(train_from_checkpoint, train=train))
 
 
-def train_from_checkpoint(attempt: AttemptConfig, reporter: Reporter) -> TrialResult:
+def train_from_checkpoint(
+    attempt: AttemptConfig, reporter: Reporter, train: Callable[..., Outcome] | None
+) -> TrialResult:
     """Train a trial, from the newest checkpoint in its directory if any; see `run_attempt`."""
-    trial, setup = attempt.trial, attempt.setup
+    trial = attempt.trial
     checkpoints = find_checkpoint(trial.directory)
     try:
-        if setup.workers > 1:
+        if train is None:
             from gdpo_tune.tuning.ray.workers import train_in_group  # only now: Ray Train is large
 
             outcome = train_in_group(attempt, checkpoints.newest)
         else:
             clear_rendezvous()
-            outcome = registry.load(setup.train)(trial, resume=checkpoints.newest, report=reporter)
+            outcome = train(trial, resume=checkpoints.newest, report=reporter)
     except SystemExit:
         if not reporter.stopped:
             raise  # Ray ends the trial

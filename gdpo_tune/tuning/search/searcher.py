@@ -65,10 +65,11 @@ class LedgerSearcher(Searcher):
         slots: int,
         emit: Callable[[Event], None],
         scheduler: Scheduler,
+        on_resize: Callable[[int], None] = lambda slots: None,
     ) -> None:
         """Restore the state of the sweep from its ledger, which is open for writing.
 
-        `slots` is the number of trials that fit side by side.
+        `slots` is the number of trials that fit side by side; `on_resize` is called with a new one.
         """
         super().__init__()
         self.fatal: Exception | None = None
@@ -76,6 +77,7 @@ class LedgerSearcher(Searcher):
         self._ledger = ledger
         self._setup = setup
         self._slots = slots
+        self._on_resize = on_resize
         self._emit = emit
         self._numbers: dict[str, int] = {}
         """Ray's id -> number, for trials that have not ended."""
@@ -116,6 +118,7 @@ class LedgerSearcher(Searcher):
             reason = str(error).partition("\n")[0]
             self.record_incident(f"the sweep waits for nodes: {reason}", [])
         self._setup = replace(self._setup, interval=choose_interval(self._slots))
+        self._on_resize(self._slots)
 
     def record_incident(self, text: str, trials: Sequence[str]) -> None:
         """Record an incident of the sweep, or of trials by Ray's ids."""

@@ -1,0 +1,208 @@
+"""Whole sweeps on a real Ray whose trials share processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gdpo_tune.core.events import Event, IncidentOccurred, SearchStarted
+from gdpo_tune.core.steps import read_steps
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.results.steering import Steering
+from gdpo_tune.spec import SweepSpec, count_local_cpus, load_spec
+from gdpo_tune.training import train
+from gdpo_tune.tuning.ray.trial_history import RETRIES
+from gdpo_tune.tuning.runner import run_sweep
+from tests.support.fake_training import list_executions
+from tests.support.paths import ROOT
+from tests.support.tuning import ENDS_ONLY
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.integration,
+    # Ray leaves sockets and subprocess handles to the garbage collector
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+SPACE = ROOT / "search_spaces" / "code.yaml"
+TRAIN = "tests.support.fake_training:Pack"
+SHARED = ["resources.pack=3", "model.lora_rank=4"]
+SMALL = ["training.steps=4", "search.replicates.max_runs=1"]
+FIFO = "search={sampler: random, scheduler: {type: fifo}}"
+SWEEP = """
+import sys
+from gdpo_tune.spec import load_spec
+from gdpo_tune.tuning.runner import run_sweep
+space, *overrides = sys.argv[1:]
+result = run_sweep(load_spec(space, overrides, "sweep"), train="tests.support.fake_training:Pack")
+sys.exit(130 if result.interrupted else 0)
+"""
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the package and the fake training on the PYTHONPATH of the trials."""
+    directories = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, directories)))
+
+
+def load_small_spec(directory: Path, *overrides: str) -> SweepSpec:
+    return load_spec(SPACE, [f"storage={directory}", *SHARED, *SMALL, *overrides], "sweep")
+
+
+def write_faults(spec: SweepSpec, **by_trial: str) -> None:
+    spec.directory.mkdir(parents=True, exist_ok=True)
+    plan = {name.removeprefix("t"): fault for name, fault in by_trial.items()}
+    (spec.directory / "faults.json").write_text(json.dumps(plan))
+
+
+def test_trials_share_processes_and_a_fault_costs_its_own_trial_alone(tmp_path: Path):
+    spec = load_small_spec(tmp_path, *ENDS_ONLY, FIFO, "search.trials=7")
+    write_faults(spec, all="slow", t2="raise once", t3="nonfinite", t4="raise", t5="die once")
+    events: list[Event] = []
+    records = run_sweep(spec, listeners=[events.append], train=TRAIN).records
+    started = [event for event in events if isinstance(event, SearchStarted)]
+    assert [event.slots for event in started] == [3 * count_local_cpus()]
+    reasons = {r.number: r.reason for r in records if r.state == "failed"}
+    assert reasons == {3: "loss is nan at step 1", 4: "RuntimeError: broken at step 1"}
+    error = (spec.directory / "trials" / "4" / "error.txt").read_text()
+    assert "broken at step 1" in error
+    assert "fake_training.py" in error, "the traceback is that of the process that trains"
+    attempts = {
+        record.number: list_executions(spec.directory, str(record.number)) for record in records
+    }
+    assert [a["from"] for a in attempts[2]] == [0, 1]
+    assert [a["from"] for a in attempts[5]] == [0, 1]
+    assert len(attempts[4]) == 1 + RETRIES
+    # the process that died is replaced, and no other one is started for a trial
+    assert len({a["pid"] for each in attempts.values() for a in each}) <= count_local_cpus() + 1
+    died = [
+        e.incident for e in events if isinstance(e, IncidentOccurred) if "died" in str(e.incident)
+    ]
+    assert len(died) == 1
+    assert 5 in died[0].trials
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        "search={sampler: random, scheduler: {type: asha, variant: promote}, trials: 6}",
+        "search={scheduler: {type: pbt, interval: 0.5}, trials: 4}",
+    ],
+    ids=["asha with merges", "pbt"],
+)
+def test_schedulers_merges_and_replicates_decide_as_for_trials_of_their_own(
+    tmp_path: Path, search: str
+):
+    spec = load_small_spec(tmp_path, search, "training.steps=9")
+    records = run_sweep(spec, train=TRAIN).records
+    assert {record.state for record in records} <= {"complete", "pruned"}
+    roles = {record.role for record in records}
+    assert {"untrained", "published", "replicate"} < roles
+    if "asha" in search:
+        assert "merge" in roles
+        assert "pruned" in {record.state for record in records}
+    else:
+        members = [record for record in records if record.role == "member"]
+        assert {record.state for record in members} == {"complete"}
+        with Ledger.open(spec, read_only=True) as ledger:
+            assert any(generation.exploits for generation in ledger.get_generations())
+
+
+def test_real_trials_that_share_a_process_equal_trials_alone(tmp_path: Path):
+    tiny = (
+        "training={steps: 2, completions_per_step: 16, train_prompts: 32, validation_prompts: 4, "
+        "test_prompts: 4, evaluate_every: 2, checkpoint_every: 1}"
+    )
+    few = ["search.trials=2", "search.replicates.max_runs=0", "keep=all"]
+    spec = load_small_spec(tmp_path, tiny, *ENDS_ONLY, FIFO, *few)
+    records = run_sweep(spec).records
+    assert [record.state for record in records] == ["complete"] * 4
+    for record in records[1:]:
+        directory = tmp_path / "alone" / str(record.number)
+        config = spec.build_trial_config(record.params, record.seed, directory)
+        outcome = train(config, resume=None, report=lambda *_: None)
+        assert (outcome.validation, outcome.test) == (record.validation, record.test)
+        assert record.checkpoint is not None
+        assert list_metrics(record.checkpoint.parent) == list_metrics(directory)
+
+
+def list_metrics(directory: Path) -> list[dict[str, float]]:
+    """List the metrics of each step, without durations."""
+    return [
+        {name: value for name, value in step.metrics.items() if "seconds" not in name}
+        for step in read_steps(directory)
+    ]
+
+
+@contextmanager
+def start_sweep(spec: SweepSpec, *overrides: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the sweep in its own process."""
+    words = [str(SPACE), f"storage={spec.storage}", *SHARED, *SMALL, *overrides]
+    with subprocess.Popen([sys.executable, "-c", SWEEP, *words], start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def wait_for_condition(condition: Callable[[], object], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not become true in time"
+        time.sleep(0.05)
+
+
+def list_steps(spec: SweepSpec, number: int) -> list[int]:
+    """List the checkpoints that a trial has written so far, by step."""
+    log = spec.directory / "log.jsonl"
+    lines = log.read_text().splitlines() if log.exists() else []
+    entries = [json.loads(line) for line in lines]
+    return [e["checkpoint"] for e in entries if "checkpoint" in e and e["trial"] == str(number)]
+
+
+@pytest.mark.fault
+def test_a_killed_process_costs_its_trials_no_checkpoint_and_stops_free_places(tmp_path: Path):
+    overrides = [*ENDS_ONLY, FIFO, "search.trials=5", "training.steps=40"]
+    overrides += ["search.replicates.max_runs=0", f"resources.cpus={count_local_cpus()}"]
+    spec = load_small_spec(tmp_path, *overrides)
+    write_faults(spec, all="slow", t0="")
+    with start_sweep(spec, *overrides) as process:
+        wait_for_condition(lambda: min(len(list_steps(spec, number)) for number in (1, 2, 3)) > 2)
+        host = int(str(list_executions(spec.directory, "1")[0]["pid"]))
+        assert all(list_executions(spec.directory, str(n))[0]["pid"] == host for n in (2, 3))
+        psutil.Process(host).kill()
+        wait_for_condition(
+            lambda: all(len(list_executions(spec.directory, str(n))) == 2 for n in (1, 2, 3))
+        )
+        Steering(spec.directory).request("stop", {"trial": 2}, "anna")
+        wait_for_condition(lambda: list_executions(spec.directory, "4"))
+        for number in (1, 3):
+            assert len(list_executions(spec.directory, str(number))) == 2
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=120) == 130
+    for number in (1, 2, 3):
+        first, second = list_executions(spec.directory, str(number))
+        steps = list_steps(spec, number)
+        assert second["from"] in steps, "it resumed from a checkpoint"
+        assert steps.count(int(str(second["from"])) + 1) <= 2
+        assert first["pid"] != second["pid"]
+    write_faults(spec)
+    result = run_sweep(spec, train=TRAIN)
+    states = [record.state for record in result.records]
+    assert states == ["complete"] * 2 + ["pruned"] + ["complete"] * 4
+    for number in (1, 3):
+        assert list_executions(spec.directory, str(number))[-1]["from"] > 1
+        assert sorted(set(list_steps(spec, number))) == list(range(1, 41))
