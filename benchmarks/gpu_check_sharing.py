@@ -14,6 +14,8 @@ SHARES = {1.0: 2, 0.5: 2, 0.25: 4}
 """Share of a GPU -> trials that train on it."""
 PACKS = (1, 2, 4, 8)
 """Trials of LoRA in a process."""
+SMALL_PACK = 2
+"""Trials in a process on a CPU, where nothing is compared."""
 PACK_STEPS = 12
 """Steps of their trials: the start of an engine must not decide."""
 SECONDS = 300
@@ -44,14 +46,14 @@ def check_packs(context: Context) -> Iterator[Row]:
     alone = None
     for size in PACKS:
         check, trials = judgements.name_pack(size), max(size, 2)
-        if plan.small:
+        if plan.small and size != SMALL_PACK:
             yield skip(step, check, NO_GPU)
             continue
         file = build_sweep(plan, f"pack_{size}", 1.0, trials, RANK, PACK_STEPS, pack=size)
         if reason := find_refusal(file):
             yield skip(step, check, reason)
             continue
-        figures = run_sweep_command(file, step, context.processes, SECONDS, small=False)
+        figures = run_sweep_command(file, step, context.processes, SECONDS, small=plan.small)
         yield judgements.judge_pack(step, size, figures, alone)
         alone = alone or figures.trials_per_hour
 

@@ -37,6 +37,7 @@ def test_a_cpu_does_what_a_cpu_can_do(tmp_path: Path):
         ("step", "completions of ours and TRL"),
         ("sweep", "one process killed"),
         ("packing", "1/2 of the cores"),
+        ("packs", "2 trials in a process"),
     }
     assert held <= {check for check, result in results.items() if result == "held"}
     not_run = [("memory", "bound against peak"), ("packing", "1/4 of the GPU")]
