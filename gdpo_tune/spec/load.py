@@ -107,7 +107,7 @@ def _check(spec: SweepSpec, task: TaskInfo | None, problems: Problems, *, to_run
     parse_space.check_weights(space, problems)
     training_section.check_length_limit(training, problems)
     training_section.check_group_sizes(space, training, problems)
-    training_section.check_resources(resources, spec.rollout.engine, space, training, problems)
+    training_section.check_resources(resources, spec.rollout, space, training, problems)
     pack.check_pack(spec, problems)
     search_section.check_search(search, space, training.steps, resources.gpus, problems)
     storage_section.check_tracking(spec.tracking, problems)

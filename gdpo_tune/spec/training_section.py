@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 from pydantic import BeforeValidator
 
-from gdpo_tune.core.settings import Sharding, TrainingSettings
+from gdpo_tune.core.settings import RolloutSettings, Sharding, TrainingSettings
 from gdpo_tune.spec import environment
 from gdpo_tune.spec.problems import Problems, join_names, show
 from gdpo_tune.spec.sections import Section, build_refusal
@@ -101,7 +101,11 @@ def check_group_sizes(space: Space, training: TrainingSettings, problems: Proble
 
 
 def check_resources(
-    own: Resources, engine: str, space: Space, training: TrainingSettings, problems: Problems
+    own: Resources,
+    rollout: RolloutSettings,
+    space: Space,
+    training: TrainingSettings,
+    problems: Problems,
 ) -> None:
     """Refuse shares that no machine grants, and workers that cannot compute equal parts."""
     gpus, key, workers = own.gpus, "resources.gpus", own.workers
@@ -120,10 +124,10 @@ def check_resources(
         reason = "FSDP asked of one process, which holds the whole policy"
         fix = "write resources.workers: 2 or more, or sharding: auto"
         problems.refuse("resources.sharding", reason, fix, "resources.workers")
-    if workers > 1 and engine == "vllm":
-        reason = f"vllm samples for one worker, and a trial has {workers}"
-        fix = "write engine: transformers, or resources.workers: 1"
-        problems.refuse("rollout.engine", reason, fix)
+    if workers > 1 and rollout.vllm_mode == "server":
+        reason = f"a server samples for one worker, and a trial has {workers}"
+        fix = "write vllm_mode: colocate, with an engine in each worker, or resources.workers: 1"
+        problems.refuse("rollout.vllm_mode", reason, fix, "resources.workers")
     total, sizes = training.completions_per_step, list_group_sizes(space)
     uneven = [size for size in sizes if workers > 1 and total // size % workers]
     if uneven:

@@ -14,6 +14,7 @@ from gdpo_tune.core.engines import round_up_rank
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.vllm_memory import CONTEXT, GIB, EngineMemory, estimate_engine
+from gdpo_tune.training import ranks
 from gdpo_tune.training.lora import count_adapter_numbers
 
 BLOCK = 16
@@ -28,7 +29,7 @@ def divide_gpu(
     Neighbours that keep to their shares leave the trial its own, less the contexts of CUDA.
 
     Args:
-        config: the trial, which samples all completions of a step at once.
+        config: the trial, whose process samples its completions of a step at once.
         model: the policy, without adapters.
         device: bytes of the GPU.
         length: tokens of the longest prompt with its completion.
@@ -69,7 +70,7 @@ def _measure_engine(
         inner_width=getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size,
         vocabulary=shape.vocab_size,
         cached=2 * shape.num_hidden_layers * heads * width,
-        completions=config.training.completions_per_step,
+        completions=config.training.completions_per_step // ranks.count_processes(),
         length=blocks * BLOCK,
         number=number,
     )

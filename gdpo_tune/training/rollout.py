@@ -25,7 +25,6 @@ from gdpo_tune.core.engines import (
     select_engine,
 )
 from gdpo_tune.core.trial_config import TrialConfig
-from gdpo_tune.training import ranks
 from gdpo_tune.training.chunks import sample_in_chunks
 from gdpo_tune.training.fast_cpu.llama import is_small_llama
 from gdpo_tune.training.fast_cpu.sampler import cut_after_end, pad_left, sample
@@ -77,7 +76,7 @@ def select_engine_here(config: TrialConfig, *, lean: bool = False) -> Engine:
         config.rollout,
         gpu=torch.cuda.is_available(),
         lean=lean,
-        vllm=find_vllm() if ranks.count_processes() == 1 else None,
+        vllm=find_vllm(),
         lora_rank=config.model.lora_rank,
     )
 

@@ -143,8 +143,9 @@ def _load_without_training(
     nothing.
     """
     if start is None and uses_engine_in_process(config):
-        without_reference = {**config.params, "beta": 0.0}
-        trainer, sampler = build_trainer(replace(config, params=without_reference), cache)
+        # Nor is the policy divided, because nothing is computed with it.
+        plain = replace(config, params={**config.params, "beta": 0.0}, sharded=False)
+        trainer, sampler = build_trainer(plain, cache)
         return trainer.policy, sampler
     model: Any
     if start is None:

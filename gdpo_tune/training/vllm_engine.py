@@ -178,8 +178,8 @@ class ColocatedEngine:
     def _reload_weights(self) -> None:
         """Send the weights on a CPU, where vLLM computes with rearranged copies of them."""
         generation = self._trainer.vllm_generation
-        weights = list(generation._iter_named_params())
-        generation.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+        weights = generation._iter_named_params()  # of a sharded policy, gathered one by one
+        generation.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         generation.llm.apply_model(_renew_output_heads)
         generation.llm.reset_prefix_cache()
 

@@ -1133,13 +1133,14 @@ CASES = {
         "FSDP asked of one process",
         "write resources.workers: 2 or more, or sharding: auto",
     ),
-    "workers that sample with vLLM": (
+    "workers that sample with a server": (
         "search:",
-        "resources: {workers: 2, gpus: 1}\nrollout: {engine: vllm}\nsearch:",
+        "resources: {workers: 2, gpus: 1}\n"
+        "rollout: {engine: vllm, vllm_mode: server, vllm_server: 'http://a:1'}\nsearch:",
         15,
-        "rollout.engine",
-        "vllm samples for one worker, and a trial has 2",
-        "write engine: transformers",
+        "rollout.vllm_mode",
+        "a server samples for one worker, and a trial has 2",
+        "write vllm_mode: colocate",
     ),
     "trials that share a process and train every weight": (
         "search:",

@@ -154,14 +154,14 @@ def test_with_vllm_its_share_is_named_and_not_the_batch_that_is_sampled(config, 
     assert "completions_per_step" not in message
 
 
-def test_of_several_processes_none_has_an_engine_whose_share_could_be_changed(config, monkeypatch):
+def test_each_of_several_processes_has_an_engine_and_its_part_of_the_step(config, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(rollout, "find_vllm", lambda: VLLM(NEWEST, on_cpu=False))
     assert "vllm_memory_share" in list_remedies(config)
     monkeypatch.setattr(ranks, "count_processes", lambda: 2)
     message = list_remedies(config)
-    assert "vllm_memory_share" not in message
-    assert "training.completions_per_step (16)" in message
+    assert "vllm_memory_share" in message
+    assert message.startswith("set training.micro_batch_size below 8")
 
 
 def test_a_trial_that_runs_out_of_memory_fails_and_closes_its_cache(tmp_path, monkeypatch):
