@@ -7,7 +7,7 @@ from pathlib import Path
 SANDBOX_COPY = "gdpo_sandbox"
 """Package of an export with the copy."""
 _PACKAGE = Path(__file__).parents[1]
-_CORE = ("__init__", "errors", "system", "service_url")
+_CORE = ("__init__", "errors", "system", "service_url", "turns")
 """Modules of `core` that the sandbox imports; they import no others."""
 
 
