@@ -19,9 +19,13 @@ from gdpo_tune.spec.gpu_memory import (
     uses_engine,
 )
 from gdpo_tune.spec.model import SweepSpec
+from gdpo_tune.spec.problems import Problems, SourceMark
+from gdpo_tune.spec.training_section import check_resources
 
 RANK = 16
 """Rank of the adapters that messages propose."""
+WORKERS = (2, 4, 8)
+"""Numbers of workers that messages propose."""
 
 
 def check_gpu_share(
@@ -68,7 +72,24 @@ def list_remedies(spec: SweepSpec, size: PolicySize, device: int) -> list[str]:
     adapters = spec.model_copy(update={"model": replace(spec.model, lora_rank=RANK)})
     if not spec.model.lora_rank and gpus >= compute_least_share(adapters, size, device):
         remedies.append(f"train adapters: --set model.lora_rank={RANK}")
+    if workers := _count_sufficient_workers(spec, size, device):
+        remedies.append(f"divide the policy: --set resources.workers={workers}, each with a GPU")
     return remedies
+
+
+def _count_sufficient_workers(spec: SweepSpec, size: PolicySize, device: int) -> int:
+    """Return the fewest workers, each with a whole GPU, that could share the policy; 0 if none."""
+    resources = spec.resources
+    if resources.gpus < 1 or resources.sharding == "none" or resources.pack != 1:
+        return 0
+    for count in (count for count in WORKERS if count > resources.workers):
+        several = resources.model_copy(update={"workers": count})
+        problems = Problems(SourceMark(""))
+        check_resources(several, spec.rollout, spec.space, spec.training, problems)
+        changed = spec.model_copy(update={"resources": several})
+        if not problems.records and compute_least_share(changed, size, device) <= 1:
+            return count
+    return 0
 
 
 def _count_fitting_trials(spec: SweepSpec, size: PolicySize, device: int) -> int:
@@ -91,7 +112,7 @@ def compute_least_share(
     trainer the rest.
     """
     parts = measure_trainer(spec, size)
-    trainer = parts.least - (0 if reference else parts.reference)
+    trainer = (parts if reference else replace(parts, reference=0)).least
     if not uses_engine(spec):
         return trainer / device
     share = spec.rollout.vllm_memory_share

@@ -350,6 +350,8 @@ def test_a_share_that_is_too_small_is_refused_with_one_that_could_do(load, with_
         (["rollout.vllm_memory_share=0.9"], 10**9, "rollout.vllm_memory_share"),
         (["space.beta=0.01"], 2_300_000_000, "space.beta"),
         (["space.beta=0.01"], 3 * 10**9, None),  # too large without a reference, too
+        ([], 4 * 10**9, "resources.workers=8"),
+        (["training.completions_per_step=16", "space.group_size=8"], 4 * 10**9, None),
     ],
 )
 def test_what_a_refusal_proposes_suffices(load, with_vllm, overrides, numbers, remedy):
