@@ -77,6 +77,10 @@ class EngineDiedError(GdpoTuneError):
     """A vLLM that stopped working during a trial; another attempt may succeed."""
 
 
+class EngineMemoryError(GdpoTuneError):
+    """A vLLM that was closed and still holds memory; another process can continue."""
+
+
 class CrowdedGpuError(GdpoTuneError):
     """Too little memory on a GPU because other processes hold it; another attempt may succeed."""
 

@@ -158,6 +158,9 @@ class RolloutSettings:
     """Address of that server, `http://HOST:PORT`."""
     vllm_memory_share: Annotated[float, Gt(0), Lt(1)] = 0.45
     """Part of the trial's share of a GPU that vLLM takes."""
+    reuse_engine: bool = True
+    """Keep a colocated vLLM for the next trial of its process, which then starts in the time of a
+    sync of weights; `false` gives every trial a new process. Results are the same."""
     importance_sampling: Literal[
         "sequence_mask", "sequence_truncate", "token_mask", "token_truncate", "off"
     ] = "sequence_mask"

@@ -41,7 +41,11 @@ def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer,
     shaping = build_shaping(config.params, config.training, info)
     # A new adapter draws random numbers before TRL sets its own seed.
     set_seed(config.seed)
-    preparing = vllm_engine.prepare_engine(config, model, arguments) if uses_vllm else nullcontext()
+    preparing = (
+        vllm_engine.prepare_engine(config, model, arguments, cache.initial)
+        if uses_vllm
+        else nullcontext()
+    )
     with preparing, prepare_sharding() if config.sharded else nullcontext():
         trainer = GDPOTrainer(
             normalization=str(config.params["normalization"]),

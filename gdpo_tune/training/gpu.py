@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import importlib
 import logging
 import os
@@ -37,6 +38,13 @@ def limit_gpu_memory(share: float) -> None:
     if share < 1 and torch.cuda.is_available():
         _, total = torch.cuda.mem_get_info()
         torch.cuda.set_per_process_memory_fraction(max(share - CONTEXT / total, 0.0))
+
+
+def free_garbage() -> None:
+    """Return the GPU memory of objects that are no longer used, such as an earlier trainer."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 @contextmanager

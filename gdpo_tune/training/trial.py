@@ -20,7 +20,7 @@ from gdpo_tune.core import task_files
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, Report
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import gpu, ranks
+from gdpo_tune.training import gpu, live_engine, ranks
 from gdpo_tune.training.build import build_trainer
 from gdpo_tune.training.checkpoints import Checkpoint, read_checkpoint
 from gdpo_tune.training.evaluation import Evaluator
@@ -68,6 +68,7 @@ def train(
         DiskFullError: there is no room for a checkpoint or a measurement.
         PolicyError, SandboxUnavailable, SandboxInfraError: from the policy or the task.
         EngineError: the configuration asks for vLLM, which is not available.
+        EngineMemoryError: only a new process has the memory that the trial needs.
     """
     prepare_process(config)
     with explain_out_of_memory(config), open_worker_cache(config) as cache:
@@ -79,6 +80,7 @@ def prepare_process(config: TrialConfig) -> None:
     torch.set_num_threads(config.threads)
     ranks.join_process_group()
     gpu.limit_gpu_memory(config.gpu_share)
+    gpu.free_garbage()
     # Progress bars and notes about checkpoints would disturb the display of a sweep.
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
@@ -106,6 +108,7 @@ def run_trial(
         model, validation = trainer.policy, reporter.validation
         checkpoint = reporter.checkpoint
     elif config.parts and start is None:
+        live_engine.close_engine()  # its memory serves the evaluation
         evaluator = Evaluator(config, cache, choose_held_out_sampler(config))
         model, merged = merge_and_validate(config, evaluator, clock, report)
         validation, checkpoint = merged.validation, merged.path
@@ -147,6 +150,7 @@ def _load_without_training(
         plain = replace(config, params={**config.params, "beta": 0.0}, sharded=False)
         trainer, sampler = build_trainer(plain, cache)
         return trainer.policy, sampler
+    live_engine.close_engine()
     model: Any
     if start is None:
         model = cache.take_policy()

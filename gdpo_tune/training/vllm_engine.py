@@ -1,13 +1,15 @@
 """vLLM as the engine of a trial: its arguments, its start beside the trainer, its weights.
 
-TRL drives vLLM. This module adds what TRL lacks. Engines on one GPU start one after the other, in
-the trial's share of the memory and in the precision of the training. The trial keeps its seed.
-Adapters are handed over as they are, engines on a CPU get new weights too, and every engine samples
-for held-out evaluation.
+TRL drives vLLM. This module adds what TRL lacks. The process keeps its engine for the next trial.
+Engines on one GPU start one after the other, in the trial's share of the memory and in the
+precision of the training. The trial keeps its seed, and each completion has its own. Adapters are
+handed over as they are, engines on a CPU get new weights too, and every engine samples for held-out
+evaluation.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 from collections.abc import Callable, Generator, Sequence
@@ -23,8 +25,10 @@ from gdpo_tune.core.engines import round_up_rank
 from gdpo_tune.core.errors import EngineDiedError, GdpoTuneError
 from gdpo_tune.core.rendezvous import RENDEZVOUS, find_free_port
 from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.training import live_engine, ranks
 from gdpo_tune.training.engine_memory import divide_gpu
 from gdpo_tune.training.gpu import lock_gpu, wait_for_memory
+from gdpo_tune.training.live_engine import SampleRequest
 from gdpo_tune.training.lora import write_adapter_to_memory
 from gdpo_tune.training.out_of_memory import is_out_of_memory
 from gdpo_tune.training.rollout import Decoding
@@ -62,18 +66,63 @@ def build_engine_arguments(config: TrialConfig, model: PreTrainedModel) -> dict[
 
 
 @contextmanager
-def prepare_engine(config: TrialConfig, model: PreTrainedModel, arguments: Any) -> Generator[None]:
-    """Prepare for a trainer that the block builds and that starts an engine in this process.
+def prepare_engine(
+    config: TrialConfig, model: PreTrainedModel, arguments: Any, policy: str = ""
+) -> Generator[None]:
+    """Prepare for a trainer that the block builds and that opens an engine in this process.
 
-    `model` is the policy, on a CPU or GPU; `arguments` are TRL's.
+    That is the engine of an earlier trial if nothing differs on which it depends.
+
+    Args:
+        config: the trial.
+        model: the policy, on a CPU or GPU.
+        arguments: TRL's.
+        policy: digest of the policy.
 
     Raises:
         ResourcesError: the policy does not fit into the engine's part of the GPU.
         CrowdedGpuError: other processes hold the memory that belongs to the trial's share.
+        EngineMemoryError: an engine of an earlier trial was closed, and holds memory.
     """
     trl_vllm: Any = import_module("trl.generation.vllm_generation")
     plain, environment = trl_vllm.LLM, {name: os.environ.get(name) for name in RENDEZVOUS}
-    precision = "bfloat16" if arguments.bf16 else str(model.dtype).removeprefix("torch.")
+    options, needed = _choose_options(config, model, bfloat16=arguments.bf16)
+    # From these TRL takes its own arguments of an engine.
+    of_trl = build_engine_arguments(config, model), config.training.completions_per_step
+    facts = policy, model.name_or_path, options, *of_trl, config.threads, ranks.get_rank()
+    key = repr(facts) if config.rollout.reuse_engine else None
+    if not live_engine.has_engine(key):
+        live_engine.close_engine()
+
+    def open_engine(**arguments: Any) -> live_engine.LiveEngine:
+        start = functools.partial(plain, **arguments, **options)
+        return live_engine.open_engine(key, start, config.threads)
+
+    # TRL tries the same few ports in every process; trials that start together would collide.
+    os.environ.setdefault("MASTER_PORT", str(find_free_port()))
+    trl_vllm.LLM = open_engine
+    try:
+        with lock_gpu():
+            if not live_engine.has_engine(key):
+                wait_for_memory(needed)
+            yield
+    finally:
+        trl_vllm.LLM = plain
+        # TRL sets these for the engine. With them, the next trainer in this process would expect
+        # several processes.
+        for name, value in environment.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+    # An engine seeds the process with 0; all trials would sample the same.
+    set_seed(config.seed, device_specific=True)
+
+
+def _choose_options(
+    config: TrialConfig, model: PreTrainedModel, *, bfloat16: bool
+) -> tuple[dict[str, Any], float]:
+    """Choose vLLM's options for which TRL has no argument, and the bytes that a start needs."""
+    precision = "bfloat16" if bfloat16 else str(model.dtype).removeprefix("torch.")
     options: dict[str, Any] = {"dtype": precision, "revision": config.model.revision or None}
     needed = 0.0
     if torch.cuda.is_available():
@@ -90,24 +139,7 @@ def prepare_engine(config: TrialConfig, model: PreTrainedModel, arguments: Any) 
     if config.model.lora_rank:
         rank = round_up_rank(config.model.lora_rank)
         options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
-    # TRL tries the same few ports in every process; trials that start together would collide.
-    os.environ.setdefault("MASTER_PORT", str(find_free_port()))
-    # TRL has no argument for any of these.
-    trl_vllm.LLM = functools.partial(plain, **options)
-    try:
-        with lock_gpu():
-            wait_for_memory(needed)
-            yield
-    finally:
-        trl_vllm.LLM = plain
-        # TRL sets these for the engine. With them, the next trainer in this process would expect
-        # several processes.
-        for name, value in environment.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-    # An engine seeds the process with 0; all trials would sample the same.
-    set_seed(config.seed, device_specific=True)
+    return options, needed
 
 
 def name_engine_failures(trainer: Any) -> None:
@@ -118,20 +150,23 @@ def name_engine_failures(trainer: Any) -> None:
 
 
 class ColocatedEngine:
-    """Engine that TRL started in this process ("colocate"), for held-out evaluation."""
+    """Engine that TRL opened in this process ("colocate"), as one trial uses it."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         generation = trainer.vllm_generation
+        self._live: live_engine.LiveEngine = generation.llm
+        self._adapter: Any = None
         if hasattr(generation.model, "peft_config"):
-            request = _build_adapter_request("loaded by every sync")
-            generation.llm.generate = functools.partial(
-                generation.llm.generate, lora_request=request
-            )
-            generation.sync_weights = self._send_adapter
-        elif not torch.cuda.is_available():
-            generation.sync_weights = self._reload_weights
-        self._sample = _name_failures(generation.llm.generate, trainer)
+            self._adapter = _build_adapter_request("loaded by every sync")
+            synchronize = self._send_adapter
+        elif torch.cuda.is_available():
+            synchronize = generation.sync_weights
+        else:
+            synchronize = self._reload_weights
+        generation.sync_weights = functools.partial(self._live.run, synchronize)
+        generation.llm = _StepSampler(self._live, self._adapter)
+        self._sample = _name_failures(self._live.generate, trainer)
         name_engine_failures(trainer)
 
     def generate(
@@ -148,17 +183,20 @@ class ColocatedEngine:
             self._trainer.vllm_generation.sync_weights()
             self._trainer._last_loaded_step = step
         seeds = torch.randint(2**31, (len(prompts),), generator=generator).tolist()
-        settings = [
-            vllm.SamplingParams(
-                temperature=decoding.temperature or 0.0,
-                max_tokens=decoding.max_new_tokens,
-                stop_token_ids=list(decoding.end_tokens),
-                seed=seed,
+        requests = [
+            SampleRequest(
+                prompt,
+                vllm.SamplingParams(
+                    temperature=decoding.temperature or 0.0,
+                    max_tokens=decoding.max_new_tokens,
+                    stop_token_ids=list(decoding.end_tokens),
+                    seed=seed,
+                ),
+                self._adapter,
             )
-            for seed in seeds
+            for prompt, seed in zip(prompts, seeds, strict=True)
         ]
-        inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        outputs = self._sample(inputs, settings, use_tqdm=False)
+        outputs = self._sample(requests)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
     def _send_adapter(self) -> None:
@@ -167,21 +205,57 @@ class ColocatedEngine:
         TRL would merge the adapter into the weights: in bfloat16 small updates are rounded away,
         and the weights drift.
         """
-        generation = self._trainer.vllm_generation
-        with write_adapter_to_memory(generation.model) as directory:
+        with write_adapter_to_memory(self._trainer.vllm_generation.model) as directory:
             # Loaded once: later requests for it would load it again.
-            generation.llm.llm_engine.add_lora(
+            self._live.llm_engine.add_lora(
                 _build_adapter_request(str(directory), load_inplace=True)
             )
-        generation.llm.reset_prefix_cache()
+        self._live.reset_prefix_cache()
 
     def _reload_weights(self) -> None:
         """Send the weights on a CPU, where vLLM computes with rearranged copies of them."""
-        generation = self._trainer.vllm_generation
-        weights = generation._iter_named_params()  # of a sharded policy, gathered one by one
-        generation.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
-        generation.llm.apply_model(_renew_output_heads)
-        generation.llm.reset_prefix_cache()
+        llm = self._live.llm
+        weights = self._trainer.vllm_generation._iter_named_params()  # gathered one by one
+        llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        llm.apply_model(_renew_output_heads)
+        self._live.reset_prefix_cache()
+
+
+class _StepSampler:
+    """The engine as TRL calls it for the completions of a step."""
+
+    def __init__(self, engine: live_engine.LiveEngine, adapter: Any) -> None:
+        self.engine, self._adapter = engine, adapter
+
+    @property
+    def llm_engine(self) -> Any:
+        return self.engine.llm_engine
+
+    def reset_prefix_cache(self) -> None:
+        self.engine.reset_prefix_cache()
+
+    def generate(
+        self, prompts: Sequence[Any], *, sampling_params: Any, use_tqdm: bool
+    ) -> list[Any]:
+        """Sample one completion for each prompt, by a seed drawn from the global generator.
+
+        So completions depend neither on what was sampled before nor beside them.
+        """
+        del use_tqdm
+        seeds = torch.randint(2**31, (len(prompts),)).tolist()
+        requests = [
+            SampleRequest(
+                prompt["prompt_token_ids"], _set_seed(sampling_params, seed), self._adapter
+            )
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
+        return self.engine.generate(requests)
+
+
+def _set_seed(sampling_params: Any, seed: int) -> Any:
+    seeded = copy.copy(sampling_params)
+    seeded.seed = seed
+    return seeded
 
 
 def _count_positions(config: TrialConfig, model: PreTrainedModel) -> int:

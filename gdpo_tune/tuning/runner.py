@@ -229,9 +229,8 @@ def build_tuner(
 
     # By default Ray starts one process after the other, which takes seconds for each slot.
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(slots)
-    # vLLM engines stack in one process, so a trial that may have one gets a fresh process.
-    resources = ledger.spec.resources
-    may_have_engine = resources.gpus > 0 or ledger.spec.rollout.engine == "vllm"
+    resources, rollout = ledger.spec.resources, ledger.spec.rollout
+    may_have_engine = resources.gpus > 0 or rollout.engine == "vllm"
     shares = resources.trials_per_process > 1
     return Tuner(
         with_resources(run_packed_trial if shares else run_trial, build_resources(ledger.spec)),
@@ -239,7 +238,7 @@ def build_tuner(
             search_alg=searcher,
             scheduler=scheduler,
             num_samples=-1,
-            reuse_actors=shares or not may_have_engine,
+            reuse_actors=shares or rollout.reuse_engine or not may_have_engine,
             trial_name_creator=name_trial,
             trial_dirname_creator=name_trial,
         ),

@@ -1411,6 +1411,23 @@ CASES = {
         "GPU of its own",
         "remove the key",
     ),
+    "rollout reuse of no vllm": (
+        "search:",
+        "rollout: {engine: transformers, reuse_engine: false}\nsearch:",
+        14,
+        "rollout.reuse_engine",
+        "is not vLLM",
+        "remove the key",
+    ),
+    "rollout reuse of a server": (
+        "search:",
+        "rollout: {engine: vllm, vllm_mode: server, vllm_server: 'http://a:1', "
+        "reuse_engine: false}\nsearch:",
+        14,
+        "rollout.reuse_engine",
+        "runs on its own",
+        "remove the key",
+    ),
     "rollout share of no vllm": (
         "search:",
         "rollout: {engine: transformers, vllm_memory_share: 0.5}\nsearch:",

@@ -10,6 +10,7 @@ import os
 import pickle
 import sys
 import tempfile
+import weakref
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
@@ -22,10 +23,19 @@ from gdpo_tune.core.errors import CrowdedGpuError, EngineDiedError, EngineError,
 from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import gpu as gpu_module
-from gdpo_tune.training import lora, rollout, step_reporter, train, vllm_engine, worker_cache
+from gdpo_tune.training import (
+    live_engine,
+    lora,
+    rollout,
+    step_reporter,
+    train,
+    vllm_engine,
+    worker_cache,
+)
 from gdpo_tune.training.rollout import Decoding
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
 from tests.support.training import build_trial_config, register_toy_task, write_policy
+from tests.support.vllm_double import RecordingLLM
 
 GIB = 2**30
 LORA = ModelSettings(dtype="bfloat16", lora_rank=4)
@@ -47,6 +57,8 @@ def config(policy, tmp_path, monkeypatch):
 def gpu(monkeypatch, tmp_path):
     """A stand-in for a GPU of 80 GiB; yields the shares to which torch was limited."""
     limits = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (70 * GIB, 80 * GIB))
@@ -128,6 +140,22 @@ def test_torch_allocates_at_most_the_trials_share(gpu):
     assert gpu == [pytest.approx(0.25 - 0.5 / 80), 0.0]
 
 
+def test_an_earlier_trainer_leaves_the_gpu(monkeypatch):
+    class Trainer:
+        pass
+
+    trainer = Trainer()
+    trainer.callback = trainer
+    gone = weakref.ref(trainer)
+    emptied = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(gone()))
+    del trainer
+    gpu_module.free_garbage()
+    assert emptied == [None]
+
+
 def test_nothing_is_limited_without_a_gpu(monkeypatch):
     monkeypatch.delattr(torch.cuda, "set_per_process_memory_fraction")
     gpu_module.limit_gpu_memory(0.25)
@@ -168,8 +196,14 @@ def engine(monkeypatch):
     """A stand-in for vLLM's class; yields the options of every engine."""
     Accelerator(cpu=True)  # as a trainer does before it sets seeds
     engines = []
-    monkeypatch.setattr(trl_vllm, "LLM", lambda **options: engines.append(options), raising=False)
-    return engines
+
+    def build(**options):
+        engines.append(options)
+        return RecordingLLM()
+
+    monkeypatch.setattr(trl_vllm, "LLM", build, raising=False)
+    yield engines
+    live_engine.close_engine()
 
 
 def start(config, policy, **changes):
@@ -315,19 +349,17 @@ def test_a_sync_hands_the_adapter_over_and_writes_no_weight(adapted, monkeypatch
     monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
     monkeypatch.setitem(sys.modules, "vllm.lora", ModuleType("vllm.lora"))
     monkeypatch.setitem(sys.modules, "vllm.lora.request", fake)
-    loaded, requests = [], []
+    loaded = []
 
     def add_lora(request):
         assert request[:2] == vllm_engine.ADAPTER
         assert request[3] is True
         loaded.append(load_file(f"{request[2]}/adapter_model.safetensors"))
 
-    llm = SimpleNamespace(
-        llm_engine=SimpleNamespace(add_lora=add_lora),
-        reset_prefix_cache=lambda: None,
-        generate=lambda *_, lora_request: requests.append(lora_request),
-    )
-    generation = SimpleNamespace(model=adapted, llm=llm, generate=None, sync_weights=None)
+    llm = RecordingLLM()
+    llm.llm_engine.add_lora = add_lora
+    engine = live_engine.LiveEngine(lambda: llm, threads=1)
+    generation = SimpleNamespace(model=adapted, llm=engine, generate=None, sync_weights=None)
     trainer = SimpleNamespace(
         vllm_generation=generation, state=SimpleNamespace(global_step=0), _last_loaded_step=-1
     )
@@ -342,9 +374,11 @@ def test_a_sync_hands_the_adapter_over_and_writes_no_weight(adapted, monkeypatch
     trained = {n.replace(".default.", "."): v for n, v in before.items() if ".lora_" in n}
     assert sent.keys() == trained.keys()
     assert all(torch.equal(sent[name], trained[name]) for name in sent)
-    generation.llm.generate([])
-    assert requests[0][:2] == vllm_engine.ADAPTER
-    assert requests[0][3] is False  # or every request would load the adapter again
+    prompts = [{"prompt_token_ids": [3]}]
+    generation.llm.generate(prompts, sampling_params=SimpleNamespace(), use_tqdm=False)
+    (request,) = llm.adapters
+    assert request[:2] == vllm_engine.ADAPTER
+    assert request[3] is False  # or every request would load the adapter again
 
 
 # Engines that die
@@ -357,7 +391,7 @@ def test_an_engine_that_dies_says_so_with_its_last_words(trainer):
         except RuntimeError as error:
             raise ValueError("see the log above") from error
 
-    trainer.vllm_generation.llm.generate = die
+    trainer.vllm_generation.llm.llm.generate = die
     sampler = vllm_engine.ColocatedEngine(trainer)
     with pytest.raises(EngineDiedError) as caught:
         sampler.generate(None, [[3]], DECODING, torch.Generator())
@@ -385,28 +419,14 @@ def test_errors_of_both_calls_of_trl_are_named_and_lack_of_memory_is_not(trainer
 # Held-out evaluation
 
 
-class FakeEngine:
-    """Repeats each prompt's first token, and records its requests."""
-
-    def __init__(self):
-        self.requests = []
-
-    def generate(self, inputs, settings, use_tqdm):
-        assert not use_tqdm
-        self.requests.append((inputs, settings))
-        return [
-            SimpleNamespace(outputs=[SimpleNamespace(token_ids=(one["prompt_token_ids"][0],))])
-            for one in inputs
-        ]
-
-
 @pytest.fixture
 def trainer(monkeypatch, gpu):
     """A trainer whose engine counts how often it gets weights."""
     fake = ModuleType("vllm")
     fake.SamplingParams = lambda **options: options
     monkeypatch.setitem(sys.modules, "vllm", fake)
-    generation = SimpleNamespace(model=None, llm=FakeEngine(), synced=0, generate=None)
+    engine = live_engine.LiveEngine(RecordingLLM, threads=1)
+    generation = SimpleNamespace(model=None, llm=engine, synced=0, generate=None)
 
     def sync_weights():
         generation.synced += 1
@@ -427,7 +447,7 @@ def test_completions_of_one_prompt_have_seeds_of_their_own(trainer):
     def sample(seed):
         drawn = sampler.generate(None, prompts, DECODING, torch.Generator().manual_seed(seed))
         assert drawn == [[3], [3], [8]]
-        inputs, settings = trainer.vllm_generation.llm.requests[-1]
+        inputs, settings = trainer.vllm_generation.llm.engine.llm.requests[-1]
         assert inputs == [{"prompt_token_ids": prompt} for prompt in prompts]
         return settings
 
@@ -442,7 +462,7 @@ def test_no_temperature_is_greedy(trainer):
     sampler = vllm_engine.ColocatedEngine(trainer)
     decoding = replace(DECODING, temperature=None)
     sampler.generate(None, [[3]], decoding, torch.Generator())
-    assert trainer.vllm_generation.llm.requests[0][1][0]["temperature"] == 0
+    assert trainer.vllm_generation.llm.engine.llm.requests[0][1][0]["temperature"] == 0
 
 
 def test_weights_are_sent_once_per_step(trainer):

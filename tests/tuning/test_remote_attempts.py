@@ -78,7 +78,7 @@ def messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[T
     monkeypatch.setattr(reporter.tune, "report", lambda packed: messages.append(unpack(packed)))
     monkeypatch.setattr(trainable, "_trials_served", 0)
     # the original queries Ray
-    monkeypatch.setattr(trainable, "compute_memory_limit", lambda cpus: float("inf"))
+    monkeypatch.setattr(trainable, "compute_memory_limit", lambda *_: float("inf"))
     monkeypatch.setattr(stopping, "ASK_SECONDS", 0.0)  # steps take no time
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     yield messages

@@ -142,7 +142,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setattr(trainable.ray, "nodes", lambda: table)
     context = SimpleNamespace(get_node_id=lambda: "here")
     monkeypatch.setattr(trainable.ray, "get_runtime_context", lambda: context)
-    monkeypatch.setattr(trainable, "count_node_cpus", trainable.count_node_cpus.__wrapped__)
+    monkeypatch.setattr(trainable, "count_on_node", trainable.count_on_node.__wrapped__)
     return table
 
 
@@ -165,6 +165,9 @@ def test_a_process_that_has_grown_too_large_takes_no_second_trial(
 def test_a_process_may_grow_to_its_share_of_its_node(nodes: list[dict[str, Any]]):
     assert compute_memory_limit(1.0) == pytest.approx(0.6 * 8 * 2**30 / 4)
     assert compute_memory_limit(0.5) == pytest.approx(0.6 * 8 * 2**30 / 8)
+    nodes[0]["Resources"]["GPU"] = 2.0  # of which there are fewer than cores
+    assert compute_memory_limit(1.0, 1.0) == pytest.approx(0.6 * 8 * 2**30 / 2)
+    assert compute_memory_limit(3.0, 0.5) == pytest.approx(0.6 * 8 * 2**30 * 3 / 4)
     nodes[0]["Resources"] = {"GPU": 1.0}  # for processes that only wait for others
     assert compute_memory_limit(1.0) == pytest.approx(0.6 * 8 * 2**30)
 
@@ -216,12 +219,13 @@ def test_a_trial_that_fits_nowhere_is_refused(
     ("overrides", "reused"),
     [
         ([], True),
-        (["resources.gpus=0.5"], False),
-        (["resources.gpus=1", "rollout.engine=transformers"], False),
-        (["rollout.engine=vllm"], False),
+        (["rollout.engine=vllm"], True),
+        (["resources.gpus=0.5", "rollout.reuse_engine=false"], False),
+        (["rollout={engine: vllm, reuse_engine: false}"], False),
+        (["rollout.reuse_engine=false"], True),
     ],
 )
-def test_a_trial_that_may_use_an_engine_gets_a_new_process(
+def test_a_trial_that_may_use_an_engine_gets_a_new_process_on_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], reused: bool
 ):
     monkeypatch.setattr("ray.tune.Tuner", lambda trainable, **options: options)

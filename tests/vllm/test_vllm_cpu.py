@@ -35,6 +35,7 @@ def test_the_engine_follows_the_weights_only_through_the_sync(build_config):
     from vllm import SamplingParams
 
     from gdpo_tune.training import vllm_engine
+    from gdpo_tune.training.live_engine import SampleRequest
 
     config = build_config()
     model, tokenizer = load_policy("embedded")
@@ -69,9 +70,9 @@ def test_the_engine_follows_the_weights_only_through_the_sync(build_config):
             SamplingParams(temperature=1.0, seed=seed, max_tokens=24, logprobs=0, ignore_eos=True)
             for seed in range(4)
         ]
-        inputs = [{"prompt_token_ids": prompt}] * 4
+        requests = [SampleRequest(prompt, one) for one in settings]
         worst = 0.0
-        for output in generation.llm.generate(inputs, settings, use_tqdm=False):
+        for output in generation.llm.engine.generate(requests):
             drawn = output.outputs[0]
             tokens = list(drawn.token_ids)
             theirs = torch.tensor([next(iter(one.values())).logprob for one in drawn.logprobs])

@@ -18,6 +18,7 @@ from gdpo_tune.core.errors import (
     CrowdedGpuError,
     DirectoryLostError,
     DiskFullError,
+    EngineMemoryError,
     SandboxUnavailable,
     TrialFailure,
     UsageError,
@@ -117,7 +118,7 @@ def run_attempt(attempt: AttemptConfig) -> TrialResult:
     if attempt.refusal is not None:
         return attempt.refusal
     rss = psutil.Process().memory_info().rss
-    if _trials_served and rss > compute_memory_limit(attempt.setup.cpus):
+    if _trials_served and rss > compute_memory_limit(attempt.setup.cpus, attempt.setup.gpus):
         raise AttemptError("changed", "the process has grown too large")
     _trials_served += 1
 
@@ -162,6 +163,8 @@ def train_from_checkpoint(
         return Interrupted()
     except CrowdedGpuError as error:
         raise AttemptError("crowded", str(error)) from error
+    except EngineMemoryError as error:
+        raise AttemptError("changed", str(error)) from error
     except TrialFailure as failure:
         return Failed(str(failure))
     except (UsageError, SandboxUnavailable, DiskFullError) as error:
@@ -178,18 +181,22 @@ def train_from_checkpoint(
     return Finished(outcome)
 
 
-def compute_memory_limit(cpus: float) -> float:
-    """Return the bytes above which a process of so many CPU cores takes no new trial.
+def compute_memory_limit(cpus: float, gpus: float = 0.0) -> float:
+    """Return the bytes above which a process of so many CPU cores and GPUs takes no new trial.
 
     All that fit on this node together may grow to `MEMORY_SHARE` of its memory, or its container's.
     A process that waits for others may run on a node without a core for trials.
     """
     memory = read_machine_memory() or psutil.virtual_memory().total
-    return memory * MEMORY_SHARE * cpus / max(cpus, count_node_cpus())
+    share = cpus / max(cpus, count_on_node("CPU"))
+    if gpus:
+        share = max(share, gpus / max(gpus, count_on_node("GPU")))
+    return memory * MEMORY_SHARE * share
 
 
 @cache
-def count_node_cpus() -> float:
-    """Return the CPU cores that Ray hands out on the node of this process."""
+def count_on_node(resource: str) -> float:
+    """Return how many CPU cores (`CPU`) or GPUs Ray hands out on the node of this process."""
     own = ray.get_runtime_context().get_node_id()
-    return sum(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == own)
+    nodes = (node["Resources"] for node in ray.nodes() if node["NodeID"] == own)
+    return sum(resources.get(resource, 0.0) for resources in nodes)

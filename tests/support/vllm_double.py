@@ -1,0 +1,85 @@
+"""A stand-in for vLLM's `LLM`, which records what is asked of it."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+
+class RecordingEngine:
+    """A stand-in for vLLM's engine; a request ends after as many steps as its prompt has tokens."""
+
+    def __init__(self) -> None:
+        self.vllm_config = SimpleNamespace(lora_config=None)
+        self.adapters: list[int] = []
+        self.waiting: dict[int, Any] = {}
+        self.was_shut_down = False
+        self.engine_core = SimpleNamespace(shutdown=self._shut_down)
+
+    def step(self) -> list[Any]:
+        """Advance every request by a token."""
+        ended: list[Any] = []
+        for name, output in list(self.waiting.items()):
+            output.steps -= 1
+            output.finished = output.steps == 0
+            if output.finished:
+                del self.waiting[name]
+            ended.append(output)
+        return ended
+
+    def list_loras(self) -> list[int]:
+        """Return the numbers of the adapters."""
+        return list(self.adapters)
+
+    def remove_lora(self, number: int) -> None:
+        """Remove an adapter."""
+        self.adapters.remove(number)
+
+    def _shut_down(self) -> None:
+        self.was_shut_down = True
+
+
+class RecordingLLM:
+    """A stand-in for vLLM's `LLM`; a completion is the first token of its prompt."""
+
+    def __init__(self) -> None:
+        self.llm_engine = RecordingEngine()
+        self.request_counter = SimpleNamespace(counter=0)
+        self.cache = torch.full((4,), float("nan"))
+        self.requests: list[tuple[Any, Any]] = []
+        self.adapters: list[Any] = []
+        self.threads = {threading.get_ident()}
+        self.resets = 0
+
+    def generate(self, inputs: Any, settings: Any, *, lora_request: Any, use_tqdm: bool) -> Any:
+        """Sample as vLLM does; completions of short prompts end first."""
+        assert not use_tqdm
+        self.threads.add(threading.get_ident())
+        self.requests.append((inputs, settings))
+        self.adapters += lora_request
+        outputs: list[Any] = []
+        for one in inputs:
+            name = self.request_counter.counter
+            self.request_counter.counter += 1
+            tokens = one["prompt_token_ids"]
+            drawn = SimpleNamespace(token_ids=(tokens[0],))
+            output = SimpleNamespace(
+                request_id=str(name), outputs=[drawn], steps=len(tokens), finished=False
+            )
+            self.llm_engine.waiting[name] = output
+            outputs.append(output)
+        while self.llm_engine.waiting:
+            self.llm_engine.step()
+        return outputs
+
+    def reset_prefix_cache(self) -> None:
+        """Forget prompts."""
+        self.threads.add(threading.get_ident())
+        self.resets += 1
+
+    def collective_rpc(self, function: Any) -> None:
+        """Call a function with the worker."""
+        function(SimpleNamespace(model_runner=SimpleNamespace(kv_caches=[self.cache])))

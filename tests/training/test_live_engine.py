@@ -1,0 +1,195 @@
+"""The engine that a process keeps for its next trial, with a stand-in for vLLM.
+
+`tests/vllm/test_vllm_reuse.py` compares trials on a kept engine with trials on a new one.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate import Accelerator
+from trl.generation import vllm_generation as trl_vllm
+
+from gdpo_tune.core.errors import EngineMemoryError
+from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings
+from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.training import live_engine, trial, vllm_engine, worker_cache
+from gdpo_tune.training.live_engine import SampleRequest, close_engine, open_engine
+from tests.support.training import build_trial_config, register_toy_task, write_policy
+from tests.support.vllm_double import RecordingLLM
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    close_engine()
+
+
+def test_all_work_is_done_in_one_thread_that_is_not_the_callers():
+    engine = open_engine("a", RecordingLLM, threads=1)
+    engine.generate([SampleRequest([3], None)])
+    engine.reset_prefix_cache()
+    assert engine.run(engine.run, threading.get_ident) in engine.llm.threads
+    assert len(engine.llm.threads) == 1
+    assert threading.get_ident() not in engine.llm.threads
+
+
+def test_the_threads_of_the_caller_stay_as_they_were():
+    def start():
+        torch.set_num_threads = None  # vLLM on a CPU replaces it
+        gc.freeze()
+        return RecordingLLM()
+
+    plain = torch.set_num_threads
+    open_engine("a", start, threads=1)
+    assert torch.set_num_threads is plain
+    assert gc.get_freeze_count() == 0  # a trainer that is dropped would never be freed
+
+
+def test_completions_are_told_as_they_end_and_returned_in_order():
+    engine = open_engine("a", RecordingLLM, threads=1)
+    engine.generate([SampleRequest([1], None)])  # numbers of requests go on
+    told = []
+
+    def note(place, output):
+        told.append((place, output.outputs[0].token_ids[0]))
+
+    prompts = [[7, 7, 7], [8], [9, 9]]
+    outputs = engine.generate([SampleRequest(prompt, None) for prompt in prompts], note)
+    assert told == [(1, 8), (2, 9), (0, 7)]
+    assert [output.outputs[0].token_ids[0] for output in outputs] == [7, 8, 9]
+    engine.generate([SampleRequest([1], None)])
+    assert len(told) == 3
+
+
+def test_an_engine_with_an_equal_key_is_kept_and_forgets_its_trial():
+    engine = open_engine("a", RecordingLLM, threads=1)
+    engine.llm.llm_engine.vllm_config.lora_config = object()
+    engine.llm.llm_engine.adapters = [1, 4]
+    assert open_engine("a", RecordingLLM, threads=1) is engine
+    assert engine.llm.llm_engine.adapters == []
+    assert engine.llm.resets == 1
+    assert torch.equal(engine.llm.cache, torch.zeros(4))
+
+
+@pytest.mark.parametrize("key", ["b", None])
+def test_another_key_closes_the_engine_before_the_next_one_starts(key):
+    llm = open_engine("a", RecordingLLM, threads=1).llm
+    closed = []
+
+    def start():
+        closed.append(llm.llm_engine.was_shut_down)
+        return RecordingLLM()
+
+    open_engine(key, start, threads=1)
+    assert closed == [True]
+    open_engine(None, start, threads=1)  # no key equals another
+    assert len(closed) == 2
+
+
+def test_an_engine_that_has_raised_serves_no_further_trial():
+    engine = open_engine("a", RecordingLLM, threads=1)
+    engine.llm.llm_engine.step = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        engine.generate([SampleRequest([3], None)])
+    assert not live_engine.has_engine("a")
+    assert open_engine("a", RecordingLLM, threads=1) is not engine
+
+
+def test_an_engine_that_does_not_start_leaves_none_behind():
+    def fail():
+        raise RuntimeError("no memory")
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        open_engine("a", fail, threads=1)
+    assert not live_engine.has_engine("a")
+    open_engine("a", RecordingLLM, threads=1)
+
+
+def test_memory_that_does_not_come_back_asks_for_a_new_process(monkeypatch):
+    engine = open_engine("a", RecordingLLM, threads=1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 3 << 30)
+    with pytest.raises(EngineMemoryError, match=r"3\.0 GiB of the GPU are still in use"):
+        close_engine()
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 1 << 20)
+    assert not live_engine.has_engine("a")
+    assert not hasattr(engine, "llm")
+
+
+# Which trials share an engine
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return write_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture
+def config(policy, tmp_path, monkeypatch):
+    register_toy_task(monkeypatch)
+    Accelerator(cpu=True)
+    monkeypatch.setattr(trl_vllm, "LLM", lambda **_: RecordingLLM(), raising=False)
+    yield build_trial_config(policy, tmp_path / "t", seed=7)
+    worker_cache.release_worker_cache()
+
+
+def open_for(config, *, bf16=False, digest="d"):
+    model, _ = load_policy(config.policy)
+    arguments = SimpleNamespace(bf16=bf16)
+    with vllm_engine.prepare_engine(config, model, arguments, digest):
+        return trl_vllm.LLM(model="policy")
+
+
+def test_trials_that_differ_in_what_is_searched_share_an_engine(config, tmp_path):
+    params = {**config.params, "learning_rate": 1.0, "temperature": 0.5, "beta": 0.3}
+    other = replace(config, seed=8, params=params, directory=tmp_path / "u", train=False)
+    assert open_for(config) is open_for(other)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"threads": 2},
+        {"model": ModelSettings(lora_rank=8)},
+        {"model": ModelSettings(revision="v2")},
+        {"gpu_share": 0.5},
+        {"rollout": RolloutSettings(vllm_memory_share=0.3)},
+        {"rollout": RolloutSettings(reuse_engine=False)},
+        {"completions_per_step": 32},
+        {"data": DataSettings(max_prompt_length=30)},
+        {"bf16": True},
+        {"digest": "e"},
+    ],
+)
+def test_trials_that_differ_in_what_an_engine_depends_on_do_not(config, changes):
+    engine = open_for(config)
+    own = {name: changes[name] for name in ("bf16", "digest") if name in changes}
+    fields = {name: value for name, value in changes.items() if name not in own}
+    if not set(fields) <= set(config.__dataclass_fields__):
+        fields = {"training": replace(config.training, **fields)}
+    assert open_for(replace(config, **fields), **own) is not engine
+
+
+def test_each_trial_gets_its_own_engine_on_request(config):
+    alone = replace(config, rollout=RolloutSettings(reuse_engine=False))
+    assert open_for(alone) is not open_for(alone)
+
+
+def test_a_trial_that_does_not_train_gets_the_memory_of_the_engine(config):
+    def is_closed(*_):
+        assert not live_engine.has_engine("a")
+        return {}
+
+    open_engine("a", RecordingLLM, threads=1)
+    outcome = trial.train(
+        replace(config, train=False), resume=None, report=is_closed, with_test=False
+    )
+    assert outcome.checkpoint is None
+    assert not live_engine.has_engine("a")
