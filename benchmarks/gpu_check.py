@@ -13,6 +13,7 @@ trained ends the check early.
     memory      peak of a trial that trains every weight, against the bound that refuses a share
     adapters    engine and trainer with a small adapter; the base, bit for bit
     resume      a trial from its checkpoint, on the CPU and on the GPU; generator states
+    engine      seconds to the first step of a trial, and of the next one, which keeps the engine
     evaluation  the untrained policy on long prompts, where a step is large
     step        seconds of a step, against plain TRL with the same engine
     sweep       four trials through Ray, the process of one of them killed

@@ -29,6 +29,9 @@ FURTHER = 1.25
 RESUME_LIMIT = "next steps follow; equal bits are promised on a CPU alone"
 STATES_LIMIT = "one for each GPU"
 NO_FAILURE = "no trial fails"
+REUSED = 0.5
+ENGINE_CHECK = "first step, engine cold and kept"
+ENGINE_LIMIT = f"the second takes at most {REUSED:g} of the first"
 GOALS = {8: 4.0}
 """Trials in a process -> trials an hour that they have to reach, by those of one at a time."""
 
@@ -111,6 +114,16 @@ def judge_device_resume(resumed: ResumedTrial) -> list[Row]:
             resumed.random_states == resumed.devices,
         ),
     ]
+
+
+def judge_engine(cold: float, reused: float, *, small: bool) -> Row:
+    """Judge the seconds to the first step of a trial, and of the next one in its process."""
+    ratio = reused / cold
+    figure = f"{cold:.1f} s, then {reused:.1f} s: ratio {ratio:.2f}"
+    if small:
+        return skip("engine", ENGINE_CHECK, f"no GPU; on this CPU {figure}", ENGINE_LIMIT)
+    values = {"cold_seconds": round(cold, 2), "reused_seconds": round(reused, 2)}
+    return judge("engine", ENGINE_CHECK, figure, ENGINE_LIMIT, ratio <= REUSED, **values)
 
 
 def judge_evaluation(trial: TrainedTrial, rows: int, limit: float | None) -> Row:

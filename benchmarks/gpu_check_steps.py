@@ -111,6 +111,26 @@ def check_resume(context: Context) -> list[Row]:
     return [*rows, *judgements.judge_device_resume(resumed)]
 
 
+def check_engine(context: Context) -> list[Row]:
+    """Compare the start of a trial with that of the next one, which keeps the engine."""
+    step, plan = "engine", context.plan
+    if not plan.vllm:
+        return [skip(step, judgements.ENGINE_CHECK, "no vLLM", judgements.ENGINE_LIMIT)]
+    configs = [
+        plan.build_config(
+            f"{step}_{number}",
+            training={"steps": 2, "evaluate_every": 2},
+            policy=plan.tiny_policy or plan.policy,
+            model=ModelSettings(dtype="bfloat16" if plan.small else "auto", lora_rank=RANK),
+            rollout=RolloutSettings(engine="vllm"),
+        )
+        for number in range(2)
+    ]
+    function = "gpu_check_trials:measure_first_steps"
+    cold, reused = context.processes.call(step, function, configs, seconds=300)
+    return [judgements.judge_engine(cold, reused, small=plan.small)]
+
+
 def check_evaluation(context: Context) -> list[Row]:
     """Check that the untrained policy is evaluated within its memory where a step is large."""
     step, plan = "evaluation", context.plan
@@ -229,6 +249,7 @@ STEPS: Mapping[str, Step] = {
     "memory": check_memory,
     "adapters": check_adapters,
     "resume": check_resume,
+    "engine": check_engine,
     "evaluation": check_evaluation,
     "step": check_step,
     "sweep": check_sweep,

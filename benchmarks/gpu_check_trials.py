@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -71,6 +72,24 @@ def train_trial(config: TrialConfig, resume: str = "", copy_at: int = 0) -> Trai
     if torch.cuda.is_available():
         result.peak_bytes = torch.cuda.max_memory_reserved()
     return result
+
+
+def measure_first_steps(configs: Sequence[TrialConfig]) -> list[float]:
+    """Train trials one after the other in this process.
+
+    Returns:
+        Seconds from the start of each trial to its first step.
+    """
+    seconds: list[float] = []
+    for number, config in enumerate(configs):
+        started = time.monotonic()
+
+        def report(measurement, checkpoint, number=number, started=started) -> None:
+            if len(seconds) == number:
+                seconds.append(time.monotonic() - started)
+
+        train(config, resume=None, report=report)
+    return seconds
 
 
 def count_device_states(checkpoint: Path) -> int:

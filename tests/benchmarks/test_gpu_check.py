@@ -249,6 +249,16 @@ def test_adapters_are_judged_by_the_engine_and_the_base(figures, results):
     assert [row.result for row in judge_adapters(figures)] == results
 
 
+@pytest.mark.parametrize(
+    ("reused", "small", "result"),
+    [(20.0, False, "held"), (21.0, False, "did not hold"), (1.0, True, "not run")],
+)
+def test_a_kept_engine_halves_the_start(reused: float, small: bool, result: str):
+    row = gpu_check_judge.judge_engine(40.0, reused, small=small)
+    assert row.result == result
+    assert f"40.0 s, then {reused:.1f} s" in row.figure + row.reason
+
+
 @pytest.mark.parametrize(("small", "result"), [(False, "did not hold"), (True, "not run")])
 def test_times_count_on_a_gpu_alone(small: bool, result: str):
     pair = Pair(Side([Block(1.2, [10.0])]), Side([Block(1.0, [10.0])]))
