@@ -34,7 +34,9 @@ import sys
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tuning.runner import run_sweep
 space, *overrides = sys.argv[1:]
-run_sweep(load_spec(space, overrides), train="tests.support.fake_training:train")
+spec = load_spec(space, overrides)
+name = "train" if spec.resources.pack == 1 else "Pack"
+run_sweep(spec, train=f"tests.support.fake_training:{name}")
 """
 """A program: a sweep that trains nothing, without tracking and display."""
 WAIT = 600.0

@@ -18,6 +18,8 @@ from gdpo_tune.core.trials import Measurement, Outcome
 KEY = "gdpo_tune"
 NODE_DIED = "its node has died"
 """In the message of Ray's error, which has no type of its own, for a process lost that way."""
+HOST_DIED = "its process died (killed, out of memory, or crashed)"
+"""Why an attempt in a process that trials share ended, where that is not known better."""
 Cause = Literal["changed", "lost", "directory", "store", "crowded", "host", "died", "own"]
 """Why an attempt ended: it needed another process; it lost its node; the sweep's directory was
 away; its node did not reach the store; others held the memory of its GPU; the process that it

@@ -24,6 +24,7 @@ from gdpo_tune.core.errors import EngineDiedError
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Measurement, Outcome
 from gdpo_tune.tuning.ray.messages import (
+    HOST_DIED,
     AttemptConfig,
     AttemptError,
     TrialMessage,
@@ -182,7 +183,7 @@ class PackHost:
         """
         channel = self._channels.get(number)
         if channel is None:
-            raise AttemptError("host", "the process has restarted")
+            raise AttemptError("host", HOST_DIED)  # since it has restarted
         is_last = True
         try:
             message = channel.take()

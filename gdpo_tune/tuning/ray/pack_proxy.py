@@ -14,6 +14,7 @@ from ray import tune
 from ray.exceptions import RayActorError, RayTaskError
 
 from gdpo_tune.tuning.ray.messages import (
+    HOST_DIED,
     NODE_DIED,
     AttemptConfig,
     AttemptError,
@@ -65,8 +66,7 @@ def run_packed_trial(config: dict[str, Any]) -> dict[str, Any]:
     except RayActorError as error:
         if NODE_DIED in str(error):
             raise AttemptError("lost", "the node of its process died") from error
-        reason = "the process that it shared died (killed, out of memory, or crashed)"
-        raise AttemptError("host", reason) from error
+        raise AttemptError("host", HOST_DIED) from error
 
 
 def find_place(attempt: AttemptConfig) -> tuple[Any, TrialPlaced] | None:
