@@ -290,8 +290,9 @@ def prepare_machine(spec: SweepSpec) -> None:
     Raises:
         GdpoTuneError: as `probe_environment`.
     """
-    from gdpo_tune.spec import check_resources, list_sandbox_warnings
+    from gdpo_tune.spec import check_resources, list_sandbox_warnings, settle_pack
 
+    spec = settle_pack(spec, 1)  # no other trial shares this process
     set_written_variables(spec)
     # Before torch: a training without a GPU must not see one, and TRL takes every one that it sees.
     count = math.ceil(spec.resources.gpus)

@@ -173,7 +173,7 @@ def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ())
     pack = None
     if spec.resources.pack != 1:
         pack = choose_pack(spec, size, read_device_memory())
-        spec = settle_pack(spec, pack)
+        spec = settle_pack(spec, pack.trials)
     lacking: list[object] = [*needs, *find_machine_problems(spec), *find_unset_webhook(spec)]
     try:
         check_disk(spec, size, file)
@@ -198,7 +198,7 @@ def choose_trials_per_process(spec: SweepSpec) -> SweepSpec:
 
     pack = choose_pack(spec, measure_policy(spec.policy), read_device_memory())
     print(f"trials a process: {pack}")
-    return settle_pack(spec, pack)
+    return settle_pack(spec, pack.trials)
 
 
 def print_environment(spec: SweepSpec, file: str = "") -> None:

@@ -73,7 +73,7 @@ def choose_pack(
     return PackChoice(max(1, fit), f"{fit} fit in {format_bytes(room)}, computed")
 
 
-def settle_pack(spec: SweepSpec, choice: PackChoice) -> SweepSpec:
-    """Return a spec with the chosen number in place of `auto`."""
-    resources = spec.resources.model_copy(update={"pack": choice.trials})
+def settle_pack(spec: SweepSpec, trials: int) -> SweepSpec:
+    """Return a spec with so many trials a process, such as those that `auto` stands for."""
+    resources = spec.resources.model_copy(update={"pack": trials})
     return spec.model_copy(update={"resources": resources})

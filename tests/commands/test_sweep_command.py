@@ -13,6 +13,7 @@ from gdpo_tune import cli, sweep
 from gdpo_tune.core.errors import ClusterLostError, UsageError
 from gdpo_tune.core.events import TrackingState
 from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.spec import load_spec
 from gdpo_tune.tuning import runner
 from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.ray.cluster import Cluster
@@ -153,3 +154,14 @@ def test_a_webhook_that_is_not_set_is_listed_in_the_dry_run_and_refused_at_the_s
     )
     with pytest.raises(UsageError, match=r"HOOK: the environment variable is not set"):
         end_with(options=options)
+
+
+def test_the_number_of_trials_a_process_is_settled_and_said_before_a_sweep_starts(capsys):
+    words = ["--set", "resources.pack=auto", "--set", "model.lora_rank=4"]
+    choice = "1 (on a CPU one trial keeps its cores busy)"
+    file = ROOT / "search_spaces" / "code.yaml"
+    spec = load_spec(file, words[1::2])
+    assert sweep.choose_trials_per_process(spec).resources.pack == 1
+    assert capsys.readouterr().out == f"trials a process: {choice}\n"
+    sweep.main([str(file), *words, "--dry-run"])
+    assert f"# Trials a process: {choice}\n" in capsys.readouterr().out

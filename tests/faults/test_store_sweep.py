@@ -18,8 +18,11 @@ from tests.support.mlflow_servers import run_postgres
 from tests.support.ray_nodes import RayNode, make_short_directory, open_ray_cluster
 from tests.support.s3_servers import BUCKET, S3Server, start_s3_server
 from tests.support.sweep_properties import check_no_trial_goes_back
+from tests.support.tuning import ENDS_ONLY
 
 pytestmark = pytest.mark.fault
+SHARED = ("resources={cpus: 1, gpus: 1, pack: 2}", "model.lora_rank=4")
+"""Overrides of a sweep in which two trials share a process."""
 
 
 class StoredSweep(KilledSweep):
@@ -37,9 +40,13 @@ def store() -> Iterator[S3Server]:
         yield server
 
 
-@pytest.fixture
+@pytest.fixture(params=[(), SHARED], ids=["own", "shared"])
 def sweep(
-    tmp_path: Path, store: S3Server, no_authentication: None, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    store: S3Server,
+    no_authentication: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[tuple[StoredSweep, RayNode]]:
     """A sweep that is not started, on two nodes with their own directories; and the second node."""
     monkeypatch.setenv("FAKE_SWEEP", str(tmp_path / "fake"))
@@ -53,7 +60,7 @@ def sweep(
         cluster.start_head(one, **NODE, gpus=1)
         node = cluster.add_node(prefix=two, **NODE, gpus=1)
         stores = (f"storage=s3://{BUCKET}/night", f"ledger={ledger}")
-        overrides = (*GATED, "search.trials=3", *stores)
+        overrides = (*GATED, *ENDS_ONLY, "search.trials=3", *request.param, *stores)
         stored = StoredSweep(tmp_path, overrides, fake=True, address=cluster.address)
         close_gate(stored)
         yield stored, node

@@ -75,7 +75,7 @@ def test_auto_is_one_where_the_memory_is_not_known(spec):
 
 
 def test_a_trial_of_a_pack_has_its_part_of_the_process(spec, tmp_path):
-    settled = settle_pack(spec("resources.pack=auto", LORA), choose(spec("resources.pack=4", LORA)))
+    settled = settle_pack(spec("resources.pack=auto", LORA), 4)
     assert settled.resources.pack == 4
     assert settled.resources.total_gpus == 0.25
     alone = spec(LORA)
@@ -113,7 +113,7 @@ def test_checkpoints_of_all_trials_of_a_process_count(spec, monkeypatch):
 def test_the_dry_run_tells_how_many_trials_share_a_process(spec):
     asked = spec("resources.pack=auto", LORA)
     choice = choose(asked, 141 * GIB)
-    text = render_dry_run(settle_pack(asked, choice), SIZE, pack=choice)
+    text = render_dry_run(settle_pack(asked, choice.trials), SIZE, pack=choice)
     assert "# Trials a process: 8 (at most 8; they fit in 151 GB)" in text.splitlines()
     assert ", shared with up to 7 others" in text
     assert "  pack: 8" in text
