@@ -38,6 +38,10 @@ def check_pack(spec: SweepSpec, problems: Problems) -> None:
     if resources.workers > 1:
         reason = f"a trial has {resources.workers} processes, and cannot share one with others"
         problems.refuse(key, reason, "write pack: 1, or workers: 1", "resources.workers")
+    if not spec.rollout.reuse_engine:
+        reason = "trials that share a process share its engine, too"
+        fix = "remove the key, or write resources.pack: 1"
+        problems.refuse("rollout.reuse_engine", reason, fix, key)
 
 
 def choose_pack(

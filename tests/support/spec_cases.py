@@ -1158,6 +1158,14 @@ CASES = {
         "a trial has 2 processes, and cannot share one with others",
         "write pack: 1, or workers: 1",
     ),
+    "engines of their own for trials that share a process": (
+        "search:",
+        "resources: {pack: 4}\nmodel: {lora_rank: 8}\nrollout: {reuse_engine: false}\nsearch:",
+        16,
+        "rollout.reuse_engine",
+        "trials that share a process share its engine",
+        "remove the key, or write resources.pack: 1",
+    ),
     "no trial a process": (
         "search:",
         "resources: {pack: 0}\nsearch:",

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from gdpo_tune.core.errors import EngineDiedError, NonFiniteError, PolicyError
+from gdpo_tune.core.errors import EngineDiedError, EngineMemoryError, NonFiniteError, PolicyError
 from gdpo_tune.core.object_store import CACHE, StoreDirectory
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trial_config import TrialConfig
@@ -86,7 +86,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Forget what the last test did; stand in for Ray and for the size of the machine."""
     context = SimpleNamespace(get_node_id=lambda: "node")
     monkeypatch.setattr(pack_host.ray, "get_runtime_context", lambda: context)
-    monkeypatch.setattr("gdpo_tune.tuning.ray.trainable.compute_memory_limit", lambda cpus: 2**60)
+    monkeypatch.setattr("gdpo_tune.tuning.ray.trainable.compute_memory_limit", lambda *_: 2**60)
     monkeypatch.setattr("gdpo_tune.tuning.ray.reporter.SECONDS", 0.0)
     monkeypatch.setattr(pack_host, "LOOK_SECONDS", 0.01)
     yield
@@ -104,7 +104,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 @pytest.fixture
 def host(clean: None) -> Iterator[PackHost]:
     """A process with two places."""
-    host = PackHost("pack-0", f"{__name__}:Pack", 2, 1.0)
+    host = PackHost("pack-0", Setup(f"{__name__}:Pack", Path("none"), pack=2))
     yield host
     for number in range(1, 5):
         host.leave(number)
@@ -272,7 +272,7 @@ def test_a_reservation_of_a_trial_that_asks_no_more_expires(
     assert host.enter(build_attempt(tmp_path, 3))
 
 
-@pytest.mark.parametrize("why", ["engine", "device", "memory"])
+@pytest.mark.parametrize("why", ["engine", "device", "engine's memory", "memory"])
 def test_a_process_that_is_used_up_restarts_once_it_is_empty(
     tmp_path: Path, host: PackHost, monkeypatch: pytest.MonkeyPatch, why: str
 ):
@@ -284,15 +284,16 @@ def test_a_process_that_is_used_up_restarts_once_it_is_empty(
         host.enter(build_attempt(tmp_path, number))
     if why == "memory":
         module = "gdpo_tune.tuning.ray.trainable.compute_memory_limit"
-        monkeypatch.setattr(module, lambda cpus: 1)
+        monkeypatch.setattr(module, lambda *_: 1)
         finish(host, 1)
     else:
         errors[1] = {
             "engine": EngineDiedError("vLLM died"),
+            "engine's memory": EngineMemoryError("no room for the cache"),
             "device": RuntimeError("CUDA error: device-side assert triggered"),
         }[why]
         gates[1].release()
-        with pytest.raises(type(errors[1])):
+        with pytest.raises((type(errors[1]), AttemptError)):
             host.exchange(1)
     wait_until(lambda: host.count_trials() == 1)
     assert host.enter(build_attempt(tmp_path, 3)) is None

@@ -11,7 +11,6 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -27,6 +26,7 @@ from gdpo_tune.tuning.ray.messages import (
     HOST_DIED,
     AttemptConfig,
     AttemptError,
+    Setup,
     TrialMessage,
     TrialPlaced,
     TrialResult,
@@ -99,16 +99,13 @@ class ChannelReporter(Reporter):
 class PackHost:
     """Places for trials in this process."""
 
-    def __init__(self, name: str, target: str, places: int, cpus: float) -> None:
-        """Offer so many places; `target` is the `module:class` that trains in them.
-
-        `name` and `cpus` are those of the process.
-        """
+    def __init__(self, name: str, setup: Setup) -> None:
+        """Offer the places of `setup`; `name` is that of the process."""
         read_shared_variables()
         self._placed = TrialPlaced(
             f"{name}-{uuid.uuid4().hex[:8]}", ray.get_runtime_context().get_node_id()
         )
-        self._target, self._places, self._cpus = target, places, cpus
+        self._setup = setup
         self._pack: Any = None
         self._lock = threading.Lock()
         """Guards everything below."""
@@ -156,8 +153,8 @@ class PackHost:
         """Return whether the process should restart before it takes another trial."""
         if not self._served:
             return False
-        limit: Callable[[float], float] = _import_trainable().compute_memory_limit
-        return self._is_broken or psutil.Process().memory_info().rss > limit(self._cpus)
+        limit = _import_trainable().compute_memory_limit(self._setup.cpus, self._setup.gpus)
+        return self._is_broken or psutil.Process().memory_info().rss > limit
 
     def _has_place(self, attempt: AttemptConfig) -> bool:
         """Return whether a trial may begin; reserve the process for one that has to be alone."""
@@ -172,7 +169,7 @@ class PackHost:
             return False
         if waits == number:
             self._reserved = -1, 0.0
-        return len(self._running) < self._places
+        return len(self._running) < self._setup.pack
 
     def exchange(self, number: int) -> TrialMessage:
         """Return the next message of a trial; the driver has handled the one before it.
@@ -217,7 +214,7 @@ class PackHost:
         """Train a trial beside the others; the first one builds what they share."""
         with self._building:
             if self._pack is None:
-                self._pack = registry.load(self._target)(self._places)
+                self._pack = registry.load(self._setup.train)(self._setup.pack)
         return self._pack.train(trial, **options)
 
     def _end(self, number: int, channel: Channel, trained: Future[TrialResult]) -> None:
@@ -225,10 +222,17 @@ class PackHost:
         error = trained.exception()
         with self._lock:
             del self._running[number]
-            self._is_broken |= isinstance(error, EngineDiedError) or "CUDA error" in str(error)
+            self._is_broken |= _needs_new_process(error)
         if error is not None and not isinstance(error, Exception):
             error = RuntimeError(f"the trial left with {error!r}")  # it would end this process
         channel.end(error or trained.result())
+
+
+def _needs_new_process(error: BaseException | None) -> bool:
+    """Return whether an error of one trial may have left the process unusable for all."""
+    if isinstance(error, AttemptError):
+        return error.cause == "changed"
+    return isinstance(error, EngineDiedError) or "CUDA error" in str(error)
 
 
 def _import_trainable() -> Any:

@@ -46,7 +46,7 @@ class PackHosts:
                 max_task_retries=0,
                 max_concurrency=2 * setup.pack + _SPARE_CALLS,
             )
-            self._handles.append(host.remote(name, setup.train, setup.pack, setup.cpus))
+            self._handles.append(host.remote(name, setup))
 
     def close(self) -> None:
         """Let the processes free what they hold; they end with the connection to the cluster."""
