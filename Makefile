@@ -22,6 +22,7 @@ image-check:      ## a C compiler and every package in the image of pods: make i
 	docker run --rm -i $${IMAGE:?name an image} python - < docker/check_image.py
 bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/step.py
+	python benchmarks/pack.py
 	python benchmarks/driver.py
 	python benchmarks/utilisation.py
 	python benchmarks/tracking.py
@@ -44,6 +45,7 @@ gpu-check:        ## what has to hold on the one GPU that may be used; no networ
 	python benchmarks/gpu_check.py
 bench-small:      ## the same scripts, seconds each, the check of a GPU a minute or two
 	python benchmarks/step.py --small
+	python benchmarks/pack.py --small
 	python benchmarks/driver.py --small
 	python benchmarks/utilisation.py --small
 	python benchmarks/tracking.py --small

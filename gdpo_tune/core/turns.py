@@ -44,11 +44,17 @@ class Turns(Generic[State]):
     """Turns of threads, in the order in which they ask for one.
 
     `read` returns the present state and `restore` makes a state the present one. Each thread begins
-    with the state that `read` returned when this object was made.
+    with the state that `read` returned when this object was made. `on_idle` is called whenever a
+    thread gives its turn away and none asks for it.
     """
 
-    def __init__(self, read: Callable[[], State], restore: Callable[[State], None]) -> None:
-        self._read, self._restore = read, restore
+    def __init__(
+        self,
+        read: Callable[[], State],
+        restore: Callable[[State], None],
+        on_idle: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._read, self._restore, self._on_idle = read, restore, on_idle
         self._first = read()
         self._mutex = threading.Lock()
         self._holder: _Member[State] | None = None
@@ -105,6 +111,9 @@ class Turns(Generic[State]):
             if pauses:
                 self._paused.add(member)
             self._call_next()
+            is_idle = self._holder is None
+        if is_idle:
+            self._on_idle()
 
     def read_cpu_seconds(self, member: _Member[State]) -> float:
         """Return the CPU time of a member; see the function of this name."""

@@ -42,7 +42,7 @@ def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer,
     # A new adapter draws random numbers before TRL sets its own seed.
     set_seed(config.seed)
     preparing = (
-        vllm_engine.prepare_engine(config, model, arguments, cache.initial)
+        vllm_engine.prepare_engine(config, model, arguments, cache.initial, cache.engines)
         if uses_vllm
         else nullcontext()
     )

@@ -22,25 +22,34 @@ BLOCK = 16
 
 
 def divide_gpu(
-    config: TrialConfig, model: PreTrainedModel, *, device: int, length: int, number: int
+    config: TrialConfig,
+    model: PreTrainedModel,
+    *,
+    device: int,
+    length: int,
+    number: int,
+    trials: int,
+    rank: int,
 ) -> tuple[int, float]:
     """Return the bytes of the engine's cache, and those that must be free before it starts.
 
     Neighbours that keep to their shares leave the trial its own, less the contexts of CUDA.
 
     Args:
-        config: the trial, whose process samples its completions of a step at once.
+        config: a trial, whose process samples its completions of a step at once.
         model: the policy, without adapters.
         device: bytes of the GPU.
         length: tokens of the longest prompt with its completion.
         number: bytes of a number in the engine.
+        trials: how many trials share the engine.
+        rank: largest rank of their adapters; 0 without adapters.
 
     Raises:
         ResourcesError: the engine's part is too small for the weights and a single completion.
     """
     share = config.rollout.vllm_memory_share
     part = int(config.gpu_share * share * device)
-    engine = _measure_engine(config, model, length=length, number=number)
+    engine = _measure_engine(config, model, length=length, number=number, trials=trials, rank=rank)
     if part < engine.weights + engine.longest:
         raise ResourcesError(
             f"rollout.vllm_memory_share = {share:g}: vLLM's part of this GPU of "
@@ -56,21 +65,26 @@ def divide_gpu(
 
 
 def _measure_engine(
-    config: TrialConfig, model: PreTrainedModel, *, length: int, number: int
+    config: TrialConfig,
+    model: PreTrainedModel,
+    *,
+    length: int,
+    number: int,
+    trials: int,
+    rank: int,
 ) -> EngineMemory:
     shape: Any = model.config.get_text_config()
-    rank = config.model.lora_rank
     adapter = count_adapter_numbers(model, round_up_rank(rank)) if rank else 0
     heads: int = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
     width: int = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     blocks = -(-length // BLOCK) + 2  # vLLM keeps one block empty
     return estimate_engine(
-        parameters=model.num_parameters() + adapter,
+        parameters=model.num_parameters() + trials * adapter,
         width=shape.hidden_size,
         inner_width=getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size,
         vocabulary=shape.vocab_size,
         cached=2 * shape.num_hidden_layers * heads * width,
-        completions=config.training.completions_per_step // ranks.count_processes(),
+        completions=trials * config.training.completions_per_step // ranks.count_processes(),
         length=blocks * BLOCK,
         number=number,
     )

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -43,12 +43,62 @@ class SampleRequest:
     """vLLM's `LoRARequest` of an adapter that was loaded; None: the policy as it is."""
 
 
+class TrialEngine(Protocol):
+    """Engine as one trial uses it: of its process, or a share of one."""
+
+    @property
+    def adapter(self) -> int:
+        """Number, from 1, under which the engine holds the adapter of the trial."""
+        ...
+
+    @property
+    def llm(self) -> Any:
+        """Return the `LLM` of vLLM, for the engine's thread alone."""
+        ...
+
+    @property
+    def llm_engine(self) -> Any:
+        """Engine behind vLLM's `LLM`, as TRL reads it."""
+        ...
+
+    def run(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
+        """Call a function in the engine's thread and return its result."""
+        ...
+
+    def generate(
+        self, requests: Sequence[SampleRequest], on_finished: OnFinished | None = None
+    ) -> list[Any]:
+        """Sample a completion for each request; see `LiveEngine.generate`."""
+        ...
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the keys and values of prompts, which other weights have computed."""
+        ...
+
+
+@dataclass(frozen=True)
+class EngineSource:
+    """Where a trial gets its engine."""
+
+    has: Callable[[object], bool]
+    """Whether there is an engine with this key."""
+    open: Callable[[object, Callable[[], Any], int], TrialEngine]
+    """See `open_engine`."""
+    close: Callable[[], None]
+    """Close an engine that no trial uses."""
+    slots: int = 1
+    """Trials whose adapters the engine holds, and whose completions it samples at once."""
+    largest_rank: int = 0
+    """Largest rank of their adapters; 0: that of the trial that starts the engine."""
+
+
 class LiveEngine:
     """A running vLLM and the only thread that touches it."""
 
     def __init__(self, start: Callable[[], Any], threads: int) -> None:
         """Start an engine with `start`, which returns vLLM's `LLM`, on so many CPU threads."""
         self.is_broken = False
+        self.adapter = 1
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="vllm")
         self._thread = self._worker.submit(threading.get_ident).result()
         try:
@@ -92,7 +142,11 @@ class LiveEngine:
 
     def forget_trial(self) -> None:
         """Remove all that an earlier trial has left, its NaN included."""
-        self.run(self._forget_trial)
+        self.run(self._forget_trial, None)
+
+    def forget_adapter(self, number: int) -> None:
+        """Remove all that a trial has left beside others, which sample nothing at this moment."""
+        self.run(self._forget_trial, number)
 
     def close(self) -> None:
         """End vLLM and return its memory.
@@ -147,11 +201,12 @@ class LiveEngine:
         finally:
             del engine.step
 
-    def _forget_trial(self) -> None:
+    def _forget_trial(self, adapter: int | None) -> None:
         engine = self.llm.llm_engine
         if engine.vllm_config.lora_config is not None:
             for number in engine.list_loras():
-                engine.remove_lora(number)
+                if adapter in (number, None):
+                    engine.remove_lora(number)
         self.llm.reset_prefix_cache()
         # A kernel may multiply what lies behind the end of a sequence by 0, and 0 x NaN is NaN.
         self.llm.collective_rpc(_clear_cache)
@@ -190,6 +245,10 @@ def close_engine() -> None:
     if _engine is not None:
         closing, _engine = _engine, None
         closing.close()
+
+
+OF_PROCESS = EngineSource(has_engine, open_engine, close_engine)
+"""The engine that the process keeps."""
 
 
 def _start(start: Callable[[], Any], threads: int) -> Any:

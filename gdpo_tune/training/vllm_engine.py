@@ -25,18 +25,23 @@ from gdpo_tune.core.engines import round_up_rank
 from gdpo_tune.core.errors import EngineDiedError, GdpoTuneError
 from gdpo_tune.core.rendezvous import RENDEZVOUS, find_free_port
 from gdpo_tune.core.trial_config import TrialConfig
-from gdpo_tune.training import live_engine, ranks
+from gdpo_tune.training import ranks
 from gdpo_tune.training.engine_memory import divide_gpu
 from gdpo_tune.training.gpu import lock_gpu, wait_for_memory
-from gdpo_tune.training.live_engine import SampleRequest
+from gdpo_tune.training.live_engine import (
+    OF_PROCESS,
+    EngineSource,
+    SampleRequest,
+    TrialEngine,
+)
 from gdpo_tune.training.lora import write_adapter_to_memory
 from gdpo_tune.training.out_of_memory import is_out_of_memory
 from gdpo_tune.training.rollout import Decoding
 
 CPU_CACHE = 2**30
 """Bytes of the key-value cache of an engine on a CPU, where no share of a device bounds it."""
-ADAPTER = ("policy", 1)
-"""Name and number of the adapter in vLLM, which holds one."""
+ADAPTER = "policy"
+"""Beginning of an adapter's name in vLLM; its number follows."""
 
 
 def build_engine_arguments(config: TrialConfig, model: PreTrainedModel) -> dict[str, Any]:
@@ -67,7 +72,11 @@ def build_engine_arguments(config: TrialConfig, model: PreTrainedModel) -> dict[
 
 @contextmanager
 def prepare_engine(
-    config: TrialConfig, model: PreTrainedModel, arguments: Any, policy: str = ""
+    config: TrialConfig,
+    model: PreTrainedModel,
+    arguments: Any,
+    policy: str = "",
+    source: EngineSource = OF_PROCESS,
 ) -> Generator[None]:
     """Prepare for a trainer that the block builds and that opens an engine in this process.
 
@@ -78,6 +87,7 @@ def prepare_engine(
         model: the policy, on a CPU or GPU.
         arguments: TRL's.
         policy: digest of the policy.
+        source: where the engine comes from.
 
     Raises:
         ResourcesError: the policy does not fit into the engine's part of the GPU.
@@ -86,24 +96,29 @@ def prepare_engine(
     """
     trl_vllm: Any = import_module("trl.generation.vllm_generation")
     plain, environment = trl_vllm.LLM, {name: os.environ.get(name) for name in RENDEZVOUS}
-    options, needed = _choose_options(config, model, bfloat16=arguments.bf16)
+    options, needed = _choose_options(config, model, source, bfloat16=arguments.bf16)
     # From these TRL takes its own arguments of an engine.
     of_trl = build_engine_arguments(config, model), config.training.completions_per_step
     facts = policy, model.name_or_path, options, *of_trl, config.threads, ranks.get_rank()
     key = repr(facts) if config.rollout.reuse_engine else None
-    if not live_engine.has_engine(key):
-        live_engine.close_engine()
+    if not source.has(key):
+        source.close()
 
-    def open_engine(**arguments: Any) -> live_engine.LiveEngine:
-        start = functools.partial(plain, **arguments, **options)
-        return live_engine.open_engine(key, start, config.threads)
+    def open_engine(**arguments: Any) -> TrialEngine:
+        def start() -> Any:
+            llm = plain(**{**arguments, **options})
+            if not torch.cuda.is_available():
+                llm.collective_rpc(_draw_from_seeds_alone)
+            return llm
+
+        return source.open(key, start, config.threads)
 
     # TRL tries the same few ports in every process; trials that start together would collide.
     os.environ.setdefault("MASTER_PORT", str(find_free_port()))
     trl_vllm.LLM = open_engine
     try:
         with lock_gpu():
-            if not live_engine.has_engine(key):
+            if not source.has(key):
                 wait_for_memory(needed)
             yield
     finally:
@@ -119,12 +134,14 @@ def prepare_engine(
 
 
 def _choose_options(
-    config: TrialConfig, model: PreTrainedModel, *, bfloat16: bool
+    config: TrialConfig, model: PreTrainedModel, source: EngineSource, *, bfloat16: bool
 ) -> tuple[dict[str, Any], float]:
     """Choose vLLM's options for which TRL has no argument, and the bytes that a start needs."""
     precision = "bfloat16" if bfloat16 else str(model.dtype).removeprefix("torch.")
     options: dict[str, Any] = {"dtype": precision, "revision": config.model.revision or None}
-    needed = 0.0
+    needed, rank = 0.0, source.largest_rank or config.model.lora_rank
+    if source.slots > 1:
+        options["max_num_seqs"] = source.slots * config.training.completions_per_step
     if torch.cuda.is_available():
         options["kv_cache_memory_bytes"], needed = divide_gpu(
             config,
@@ -132,13 +149,15 @@ def _choose_options(
             device=torch.cuda.mem_get_info()[1],
             length=_count_positions(config, model),
             number=2 if precision == "bfloat16" else 4,
+            trials=source.slots,
+            rank=rank,
         )
     else:
         # Compiling takes minutes on a CPU, and the cache would take a share of its memory.
         options |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE}
-    if config.model.lora_rank:
-        rank = round_up_rank(config.model.lora_rank)
-        options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
+    if rank:
+        options |= {"enable_lora": True, "max_loras": source.slots}
+        options["max_lora_rank"] = round_up_rank(rank)
     return options, needed
 
 
@@ -155,10 +174,10 @@ class ColocatedEngine:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         generation = trainer.vllm_generation
-        self._live: live_engine.LiveEngine = generation.llm
+        self._live: TrialEngine = generation.llm
         self._adapter: Any = None
         if hasattr(generation.model, "peft_config"):
-            self._adapter = _build_adapter_request("loaded by every sync")
+            self._adapter = self._build_adapter_request("loaded by every sync")
             synchronize = self._send_adapter
         elif torch.cuda.is_available():
             synchronize = generation.sync_weights
@@ -208,9 +227,15 @@ class ColocatedEngine:
         with write_adapter_to_memory(self._trainer.vllm_generation.model) as directory:
             # Loaded once: later requests for it would load it again.
             self._live.llm_engine.add_lora(
-                _build_adapter_request(str(directory), load_inplace=True)
+                self._build_adapter_request(str(directory), load_inplace=True)
             )
         self._live.reset_prefix_cache()
+
+    def _build_adapter_request(self, path: str, *, load_inplace: bool = False) -> Any:
+        """Build vLLM's request for the adapter, from a directory if it is to be loaded."""
+        vllm_lora: Any = import_module("vllm.lora.request")
+        number = self._live.adapter
+        return vllm_lora.LoRARequest(f"{ADAPTER}-{number}", number, path, load_inplace=load_inplace)
 
     def _reload_weights(self) -> None:
         """Send the weights on a CPU, where vLLM computes with rearranged copies of them."""
@@ -224,7 +249,7 @@ class ColocatedEngine:
 class _StepSampler:
     """The engine as TRL calls it for the completions of a step."""
 
-    def __init__(self, engine: live_engine.LiveEngine, adapter: Any) -> None:
+    def __init__(self, engine: TrialEngine, adapter: Any) -> None:
         self.engine, self._adapter = engine, adapter
 
     @property
@@ -265,12 +290,6 @@ def _count_positions(config: TrialConfig, model: PreTrainedModel) -> int:
     return min(longest, policy.max_position_embeddings)
 
 
-def _build_adapter_request(path: str, *, load_inplace: bool = False) -> Any:
-    """Build vLLM's request for the adapter, from a directory if it is to be loaded."""
-    vllm_lora: Any = import_module("vllm.lora.request")
-    return vllm_lora.LoRARequest(*ADAPTER, path, load_inplace=load_inplace)
-
-
 def _name_failures(function: Callable[..., Any], trainer: Any) -> Callable[..., Any]:
     """Wrap a call of the engine to raise `EngineDiedError` with the engine's last words."""
 
@@ -295,6 +314,16 @@ def _read_last_words(error: BaseException) -> str:
         error = earlier
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _draw_from_seeds_alone(worker: Any) -> None:
+    """Let a CPU's sampler leave the global generator alone, as that of a GPU does.
+
+    Its own draws numbers there too, which it drops where a request has a seed. They would change
+    what a trial draws that trains at this moment.
+    """
+    sampler = worker.model_runner.sampler.topk_topp_sampler
+    sampler.forward = sampler.forward_native
 
 
 def _renew_output_heads(model: Any) -> None:

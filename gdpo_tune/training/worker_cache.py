@@ -28,6 +28,7 @@ from gdpo_tune.policies.initial_policy import hash_policy, save_initial_policy
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.policies.prompts import PromptFormat, choose_prompt_format
 from gdpo_tune.tasks.base import Problem, Split, Task
+from gdpo_tune.training.live_engine import OF_PROCESS, EngineSource
 from gdpo_tune.training.trl_arguments import choose_weights_dtype
 
 _LOGGER = logging.getLogger("gdpo_tune.training")
@@ -60,6 +61,8 @@ class WorkerCache:
     """The untrained policy; None: a trial took it, because it is too large to copy."""
     shares_weights: bool = False
     """The policies that trials take share these weights, which none of them may change."""
+    engines: EngineSource = OF_PROCESS
+    """Where trials get their vLLM."""
     initial: str = ""
     """Digest of the untrained policy, as checkpoints record it."""
     left_out: dict[str, str] = field(default_factory=dict[str, str])
@@ -137,7 +140,9 @@ def _fits(cache: WorkerCache, config: TrialConfig) -> bool:
     return tuple(cache.task.rewards) == tuple(rewards)
 
 
-def build_worker_cache(config: TrialConfig, *, shares_weights: bool = False) -> WorkerCache:
+def build_worker_cache(
+    config: TrialConfig, *, shares_weights: bool = False, engines: EngineSource = OF_PROCESS
+) -> WorkerCache:
     """Build a cache for a trial and for those that agree with it.
 
     With `shares_weights`, the policies of trials that train adapters share the weights below them,
@@ -161,7 +166,7 @@ def build_worker_cache(config: TrialConfig, *, shares_weights: bool = False) -> 
     if shares_weights:
         network: Any = model
         model = network.requires_grad_(False).to("cuda" if torch.cuda.is_available() else "cpu")
-    return WorkerCache(config, task, tokenizer, prompts, model, shares_weights, initial)
+    return WorkerCache(config, task, tokenizer, prompts, model, shares_weights, engines, initial)
 
 
 @contextmanager

@@ -53,6 +53,7 @@ class RecordingLLM:
         self.adapters: list[Any] = []
         self.threads = {threading.get_ident()}
         self.resets = 0
+        self.sampler = SimpleNamespace(forward="draws twice", forward_native="draws by seed")
 
     def generate(self, inputs: Any, settings: Any, *, lora_request: Any, use_tqdm: bool) -> Any:
         """Sample as vLLM does; completions of short prompts end first."""
@@ -82,4 +83,6 @@ class RecordingLLM:
 
     def collective_rpc(self, function: Any) -> None:
         """Call a function with the worker."""
-        function(SimpleNamespace(model_runner=SimpleNamespace(kv_caches=[self.cache])))
+        sampler = SimpleNamespace(topk_topp_sampler=self.sampler)
+        runner = SimpleNamespace(kv_caches=[self.cache], sampler=sampler)
+        function(SimpleNamespace(model_runner=runner))

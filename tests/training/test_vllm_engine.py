@@ -352,7 +352,7 @@ def test_a_sync_hands_the_adapter_over_and_writes_no_weight(adapted, monkeypatch
     loaded = []
 
     def add_lora(request):
-        assert request[:2] == vllm_engine.ADAPTER
+        assert request[:2] == ("policy-1", 1)
         assert request[3] is True
         loaded.append(load_file(f"{request[2]}/adapter_model.safetensors"))
 
@@ -377,7 +377,7 @@ def test_a_sync_hands_the_adapter_over_and_writes_no_weight(adapted, monkeypatch
     prompts = [{"prompt_token_ids": [3]}]
     generation.llm.generate(prompts, sampling_params=SimpleNamespace(), use_tqdm=False)
     (request,) = llm.adapters
-    assert request[:2] == vllm_engine.ADAPTER
+    assert request[:2] == ("policy-1", 1)
     assert request[3] is False  # or every request would load the adapter again
 
 

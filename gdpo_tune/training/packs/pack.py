@@ -1,8 +1,8 @@
 """A pack: up to N LoRA trials in one process, each with an adapter of its own on one frozen base.
 
 Each trial is `train()` as ever, in a thread of its own, with its own trainer, optimizer, schedule,
-checkpoints and report. The threads take turns. Task, tokenized prompts and the weights below the
-adapters exist once. With Transformers a trial in a pack is bitwise equal to the same one alone.
+checkpoints and report. The threads take turns. Task, tokenized prompts, vLLM and the weights below
+the adapters exist once. With Transformers a trial in a pack is bitwise equal to the same one alone.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from pathlib import Path
 import torch
 
 from gdpo_tune.core import task_files, turns
+from gdpo_tune.core.engines import round_up_rank
 from gdpo_tune.core.errors import PackError
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Measurement, Outcome, Report
 from gdpo_tune.training.out_of_memory import explain_out_of_memory
 from gdpo_tune.training.packs.global_state import read_global_state, restore_global_state
+from gdpo_tune.training.packs.shared_engine import SharedEngine
+from gdpo_tune.training.rollout import uses_engine_in_process
 from gdpo_tune.training.trial import prepare_process, run_trial
 from gdpo_tune.training.worker_cache import WorkerCache, build_worker_cache
 
@@ -32,10 +35,15 @@ class Pack:
     A trial that stops or fails leaves the others as they are, and its place is free at once.
     """
 
-    def __init__(self, size: int) -> None:
-        """Make room for `size` trials at once; more of them wait for a place."""
+    def __init__(self, size: int, largest_rank: int = 0) -> None:
+        """Make room for `size` trials at once; more of them wait for a place.
+
+        vLLM has room for adapters of `largest_rank`; 0 takes the rank of the first trial.
+        """
         self._places = threading.BoundedSemaphore(size)
-        self._turns = turns.Turns(read_global_state, restore_global_state)
+        self._largest_rank = largest_rank
+        self._engine = SharedEngine(size)
+        self._turns = turns.Turns(read_global_state, restore_global_state, self._engine.start_batch)
         self._config: TrialConfig | None = None
         self._cache: WorkerCache | None = None
 
@@ -65,10 +73,12 @@ class Pack:
                 _release_frames(error)
                 raise
             finally:
+                self._engine.release()
                 _release_memory()
 
     def close(self) -> None:
         """End what the trials shared; idempotent. No trial may be running."""
+        self._engine.close()
         cache, self._cache = self._cache, None
         if cache is not None:
             cache.task.close()
@@ -86,8 +96,12 @@ class Pack:
             )
         if self._config is not None:
             _require_agreement(self._config, config)
+        rank = self._largest_rank or (self._config or config).model.lora_rank
+        if uses_engine_in_process(config):
+            _require_slot(config, round_up_rank(rank))
         if self._cache is None:
-            self._cache = build_worker_cache(config, shares_weights=True)
+            source = self._engine.build_source(rank)
+            self._cache = build_worker_cache(config, shares_weights=True, engines=source)
             self._config = config
         return self._cache
 
@@ -102,6 +116,15 @@ def _require_agreement(first: TrialConfig, config: TrialConfig) -> None:
             f"{', '.join(different)}\n"
             "    fix: train it in another process; trials of one may differ in parameters, seed, "
             "lora_rank and lora_alpha"
+        )
+
+
+def _require_slot(config: TrialConfig, size: int) -> None:
+    """Raise `PackError` if the slots of the engine are too small for the adapter of a trial."""
+    if config.model.lora_rank > size:
+        raise PackError(
+            f"model.lora_rank = {config.model.lora_rank}: vLLM was started for adapters of rank "
+            f"{size} at most\n    fix: start the pack for the largest rank of its trials"
         )
 
 
