@@ -23,7 +23,7 @@ EVERY_LINEAR = "all-linear"
 INDIFFERENT_TRAINING = ("micro_batch_size",)
 """Settings of `training:` that change how a step is computed, and not its result. They may change
 while a sweep or a training is interrupted, such as after memory ran out."""
-LATER_TRAINING = ("mini_batch_size",)
+LATER_TRAINING = ("mini_batch_size", "optimizer")
 """Settings of `training:` that earlier versions did not have. At their defaults they count neither
 in the identity of a sweep nor in that of a training, which stay those of earlier versions."""
 DECISIVE_ROLLOUT_KEYS = ("importance_sampling", "importance_sampling_cap")
@@ -62,6 +62,9 @@ class TrainingSettings:
     """Share of the steps over which the learning rate rises from 0."""
     max_grad_norm: Annotated[float, Ge(1e-30), Le(1e30)] = 1.0
     """Gradient norm above which gradients are scaled down."""
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    """`adamw_8bit` keeps AdamW's two averages in 8 bits a number instead of 32, which saves 6 bytes
+    of a GPU for each trained number (`pip install 'gdpo-tune[adam8bit]'`)."""
     train_prompts: Annotated[int, Ge(1)] = 2048
     """Distinct training prompts that a trial draws from."""
     validation_prompts: Annotated[int, Ge(1)] = 128

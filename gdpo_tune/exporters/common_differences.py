@@ -51,6 +51,8 @@ def list_common_differences(
     groups whose rewards are all equal.
     """
     rows: list[Difference] = []
+    if recipe.training.optimizer == "adamw_8bit":
+        rows.append(Difference("averages of AdamW", "8 bits a number", "32 bits a number"))
     is_auto = recipe.model.dtype == "auto" and not follows_device
     if is_auto or (precision and recipe.model.dtype == "float32"):
         ours, theirs = PRECISION[recipe.model.dtype], precision or "bfloat16"

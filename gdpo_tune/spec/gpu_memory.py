@@ -18,6 +18,8 @@ TRAINED = 4
 """Bytes of a trained weight, and of its gradient: 32 bits."""
 AVERAGES = 8
 """Bytes of the optimizer's two averages of a trained number, in 32 bits."""
+AVERAGES_8BIT = 2
+"""The same in 8 bits; the scales of blocks add 3 %."""
 REFERENCE = 4
 """Bytes of a parameter of the reference policy: TRL loads a second copy in 32 bits."""
 LOGITS = 300 * 10**6
@@ -84,6 +86,7 @@ def read_layout(spec: SweepSpec) -> Layout:
     return Layout(
         workers=resources.workers,
         shards=resources.workers if resources.shards_policy else 1,
+        averages=AVERAGES_8BIT if spec.training.optimizer == "adamw_8bit" else AVERAGES,
         trials=resources.trials_per_process,
     )
 

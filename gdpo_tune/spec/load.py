@@ -125,6 +125,7 @@ def _check_needs(spec: SweepSpec, problems: Problems) -> None:
     sandbox_section.check_modules(spec.sandbox, problems)
     data_section.check_presence(spec.data, problems)
     task_section.check_packages(spec.model, problems)
+    training_section.check_optimizer(spec.training, problems)
 
 
 def check_warm_start(spec: SweepSpec, problems: Problems) -> None:

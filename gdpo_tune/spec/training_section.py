@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from typing import Annotated, Literal
 
@@ -83,6 +84,13 @@ def check_length_limit(training: TrainingSettings, problems: Problems) -> None:
         fix = f"write a limit below {longest}, or raise training.max_completion_length"
         key, other = "training.length_limit", "training.max_completion_length"
         problems.refuse(key, reason, fix, other, value=training.length_limit)
+
+
+def check_optimizer(training: TrainingSettings, problems: Problems) -> None:
+    """Refuse an optimizer whose package is not installed."""
+    if training.optimizer == "adamw_8bit" and importlib.util.find_spec("torchao") is None:
+        fix = "pip install 'gdpo-tune[adam8bit]', or write optimizer: adamw"
+        problems.refuse("training.optimizer", "adamw_8bit needs the package torchao", fix)
 
 
 def check_group_sizes(space: Space, training: TrainingSettings, problems: Problems) -> None:

@@ -107,5 +107,8 @@ class MovingParameters(TrainerCallback):
             {**scheduler.state_dict(), "base_lrs": [peak] * len(rates), "_last_lr": list(rates)}
         )
         for group, rate in zip(trained.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+            if isinstance(group["lr"], torch.Tensor):  # of an optimizer that torch compiles
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
         self.current = params

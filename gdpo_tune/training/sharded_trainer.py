@@ -13,6 +13,7 @@ import torch
 from accelerate import DistributedType, PartialState
 from accelerate.utils import FullyShardedDataParallelPlugin
 
+from gdpo_tune.training.adam_8bit import compute_eagerly, is_8bit
 from gdpo_tune.training.checkpoints import OPTIMIZER_FILE, SCHEDULER_FILE
 from gdpo_tune.training.fast_cpu.accumulation import MicroBatchTrainer
 from gdpo_tune.training.sharding import gather_weights, is_sharded, load_optimizer, start_sharding
@@ -32,6 +33,13 @@ class ShardedTrainer(MicroBatchTrainer):
         # Accelerate copies it from one state to the other.
         state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
         self.is_fsdp_enabled = True
+
+    def create_optimizer(self, *arguments: Any, **keywords: Any) -> Any:
+        """Create the optimizer, on a CPU one that compiles nothing."""
+        optimizer = super().create_optimizer(*arguments, **keywords)
+        if self.args.use_cpu and is_8bit(optimizer):
+            compute_eagerly(optimizer)
+        return optimizer
 
     def _generate_single_turn(self, *arguments: Any, **keywords: Any) -> tuple[Any, ...]:
         """Sample with Transformers while each process has all weights, at a pace of its own."""
@@ -62,7 +70,7 @@ class ShardedTrainer(MicroBatchTrainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is None or not self.is_fsdp_enabled:
+        if checkpoint is None or not (self.is_fsdp_enabled or is_8bit(self.optimizer)):
             super()._load_optimizer_and_scheduler(checkpoint)
             return
         directory = Path(checkpoint)

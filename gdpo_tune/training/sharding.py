@@ -23,6 +23,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gdpo_tune.training import ranks
+from gdpo_tune.training.adam_8bit import is_8bit, reduce_precision, restore_precision
 
 
 def build_sharding_arguments() -> dict[str, Any]:
@@ -129,19 +130,25 @@ def gather_optimizer(optimizer: Any) -> dict[str, Any]:
     The whole state is that of an optimizer in one process.
     """
     state: dict[str, Any] = optimizer.state_dict()
-    return {
-        **state,
-        "state": {n: _gather_entries(entries) for n, entries in state["state"].items()},
-    }
+    whole: dict[int, dict[str, Any]] = {}
+    for number, entries in state["state"].items():
+        restored = restore_precision(entries) if is_8bit(optimizer) else entries
+        whole[number] = _gather_entries(restored)
+    return {**state, "state": whole}
 
 
 def load_optimizer(optimizer: Any, whole: Mapping[str, Any]) -> None:
-    """Give each process its part of a whole state."""
+    """Give each process its part of a whole state, as its optimizer holds it."""
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     state = {
         number: {key: _divide_like(value, weights[number]) for key, value in entries.items()}
         for number, entries in whole["state"].items()
     }
+    if is_8bit(optimizer):
+        state = {
+            number: reduce_precision(optimizer, weights[number], entries)
+            for number, entries in state.items()
+        }
     optimizer.load_state_dict({**whole, "state": state})
 
 

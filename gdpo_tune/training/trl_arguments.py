@@ -17,7 +17,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.trial_config import TrialConfig
-from gdpo_tune.training import ranks
+from gdpo_tune.training import adam_8bit, ranks
 from gdpo_tune.training.sharding import build_sharding_arguments, set_precision
 
 _SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
@@ -81,6 +81,7 @@ def build_trainer_arguments(
         # TRL loads the policy again, as the reference of the KL, and needs the same revision.
         model_init_kwargs={"revision": config.model.revision} if config.model.revision else None,
         **(build_sharding_arguments() if config.sharded else {}),
+        **({"optim": adam_8bit.NAME} if settings.optimizer == "adamw_8bit" else {}),
         **(engine or {}),
     )
     set_precision(arguments)

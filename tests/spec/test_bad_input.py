@@ -426,12 +426,19 @@ def test_what_another_machine_needs_is_no_error(tmp_path, monkeypatch):
         load_spec(path, [*overrides, "training.steps=0"], needs=[])
 
 
-def test_lora_without_its_package_names_the_extra(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("override", "package", "extra"),
+    [
+        ("model.lora_rank=8", "peft", "peft"),
+        ("training.optimizer=adamw_8bit", "torchao", "adam8bit"),
+    ],
+)
+def test_a_key_without_its_package_names_the_extra(tmp_path, monkeypatch, override, package, extra):
     found = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "peft" else found(name)
+        importlib.util, "find_spec", lambda name: None if name == package else found(name)
     )
-    (problem,) = problems_of(tmp_path, GOOD, "model.lora_rank=8")
-    assert problem.key == "model.lora_rank"
-    assert "peft" in problem.reason
-    assert "pip install 'gdpo-tune[peft]'" in problem.fix
+    (problem,) = problems_of(tmp_path, GOOD, override)
+    assert problem.key == override.partition("=")[0]
+    assert package in problem.reason
+    assert f"pip install 'gdpo-tune[{extra}]'" in problem.fix

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
@@ -18,6 +19,7 @@ from gdpo_tune.spec.gpu_memory import (
     fits_in,
     measure_engine,
     measure_trainer,
+    read_layout,
 )
 from tests.support.paths import ROOT
 
@@ -39,6 +41,16 @@ def with_vllm(monkeypatch):
 
 def add_adapters(spec, rank=8):
     return spec.model_copy(update={"model": ModelSettings(lora_rank=rank)})  # peft may be missing
+
+
+def test_a_file_says_how_its_memory_is_spread(load):
+    spec = load("resources={workers: 4, cpus: 1, gpus: 1}")
+    assert read_layout(spec) == Layout(workers=4, shards=4, averages=8)
+    assert read_layout(load("resources={workers: 4, sharding: none}")).shards == 1
+    training = dataclasses.replace(spec.training, optimizer="adamw_8bit")
+    small = spec.model_copy(update={"training": training})  # torchao may be missing
+    assert read_layout(small) == Layout(workers=4, shards=4, averages=2)
+    assert small.compute_identity() != spec.compute_identity()
 
 
 def test_numbers_outside_of_layers_are_those_of_embedding_and_head():

@@ -376,6 +376,7 @@ def test_what_changes_the_identity(load, override):
         "training.steps=60",
         "training.micro_batch_size=8",
         "training.mini_batch_size=0",
+        "training.optimizer=adamw",
         "rollout.engine=transformers",
         "rollout={engine: vllm, importance_sampling: sequence_mask, importance_sampling_cap: 3}",
         "sandbox={type: external, url: 'http://host:8080', workers: 8}",

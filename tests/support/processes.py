@@ -11,7 +11,8 @@ from tests.support.paths import ROOT
 
 def launch(*command: object, processes: int) -> None:
     """Run a script, alone or as a group of processes."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     group = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
     whole = [sys.executable, *(group if processes > 1 else ()), *map(str, command)]
     done = subprocess.run(whole, env=environment, capture_output=True, text=True)

@@ -30,6 +30,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "full": {},
     "parts": {"training": dataclasses.replace(STEPS, micro_batch_size=2)},
     "adapters": {"model": ModelSettings(lora_rank=2)},
+    "eight": {"training": dataclasses.replace(STEPS, optimizer="adamw_8bit")},
 }
 ENGINES = {"lean", "transformers"}
 """Names of trials that sample for themselves, each with the engine of that name."""

@@ -102,7 +102,7 @@ def register_toy_task(monkeypatch, task: type = ToyTask) -> None:
     monkeypatch.setitem(registry.TASKS, "toy", TARGET)
 
 
-def write_policy(directory: Path, layers: int = 2, kv_heads: int = 2) -> str:
+def write_policy(directory: Path, layers: int = 2, kv_heads: int = 2, width: int = 32) -> str:
     """Write a random Llama policy over lower-case letters and return its directory."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -125,7 +125,7 @@ def write_policy(directory: Path, layers: int = 2, kv_heads: int = 2) -> str:
     ends = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
     config = LlamaConfig(
         vocab_size=len(vocabulary),
-        hidden_size=32,
+        hidden_size=width,
         intermediate_size=48,
         num_hidden_layers=layers,
         num_attention_heads=4,
