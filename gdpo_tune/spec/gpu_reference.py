@@ -16,8 +16,9 @@ from gdpo_tune.core.policy_size import PolicySize, find_known_size
 from gdpo_tune.core.vllm_memory import CONTEXT
 from gdpo_tune.spec.disk import measure_disk
 from gdpo_tune.spec.gpu_memory import (
+    AVERAGES,
+    AVERAGES_8BIT,
     Layout,
-    fits,
     format_bytes,
     measure_engine,
     measure_trainer,
@@ -100,18 +101,16 @@ def tabulate_gpus(base: SweepSpec) -> str:
 
 
 def count_gpus(spec: SweepSpec, size: PolicySize, device: int) -> str:
-    """Return the least number of GPUs of a trial, and the number with an engine that sleeps."""
-    least: dict[bool, int] = {}
-    for sleeps in (False, True):
-        layouts = (Layout(workers=count, shards=count, sleeps=sleeps) for count in COUNTS)
+    """Return the least number of GPUs of a trial, and the number with averages in 8 bits."""
+    least: dict[int, int] = {}
+    for averages in (AVERAGES, AVERAGES_8BIT):
+        layouts = (Layout(workers=count, shards=count, averages=averages) for count in COUNTS)
         fitting = (each.shards for each in layouts if find_share(spec, size, device, each))
-        least[sleeps] = next(fitting, 0)
-    if not least[True]:
-        return "none"
-    if least[True] == least[False]:
-        return f"{least[False]}"
-    asleep = f"{least[True]} (engine asleep)"
-    return f"{least[False]}, or {asleep}" if least[False] else asleep
+        least[averages] = next(fitting, 0)
+    usual, smaller = least[AVERAGES], least[AVERAGES_8BIT]
+    if usual == smaller:
+        return str(usual) if usual else "none"
+    return f"{usual}, or {smaller} (8 bits)" if usual else f"{smaller} (8 bits)"
 
 
 def tabulate_packs(base: SweepSpec) -> str:
@@ -169,10 +168,11 @@ def find_share(
 ) -> float:
     """Return a share of vLLM at which a trial fits on its GPUs, its own first; 0 if none does."""
     layout = layout or read_layout(spec)
-    trainer, engine = measure_trainer(spec, size, layout), measure_engine(spec, size, layout)
-    least = math.ceil((engine.least + CONTEXT) / device * 20) / 20
+    trainer = measure_trainer(spec, size, layout).total
+    engine = measure_engine(spec, size, layout).least
+    least = math.ceil((engine + CONTEXT) / device * 20) / 20
     for share in (spec.rollout.vllm_memory_share, least):
-        if fits(trainer, engine, room=device, share=share, sleeps=layout.sleeps):
+        if engine <= share * device and trainer <= (1 - share) * device:
             return share
     return 0.0
 

@@ -15,7 +15,6 @@ from gdpo_tune.spec import gpu_memory, gpu_reference, load_spec, render_dry_run
 from gdpo_tune.spec.gpu_memory import (
     Layout,
     count_trials_that_fit,
-    fits,
     fits_in,
     measure_engine,
     measure_trainer,
@@ -117,21 +116,6 @@ def test_trials_of_a_process_share_all_but_their_adapters(load):
     assert engines[1].longest == engines[0].longest
 
 
-def test_an_engine_that_sleeps_makes_room_for_the_step(load):
-    spec = load()
-    trainer, engine = measure_trainer(spec, SIZE), measure_engine(spec, SIZE)
-    step = trainer.total + engine.workspace
-    both = {"room": step, "share": 0.6}
-    assert trainer.at_rest < 0.4 * step < trainer.total
-    assert not fits(trainer, engine, **both, sleeps=False)
-    assert fits(trainer, engine, **both, sleeps=True)
-    assert not fits(trainer, engine, room=step - 1, share=0.6, sleeps=True)
-    # Awake, it leaves what the trainer keeps meanwhile.
-    most = 1 - (trainer.at_rest + 1) / step
-    assert fits(trainer, engine, room=step, share=most, sleeps=True)
-    assert not fits(trainer, engine, room=step, share=most + 2 / step, sleeps=True)
-
-
 @pytest.mark.parametrize("part", ["trainer", "engine"])
 def test_as_many_trials_fit_as_the_smaller_part_holds(load, part):
     # A wide vocabulary makes the engine grow faster with the trials, deep layers the trainer.
@@ -174,20 +158,20 @@ def test_policies_that_the_page_promises_fit(policy, rank, device, gpus):
     assert not gpu_reference.find_share(spec, size, memory // 8, Layout(gpus, gpus))
 
 
-def test_the_cell_of_a_table_says_what_an_engine_asleep_saves(load, monkeypatch):
+def test_the_cell_of_a_table_says_what_averages_of_8_bits_save(load, monkeypatch):
     spec, size = load(), find_known_size("Qwen/Qwen2.5-1.5B")
-    needed = {False: 4, True: 4}
+    needed = {8: 4, 2: 4}
 
     def find_share(spec, size, device, layout):
-        return needed[layout.sleeps] and layout.shards >= needed[layout.sleeps]
+        return needed[layout.averages] and layout.shards >= needed[layout.averages]
 
     monkeypatch.setattr(gpu_reference, "find_share", find_share)
     assert gpu_reference.count_gpus(spec, size, GIB) == "4"
-    needed[True] = 2
-    assert gpu_reference.count_gpus(spec, size, GIB) == "4, or 2 (engine asleep)"
-    needed[False] = 0
-    assert gpu_reference.count_gpus(spec, size, GIB) == "2 (engine asleep)"
-    needed[True] = 0
+    needed[2] = 2
+    assert gpu_reference.count_gpus(spec, size, GIB) == "4, or 2 (8 bits)"
+    needed[8] = 0
+    assert gpu_reference.count_gpus(spec, size, GIB) == "2 (8 bits)"
+    needed[2] = 0
     assert gpu_reference.count_gpus(spec, size, GIB) == "none"
 
 
