@@ -34,6 +34,7 @@ bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/search/replay.py
 	python benchmarks/search/sweeps.py
 	python benchmarks/verdicts.py
+	python benchmarks/overlap.py
 	python benchmarks/importance.py
 	python benchmarks/thousand_trials.py
 	python benchmarks/scale.py
@@ -57,6 +58,7 @@ bench-small:      ## the same scripts, seconds each, the check of a GPU a minute
 	python benchmarks/search/fronts.py --small
 	python benchmarks/candidates.py --small
 	python benchmarks/verdicts.py --small
+	python benchmarks/overlap.py --small
 	python benchmarks/importance.py --small
 	python benchmarks/thousand_trials.py --small
 	python benchmarks/scale.py --small

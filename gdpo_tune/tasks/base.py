@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from gdpo_tune.core.metrics import MetricInfo
 from gdpo_tune.core.settings import STRICT, Scoring
@@ -141,4 +141,16 @@ class Task(AbstractContextManager["Task"], Protocol):
 
     def close(self) -> None:
         """End every process that the task started."""
+        ...
+
+
+@runtime_checkable
+class JudgesEarly(Protocol):
+    """A task that can begin with a completion while others are still being sampled."""
+
+    def begin_judging(self, problem: Problem, completion: str) -> None:
+        """Begin what `score` needs of a completion, in the background; any thread may call it.
+
+        `score` gives the same values without it, later.
+        """
         ...

@@ -6,12 +6,14 @@ code never runs in this process.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 from gdpo_tune.tasks.base import Problem, TaskMetric, measure_rewards
 from gdpo_tune.tasks.built_in_task import BuiltInTask
 from gdpo_tune.tasks.code_problems import generate
+from gdpo_tune.tasks.early_judge import EarlyJudge
 from gdpo_tune.tasks.rewards import block_format, bug_free, length, tests_passed
 
 if TYPE_CHECKING:
@@ -43,6 +45,11 @@ class CodeTask(BuiltInTask):
 
     sandbox: Sandbox | None = None
     """Started when it is first needed, unless it was set before."""
+    _early: EarlyJudge | None = None
+
+    def begin_judging(self, problem: Problem, completion: str) -> None:
+        """Run the program of a completion while others are sampled; see `JudgesEarly`."""
+        self._start_judge().begin(problem, completion)
 
     def _run_programs(
         self, problems: Sequence[Problem], completions: Sequence[str]
@@ -53,9 +60,7 @@ class CodeTask(BuiltInTask):
             SandboxUnavailable: this machine offers no isolation, so nothing was run.
             SandboxInfraError: the sandbox broke; no completion gets a zero for that.
         """
-        from gdpo_tune.tasks.execution import run_programs
-
-        return run_programs(self._start_sandbox(), self._settings, problems, completions)
+        return self._start_judge().collect(problems, completions)
 
     def environment(self) -> dict[str, str]:
         """Return the sandbox's tier of isolation, which starts it, and where problems come from."""
@@ -66,6 +71,9 @@ class CodeTask(BuiltInTask):
         if self.sandbox is not None:
             self.sandbox.close()
             self.sandbox = None
+        if self._early is not None:
+            self._early.close()
+            self._early = None
 
     def __enter__(self) -> Self:
         self._start_sandbox()
@@ -77,6 +85,14 @@ class CodeTask(BuiltInTask):
 
             self.sandbox = open_sandbox(self._settings)
         return self.sandbox
+
+    def _start_judge(self) -> EarlyJudge:
+        if self._early is None:
+            from gdpo_tune.tasks.execution import run_programs
+
+            run = functools.partial(run_programs, self._start_sandbox(), self._settings)
+            self._early = EarlyJudge(run)
+        return self._early
 
 
 TASK = CodeTask.describe(

@@ -18,7 +18,7 @@ from gdpo_tune.core.shaping import build_shaping
 from gdpo_tune.core.trial_config import Params, TrialConfig
 from gdpo_tune.training import rollout, vllm_engine
 from gdpo_tune.training.lora import build_adapter_config
-from gdpo_tune.training.scoring import build_reward_functions
+from gdpo_tune.training.scoring import build_early_judging, build_reward_functions
 from gdpo_tune.training.sharding import prepare_sharding
 from gdpo_tune.training.trainer import GDPOTrainer
 from gdpo_tune.training.trl_arguments import build_trainer_arguments, count_prompts_per_step
@@ -59,6 +59,7 @@ def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer,
             processing_class=cache.tokenizer,
             peft_config=adapter,
             encode=cache.prompts.encode,
+            begin_judging=build_early_judging(cache.task, problems),
             rollout_func=rollout.sample_for_trainer if engine == "lean" else None,
         )
     trainer.remove_callback(PrinterCallback)

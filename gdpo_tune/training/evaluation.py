@@ -30,7 +30,7 @@ from gdpo_tune.core.trials import Estimate
 from gdpo_tune.tasks.base import Split
 from gdpo_tune.training import ranks
 from gdpo_tune.training.rollout import Decoding, Generate
-from gdpo_tune.training.scoring import require_finite, require_judged
+from gdpo_tune.training.scoring import build_early_judging, require_finite, require_judged
 from gdpo_tune.training.worker_cache import WorkerCache
 
 TEMPERATURE = 1.0
@@ -97,7 +97,8 @@ class Evaluator:
         own_rows = range(ranks.get_rank(), len(held_out.prompts), ranks.count_processes())
         rows = [row for row in own_rows for _ in range(settings.samples_per_prompt)]
         shown = choose_shown_prompts(len(held_out.prompts))
-        records: list[tuple[Any, ...]] = []  # number of a prompt, then one value per metric
+        begin_judging = build_early_judging(task, held_out.problems)
+        batches: list[tuple[list[int], list[str], list[int]]] = []
         # As many batches as the first process has: samplers may gather weights for each.
         most = -(-len(held_out.prompts) // ranks.count_processes()) * settings.samples_per_prompt
         for start in range(0, most, size):
@@ -108,8 +109,13 @@ class Evaluator:
             if not batch:
                 continue
             texts: list[str] = tokenizer.batch_decode(completions, skip_special_tokens=True)
+            batches.append((batch, texts, [len(completion) for completion in completions]))
+            if begin_judging is not None:  # while the next batch is sampled
+                for row, text in zip(batch, texts, strict=True):
+                    begin_judging(row, text)
+        records: list[tuple[Any, ...]] = []  # number of a prompt, then one value per metric
+        for batch, texts, lengths in batches:
             problems = [held_out.problems[row] for row in batch]
-            lengths = [len(completion) for completion in completions]
             scores = task.score(problems, texts, lengths)
             require_judged(scores.failures, len(batch))
             for name in task.metrics:

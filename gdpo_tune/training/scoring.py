@@ -10,7 +10,7 @@ from typing import Any
 from gdpo_tune.core.errors import NonFiniteError, TrialFailure
 from gdpo_tune.core.shaping import Rewards, Shaping
 from gdpo_tune.core.steps import REWARDS
-from gdpo_tune.tasks.base import Problem, RewardFailures, Task
+from gdpo_tune.tasks.base import JudgesEarly, Problem, RewardFailures, Task
 
 RewardFunction = Callable[..., Sequence[float | None]]
 """TRL's form: keyword arguments such as `completions`; one reward per completion."""
@@ -41,6 +41,22 @@ def require_finite(values: Sequence[float | None], name: str, when: str) -> None
     for row, value in enumerate(values):
         if value is not None and not math.isfinite(value):
             raise NonFiniteError(f"{name} of completion {row} is {value} {when}")
+
+
+BeginJudging = Callable[[int, str], None]
+"""Gets a problem's index and a completion of it, as soon as it is sampled."""
+
+
+def build_early_judging(task: Task, problems: Sequence[Problem]) -> BeginJudging | None:
+    """Return a function that lets the task begin with a completion; None if it cannot."""
+    if not isinstance(task, JudgesEarly):
+        return None
+    judge: JudgesEarly = task
+
+    def begin_judging(problem: int, completion: str) -> None:
+        judge.begin_judging(problems[problem], completion)
+
+    return begin_judging
 
 
 def build_reward_functions(

@@ -2,7 +2,7 @@
 
 It passes rewards to `compute_advantages` and replaces TRL's advantages with the result. TRL
 computes these inside a long method, so two private hooks are overridden. A third one tokenizes
-prompts, and a fourth one restores random states.
+prompts, a fourth one restores random states, and a fifth one lets judging begin early.
 
 The base classes, `ShardedTrainer` and `MicroBatchTrainer`, are GRPOTrainer on shared policies, with
 a faster step and, up to rounding, the same result. To understand GDPO, read them as `GRPOTrainer`.
@@ -25,7 +25,7 @@ from gdpo_tune.core.errors import NonFiniteError
 from gdpo_tune.core.steps import REWARDS
 from gdpo_tune.training.normalization import compute_advantages
 from gdpo_tune.training.random_state import load_random_state
-from gdpo_tune.training.scoring import RewardFunction, require_finite
+from gdpo_tune.training.scoring import BeginJudging, RewardFunction, require_finite
 from gdpo_tune.training.sharded_trainer import ShardedTrainer
 
 
@@ -49,17 +49,21 @@ class GDPOTrainer(ShardedTrainer):
         baseline: str = "group_mean",
         ranges: Sequence[tuple[float, float]] | None = None,
         encode: Callable[[Sequence[str]], list[list[int]]] | None = None,
+        begin_judging: BeginJudging | None = None,
         **arguments: Any,
     ) -> None:
         """Build the trainer from K reward functions and TRL's `arguments`.
 
         `normalization` (the mode), `gamma`, `baseline` and `ranges` are as in `compute_advantages`.
         `encode` maps prompts to the tokens that the policy reads; None: the tokenizer does.
+        `begin_judging` gets each completion before the rewards of its batch are computed.
         """
         self._compute_advantages = functools.partial(
             compute_advantages, mode=normalization, gamma=gamma, baseline=baseline, ranges=ranges
         )
         self._encode = encode
+        self._begin_judging = begin_judging
+        self._sampled_problems: list[int] = []
         self._rewards: Tensor | None = None
         guarded: Any = [self._guard(function) for function in reward_funcs]
         super().__init__(reward_funcs=guarded, **arguments)
@@ -76,6 +80,8 @@ class GDPOTrainer(ShardedTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Replace the advantages [n] of TRL by ours, computed from all N completions."""
+        if self._begin_judging is not None:
+            self._sampled_problems = [one["problem"] for one in inputs]
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         rewards = self._rewards
         assert rewards is not None, "TRL no longer calls _calculate_rewards"
@@ -98,6 +104,23 @@ class GDPOTrainer(ShardedTrainer):
         for name, value in metrics.items():
             logged_metrics[name].append(value)
         return output
+
+    @property
+    def judges_early(self) -> bool:
+        """Whether `note_sampled` has an effect."""
+        return self._begin_judging is not None
+
+    def note_sampled(self, row: int, completion: str) -> None:
+        """Let the judging of a completion of this batch begin; any thread may call this."""
+        if self._begin_judging is not None:
+            self._begin_judging(self._sampled_problems[row], completion)
+
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        """Sample, and let completions be judged while log-probabilities are computed."""
+        sampled: tuple[Any, ...] = super()._generate(prompts)
+        for row, text in enumerate(sampled[3]):
+            self.note_sampled(row, text)
+        return sampled
 
     def _calculate_rewards(self, *arguments: Any, **keywords: Any) -> Tensor:
         """Keep the rewards [N, K] of all processes."""

@@ -184,7 +184,7 @@ class ColocatedEngine:
         else:
             synchronize = self._reload_weights
         generation.sync_weights = functools.partial(self._live.run, synchronize)
-        generation.llm = _StepSampler(self._live, self._adapter)
+        generation.llm = _StepSampler(self._live, self._adapter, trainer)
         self._sample = _name_failures(self._live.generate, trainer)
         name_engine_failures(trainer)
 
@@ -249,8 +249,11 @@ class ColocatedEngine:
 class _StepSampler:
     """The engine as TRL calls it for the completions of a step."""
 
-    def __init__(self, engine: TrialEngine, adapter: Any) -> None:
-        self.engine, self._adapter = engine, adapter
+    def __init__(self, engine: TrialEngine, adapter: Any, trainer: Any) -> None:
+        self.engine, self._adapter, self._trainer = engine, adapter, trainer
+        self._tokenizer = (
+            _copy_tokenizer(trainer.processing_class) if trainer.judges_early else None
+        )
 
     @property
     def llm_engine(self) -> Any:
@@ -274,7 +277,20 @@ class _StepSampler:
             )
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
-        return self.engine.generate(requests)
+
+        return self.engine.generate(requests, self._note if self._tokenizer else None)
+
+    def _note(self, row: int, output: Any) -> None:
+        tokens = [list(output.outputs[0].token_ids)]
+        assert self._tokenizer is not None, "the trainer does not judge early"
+        (text,) = self._tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        self._trainer.note_sampled(row, text)
+
+
+@functools.lru_cache(maxsize=1)
+def _copy_tokenizer(tokenizer: Any) -> Any:
+    """Copy a tokenizer for the engine's thread: no two threads may use one at a time."""
+    return copy.deepcopy(tokenizer)
 
 
 def _set_seed(sampling_params: Any, seed: int) -> Any:

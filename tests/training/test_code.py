@@ -12,7 +12,7 @@ from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.tasks.code import TASK
+from gdpo_tune.tasks.code import TASK, CodeTask
 from gdpo_tune.tasks.code_problems import generate
 from gdpo_tune.training import train, worker_cache
 from gdpo_tune.training.fast_cpu.llama import is_small_llama
@@ -55,6 +55,33 @@ def test_the_sampler_matches_transformers_on_the_embedded_policy():
     expected = [row[: row.index(end) + 1] if end in row else row for row in tails]
     drawn = sample(model, prompts["input_ids"], 64, None, (end,))
     assert drawn == expected
+
+
+def test_judging_early_changes_no_result(tmp_path, monkeypatch):
+    begun, runs = [], []
+    plain = CodeTask.begin_judging
+
+    def begin_judging(task, problem, completion):
+        begun.append((problem.prompt, completion))
+        plain(task, problem, completion)
+
+    def run(name):
+        reports = []
+        settings = replace(SETTINGS, steps=2, completions_per_step=8)  # two batches of a split
+        outcome = train(
+            trial(tmp_path / name, settings, group_size=4, beta=0.02),
+            resume=None,
+            report=lambda measurement, _: reports.append(dict(measurement.metrics)),
+        )
+        runs.append((reports, outcome.validation, outcome.test))
+
+    monkeypatch.setattr(CodeTask, "begin_judging", begin_judging)
+    run("early")
+    assert len(begun) == 2 * 8 + 2 * 8 * 2  # of steps, and of both splits
+    worker_cache.release_worker_cache()
+    monkeypatch.setattr(CodeTask, "begin_judging", lambda *_: None)
+    run("late")
+    assert runs[0] == runs[1]
 
 
 def test_a_trial_of_the_code_task_is_bitwise_reproducible_in_a_reused_process(tmp_path):

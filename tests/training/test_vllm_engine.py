@@ -340,6 +340,14 @@ def adapted(policy):
     return wrapped
 
 
+class SpelledTokenizer:
+    """Writes tokens as their numbers."""
+
+    def batch_decode(self, batch, *, skip_special_tokens):
+        assert skip_special_tokens
+        return [" ".join(map(str, tokens)) for tokens in batch]
+
+
 def test_a_sync_hands_the_adapter_over_and_writes_no_weight(adapted, monkeypatch):
     """TRL's own sync merges it into the weights, which then differ after a few syncs."""
     from safetensors.torch import load_file
@@ -360,8 +368,14 @@ def test_a_sync_hands_the_adapter_over_and_writes_no_weight(adapted, monkeypatch
     llm.llm_engine.add_lora = add_lora
     engine = live_engine.LiveEngine(lambda: llm, threads=1)
     generation = SimpleNamespace(model=adapted, llm=engine, generate=None, sync_weights=None)
+    told = []
     trainer = SimpleNamespace(
-        vllm_generation=generation, state=SimpleNamespace(global_step=0), _last_loaded_step=-1
+        vllm_generation=generation,
+        state=SimpleNamespace(global_step=0),
+        _last_loaded_step=-1,
+        judges_early=True,
+        processing_class=SpelledTokenizer(),
+        note_sampled=lambda row, text: told.append((row, text)),
     )
     before = {name: value.clone() for name, value in adapted.state_dict().items()}
     vllm_engine.ColocatedEngine(trainer)
@@ -374,9 +388,12 @@ def test_a_sync_hands_the_adapter_over_and_writes_no_weight(adapted, monkeypatch
     trained = {n.replace(".default.", "."): v for n, v in before.items() if ".lora_" in n}
     assert sent.keys() == trained.keys()
     assert all(torch.equal(sent[name], trained[name]) for name in sent)
-    prompts = [{"prompt_token_ids": [3]}]
+    prompts = [{"prompt_token_ids": [3, 3]}, {"prompt_token_ids": [4]}]
     generation.llm.generate(prompts, sampling_params=SimpleNamespace(), use_tqdm=False)
-    (request,) = llm.adapters
+    assert told == [(1, "4"), (0, "3")]  # for the judge, as they end
+    seeds = [one.seed for one in llm.requests[-1][1]]
+    assert seeds[0] != seeds[1]
+    request, _ = llm.adapters
     assert request[:2] == ("policy-1", 1)
     assert request[3] is False  # or every request would load the adapter again
 
@@ -433,7 +450,10 @@ def trainer(monkeypatch, gpu):
 
     generation.sync_weights = sync_weights
     return SimpleNamespace(
-        vllm_generation=generation, state=SimpleNamespace(global_step=0), _last_loaded_step=-1
+        vllm_generation=generation,
+        state=SimpleNamespace(global_step=0),
+        _last_loaded_step=-1,
+        judges_early=False,
     )
 
 

@@ -59,6 +59,7 @@ def test_the_engine_follows_the_weights_only_through_the_sync(build_config):
 
     class Trainer:
         vllm_generation = generation
+        judges_early = False
 
     vllm_engine.ColocatedEngine(Trainer())
     prompt = tokenizer(PROMPT)["input_ids"]

@@ -1,0 +1,90 @@
+"""Programs that run before their results are asked for."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from gdpo_tune.core.errors import SandboxInfraError
+from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
+from gdpo_tune.tasks.base import JudgesEarly, Problem
+from gdpo_tune.tasks.code import CodeTask
+from gdpo_tune.tasks.early_judge import EarlyJudge
+from gdpo_tune.tasks.math import MathTask
+
+ONE, TWO = Problem("one", "f"), Problem("two", "f")
+
+
+class Recorder:
+    """Runs nothing, and answers with prompt and completion; `gate` holds its first batch back."""
+
+    def __init__(self):
+        self.batches, self.gate, self.error = [], threading.Event(), None
+        self.entered = threading.Event()
+
+    def run(self, problems, completions):
+        pairs = list(zip([one.prompt for one in problems], completions, strict=True))
+        if pairs:
+            self.batches.append(pairs)
+        if threading.current_thread() is not threading.main_thread():
+            self.entered.set()
+            assert self.gate.wait(10)
+            if self.error is not None:
+                raise self.error
+        return [f"{prompt}/{text}" for prompt, text in pairs]
+
+
+@pytest.fixture
+def judge():
+    recorder = Recorder()
+    early = EarlyJudge(recorder.run)
+    early.recorder = recorder
+    yield early
+    recorder.gate.set()
+    early.close()
+
+
+def test_results_are_those_of_a_batch_and_nothing_runs_twice(judge):
+    judge.begin(ONE, "a")
+    assert judge.recorder.entered.wait(10)
+    for problem, text in ((ONE, "a"), (ONE, "b"), (TWO, "a"), (ONE, "b")):
+        judge.begin(problem, text)  # while the first one runs
+    judge.recorder.gate.set()
+    found = judge.collect([TWO, ONE, ONE, ONE, TWO], ["a", "c", "a", "b", "a"])
+    assert found == ["two/a", "one/c", "one/a", "one/b", "two/a"]
+    assert sorted(judge.recorder.batches) == [
+        [("one", "a")],
+        [("one", "b"), ("two", "a")],
+        [("one", "c")],
+    ]
+
+
+def test_a_result_serves_one_batch(judge):
+    judge.recorder.gate.set()
+    for _ in range(2):
+        judge.begin(ONE, "a")
+        assert judge.collect([ONE], ["a"]) == ["one/a"]
+    assert judge.collect([ONE], ["a"]) == ["one/a"]
+    assert judge.recorder.batches == [[("one", "a")]] * 3
+
+
+def test_an_error_of_the_sandbox_is_raised_where_the_result_is_asked_for(judge):
+    judge.recorder.error = SandboxInfraError("broken")
+    judge.recorder.gate.set()
+    judge.begin(ONE, "a")
+    with pytest.raises(SandboxInfraError, match="broken"):
+        judge.collect([ONE], ["a"])
+
+
+def test_the_code_task_judges_early_and_gives_the_same_scores():
+    settings = TrainingSettings(), SandboxSettings(type="unsafe_no_isolation")
+    texts = ["<answer>def f(x): return x + 1</answer>", "<answer>1 +</answer>", "no program"]
+    with CodeTask(*settings) as plain, CodeTask(*settings) as early:
+        problems = plain.problems("train", 3, 0)
+        assert isinstance(early, JudgesEarly)
+        for problem, text in zip(problems, texts, strict=True):
+            early.begin_judging(problem, text)
+        results = [task.score(problems, texts, [9, 9, 9]) for task in (plain, early)]
+    assert results[0] == results[1]
+    assert not isinstance(MathTask(settings[0]), JudgesEarly)
