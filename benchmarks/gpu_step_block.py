@@ -89,5 +89,7 @@ def train_plain(config: TrialConfig, watch: Stopwatch) -> None:
                 processing_class=cache.tokenizer,
                 callbacks=[Timed(watch)],
             )
+        if uses_vllm:  # as TRL calls it, in the thread of the trainer
+            trainer.vllm_generation.llm = trainer.vllm_generation.llm.llm
         trainer.remove_callback(PrinterCallback)
         trainer.train()
