@@ -61,7 +61,7 @@ def main(names: list[str], policy: str, directory: Path, others: list[Path]) -> 
         )
         return dataclasses.replace(plain, sharded=ranks.count_processes() > 1, **changes)
 
-    for name in ENGINES & {*names}:
+    for name in sorted(ENGINES & {*names}):  # in the same order in every process
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(rollout, "choose_engine", lambda *_, engine=name: engine)
             result[name] = run_trial(build(name))
