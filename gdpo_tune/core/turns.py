@@ -93,27 +93,30 @@ class Turns(Generic[State]):
             self._call_next()
         try:
             member.may_compute.wait()
-        except BaseException:  # an interrupt: the turn must not stay with a thread that ends
+            self._restore(member.state)
+        except BaseException:  # the turn must not stay with a thread that ends
             self.give(member)
             raise
-        self._restore(member.state)
 
     def give(self, member: _Member[State], *, pauses: bool = False) -> None:
         """Keep the state of a member and let the next one compute."""
-        with self._mutex:
-            self._charge()
+        try:
             if member is self._holder:
                 member.state = self._read()
-                self._holder = None
-            elif member in self._waiting:
-                self._waiting.remove(member)
-            member.may_compute.clear()
-            if pauses:
-                self._paused.add(member)
-            self._call_next()
-            is_idle = self._holder is None
-        if is_idle:
-            self._on_idle()
+        finally:  # a GPU that is broken has no state to read, and the others must hear of it
+            with self._mutex:
+                self._charge()
+                if member is self._holder:
+                    self._holder = None
+                elif member in self._waiting:
+                    self._waiting.remove(member)
+                member.may_compute.clear()
+                if pauses:
+                    self._paused.add(member)
+                self._call_next()
+                is_idle = self._holder is None
+            if is_idle:
+                self._on_idle()
 
     def read_cpu_seconds(self, member: _Member[State]) -> float:
         """Return the CPU time of a member; see the function of this name."""

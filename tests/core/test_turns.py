@@ -148,3 +148,32 @@ def test_cpu_time_is_charged_to_the_thread_that_has_the_turn():
     run_threads(lambda: wait_for_engine("one"), lambda: wait_for_engine("two"))
     assert seconds["one"] == pytest.approx(seconds["two"], abs=0.05)
     assert seconds["one"] + seconds["two"] >= 0.2
+
+
+@pytest.mark.parametrize("broken", ["read", "restore"])
+def test_a_state_that_cannot_be_read_or_restored_keeps_nobody_waiting(broken):
+    register, break_now = Register(), threading.Event()
+
+    def fail(value=0):
+        if break_now.is_set():
+            break_now.clear()
+            raise OSError("CUDA error: device-side assert triggered")
+        return value
+
+    members = Turns(fail, register.restore) if broken == "read" else Turns(register.read, fail)
+
+    def pause_and_break():
+        with members.join():
+            break_now.set()
+            with turns.pause():
+                break_now.set()
+
+    with pytest.raises(OSError, match="CUDA error"):
+        pause_and_break()
+    run_threads(lambda: join_and_add(members, register))
+    assert register.value == 1
+
+
+def join_and_add(members, register):
+    with members.join():
+        register.add(1)

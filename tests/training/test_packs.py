@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import random
 import threading
 import time
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +16,7 @@ import pytest
 import torch
 from accelerate.state import GradientState
 
-from gdpo_tune.core import turns
+from gdpo_tune.core import task_files, turns
 from gdpo_tune.core.errors import NonFiniteError, PackError, TrialFailure
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.training import train, worker_cache
@@ -229,6 +231,35 @@ def test_a_place_is_free_for_the_next_trial_once_a_trial_stops(build):
     assert isinstance(first.error, SystemExit) or isinstance(second.error, SystemExit)
     runs = {"first": order.count("first"), "second": order.count("second")}
     assert runs == {"first": 1, "second": 3}
+
+
+def test_what_trials_share_is_built_once_though_others_compute_meanwhile(pack, build, monkeypatch):
+    plain = task_files.build_task
+
+    def check_service(*arguments):
+        with turns.pause():
+            time.sleep(0.05)
+        return plain(*arguments)
+
+    monkeypatch.setattr(task_files, "build_task", check_service)
+    runs = run_side_by_side(
+        *(lambda n=n: run_trial(pack.train, replace(build(n), train=False)) for n in range(3))
+    )
+    assert [run.error for run in runs] == [None] * 3
+    assert ToyTask.opened == 1
+
+
+def test_the_weights_are_gone_before_the_engine_is_closed(pack, build, monkeypatch):
+    assert run_trial(pack.train, replace(build(0), train=False)).error is None
+    weights, left = weakref.ref(next(pack._cache.pristine.parameters())), []
+
+    def close_engine():
+        gc.collect()
+        left.append(weights())
+
+    monkeypatch.setattr(pack._engine, "close", close_engine)
+    pack.close()
+    assert left == [None]
 
 
 def test_memory_that_ran_out_is_an_error_of_its_trial(pack, build, harm):

@@ -92,6 +92,37 @@ def test_completions_are_passed_on_as_they_end_with_numbers_of_their_trial(packe
     assert ended == [(1, 7), (0, 5)]
 
 
+def test_a_place_is_free_only_once_its_adapter_is_gone(packed):
+    with packed.turns.join():
+        share, taken = packed.open(), []
+        plain = share.live.forget_adapter
+
+        def forget(number):
+            share.live.forget_adapter = plain
+            with ThreadPoolExecutor(1) as other:  # a trial that begins at this moment
+                taken.append(other.submit(packed.run_trial, 1).result(WAIT)[0])
+            plain(number)
+
+        share.live.forget_adapter = forget
+        packed.shared.release()
+    assert (share.adapter, taken) == (1, [2])
+    assert packed.run_trial(2)[0] == 1
+
+
+def test_a_trial_that_fails_while_it_orders_samples_holds_nobody_up(packed):
+    def fail():
+        raise OSError("CUDA error: device-side assert triggered")
+
+    plain = packed.turns._read
+    with packed.turns.join():
+        share = packed.open()
+        packed.turns._read = fail
+        with pytest.raises(OSError, match="CUDA error"):
+            share.generate([SampleRequest([1], None)])
+        packed.turns._read = plain
+    assert packed.run_trial(2)[1:] == [200, 200]
+
+
 def test_an_engine_that_died_is_replaced_for_the_next_trial(packed):
     with packed.turns.join():
         share = packed.open()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import defaultdict
@@ -206,6 +207,22 @@ def test_a_trial_that_fails_ends_alone(
     gates[1].release()
     assert isinstance(host.exchange(1), result)
     assert take_steps(host, 2, 1) == [1]
+
+
+def test_a_trial_that_enters_leaves_the_rendezvous_of_another_ones_engine(
+    tmp_path: Path, clean: None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MASTER_PORT", "of a launcher")
+    host = PackHost("pack-0", Setup(f"{__name__}:Pack", tmp_path / SPEC, pack=2))
+    assert "MASTER_PORT" not in os.environ
+    host.enter(build_attempt(tmp_path, 1))
+    take_steps(host, 1, 1)
+    monkeypatch.setenv("MASTER_PORT", "41234")  # TRL, while vLLM starts
+    host.enter(build_attempt(tmp_path, 2))
+    take_steps(host, 2, 1)
+    assert os.environ["MASTER_PORT"] == "41234"
+    for number in (1, 2):
+        finish(host, number)
 
 
 def test_an_error_reaches_the_proxy_as_it_is(tmp_path: Path, host: PackHost):

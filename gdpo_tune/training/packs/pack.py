@@ -10,7 +10,8 @@ from __future__ import annotations
 import gc
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +47,8 @@ class Pack:
         self._turns = turns.Turns(read_global_state, restore_global_state, self._engine.start_batch)
         self._config: TrialConfig | None = None
         self._cache: WorkerCache | None = None
+        self._building = threading.Lock()
+        """Held by a trial that builds what they share, and lets others compute meanwhile."""
 
     def train(
         self, config: TrialConfig, *, resume: Path | None, report: Report, with_test: bool = True
@@ -67,7 +70,8 @@ class Pack:
             try:
                 prepare_process(config)
                 with explain_out_of_memory(config):
-                    cache = self._open_cache(config)
+                    with self._wait_for_building():
+                        cache = self._open_cache(config)
                     return run_trial(config, cache, resume, report_between_turns, with_test)
             except BaseException as error:
                 _release_frames(error)
@@ -78,10 +82,20 @@ class Pack:
 
     def close(self) -> None:
         """End what the trials shared; idempotent. No trial may be running."""
+        if self._cache is not None:
+            self._cache.task.close()
+        self._cache = None  # before the engine, which looks whether a GPU is free of weights
         self._engine.close()
-        cache, self._cache = self._cache, None
-        if cache is not None:
-            cache.task.close()
+
+    @contextmanager
+    def _wait_for_building(self) -> Generator[None]:
+        """Let one trial at a time run the block. A trial that waits here has no turn."""
+        with turns.pause():
+            self._building.acquire()
+        try:
+            yield
+        finally:
+            self._building.release()
 
     def _open_cache(self, config: TrialConfig) -> WorkerCache:
         """Return what the trials share, built for the first one.

@@ -86,19 +86,25 @@ class SharedEngine:
                 return order.outputs.result()
         finally:
             with self._mutex:
-                self._returning -= 1
+                if order in self._orders:  # an error came before the batch
+                    self._orders.remove(order)
+                else:
+                    self._returning -= 1
 
     def release(self) -> None:
         """Free the place of the calling thread's trial, if it has one, for the next trial."""
-        with self._mutex:
-            share = self._shares.pop(threading.get_ident(), None)
-        if share is None or share.live.is_broken:
+        share = self._shares.get(threading.get_ident())
+        if share is None:
             return
         try:
-            with turns.pause():
-                share.live.forget_adapter(share.adapter)
+            if not share.live.is_broken:
+                with turns.pause():
+                    share.live.forget_adapter(share.adapter)
         except Exception:  # the engine is broken from now on, and the trial has ended without it
             _LOGGER.exception("vLLM could not forget the adapter of a trial that has ended")
+        finally:
+            with self._mutex:  # only now may another trial have the number of the adapter
+                del self._shares[threading.get_ident()]
 
     def close(self) -> None:
         """End vLLM, if it was started; no trial may use it."""
@@ -142,6 +148,7 @@ class SharedEngine:
             else:
                 order.outputs.set_result(outputs[: len(order.requests)])
                 outputs = outputs[len(order.requests) :]
+        self.start_batch()  # if nobody comes back, nobody else gives a turn away
 
 
 def _sample(live: LiveEngine, orders: Sequence[_Order]) -> list[Any]:

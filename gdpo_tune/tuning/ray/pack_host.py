@@ -20,6 +20,7 @@ import ray
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import EngineDiedError
+from gdpo_tune.core.rendezvous import clear_rendezvous
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Measurement, Outcome
 from gdpo_tune.tuning.ray.messages import (
@@ -102,6 +103,8 @@ class PackHost:
     def __init__(self, name: str, setup: Setup) -> None:
         """Offer the places of `setup`; `name` is that of the process."""
         read_shared_variables()
+        # Now, and not with each trial: another one may be starting vLLM, which sets them.
+        clear_rendezvous()
         self._placed = TrialPlaced(
             f"{name}-{uuid.uuid4().hex[:8]}", ray.get_runtime_context().get_node_id()
         )

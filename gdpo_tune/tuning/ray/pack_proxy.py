@@ -45,8 +45,7 @@ def run_packed_trial(config: dict[str, Any]) -> dict[str, Any]:
     read_shared_variables()
     attempt = unpack_attempt(config)
     if attempt.refusal is not None:
-        for host in list_hosts():
-            host.leave.remote(attempt.number)
+        tell_to_leave(attempt.number)
         return pack(attempt.refusal)
     found = find_place(attempt)
     if found is None:
@@ -85,7 +84,16 @@ def find_place(attempt: AttemptConfig) -> tuple[Any, TrialPlaced] | None:
             except RayActorError:
                 continue  # it has just died or restarts
             if placed is not None:
+                # An earlier attempt, whose proxy is gone, may still hold a place of another one.
+                tell_to_leave(attempt.number, staying=host)
                 return host, placed
         time.sleep(POLL_SECONDS)
         patience = POLL_SECONDS
     return None
+
+
+def tell_to_leave(number: int, staying: Any = None) -> None:
+    """Tell earlier attempts at a trial to end, except in the process where the trial now is."""
+    for host in list_hosts():
+        if host != staying:
+            host.leave.remote(number)

@@ -123,6 +123,7 @@ def run_attempt(attempt: AttemptConfig) -> TrialResult:
     _trials_served += 1
 
     def train(trial: TrialConfig, **options: Any) -> Outcome:
+        clear_rendezvous()
         return registry.load(attempt.setup.train)(trial, **options)
 
     is_alone = attempt.setup.workers == 1
@@ -155,7 +156,6 @@ def train_from_checkpoint(
 
             outcome = train_in_group(attempt, checkpoints.newest)
         else:
-            clear_rendezvous()
             outcome = train(trial, resume=checkpoints.newest, report=reporter)
     except SystemExit:
         if not reporter.stopped:
