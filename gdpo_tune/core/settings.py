@@ -164,6 +164,10 @@ class RolloutSettings:
     reuse_engine: bool = True
     """Keep a colocated vLLM for the next trial of its process, which then starts in the time of a
     sync of weights; `false` gives every trial a new process. Results are the same."""
+    sleep: bool = False
+    """Let a colocated vLLM give its memory back while a step is computed, so that a larger policy
+    fits; needs a whole GPU. Each step moves the engine's weights to the machine's memory and back.
+    In TRL, vllm_enable_sleep_mode."""
     importance_sampling: Literal[
         "sequence_mask", "sequence_truncate", "token_mask", "token_truncate", "off"
     ] = "sequence_mask"

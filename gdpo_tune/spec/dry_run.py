@@ -179,7 +179,9 @@ def _describe_rollouts(spec: SweepSpec) -> str:
         return f"{settings.engine} at {settings.vllm_server}, one trial at a time"
     if settings.engine == "transformers" or not share:
         return settings.engine
-    return f"{settings.engine}; vLLM gets {share * settings.vllm_memory_share:.3g} of a GPU"
+    asleep = ", and sleeps while a step is computed" if settings.sleep else ""
+    part = f"{share * settings.vllm_memory_share:.3g} of a GPU"
+    return f"{settings.engine}; vLLM gets {part}{asleep}"
 
 
 def _describe_peak(spec: SweepSpec, size: PolicySize | None) -> str:

@@ -179,17 +179,36 @@ def get_longest(spec: SweepSpec) -> int:
     return spec.data.max_prompt_length + spec.training.max_completion_length
 
 
+def fits(
+    trainer: TrainerMemory, engine: EngineMemory, *, room: int, share: float, sleeps: bool
+) -> bool:
+    """Return whether trainer and engine fit with full-length completions.
+
+    Args:
+        trainer: the process that trains.
+        engine: its engine, which takes the `share` of the room.
+        room: bytes of the GPU that the process may take.
+        share: `rollout.vllm_memory_share`.
+        sleeps: whether the engine keeps only its workspace while a step is computed.
+    """
+    if engine.least > share * room:
+        return False
+    if sleeps:
+        return trainer.at_rest <= (1 - share) * room and trainer.total + engine.workspace <= room
+    return trainer.total <= (1 - share) * room
+
+
 def fits_in(spec: SweepSpec, size: PolicySize, room: int, layout: Layout | None = None) -> bool:
     """Return whether a process of a trial fits into `room` bytes of a GPU as the file divides them.
 
     Completions count with their full length, those of all trials that the process trains.
     """
     layout = layout or read_layout(spec)
-    trainer = measure_trainer(spec, size, layout).total
+    trainer = measure_trainer(spec, size, layout)
     if not uses_engine(spec):
-        return trainer <= room
-    engine, share = measure_engine(spec, size, layout).least, spec.rollout.vllm_memory_share
-    return engine <= share * room and trainer <= (1 - share) * room
+        return trainer.total <= room
+    engine, share = measure_engine(spec, size, layout), spec.rollout.vllm_memory_share
+    return fits(trainer, engine, room=room, share=share, sleeps=spec.rollout.sleep)
 
 
 def count_trials_that_fit(spec: SweepSpec, size: PolicySize, room: int, most: int) -> int:

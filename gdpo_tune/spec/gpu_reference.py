@@ -19,6 +19,7 @@ from gdpo_tune.spec.gpu_memory import (
     AVERAGES,
     AVERAGES_8BIT,
     Layout,
+    fits,
     format_bytes,
     measure_engine,
     measure_trainer,
@@ -168,11 +169,10 @@ def find_share(
 ) -> float:
     """Return a share of vLLM at which a trial fits on its GPUs, its own first; 0 if none does."""
     layout = layout or read_layout(spec)
-    trainer = measure_trainer(spec, size, layout).total
-    engine = measure_engine(spec, size, layout).least
-    least = math.ceil((engine + CONTEXT) / device * 20) / 20
+    trainer, engine = measure_trainer(spec, size, layout), measure_engine(spec, size, layout)
+    least = math.ceil((engine.least + CONTEXT) / device * 20) / 20
     for share in (spec.rollout.vllm_memory_share, least):
-        if engine <= share * device and trainer <= (1 - share) * device:
+        if fits(trainer, engine, room=device, share=share, sleeps=spec.rollout.sleep):
             return share
     return 0.0
 

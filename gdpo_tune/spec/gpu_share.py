@@ -67,6 +67,10 @@ def list_remedies(spec: SweepSpec, size: PolicySize, device: int) -> list[str]:
     divided = spec.model_copy(update={"rollout": replace(spec.rollout, vllm_memory_share=share)})
     if uses_engine(spec) and gpus >= compute_least_share(divided, size, device):
         remedies.append(f"divide it otherwise: --set rollout.vllm_memory_share={share:g}")
+    asleep = spec.model_copy(update={"rollout": replace(spec.rollout, sleep=True)})
+    alone = gpus >= 1 and spec.resources.trials_per_process == 1
+    if uses_engine(spec) and alone and gpus >= compute_least_share(asleep, size, device):
+        remedies.append("let vLLM sleep during a step: --set rollout.sleep=true")
     if has_reference(spec) and gpus >= compute_least_share(spec, size, device, reference=False):
         remedies.append("do without the reference policy: --set space.beta=0")
     adapters = spec.model_copy(update={"model": replace(spec.model, lora_rank=RANK)})
@@ -112,11 +116,14 @@ def compute_least_share(
     trainer the rest.
     """
     parts = measure_trainer(spec, size)
-    trainer = (parts if reference else replace(parts, reference=0)).least
+    parts = parts if reference else replace(parts, reference=0)
     if not uses_engine(spec):
-        return trainer / device
-    share = spec.rollout.vllm_memory_share
-    return max(trainer / (1 - share), measure_engine(spec, size).least / share) / device
+        return parts.least / device
+    share, engine = spec.rollout.vllm_memory_share, measure_engine(spec, size)
+    if spec.rollout.sleep:
+        sampling, step = parts.at_rest / (1 - share), parts.least + engine.workspace
+        return max(sampling, step, engine.least / share) / device
+    return max(parts.least / (1 - share), engine.least / share) / device
 
 
 def _round_up(share: float) -> float:

@@ -113,6 +113,7 @@ def _check(spec: SweepSpec, task: TaskInfo | None, problems: Problems, *, to_run
     storage_section.check_tracking(spec.tracking, problems)
     storage_section.check_storage(spec.storage, spec.ledger, resources.workers, problems)
     task_section.check_rollout(spec.rollout, spec.model, problems)
+    training_section.check_sleep(spec.rollout, resources, problems)
     if to_run:
         check_warm_start(spec, problems)
         sandbox_section.check_sandbox(spec.sandbox, problems)

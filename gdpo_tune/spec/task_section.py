@@ -129,13 +129,13 @@ def check_rollout(settings: RolloutSettings, model: ModelSettings, problems: Pro
 
     if settings.engine == "transformers":
         keys = "vllm_mode vllm_server vllm_memory_share importance_sampling importance_sampling_cap"
-        refuse_idle(f"{keys} reuse_engine", "engine: transformers is not vLLM")
+        refuse_idle(f"{keys} reuse_engine sleep", "engine: transformers is not vLLM")
     elif settings.vllm_mode == "colocate":
         refuse_idle("vllm_server", "only vllm_mode: server uses a server")
     else:
         reason = "a server has a GPU of its own; its command line sets the share"
         refuse_idle("vllm_memory_share", reason)
-        refuse_idle("reuse_engine", "a server runs on its own")
+        refuse_idle("reuse_engine sleep", "a server runs on its own")
         if settings.engine == "auto":
             reason = "engine: auto may choose another engine, which uses no server"
             fix = "write engine: vllm beside it"

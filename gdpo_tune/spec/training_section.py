@@ -189,3 +189,17 @@ def list_group_sizes(space: Space) -> list[int]:
 def shorten_list(sizes: list[int]) -> str:
     """Return at most six values, then an ellipsis."""
     return join_names(sizes[:6]) + (", ..." if len(sizes) > 6 else "")
+
+
+def check_sleep(settings: RolloutSettings, own: Resources, problems: Problems) -> None:
+    """Refuse an engine that sleeps where vLLM cannot, or where others need it awake."""
+    reason = ""
+    if own.gpus == 0:
+        reason = "vLLM on a CPU has no sleep mode"
+    elif own.gpus < 1:
+        reason = "vLLM fails if another trial takes memory of its GPU while it falls asleep"
+    elif own.pack != 1:
+        reason = "trials that share a process need its engine at different times"
+    if settings.sleep and reason:
+        fix = "remove the key, or write resources: {gpus: 1, pack: 1}"
+        problems.refuse("rollout.sleep", reason, fix, "resources.gpus", "resources.pack")

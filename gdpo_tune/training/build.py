@@ -66,7 +66,7 @@ def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer,
     if config.schedule:
         trainer.add_callback(MovingParameters(config, cache.task.rewards, trainer))
     if uses_vllm and config.rollout.vllm_mode == "colocate":
-        return trainer, vllm_engine.ColocatedEngine(trainer).generate
+        return trainer, vllm_engine.ColocatedEngine(trainer, sleeps=config.rollout.sleep).generate
     if uses_vllm:
         vllm_engine.name_engine_failures(trainer)
     return trainer, rollout.choose_held_out_sampler(config)

@@ -180,6 +180,7 @@ class LiveEngine:
     def _generate(
         self, requests: Sequence[SampleRequest], on_finished: OnFinished | None
     ) -> list[Any]:
+        wake_up(self.llm)
         engine, first = self.llm.llm_engine, self.llm.request_counter.counter
         plain_step = engine.step
 
@@ -202,6 +203,7 @@ class LiveEngine:
             del engine.step
 
     def _forget_trial(self, adapter: int | None) -> None:
+        wake_up(self.llm)
         engine = self.llm.llm_engine
         if engine.vllm_config.lora_config is not None:
             for number in engine.list_loras():
@@ -249,6 +251,19 @@ def close_engine() -> None:
 
 OF_PROCESS = EngineSource(has_engine, open_engine, close_engine)
 """The engine that the process keeps."""
+
+
+def fall_asleep(llm: Any) -> None:
+    """Let vLLM give its memory back until it is needed; for the engine's thread alone."""
+    llm.sleep(level=1)  # its weights go to the machine's memory
+
+
+def wake_up(llm: Any) -> None:
+    """Give vLLM its memory if it sleeps; for the engine's thread alone."""
+    if llm.llm_engine.is_sleeping():
+        torch.cuda.empty_cache()  # what a step has left to torch
+        llm.wake_up()
+        llm.collective_rpc(_clear_cache)  # the memory may hold NaN of a step
 
 
 def _start(start: Callable[[], Any], threads: int) -> Any:

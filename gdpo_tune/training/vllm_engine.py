@@ -22,7 +22,7 @@ from accelerate.utils import set_seed
 from transformers import PreTrainedModel
 
 from gdpo_tune.core.engines import round_up_rank
-from gdpo_tune.core.errors import EngineDiedError, GdpoTuneError
+from gdpo_tune.core.errors import EngineDiedError, EngineError, GdpoTuneError
 from gdpo_tune.core.rendezvous import RENDEZVOUS, find_free_port
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.training import ranks
@@ -33,6 +33,8 @@ from gdpo_tune.training.live_engine import (
     EngineSource,
     SampleRequest,
     TrialEngine,
+    fall_asleep,
+    wake_up,
 )
 from gdpo_tune.training.lora import write_adapter_to_memory
 from gdpo_tune.training.out_of_memory import is_out_of_memory
@@ -142,6 +144,13 @@ def _choose_options(
     needed, rank = 0.0, source.largest_rank or config.model.lora_rank
     if source.slots > 1:
         options["max_num_seqs"] = source.slots * config.training.completions_per_step
+    if config.rollout.sleep:
+        if not torch.cuda.is_available():
+            raise EngineError(
+                "rollout.sleep = true: vLLM on a CPU has no sleep mode\n"
+                "    fix: --set rollout.sleep=false, or train on a GPU"
+            )
+        options["enable_sleep_mode"] = True
     if torch.cuda.is_available():
         options["kv_cache_memory_bytes"], needed = divide_gpu(
             config,
@@ -171,7 +180,8 @@ def name_engine_failures(trainer: Any) -> None:
 class ColocatedEngine:
     """Engine that TRL opened in this process ("colocate"), as one trial uses it."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, *, sleeps: bool = False) -> None:
+        """Sample for this trainer; `sleeps`: the engine has no memory while a step is computed."""
         self._trainer = trainer
         generation = trainer.vllm_generation
         self._live: TrialEngine = generation.llm
@@ -183,8 +193,8 @@ class ColocatedEngine:
             synchronize = generation.sync_weights
         else:
             synchronize = self._reload_weights
-        generation.sync_weights = functools.partial(self._live.run, synchronize)
-        generation.llm = _StepSampler(self._live, self._adapter, trainer)
+        generation.sync_weights = functools.partial(self._live.run, self._wake_and, synchronize)
+        generation.llm = _StepSampler(self._live, self._adapter, trainer, sleeps=sleeps)
         self._sample = _name_failures(self._live.generate, trainer)
         name_engine_failures(trainer)
 
@@ -218,6 +228,10 @@ class ColocatedEngine:
         outputs = self._sample(requests)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
+    def _wake_and(self, synchronize: Callable[[], None]) -> None:
+        wake_up(self._live.llm)
+        synchronize()
+
     def _send_adapter(self) -> None:
         """Replace the engine's adapter by the trainer's; no weight below it is written or read.
 
@@ -249,7 +263,8 @@ class ColocatedEngine:
 class _StepSampler:
     """The engine as TRL calls it for the completions of a step."""
 
-    def __init__(self, engine: TrialEngine, adapter: Any, trainer: Any) -> None:
+    def __init__(self, engine: TrialEngine, adapter: Any, trainer: Any, *, sleeps: bool) -> None:
+        self._sleeps = sleeps
         self.engine, self._adapter, self._trainer = engine, adapter, trainer
         self._tokenizer = (
             _copy_tokenizer(trainer.processing_class) if trainer.judges_early else None
@@ -278,7 +293,10 @@ class _StepSampler:
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
 
-        return self.engine.generate(requests, self._note if self._tokenizer else None)
+        outputs = self.engine.generate(requests, self._note if self._tokenizer else None)
+        if self._sleeps:
+            self.engine.run(fall_asleep, self.engine.llm)
+        return outputs
 
     def _note(self, row: int, output: Any) -> None:
         tokens = [list(output.outputs[0].token_ids)]

@@ -20,6 +20,7 @@ from gdpo_tune.spec.gpu_memory import (
     measure_trainer,
     read_layout,
 )
+from gdpo_tune.spec.gpu_share import compute_least_share, list_remedies
 from tests.support.paths import ROOT
 
 WIDTH, VOCABULARY, LAYERS = 64, 1000, 4
@@ -114,6 +115,32 @@ def test_trials_of_a_process_share_all_but_their_adapters(load):
     assert engines[1].weights - engines[0].weights == 2 * 2 * slots
     assert engines[1].workspace - engines[0].workspace == 16 * VOCABULARY * 128
     assert engines[1].longest == engines[0].longest
+
+
+def test_an_engine_that_sleeps_leaves_a_step_all_but_its_workspace(load):
+    awake, asleep = load("resources.gpus=1"), load("resources.gpus=1", "rollout.sleep=true")
+    trainer, engine = measure_trainer(asleep, SIZE), measure_engine(asleep, SIZE)
+    share = asleep.rollout.vllm_memory_share
+    step, sampling = trainer.total + engine.workspace, trainer.at_rest / (1 - share)
+    room = int(max(step, sampling, engine.least / share)) + 2
+    assert fits_in(asleep, SIZE, room)
+    assert not fits_in(asleep, SIZE, room - 4)
+    assert not fits_in(awake, SIZE, room)
+    assert compute_least_share(asleep, SIZE, GIB) == pytest.approx(
+        max(trainer.least + engine.workspace, sampling, engine.least / share) / GIB
+    )
+
+
+def test_a_policy_that_fits_beside_a_sleeping_engine_gets_that_advice(load):
+    size = find_known_size("Qwen/Qwen2.5-1.5B")
+    spec = load("resources.gpus=1", "space.beta=0", "model.dtype=bfloat16")
+    device = next(
+        count * GIB
+        for count in range(200, 10, -1)
+        if compute_least_share(spec, size, count * GIB) > 1
+    )
+    assert any("rollout.sleep=true" in one for one in list_remedies(spec, size, device))
+    assert not any("rollout.sleep=true" in one for one in list_remedies(spec, size, 8 * GIB))
 
 
 @pytest.mark.parametrize("part", ["trainer", "engine"])

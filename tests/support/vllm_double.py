@@ -17,6 +17,7 @@ class RecordingEngine:
         self.adapters: list[int] = []
         self.waiting: dict[int, Any] = {}
         self.was_shut_down = False
+        self.is_asleep = False
         self.engine_core = SimpleNamespace(shutdown=self._shut_down)
 
     def step(self) -> list[Any]:
@@ -29,6 +30,10 @@ class RecordingEngine:
                 del self.waiting[name]
             ended.append(output)
         return ended
+
+    def is_sleeping(self) -> bool:
+        """Return whether the engine has no memory."""
+        return self.is_asleep
 
     def list_loras(self) -> list[int]:
         """Return the numbers of the adapters."""
@@ -53,11 +58,13 @@ class RecordingLLM:
         self.adapters: list[Any] = []
         self.threads = {threading.get_ident()}
         self.resets = 0
+        self.naps = 0
         self.sampler = SimpleNamespace(forward="draws twice", forward_native="draws by seed")
 
     def generate(self, inputs: Any, settings: Any, *, lora_request: Any, use_tqdm: bool) -> Any:
         """Sample as vLLM does; completions of short prompts end first."""
         assert not use_tqdm
+        assert not self.llm_engine.is_asleep
         self.threads.add(threading.get_ident())
         self.requests.append((inputs, settings))
         self.adapters += lora_request
@@ -76,8 +83,21 @@ class RecordingLLM:
             self.llm_engine.step()
         return outputs
 
+    def sleep(self, *, level: int) -> None:
+        """Give weights and cache back; the weights are kept elsewhere."""
+        assert level == 1
+        assert not self.llm_engine.is_asleep
+        self.llm_engine.is_asleep = True
+        self.naps += 1
+
+    def wake_up(self) -> None:
+        """Take memory, in which there is anything."""
+        self.llm_engine.is_asleep = False
+        self.cache.fill_(float("nan"))
+
     def reset_prefix_cache(self) -> None:
         """Forget prompts."""
+        assert not self.llm_engine.is_asleep
         self.threads.add(threading.get_ident())
         self.resets += 1
 

@@ -433,6 +433,54 @@ def test_errors_of_both_calls_of_trl_are_named_and_lack_of_memory_is_not(trainer
             called(passed)
 
 
+# Sleep
+
+
+def test_an_engine_sleeps_from_the_samples_of_a_step_to_the_next_need(trainer):
+    sampler = vllm_engine.ColocatedEngine(trainer, sleeps=True)
+    steps = trainer.vllm_generation.llm
+    llm = steps.engine.llm
+    prompts = [{"prompt_token_ids": [3]}]
+    synced = []
+    for step in range(2):
+        steps.generate(prompts, sampling_params=SimpleNamespace(), use_tqdm=False)
+        assert llm.llm_engine.is_asleep
+        assert llm.naps == step + 1
+        trainer.state.global_step = step + 1
+        trainer.vllm_generation.sync_weights()  # into memory that is there
+        synced.append(llm.llm_engine.is_asleep)
+        assert not torch.isnan(llm.cache).any()
+    assert synced == [False, False]
+    steps.generate(prompts, sampling_params=SimpleNamespace(), use_tqdm=False)
+    assert sampler.generate(None, [[3]], DECODING, torch.Generator()) == [[3]]
+    assert not llm.llm_engine.is_asleep  # other batches of the evaluation follow
+
+
+def test_an_engine_stays_awake_without_being_asked_to_sleep(trainer):
+    vllm_engine.ColocatedEngine(trainer)
+    steps = trainer.vllm_generation.llm
+    steps.generate([{"prompt_token_ids": [3]}], sampling_params=SimpleNamespace(), use_tqdm=False)
+    assert steps.engine.llm.naps == 0
+
+
+def test_the_next_trial_wakes_the_engine():
+    engine = live_engine.open_engine("a", RecordingLLM, threads=1)
+    engine.run(live_engine.fall_asleep, engine.llm)
+    assert live_engine.open_engine("a", RecordingLLM, threads=1) is engine
+    assert not engine.llm.llm_engine.is_asleep
+    live_engine.close_engine()
+
+
+def test_vllm_is_told_that_it_will_sleep(config, policy, engine, gpu, monkeypatch):
+    sleeping = replace(config, rollout=RolloutSettings("vllm", sleep=True))
+    start(config, policy)
+    start(sleeping, policy)
+    assert [one.get("enable_sleep_mode") for one in engine] == [None, True]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(EngineError, match="vLLM on a CPU has no sleep mode"):
+        start(sleeping, policy)
+
+
 # Held-out evaluation
 
 
