@@ -18,6 +18,7 @@ from gdpo_tune.core.steps import STEPS_FILE, read_steps
 from gdpo_tune.spec import SweepSpec, count_local_cpus, load_spec
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.paths import ROOT
+from tests.support.tuning import ENDS_ONLY
 
 pytestmark = [
     pytest.mark.system,
@@ -66,7 +67,8 @@ def get_trial_directory(spec: SweepSpec, number: int) -> Path:
 
 @pytest.mark.slow
 def test_a_sweep_with_two_workers_a_trial(tmp_path: Path):
-    spec = load_small_spec(tmp_path, "keep=all")
+    spec = load_small_spec(tmp_path, "keep=all", *ENDS_ONLY)
+    assert spec.resources.shards_policy
     result = run_sweep(spec)
     assert [record.state for record in result.records] == ["complete"] * 3
     untrained, *trained = result.records
