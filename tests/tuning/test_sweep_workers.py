@@ -40,6 +40,7 @@ SMALL = [
     "training.validation_prompts=5",
     "training.test_prompts=5",
     "training.checkpoint_every=1",
+    *ENDS_ONLY,
 ]
 SWEEP = """
 import sys
@@ -67,7 +68,7 @@ def get_trial_directory(spec: SweepSpec, number: int) -> Path:
 
 @pytest.mark.slow
 def test_a_sweep_with_two_workers_a_trial(tmp_path: Path):
-    spec = load_small_spec(tmp_path, "keep=all", *ENDS_ONLY)
+    spec = load_small_spec(tmp_path, "keep=all")
     assert spec.resources.shards_policy
     result = run_sweep(spec)
     assert [record.state for record in result.records] == ["complete"] * 3
