@@ -12,6 +12,7 @@ MODULES = {
     "gdpo_tune": "gdpo-tune",
     "vllm": "gdpo-tune[vllm]",
     "peft": "gdpo-tune[peft]",
+    "torchao": "gdpo-tune[adam8bit]",
     "pynvml": "gdpo-tune[gpu]",
     "s3fs": "gdpo-tune[s3]",
     "psycopg2": "gdpo-tune[postgres]",

@@ -66,6 +66,8 @@ def test_the_page_is_served_until_ctrl_c(sweep):
 def test_other_machines_are_served_only_on_request_and_with_a_warning(sweep):
     with start(sweep, "--port", find_free_port(), "--host", "0.0.0.0") as (_, address, process):
         assert f"http://{socket.gethostname()}:" in address
+        # It heeds a signal once it serves, also where the shell that runs the tests ignores them.
+        assert httpx.get(address).status_code == 200
         process.send_signal(signal.SIGINT)
         assert process.wait(120) == 0
         assert "warning: everyone who has this address can steer" in process.stderr.read()

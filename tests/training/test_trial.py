@@ -531,6 +531,7 @@ CHANGES = {
     "lr_schedule": ("linear", rates, [0.01] * 3, [0.01, 0.01 * 2 / 3, 0.01 / 3]),
     "warmup_share": (0.67, rates, [0.01] * 3, [0.0, 0.005, 0.01]),
     "max_grad_norm": (1e-3, training, None, None),
+    "optimizer": ("adamw_8bit", training, None, None),
     "train_prompts": (5, training, None, None),
     "validation_prompts": (3, on_validation, None, None),
     "test_prompts": (3, on_test, None, None),
