@@ -37,8 +37,10 @@ _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 @contextmanager
-def explain_out_of_memory(config: TrialConfig) -> Generator[None]:
+def explain_out_of_memory(config: TrialConfig, trials: int = 1) -> Generator[None]:
     """Turn every out-of-memory error of torch, Python or vLLM into one of ours.
+
+    `trials` share the process.
 
     Raises:
         TrialFailure: the trial itself needs more memory than it may take.
@@ -55,7 +57,7 @@ def explain_out_of_memory(config: TrialConfig) -> Generator[None]:
             raise CrowdedGpuError(
                 f"other processes hold memory of the trial's share of its GPU ({first})"
             ) from error
-        raise TrialFailure(f"out of memory: {list_remedies(config)} ({first})") from error
+        raise TrialFailure(f"out of memory: {list_remedies(config, trials)} ({first})") from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -76,10 +78,11 @@ def _read_request(error: BaseException) -> int:
     return int(float(found[1]) * _UNITS[found[2]]) if found else 0
 
 
-def list_remedies(config: TrialConfig) -> str:
+def list_remedies(config: TrialConfig, trials: int = 1) -> str:
     """List the settings that save most memory, with their present values."""
     training, engine = config.training, select_engine_here(config)
-    settings = _list_remedies_of_training(config, engine) if config.train else []
+    settings = [f"lower resources.pack ({trials})"] if trials > 1 else []
+    settings += _list_remedies_of_training(config, engine) if config.train else []
     settings.append(f"lower training.max_completion_length ({training.max_completion_length})")
     if engine == "vllm" and config.rollout.vllm_mode == "colocate":
         settings.append(f"change rollout.vllm_memory_share ({config.rollout.vllm_memory_share:g})")

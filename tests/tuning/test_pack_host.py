@@ -289,7 +289,7 @@ def test_a_reservation_of_a_trial_that_asks_no_more_expires(
     assert host.enter(build_attempt(tmp_path, 3))
 
 
-@pytest.mark.parametrize("why", ["engine", "device", "engine's memory", "memory"])
+@pytest.mark.parametrize("why", ["engine", "engine's memory", "memory"])
 def test_a_process_that_is_used_up_restarts_once_it_is_empty(
     tmp_path: Path, host: PackHost, monkeypatch: pytest.MonkeyPatch, why: str
 ):
@@ -307,7 +307,6 @@ def test_a_process_that_is_used_up_restarts_once_it_is_empty(
         errors[1] = {
             "engine": EngineDiedError("vLLM died"),
             "engine's memory": EngineMemoryError("no room for the cache"),
-            "device": RuntimeError("CUDA error: device-side assert triggered"),
         }[why]
         gates[1].release()
         with pytest.raises((type(errors[1]), AttemptError)):
@@ -318,6 +317,24 @@ def test_a_process_that_is_used_up_restarts_once_it_is_empty(
     wait_until(lambda: host.count_trials() == 0)
     with pytest.raises(ChildProcessError):
         host.enter(build_attempt(tmp_path, 3))
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_an_error_of_cuda_ends_the_process_unless_only_one_trial_can_have_made_it(
+    tmp_path: Path, host: PackHost, monkeypatch: pytest.MonkeyPatch, others: int
+):
+    exits: list[int] = []
+    monkeypatch.setattr(pack_host.os, "_exit", exits.append)
+    for number in (1, 2)[: 1 + others]:
+        host.enter(build_attempt(tmp_path, number))
+    errors[1] = RuntimeError("CUDA error: device-side assert triggered")
+    gates[1].release()
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        host.exchange(1)
+    assert exits == [1] * others
+    if not others:  # the next trial gets a new process
+        host.enter(build_attempt(tmp_path, 3))
+        assert exits == [1]
 
 
 def test_trials_on_an_object_store_have_directories_of_their_own(

@@ -41,6 +41,7 @@ class Pack:
 
         vLLM has room for adapters of `largest_rank`; 0 takes the rank of the first trial.
         """
+        self._size = size
         self._places = threading.BoundedSemaphore(size)
         self._largest_rank = largest_rank
         self._engine = SharedEngine(size)
@@ -69,7 +70,7 @@ class Pack:
         with self._places, self._turns.join():
             try:
                 prepare_process(config)
-                with explain_out_of_memory(config):
+                with explain_out_of_memory(config, self._size):
                     with self._wait_for_building():
                         cache = self._open_cache(config)
                     return run_trial(config, cache, resume, report_between_turns, with_test)

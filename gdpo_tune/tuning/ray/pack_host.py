@@ -10,6 +10,7 @@ import os
 import queue
 import threading
 import time
+import traceback
 import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -226,6 +227,9 @@ class PackHost:
         with self._lock:
             del self._running[number]
             self._is_broken |= _needs_new_process(error)
+            if _breaks_gpu(error) and self._running:
+                traceback.print_exception(error)
+                os._exit(1)  # no trial here can compute any more, and nothing tells whose fault it is
         if error is not None and not isinstance(error, Exception):
             error = RuntimeError(f"the trial left with {error!r}")  # it would end this process
         channel.end(error or trained.result())
@@ -235,7 +239,12 @@ def _needs_new_process(error: BaseException | None) -> bool:
     """Return whether an error of one trial may have left the process unusable for all."""
     if isinstance(error, AttemptError):
         return error.cause == "changed"
-    return isinstance(error, EngineDiedError) or "CUDA error" in str(error)
+    return isinstance(error, EngineDiedError) or _breaks_gpu(error)
+
+
+def _breaks_gpu(error: BaseException | None) -> bool:
+    """Return whether a process can no longer use its GPU after this error."""
+    return "CUDA error" in str(error) and not isinstance(error, AttemptError)
 
 
 def _import_trainable() -> Any:
