@@ -16,7 +16,7 @@ from gdpo_tune.core import task_files
 from gdpo_tune.core.prompt_order import order_prompts
 from gdpo_tune.core.shaping import build_shaping
 from gdpo_tune.core.trial_config import Params, TrialConfig
-from gdpo_tune.training import rollout, vllm_engine
+from gdpo_tune.training import colocated_engine, rollout, vllm_engine
 from gdpo_tune.training.lora import build_adapter_config
 from gdpo_tune.training.scoring import build_early_judging, build_reward_functions
 from gdpo_tune.training.sharding import prepare_sharding
@@ -66,9 +66,10 @@ def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer,
     if config.schedule:
         trainer.add_callback(MovingParameters(config, cache.task.rewards, trainer))
     if uses_vllm and config.rollout.vllm_mode == "colocate":
-        return trainer, vllm_engine.ColocatedEngine(trainer, sleeps=config.rollout.sleep).generate
+        colocated = colocated_engine.ColocatedEngine(trainer, sleeps=config.rollout.sleep)
+        return trainer, colocated.generate
     if uses_vllm:
-        vllm_engine.name_engine_failures(trainer)
+        colocated_engine.name_engine_failures(trainer)
     return trainer, rollout.choose_held_out_sampler(config)
 
 

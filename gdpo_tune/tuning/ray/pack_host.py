@@ -229,7 +229,8 @@ class PackHost:
             self._is_broken |= _needs_new_process(error)
             if _breaks_gpu(error) and self._running:
                 traceback.print_exception(error)
-                os._exit(1)  # no trial here can compute any more, and nothing tells whose fault it is
+                # No trial here can compute any more, and nothing tells whose fault it is.
+                os._exit(1)
         if error is not None and not isinstance(error, Exception):
             error = RuntimeError(f"the trial left with {error!r}")  # it would end this process
         channel.end(error or trained.result())
