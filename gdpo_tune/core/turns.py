@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -153,6 +153,15 @@ def pause() -> Generator[None]:
         yield
     finally:
         member.turns.take(member)
+
+
+@contextmanager
+def hold(lock: threading.Lock) -> Generator[None]:
+    """Hold a lock during the block, which may pause. A thread that waits for it has no turn."""
+    with ExitStack() as held:
+        with pause():
+            held.enter_context(lock)
+        yield
 
 
 def read_cpu_seconds() -> float:

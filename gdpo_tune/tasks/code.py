@@ -7,9 +7,11 @@ code never runs in this process.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
+from gdpo_tune.core import turns
 from gdpo_tune.tasks.base import Problem, TaskMetric, measure_rewards
 from gdpo_tune.tasks.built_in_task import BuiltInTask
 from gdpo_tune.tasks.code_problems import generate
@@ -46,6 +48,8 @@ class CodeTask(BuiltInTask):
     sandbox: Sandbox | None = None
     """Started when it is first needed, unless it was set before."""
     _early: EarlyJudge | None = None
+    _starting = threading.Lock()
+    """Held while an engine's thread, or one of several trials, starts both."""
 
     def begin_judging(self, problem: Problem, completion: str) -> None:
         """Run the program of a completion while others are sampled; see `JudgesEarly`."""
@@ -90,8 +94,10 @@ class CodeTask(BuiltInTask):
         if self._early is None:
             from gdpo_tune.tasks.execution import run_programs
 
-            run = functools.partial(run_programs, self._start_sandbox(), self._settings)
-            self._early = EarlyJudge(run)
+            with turns.hold(self._starting):
+                if self._early is None:
+                    run = functools.partial(run_programs, self._start_sandbox(), self._settings)
+                    self._early = EarlyJudge(run)
         return self._early
 
 

@@ -5,11 +5,13 @@ A verdict depends on a program and its tests alone, so it may be found before it
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
+from gdpo_tune.core import turns
 from gdpo_tune.tasks.base import Problem
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ Run = Callable[[Sequence[Problem], Sequence[str]], list["Result | None"]]
 """Runs the program of each of N completions; see `execution.run_programs`."""
 _Key = tuple[str, str]
 """Prompt and completion."""
+_logger = logging.getLogger(__name__)
 
 
 class EarlyJudge:
@@ -47,14 +50,20 @@ class EarlyJudge:
     ) -> list[Result | None]:
         """Return the result of each of N completions; those that did not begin run now.
 
-        Raises what their run has raised.
+        So do those whose early run raised: other trials may share that run, but not this one.
         """
         keys = [(one.prompt, text) for one, text in zip(problems, completions, strict=True)]
         with self._lock:
             begun = {
                 key: self._results.pop(key) for key in dict.fromkeys(keys) if key in self._results
             }
-        late = [row for row, key in enumerate(keys) if key not in begun]
+        with turns.pause():
+            wait(begun.values())
+        errors = {key: error for key, future in begun.items() if (error := future.exception())}
+        if errors:
+            first = next(iter(errors.values()))
+            _logger.warning("%d programs run once more: %r", len(errors), first)
+        late = [row for row, key in enumerate(keys) if key not in begun or key in errors]
         ran = self._run([problems[row] for row in late], [completions[row] for row in late])
         by_row = dict(zip(late, ran, strict=True))
         return [
@@ -79,7 +88,7 @@ class EarlyJudge:
                 [problem for problem, _, _ in taken], [text for _, text, _ in taken]
             )
         except BaseException as error:
-            for _, _, future in taken:  # it is raised where the result is collected
+            for _, _, future in taken:  # `collect` runs these once more
                 future.set_exception(error)
             raise
         for (_, _, future), result in zip(taken, results, strict=True):

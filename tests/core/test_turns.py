@@ -114,6 +114,25 @@ def test_a_thread_outside_pauses_at_no_cost_and_none_joins_twice():
         pass
 
 
+def test_a_thread_that_waits_for_a_lock_has_no_turn():
+    members, lock, waits = Turns(lambda: None, lambda _: None), threading.Lock(), threading.Event()
+
+    def hold_and_pause():
+        with members.join(), turns.hold(lock):
+            with turns.pause():
+                assert waits.wait(10)
+            assert lock.locked()
+
+    def hold():
+        with members.join():
+            waits.set()
+            with turns.hold(lock):
+                pass
+
+    run_threads(hold_and_pause, hold)
+    assert not lock.locked()
+
+
 def test_cpu_time_is_charged_to_the_thread_that_has_the_turn():
     members = Turns(lambda: None, lambda _: None)
     seconds = {}

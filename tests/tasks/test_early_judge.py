@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 
 from gdpo_tune.core.errors import SandboxInfraError
 from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
+from gdpo_tune.core.turns import Turns
+from gdpo_tune.sandbox import UnsafeNoIsolationSandbox
+from gdpo_tune.tasks import execution
 from gdpo_tune.tasks.base import JudgesEarly, Problem
 from gdpo_tune.tasks.code import CodeTask
 from gdpo_tune.tasks.early_judge import EarlyJudge
@@ -69,12 +75,60 @@ def test_a_result_serves_one_batch(judge):
     assert judge.recorder.batches == [[("one", "a")]] * 3
 
 
-def test_an_error_of_the_sandbox_is_raised_where_the_result_is_asked_for(judge):
+def test_programs_whose_early_run_failed_run_again_with_their_batch(judge, caplog):
     judge.recorder.error = SandboxInfraError("broken")
     judge.recorder.gate.set()
     judge.begin(ONE, "a")
+    assert judge.collect([ONE], ["a"]) == ["one/a"]
+    assert judge.recorder.batches == [[("one", "a")]] * 2
+    assert "1 programs run once more: SandboxInfraError('broken')" in caplog.text
+
+
+def test_an_error_of_the_batch_itself_is_raised():
+    def fail(problems, completions):
+        raise SandboxInfraError("broken")
+
+    early = EarlyJudge(fail)
+    early.begin(ONE, "a")
     with pytest.raises(SandboxInfraError, match="broken"):
-        judge.collect([ONE], ["a"])
+        early.collect([ONE], ["a"])
+    early.close()
+
+
+def test_a_trial_that_waits_for_results_lets_others_compute(judge):
+    judge.recorder.gate.clear()
+    members = Turns(lambda: None, lambda _: None)
+
+    def collect():
+        with members.join():
+            judge.begin(ONE, "a")
+            return judge.collect([ONE], ["a"])
+
+    def compute():
+        assert judge.recorder.entered.wait(10)
+        with members.join():
+            judge.recorder.gate.set()
+
+    with ThreadPoolExecutor(2) as threads:
+        found, computed = threads.submit(collect), threads.submit(compute)
+        computed.result(20)
+        assert found.result(20) == ["one/a"]
+
+
+def test_threads_that_begin_at_once_share_a_sandbox(monkeypatch):
+    started = []
+
+    def start(settings):
+        started.append(settings)
+        time.sleep(0.05)
+        return UnsafeNoIsolationSandbox(1)
+
+    monkeypatch.setattr(execution, "open_sandbox", start)
+    with closing(CodeTask(TrainingSettings())) as task:
+        (problem,) = task.problems("train", 1, 0)
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(lambda text: task.begin_judging(problem, text), "abcd"))
+    assert len(started) == 1
 
 
 def test_the_code_task_judges_early_and_gives_the_same_scores():

@@ -10,8 +10,7 @@ from __future__ import annotations
 import gc
 import threading
 import traceback
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,7 +70,7 @@ class Pack:
             try:
                 prepare_process(config)
                 with explain_out_of_memory(config, self._size):
-                    with self._wait_for_building():
+                    with turns.hold(self._building):
                         cache = self._open_cache(config)
                     return run_trial(config, cache, resume, report_between_turns, with_test)
             except BaseException as error:
@@ -87,16 +86,6 @@ class Pack:
             self._cache.task.close()
         self._cache = None  # before the engine, which looks whether a GPU is free of weights
         self._engine.close()
-
-    @contextmanager
-    def _wait_for_building(self) -> Generator[None]:
-        """Let one trial at a time run the block. A trial that waits here has no turn."""
-        with turns.pause():
-            self._building.acquire()
-        try:
-            yield
-        finally:
-            self._building.release()
 
     def _open_cache(self, config: TrialConfig) -> WorkerCache:
         """Return what the trials share, built for the first one.
