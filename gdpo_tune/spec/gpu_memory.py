@@ -19,7 +19,7 @@ TRAINED = 4
 AVERAGES = 8
 """Bytes of the optimizer's two averages of a trained number, in 32 bits."""
 AVERAGES_8BIT = 2
-"""The same in 8 bits; the scales of blocks add 3 %."""
+"""The same in 8 bits; the scales of blocks add 2 %."""
 REFERENCE = 4
 """Bytes of a parameter of the reference policy: TRL loads a second copy in 32 bits."""
 LOGITS = 300 * 10**6

@@ -128,8 +128,11 @@ class LiveEngine:
     ) -> list[Any]:
         """Sample a completion for each request in one batch; return vLLM's outputs in their order.
 
-        `on_finished` is called as each of them ends, while others are still being sampled.
+        `on_finished` is called as each of them ends, while others are still being sampled. Without
+        requests, vLLM is not asked: of several processes, one may have none left.
         """
+        if not requests:
+            return []
         return self.run(self._generate, requests, on_finished)
 
     def apply_model(self, function: Callable[[Any], T]) -> list[T]:

@@ -132,8 +132,10 @@ def gather_optimizer(optimizer: Any) -> dict[str, Any]:
     state: dict[str, Any] = optimizer.state_dict()
     whole: dict[int, dict[str, Any]] = {}
     for number, entries in state["state"].items():
-        restored = restore_precision(entries) if is_8bit(optimizer) else entries
-        whole[number] = _gather_entries(restored)
+        if is_8bit(optimizer):  # one weight at a time, because all of them may not fit in 32 bits
+            whole[number] = _gather_entries(restore_precision(entries), on_cpu=True)
+        else:
+            whole[number] = _gather_entries(entries)
     return {**state, "state": whole}
 
 
@@ -152,15 +154,17 @@ def load_optimizer(optimizer: Any, whole: Mapping[str, Any]) -> None:
     optimizer.load_state_dict({**whole, "state": state})
 
 
-def _gather_entries(entries: Mapping[str, Any]) -> dict[str, Any]:
+def _gather_entries(entries: Mapping[str, Any], *, on_cpu: bool = False) -> dict[str, Any]:
+    """Return whole entries, in the first process if they are divided; those are on a CPU."""
     gathered = {
         key: gather_tensor(value) if isinstance(value, Tensor) else value
         for key, value in entries.items()
     }
-    if not any(isinstance(value, DTensor) for value in entries.values()):
-        return gathered
-    if not ranks.is_first():
+    is_divided = any(isinstance(value, DTensor) for value in entries.values())
+    if is_divided and not ranks.is_first():
         return {}
+    if not (is_divided or on_cpu):
+        return gathered
     return {k: v.cpu() if isinstance(v, Tensor) else v for k, v in gathered.items()}
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import set_seed
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -91,6 +92,8 @@ def run_trial(
     config: TrialConfig, cache: WorkerCache, resume: Path | None, report: Report, with_test: bool
 ) -> Outcome:
     """Run one trial in a process that is prepared for it; see `train`."""
+    # Rewards of a task file may draw from the global generators, also where nothing is trained.
+    set_seed(config.seed + ranks.get_rank())
     keeps_policy = config.train or config.parts
     start = read_checkpoint(resume) if resume is not None and keeps_policy else None
     steps = config.training.steps if config.train else 0

@@ -12,7 +12,6 @@ import logging
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,7 @@ class WorkerCache:
     """Task with its sandbox, policy, and tokenized prompts, for trials that agree in them."""
 
     config: TrialConfig
-    """Config of the first trial; others share the settings of `_SHARED_SETTINGS`."""
+    """Config of the first trial; others share its `list_shared_settings`."""
     task: Task
     tokenizer: PreTrainedTokenizerBase
     prompts: PromptFormat
@@ -128,16 +127,11 @@ class WorkerCache:
 _cache: WorkerCache | None = None
 
 
-_SHARED_SETTINGS = attrgetter("task", "policy", "training", "sandbox", "data", "model", "scoring")
-"""Settings in which trials must agree to share a cache, besides their rewards."""
-
-
-def _fits(cache: WorkerCache, config: TrialConfig) -> bool:
-    """Return whether a trial may use a cache."""
-    if _SHARED_SETTINGS(cache.config) != _SHARED_SETTINGS(config):
-        return False
-    rewards = task_files.load_task_info(config.task, config.params).rewards
-    return tuple(cache.task.rewards) == tuple(rewards)
+def list_shared_settings(config: TrialConfig) -> dict[str, object]:
+    """Return what trials that share a cache have in common, by its name in a sweep file."""
+    rewards = tuple(task_files.load_task_info(config.task, config.params).rewards)
+    names = ("task", "policy", "training", "sandbox", "data", "model", "scoring")
+    return {"rewards": rewards, **{name: getattr(config, name) for name in names}}
 
 
 def build_worker_cache(
@@ -180,7 +174,8 @@ def open_worker_cache(config: TrialConfig) -> Generator[WorkerCache]:
         PolicyError, SandboxUnavailable: the policy or the task is not available.
     """
     global _cache
-    if _cache is None or not _fits(_cache, config):
+    shared = list_shared_settings(config)
+    if _cache is None or list_shared_settings(_cache.config) != shared:
         release_worker_cache()
         _cache = build_worker_cache(config)
     try:

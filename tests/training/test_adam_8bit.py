@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from gdpo_tune.training.sharding import gather_optimizer
 from tests.support.training import write_policy
 from tests.training.test_sharding import assert_resumed, run_trials
 
@@ -33,6 +37,14 @@ def test_a_training_resumes_bit_by_bit(tmp_path):
     for average, exact in zip(averages, plain, strict=True):
         assert 0 <= (average - exact).norm() < 0.02 * exact.norm()
     assert seen["eight"] != seen["full"]
+
+
+def test_a_checkpoint_takes_no_memory_of_a_gpu_for_averages_in_32_bits():
+    with FakeTensorMode():
+        averages = {name: torch.empty(8, device="cuda") for name in ("exp_avg", "exp_avg_sq")}
+    optimizer = SimpleNamespace(state_dict=lambda: {"state": {0: averages}}, _new_buffer=None)
+    gathered = gather_optimizer(optimizer)["state"][0]
+    assert {value.device.type for value in gathered.values()} == {"cpu"}
 
 
 @pytest.mark.system

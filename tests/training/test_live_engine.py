@@ -67,6 +67,12 @@ def test_completions_are_told_as_they_end_and_returned_in_order():
     assert len(told) == 3
 
 
+def test_vllm_is_not_asked_for_nothing():
+    engine = open_engine("a", RecordingLLM, threads=1)
+    assert engine.generate([]) == []
+    assert engine.llm.requests == []
+
+
 def test_an_engine_with_an_equal_key_is_kept_and_forgets_its_trial():
     engine = open_engine("a", RecordingLLM, threads=1)
     engine.llm.llm_engine.vllm_config.lora_config = object()

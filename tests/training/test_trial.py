@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from itertools import product
 from pathlib import Path
 
@@ -135,6 +136,28 @@ def test_a_rung_is_evaluated_and_changes_nothing_else(policy, tmp_path):
     assert reports[0][0].validation.keys() == outcome.validation.keys()
     assert (with_rung.test, with_rung.validation) == (outcome.test, outcome.validation)
     assert metrics_of(reports)[1:] == metrics_of(plain)[1:]
+
+
+class DrawingTask(ToyTask):
+    """A task whose rewards draw from the global generators."""
+
+    def score(self, problems, completions, lengths):
+        scores = super().score(problems, completions, lengths)
+        drawn = [random.random() for _ in completions]
+        return dataclasses.replace(scores, metrics={**scores.metrics, "hits": drawn})
+
+
+def test_rewards_that_draw_numbers_are_seeded_without_a_training(policy, tmp_path, monkeypatch):
+    register_toy_task(monkeypatch, DrawingTask)
+
+    def evaluate(name, seed):
+        config = dataclasses.replace(
+            build_trial_config(policy, tmp_path / name, seed=seed), train=False
+        )
+        outcome = train(config, resume=None, report=lambda *_: None)
+        return outcome.validation["hits"], outcome.test["hits"]
+
+    assert evaluate("a", 3) == evaluate("b", 3) != evaluate("c", 4)
 
 
 def test_untrained_baseline(policy, tmp_path):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from gdpo_tune.core import task_files, turns
+from gdpo_tune.core import turns
 from gdpo_tune.core.engines import round_up_rank
 from gdpo_tune.core.errors import PackError
 from gdpo_tune.core.trial_config import TrialConfig
@@ -26,7 +26,11 @@ from gdpo_tune.training.packs.global_state import read_global_state, restore_glo
 from gdpo_tune.training.packs.shared_engine import SharedEngine
 from gdpo_tune.training.rollout import uses_engine_in_process
 from gdpo_tune.training.trial import prepare_process, run_trial
-from gdpo_tune.training.worker_cache import WorkerCache, build_worker_cache
+from gdpo_tune.training.worker_cache import (
+    WorkerCache,
+    build_worker_cache,
+    list_shared_settings,
+)
 
 
 class Pack:
@@ -135,14 +139,8 @@ def _require_slot(config: TrialConfig, size: int) -> None:
 def _list_shared_settings(config: TrialConfig) -> Mapping[str, object]:
     """Return what all trials of a process have in common, by its name in a sweep file."""
     return {
-        "task": config.task,
-        "rewards": tuple(task_files.load_task_info(config.task, config.params).rewards),
-        "policy": config.policy,
-        "training": config.training,
-        "sandbox": config.sandbox,
-        "data": config.data,
+        **list_shared_settings(config),
         "model": replace(config.model, lora_rank=1, lora_alpha=0.0),
-        "scoring": config.scoring,
         "rollout": config.rollout,
         "resources.gpus": config.gpu_share,
         "resources.cpus": config.threads,
