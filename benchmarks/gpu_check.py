@@ -14,6 +14,7 @@ trained ends the check early.
     adapters    engine and trainer with a small adapter; the base, bit for bit
     resume      a trial from its checkpoint, on the CPU and on the GPU; generator states
     engine      seconds to the first step of a trial, and of the next one, which keeps the engine
+    sleep       memory and first step of a trial whose engine sleeps, and of one whose does not
     evaluation  the untrained policy on long prompts, where a step is large
     step        seconds of a step, against plain TRL with the same engine
     sweep       four trials through Ray, the process of one of them killed

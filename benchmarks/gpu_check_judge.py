@@ -32,6 +32,10 @@ NO_FAILURE = "no trial fails"
 REUSED = 0.5
 ENGINE_CHECK = "first step, engine cold and kept"
 ENGINE_LIMIT = f"the second takes at most {REUSED:g} of the first"
+SLEEP_CHECK = "engine asleep during a step"
+SLEEP_LIMIT = "a lower peak, and the same first step"
+FIRST_STEP = ("train/reward", "train/completions/mean_length")
+"""Metrics that do not change unless the engine samples something else."""
 GOALS = {8: 4.0}
 """Trials in a process -> trials an hour that they have to reach, by those of one at a time."""
 
@@ -124,6 +128,23 @@ def judge_engine(cold: float, reused: float, *, small: bool) -> Row:
         return skip("engine", ENGINE_CHECK, f"no GPU; on this CPU {figure}", ENGINE_LIMIT)
     values = {"cold_seconds": round(cold, 2), "reused_seconds": round(reused, 2)}
     return judge("engine", ENGINE_CHECK, figure, ENGINE_LIMIT, ratio <= REUSED, **values)
+
+
+def judge_sleep(
+    awake: TrainedTrial, asleep: TrainedTrial, peak_awake: float, peak_asleep: float
+) -> Row:
+    """Judge a trial whose engine sleeps against the same trial with one awake; peaks in MiB."""
+    unequal = [name for name in FIRST_STEP if awake.metrics[1][name] != asleep.metrics[1][name]]
+    figure = f"peak {peak_asleep / GIB:.1f} GiB, {peak_awake / GIB:.1f} GiB awake"
+    figure += f"; {unequal[0]} differs" if unequal else ""
+    values = {
+        "awake_mib": round(peak_awake),
+        "asleep_mib": round(peak_asleep),
+        "awake_seconds": round(awake.seconds, 1),
+        "asleep_seconds": round(asleep.seconds, 1),
+    }
+    held = not unequal and peak_asleep < peak_awake
+    return judge("sleep", SLEEP_CHECK, figure, SLEEP_LIMIT, held, **values)
 
 
 def judge_evaluation(trial: TrainedTrial, rows: int, limit: float | None) -> Row:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import gpu_check_judge as judgements
 import gpu_step
@@ -21,6 +22,9 @@ from gdpo_tune.core.engines import find_vllm, select_engine
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
 from gdpo_tune.spec import load_spec
+
+if TYPE_CHECKING:  # its module imports torch
+    from gpu_check_trials import TrainedTrial
 
 TRAIN = "gpu_check_trials:train_trial"
 BETA = 0.01
@@ -129,6 +133,23 @@ def check_engine(context: Context) -> list[Row]:
     function = "gpu_check_trials:measure_first_steps"
     cold, reused = context.processes.call(step, function, configs, seconds=300)
     return [judgements.judge_engine(cold, reused, small=plan.small)]
+
+
+def check_sleep(context: Context) -> list[Row]:
+    """Compare a trial whose engine sleeps while a step is computed with one whose does not."""
+    step, plan = "sleep", context.plan
+    if plan.small or not plan.vllm:
+        reason = NO_GPU if plan.small else "no vLLM"
+        return [skip(step, judgements.SLEEP_CHECK, reason, judgements.SLEEP_LIMIT)]
+    trials: list[TrainedTrial] = []
+    peaks: list[float] = []
+    for sleeps in (False, True):
+        rollout = RolloutSettings(engine="vllm", sleep=sleeps)
+        config = plan.build_config(f"{step}_{sleeps}", rollout=rollout)
+        with Peak(measure_gpu_memory) as memory:
+            trials.append(context.processes.call(step, TRAIN, config, seconds=240))
+        peaks.append(memory.highest)
+    return [judgements.judge_sleep(*trials, *peaks)]
 
 
 def check_evaluation(context: Context) -> list[Row]:
@@ -250,6 +271,7 @@ STEPS: Mapping[str, Step] = {
     "adapters": check_adapters,
     "resume": check_resume,
     "engine": check_engine,
+    "sleep": check_sleep,
     "evaluation": check_evaluation,
     "step": check_step,
     "sweep": check_sweep,

@@ -6,6 +6,7 @@ import argparse
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import gpu_check
@@ -14,9 +15,11 @@ import gpu_check_sharing
 import gpu_check_steps
 import gpu_check_sweeps
 import gpu_options
+import peaks
 import pytest
 from gpu_check_plan import LONG_TASK, CheckPlan, Context
 from gpu_check_sweeps import SweepFigures
+from gpu_check_trials import TrainedTrial
 
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.trials import TrialRecord
@@ -119,6 +122,44 @@ def test_shards_use_two_gpus_and_packs_the_first(tmp_path: Path, monkeypatch: py
     assert seen[0] == ("shards", 2, 1, ["3", "5"])
     assert seen[1:] == [("packs", 1, size, []) for size in (1, 2, 4, 8)]
     assert [row.values.get("ratio") for row in rows[1:]] == [None, 2, 4, 8]
+
+
+class FakeProcesses:
+    """Processes that return trials, which use less memory if their engine sleeps."""
+
+    def __init__(self, reward: float, mib: float) -> None:
+        self.reward, self.mib, self.used, self.seen = reward, mib, 0.0, []
+
+    def call(self, step, function, config, *, seconds):
+        self.seen.append((step, config.rollout.engine, config.rollout.sleep))
+        asleep = config.rollout.sleep
+        self.used = self.mib if asleep else 9000.0
+        time.sleep(0.05)  # for the thread that reads
+        self.used = 0.0
+        first = {"train/reward": self.reward if asleep else 1.0, "train/completions/mean_length": 8}
+        return TrainedTrial(metrics={1: first})
+
+
+@pytest.mark.parametrize(
+    ("reward", "mib", "result"),
+    [(1.0, 8000, "held"), (1.0, 9000, "did not hold"), (0.9, 8000, "did not hold")],
+)
+def test_an_engine_that_sleeps_saves_memory_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reward: float, mib: float, result: str
+):
+    processes = FakeProcesses(reward, mib)
+    monkeypatch.setattr(gpu_check_steps, "measure_gpu_memory", lambda: processes.used)
+    monkeypatch.setattr(peaks, "EVERY", 0.005)
+    plan = plan_with(tmp_path, vllm=True)
+    (row,) = gpu_check_steps.check_sleep(Context(plan, processes))  # type: ignore[arg-type]
+    assert processes.seen == [("sleep", "vllm", False), ("sleep", "vllm", True)]
+    assert row.result == result
+    assert (row.values["awake_mib"], row.values["asleep_mib"]) == (9000, mib)
+
+
+def test_an_engine_sleeps_only_where_there_is_one(tmp_path: Path):
+    (row,) = run_step("sleep", plan_with(tmp_path))
+    assert (row.result, row.reason) == ("not run", "no vLLM")
 
 
 def test_the_other_gpus_are_hidden(monkeypatch: pytest.MonkeyPatch):
