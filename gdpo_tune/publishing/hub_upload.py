@@ -171,11 +171,23 @@ def check_cards(api: HfApi, contents: Sequence[RepositoryContent]) -> None:
             if answer.status_code != INVALID:
                 hf_raise_for_status(answer)
                 continue
-            errors = [str(error["message"]) for error in answer.json()["errors"]]
+            errors = _read_errors(answer.json())
         raise UsageError(
             f"{repository.path}: the Hub refuses the card: {shorten(' '.join(errors), LONGEST)}\n"
             "    fix: write --license with an identifier that the Hub knows, or other"
         )
+
+
+def _read_errors(answer: Any) -> list[str]:
+    """Return what the Hub has against a card.
+
+    Raises:
+        ValueError: it is not the answer of a Hub.
+    """
+    try:
+        return [str(error["message"]) for error in answer["errors"]]
+    except (LookupError, TypeError) as error:
+        raise ValueError("it refuses a card without a reason") from error
 
 
 def _explain_taken(content: RepositoryContent, held: str) -> str:

@@ -103,6 +103,21 @@ def test_a_licence_that_the_hub_does_not_know_is_refused_before_anything_is_crea
     assert not hub.repositories
 
 
+@pytest.mark.parametrize("answer", [{}, [], None, {"errors": 3}, {"errors": [{}]}])
+def test_a_card_that_is_refused_without_a_reason_is_explained(hub, publish_to, answer, monkeypatch):
+    plain = Handler.answer
+
+    def answer_oddly(self, status, content=None, code="", **headers):
+        if self.path == "/api/validate-yaml":
+            status, content, code = 400, json.dumps(answer).encode(), ""
+        plain(self, status, content, code, **headers)
+
+    monkeypatch.setattr(Handler, "answer", answer_oddly)
+    with pytest.raises(UsageError, match="it refuses a card without a reason; nothing was upl"):
+        publish_to("0", "me/a")
+    assert not hub.repositories
+
+
 def test_a_card_that_is_refused_later_stops_the_upload(hub, publish_to, monkeypatch):
     monkeypatch.setattr(hub_upload, "check_cards", lambda api, contents: None)
     with pytest.raises(HubError, match=r'stopped: .*"license" must be one of the licences'):
