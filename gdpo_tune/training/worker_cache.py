@@ -51,7 +51,7 @@ class WorkerCache:
     """Task with its sandbox, policy, and tokenized prompts, for trials that agree in them."""
 
     config: TrialConfig
-    """Config of the first trial; others share its `list_shared_settings`."""
+    """Config of the first trial."""
     task: Task
     tokenizer: PreTrainedTokenizerBase
     prompts: PromptFormat
@@ -64,6 +64,8 @@ class WorkerCache:
     """Where trials get their vLLM."""
     initial: str = ""
     """Digest of the untrained policy, as checkpoints record it."""
+    shared: dict[str, object] = field(default_factory=dict[str, object])
+    """`list_shared_settings` of the first trial, in which all others agree."""
     left_out: dict[str, str] = field(default_factory=dict[str, str])
     """`prompts_left_out.<split>` -> how many prompts were too long."""
     _splits: dict[Split, ProblemSet] = field(default_factory=dict[Split, ProblemSet])
@@ -160,7 +162,10 @@ def build_worker_cache(
     if shares_weights:
         network: Any = model
         model = network.requires_grad_(False).to("cuda" if torch.cuda.is_available() else "cpu")
-    return WorkerCache(config, task, tokenizer, prompts, model, shares_weights, engines, initial)
+    shared = list_shared_settings(config)
+    return WorkerCache(
+        config, task, tokenizer, prompts, model, shares_weights, engines, initial, shared
+    )
 
 
 @contextmanager
@@ -174,8 +179,7 @@ def open_worker_cache(config: TrialConfig) -> Generator[WorkerCache]:
         PolicyError, SandboxUnavailable: the policy or the task is not available.
     """
     global _cache
-    shared = list_shared_settings(config)
-    if _cache is None or list_shared_settings(_cache.config) != shared:
+    if _cache is None or _cache.shared != list_shared_settings(config):
         release_worker_cache()
         _cache = build_worker_cache(config)
     try:

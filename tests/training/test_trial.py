@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from gdpo_tune.core import registry
 from gdpo_tune.core.errors import NonFiniteError, TrialFailure
 from gdpo_tune.core.parameters import PARAMETERS, list_parameters
 from gdpo_tune.core.prompt_order import order_prompts
@@ -23,6 +24,7 @@ from gdpo_tune.training.trl_arguments import build_trainer_arguments
 from tests.support.training import (
     RANGES,
     SETTINGS,
+    TARGET,
     TOY,
     ToyTask,
     build_trial_config,
@@ -212,6 +214,14 @@ def test_other_settings_get_their_own_cache(policy, tmp_path):
             policy, tmp_path / "b", settings=dataclasses.replace(SETTINGS, length_limit=2)
         )
     )
+    assert (ToyTask.opened, ToyTask.closed) == (2, 1)
+
+
+def test_a_cache_of_a_task_that_is_registered_no_more_is_replaced(policy, tmp_path, monkeypatch):
+    run(build_trial_config(policy, tmp_path / "a"))
+    monkeypatch.delitem(registry.TASKS, "toy")
+    monkeypatch.setitem(registry.TASKS, "toy again", TARGET)
+    run(dataclasses.replace(build_trial_config(policy, tmp_path / "b"), task="toy again"))
     assert (ToyTask.opened, ToyTask.closed) == (2, 1)
 
 
