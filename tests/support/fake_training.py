@@ -54,7 +54,9 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
         if fault == "slow":
             time.sleep(0.3)
         if fault == "gate":
-            wait_at_gate(sweep, step)
+            time.sleep(0.1)
+            if step == 3:
+                wait_for_gate(sweep)
         if fault == "nonfinite":
             raise NonFiniteError(f"loss is nan at step {step}")
         if fault == "memory":
@@ -65,6 +67,9 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
             raise OSError(errno.ENOSPC, "No space left on device")
         if fault == "raise" or (fault == "raise once" and step == 2 and not attempts):
             raise RuntimeError(f"broken at step {step}")
+        if fault == "die at gate" and step == 2 and not attempts:
+            wait_for_gate(sweep)
+            os.kill(os.getpid(), signal.SIGKILL)
         if fault == "die" or (fault == "die once" and step == 2 and not attempts):
             os.kill(os.getpid(), signal.SIGKILL)
         cost = Cost(step * config.training.completions_per_step, SECONDS)
@@ -133,11 +138,10 @@ def find_sweep_directory(config: TrialConfig) -> Path:
     return Path(SHARED_DIRECTORY) if SHARED_DIRECTORY else config.directory.parent.parent
 
 
-def wait_at_gate(sweep: Path, step: int) -> None:
-    """Wait after the second checkpoint until the gate is open; slow each step down."""
-    while step == 3 and not (sweep / GATE).exists():
+def wait_for_gate(sweep: Path) -> None:
+    """Wait until the gate is open."""
+    while not (sweep / GATE).exists():
         time.sleep(0.05)
-    time.sleep(0.1)
 
 
 def describe_node() -> dict[str, str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gdpo_tune.core.events import Event, IncidentOccurred, SearchStarted
+from gdpo_tune.core.events import Event, IncidentOccurred, SearchStarted, TrialFinished
 from gdpo_tune.core.steps import read_steps
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.results.steering import Steering
@@ -23,7 +23,7 @@ from gdpo_tune.spec import SweepSpec, count_local_cpus, load_spec
 from gdpo_tune.training import train
 from gdpo_tune.tuning.ray.trial_history import RETRIES
 from gdpo_tune.tuning.runner import run_sweep
-from tests.support.fake_training import list_executions
+from tests.support.fake_training import GATE, list_executions
 from tests.support.paths import ROOT
 from tests.support.tuning import ENDS_ONLY
 
@@ -69,9 +69,17 @@ def write_faults(spec: SweepSpec, **by_trial: str) -> None:
 
 def test_trials_share_processes_and_a_fault_costs_its_own_trial_alone(tmp_path: Path):
     spec = load_small_spec(tmp_path, *ENDS_ONLY, FIFO, "search.trials=7")
-    write_faults(spec, all="slow", t2="raise once", t3="nonfinite", t4="raise", t5="die once")
+    faults = {"t2": "raise once", "t3": "nonfinite", "t4": "raise", "t5": "die at gate"}
+    write_faults(spec, all="slow", **faults)
     events: list[Event] = []
-    records = run_sweep(spec, listeners=[events.append], train=TRAIN).records
+
+    def open_gate(_: Event) -> None:
+        """Let the process die when the trials with the other faults have ended."""
+        ended = {event.record.number for event in events if isinstance(event, TrialFinished)}
+        if ended >= {2, 3, 4}:
+            (spec.directory / GATE).touch()
+
+    records = run_sweep(spec, listeners=[events.append, open_gate], train=TRAIN).records
     started = [event for event in events if isinstance(event, SearchStarted)]
     assert [event.slots for event in started] == [3 * count_local_cpus()]
     reasons = {r.number: r.reason for r in records if r.state == "failed"}
