@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections import Counter
 
+from tests.support.fake_training import GATE
 from tests.support.killed_sweeps import KilledSweep, wait_for_condition
 
 GATED = (
@@ -23,7 +24,7 @@ def close_gate(sweep: KilledSweep) -> None:
 
 def open_gate(sweep: KilledSweep) -> None:
     """Let all trials pass the gate."""
-    (sweep.fake_directory / "go").touch()
+    (sweep.fake_directory / GATE).touch()
 
 
 def wait_at_gate(sweep: KilledSweep, process: subprocess.Popen[bytes], slots: int) -> None:
