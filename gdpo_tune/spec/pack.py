@@ -62,6 +62,9 @@ def choose_pack(
         return PackChoice(1, "every weight is trained, so trials have no base policy to share")
     if resources.workers > 1:
         return PackChoice(1, f"a trial has {resources.workers} processes of its own")
+    if spec.rollout.sleep or not spec.rollout.reuse_engine:
+        key = "sleep: true" if spec.rollout.sleep else "reuse_engine: false"
+        return PackChoice(1, f"rollout.{key} asks for an engine of its own")
     if not resources.gpus:
         return PackChoice(1, "on a CPU one trial keeps its cores busy")
     if size is None:

@@ -198,7 +198,7 @@ def check_sleep(settings: RolloutSettings, own: Resources, problems: Problems) -
         reason = "vLLM on a CPU has no sleep mode"
     elif own.gpus < 1:
         reason = "vLLM fails if another trial takes memory of its GPU while it falls asleep"
-    elif own.pack != 1:
+    elif own.trials_per_process > 1:
         reason = "trials that share a process need its engine at different times"
     if settings.sleep and reason:
         fix = "remove the key, or write resources: {gpus: 1, pack: 1}"

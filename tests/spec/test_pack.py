@@ -36,6 +36,8 @@ def test_a_number_is_taken_as_it_is(spec):
     [
         (["model.lora_rank=0"], "every weight is trained"),
         ([LORA, "resources.gpus=0", "resources.cpus=1"], "on a CPU"),
+        ([LORA, "rollout.sleep=true"], "rollout.sleep: true asks for an engine of its own"),
+        ([LORA, "rollout.reuse_engine=false"], "rollout.reuse_engine: false asks for"),
     ],
 )
 def test_trials_that_gain_nothing_from_a_shared_process_get_their_own(spec, overrides, why):

@@ -1462,7 +1462,7 @@ CASES = {
     ),
     "rollout sleep of a pack": (
         "search:",
-        "rollout: {sleep: true}\nresources: {gpus: 1, pack: auto}\nsearch:",
+        "rollout: {sleep: true}\nmodel: {lora_rank: 4}\nresources: {gpus: 1, pack: 2}\nsearch:",
         14,
         "rollout.sleep",
         "need its engine at different times",
