@@ -284,7 +284,9 @@ def _start(start: Callable[[], Any], threads: int) -> Any:
 
 def _clear_cache(worker: Any) -> None:
     for cache in worker.model_runner.kv_caches:
-        cache.zero_()
+        # A layer with a recurrent state, as in hybrid policies, has several tensors.
+        for tensor in (cache,) if isinstance(cache, torch.Tensor) else cache:
+            tensor.zero_()
 
 
 def _finish_gpu_work() -> None:

@@ -104,5 +104,7 @@ class RecordingLLM:
     def collective_rpc(self, function: Any) -> None:
         """Call a function with the worker."""
         sampler = SimpleNamespace(topk_topp_sampler=self.sampler)
-        runner = SimpleNamespace(kv_caches=[self.cache], sampler=sampler)
+        # of a layer with attention, and of one with the states of a recurrent network
+        caches = [self.cache[:2], [self.cache[2:3], self.cache[3:]]]
+        runner = SimpleNamespace(kv_caches=caches, sampler=sampler)
         function(SimpleNamespace(model_runner=runner))
