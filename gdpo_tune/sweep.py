@@ -26,7 +26,7 @@ from gdpo_tune.core.hub_address import refuse_published
 
 if TYPE_CHECKING:
     from gdpo_tune.core.errors import SpecProblem
-    from gdpo_tune.spec import SweepSpec
+    from gdpo_tune.spec import PackChoice, Resources, SweepSpec
     from gdpo_tune.tuning.runner import SweepResult
 
 
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     options = parse_arguments(arguments)
 
-    from gdpo_tune.spec import load_spec
+    from gdpo_tune.spec import load_spec, settle_pack
 
     refuse_published(str(options.space), "sweep", "download its sweep/spec.yaml, and run that")
     needs = [] if options.dry_run or options.submit is not None else None
@@ -49,7 +49,10 @@ def main(arguments: Sequence[str]) -> int:
         return submit_sweep(spec, options)
     cli.set_written_variables(spec)
     with cli.name_file(str(options.space)):
-        spec = choose_trials_per_process(spec)
+        if spec.resources.pack == "auto":
+            pack = choose_trials_per_process(spec)
+            print(f"trials a process: {pack}")
+            spec = settle_pack(spec, pack.trials)
         print_environment(spec, str(options.space))
     words = [word for word in arguments if word != "--fresh"]
     command = shlex.join(["python", "-m", "gdpo_tune.sweep", *words])
@@ -156,10 +159,8 @@ def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ())
     from gdpo_tune.policies.load_policy import measure_policy
     from gdpo_tune.spec import (
         check_disk,
-        choose_pack,
         find_machine_problems,
         find_unset_webhook,
-        read_device_memory,
         render_dry_run,
         render_needs,
         settle_pack,
@@ -172,7 +173,7 @@ def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ())
     )
     pack = None
     if spec.resources.pack != 1:
-        pack = choose_pack(spec, size, read_device_memory())
+        pack = choose_trials_per_process(spec)
         spec = settle_pack(spec, pack.trials)
     lacking: list[object] = [*needs, *find_machine_problems(spec), *find_unset_webhook(spec)]
     try:
@@ -189,16 +190,28 @@ def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ())
     return 0
 
 
-def choose_trials_per_process(spec: SweepSpec) -> SweepSpec:
-    """Return a spec with a number as `resources.pack`; print the one that `auto` stands for."""
-    if spec.resources.pack != "auto":
-        return spec
-    from gdpo_tune.policies.load_policy import measure_policy
-    from gdpo_tune.spec import choose_pack, read_device_memory, settle_pack
+def choose_trials_per_process(spec: SweepSpec) -> PackChoice:
+    """Return what `resources.pack` stands for on this machine, or on the cluster of RAY_ADDRESS.
 
-    pack = choose_pack(spec, measure_policy(spec.policy), read_device_memory())
-    print(f"trials a process: {pack}")
-    return settle_pack(spec, pack.trials)
+    Raises:
+        ClusterError: the cluster cannot be joined, or a node does not answer.
+    """
+    from gdpo_tune.policies.load_policy import measure_policy
+    from gdpo_tune.spec import choose_pack
+
+    size = measure_policy(spec.policy)
+    return choose_pack(spec, size, lambda: read_device_memory(spec.resources))
+
+
+def read_device_memory(resources: Resources) -> int | None:
+    """Return the bytes of the smallest GPU here, or in the cluster that RAY_ADDRESS names."""
+    from gdpo_tune import spec
+
+    if not os.environ.get(ray_access.ADDRESS):
+        return spec.read_device_memory()
+    from gdpo_tune.tuning.ray.gpus import read_cluster_memory
+
+    return read_cluster_memory(resources)
 
 
 def print_environment(spec: SweepSpec, file: str = "") -> None:

@@ -15,7 +15,7 @@ from gdpo_tune.spec.machine import (
 from gdpo_tune.spec.model import SweepSpec, dump_public_yaml
 from gdpo_tune.spec.notify_section import find_unset_webhook
 from gdpo_tune.spec.objectives import Constraint, ObjectiveSpec
-from gdpo_tune.spec.pack import choose_pack, settle_pack
+from gdpo_tune.spec.pack import PackChoice, choose_pack, settle_pack
 from gdpo_tune.spec.problems import hide_passwords
 from gdpo_tune.spec.sampler_choice import choose_sampler, count_affordable_trials
 from gdpo_tune.spec.search_section import AshaSettings, PbtSettings, Search
@@ -29,6 +29,7 @@ __all__ = [
     "Domain",
     "Fixed",
     "ObjectiveSpec",
+    "PackChoice",
     "PbtSettings",
     "Resources",
     "Search",

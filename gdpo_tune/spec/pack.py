@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 from gdpo_tune.core.policy_size import PolicySize
@@ -45,15 +44,12 @@ def check_pack(spec: SweepSpec, problems: Problems) -> None:
 
 
 def choose_pack(
-    spec: SweepSpec,
-    size: PolicySize | None,
-    device: int | None,
-    environment: Mapping[str, str] = os.environ,
+    spec: SweepSpec, size: PolicySize | None, read_device: Callable[[], int | None]
 ) -> PackChoice:
     """Return the requested number of trials a process; for `auto` as many as fit, up to `MOST`.
 
-    `device` is the bytes of the smallest GPU here. It and `size` are None while they are unknown,
-    and on a cluster (`RAY_ADDRESS`) the GPUs are those of other machines: one trial then.
+    `read_device` is only called if the answer depends on it. It returns the bytes of the smallest
+    GPU that trials may get. They and `size` are None while they are unknown: one trial then.
     """
     resources = spec.resources
     if resources.pack != "auto":
@@ -69,8 +65,9 @@ def choose_pack(
         return PackChoice(1, "on a CPU one trial keeps its cores busy")
     if size is None:
         return PackChoice(1, "the size of the policy is unknown until it is on this machine")
-    if device is None or environment.get("RAY_ADDRESS"):
-        return PackChoice(1, "the memory of the GPUs is unknown here: write a number")
+    device = read_device()
+    if device is None:
+        return PackChoice(1, "the memory of the GPUs is unknown: write a number")
     most = min(MOST, count_affordable_trials(spec))
     room = int(resources.gpus * device)
     fit = count_trials_that_fit(spec, size, room, most)

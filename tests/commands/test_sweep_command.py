@@ -32,13 +32,14 @@ def build_record(number, state, role="search"):
 
 @pytest.fixture
 def end_with(monkeypatch, tmp_path):
-    """A function that runs the command with a search that ends with these records."""
+    """A function that runs the command with a search that ends so; its `spec` is the last one."""
     monkeypatch.chdir(tmp_path)
     Path("runs/code").mkdir(parents=True)
     monkeypatch.setattr(cli, "probe_environment", lambda spec: {})
 
     def run(*records, interrupted=False, options=()):
         def end(spec, **_):
+            run.spec = spec
             return SweepResult(records, interrupted, spec)
 
         monkeypatch.setattr(runner, "run_sweep", end)
@@ -156,12 +157,23 @@ def test_a_webhook_that_is_not_set_is_listed_in_the_dry_run_and_refused_at_the_s
         end_with(options=options)
 
 
-def test_the_number_of_trials_a_process_is_settled_and_said_before_a_sweep_starts(capsys):
+def test_the_number_of_trials_a_process_is_settled_and_said_before_a_sweep_starts(end_with, capsys):
     words = ["--set", "resources.pack=auto", "--set", "model.lora_rank=4"]
     choice = "1 (on a CPU one trial keeps its cores busy)"
-    file = ROOT / "search_spaces" / "code.yaml"
-    spec = load_spec(file, words[1::2])
-    assert sweep.choose_trials_per_process(spec).resources.pack == 1
-    assert capsys.readouterr().out == f"trials a process: {choice}\n"
-    sweep.main([str(file), *words, "--dry-run"])
+    end_with(build_record(0, "complete"), options=words)
+    assert f"trials a process: {choice}\n" in capsys.readouterr().out
+    assert end_with.spec.resources.pack == 1
+    end_with(options=[*words, "--dry-run"])
     assert f"# Trials a process: {choice}\n" in capsys.readouterr().out
+
+
+def test_trials_share_a_process_by_the_smallest_gpu_of_a_cluster(monkeypatch):
+    words = ["resources={pack: auto, gpus: 1}", "model.lora_rank=4", "search.trials=5"]
+    spec = load_spec(SPACE, words, to_run=False)
+    monkeypatch.setattr("gdpo_tune.tuning.ray.gpus.read_cluster_memory", lambda _: 24 * 2**30)
+    monkeypatch.setattr("gdpo_tune.spec.read_device_memory", lambda: None)
+    assert sweep.choose_trials_per_process(spec).trials == 1
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    choice = sweep.choose_trials_per_process(spec)
+    assert choice.trials > 1
+    assert "fit in 25.8 GB" in choice.why

@@ -90,8 +90,6 @@ def open_cluster(
         ClusterError: the existing cluster cannot be joined from here.
     """
     end_orphans(processes)
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
     variables = variables or {}
     joins = os.environ.get(ray_access.ADDRESS)
     return join_cluster(variables) if joins else start_cluster(processes, variables)
@@ -100,6 +98,7 @@ def open_cluster(
 @contextmanager
 def join_cluster(variables: Mapping[str, str]) -> Generator[Cluster]:
     """Join the cluster that RAY_ADDRESS names; see `open_cluster`."""
+    set_defaults()
     import ray
 
     public, secrets = split_secrets(variables)
@@ -128,6 +127,7 @@ def join_cluster(variables: Mapping[str, str]) -> Generator[Cluster]:
 @contextmanager
 def start_cluster(processes: Path, variables: Mapping[str, str]) -> Generator[Cluster]:
     """Start a cluster on this machine alone; see `open_cluster`."""
+    set_defaults()
     # a token left in the home directory turns authentication on, and then nothing answers
     os.environ.setdefault(ray_access.MODE, "disabled")
     import ray
@@ -153,6 +153,12 @@ def start_cluster(processes: Path, variables: Mapping[str, str]) -> Generator[Cl
         if lost:
             end_orphans(processes)  # trials outlive a killed raylet, and would keep writing
         processes.unlink(missing_ok=True)
+
+
+def set_defaults() -> None:
+    """Set Ray's variables, some of which it reads when it is imported."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
 
 
 def start_servers(others: set[psutil.Process]) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from gdpo_tune.core import task_files
 from gdpo_tune.core.engines import COMPILER_FIX, find_compiler_problem
@@ -20,6 +20,7 @@ from gdpo_tune.ledger.sweep_store import check_writable
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.ray.nodes import ClusterNode, Nodes, count_workers
 
+T = TypeVar("T")
 PATIENCE = 180.0
 """Seconds that a node has to answer: its first process may have to fetch submitted files."""
 COMPILER = "a C compiler"
@@ -79,18 +80,29 @@ def probe_node(mark: Path | str, reply: str, needed: Sequence[str]) -> NodeAnswe
 def probe_by_tasks(
     mark: Path | str, nodes: Sequence[ClusterNode], needed: Sequence[str]
 ) -> Answers:
-    """Run `probe_node` on every node, side by side, as tasks of Ray."""
+    """Run `probe_node` on every node."""
+    return ask_nodes(nodes, probe_node, lambda node: (mark, name_reply(mark, node), list(needed)))
+
+
+def ask_nodes(
+    nodes: Sequence[ClusterNode],
+    function: Callable[..., T],
+    list_arguments: Callable[[ClusterNode], Sequence[object]] = lambda _: (),
+) -> dict[str, T | ClusterError]:
+    """Call a function on every node, side by side, as tasks of Ray; return the answers by id.
+
+    A `ClusterError` says why a node gives none. Nodes that have died are left out.
+    """
     import ray
     from ray.exceptions import GetTimeoutError, RayError, TaskUnschedulableError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    task = ray.remote(num_cpus=0, max_retries=1)(probe_node)
+    task: Any = ray.remote(num_cpus=0, max_retries=1)(function)
     references: list[tuple[ClusterNode, Any]] = []
     for node in nodes:
         pinned = task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, False))
-        reference = pinned.remote(mark, name_reply(mark, node), list(needed))
-        references.append((node, reference))
-    answers: dict[str, NodeAnswer | ClusterError] = {}
+        references.append((node, pinned.remote(*list_arguments(node))))
+    answers: dict[str, T | ClusterError] = {}
     for node, reference in references:
         try:
             answers[node.id] = ray.get(reference, timeout=PATIENCE)
