@@ -28,4 +28,5 @@ class Incident:
         numbers = ", ".join(map(str, self.trials))
         if self.description.startswith("node "):
             return f"{self.description}, with trial{'s' if len(self.trials) > 1 else ''} {numbers}"
-        return f"trial {numbers} {self.description}"
+        several = len(self.trials) > 1
+        return f"{'each of trials' if several else 'trial'} {numbers} {self.description}"

@@ -410,7 +410,7 @@ def test_the_death_of_a_shared_process_is_reported_once_and_blames_no_trial(shar
         for trial in shared.trials[:2]:
             shared.start(trial, "a", f"host {turn}")
     assert shared.list_incidents() == [
-        "trial 0, 1 is tried again: the process that it shared died"
+        "each of trials 0, 1 is tried again: the process that it shared died"
     ] * (RETRIES + 2)
     for trial in shared.trials[:2]:
         assert shared.get_reason_to_give_up(trial) is None
@@ -454,7 +454,7 @@ def test_a_shared_process_that_died_with_its_node_is_a_lost_node(shared: SharedS
     shared.fail(second, HOST_DIED)
     shared.start(second, "a")
     assert shared.list_incidents() == [
-        "trial 2, 3 is tried again: the process that it shared died",
+        "each of trials 2, 3 is tried again: the process that it shared died",
         "node h (b) was lost, with trials 2, 3",
         "trial 3 resumes on node h (a)",
     ]

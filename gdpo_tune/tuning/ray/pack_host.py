@@ -39,6 +39,8 @@ from gdpo_tune.tuning.ray.variables import read_shared_variables
 
 RESERVED_SECONDS = 10.0
 """Time for which no trial enters after one has asked to be alone; it asks again meanwhile."""
+FAREWELL_SECONDS = 1.0
+"""Time for trials to hear why their process ends."""
 LOOK_SECONDS = 1.0
 """Seconds between two looks whether the driver's answer still matters."""
 
@@ -227,13 +229,24 @@ class PackHost:
         with self._lock:
             del self._running[number]
             self._is_broken |= _needs_new_process(error)
-            if _breaks_gpu(error) and self._running:
-                traceback.print_exception(error)
-                # No trial here can compute any more, and nothing tells whose fault it is.
-                os._exit(1)
+            if error is not None and _breaks_gpu(error) and self._running:
+                self._end_process(error)
         if error is not None and not isinstance(error, Exception):
             error = RuntimeError(f"the trial left with {error!r}")  # it would end this process
         channel.end(error or trained.result())
+
+    def _end_process(self, error: BaseException) -> None:
+        """End the process after an error with which no trial here can compute any more.
+
+        Nothing tells whose fault it is, so all of them hear the same.
+        """
+        traceback.print_exception(error)
+        loss = AttemptError("host", f"its process ended: {type(error).__name__}: {error}")
+        loss.__cause__ = error
+        for channel in self._channels.values():
+            channel.end(loss)
+            channel.is_abandoned = True
+        threading.Timer(FAREWELL_SECONDS, os._exit, (1,)).start()
 
 
 def _needs_new_process(error: BaseException | None) -> bool:
