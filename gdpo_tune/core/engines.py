@@ -165,9 +165,10 @@ def select_engine(
         return "lean" if lean else "transformers"
     setting = f"rollout.engine = {settings.engine}"
     if vllm is None:
+        without = ", or --set rollout.engine=auto, which does without"
         raise EngineError(
-            f"{setting}: vLLM is not installed\n"
-            f"    fix: pip install 'gdpo-tune[vllm]', or {_OTHER_ENGINE}"
+            f"{setting}: vLLM is not installed\n    fix: pip install 'gdpo-tune[vllm]'"
+            + (without if settings.vllm_mode == "colocate" else "")
         )
     if not vllm.is_supported:
         raise EngineError(

@@ -200,15 +200,22 @@ def _describe_gpu_memory(spec: SweepSpec, size: PolicySize | None) -> str:
     """Return the memory of a trial's process with completions of full length, computed."""
     if size is None:
         return "unknown until the policy is on this machine"
-    layout = read_layout(spec)
-    text = f"{format_bytes(measure_trainer(spec, size).total)} to train"
+    layout, trainer, engine = read_layout(spec), measure_trainer(spec, size), None
+    kept, asleep = 0, ""
+    if uses_engine(spec):
+        engine = measure_engine(spec, size)
+        if spec.rollout.sleep:
+            kept = engine.workspace
+            asleep = f", {format_bytes(kept)} of it for vLLM asleep"
+    text = f"{format_bytes(trainer.total + kept)} to train"
     if layout.trials > 1:
         text += f" {layout.trials} trials"
     if layout.workers > 1:
         part = f"1/{layout.shards} of the policy" if layout.shards > 1 else "the whole policy"
         text += f" on each of {layout.workers} GPUs, with {part}"
-    text += ", computed"
-    if not uses_engine(spec):
+    text += f", computed{asleep}"
+    if engine is None:
         return text
-    least = format_bytes(measure_engine(spec, size).least)
-    return f"{text}, and {least} for vLLM, whose cache takes what its share leaves"
+    before = f"; while it samples, {format_bytes(trainer.at_rest)}" if asleep else ""
+    least = format_bytes(engine.least)
+    return f"{text}{before}, and {least} for vLLM, whose cache takes what its share leaves"

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gdpo_tune.core import registry
+from gdpo_tune.core.engines import ADAPTER_RANKS
 from gdpo_tune.core.errors import TaskFileError
 from gdpo_tune.core.files import expand_home, find_path_problem
 from gdpo_tune.core.registry import TaskInfo
@@ -132,6 +133,10 @@ def check_rollout(settings: RolloutSettings, model: ModelSettings, problems: Pro
         refuse_idle(f"{keys} reuse_engine sleep", "engine: transformers is not vLLM")
     elif settings.vllm_mode == "colocate":
         refuse_idle("vllm_server", "only vllm_mode: server uses a server")
+        if settings.engine == "vllm" and model.lora_rank > ADAPTER_RANKS[-1]:
+            reason = f"vLLM samples with adapters of rank {ADAPTER_RANKS[-1]} at most"
+            fix = f"write lora_rank: {ADAPTER_RANKS[-1]}, or rollout.engine: transformers"
+            problems.refuse("model.lora_rank", reason, fix, *inputs)
     else:
         reason = "a server has a GPU of its own; its command line sets the share"
         refuse_idle("vllm_memory_share", reason)

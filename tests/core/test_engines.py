@@ -76,7 +76,12 @@ def test_the_choice(engine, gpu, lean, vllm, expected):
 @pytest.mark.parametrize(
     ("settings", "gpu", "vllm", "fragments"),
     [
-        (RolloutSettings("vllm"), True, None, ["not installed", "pip install 'gdpo-tune[vllm]'"]),
+        (
+            RolloutSettings("vllm"),
+            True,
+            None,
+            ["not installed", "pip install 'gdpo-tune[vllm]', or --set rollout.engine=auto"],
+        ),
         (RolloutSettings("vllm"), True, VLLM("0.33.0", False), ["vLLM 0.33.0", "0.24.0 to 0.31.0"]),
         (RolloutSettings("auto"), True, VLLM("0.23.1", False), ["vLLM 0.23.1", "0.24.0 to 0.31.0"]),
         (RolloutSettings("vllm"), False, GOOD_VLLM, ["built for GPUs", "resources.gpus=1"]),

@@ -366,6 +366,14 @@ def test_a_terminal_says_what_happens_before_the_first_trial(spec):
     assert "1 running" in shown[3]
 
 
+def test_the_log_says_how_many_trials_share_a_process(spec):
+    shared = spec.model_copy(update={"resources": spec.resources.model_copy(update={"pack": 2})})
+    for one, words in ((spec, "4 at a time; "), (shared, "4 at a time, up to 2 in a process; ")):
+        console = paper()
+        LiveDisplay(one, console)(SearchStarted(4, "gp"))
+        assert f"{words}proposals by gp" in " ".join(console.file.getvalue().split())
+
+
 def test_the_summary_calls_candidates_by_their_names(spec):
     records = add_candidates(make_records(spec, 12, replicates=3))
     text = summary(spec, records)

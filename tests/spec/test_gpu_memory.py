@@ -16,6 +16,7 @@ from gdpo_tune.spec.gpu_memory import (
     Layout,
     count_trials_that_fit,
     fits_in,
+    format_bytes,
     measure_engine,
     measure_trainer,
     read_layout,
@@ -216,3 +217,16 @@ def test_a_dry_run_says_for_how_many_trials_and_gpus_memory_is_computed(load):
     changes = {"resources": packed.resources.model_copy(update={"pack": 4})}
     line = read_memory_line(add_adapters(packed.model_copy(update=changes)))
     assert "to train 4 trials, computed, and" in line
+
+
+def test_a_dry_run_adds_what_a_sleeping_engine_keeps_to_a_step(load):
+    spec = load("resources.gpus=1", "rollout.sleep=true")
+    trainer, engine = measure_trainer(spec, SIZE), measure_engine(spec, SIZE)
+    step, kept, at_rest, least = map(
+        format_bytes,
+        (trainer.total + engine.workspace, engine.workspace, trainer.at_rest, engine.least),
+    )
+    assert read_memory_line(spec).startswith(
+        f"# GPU memory: {step} to train, computed, {kept} of it for vLLM asleep; "
+        f"while it samples, {at_rest}, and {least} for vLLM"
+    )

@@ -1386,6 +1386,14 @@ CASES = {
         "would round small updates of an adapter away",
         "write vllm_mode: colocate",
     ),
+    "rollout adapters above the ranks of vLLM": (
+        "search:",
+        "rollout: {engine: vllm}\nmodel: {lora_rank: 513}\nsearch:",
+        15,
+        "model.lora_rank",
+        "adapters of rank 512 at most",
+        "write lora_rank: 512",
+    ),
     "rollout idle correction": (
         "search:",
         "rollout: {engine: transformers, importance_sampling: token_truncate}\nsearch:",
