@@ -19,7 +19,6 @@ from gdpo_tune.core.candidates import format_parts, title_candidate
 from gdpo_tune.core.formatting import (
     abbreviate_parameter,
     format_count,
-    format_duration,
     format_interval,
     format_number,
     format_parameter,
@@ -35,6 +34,7 @@ from gdpo_tune.results.summary import (
     ChosenTrial,
     describe_origins,
     describe_states,
+    describe_work,
     list_incidents,
 )
 from gdpo_tune.results.warnings import list_result_warnings
@@ -120,10 +120,10 @@ def _print_prose(out: Console, text: str, style: str) -> None:
 def _build_head(spec: SweepSpec, front: Front, note: str) -> Text:
     complete, others = describe_states(front.records)
     counts = ", ".join(filter(None, [f"{format_count(complete, 'trial')} complete", others]))
-    duration = format_duration(sum(record.cost.seconds for record in front.records))
+    work = describe_work(front.records, spec.resources.trials_per_process, "training")
     interval = front.hypervolume_interval
     head = (
-        f": {f'{note}; ' if note else ''}{counts}, {duration} of training; "
+        f": {f'{note}; ' if note else ''}{counts}, {work}; "
         f"{len(front.members)} on the front, hypervolume {format_number(front.hypervolume)}"
     )
     span = f" (95 %: {format_interval(interval.low, interval.high)})" if front.members else ""

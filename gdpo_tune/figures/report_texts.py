@@ -21,6 +21,7 @@ from gdpo_tune.results.summary import (
     ChosenTrial,
     describe_left_out_prompts,
     describe_states,
+    describe_work,
     list_incidents,
     measure_wall_time,
 )
@@ -53,7 +54,7 @@ def build_head(
 
 def describe_sweep(spec: SweepSpec, front: Front) -> str:
     """Return the facts about a sweep that a reader of the front can do without."""
-    work = format_duration(sum(record.cost.seconds for record in front.records))
+    work = describe_work(front.records, spec.resources.trials_per_process, "trials")
     completions = sum(record.cost.completions for record in front.records)
     agreement = "; ".join(map(str, measure_agreements(front.records, front.objectives)))
     provisional = sum(member.is_provisional for member in front.members)
@@ -62,7 +63,7 @@ def describe_sweep(spec: SweepSpec, front: Front) -> str:
         "identity": spec.compute_identity(),
         "on the front": f"{len(front.members)}, {provisional} provisional",
         "hypervolume": f"{format_number(front.hypervolume)} ({_describe_hypervolume(front)})",
-        "cost": f"{work} of trials, {completions:,} completions",
+        "cost": f"{work}, {completions:,} completions",
         "do early scores predict final ones?": agreement,
         "prompts too long, left out": describe_left_out_prompts(front.records),
     }

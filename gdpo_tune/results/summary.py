@@ -56,6 +56,16 @@ def name_state(state: str) -> str:
     return "stopped early" if state == "pruned" else state
 
 
+def describe_work(records: Sequence[TrialRecord], together: int, unit: str) -> str:
+    """Return the time of all trials as `unit`; say so where `together` ones share a process.
+
+    That time then holds the turns of the others, so the sum is longer than the work.
+    """
+    work = f"{format_duration(sum(record.cost.seconds for record in records))} of {unit}"
+    waits = f" (up to {together} trials share a process, and wait for each other)"
+    return work + (waits if together > 1 else "")
+
+
 def describe_states(records: Sequence[TrialRecord]) -> tuple[int, str]:
     """Count the complete trials that are no merges or checkpoints, and describe all others.
 

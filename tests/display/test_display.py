@@ -374,6 +374,17 @@ def test_the_log_says_how_many_trials_share_a_process(spec):
         assert f"{words}proposals by gp" in " ".join(console.file.getvalue().split())
 
 
+def test_the_time_of_trials_that_share_a_process_is_explained(spec):
+    shared = spec.model_copy(update={"resources": spec.resources.model_copy(update={"pack": 2})})
+    for one, explained in ((spec, False), (shared, True)):
+        records, console = make_records(one, 4), paper()
+        print_summary(one, records, console)
+        page = write_report(one, records).read_text()
+        printed = " ".join(console.file.getvalue().split())
+        assert ("up to 2 trials share a process" in printed) == explained
+        assert ("up to 2 trials share a process" in page) == explained
+
+
 def test_the_summary_calls_candidates_by_their_names(spec):
     records = add_candidates(make_records(spec, 12, replicates=3))
     text = summary(spec, records)
