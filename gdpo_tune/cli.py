@@ -284,8 +284,8 @@ def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str
     return environment
 
 
-def prepare_machine(spec: SweepSpec) -> None:
-    """Prepare this process for a training without a search, and print what its trials need.
+def prepare_machine(spec: SweepSpec, processes: int = 1) -> None:
+    """Prepare a training in so many processes without a search, and print what its trials need.
 
     Raises:
         GdpoTuneError: as `probe_environment`.
@@ -295,7 +295,7 @@ def prepare_machine(spec: SweepSpec) -> None:
     spec = settle_pack(spec, 1)  # no other trial shares this process
     set_written_variables(spec)
     # Before torch: a training without a GPU must not see one, and TRL takes every one that it sees.
-    count = math.ceil(spec.resources.gpus)
+    count = math.ceil(spec.resources.gpus) * processes
     devices = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices.split(",")[:count])
     check_resources(spec)

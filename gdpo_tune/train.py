@@ -159,7 +159,8 @@ def train_to_end(asked: TrainingRequest, config: TrialConfig) -> bool:
     from gdpo_tune.ledger.trial_encoding import encode_outcome
     from gdpo_tune.training.checkpoints import find_checkpoint
 
-    cli.prepare_machine(asked.spec)
+    workers = asked.spec.resources.workers
+    cli.prepare_machine(asked.spec, workers)
     found = find_checkpoint(config.directory)
     resume = found.newest
     print(f"{asked.note}, seed {config.seed}; {config.directory}", flush=True)
@@ -170,13 +171,17 @@ def train_to_end(asked: TrainingRequest, config: TrialConfig) -> bool:
 
     from gdpo_tune.core.rendezvous import clear_rendezvous
     from gdpo_tune.training import train
+    from gdpo_tune.training.processes import train_in_processes
 
-    clear_rendezvous()  # a training without a search is one process
+    clear_rendezvous()  # that of a launcher, which knows nothing of our processes
     with TrainingDisplay(config.training.steps) as display:
         stop = _Stop(display)
         try:
             with stop_on_signals(stop.request):
-                outcome = train(config, resume=resume, report=stop)
+                if workers == 1:
+                    outcome = train(config, resume=resume, report=stop)
+                else:
+                    outcome = train_in_processes(config, workers, resume=resume, report=stop)
         except SystemExit:
             if not stop.requested:
                 raise

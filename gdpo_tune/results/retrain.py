@@ -245,20 +245,13 @@ def build_trial_config(
     of torch as a sweep's trial has.
 
     Raises:
-        UsageError: a merge is no training; or the file asks for several processes per trial, which
-            only a sweep starts.
+        UsageError: a merge is no training.
     """
     spec = request.spec
     if request.parents:
         command = "python -m gdpo_tune.train --from {}"
         reason, fix = explain_merge(request.name, request.parents, request.sweep, command)
         raise UsageError(f"{request.sweep}: {reason}\n    fix: {fix}")
-    if spec.resources.workers > 1:
-        raise UsageError(
-            f"resources.workers = {spec.resources.workers}: a training without a search is one "
-            "process; only gdpo_tune.sweep starts several\n"
-            "    fix: --set resources.workers=1"
-        )
     name = f"{spec.name}-{request.label}-{spec.training.steps}"
     name += "" if seed is None else f"-seed{seed}"
     directory = (out or spec.output_directory / name).expanduser().absolute()

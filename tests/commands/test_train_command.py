@@ -129,12 +129,19 @@ def test_another_training_in_the_same_directory_is_refused(fake):
     assert "seed = 0, not 1" in str(caught.value)
 
 
-def test_a_file_of_several_workers_is_refused(fake):
-    with pytest.raises(
-        UsageError, match=r"gdpo_tune\.sweep starts several\n.* --set resources\.workers=1"
-    ):
-        train.main([*FILE, "--set", "resources.workers=2"])
-    assert fake.configs == []
+def test_several_workers_train_in_processes_of_their_own(fake, monkeypatch, capsys):
+    started = []
+
+    def start(config, workers, *, resume, report):
+        started.append((workers, os.environ["CUDA_VISIBLE_DEVICES"]))
+        return fake(config, resume=resume, report=report)
+
+    monkeypatch.setattr("gdpo_tune.training.processes.train_in_processes", start)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    resources = ["--set", "resources={workers: 2, gpus: 1}", "--set", "model.dtype=float32"]
+    assert train.main([*FILE, "--steps", "2", *resources]) == 0
+    assert started == [(2, "4,5")]
+    assert "step 2/2: rewards format 0.500" in capsys.readouterr().out
 
 
 def test_a_directory_in_which_another_process_trains_is_refused(fake, tmp_path):
