@@ -8,6 +8,7 @@ supersedes every earlier line of the same or a later step. A line that a crash c
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,19 @@ def append_step(directory: Path, measurement: Measurement) -> None:
 def read_steps(directory: Path) -> list[Measurement]:
     """Return the measurements that no later line supersedes, by step; [] without a file."""
     return StepsReader(directory).read()
+
+
+def read_first_steps(directory: Path) -> list[Measurement]:
+    """Return the first measurement of each step, by step; [] without a file.
+
+    Unlike the latest one, it never changes.
+    """
+    steps: list[Measurement] = []
+    with suppress(FileNotFoundError), (directory / STEPS_FILE).open("rb") as file:
+        for measurement in map(_parse_line, file):
+            if measurement is not None and (not steps or measurement.step > steps[-1].step):
+                steps.append(measurement)
+    return steps
 
 
 class StepsReader:

@@ -113,6 +113,11 @@ class Ledger(SweepHistory, CloseableResource):
                 "directory readable and writable, or choose another with --set storage=DIRECTORY"
             ) from error
 
+    @property
+    def sweep_id(self) -> str:
+        """Random id of this ledger; empty if an older version began it."""
+        return self.study.user_attrs.get("id", "")
+
     def close(self) -> None:
         """Close the journal and end the lease; a second call does nothing."""
         self._journal.close()

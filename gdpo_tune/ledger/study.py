@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -34,6 +35,7 @@ def open_study(storage: JournalStorage, spec: SweepSpec, *, writable: bool) -> o
         study = optuna.load_study(storage=storage, study_name=name, sampler=sampler)
     elif writable:
         study = create_study(storage, spec.name, spec, sampler)
+        study.set_user_attr("id", uuid.uuid4().hex)
     else:
         raise UsageError(f"there is no sweep in {spec.location} yet")
     if writable and study.metric_names is None:

@@ -1,58 +1,71 @@
-"""The listener that keeps MLflow in step with a sweep, without ever delaying the sweep."""
+"""The listener that keeps MLflow in step with a sweep, without ever delaying the sweep.
+
+An event is put on a queue, which is all that the driver does. One thread folds the events into what
+MLflow should show, reads once what it does show, and writes the difference. Nothing is stored on
+the way: the ledger and the trials' files hold everything, so the next start, or `sync`, compares
+again and sends what is missing.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 import sys
+import threading
 import time
-import uuid
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
 
-from gdpo_tune.core import events
-from gdpo_tune.core.steps import read_steps
-from gdpo_tune.core.trials import Measurement, TrialRecord
-from gdpo_tune.spec import dump_public_yaml, hide_passwords
-from gdpo_tune.tracking import run_content, views
-from gdpo_tune.tracking.mlflow_writer import MlflowWriter
-from gdpo_tune.tracking.run_content import SWEEP, SweepIdentity, convert_to_milliseconds
-from gdpo_tune.tracking.sender import Sender
-from gdpo_tune.tracking.server import make_absolute, set_environment
-from gdpo_tune.tracking.spool import Message, Spool, SpooledRun
+from gdpo_tune.core.events import Event, SweepFinished, SweepStarted, TrackingState
+from gdpo_tune.spec import hide_passwords
+from gdpo_tune.tracking.mlflow_store import (
+    ContentRefused,
+    MlflowStore,
+    ServerUnavailable,
+    SweepIdentity,
+)
+from gdpo_tune.tracking.projection import Projection
+from gdpo_tune.tracking.run_content import SWEEP
+from gdpo_tune.tracking.server import check_server, make_absolute, set_environment
+from gdpo_tune.tracking.views import build_experiment_tags
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
-    from gdpo_tune.tracking.front_projection import FrontWatch
 
-SPOOL = "spool.jsonl"
-FIGURES = ("report.html", "front.png")
+INTERVAL = 5.0
+"""Seconds between two comparisons: many small updates of a trial become one request."""
+FIRST_DELAY, LONGEST_DELAY = 0.5, 30.0
+CLOSING_DELAY = 0.5
+"""Seconds between attempts while the process waits to end."""
 CLOSING_SECONDS = 10.0
+LEFTOVER = "some files or registered models could not be stored, everything else is there"
+PATIENCE = 10.0
+"""Seconds after which `sync` gives up on a server that takes nothing."""
+POLL_SECONDS, PRINT_SECONDS = 0.5, 5.0
 
 
 class MlflowSink:
     """Projects a sweep into MLflow: a run for the sweep, a nested run per trial, and the front.
 
-    Events become messages that hold only what is new. They are put on a spool, and a thread sends
-    them. `SweepStarted` compares the records of the ledger with what earlier processes spooled, so
-    a crash between the ledger and the spool loses nothing.
-
-    Nothing is opened before `SweepStarted`: only the holder of the ledger may write the spool.
+    Use it as a context manager. Nothing is opened before `SweepStarted`.
     """
 
     def __init__(self, spec: SweepSpec) -> None:
         self._spec = spec
-        self._inputs = run_content.build_inputs(spec)
-        self._directory = spec.directory.absolute()
-        self._uri = make_absolute(spec.tracking.uri)
-        self._records: dict[int, TrialRecord] = {}
-        self._spool: Spool | None = None
-        self._sender: Sender | None = None
-        self._writer: MlflowWriter | None = None
-        self._time = 0
-        self._front: FrontWatch | None = None
-        self._final: list[Message] = []
-        """Content of the latest front for the end of the sweep."""
+        self._events: SimpleQueue[Event | None] = SimpleQueue()
+        self._projection = Projection(spec)
+        self._store: Any = None
+        self._thread = threading.Thread(target=self._run, name="tracking", daemon=True)
+        self._closing = threading.Event()
+        self._deadline = float("inf")
+        self._problem = ""
+        """Why the last attempt failed; empty if it did not."""
+        self._is_clean = self._had_failure = False
+        self._files: dict[str, dict[str, str | Path]] = {}
+        """Key of a run -> its files, until they are stored."""
+        self._refused: dict[str, str] = {}
+        """Key of a run -> why the server refuses what it should show."""
 
     def __enter__(self) -> MlflowSink:
         return self
@@ -62,174 +75,166 @@ class MlflowSink:
         if warning:
             print(f"warning: {warning}", file=sys.stderr)
 
-    def __call__(self, event: events.Event) -> None:
-        """Put the news of an event on the spool, and compute the front now and then."""
-        match event:
-            case events.SweepStarted():
-                self._open(event.records)
-            case events.SearchStarted() | events.IncidentOccurred() | events.SweepSteered():
-                pass  # the ledger has it; MLflow shows trials
-            case events.TrialProgress():
-                self._add_curves(event.number, _add_times(event, self._read_increasing_clock()))
-            case events.TrialStarted() | events.TrialPaused() | events.TrialFinished():
-                if isinstance(event, events.TrialStarted):
-                    # Not sooner: a finished sweep starts nothing, and its run keeps its state.
-                    self._add({"run": SWEEP, "status": "RUNNING"})
-                elif event.record.state == "failed":
-                    self._add_missing_curves(event.record)  # it never sent what it held back
-                self._update_trial(event.record)
-            case events.SweepFinished():
-                self._finish(event.records, "KILLED" if event.interrupted else "FINISHED")
-        self._update_front(ended=isinstance(event, events.TrialFinished))
+    def __call__(self, event: Event) -> None:
+        """Take notice of an event."""
+        if isinstance(event, SweepStarted):
+            set_environment()
+            spec, experiment = self._spec, self._spec.tracking.experiment or self._spec.name
+            marks = (spec.name, spec.compute_identity(), experiment, event.sweep_id)
+            self._store = MlflowStore(make_absolute(spec.tracking.uri), SweepIdentity(*marks))
+            self._thread.start()
+        self._events.put(event)
 
     def log_figures(self) -> None:
         """Attach `report.html` and `front.png` to the sweep's run if they are new."""
-        for path in (self._directory / name for name in FIGURES):
-            if self._spool is not None and path.exists():
-                digest = hashlib.sha256(path.read_bytes()).hexdigest()
-                self._add({"run": SWEEP, "artifact": {"file": str(path), "sha256": digest}})
+        self._events.put(None)
 
-    def get_state(self) -> events.TrackingState | None:
+    def get_state(self) -> TrackingState | None:
         """Return how far MLflow is; None before the sweep has started and after `close`."""
-        return self._sender and self._sender.get_state()
+        if self._store is None or self._closing.is_set():
+            return None
+        pending, problem = self._count_pending(), self._explain_pending()
+        if problem:
+            return TrackingState("away", pending, problem)
+        is_behind = self._had_failure and not self._is_clean
+        return TrackingState("catching up" if is_behind else "up to date", pending, "")
 
     def get_front_link(self) -> str:
         """Return the address of the front in MLflow, relative for a database; may be empty."""
-        return self._writer.get_front_link() if self._writer else ""
+        return self._store.site.build_link() if self._store and self._store.site else ""
 
     def close(self, timeout: float = CLOSING_SECONDS) -> str:
         """Send what is left, for at most `timeout` seconds; return a warning for the user.
 
         It says how much is left or was refused, and what happens to it; empty if all was sent.
         """
-        if self._spool is None or self._sender is None or self._front is None:
+        if self._store is None or self._closing.is_set():
             return ""
-        # A run without a status is one that MLflow has just created, and shows as running.
-        if self._spool.runs[SWEEP].status in ("", "RUNNING"):
-            self._finish(list(self._records.values()), "FAILED")
-        self._front.close()
-        left = self._sender.close(timeout)
-        self._spool.close()
-        uri = hide_passwords(self._spec.tracking.uri)
-        warnings: list[str] = []
+        self._deadline = time.monotonic() + timeout
+        self._closing.set()
+        self._thread.join(timeout)
+        uri, left, warnings = hide_passwords(self._spec.tracking.uri), self._count_pending(), []
         if left:
             warnings.append(
-                f"{left} updates did not reach {uri} ({self._sender.problem or 'out of time'}); "
-                f"they are kept in {self._spool.path} and sent the next time the same command "
-                "runs, or by\n"
-                f"  python -m gdpo_tune.report {shlex.quote(self._spec.location)} --sync"
+                f"{left} updates did not reach {uri} ({self._explain_pending() or 'out of time'}); "
+                f"they are kept in {self._spec.directory} and sent the next time the same command "
+                f"runs, or by\n  python -m gdpo_tune.report {shlex.quote(self._spec.location)} --sync"
             )
-        if self._sender.refused:
-            warnings.append(
-                f"{uri} refused {self._sender.refused} updates; they are in "
-                f"{self._spool.refused_path}"
-            )
-        self._spool = self._sender = self._front = None
+        for key, reason in self._refused.items():
+            warnings.append(f"{uri} refused updates of run {key}: {reason}")
         return "; ".join(warnings)
 
-    def _open(self, records: Sequence[TrialRecord]) -> None:
-        # Numpy takes a while, and a server that does not answer must be reported before that.
-        from gdpo_tune.tracking.front_projection import FrontWatch
+    def _count_pending(self) -> int:
+        return self._events.qsize() + len(self._projection.changed) + len(self._files)
 
-        set_environment()
-        experiment = self._spec.tracking.experiment or self._spec.name
-        path, destination = self._directory / SPOOL, f"{self._uri}#{experiment}"
-        spool = Spool(path, destination)
-        first = spool.runs.get("0")
-        started = records[0].started if records else None
-        if first and (started is None or first.start != convert_to_milliseconds(started)):
-            spool.move_aside()  # it belongs to another ledger, which this one replaced
-            spool = Spool(path, destination)
-        self._spool, sweep = spool, spool.runs.get(SWEEP, SpooledRun())
-        identity = SweepIdentity(
-            name=self._spec.name,
-            identity=self._spec.compute_identity(),
-            experiment=experiment,
-            sweep_id=sweep.tags.get("sweep_id") or uuid.uuid4().hex,
-            adopt=not sweep.start and bool(records),
-        )
-        self._add(run_content.build_sweep_message(identity, self._spec, views.build_link()))
-        tags = views.build_experiment_tags(self._spec, spool.runs[SWEEP].start)
-        self._add({"run": SWEEP, "experiment": tags})
-        spec = {"name": "spec.yaml", "text": dump_public_yaml(self._spec)}
-        self._add({"run": SWEEP, "artifact": spec})
-        for record in records:
-            # A trial that is spooled as ended has nothing new in its file: most need no reading.
-            state = spool.runs.get(str(record.number), SpooledRun()).tags.get("state")
-            self._update_trial(record)
-            if record.is_open or record.state != state:
-                self._add_missing_curves(record)
-        self._front = FrontWatch(self._spec)
-        self._front.is_stale = bool(records)
-        self._writer = MlflowWriter(self._uri, identity, spool.read_delivered)
-        self._sender = Sender(spool, self._writer)
-        self._sender.start()
+    def _explain_pending(self) -> str:
+        if not self._thread.is_alive() and not self._is_clean and not self._problem:
+            return "the tracking thread crashed, see its traceback"
+        return self._problem or (LEFTOVER if self._files and self._is_clean else "")
 
-    def _finish(self, records: Sequence[TrialRecord], status: str) -> None:
-        """Give every run its last state; a trial that still runs ends here."""
-        for record in records:
-            if record.state == "running":
-                self._add_missing_curves(record)
-                self._add(
-                    {
-                        "run": str(record.number),
-                        "status": "KILLED",
-                        "end": self._read_increasing_clock(),
-                    }
-                )
+    def _run(self) -> None:
+        delay = FIRST_DELAY
+        while True:
+            closing = self._closing.is_set()
+            try:
+                self._take_events(closing)
+                self._compare()
+            except (ServerUnavailable, ContentRefused, OSError) as error:
+                self._problem, self._had_failure = str(error), True
+                self._store.reset()
+                pause, delay = delay, min(2 * delay, LONGEST_DELAY)
             else:
-                self._update_trial(record)
-        self._update_front(ended=True, wait=True)
-        for message in self._final if status == "FINISHED" else ():
-            self._add(message)
-        self._add({"run": SWEEP, "status": status, "end": self._read_increasing_clock()})
+                self._problem, pause, delay = "", INTERVAL, FIRST_DELAY
+            # A sweep that has no news does not wait for a server that is away.
+            gives_up = self._problem and not self._projection.has_started_trial
+            is_done = self._is_clean and not self._files and self._events.empty()
+            if closing and (is_done or gives_up or time.monotonic() > self._deadline):
+                return
+            if self._closing.wait(pause) and closing:
+                time.sleep(CLOSING_DELAY)
 
-    def _update_trial(self, record: TrialRecord) -> None:
-        self._records[record.number] = record
-        content = run_content.build_trial_message(record, self._spec.name, self._inputs)
-        run = self._spool and self._spool.runs.get(content["run"])
-        self._add(content, renew=bool(run) and run.params != content.get("params"))
+    def _take_events(self, closing: bool) -> None:
+        for _ in range(self._events.qsize()):
+            self._projection.take(self._events.get())
+        held = self._store.runs.get(SWEEP)
+        if closing and (held is None or held.status == "RUNNING"):
+            self._projection.fail_unless_ended()
 
-    def _add_missing_curves(self, record: TrialRecord) -> None:
-        """Add step metrics that a trial wrote to its file and that are not on the spool."""
-        directory, started = record.directory, record.started
-        if directory is not None and started is not None:
-            steps = read_steps(directory)
-            times = (convert_to_milliseconds(started + step.cost.seconds) for step in steps)
-            self._add_curves(record.number, zip(steps, times, strict=True))
+    def _compare(self) -> None:
+        """Write what MLflow lacks: the sweep's run first, then trials, then files."""
+        store, projection, closing = self._store, self._projection, self._closing.is_set()
+        self._is_clean = False
+        if store.connect():
+            projection.touch_all()
+            tags = build_experiment_tags(self._spec, store.site, store.runs[SWEEP].start)
+            store.tag_experiment(tags)
+        projection.refresh_front(store.site)
+        for key in list(projection.changed):
+            try:
+                content = projection.build(key, store.site, store.runs.get(key))
+                store.write(store.get_run(key, content), content)
+                self._refused.pop(key, None)
+                self._files |= {key: content.files} if content.files else {}
+            except ContentRefused as error:
+                is_first, self._refused[key] = key not in self._refused, str(error)
+                if is_first:
+                    raise  # it may come from stale knowledge of MLflow: connect again
+            projection.forget(key)
+            if time.monotonic() > self._deadline:
+                return
+        self._store_files()
+        if closing and self._had_failure:
+            store.delete_duplicates()
+        self._is_clean = True
 
-    def _add_curves(self, number: int, measurements: Iterator[tuple[Measurement, int]]) -> None:
-        """Add step metrics in one message, except those that were spooled before a restart."""
-        if self._spool is None:
+    def _store_files(self) -> None:
+        """Store files and versions; if their own store is away, they alone are left."""
+        for key, files in list(self._files.items()):
+            with suppress(ServerUnavailable, ContentRefused):
+                self._store.write_files(self._store.runs[key], files)
+                if key == SWEEP and self._projection.final:
+                    self._store.register(self._spec.name, self._projection.versions)
+                del self._files[key]
+
+
+def sync(spec: SweepSpec) -> int:
+    """Bring MLflow up to date with the ledger, the metric files and the figures of a sweep.
+
+    The result is the exit status: 1 if something is left; stderr has the reason.
+
+    Raises:
+        LedgerHeldError: the sweep runs, and sends by itself.
+        TrackingError: `tracking.required`, and the server does not answer.
+    """
+    from gdpo_tune.ledger import Ledger
+
+    check_server(spec)
+    with Ledger.open(spec) as ledger:
+        records, sessions = tuple(ledger.get_records()), ledger.get_sessions()
+        sink = MlflowSink(spec)
+        sink(SweepStarted(records, len(records), sweep_id=ledger.sweep_id))
+        sink(SweepFinished(records, interrupted=not (sessions and sessions[-1].get("ending"))))
+        wait_until_sent(sink)
+        warning = sink.close()
+    if warning:
+        print(f"warning: {warning}", file=sys.stderr)
+        return 1
+    print("MLflow: up to date")
+    return 0
+
+
+def wait_until_sent(sink: MlflowSink) -> None:
+    """Wait until everything is sent, or the server has taken nothing for `PATIENCE` seconds."""
+    least, progressed, printed = sys.maxsize, time.monotonic(), time.monotonic()
+    while (state := sink.get_state()) is not None and state.pending:
+        now = time.monotonic()
+        if state.pending < least:
+            least, progressed = state.pending, now
+        if state.kind == "away" and now - progressed > PATIENCE:
             return
-        steps = self._spool.runs[str(number)].steps
-        points = run_content.build_curve_points(measurements, self._spec.training, steps)
-        if points:
-            self._spool.put({"run": str(number), "metrics": points})
-
-    def _update_front(self, *, ended: bool = False, wait: bool = False) -> None:
-        """Add new fronts; compute the front of all records if `wait`, else now and then."""
-        if self._front is None:
-            return
-        self._front.is_stale |= ended
-        for front in self._front.poll(self._records, wait=wait):
-            self._final = front.final
-            for message in (*front.trials.values(), *front.sweep):
-                self._add(message)
-
-    def _add(self, content: Message, *, renew: bool = False) -> None:
-        if self._spool is not None:
-            self._spool.put_new(content, self._read_increasing_clock(), renew=renew)
-
-    def _read_increasing_clock(self) -> int:
-        """Return milliseconds since 1970, always increasing: MLflow's latest value is by time."""
-        self._time = max(convert_to_milliseconds(time.time()), self._time + 1)
-        return self._time
-
-
-def _add_times(progress: events.TrialProgress, now: int) -> Iterator[tuple[Measurement, int]]:
-    """Yield what a trial has just reported, by step, with the times of measurement in ms."""
-    spent = progress.measurement.cost.seconds
-    for earlier in progress.earlier:
-        yield earlier, now - convert_to_milliseconds(spent - earlier.cost.seconds)
-    yield progress.measurement, now
+        if now - printed > PRINT_SECONDS:
+            # A thread that keeps up calls itself up to date while its last request is on its way.
+            left = f"MLflow: {state.pending:,} updates left"
+            print(state if state.kind == "away" else left, flush=True)
+            printed = now
+        time.sleep(POLL_SECONDS)

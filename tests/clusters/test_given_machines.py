@@ -135,7 +135,7 @@ def test_a_machine_that_is_taken_away(tmp_path, monkeypatch):
     monkeypatch.setattr(schedule, "read_clock", clock)
     monkeypatch.setattr(local, "build_backend_here", lambda _: backend)
     sleep = SimpleNamespace(sleep=lambda seconds: clock.advance(seconds=seconds))
-    monkeypatch.setattr(named_runs, "time", sleep)
+    monkeypatch.setattr(named_runs._s, "time", sleep)
     words = [str(sweep.file), "run", "nightly", "--now", "--wait", "--every", "0.1"]
     with pytest.raises(KeyboardInterrupt):
         schedule.main([*words, "--here"])

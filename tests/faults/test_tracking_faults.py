@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from gdpo_tune.tracking.mlflow_writer import create_database
+from gdpo_tune.tracking.mlflow_store import create_database
 from tests.support.mlflow_checks import check_whole_sweep, wait_until_begun
 from tests.support.mlflow_servers import PATIENCE, MlflowServer, start_driver
 

@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from gdpo_tune.core.events import SweepFinished, SweepStarted, TrialFinished
 from gdpo_tune.policies.load_policy import resolve_policy
 from gdpo_tune.tracking import MlflowSink
-from gdpo_tune.tracking.mlflow_writer import create_database
+from gdpo_tune.tracking.mlflow_store import create_database
 from tests.support import tracking_driver
 from tests.support.mlflow_checks import check_whole_sweep, find_runs
 from tests.support.mlflow_servers import PATIENCE, MlflowServer, run_postgres, start_driver
@@ -95,14 +95,14 @@ def test_a_run_that_was_deleted_is_written_again(database):
 def test_a_lost_spool_makes_no_duplicate_runs(database):
     directory, client = database
     before = find_runs(client)[0].info.run_id
-    (directory / "runs" / "tiny" / "spool.jsonl").unlink()
+    (directory / "runs" / "tiny" / "spool.jsonl").unlink(missing_ok=True)
     assert tracking_driver.main(directory, f"sqlite:///{directory / 'mlflow.db'}") == ""
     assert check_whole_sweep(client)[0].info.run_id == before
 
 
 def test_a_message_delivered_twice_is_stored_once(database):
     directory, client = database
-    (directory / "runs" / "tiny" / "spool.offset").unlink()
+    (directory / "runs" / "tiny" / "spool.offset").unlink(missing_ok=True)
     assert tracking_driver.main(directory, f"sqlite:///{directory / 'mlflow.db'}") == ""
     check_whole_sweep(client)
 

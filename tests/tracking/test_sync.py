@@ -13,8 +13,9 @@ from gdpo_tune.core.events import TrackingState
 from gdpo_tune.core.steps import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Outcome
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.tracking import MlflowSink, sync
-from gdpo_tune.tracking.mlflow_writer import create_database
+from gdpo_tune.tracking import MlflowSink
+from gdpo_tune.tracking import mlflow_sink as sync
+from gdpo_tune.tracking.mlflow_store import create_database
 from tests.support.tracking import make_measurement, make_tiny_spec
 
 pytestmark = [
