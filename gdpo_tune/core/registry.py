@@ -119,8 +119,8 @@ class LayoutInfo:
 
 TASKS: dict[str, str] = {
     "code": "gdpo_tune.tasks.code:TASK",
-    "math": "gdpo_tune.tasks.math:TASK",
-    "gsm8k": "gdpo_tune.tasks.gsm8k:TASK",
+    "math": "gdpo_tune.tasks.math:MATH",
+    "gsm8k": "gdpo_tune.tasks.math:GSM8K",
     "tools": "gdpo_tune.tasks.tools:TASK",
 }
 """Task -> its `TaskInfo`, which `describe_task` loads."""
@@ -178,14 +178,14 @@ SCHEDULERS: dict[str, SchedulerInfo] = {
 }
 
 LAYOUTS: dict[str, str] = {
-    "gsm8k": "gdpo_tune.tasks.layouts.openai_gsm8k:LAYOUT",
-    "math": "gdpo_tune.tasks.layouts.competition_math:LAYOUT",
-    "toolrl": "gdpo_tune.tasks.layouts.toolrl:LAYOUT",
-    "mbpp": "gdpo_tune.tasks.layouts.mbpp:LAYOUT",
-    "mbpp_sanitized": "gdpo_tune.tasks.layouts.mbpp:SANITIZED_LAYOUT",
-    "humaneval": "gdpo_tune.tasks.layouts.humaneval:LAYOUT",
-    "apps": "gdpo_tune.tasks.layouts.apps:LAYOUT",
-    "code_contests": "gdpo_tune.tasks.layouts.code_contests:LAYOUT",
+    "gsm8k": "gdpo_tune.tasks.layouts:GSM8K",
+    "math": "gdpo_tune.tasks.layouts:MATH",
+    "toolrl": "gdpo_tune.tasks.layouts:TOOLRL",
+    "mbpp": "gdpo_tune.tasks.code_layouts:MBPP",
+    "mbpp_sanitized": "gdpo_tune.tasks.code_layouts:MBPP_SANITIZED",
+    "humaneval": "gdpo_tune.tasks.code_layouts:HUMANEVAL",
+    "apps": "gdpo_tune.tasks.code_layouts:APPS",
+    "code_contests": "gdpo_tune.tasks.code_layouts:CODE_CONTESTS",
 }
 """Layout -> its `LayoutInfo`, which `describe_layout` loads."""
 

@@ -1,17 +1,14 @@
-"""Types that tasks share: problems, samples to judge, rewards, metrics and verdicts.
+"""Types that tasks share: problems, samples to judge, rewards and verdicts.
 
 N completions of one call; `problems` may name the same problem several times (a group).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
-
-from gdpo_tune.core.metrics import MetricInfo
-from gdpo_tune.core.settings import STRICT, Scoring
 
 if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result
@@ -46,7 +43,7 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RewardInfo:
+class Reward:
     """A reward: its name, its range, and the function that judges one completion."""
 
     name: str
@@ -60,24 +57,6 @@ class RewardInfo:
     """Partial credit in the same range, for a reward that is all or nothing."""
     released: Callable[[Sample], float | None] | None = None
     """Score of the authors' code in the same range, where it differs from `score`."""
-
-    def choose_scoring(self, scoring: Scoring) -> RewardInfo:
-        """Return the reward with the function of a scoring as its `score`."""
-        if scoring == STRICT or self.released is None:
-            return self
-        return replace(self, score=self.released)
-
-
-@dataclass(frozen=True)
-class TaskMetric(MetricInfo):
-    """A held-out metric of a task: the mean of `measure` over completions."""
-
-    measure: Callable[[Sample], float | None]
-
-
-def measure_rewards(rewards: Iterable[RewardInfo]) -> dict[str, TaskMetric]:
-    """Return a held-out metric for each reward, under the reward's name."""
-    return {r.name: TaskMetric("maximize", r.low, r.high, r.doc, r.score) for r in rewards}
 
 
 @dataclass(frozen=True)

@@ -241,9 +241,9 @@ def test_another_version_of_the_library_is_refused(tmp_path, package, message):
 
 def test_two_definitions_of_one_name_are_a_defect():
     bundle = Bundle()
-    bundle.add("gdpo_tune.tasks.rewards.block_format", "score_block_format")
-    bundle.add("gdpo_tune.tasks.rewards.gsm8k_format", "score_gsm8k_format")
-    with pytest.raises(ValueError, match="_BLOCKS is defined in"):
+    bundle.add("gdpo_tune.tasks.rewards", "score_gsm8k_format")
+    bundle.add("gdpo_tune.tasks.tool_rewards", "score_tool_format")
+    with pytest.raises(ValueError, match="_TAGS is defined in"):
         bundle.format({})
 
 

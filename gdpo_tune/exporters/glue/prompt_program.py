@@ -14,9 +14,7 @@ from gdpo_tune.core.prompt_order import PROBLEM_SEED, order_prompts
 from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt, build_prompt, write_rows
 from gdpo_tune.policies.prompts import PromptFormat
 from gdpo_tune.tasks.base import Problem
-from gdpo_tune.tasks.data.columns import Row, RowError
-from gdpo_tune.tasks.data.dataset import choose_data_split, draw_problems
-from gdpo_tune.tasks.data.rows import read_rows
+from gdpo_tune.tasks.data_rows import Row, RowError, choose_data_split, read_rows, shuffle_problems
 
 DATA: Any = SimpleNamespace()
 """Place of the rows, by the names of the section `data:`."""
@@ -55,7 +53,7 @@ def write_prompts(
             "" if DATA.is_local else f"\n    fix: python {Path(sys.argv[0]).name} FILE, with a copy"
         )
         raise SystemExit(f"{error}{fix}") from error
-    problems = draw_problems(read, COUNT, PROBLEM_SEED)
+    problems = shuffle_problems(read, PROBLEM_SEED)[:COUNT]
     library: Any = AutoTokenizer
     try:
         tokenizer = library.from_pretrained(POLICY)

@@ -1,4 +1,4 @@
-"""`correctness` of the task `tools`: agreement with the right calls, from -3 to 3.
+"""Rewards of the task `tools`: `correctness`, agreement with the right calls -3 to 3; `format`.
 
 A completion thinks, calls tools and answers. Each part is optional but the first:
 
@@ -39,12 +39,15 @@ Source: arXiv 2504.13958 (ToolRL), arXiv 2601.05242 (GDPO); `reward_score/rlla.p
 github.com/NVlabs/GDPO at b080e63 and in github.com/qiancheng0/ToolRL at 8cee13e.
 """
 
+from __future__ import annotations
+
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from gdpo_tune.tasks.base import RewardInfo, Sample
+from gdpo_tune.tasks.base import Reward, Sample
 
 LOWEST, HIGHEST = -3.0, 3.0
 
@@ -169,11 +172,60 @@ def parse_released_calls(completion: str, wanted: Collection[str]) -> list[ToolC
     return calls
 
 
-REWARD = RewardInfo(
+TOOL_CALLS = Reward(
     "correctness",
     LOWEST,
     HIGHEST,
     score_tool_calls,
     "mean agreement with the right calls",
     released=score_released_tool_calls,
+)
+
+_TAGS = ("think", "tool_call", "response")
+_THINK = r"<think>.*?</think>"
+_CALLS = r"\n<tool_call>\n.*?\n</tool_call>"
+_RESPONSE = r"\n<response>.*?</response>"
+
+
+def score_tool_format(sample: Sample) -> float:
+    """Return 1.0 for the tags of the right answer, once each and in order, else 0.0.
+
+    `data["calls"]` of the problem are the right calls; `data["response"]` is true if the right
+    answer also speaks to the user.
+    """
+    calls, response = bool(sample.problem.data["calls"]), bool(sample.problem.data["response"])
+    for tag, expected in zip(_TAGS, (True, calls, response), strict=True):
+        for mark in (f"<{tag}>", f"</{tag}>"):
+            if sample.completion.count(mark) != expected:
+                return 0.0
+    return float(_has_blocks(sample.completion, calls=calls, response=response))
+
+
+def score_released_tool_format(sample: Sample) -> float:
+    """Return the same as the authors' code, which is less strict.
+
+    It strips the completion, does not count the think tags, and counts the others only if the right
+    answer has them.
+    """
+    calls, response = bool(sample.problem.data["calls"]), bool(sample.problem.data["response"])
+    completion = sample.completion.strip()
+    for tag in ["tool_call"] * calls + ["response"] * response:
+        if completion.count(f"<{tag}>") != 1 or completion.count(f"</{tag}>") != 1:
+            return 0.0
+    return float(_has_blocks(completion, calls=calls, response=response))
+
+
+def _has_blocks(completion: str, *, calls: bool, response: bool) -> bool:
+    """Return whether a completion begins, continues and ends with the blocks that are due."""
+    blocks = _THINK + _CALLS * calls + _RESPONSE * response
+    return re.match(f"^{blocks}$", completion, flags=re.DOTALL) is not None
+
+
+TOOL_FORMAT = Reward(
+    "format",
+    0,
+    1,
+    score_tool_format,
+    "share with the tags that the answer needs, in order",
+    released=score_released_tool_format,
 )

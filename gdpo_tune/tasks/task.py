@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from gdpo_tune.core.metrics import MetricInfo
 from gdpo_tune.core.registry import TaskInfo, weigh_equally
 from gdpo_tune.core.settings import (
     STRICT,
@@ -15,18 +17,36 @@ from gdpo_tune.core.settings import (
     TrainingSettings,
 )
 from gdpo_tune.core.system import CloseableResource
-from gdpo_tune.tasks.base import Problem, RewardInfo, Sample, Scores, Split, TaskMetric
-from gdpo_tune.tasks.data.dataset import describe_data, select_problems
+from gdpo_tune.tasks.base import Problem, Reward, Sample, Scores, Split
+from gdpo_tune.tasks.data_rows import describe_data, select_problems
 
 if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result
 
 
+@dataclass(frozen=True)
+class TaskMetric(MetricInfo):
+    """A held-out metric of a task: the mean of `measure` over completions."""
+
+    measure: Callable[[Sample], float | None]
+
+
+def measure_rewards(rewards: Iterable[Reward]) -> dict[str, TaskMetric]:
+    """Return a held-out metric for each reward, under the reward's name."""
+    return {r.name: TaskMetric("maximize", r.low, r.high, r.doc, r.score) for r in rewards}
+
+
+MEAN_LENGTH = TaskMetric(
+    "minimize", 0, float("inf"), "mean tokens of a completion", lambda sample: float(sample.tokens)
+)
+"""The held-out metric `mean_length`."""
+
+
 class BuiltInTask(CloseableResource):
     """A task whose rewards and metrics are functions of one sample; it runs no code by itself."""
 
-    reward_infos: tuple[RewardInfo, ...]
-    optional_reward_infos: tuple[RewardInfo, ...] = ()
+    reward_infos: tuple[Reward, ...]
+    optional_reward_infos: tuple[Reward, ...] = ()
     """Used only if the space has a weight for them."""
     metric_infos: Mapping[str, TaskMetric]
     format_request: str
@@ -49,10 +69,13 @@ class BuiltInTask(CloseableResource):
         self._settings = sandbox or SandboxSettings()
         extra = (info for info in self.optional_reward_infos if info.name in optional_rewards)
         infos = (*self.reward_infos, *extra)
-        self.judged_rewards = tuple(info.choose_scoring(scoring) for info in infos)
+        is_strict = scoring == STRICT
+        self.judged_rewards = tuple(
+            r if is_strict or r.released is None else replace(r, score=r.released) for r in infos
+        )
         """Rewards that `score` gives."""
         self._measures = {name: info.measure for name, info in self.metric_infos.items()}
-        if scoring != STRICT:
+        if not is_strict:
             self._measures |= {r.name: r.score for r in self.judged_rewards if r.released}
         self.rewards = tuple(reward.name for reward in self.judged_rewards)
         self.metrics = tuple(self.metric_infos)
@@ -122,5 +145,5 @@ class BuiltInTask(CloseableResource):
         """Do nothing: there is no process to end."""
 
 
-def _get_ranges(rewards: Sequence[RewardInfo]) -> dict[str, tuple[float, float]]:
+def _get_ranges(rewards: Sequence[Reward]) -> dict[str, tuple[float, float]]:
     return {reward.name: (reward.low, reward.high) for reward in rewards}
