@@ -1,21 +1,20 @@
-"""Page of an export: what the user supplies, the rewards, and what differs."""
+"""Page of an export: what carries over, what the user supplies, the rewards, what differs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from gdpo_tune.core.service_url import drop_credentials
-from gdpo_tune.core.task_files import is_task_file
+from gdpo_tune.core.task_files import is_task_file, load_task_info
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.exporters.base import PROMPTS_FILE, REWARDS_FILE, Difference, Exported
 from gdpo_tune.exporters.common_differences import MEASURED
 from gdpo_tune.exporters.glue.programs import SERVICE
-from gdpo_tune.exporters.markdown import format_table
 from gdpo_tune.exporters.prompt_files import REFERENCE_FILE
-from gdpo_tune.exporters.recipe import ExportedReward, Recipe
+from gdpo_tune.exporters.recipe import ExportedReward, Recipe, describe_length
 from gdpo_tune.exporters.reward_file import TASK_COPY
-from gdpo_tune.exporters.transfer_page import format_transfer
+from gdpo_tune.results.transfer import Transfer
 
 PAGE = "DIFFERENCES.md"
 
@@ -35,10 +34,10 @@ def format_page(
     verb = "repeats" if recipe.transfer is None else "adapts"
     chosen = "".join(f"- {line}\n" for line in recipe.chosen)
     supply = [(f"`{key}`", text) for key, text in _list_supplies(recipe, exported).items()]
-    supplies = format_table(("key", "what it needs"), supply) if supply else "Nothing."
+    supplies = _format_table(("key", "what it needs"), supply) if supply else "Nothing."
     rows = [(row.topic, row.ours, row.theirs) for row in (*exported.differences, *differences)]
     return f"""# {recipe.name} in {exported.library}
-{format_transfer(recipe)}
+{_format_transfer(recipe)}
 `{exported.file}` {verb} {recipe.note}.
 
 {chosen}
@@ -55,8 +54,53 @@ Start it in this directory:
 {_format_rewards(recipe.rewards)}
 ## What differs
 
-{format_table(("", "gdpo_tune", exported.library), rows)}
+{_format_table(("", "gdpo_tune", exported.library), rows)}
 {_describe_sizes(rows)}{_describe_metrics(recipe, objectives)}"""
+
+
+def _format_transfer(recipe: Recipe) -> str:
+    """Return what carries over; empty if policy, data and lengths are those of the sweep."""
+    transfer = recipe.transfer
+    if transfer is None:
+        return ""
+    carried = ", ".join(f"`{setting}`" for setting in transfer.carried)
+    items = "".join(f"- {item}\n" for item in _list_items(recipe, transfer))
+    rows = [(f"`{v.key}`", v.searched, v.wanted, v.source) for v in transfer.moved]
+    return f"""
+**This is not what the sweep searched: {transfer.title}.** The sweep measured on \
+{transfer.conditions}.
+
+- Carries over: {carried}. No training on the new ones has confirmed it.
+- Does not carry over: the metrics of the candidate, and the settings in the table.
+{items}
+{_format_table(("setting", "in the sweep", "here", "taken from"), rows)}
+"""
+
+
+def _list_items(recipe: Recipe, transfer: Transfer) -> Iterator[str]:
+    """Yield what is not in the table."""
+    if transfer.kept:
+        kept = ", ".join(f"`{setting}`" for setting in transfer.kept)
+        yield (
+            f"Kept from the candidate, and perhaps wrong here: {kept}. Change them with "
+            "`--set space.<name>=<value>`."
+        )
+    reward = load_task_info(transfer.searched.task, recipe.params).length_reward
+    before, here = transfer.searched.training, recipe.training
+    if reward not in {each.name for each in recipe.rewards}:
+        return
+    searched, wanted = (
+        describe_length(recipe.params, each.length_limit, each.max_completion_length)
+        for each in (before, here)
+    )
+    if searched == wanted:
+        return
+    shape = recipe.params.get("length_shape", "step")
+    meaning = {
+        "ramp": "The shape carries over; it falls from `training.length_limit` to the longest.",
+        "overlong": "`length_cache` carries over as a share of the longest, not in tokens.",
+    }.get(str(shape), "The shape carries over, not its tokens.")
+    yield f"Reward `{reward}`: {searched}, in the sweep; {wanted}, here. {meaning}"
 
 
 def _describe_prompts(recipe: Recipe) -> str:
@@ -110,7 +154,7 @@ def _format_rewards(rewards: Sequence[ExportedReward]) -> str:
 Weights are scaled to a maximum of 1, as in training. `{REWARDS_FILE}` computes the rewards and \
 shapes them; the library weighs them, or gets their weighted sum.
 
-{format_table(("reward", "weight", "range", "in training"), map(_format_reward, rewards))}
+{_format_table(("reward", "weight", "range", "in training"), map(_format_reward, rewards))}
 """
 
 
@@ -119,3 +163,12 @@ def _format_reward(reward: ExportedReward) -> tuple[str, str, str, str]:
     bounds = f"{reward.low:g} to {reward.high:g}" if is_bounded else "not stated"
     shaping = "; ".join(reward.shaping) or "as the task computes it"
     return f"`{reward.name}`", f"{reward.weight:.6g}", bounds, shaping
+
+
+def _format_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of Markdown; a `|` in a cell is escaped."""
+
+    def format_row(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    return "\n".join(map(format_row, [heads, ["---"] * len(heads), *rows]))

@@ -19,8 +19,7 @@ from gdpo_tune.exporters.data_licence import is_within_reach
 from gdpo_tune.exporters.glue.prompt_program import compute_digest
 from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt, build_prompt, write_rows
 from gdpo_tune.exporters.recipe import Recipe
-from gdpo_tune.exporters.reward_file import SANDBOX, runs_programs
-from gdpo_tune.exporters.sandbox_copy import SANDBOX_COPY
+from gdpo_tune.exporters.reward_file import SANDBOX, SANDBOX_COPY, runs_programs
 from gdpo_tune.policies.prompts import PromptFormat, choose_instructions, load_local_tokenizer
 
 REFERENCE_FILE = "make_prompts.py"

@@ -11,13 +11,17 @@ from gdpo_tune.core.settings import SandboxSettings
 from gdpo_tune.core.task_files import is_task_file, split_task_file
 from gdpo_tune.exporters.bundle import Bundle, format_docstring
 from gdpo_tune.exporters.recipe import Recipe
-from gdpo_tune.exporters.sandbox_copy import SANDBOX_COPY
 
 GLUE = "gdpo_tune.exporters.glue"
 TASK_COPY = "task.py"
 """Copy of the file of an own task, whose own name may be one that the export needs."""
 SANDBOX = "gdpo_tune.sandbox"
 """Package that a folder has a copy of, if a reward runs code."""
+SANDBOX_COPY = "gdpo_sandbox"
+"""Package of an export with the copy, since this package may not be installed there."""
+_PACKAGE = Path(__file__).parents[1]
+_SANDBOX_CORE = ("__init__", "errors", "system", "service_url", "turns")
+"""Modules of `core` that the sandbox imports; they import no others."""
 _SETTINGS = "gdpo_tune.core.settings"
 _TASK_FILES = "gdpo_tune.core.task_files"
 _FIND_FILES_BESIDE = """# The library may work in another directory.
@@ -51,6 +55,16 @@ def build_reward_file(recipe: Recipe, glue: Mapping[str, Sequence[str]], ending:
 def runs_programs(recipe: Recipe) -> bool:
     """Return whether a reward runs code that the policy wrote."""
     return not is_task_file(recipe.task) and "sandbox" in vars(type(recipe.build_task()))
+
+
+def copy_sandbox() -> dict[str, bytes]:
+    """Return name in the copy -> content of the modules of the sandbox."""
+    files = [
+        *sorted(_PACKAGE.glob("sandbox/**/*.py")),
+        *(_PACKAGE / "core" / f"{name}.py" for name in _SANDBOX_CORE),
+    ]
+    copied = {str(file.relative_to(_PACKAGE)): file.read_bytes() for file in files}
+    return {"__init__.py": b"", **copied}
 
 
 def find_task_file(recipe: Recipe) -> Path | None:

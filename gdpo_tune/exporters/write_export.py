@@ -29,12 +29,13 @@ from gdpo_tune.exporters.prompt_files import (
 )
 from gdpo_tune.exporters.recipe import Recipe, build_recipe
 from gdpo_tune.exporters.reward_file import (
+    SANDBOX_COPY,
     TASK_COPY,
     build_reward_file,
+    copy_sandbox,
     find_task_file,
     runs_programs,
 )
-from gdpo_tune.exporters.sandbox_copy import SANDBOX_COPY, copy_sandbox
 from gdpo_tune.results.parents import explain_merge
 from gdpo_tune.results.retrain import TrainingRequest
 

@@ -174,10 +174,7 @@ def parse_released_calls(completion: str, wanted: Collection[str]) -> list[ToolC
 
 TOOL_CALLS = Reward(
     "correctness",
-    LOWEST,
-    HIGHEST,
-    score_tool_calls,
-    "mean agreement with the right calls",
+    *(LOWEST, HIGHEST, score_tool_calls, "mean agreement with the right calls"),
     released=score_released_tool_calls,
 )
 
@@ -223,9 +220,6 @@ def _has_blocks(completion: str, *, calls: bool, response: bool) -> bool:
 
 TOOL_FORMAT = Reward(
     "format",
-    0,
-    1,
-    score_tool_format,
-    "share with the tags that the answer needs, in order",
+    *(0, 1, score_tool_format, "share with the tags that the answer needs, in order"),
     released=score_released_tool_format,
 )
