@@ -54,7 +54,8 @@ def main(arguments: Sequence[str]) -> int:
             print(f"trials a process: {pack}")
             spec = settle_pack(spec, pack.trials)
         print_environment(spec, str(options.space))
-    words = [word for word in arguments if word != "--fresh"]
+    once = ("--fresh", "--accept-changes", "--one-front")
+    words = [word for word in arguments if word not in once]
     command = shlex.join(["python", "-m", "gdpo_tune.sweep", *words])
 
     from gdpo_tune.display import LiveDisplay, print_summary
@@ -68,7 +69,13 @@ def main(arguments: Sequence[str]) -> int:
             LiveDisplay(spec, tracking=sink.get_state) as display,
         ):
             listeners = [sink, display, notifier]
-            result = run_sweep(spec, fresh=options.fresh, listeners=listeners)
+            result = run_sweep(
+                spec,
+                fresh=options.fresh,
+                accept_changes=options.accept_changes,
+                one_front=options.one_front,
+                listeners=listeners,
+            )
             display.close()
             spec = result.spec
             write_figures(spec, result)
@@ -99,6 +106,8 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     for name in ("detach", "working_dir"):
         if getattr(options, name) and options.submit is None:
             raise UsageError(f"--{name.replace('_', '-')} requires --submit URL")
+    if options.one_front and not options.accept_changes:
+        raise UsageError("--one-front requires --accept-changes")
     if options.address is not None:
         address = ray_access.check_ray_address(options.address, "--address")
         # The variable names a cluster more exactly than auto does.
@@ -125,6 +134,17 @@ def build_parser() -> argparse.ArgumentParser:
         "--fresh",
         action="store_true",
         help="start anew; an earlier sweep of this name is moved aside, not deleted",
+    )
+    parser.add_argument(
+        "--accept-changes",
+        action="store_true",
+        help="go on although the task's file, data, policy or versions have changed: trials before "
+        "are marked, and on no front with later ones",
+    )
+    parser.add_argument(
+        "--one-front",
+        action="store_true",
+        help="with --accept-changes: on one front all the same",
     )
     cluster = parser.add_argument_group("on a Ray cluster").add_mutually_exclusive_group()
     cluster.add_argument(
@@ -265,7 +285,9 @@ def submit_sweep(spec: SweepSpec, options: argparse.Namespace) -> int:
 
     refuse_passwords(options.overrides)
     storage = spec.storage if spec.address else os.path.abspath(os.path.expanduser(spec.storage))
-    words = ["--name", spec.name, *(["--fresh"] if options.fresh else [])]
+    words = ["--name", spec.name]
+    for name in ("fresh", "accept_changes", "one_front"):
+        words += [f"--{name.replace('_', '-')}"] if getattr(options, name) else []
     for change in [*options.overrides, f"storage={json.dumps(storage)}"]:
         words += ["--set", change]
     directory = (options.working_dir or Path()).absolute()

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 REQUEST, RESULT, LOCK = "request.json", "result.json", "train.lock"
 """Files in the directory of a training: its request, its result, and the lock of its process."""
+CONTENT = "content.json"
+"""File in that directory with what decides the result, as it was at each start that changed it."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -61,6 +63,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=seed, help="seed (default: the trial's, or the file's)")
     parser.add_argument(
         "--out", type=Path, help="directory (default: <storage>/<name>-<which>-<steps>)"
+    )
+    parser.add_argument(
+        "--accept-changes",
+        action="store_true",
+        help="resume although the task's file, data, policy or versions have changed",
     )
     parser.add_argument(
         "--threads", type=_integer_between(1), help="CPU threads (default: resources.cpus)"
@@ -93,15 +100,19 @@ def main(arguments: Sequence[str]) -> int:
     for line in asked.lines:
         print(line)
     config = build_trial_config(asked, seed=options.seed, out=options.out, threads=options.threads)
-    command = shlex.join(["python", "-m", "gdpo_tune.train", *arguments])
-    return train_or_show(asked, config, command)
+    words = [word for word in arguments if word != "--accept-changes"]
+    command = shlex.join(["python", "-m", "gdpo_tune.train", *words])
+    return train_or_show(asked, config, command, accept_changes=options.accept_changes)
 
 
-def train_or_show(asked: TrainingRequest, config: TrialConfig, command: str) -> int:
+def train_or_show(
+    asked: TrainingRequest, config: TrialConfig, command: str, *, accept_changes: bool = False
+) -> int:
     """Train in `config.directory`, or show its result if it has one; return the exit status.
 
     Raises:
-        UsageError: the directory holds another training, or another process trains there.
+        UsageError: the directory holds another training, what decides its result has changed, or
+            another process trains there.
     """
     from gdpo_tune.core.errors import UsageError
     from gdpo_tune.ledger.journal import Lease
@@ -113,6 +124,7 @@ def train_or_show(asked: TrainingRequest, config: TrialConfig, command: str) -> 
         raise UsageError(reason) from error
     try:
         write_request(config)
+        compare_content(config, accept=accept_changes)
         if (config.directory / RESULT).exists():
             print("already finished: nothing was started")
         elif not train_to_end(asked, config):
@@ -147,6 +159,38 @@ def write_request(config: TrialConfig) -> None:
             f"{config.directory} holds another training: {'; '.join(changed)}\n"
             "    fix: choose another --out, or ask for the same"
         )
+
+
+def compare_content(config: TrialConfig, *, accept: bool) -> None:
+    """Refuse to resume with other content than before, or append it to the directory's record.
+
+    Raises:
+        UsageError: a file or version that decides the result has changed, and `accept` is false.
+    """
+    import json
+    import time
+
+    from gdpo_tune.core import content
+    from gdpo_tune.core.errors import UsageError
+    from gdpo_tune.core.files import write_atomically
+
+    file = config.directory / CONTENT
+    starts = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    facts = content.measure_content(
+        config.task, config.policy, config.model, config.data, config.rollout
+    )
+    changes = content.list_changes(starts[-1]["digests"], facts) if starts else {}
+    if starts and not changes:
+        return
+    if changes and not accept:
+        raise UsageError(
+            f"what decides the result is not what it was in {config.directory} on "
+            f"{content.format_time(starts[-1]['time'])}: {content.describe_changes(changes)}\n"
+            "    fix: restore it, choose another --out to begin anew, or --accept-changes to resume"
+        )
+    digests = {name: fact.digest for name, fact in facts.items()}
+    starts.append({"time": time.time(), "digests": digests, "changes": list(changes)})
+    write_atomically(file, json.dumps(starts, indent=1))
 
 
 def train_to_end(asked: TrainingRequest, config: TrialConfig) -> bool:

@@ -60,7 +60,7 @@ def measure_agreements(
     """
     levels: dict[int, list[tuple[Rung, TrialRecord]]] = {}
     for record in records:
-        if record.role == "search" and record.state == "complete":
+        if record.role == "search" and record.state == "complete" and record.is_comparable:
             for rung in record.rungs:
                 if rung.completions < record.cost.completions:
                     levels.setdefault(rung.completions, []).append((rung, record))

@@ -65,7 +65,8 @@ def _list_candidates(
     records: Sequence[TrialRecord], objectives: Sequence[Objective]
 ) -> Iterator[_Point]:
     for record in records:
-        if record.state != "complete" or record.feasible is False or record.role == "untrained":
+        is_usable = record.state == "complete" and record.feasible is not False
+        if not is_usable or not record.is_comparable or record.role == "untrained":
             continue
         if (values := read_objectives(record.validation, objectives)) is not None:
             yield _Point(values)
@@ -77,7 +78,7 @@ def _list_checkpoints(
     is_allowed: Callable[[Mapping[str, float]], bool],
 ) -> Iterator[_Point]:
     for record in records:
-        if record.replicate_of is not None:
+        if record.replicate_of is not None or not record.is_comparable:
             continue  # the seeds of a checkpoint follow from the checkpoint
         for rung in record.rungs:
             if rung.step not in record.kept_steps:

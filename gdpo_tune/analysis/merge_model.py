@@ -63,10 +63,12 @@ def read_evaluated(
 ) -> list[Evaluated]:
     """Read all that was evaluated on validation prompts, by number of the trial.
 
-    These are trainings and checkpoints that are complete, and merges in any state.
+    These are trainings and checkpoints that are complete, and merges in any state. Trials that are
+    not comparable are left out.
     """
     result: list[Evaluated] = []
-    for record in sorted(records, key=lambda record: record.number):
+    comparable = (record for record in records if record.is_comparable)
+    for record in sorted(comparable, key=lambda record: record.number):
         policy = _get_policy(record)
         if record.role == "merge":
             mixture = {(part.trial, part.step): part.weight for part in record.parts}

@@ -119,14 +119,16 @@ def group_trials(records: Iterable[TrialRecord]) -> dict[Key, list[TrialRecord]]
     """Group trials with equal parameters, each replicate with its original, by trial number.
 
     The untrained policy stands alone, whatever parameters its record carries. So does a member of a
-    population that took over from others: its record has the parameters that it began with.
+    population that took over from others: its record has the parameters that it began with. Trials
+    that are not comparable have groups of their own.
     """
     ordered = sorted(records, key=lambda record: record.number)
     by_number = {record.number: record for record in ordered}
     groups: dict[Key, list[TrialRecord]] = {}
     for record in ordered:
         original = record if record.replicate_of is None else by_number.get(record.replicate_of)
-        groups.setdefault(_get_key(original or record), []).append(record)
+        key = (record.is_comparable, *_get_key(original or record))
+        groups.setdefault(key, []).append(record)
     return groups
 
 
@@ -136,10 +138,17 @@ def find_original(members: Sequence[TrialRecord]) -> TrialRecord:
 
 
 def is_measured(record: TrialRecord, objectives: Sequence[Objective]) -> bool:
-    """Return whether a trial ran its full budget with finite test values of every objective."""
-    return record.state == "complete" and all(
-        objective.name in record.test and _is_finite(record.test[objective.name])
-        for objective in objectives
+    """Return whether a trial ran its full budget with finite test values of every objective.
+
+    One that is not comparable, as content has changed since then, counts as not measured.
+    """
+    return (
+        record.state == "complete"
+        and record.is_comparable
+        and all(
+            objective.name in record.test and _is_finite(record.test[objective.name])
+            for objective in objectives
+        )
     )
 
 

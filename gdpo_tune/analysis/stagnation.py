@@ -39,7 +39,8 @@ def has_stagnated(
     """
     if not patience:
         return False
-    tried = [r for r in records if r.role in ("search", "published") and r.state in ENDED]
+    ended = [r for r in records if r.state in ENDED and r.is_comparable]
+    tried = [r for r in ended if r.role in ("search", "published")]
     search = [r for r in tried if r.role == "search"]
     if len(search) < patience:
         return False

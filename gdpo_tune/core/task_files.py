@@ -75,14 +75,6 @@ def build_task(
     return result
 
 
-def hash_task_file(task: str) -> dict[str, str]:
-    """Return the hash of the file's text, for a task in a file."""
-    if not is_task_file(task):
-        return {}
-    content = Path(split_task_file(task)[0]).read_bytes()
-    return {"task_file": f"sha256:{hashlib.sha256(content).hexdigest()[:12]}"}
-
-
 def _describe(task: str) -> TaskInfo:
     task_class = _load_class(task)
     rewards, metrics = (_read_names(task_class, each, task) for each in ("rewards", "metrics"))

@@ -196,6 +196,10 @@ class TrialRecord:
 
     request: str = ""
     """Id of the request that added it to the running sweep; empty for all others."""
+    content: str = ""
+    """Accepted changes of content before and after it, for a person; empty without such changes."""
+    is_comparable: bool = True
+    """False: what decides results has changed since then, so it shares no front with newer ones."""
 
     @property
     def policy_steps(self) -> tuple[int, ...]:

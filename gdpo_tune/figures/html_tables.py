@@ -161,7 +161,7 @@ def _build_trial_row(
     own = f", trial {record.number}" if record.role == "checkpoint" else ""
     state = f'<span class="state {record.state}">{name_state(record.state)}</span>'
     notes = ["violates a constraint"] if record.feasible is False else []
-    notes += [record.reason] if record.reason else []
+    notes += [text for text in (record.reason, record.content) if text]
     cells: list[Cell] = [
         (
             f"{record.name}{' ★' if on_front else ''}<small>{escape(role)}{own}</small>",

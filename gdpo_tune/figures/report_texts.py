@@ -19,6 +19,7 @@ from gdpo_tune.core.settings import STRICT
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.results.summary import (
     ChosenTrial,
+    describe_content,
     describe_left_out_prompts,
     describe_states,
     describe_work,
@@ -65,6 +66,7 @@ def describe_sweep(spec: SweepSpec, front: Front) -> str:
         "hypervolume": f"{format_number(front.hypervolume)} ({_describe_hypervolume(front)})",
         "cost": f"{work}, {completions:,} completions",
         "do early scores predict final ones?": agreement,
+        "changes": describe_content(front.records),
         "prompts too long, left out": describe_left_out_prompts(front.records),
     }
     return _build_facts(facts)

@@ -1,4 +1,4 @@
-"""History of a sweep beside its trials: sessions, incidents, requests, and generations."""
+"""History of a sweep beside its trials: sessions, incidents, requests, generations, content."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from gdpo_tune.core.trials import Exploit, Generation
 from gdpo_tune.ledger.steering_state import decode_recorded, encode_recorded
 
 SESSION, INCIDENT, GENERATION, REQUEST = "session:", "incident:", "generation:", "request:"
+CONTENT = "content:"
 """Prefixes of the study's attributes, before a number that starts at 0."""
 
 
@@ -54,7 +55,7 @@ class SweepHistory:
         `ending` says why nothing was left to run, for a person; it is empty if something was left.
         """
         content = {**self._list(SESSION)[session], "finished": time.time(), "ending": ending}
-        self._storage.set_study_user_attr(self._study_id, f"{SESSION}{session}", content)
+        self._set_entry(SESSION, session, content)
 
     def record_incident(self, incident: Incident) -> None:
         """Record an incident in the newest session."""
@@ -76,6 +77,15 @@ class SweepHistory:
             {**stored, "incidents": incidents[session]}
             for session, stored in enumerate(self._list(SESSION))
         ]
+
+    def get_contents(self) -> list[dict[str, Any]]:
+        """Return the content that decided the results, by time; see `Ledger.compare_content`.
+
+        `digests` are those of `core.content`, `time` is Unix time in seconds. `first` is the number
+        of the first trial with that content. After an accepted change, `changes` are its names, and
+        `one_front` is true if trials before and after it share a front.
+        """
+        return self._list(CONTENT)
 
     def record_generation(self, generation: Generation) -> None:
         """Record the decisions of one meeting of a population, in one write."""
@@ -114,8 +124,11 @@ class SweepHistory:
     def _append(self, prefix: str, content: Mapping[str, Any]) -> int:
         """Store a new entry in one write; return its number."""
         number = len(self._list(prefix))
-        self._storage.set_study_user_attr(self._study_id, f"{prefix}{number}", content)
+        self._set_entry(prefix, number, content)
         return number
+
+    def _set_entry(self, prefix: str, number: int, content: Mapping[str, Any]) -> None:
+        self._storage.set_study_user_attr(self._study_id, f"{prefix}{number}", content)
 
     def _list(self, prefix: str) -> list[dict[str, Any]]:
         """Return the entries with a prefix, by number."""

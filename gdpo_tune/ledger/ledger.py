@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -23,8 +24,9 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.checkpoint_names import CHECKPOINT_PREFIX
-from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.formatting import make_printable
+from gdpo_tune.core.content import Fact, describe_changes, format_time, list_changes
+from gdpo_tune.core.errors import IdentityError, UsageError
+from gdpo_tune.core.formatting import format_list, make_printable
 from gdpo_tune.core.requests import RecordedRequest
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.trial_config import Params
@@ -41,7 +43,7 @@ from gdpo_tune.core.trials import (
 )
 from gdpo_tune.ledger import trial_encoding as encoding
 from gdpo_tune.ledger.budget import compute_hours
-from gdpo_tune.ledger.history import SweepHistory
+from gdpo_tune.ledger.history import CONTENT, SweepHistory
 from gdpo_tune.ledger.journal import Journal, Lease, replay
 from gdpo_tune.ledger.opening import open_for_reading, open_for_writing
 from gdpo_tune.ledger.request_rules import SweepSnapshot
@@ -119,6 +121,48 @@ class Ledger(SweepHistory, CloseableResource):
         if self._lease is not None:
             self._lease.release()
 
+    def compare_content(
+        self, current: Mapping[str, Fact], *, accept: bool = False, one_front: bool = False
+    ) -> None:
+        """Refuse content that differs from that of earlier trials; record it where it is new.
+
+        With `accept` a change is recorded, and trials that have not ended are stopped: a training
+        has one reward from its first step to its last. Trials before the change stay in the ledger,
+        and are on no front with later ones. With `one_front` nothing is stopped, and they are.
+
+        Raises:
+            IdentityError: something differs, and `accept` is false.
+        """
+        contents = self.get_contents()
+        digests = {name: fact.digest for name, fact in current.items()}
+        now = {"time": time.time(), "digests": digests}
+        if not contents:  # a new sweep, or one of an earlier version
+            self._append(CONTENT, {**now, "first": 0})
+            return
+        recorded = contents[-1]
+        changes = list_changes(recorded["digests"], current)
+        if not changes:
+            merged = {**recorded["digests"], **digests}
+            if merged != recorded["digests"]:
+                self._set_entry(CONTENT, len(contents) - 1, {**recorded, "digests": merged})
+            return
+        if not accept:
+            raise IdentityError(
+                f"what decides results is not what it was in {self.spec.location} on "
+                f"{format_time(recorded['time'])}: {describe_changes(changes)}\n"
+                "    fix: restore it, or --fresh to move that sweep aside and begin anew, or "
+                "--accept-changes to go on: trials before and after are marked, and those before "
+                "are on no front with later ones (they are with --one-front)"
+            )
+        reason = f"{format_list([*changes])} changed, and a trial needs one content"
+        for record in self.get_records():
+            if record.is_open and not one_front:
+                self.prune(record.number, reason, record.cost)
+        change = {"first": len(self._records), "changes": [*changes], "one_front": one_front}
+        self._append(CONTENT, {**now, **change})
+        self._stale.update(range(len(self._records)))
+        self._resolve_spec()
+
     def get_records(self) -> list[TrialRecord]:
         """Return every trial, by number."""
         if self._lease is None:
@@ -194,8 +238,10 @@ class Ledger(SweepHistory, CloseableResource):
         return True
 
     def get_rungs(self) -> list[tuple[int, Rung]]:
-        """Return every rung with its trial's number, in the order in which they were recorded."""
-        return encoding.decode_rungs_in_order(self._get_trials(), self.spec)
+        """Return every rung of comparable trials with its trial's number, in order of recording."""
+        comparable = {r.number for r in self.get_records() if r.is_comparable}
+        trials = (trial for trial in self._get_trials() if trial.number in comparable)
+        return encoding.decode_rungs_in_order(trials, self.spec)
 
     def pause(self, number: int) -> TrialRecord:
         """Record that a trial waits at its last rung for a promotion."""
@@ -328,7 +374,8 @@ class Ledger(SweepHistory, CloseableResource):
 
     def _read(self, trial: FrozenTrial) -> TrialRecord:
         lineage = self.find_lineage(trial.number)
-        return encoding.decode_trial(trial, self.spec, self.directory, lineage)
+        contents = self.get_contents()
+        return encoding.decode_trial(trial, self.spec, self.directory, lineage, contents)
 
     def _set(self, number: int, key: str, value: Mapping[str, Any]) -> None:
         self._storage.set_trial_user_attr(self._get_trial_id(number), key, dict(value))

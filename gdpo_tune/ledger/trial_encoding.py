@@ -24,7 +24,9 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.checkpoint_names import CHECKPOINT_PREFIX
+from gdpo_tune.core.content import format_time
 from gdpo_tune.core.errors import NonFiniteError
+from gdpo_tune.core.formatting import format_list
 from gdpo_tune.core.hub_address import is_hub_address
 from gdpo_tune.core.metrics import add_costs
 from gdpo_tune.core.object_store import join_address
@@ -57,14 +59,21 @@ number of the outcome for people: nothing reads it here, and older ledgers lack 
 
 
 def decode_trial(
-    trial: FrozenTrial, spec: SweepSpec, sweep: Path, lineage: tuple[Exploit, ...] = ()
+    trial: FrozenTrial,
+    spec: SweepSpec,
+    sweep: Path,
+    lineage: tuple[Exploit, ...] = (),
+    contents: Sequence[Mapping[str, Any]] = (),
 ) -> TrialRecord:
     """Return a trial of the study as a record; a checkpoint that does not exist is None.
+
+    `contents` are those of `SweepHistory.get_contents`.
 
     Raises:
         KeyError, TypeError: another version wrote the trial.
     """
     stored = trial.user_attrs["trial"]
+    later = [change for change in contents[1:] if trial.number < change["first"]]
     outcome = trial.user_attrs.get("outcome", {})
     end = trial.user_attrs.get("end", {})
     decoded = (_decode_rung(rung, spec) for rung in list_stored_rungs(trial))
@@ -104,9 +113,20 @@ def decode_trial(
         environment=outcome.get("environment", {}),
         parts=tuple(Part(*part) for part in stored.get("parts", ())),
         request=stored.get("request", ""),
+        content=_describe_content(trial.number, contents[1:]),
+        is_comparable=all(change["one_front"] for change in later),
         kept_steps=_list_kept_steps(rungs, sweep / TRIALS / str(trial.number))
         if outcome and stored["role"] != "member"
         else (),
+    )
+
+
+def _describe_content(number: int, changes: Sequence[Mapping[str, Any]]) -> str:
+    """Return `after mine.py changed (2026-11-25 12:00:00)`; empty if nothing changed."""
+    return ", ".join(
+        f"{'after' if number >= change['first'] else 'before'} "
+        f"{format_list(change['changes'])} changed ({format_time(change['time'])})"
+        for change in changes
     )
 
 

@@ -22,7 +22,7 @@ from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.steps import STEPS_FILE, is_kept, read_steps
 from gdpo_tune.core.task_files import is_task_file
 from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.ledger.history import INCIDENT, REQUEST
+from gdpo_tune.ledger.history import CONTENT, INCIDENT, REQUEST
 from gdpo_tune.ledger.opening import open_for_reading
 from gdpo_tune.ledger.trial_encoding import TRIALS
 from gdpo_tune.publishing.private_text import PrivateTextRemover
@@ -123,6 +123,9 @@ def _clean_record(
     for key, value in cleaned.get("user_attr", {}).items():
         if key.startswith(REQUEST):
             value["author"] = SOMEONE
+        if key.startswith(CONTENT):  # paths above the task's file may name a person
+            inside = {k: v for k, v in value["digests"].items() if "../" not in k}
+            value["digests"] = inside
         if key == "outcome" and LEFT_OUT in value.get("environment", {}).get("data", ""):
             value["environment"]["data"] = value["environment"]["data"].partition(LEFT_OUT)[0]
     if "identity" in attributes:

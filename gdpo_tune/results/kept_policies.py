@@ -46,7 +46,8 @@ def list_policies(records: Sequence[TrialRecord]) -> dict[Policy, TrainedPolicy]
     """
     result: dict[Policy, TrainedPolicy] = {}
     for record in records:
-        if not record.is_training or record.state != "complete" or record.last_step is None:
+        is_usable = record.is_training and record.state == "complete" and record.is_comparable
+        if not is_usable or record.last_step is None:
             continue
         rungs = () if record.role == "member" else record.rungs
         for rung in rungs:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.core.errors import UsageError
@@ -35,6 +36,8 @@ class Sweep:
     """Override, such as `storage="runs"`, that states where the sweep is now."""
     spec: SweepSpec
     records: Sequence[TrialRecord]
+    contents: Sequence[Mapping[str, Any]] = ()
+    """What decided its results, as `Ledger.get_contents`."""
 
     def build_front(self) -> Front:
         """Build the front of its trials, on test prompts."""
@@ -100,7 +103,8 @@ def read_sweep(location: str, source: str, *, with_files: bool = False) -> Sweep
     if with_files:
         download_artifacts(spec)  # first: a record's policy is looked up among the downloaded names
     with explain_foreign_ledger(location), Ledger.open(spec, read_only=True) as ledger:
-        return Sweep(file, storage_override, ledger.spec, ledger.get_records())
+        records, contents = ledger.get_records(), ledger.get_contents()
+        return Sweep(file, storage_override, ledger.spec, records, contents)
 
 
 def locate_sweep(name: str) -> str:

@@ -180,6 +180,8 @@ def _list_steps(records: Sequence[TrialRecord], training: TrialRecord) -> Mappin
 
 
 def _explain_missing_values(record: TrialRecord) -> str:
+    if not record.is_comparable:
+        return f"not comparable with newer trials: {record.content}"
     is_measured = record.state == "complete"
     return "without an evaluation on test prompts" if is_measured else record.state
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from gdpo_tune.analysis.lineage import stretch_schedule, trace_training
 from gdpo_tune.core.candidates import title_candidate
+from gdpo_tune.core.content import describe_changes, format_time, list_changes, measure_content
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.core.settings import (
     DECISIVE_ROLLOUT_KEYS,
@@ -160,6 +161,8 @@ def build_request_from_sweep(
         schedule = stretch_schedule(schedule, spec.training.steps / step)
     if plan is not None:
         schedule = plan.move_schedule(schedule)
+    if to_run and (changed := _describe_changed_content(sweep, spec, number)):
+        request = dataclasses.replace(request, trial_lines=(*request.trial_lines, changed))
     if schedule:
         note += (
             f", with other values from step {join_names(segment.step for segment in schedule)} on"
@@ -173,6 +176,21 @@ def build_request_from_sweep(
         schedule=schedule,
     )
     return request if plan is None else _add_transfer(request, plan, source)
+
+
+def _describe_changed_content(sweep: Sweep, spec: SweepSpec, number: int) -> str:
+    """Return a warning if what the sweep used and `spec` uses has changed since the trial."""
+    recorded = next((c for c in reversed(sweep.contents) if number >= c["first"]), None)
+    if recorded is None:
+        return ""
+    facts = measure_content(spec.task, spec.policy, spec.model, spec.data, spec.rollout)
+    others = ["policy"] if spec.policy != sweep.spec.policy else []
+    others += ["data"] if spec.data != sweep.spec.data else []
+    facts = {name: fact for name, fact in facts.items() if name.split()[0] not in others}
+    digests = {name: d for name, d in recorded["digests"].items() if name.split()[0] not in others}
+    changes = list_changes(digests, facts)
+    when = f"since {format_time(recorded['time'])}, so its values will differ"
+    return f"warning: changed {when}: {describe_changes(changes)}" if changes else ""
 
 
 def _build_missing_error(sweep: Sweep, plan: TransferPlan, missing: MissingValues) -> UsageError:

@@ -95,6 +95,15 @@ def describe_left_out_prompts(records: Sequence[TrialRecord]) -> str:
     return ", ".join(f"{split} {count}" for split, count in counts.items())
 
 
+def describe_content(records: Sequence[TrialRecord]) -> str:
+    """Return how many trials ran before and after accepted changes of content; may be empty."""
+    counts = Counter((r.content, r.is_comparable) for r in records if r.content)
+    return "; ".join(
+        f"{format_count(count, 'trial')} {content}{'' if is_comparable else ', on no front'}"
+        for (content, is_comparable), count in counts.items()
+    )
+
+
 def describe_origins(front: Front) -> list[str]:
     """Describe each kind of candidates: its share of the hypervolume, and its cost.
 

@@ -20,6 +20,7 @@ from gdpo_tune.core.parameters import FAMILIES, PARAMETERS
 from gdpo_tune.core.steps import REWARDS, read_steps
 from gdpo_tune.core.trial_config import ParamValue
 from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.results.summary import describe_content
 from gdpo_tune.spec.notation import format_domain
 from gdpo_tune.spec.space import Uniform
 
@@ -55,6 +56,7 @@ def list_result_warnings(spec: SweepSpec, front: Front) -> list[ResultWarning]:
         return []
     shares = _measure_dead_groups(front.records)
     return [
+        *_warn_of_content(front),
         *_warn_of_knee(front),
         *_warn_of_baselines(front),
         *_warn_of_seeds(spec, front),
@@ -67,6 +69,12 @@ def capitalize_warning(warning: str) -> str:
     """Return a warning as a sentence; the name of a parameter before a colon stays as it is."""
     is_name = warning.split(" ", 1)[0].endswith(":")
     return warning if is_name else warning[0].upper() + warning[1:]
+
+
+def _warn_of_content(front: Front) -> Iterator[ResultWarning]:
+    if changes := describe_content(front.records):
+        remedy = "their values are comparable only if the change decides none of them."
+        yield ResultWarning(f"what decides results changed during the sweep: {changes};", remedy)
 
 
 def _warn_of_knee(front: Front) -> Iterator[ResultWarning]:

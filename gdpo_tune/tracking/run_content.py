@@ -182,6 +182,8 @@ def build_trial_tags(record: TrialRecord, sweep: str) -> dict[str, str]:
         "replicate_of": "" if record.replicate_of is None else str(record.replicate_of),
         "feasible": "" if record.feasible is None else str(record.feasible).lower(),
         "reason": record.reason,
+        "content": record.content,
+        "comparable": str(record.is_comparable).lower() if record.content else "",
         "directory": record.address or str(record.directory or ""),
         "checkpoint": record.policy,
         **{f"environment.{key}": value for key, value in record.environment.items()},

@@ -17,7 +17,6 @@ from accelerate.utils import set_seed
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from gdpo_tune.core import task_files
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, Report
 from gdpo_tune.policies.load_policy import load_policy
@@ -125,7 +124,7 @@ def run_trial(
         test=evaluator.evaluate_test(model, steps) if with_test else {},
         cost=clock.read(steps, evaluator.sampled),
         checkpoint=checkpoint,
-        environment={**cache.environment, **task_files.hash_task_file(config.task)},
+        environment=cache.environment,
     )
 
 

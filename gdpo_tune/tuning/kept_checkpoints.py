@@ -32,8 +32,9 @@ def delete_unkept_checkpoints(ledger: Ledger) -> None:
 
     A kept trial keeps all files of its last checkpoint. Unfinished trials keep theirs, and pruned
     ones under `keep: all` their newest one. A merge on the front keeps the policies of its parts.
+    Trials before an accepted change of content keep what they have: their front is not known here.
     """
-    records = [record for record in ledger.get_records() if not record.is_open]
+    records = [r for r in ledger.get_records() if not r.is_open and r.is_comparable]
     kept = select_kept_trials(ledger, records)
     parts = {part for record in records if record.number in kept for part in record.parts}
     paths: dict[int, set[Path]] = {}
@@ -101,6 +102,8 @@ def _select_promising(ledger: Ledger, ended: TrialRecord) -> dict[int, set[Path]
     promising = {(part.trial, part.step) for part in (*waiting[:left], *evaluated)}
     paths: dict[int, set[Path]] = {}
     for record in records:
+        if not record.is_comparable:
+            continue
         steps = record.kept_steps
         if record.replicate_of is None:
             steps = tuple(step for step in steps if (record.number, step) in promising)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core import registry
+from gdpo_tune.core.content import measure_content
 from gdpo_tune.core.errors import ClusterLostError, StoreError, StoreUnreachableError
 from gdpo_tune.core.events import (
     Event,
@@ -35,6 +36,7 @@ from gdpo_tune.tuning.ray.nodes import count_slots
 from gdpo_tune.tuning.ray.preflight import check_nodes
 from gdpo_tune.tuning.search.applied_requests import RequestInbox
 from gdpo_tune.tuning.search.candidate_plan import count_candidates
+from gdpo_tune.tuning.search.earlier_sweeps import refuse_other_content
 from gdpo_tune.tuning.search.plan import count_planned, explain_end, is_finished
 
 if TYPE_CHECKING:
@@ -65,7 +67,13 @@ class SweepResult:
 
 
 def run_sweep(
-    spec: SweepSpec, *, fresh: bool = False, listeners: Sequence[Listener] = (), train: str = ""
+    spec: SweepSpec,
+    *,
+    fresh: bool = False,
+    accept_changes: bool = False,
+    one_front: bool = False,
+    listeners: Sequence[Listener] = (),
+    train: str = "",
 ) -> SweepResult:
     """Run, resume or extend a sweep until nothing is left to do.
 
@@ -74,6 +82,8 @@ def run_sweep(
     Args:
         spec: what to search, and where it is kept.
         fresh: move an earlier sweep of this name aside and begin anew.
+        accept_changes: go on although files or versions that decide results have changed.
+        one_front: keep the trials before an accepted change on one front with later ones.
         listeners: called with every event, in the thread of this call; they must return quickly.
         train: `module:function` that trains one trial; `module:class`, as `training.packs.Pack`, if
             trials share a process. Default: those of `training`.
@@ -81,7 +91,7 @@ def run_sweep(
     Raises:
         ResourcesError: a trial does not fit on this machine or cluster.
         LedgerHeldError: another process runs this sweep.
-        IdentityError: another sweep has this name.
+        IdentityError: another sweep has this name, or content that decides its results changed.
         PolicyError, SandboxUnavailable: the policy or the sandbox of every trial is not available.
         DiskFullError: there is no room for checkpoints or the ledger; the same call resumes.
         ClusterError: the cluster cannot be joined, or its nodes do not share the directory.
@@ -93,6 +103,8 @@ def run_sweep(
     if spec.address:
         check_writable(spec.storage)
     with Ledger.open(spec, fresh=fresh) as ledger:
+        content = measure_content(spec.task, spec.policy, spec.model, spec.data, spec.rollout)
+        ledger.compare_content(content, accept=accept_changes, one_front=one_front)
 
         def emit(event: Event) -> None:
             for listener in listeners:
@@ -110,6 +122,7 @@ def run_sweep(
             emit(SweepSteered(request, planned, candidates, steering.pause))
         interrupted = False
         if not is_finished(spec, records, ledger.compute_hours(), added):
+            refuse_other_content(spec, content)
             interrupted = _with_ray(ledger, train, emit)
         spec = ledger.spec
         if spec.address:

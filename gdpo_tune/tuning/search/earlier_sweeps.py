@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from gdpo_tune.core.content import Fact, describe_changes, format_time, list_changes
+from gdpo_tune.core.errors import IdentityError
 from gdpo_tune.core.files import expand_home
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
@@ -14,7 +20,8 @@ def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
 
     A usable trial trained a policy, is complete and has every judged metric. Members of a
     population are left out, and so are replicates of members: their parameters moved while they
-    trained. The ledgers are only read, so an earlier sweep may still run.
+    trained. So are trials before an accepted change of content. The ledgers are only read, so an
+    earlier sweep may still run.
 
     Raises:
         SpecError: the file of an earlier sweep is not valid any more.
@@ -22,15 +29,53 @@ def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
     """
     trials: list[TrialRecord] = []
     for directory in map(expand_home, spec.search.warm_start):
-        earlier = load_spec(directory / SPEC, to_run=False)
-        # the directory may have moved since the sweep ran
-        location = {"storage": str(directory.absolute().parent), "name": directory.absolute().name}
-        with Ledger.open(earlier.model_copy(update=location), read_only=True) as ledger:
+        with _open_earlier(directory) as ledger:
             records = ledger.get_records()
         members = {record.number for record in records if record.role == "member"}
         for record in records:
-            trained = record.state == "complete" and record.is_training
+            trained = record.state == "complete" and record.is_training and record.is_comparable
             moved = record.number in members or record.replicate_of in members
             if trained and not moved and record.validation.keys() >= set(spec.judged_metrics):
                 trials.append(record)
     return trials
+
+
+def refuse_other_content(spec: SweepSpec, content: Mapping[str, Fact]) -> None:
+    """Refuse to learn from a sweep that measured by other content, such as an edited reward.
+
+    What this sweep names differently, such as its policy, it changes on purpose. Versions decide
+    numbers and not their meaning, so they may differ too.
+
+    Raises:
+        IdentityError: a file of an earlier sweep's task, data or policy has changed since then.
+        SpecError, UsageError: as `load_earlier_trials`.
+    """
+    for directory in map(expand_home, spec.search.warm_start):
+        with _open_earlier(directory) as ledger:
+            earlier, contents = ledger.spec, ledger.get_contents()
+        same = {
+            *(["task", "file"] if earlier.task == spec.task else []),
+            *(["data"] if earlier.data == spec.data else []),
+            *(["policy"] if earlier.policy == spec.policy else []),
+        }
+        if contents:
+            recorded = contents[-1]["digests"]
+            changes = list_changes(
+                {name: digest for name, digest in recorded.items() if name.split()[0] in same},
+                {name: fact for name, fact in content.items() if name.split()[0] in same},
+            )
+            if changes:
+                raise IdentityError(
+                    f"search.warm_start: what decides results is not what it was in {directory} on "
+                    f"{format_time(contents[-1]['time'])}: {describe_changes(changes)}\n"
+                    "    fix: restore it, or take that sweep out of search.warm_start"
+                )
+
+
+@contextmanager
+def _open_earlier(directory: Path) -> Generator[Ledger]:
+    earlier = load_spec(directory / SPEC, to_run=False)
+    # the directory may have moved since the sweep ran
+    location = {"storage": str(directory.absolute().parent), "name": directory.absolute().name}
+    with Ledger.open(earlier.model_copy(update=location), read_only=True) as ledger:
+        yield ledger

@@ -62,7 +62,7 @@ def find_next_step(
     if describe_spent_budget(spec, records, hours):
         return _find_candidate_step(spec, records, at_end=True)
     for role in BASELINES:
-        if not any(record.role == role for record in records):
+        if not any(record.role == role and record.is_comparable for record in records):
             return Step(role, "baseline", build_published(spec))
     for request, point in added:
         params = _fill_point(spec, point, _list_enqueued(records))
