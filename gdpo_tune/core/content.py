@@ -147,7 +147,7 @@ def hash_files(files: Iterable[Path]) -> dict[Path, str]:
     """
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     cache = Path(caches) / PACKAGE / "digests.json"
-    known: dict[str, list[object]] = {}
+    known: dict[str, list[int | str]] = {}
     with suppress(OSError, ValueError):  # there is none yet, or a full disk has cut it
         known = json.loads(cache.read_text(encoding="utf-8"))
     digests: dict[Path, str] = {}
