@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import gdpo_tune.spec
 import gdpo_tune.training
 from gdpo_tune import cli, train
 from gdpo_tune.core.candidates import Part
+from gdpo_tune.core.content import Fact
 from gdpo_tune.core.errors import LedgerHeldError, SpecError, TrialFailure, UsageError
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.steps import append_step
@@ -162,6 +164,47 @@ def test_a_signal_ends_the_training_and_the_same_command_resumes_it(fake, capsys
     assert train.main(arguments) == 0
     assert fake.resumed == [None, "checkpoint-2"]
     assert "resumes from checkpoint-2" in capsys.readouterr().out
+
+
+def test_a_training_resumes_with_another_policy_by_an_explicit_word_alone(fake, capsys):
+    # Source: open-r1#450: a run that goes on with other content measures neither.
+    shutil.copytree(POLICIES["embedded"], "policy")
+    fake.actions[2] = lambda: signal.raise_signal(signal.SIGTERM)
+    arguments = [*FILE, "--steps", "4", "--set", "policy=./policy", "--out", "here"]
+    assert train.main(arguments) == 130
+    settings = Path("policy/generation_config.json")
+    settings.write_text(settings.read_text().replace("{", '{"min_p": 0.5, ', 1))
+    with pytest.raises(UsageError) as caught:
+        train.main(arguments)
+    assert "policy generation_config.json: " in str(caught.value)
+    assert "--accept-changes" in str(caught.value)
+    assert fake.resumed == [None]
+    fake.actions[3] = lambda: signal.raise_signal(signal.SIGTERM)
+    assert train.main([*arguments, "--accept-changes"]) == 130
+    assert "--accept-changes" not in capsys.readouterr().err
+    assert train.main(arguments) == 0
+    (_, accepted) = json.loads(Path("here", train.CONTENT).read_text())
+    assert accepted["changes"] == ["policy generation_config.json"]
+
+
+def test_a_training_from_before_its_content_was_recorded_resumes(fake):
+    fake.actions[2] = lambda: signal.raise_signal(signal.SIGTERM)
+    arguments = [*FILE, "--steps", "4", "--out", "here"]
+    assert train.main(arguments) == 130
+    Path("here", train.CONTENT).unlink()
+    assert train.main(arguments) == 0
+    assert Path("here", train.CONTENT).exists()
+
+
+def test_a_trial_that_is_trained_again_with_other_content_says_so(fake, tmp_path):
+    spec = load_code_spec(tmp_path)
+    with Ledger.open(spec) as ledger:
+        ledger.compare_content({"policy model.safetensors": Fact("a" * 32)})
+        ledger.start(spec.space.complete_baseline({}), "search", "model", seed=7)
+        ledger.complete(0, build_outcome(0.5))
+    request = build_request_from_sweep(f"{spec.directory}:0", [])
+    assert request.lines[-1].startswith("warning: changed since 20")
+    assert "policy model.safetensors: aaaaaaaaaaaa, now" in request.lines[-1]
 
 
 def test_a_training_that_fails_says_why_and_can_be_started_again(fake, tmp_path):

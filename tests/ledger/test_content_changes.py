@@ -16,11 +16,12 @@ from gdpo_tune.core.errors import IdentityError
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures.html_tables import build_trials_table
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.results.picking import pick_trial
 from gdpo_tune.results.pick_language import parse_pick
+from gdpo_tune.results.picking import pick_trial
 from gdpo_tune.results.warnings import list_result_warnings
-from gdpo_tune.spec import SweepSpec
+from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.tracking.run_content import build_trial_tags
+from gdpo_tune.tuning import runner
 from gdpo_tune.tuning.kept_checkpoints import select_kept_trials
 from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials, refuse_other_content
 from gdpo_tune.tuning.search.plan import find_next_step
@@ -159,7 +160,9 @@ def test_the_first_of_two_accepted_changes_still_separates(spec):
 def test_no_sweep_is_warm_started_from_another_content(spec, tmp_path):
     run_before(spec)
     warm = load_code_spec(tmp_path, [f'search.warm_start=["{spec.directory}"]', "name=next"])
-    with pytest.raises(IdentityError, match=r"search.warm_start: .*mine.py.*\n.*take that sweep out"):
+    with pytest.raises(
+        IdentityError, match=r"search.warm_start: .*mine.py.*\n.*take that sweep out"
+    ):
         refuse_other_content(warm, AFTER)
     refuse_other_content(warm, BEFORE | {"version torch": Fact("2.10")})
     assert [record.number for record in load_earlier_trials(warm)] == [1, 2]
@@ -175,4 +178,33 @@ def test_a_trial_before_a_change_can_be_picked_only_with_the_reason(spec):
         ledger.compare_content(AFTER, accept=True)
         run_trial(ledger, 0.4)
         records = ledger.get_records()
-    assert pick_trial(records, spec, parse_pick("4")).record.number == 4
+    assert "not comparable" not in pick_trial(records, spec, parse_pick("4")).lines[0]
+    (line,) = pick_trial(records, spec, parse_pick("2")).lines
+    assert "not comparable with newer trials: before task mine.py changed" in line
+
+
+def test_a_sweep_is_refused_before_any_work_and_goes_on_by_an_explicit_word(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("scoring.py").write_text("ONE = 1\n")
+    Path("mine.py").write_text(
+        "import sys\nsys.path.insert(0, '.')\n"
+        "from gdpo_tune.tasks.custom import RewardFunctionTask\nfrom scoring import ONE\n"
+        "def right(completions, **_): return [ONE for _ in completions]\n"
+        "class Mine(RewardFunctionTask):\n"
+        "    reward_funcs = [right]\n    ranges = {'right': (0, 1)}\n"
+        "    def rows(self): return [{'prompt': 'a'}]\n"
+    )
+    Path("s.yaml").write_text(
+        "task: mine.py:Mine\nobjectives: {right: {direction: maximize, reference: 0}}\n"
+        "space: {group_size: 4, learning_rate: {log: [1.0e-5, 1.0e-4]}, reward_weights.right: 1}\n"
+        "search: {trials: 1, budget: {trials: 1}, checkpoints: {budget: 0}, merges: {budget: 0}}\n"
+    )
+    spec = load_spec("s.yaml")
+    monkeypatch.setattr(runner, "check_resources", lambda spec: None)
+    monkeypatch.setattr(runner, "_with_ray", lambda ledger, train, emit: True)
+    assert runner.run_sweep(spec).interrupted
+    Path("scoring.py").write_text("ONE = 0\n")
+    with pytest.raises(IdentityError, match=r"task scoring.py: \w+, now \w+ \(written 20"):
+        runner.run_sweep(spec)
+    assert runner.run_sweep(spec, accept_changes=True).interrupted
+    assert runner.run_sweep(spec).interrupted
