@@ -184,8 +184,7 @@ def compare_content(config: TrialConfig, *, accept: bool) -> None:
         return
     if changes and not accept:
         raise UsageError(
-            f"what decides the result is not what it was in {config.directory} on "
-            f"{content.format_time(starts[-1]['time'])}: {content.describe_changes(changes)}\n"
+            f"{content.describe_changes(changes, config.directory, starts[-1]['time'])}\n"
             "    fix: restore it, choose another --out to begin anew, or --accept-changes to resume"
         )
     digests = {name: fact.digest for name, fact in facts.items()}

@@ -24,7 +24,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -78,7 +78,7 @@ def measure_content(
     files: list[tuple[str, Path]] = []
     if is_task_file(task):
         source = Path(split_task_file(task)[0])
-        modules, packages = _find_modules(source)
+        modules, packages = find_modules(source)
         texts, named = _find_named_files(modules)
         files += [(f"task {os.path.relpath(file, source.parent)}", file) for file in modules]
         files += [(f"file {os.path.relpath(file, source.parent)}", file) for file in named]
@@ -103,8 +103,12 @@ def measure_content(
     return facts | {name: Fact(digests[file], file) for name, file in files}
 
 
-def list_changes(recorded: Mapping[str, str], current: Mapping[str, Fact]) -> dict[str, str]:
+def list_changes(
+    recorded: Mapping[str, str], current: Mapping[str, Fact], without: Collection[str] = ()
+) -> dict[str, str]:
     """Return name -> difference for a person; `recorded`: name -> digest of an earlier start.
+
+    Facts of the kinds in `without` are left out.
 
     A commit or version that is known on one side alone is no difference, nor is a file that
     appeared under a name in the task's code: the task may have written it.
@@ -113,7 +117,7 @@ def list_changes(recorded: Mapping[str, str], current: Mapping[str, Fact]) -> di
     for name in sorted({*recorded, *current}):
         kind, _, what = name.partition(" ")
         before, fact = recorded.get(name), current.get(name)
-        if before == (fact and fact.digest):
+        if kind in without or before == (fact and fact.digest):
             continue
         if fact is None or before is None:
             is_known = kind in ("task", "data", "policy") or (kind == "file" and fact is None)
@@ -126,10 +130,12 @@ def list_changes(recorded: Mapping[str, str], current: Mapping[str, Fact]) -> di
     return changes
 
 
-def describe_changes(changes: Mapping[str, str]) -> str:
-    """Return the first differences in one line."""
+def describe_changes(changes: Mapping[str, str], place: object, recorded: float) -> str:
+    """Return what changed in one line; `recorded`: when `place` was written, in Unix seconds."""
     lines, hidden = list(changes.values())[:MOST_CHANGES], len(changes) - MOST_CHANGES
-    return "; ".join(lines) + (f"; {hidden} more" if hidden > 0 else "")
+    more = f"; {hidden} more" if hidden > 0 else ""
+    when = f"in {place} on {format_time(recorded)}"
+    return f"what decides results is not what it was {when}: {'; '.join(lines)}{more}"
 
 
 def format_time(seconds: float) -> str:
@@ -209,11 +215,11 @@ def _list_policy_files(directory: Path) -> list[Path]:
     )
 
 
-def _find_modules(source: Path) -> tuple[dict[Path, ast.Module], set[str]]:
-    """Return the file and the modules that it imports, parsed, and the packages they come to.
+def find_modules(source: Path) -> tuple[dict[Path, ast.Module], set[str]]:
+    """Return a task's file and the modules that it imports, parsed; and packages, by name.
 
-    Modules are those that Python finds beside the file, in the current directory or on its path,
-    except installed ones, which are packages with a version.
+    Modules are those that Python finds beside the file, in the current directory or on its path.
+    Installed ones are packages, which have a version.
     """
     importlib.invalidate_caches()
     places = [str(source.parent), str(Path.cwd()), *sys.path]

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gdpo_tune.core.content import find_modules
 from gdpo_tune.core.errors import ExportError, SpecProblem, UsageError
 from gdpo_tune.core.files import explain_write_errors, write_atomically
 from gdpo_tune.core.registry import EXPORTERS, POLICIES, load
@@ -19,7 +20,7 @@ from gdpo_tune.exporters.base import (
     TrainingFiles,
 )
 from gdpo_tune.exporters.differences_page import PAGE, format_page
-from gdpo_tune.exporters.neighbours import copy_neighbours
+from gdpo_tune.exporters.glue.own_task import NEIGHBOURS
 from gdpo_tune.exporters.prompt_files import (
     REFERENCE_FILE,
     ExportedPrompts,
@@ -146,7 +147,12 @@ def _build_training_files(recipe: Recipe, training: TrainingFiles) -> dict[str, 
     task_file = find_task_file(recipe)
     if task_file is not None:
         files[TASK_COPY] = task_file.read_bytes()
-        files |= copy_neighbours(task_file)
+        for module in find_modules(task_file)[0]:
+            for place in (task_file.parent, Path.cwd()):
+                if module != task_file and module.is_relative_to(place):
+                    name = module.relative_to(place).as_posix()
+                    files.setdefault(f"{NEIGHBOURS}/{name}", module.read_bytes())
+                    break
     return files
 
 

@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.checkpoint_names import CHECKPOINT_PREFIX
-from gdpo_tune.core.content import Fact, describe_changes, format_time, list_changes
+from gdpo_tune.core.content import Fact, describe_changes, list_changes
 from gdpo_tune.core.errors import IdentityError, UsageError
 from gdpo_tune.core.formatting import format_list, make_printable
 from gdpo_tune.core.requests import RecordedRequest
@@ -148,8 +148,7 @@ class Ledger(SweepHistory, CloseableResource):
             return
         if not accept:
             raise IdentityError(
-                f"what decides results is not what it was in {self.spec.location} on "
-                f"{format_time(recorded['time'])}: {describe_changes(changes)}\n"
+                f"{describe_changes(changes, self.spec.location, recorded['time'])}\n"
                 "    fix: restore it, or --fresh to move that sweep aside and begin anew, or "
                 "--accept-changes to go on: trials before and after are marked, and those before "
                 "are on no front with later ones (they are with --one-front)"

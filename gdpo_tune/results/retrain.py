@@ -12,7 +12,7 @@ from typing import Any
 
 from gdpo_tune.analysis.lineage import stretch_schedule, trace_training
 from gdpo_tune.core.candidates import title_candidate
-from gdpo_tune.core.content import describe_changes, format_time, list_changes, measure_content
+from gdpo_tune.core.content import describe_changes, list_changes, measure_content
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.core.settings import (
     DECISIVE_ROLLOUT_KEYS,
@@ -184,13 +184,10 @@ def _describe_changed_content(sweep: Sweep, spec: SweepSpec, number: int) -> str
     if recorded is None:
         return ""
     facts = measure_content(spec.task, spec.policy, spec.model, spec.data, spec.rollout)
-    others = ["policy"] if spec.policy != sweep.spec.policy else []
-    others += ["data"] if spec.data != sweep.spec.data else []
-    facts = {name: fact for name, fact in facts.items() if name.split()[0] not in others}
-    digests = {name: d for name, d in recorded["digests"].items() if name.split()[0] not in others}
-    changes = list_changes(digests, facts)
-    when = f"since {format_time(recorded['time'])}, so its values will differ"
-    return f"warning: changed {when}: {describe_changes(changes)}" if changes else ""
+    others = [k for k in ("policy", "data") if getattr(spec, k) != getattr(sweep.spec, k)]
+    changes = list_changes(recorded["digests"], facts, without=others)
+    described = describe_changes(changes, sweep.spec.location, recorded["time"])
+    return f"warning: {described}" if changes else ""
 
 
 def _build_missing_error(sweep: Sweep, plan: TransferPlan, missing: MissingValues) -> UsageError:

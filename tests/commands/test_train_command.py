@@ -203,7 +203,7 @@ def test_a_trial_that_is_trained_again_with_other_content_says_so(fake, tmp_path
         ledger.start(spec.space.complete_baseline({}), "search", "model", seed=7)
         ledger.complete(0, build_outcome(0.5))
     request = build_request_from_sweep(f"{spec.directory}:0", [])
-    assert request.lines[-1].startswith("warning: changed since 20")
+    assert request.lines[-1].startswith("warning: what decides results is not what it was in ")
     assert "policy model.safetensors: aaaaaaaaaaaa, now" in request.lines[-1]
 
 

@@ -1,6 +1,6 @@
 """A sweep whose task, data, policy or versions changed between two starts.
 
-Source: open-r1#450, cookbook#172, wandb#544: trials of one front measure the same thing. A change is
+Source: open-r1#450, cookbook#172, wandb#544: trials of one front measure the same. A change is
 refused, or accepted by a word, recorded, and kept off the front of what came before.
 """
 
@@ -160,9 +160,7 @@ def test_the_first_of_two_accepted_changes_still_separates(spec):
 def test_no_sweep_is_warm_started_from_another_content(spec, tmp_path):
     run_before(spec)
     warm = load_code_spec(tmp_path, [f'search.warm_start=["{spec.directory}"]', "name=next"])
-    with pytest.raises(
-        IdentityError, match=r"search.warm_start: .*mine.py.*\n.*take that sweep out"
-    ):
+    with pytest.raises(IdentityError, match=r"search.warm_start: .*mine.py.*\n.*take that"):
         refuse_other_content(warm, AFTER)
     refuse_other_content(warm, BEFORE | {"version torch": Fact("2.10")})
     assert [record.number for record in load_earlier_trials(warm)] == [1, 2]

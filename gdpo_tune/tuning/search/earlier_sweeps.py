@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from gdpo_tune.core.content import Fact, describe_changes, format_time, list_changes
+from gdpo_tune.core.content import Fact, describe_changes, list_changes
 from gdpo_tune.core.errors import IdentityError
 from gdpo_tune.core.files import expand_home
 from gdpo_tune.core.trials import TrialRecord
@@ -52,22 +52,13 @@ def refuse_other_content(spec: SweepSpec, content: Mapping[str, Fact]) -> None:
     """
     for directory in map(expand_home, spec.search.warm_start):
         with _open_earlier(directory) as ledger:
-            earlier, contents = ledger.spec, ledger.get_contents()
-        same = {
-            *(["task", "file"] if earlier.task == spec.task else []),
-            *(["data"] if earlier.data == spec.data else []),
-            *(["policy"] if earlier.policy == spec.policy else []),
-        }
-        if contents:
-            recorded = contents[-1]["digests"]
-            changes = list_changes(
-                {name: digest for name, digest in recorded.items() if name.split()[0] in same},
-                {name: fact for name, fact in content.items() if name.split()[0] in same},
-            )
-            if changes:
+            earlier, newest = ledger.spec, ledger.get_contents()[-1:]
+        others = [k for k in ("data", "policy") if getattr(earlier, k) != getattr(spec, k)]
+        others += ["version", "hub", *(["task", "file"] if earlier.task != spec.task else [])]
+        for recorded in newest:
+            if changes := list_changes(recorded["digests"], content, without=others):
                 raise IdentityError(
-                    f"search.warm_start: what decides results is not what it was in {directory} on "
-                    f"{format_time(contents[-1]['time'])}: {describe_changes(changes)}\n"
+                    f"search.warm_start: {describe_changes(changes, directory, recorded['time'])}\n"
                     "    fix: restore it, or take that sweep out of search.warm_start"
                 )
 
