@@ -84,7 +84,7 @@ def measure_content(
         files += [(f"file {os.path.relpath(file, source.parent)}", file) for file in named]
         for name in sorted(packages):
             with suppress(PackageNotFoundError):  # a module of another name than its package
-                facts[f"version {name}"] = Fact(version(name))
+                facts.setdefault(f"version {name}", Fact(version(name)))
         for text in texts:
             _add_hub_commit(facts, text, "main")
     if data.source and data.is_local:
@@ -144,7 +144,7 @@ def format_time(seconds: float) -> str:
 
 
 def hash_files(files: Iterable[Path]) -> dict[Path, str]:
-    """Return file -> digest of its content, the first 128 bits of BLAKE2b.
+    """Return file -> digest of its content, the first 128 bits of its BLAKE2b.
 
     Digests of large files are kept in the user's cache, by path, size, inode and times of change.
 
@@ -166,7 +166,7 @@ def hash_files(files: Iterable[Path]) -> dict[Path, str]:
             digests[file] = str(known[path][-1])
             continue
         with file.open("rb") as stream:
-            digests[file] = hashlib.file_digest(stream, _start_digest).hexdigest()
+            digests[file] = hashlib.file_digest(stream, "blake2b").hexdigest()[:32]
         if stat.st_size >= CACHED_FROM and time.time() - stat.st_ctime > _RACY_SECONDS:
             known[path], is_new = [*key, digests[file]], True
     if is_new:
@@ -176,10 +176,6 @@ def hash_files(files: Iterable[Path]) -> dict[Path, str]:
                 cache, json.dumps({k: v for k, v in known.items() if Path(k).exists()})
             )
     return digests
-
-
-def _start_digest() -> hashlib.blake2b:
-    return hashlib.blake2b(digest_size=16)
 
 
 def _measure_versions(rollout: RolloutSettings) -> dict[str, Fact]:
@@ -299,11 +295,12 @@ def _find_named_files(modules: Mapping[Path, ast.Module]) -> tuple[set[str], lis
     while waiting:
         place = waiting.pop()
         for path in (place / text for text in texts):
-            if os.path.isfile(path):
+            if os.path.isfile(path) and os.access(path, os.R_OK):
                 files.add(path.resolve())
-            elif os.path.isdir(path) and (inner := path.resolve()) not in places:
+            elif os.path.isdir(path) and os.access(path, os.R_OK | os.X_OK):
+                inner = path.resolve()
+                waiting += [inner] * (inner not in places)
                 places.add(inner)
-                waiting.append(inner)
     for place in places - roots - {file.parent for file in files}:
         if (place / "config.json").exists():
             files.update(_list_policy_files(place))
