@@ -65,7 +65,7 @@ def collect_prompts(recipe: Recipe) -> ExportedPrompts:
     instructions = choose_instructions(recipe.policy_name, tokenizer, task.instructions, mode)
     reader = None if tokenizer is None else PromptFormat(tokenizer, instructions)
     if reader is not None:
-        tokens = reader.encode([p.prompt for p in problems])
+        tokens = reader.encode([p.turns or p.prompt for p in problems])
         limit = recipe.data.max_prompt_length
         problems = [p for p, read in zip(problems, tokens, strict=True) if len(read) <= limit]
         if not problems:

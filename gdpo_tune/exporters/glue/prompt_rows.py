@@ -32,10 +32,10 @@ def build_prompt(
     """
     prompt, messages = problem.prompt, None
     if is_chat and reader is not None:
-        messages = reader.build_messages(prompt)
+        messages = reader.build_messages(problem.turns or prompt)
     elif is_chat:
         system = [{"role": "system", "content": instructions}] if instructions else []
-        messages = [*system, {"role": "user", "content": prompt}]
+        messages = [*system, *(problem.turns or [{"role": "user", "content": prompt}])]
     text = f"{instructions}\n\n{prompt}" if instructions else prompt
     return ExportedPrompt(text, messages, json.dumps(list_facts(problem), ensure_ascii=False))
 
