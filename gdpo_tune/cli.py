@@ -266,6 +266,7 @@ def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str
         ResourcesError: the policy does not fit into the share of a GPU that a trial gets.
         PolicyError: the policy cannot be read, or lacks a pad or end token.
         DataError: the data is missing, unreadable or unusable, or a split is too small.
+        UsageError: a reward function of a task in a file returns what is no reward.
         SandboxUnavailable: the task runs code, and no sandbox for it is available.
         TrackingError: `tracking.required` and the server does not answer.
     """
@@ -279,9 +280,25 @@ def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str
     check_data(spec.data, spec.training)
     with task_files.build_task(spec.task, spec.training, spec.sandbox, spec.data) as task:
         environment = task.environment()  # starts what the task needs, such as the sandbox
+        if task_files.is_task_file(spec.task):
+            environment["rewards checked"] = report_check(task)
     if tracked:
         check_server(spec)
     return environment
+
+
+def report_check(task: Any) -> str:
+    """Check the rewards of a task in a file, print warnings, and return the times of functions.
+
+    Raises:
+        UsageError: a function returns what is no reward, or does not return.
+    """
+    from gdpo_tune.tasks.task_process import check_rewards
+
+    times, warnings = check_rewards(task)
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    return times
 
 
 def prepare_machine(spec: SweepSpec, processes: int = 1) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
-from gdpo_tune.core import ray_access
+from gdpo_tune.core import ray_access, task_files
 from gdpo_tune.core.errors import ClusterLostError, ResourcesError, UsageError
 from gdpo_tune.core.hub_address import refuse_published
 
@@ -207,6 +207,11 @@ def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ())
         from gdpo_tune.tasks.data_rows import check_data
 
         check_data(spec.data, spec.training)
+    if task_files.is_task_file(spec.task):
+        with task_files.build_task(spec.task, spec.training, spec.sandbox, spec.data) as task:
+            for name, value in task.environment().items():
+                print(f"{name}: {value}")
+            print(f"rewards checked: {cli.report_check(task)}")
     return 0
 
 

@@ -17,7 +17,12 @@ from gdpo_tune.exporters.base import PROMPTS_FILE, TrainingFiles
 from gdpo_tune.exporters.bundle import Bundle, format_docstring
 from gdpo_tune.exporters.data_licence import is_within_reach
 from gdpo_tune.exporters.glue.prompt_program import compute_digest
-from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt, build_prompt, write_rows
+from gdpo_tune.exporters.glue.prompt_rows import (
+    ExportedPrompt,
+    build_prompt,
+    list_facts,
+    write_rows,
+)
 from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.exporters.reward_file import SANDBOX, SANDBOX_COPY, runs_programs
 from gdpo_tune.policies.prompts import PromptFormat, choose_instructions, load_local_tokenizer
@@ -60,7 +65,7 @@ def collect_prompts(recipe: Recipe) -> ExportedPrompts:
     instructions = choose_instructions(recipe.policy_name, tokenizer, task.instructions, mode)
     reader = None if tokenizer is None else PromptFormat(tokenizer, instructions)
     if reader is not None:
-        tokens = reader.encode([p.prompt for p in problems])
+        tokens = reader.encode([p.turns or p.prompt for p in problems])
         limit = recipe.data.max_prompt_length
         problems = [p for p, read in zip(problems, tokens, strict=True) if len(read) <= limit]
         if not problems:
@@ -84,7 +89,7 @@ def format_prompts(prompts: ExportedPrompts, recipe: Recipe, training: TrainingF
             prompt = build_prompt(problem, prompts.reader, prompts.instructions, recipe.is_chat)
             prompt.text.encode()
             prompt.problem.encode()
-            is_kept = is_same_json(asdict(problem), json.loads(prompt.problem))
+            is_kept = is_same_json(list_facts(problem), json.loads(prompt.problem))
         except (TypeError, ValueError) as error:
             raise _build_prompt_error(problem, get_first_line(error)) from error
         if not is_kept:

@@ -5,13 +5,24 @@ N completions of one call; `problems` may name the same problem several times (a
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+from gdpo_tune.core.errors import TrialFailure
+
 if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result
+
+MOST_FAILED = 0.1
+"""Share of a batch on which a reward function may raise. A service that fails for a moment costs a
+few completions. A defect, or a kind of completion that the function cannot read, would change what
+is trained, so the trial ends."""
+ROUNDING = 1e-6
+"""Share of its limits by which a value may leave its range, as sums of decimal fractions do."""
 
 Split = Literal["warm_start", "train", "validation", "test"]
 """Disjoint sets of prompts: for the embedded policy's recipe, training, the search, the front."""
@@ -27,6 +38,9 @@ class Problem:
     """Kind of problem, for reports."""
     data: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The task's own facts about the problem, made of JSON types only."""
+    turns: Sequence[Mapping[str, str]] = ()
+    """The prompt as messages with `role` and `content`, if it is a conversation; `prompt` is then a
+    text of it, distinct from those of other conversations."""
 
 
 class Sample(NamedTuple):
@@ -84,6 +98,62 @@ class Scores:
     )
     """Reward name -> N values with partial credit, for rewards that are all or nothing: the signal
     of a trial with `partial_credit`."""
+    logged: Sequence[tuple[str, float]] = ()
+    """Metrics that reward functions logged."""
+    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
+    """Extra columns that reward functions logged -> N values."""
+    seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Reward name -> time of its function, where that is known."""
+
+
+@dataclass(frozen=True)
+class CallContext:
+    """What TRL tells reward functions of a batch besides its texts."""
+
+    completion_ids: Sequence[Sequence[int]] | None = None
+    """Tokens of N completions; None where the texts come from no policy."""
+    trainer_state: Mapping[str, Any] | None = None
+    """Fields of the trainer's state, as far as they are known."""
+
+
+def takes_context(task: Any) -> bool:
+    """Return whether a task's `score` has room for a `CallContext`."""
+    return "context" in inspect.signature(task.score).parameters
+
+
+def check_scores(
+    scores: Scores,
+    count: int,
+    ranges: Mapping[str, tuple[float, float]],
+    places: Mapping[str, str] | None = None,
+) -> None:
+    """Refuse another number of values than `count`, and a value outside its range.
+
+    `ranges` are by name of a reward or metric, `places` are files and lines of functions. NaN and
+    infinity pass: what they mean depends on where they occur.
+
+    Raises:
+        TrialFailure: the message names function, value, range and what to do.
+    """
+    for kind, named in (("reward", scores.rewards), ("metric", scores.metrics)):
+        for name, values in named.items():
+            place = f" ({places[name]})" if places and name in places else ""
+            if len(values) != count:
+                raise TrialFailure(
+                    f"{kind} {name}{place} has {len(values)} values for {count} completions\n"
+                    "    fix: return one number, or None, for each completion"
+                )
+            low, high = ranges.get(name, (-math.inf, math.inf))
+            slack = ROUNDING * max([1.0, *(abs(v) for v in (low, high) if math.isfinite(v))])
+            for row, value in enumerate(values):
+                if value is None or not math.isfinite(value):
+                    continue
+                if not low - slack <= value <= high + slack:
+                    raise TrialFailure(
+                        f"{kind} {name}{place} is {value:g} for completion {row}, outside its "
+                        f"range ({low:g}, {high:g})\n    fix: correct the function, or the entry "
+                        f"of {name} in `ranges`"
+                    )
 
 
 class Task(AbstractContextManager["Task"], Protocol):
@@ -110,7 +180,8 @@ class Task(AbstractContextManager["Task"], Protocol):
     ) -> Scores:
         """Judge N completions, each of the problem at its position.
 
-        The texts lack the end token; `lengths` are their tokens, the end token included.
+        The texts lack the end token; `lengths` are their tokens, the end token included. A task
+        that takes the keyword `context` as well gets a `CallContext`.
         """
         ...
 

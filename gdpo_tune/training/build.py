@@ -58,7 +58,7 @@ def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer,
             train_dataset=data,
             processing_class=cache.tokenizer,
             peft_config=adapter,
-            encode=cache.prompts.encode,
+            encode=cache.encode_prompts,
             begin_judging=build_early_judging(cache.task, problems),
             rollout_func=rollout.sample_for_trainer if engine == "lean" else None,
         )

@@ -27,10 +27,11 @@ from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Estimate
-from gdpo_tune.tasks.base import Split
+from gdpo_tune.tasks.base import CallContext, Split
 from gdpo_tune.training import ranks
 from gdpo_tune.training.rollout import Decoding, Generate
-from gdpo_tune.training.scoring import build_early_judging, require_finite, require_judged
+from gdpo_tune.training.scoring import build_early_judging, require_finite, score_batch
+from gdpo_tune.training.trl_arguments import count_updates_per_step
 from gdpo_tune.training.worker_cache import WorkerCache
 
 TEMPERATURE = 1.0
@@ -98,7 +99,7 @@ class Evaluator:
         rows = [row for row in own_rows for _ in range(settings.samples_per_prompt)]
         shown = choose_shown_prompts(len(held_out.prompts))
         begin_judging = build_early_judging(task, held_out.problems)
-        batches: list[tuple[list[int], list[str], list[int]]] = []
+        batches: list[tuple[list[int], list[str], Sequence[Sequence[int]]]] = []
         # As many batches as the first process has: samplers may gather weights for each.
         most = -(-len(held_out.prompts) // ranks.count_processes()) * settings.samples_per_prompt
         for start in range(0, most, size):
@@ -109,22 +110,26 @@ class Evaluator:
             if not batch:
                 continue
             texts: list[str] = tokenizer.batch_decode(completions, skip_special_tokens=True)
-            batches.append((batch, texts, [len(completion) for completion in completions]))
+            batches.append((batch, texts, completions))
             if begin_judging is not None:  # while the next batch is sampled
                 for row, text in zip(batch, texts, strict=True):
                     begin_judging(row, text)
         records: list[tuple[Any, ...]] = []  # number of a prompt, then one value per metric
-        for batch, texts, lengths in batches:
+        updates = count_updates_per_step(self.config)
+        state = {"global_step": step * updates, "max_steps": settings.steps * updates}
+        for batch, texts, tokens in batches:
             problems = [held_out.problems[row] for row in batch]
-            scores = task.score(problems, texts, lengths)
-            require_judged(scores.failures, len(batch))
+            lengths = list(map(len, tokens))
+            scores = score_batch(task, problems, texts, lengths, CallContext(tokens, state))
             for name in task.metrics:
                 require_finite(scores.metrics[name], f"metric {name}", f"on {split} prompts")
             records += zip(batch, *(scores.metrics[name] for name in task.metrics), strict=True)
             for index, row in enumerate(batch):
                 if kept is not None and row in shown and row not in kept:
                     values = {name: column[index] for name, column in scores.metrics.items()}
-                    kept[row] = shorten_completion(problems[index].prompt, texts[index], values)
+                    extra = {name: column[index] for name, column in scores.columns.items()}
+                    prompt = problems[index].prompt
+                    kept[row] = shorten_completion(prompt, texts[index], values, extra)
         self.sampled += len(held_out.prompts) * settings.samples_per_prompt
         gathered = sorted(chain(*ranks.gather(records)), key=itemgetter(0))
         columns = {name: [r[i] for r in gathered] for i, name in enumerate(task.metrics, start=1)}

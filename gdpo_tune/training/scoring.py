@@ -10,19 +10,45 @@ from typing import Any
 from gdpo_tune.core.errors import NonFiniteError, TrialFailure
 from gdpo_tune.core.shaping import Rewards, Shaping
 from gdpo_tune.core.steps import REWARDS
-from gdpo_tune.tasks.base import JudgesEarly, Problem, RewardFailures, Task
+from gdpo_tune.tasks.base import (
+    MOST_FAILED,
+    CallContext,
+    JudgesEarly,
+    Problem,
+    RewardFailures,
+    Scores,
+    Task,
+    check_scores,
+    takes_context,
+)
 
 RewardFunction = Callable[..., Sequence[float | None]]
 """TRL's form: keyword arguments such as `completions`; one reward per completion."""
 LogMetric = Callable[[str, float], None]
 """Callback of TRL by which a reward function logs a metric."""
 
-MOST_FAILED = 0.1
-"""Share of a batch on which a reward function may raise. A service that fails for a moment costs a
-few completions. A defect, or a kind of completion that the function cannot read, would change what
-is trained, so the trial ends."""
-
 _log = logging.getLogger(__name__)
+
+
+def score_batch(
+    task: Task,
+    problems: Sequence[Problem],
+    completions: Sequence[str],
+    lengths: Sequence[int],
+    context: CallContext,
+) -> Scores:
+    """Let a task judge N completions, and check their number, and their range if the task says it.
+
+    Raises:
+        TrialFailure: a check fails, or a reward function raised too often.
+    """
+    # Tasks that people wrote may have a `score` of three arguments.
+    known: dict[str, Any] = {"context": context} if takes_context(task) else {}
+    scores = task.score(problems, completions, lengths, **known)
+    require_judged(scores.failures, len(completions))
+    ranges, places = getattr(task, "ranges", {}), getattr(task, "places", {})
+    check_scores(scores, len(completions), ranges, places)
+    return scores
 
 
 def require_judged(failures: Mapping[str, RewardFailures], count: int) -> None:
@@ -79,6 +105,7 @@ class _BatchScorer:
         self._batch: Sequence[str] | None = None
         self._rewards: Rewards = {}
         self._failures: Mapping[str, RewardFailures] = {}
+        self._logs: Sequence[tuple[str, float]] = ()
         self._warned: set[str] = set()
 
     def build_function(self, name: str) -> RewardFunction:
@@ -89,9 +116,15 @@ class _BatchScorer:
             completion_ids: Sequence[Sequence[int]],
             problem: Sequence[int],
             log_metric: LogMetric | None = None,
+            trainer_state: Any = None,
             **_: Any,
         ) -> Sequence[float | None]:
-            self._score(completions, [len(ids) for ids in completion_ids], problem)
+            state = _read_state(trainer_state)
+            self._score(completions, completion_ids, problem, CallContext(completion_ids, state))
+            if log_metric is not None:
+                logged, self._logs = self._logs, ()  # once a batch
+                for metric, value in logged:
+                    log_metric(metric, value)
             failed = self._failures.get(name)
             if log_metric is not None and failed is not None:
                 # Always logged, because all processes must log the same metrics.
@@ -105,13 +138,24 @@ class _BatchScorer:
         return reward
 
     def _score(
-        self, completions: Sequence[str], lengths: Sequence[int], problem: Sequence[int]
+        self,
+        completions: Sequence[str],
+        completion_ids: Sequence[Sequence[int]],
+        problem: Sequence[int],
+        context: CallContext,
     ) -> None:
         if completions is self._batch:
             return
+        lengths = [len(ids) for ids in completion_ids]
         problems = [self._problems[index] for index in problem]
-        scores = self._task.score(problems, completions, lengths)
-        require_judged(scores.failures, len(completions))
+        scores = score_batch(self._task, problems, completions, lengths, context)
         self._rewards = self._shaping.apply(scores.rewards, lengths, scores.partial)
-        self._failures = scores.failures
+        self._failures, self._logs = scores.failures, scores.logged
         self._batch = completions
+
+
+def _read_state(trainer_state: Any) -> dict[str, Any] | None:
+    """Return the fields of TRL's state that another process can read."""
+    if trainer_state is None:
+        return None
+    return {k: v for k, v in vars(trainer_state).items() if k != "stateful_callbacks"}

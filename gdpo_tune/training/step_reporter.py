@@ -6,7 +6,7 @@ import math
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,7 @@ class StepReporter(TrainerCallback):
         state.log_history.clear()  # or every checkpoint would hold the whole history again
         if logs is None or "loss" not in logs:
             return
-        for name, value in select_metrics(logs).items():
+        for name, value in select_metrics(logs, self.trainer.logged_metrics).items():
             self._passes[name].append(value)
         step, rest = divmod(state.global_step, self.trainer.updates_per_step)
         if rest == 0:
@@ -198,7 +198,7 @@ class StepReporter(TrainerCallback):
         return checkpoint
 
 
-def select_metrics(logs: Mapping[str, Any]) -> dict[str, float]:
-    """Select the finite metrics of one pass, after `train/`: `_KEPT` and those of rewards."""
-    kept = ((k, v) for k, v in logs.items() if k in _KEPT or k.startswith(REWARDS))
+def select_metrics(logs: Mapping[str, Any], logged: Collection[str] = ()) -> dict[str, float]:
+    """Select the finite metrics of one pass, after `train/`: `_KEPT`, `logged`, of rewards."""
+    kept = ((k, v) for k, v in logs.items() if k in _KEPT or k in logged or k.startswith(REWARDS))
     return {f"train/{k}": float(v) for k, v in kept if v is not None and math.isfinite(v)}

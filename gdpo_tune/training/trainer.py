@@ -65,6 +65,8 @@ class GDPOTrainer(ShardedTrainer):
         self._begin_judging = begin_judging
         self._sampled_problems: list[int] = []
         self._rewards: Tensor | None = None
+        self.logged_metrics: set[str] = set()
+        """Names of metrics that reward functions logged."""
         guarded: Any = [self._guard(function) for function in reward_funcs]
         super().__init__(reward_funcs=guarded, **arguments)
 
@@ -127,6 +129,10 @@ class GDPOTrainer(ShardedTrainer):
         rewards: Tensor = super()._calculate_rewards(*arguments, **keywords)
         self._rewards = rewards
         return rewards
+
+    def _log_metric(self, name: str, value: float) -> None:
+        self.logged_metrics.add(name)
+        super()._log_metric(name, value)
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[Any, ...]:
         if self._encode is None:

@@ -84,6 +84,14 @@ class WorkerCache:
         model, self.pristine = self.pristine, None
         return model
 
+    def encode_prompts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of prompts, by the texts of their problems."""
+        known = self._splits.get("train")
+        if known is None or not any(problem.turns for problem in known.problems):
+            return self.prompts.encode(texts)
+        turns = {problem.prompt: problem.turns for problem in known.problems}
+        return self.prompts.encode([turns[text] for text in texts])
+
     @property
     def environment(self) -> dict[str, str]:
         """Provenance of the task, and the number of prompts left out of the splits in use."""
@@ -104,7 +112,7 @@ class WorkerCache:
             return self._splits[split]
         count: int = getattr(self.config.training, f"{split}_prompts")
         problems = self.task.problems(split, count, PROBLEM_SEED)
-        prompts = self.prompts.encode([problem.prompt for problem in problems])
+        prompts = self.prompts.encode([problem.turns or problem.prompt for problem in problems])
         limit = self.config.data.max_prompt_length
         short = [row for row, prompt in enumerate(prompts) if len(prompt) <= limit]
         left_out = count - len(short)
