@@ -33,8 +33,6 @@ from gdpo_tune.training.rollout import Decoding, Generate
 from gdpo_tune.training.scoring import build_early_judging, require_finite, require_judged
 from gdpo_tune.training.worker_cache import WorkerCache
 
-TEMPERATURE = 1.0
-"""Sampling temperature of every evaluation: objectives compare policies, not decoding."""
 RESAMPLES = 1000
 
 
@@ -88,7 +86,7 @@ class Evaluator:
         generator = torch.Generator().manual_seed(seed + ranks.get_rank())
         decoding = Decoding(
             max_new_tokens=settings.max_completion_length,
-            temperature=TEMPERATURE,
+            temperature=settings.evaluation_temperature or None,
             end_tokens=list_end_tokens(model, tokenizer),
             pad_token=_require_token(tokenizer.pad_token_id),
         )
