@@ -96,8 +96,8 @@ def check_support(
     `modes`, `losses` and `schedules` are those that the library has; `leave_one_out` are the modes
     under which it has that baseline. `revisions` tells whether it can load another revision of a
     model than the newest, `fractions` whether it takes those of a `lora_alpha`.
-    `notes` map a mode to why the library lacks it although it seems to have
-    it; `others` are problems that only this library has.
+    `notes` map a mode to why the library lacks it although it seems to have it; `others` are
+    problems that only this library has.
 
     Raises:
         ExportError: with every reason.

@@ -164,14 +164,12 @@ def turn_off_dropout(model: PreTrainedModel) -> None:
 
     Source: trl#3234, trl#3500. `disable_dropout` of TRL knows `nn.Dropout` alone.
     """
-    from torch.nn.modules.dropout import _DropoutNd
-
     for module in model.modules():
-        if isinstance(module, _DropoutNd):
-            module.p = 0.0
+        is_dropout = "drop" in type(module).__name__.lower()
         for owner in (module, getattr(module, "config", None)):
             for key, value in list(getattr(owner, "__dict__", {}).items()):
-                if isinstance(value, float) and ("drop" in key or key in _NOISE):
+                is_random = "drop" in key or key in _NOISE or (is_dropout and key == "p")
+                if is_random and isinstance(value, float):
                     setattr(owner, key, 0.0)
 
 
