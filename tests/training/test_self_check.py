@@ -9,14 +9,19 @@ import dataclasses
 
 import pytest
 import torch
-from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
 from gdpo_tune.policies import load_policy as loading
 from gdpo_tune.training import build, train, worker_cache
 from gdpo_tune.training.fast_cpu import accumulation, llama
-from tests.support.training import SETTINGS, build_trial_config, register_toy_task, write_policy
+from tests.support.training import (
+    SETTINGS,
+    build_trial_config,
+    register_toy_task,
+    write_gpt2,
+    write_policy,
+)
 
 ONE_STEP = dataclasses.replace(SETTINGS, steps=1)
 
@@ -32,21 +37,6 @@ def toy(monkeypatch):
 @pytest.fixture(scope="module")
 def llama_policy(tmp_path_factory):
     return write_policy(tmp_path_factory.mktemp("llama"))
-
-
-def write_gpt2(llama_policy, directory, generation=None, **changes):
-    """Write a GPT-2, whose positions are learned, with the tokenizer of the tiny Llama."""
-    tokenizer = loading.load_policy(llama_policy)[1]
-    ends = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
-    sizes = {"vocab_size": len(tokenizer), "n_embd": 32, "n_layer": 2, "n_head": 2}
-    quiet = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    torch.manual_seed(0)
-    settings = {**sizes, **quiet, **ends, "n_positions": 64, "initializer_range": 0.2, **changes}
-    model = GPT2LMHeadModel(GPT2Config(**settings))
-    model.generation_config = GenerationConfig(eos_token_id=1, pad_token_id=0, **(generation or {}))
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    return str(directory)
 
 
 def run(policy, directory, **changes):
@@ -78,7 +68,7 @@ def test_it_finds_a_generation_config_that_changes_draws(
     llama_policy, tmp_path, monkeypatch, key, value
 ):
     # Source: trl#5783, verl#7270; the mend is `build_neutral_decoding`.
-    policy = write_gpt2(llama_policy, tmp_path / "policy", {key: value, "do_sample": True})
+    policy = write_gpt2(tmp_path / "policy", {key: value, "do_sample": True})
     monkeypatch.setattr(loading, "build_neutral_decoding", keep_own_decoding)
     with pytest.raises(TrialFailure, match=r"the engine and a plain .* generation config"):
         run(policy, tmp_path / "trial")
@@ -86,7 +76,7 @@ def test_it_finds_a_generation_config_that_changes_draws(
 
 def test_it_finds_dropout(llama_policy, tmp_path, monkeypatch):
     # Source: trl#3500, trl#3234; the mend is `turn_off_dropout`.
-    policy = write_gpt2(llama_policy, tmp_path / "policy", attn_pdrop=0.1, resid_pdrop=0.1)
+    policy = write_gpt2(tmp_path / "policy", attn_pdrop=0.1, resid_pdrop=0.1)
     monkeypatch.setattr(loading, "turn_off_dropout", lambda model: None)
     with pytest.raises(TrialFailure, match=r"the trainer and a plain forward pass .* dropout"):
         run(policy, tmp_path / "trial")
@@ -94,7 +84,7 @@ def test_it_finds_dropout(llama_policy, tmp_path, monkeypatch):
 
 def test_it_finds_positions_that_count_padding(llama_policy, tmp_path, monkeypatch):
     # Source: trl#469, trl#6800; the mend is `needs_positions`.
-    policy = write_gpt2(llama_policy, tmp_path / "policy")
+    policy = write_gpt2(tmp_path / "policy")
     monkeypatch.setattr(accumulation, "needs_positions", lambda model: False)
     with pytest.raises(TrialFailure, match=r"the trainer and a plain forward pass .* positions"):
         run(policy, tmp_path / "trial")
@@ -128,7 +118,7 @@ def test_it_changes_no_result(llama_policy, tmp_path, monkeypatch, engine, model
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_a_policy_that_keeps_its_dropout_passes(llama_policy, tmp_path, lora_rank):
-    policy = write_gpt2(llama_policy, tmp_path / "policy", attn_pdrop=0.1, resid_pdrop=0.1)
+    policy = write_gpt2(tmp_path / "policy", attn_pdrop=0.1, resid_pdrop=0.1)
     model = ModelSettings(dropout=True, lora_rank=lora_rank)
     metrics = run(policy, tmp_path / "trial", model=model)
     assert metrics["train/loss"] == metrics["train/loss"]
