@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -23,7 +24,7 @@ EVERY_LINEAR = "all-linear"
 INDIFFERENT_TRAINING = ("micro_batch_size",)
 """Settings of `training:` that change how a step is computed, and not its result. They may change
 while a sweep or a training is interrupted, such as after memory ran out."""
-LATER_TRAINING = ("mini_batch_size", "optimizer")
+LATER_TRAINING = ("mini_batch_size", "optimizer", "evaluation_temperature")
 """Settings of `training:` that earlier versions did not have. At their defaults they count neither
 in the identity of a sweep nor in that of a training, which stay those of earlier versions."""
 DECISIVE_ROLLOUT_KEYS = ("importance_sampling", "importance_sampling_cap")
@@ -59,7 +60,7 @@ class TrainingSettings:
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the learning rate over the steps."""
     warmup_share: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """Share of the steps over which the learning rate rises from 0."""
+    """Share of the steps, rounded up, over which the learning rate rises from 0."""
     max_grad_norm: Annotated[float, Ge(1e-30), Le(1e30)] = 1.0
     """Gradient norm above which gradients are scaled down."""
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
@@ -73,10 +74,22 @@ class TrainingSettings:
     """Prompts on which the front is measured; evaluated once, at the end of a trial."""
     samples_per_prompt: Annotated[int, Ge(1), Le(1 << 20)] = 2
     """Completions sampled for each held-out prompt."""
+    evaluation_temperature: Annotated[float, Ge(0), Le(1e3)] = 1.0
+    """Temperature of held-out completions, whatever that of the training; 0 takes the most likely
+    token. Objectives compare policies at this temperature."""
     evaluate_every: Annotated[int, Ge(1)] = 30
     """Steps between two evaluations on validation prompts (the last step always has one)."""
     checkpoint_every: Annotated[int, Ge(1)] = 20
     """Steps between two checkpoints, from which an interrupted trial continues."""
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps over which the learning rate rises: `warmup_share` of all, rounded up.
+
+        Source: `TrainingArguments.get_warmup_steps` of transformers, which takes the ceiling.
+        """
+        # .07 x 100 is 7.000000000000001 in binary fractions, and means 7.
+        return math.ceil(round(self.warmup_share * self.steps, 6))
 
 
 @dataclass(frozen=True)
@@ -135,6 +148,9 @@ class ModelSettings:
     not rounded away; under LoRA the others are kept in `dtype` too."""
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
     """Recompute activations to save memory; `auto` is on for a GPU."""
+    dropout: bool = False
+    """Train with the dropout that the policy's own configuration asks for. `false` turns it off:
+    with it, log-probabilities are random, so a policy differs from itself."""
     lora_rank: Annotated[int, Ge(0), Le(1 << 16)] = 0
     """Rank of the LoRA adapters that are trained; 0 trains every weight."""
     lora_alpha: Annotated[float, Ge(0)] = 0.0

@@ -19,7 +19,8 @@ PLUGIN = "keep_order"
 
 def export(recipe: Recipe) -> base.Exported:
     """Return the recipe as Axolotl's configuration."""
-    base.check_support(recipe, LIBRARY, modes=("gdpo", *trl.SCALE), losses=trl.LOSSES)
+    modes = ("gdpo", *trl.SCALE)
+    base.check_support(recipe, LIBRARY, modes=modes, losses=trl.LOSSES, fractions=False)
     settings: dict[str, object] = {
         "base_model": recipe.policy,
         **({"revision_of_model": recipe.model.revision} if recipe.model.revision else {}),
@@ -124,7 +125,7 @@ def _build_adapters(recipe: Recipe) -> dict[str, object]:
     adapters: dict[str, object] = {
         "adapter": "lora",
         "lora_r": recipe.model.lora_rank,
-        "lora_alpha": round(recipe.lora_alpha),
+        "lora_alpha": recipe.lora_alpha,
         "lora_dropout": 0.0,
     }
     if recipe.model.lora_targets == (EVERY_LINEAR,):

@@ -87,6 +87,7 @@ def check_support(
     schedules: Collection[str] = ("constant", "linear", "cosine"),
     leave_one_out: Collection[str] = (),
     revisions: bool = True,
+    fractions: bool = True,
     notes: Mapping[str, str] | None = None,
     others: Sequence[SpecProblem] = (),
 ) -> None:
@@ -94,8 +95,9 @@ def check_support(
 
     `modes`, `losses` and `schedules` are those that the library has; `leave_one_out` are the modes
     under which it has that baseline. `revisions` tells whether it can load another revision of a
-    model than the newest. `notes` map a mode to why the library lacks it although it seems to have
-    it; `others` are problems that only this library has.
+    model than the newest, `fractions` whether it takes those of a `lora_alpha`.
+    `notes` map a mode to why the library lacks it although it seems to have it; `others` are
+    problems that only this library has.
 
     Raises:
         ExportError: with every reason.
@@ -126,6 +128,9 @@ def check_support(
         reason = f"{library} loads the newest revision"
         fix = "download that revision, and set its directory with --set policy="
         add("model.revision", recipe.model.revision, reason, fix)
+    if recipe.model.lora_rank and not fractions and not isinstance(recipe.lora_alpha, int):
+        fix = "pick a whole number, or export to trl or verl"
+        add("model.lora_alpha", recipe.lora_alpha, f"{library} takes whole numbers alone", fix)
     if recipe.schedule:
         reason = (
             "no library changes weights or the learning rate during training, as this member of a "

@@ -22,7 +22,12 @@ CORRECTIONS = ("token_truncate", "token_mask")
 def export(recipe: Recipe) -> base.Exported:
     """Return the recipe as arguments of `swift rlhf`."""
     base.check_support(
-        recipe, LIBRARY, modes=SCALE, losses=trl.LOSSES, leave_one_out=tuple(trl.SCALE)
+        recipe,
+        LIBRARY,
+        modes=SCALE,
+        losses=trl.LOSSES,
+        leave_one_out=tuple(trl.SCALE),
+        fractions=False,
     )
     settings: dict[str, object] = {
         "rlhf_type": "grpo",

@@ -66,6 +66,7 @@ def export(recipe: Recipe) -> base.Exported:
         losses=LOSSES,
         leave_one_out=("grpo", "grpo_no_std"),
         revisions=False,
+        fractions=False,
         others=tuple(_find_problems(recipe)),
     )
     settings: dict[str, object] = {
@@ -261,7 +262,7 @@ def _build_adapters(recipe: Recipe) -> dict[str, object]:
     adapters: dict[str, object] = {
         "enabled": True,
         "dim": recipe.model.lora_rank,
-        "alpha": round(recipe.lora_alpha),
+        "alpha": recipe.lora_alpha,
         "match_all_linear": everywhere,
         "target_modules": [] if everywhere else list(recipe.model.lora_targets),
     }

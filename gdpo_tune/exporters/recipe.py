@@ -138,7 +138,7 @@ class Recipe:
     @property
     def warmup_steps(self) -> int:
         """Steps, each a batch of samples, over which the learning rate rises."""
-        return round(self.training.warmup_share * self.training.steps)
+        return self.training.warmup_steps
 
     @property
     def warmup(self) -> int:
@@ -168,8 +168,9 @@ class Recipe:
 
     @property
     def lora_alpha(self) -> float:
-        """Scale of the adapters; a setting of 0 stands for twice the rank."""
-        return self.model.lora_alpha or 2 * self.model.lora_rank
+        """Scale of the adapters, an int if whole; a setting of 0 stands for twice the rank."""
+        scale = self.model.lora_alpha or 2 * self.model.lora_rank
+        return round(scale) if scale == round(scale) else scale
 
     @property
     def leaves_one_out(self) -> bool:

@@ -164,7 +164,7 @@ def _build_adapters(recipe: Recipe) -> dict[str, object]:
     return {
         "use_peft": True,
         "lora_r": recipe.model.lora_rank,
-        "lora_alpha": round(recipe.lora_alpha),
+        "lora_alpha": recipe.lora_alpha,
         "lora_dropout": 0.0,
         "lora_target_modules": list(recipe.model.lora_targets),
     }

@@ -199,7 +199,7 @@ def _build_model(recipe: Recipe) -> dict[str, object]:
         everywhere = recipe.model.lora_targets == (EVERY_LINEAR,)
         model |= {
             "lora_rank": recipe.model.lora_rank,
-            "lora_alpha": round(recipe.lora_alpha),
+            "lora_alpha": recipe.lora_alpha,
             "target_modules": EVERY_LINEAR if everywhere else list(recipe.model.lora_targets),
         }
     return model

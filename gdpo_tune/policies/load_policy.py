@@ -22,12 +22,14 @@ from gdpo_tune.core.registry import POLICIES
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Patterns of the files that hold weights."""
 _NEEDED_TOKENS = {"pad_token": "pad", "eos_token": "end"}
+_NOISE = ("jitter_noise", "input_jitter_noise")
+"""Numbers in mixtures of experts that scale what the router reads at random, in training alone."""
 _LONGEST_HEADER = 100 * 2**20
 """Bytes of the header of a safetensors file; the format's own limit."""
 _PROBE = "Write f(x): k is 17, plus 9\n<think>17+9=26</think><answer>def f(x): return 26*x</answer>"
@@ -90,11 +92,12 @@ def suggest_policy(name: str) -> str:
 
 
 def load_policy(
-    name: str, dtype: torch.dtype | None = None, revision: str = ""
+    name: str, dtype: torch.dtype | None = None, revision: str = "", *, dropout: bool = False
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a policy's weights (on the CPU, in float32 without `dtype`) and its tokenizer.
 
-    The tokenizer pads on the left, as generation needs.
+    The tokenizer pads on the left, as generation needs. Of the policy's generation config only the
+    ids of tokens stay, see `build_neutral_decoding`. Its dropout is off, unless `dropout` keeps it.
 
     Raises:
         PolicyError: it cannot be found or read, has no pad or end token, or its loaded tokenizer
@@ -131,7 +134,43 @@ def load_policy(
             f"describes, such as {missing[0]}: save the whole model (an adapter must be merged)"
         )
     _check_loaded(name, model, tokenizer)
+    model.generation_config = build_neutral_decoding(model)
+    if not dropout:
+        turn_off_dropout(model)
     return model, tokenizer
+
+
+def build_neutral_decoding(model: PreTrainedModel) -> GenerationConfig:
+    """Build a generation config that samples from the policy itself, and ends where its own does.
+
+    `generate` takes whatever a call leaves out from the config of the model, such as `min_p`,
+    `suppress_tokens` or `num_beams`. A trained policy is saved with this config, so that its
+    directory samples as it was trained.
+
+    Source: `GenerationMixin._prepare_generation_config` of transformers; trl#5783, verl#7270.
+    """
+    from transformers import GenerationConfig
+
+    own: Any = model.generation_config
+    tokens = {key: getattr(own, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    return GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, **tokens)
+
+
+def turn_off_dropout(model: PreTrainedModel) -> None:
+    """Let a policy compute in training what it computes in evaluation: no dropout and no noise.
+
+    Probabilities are set to 0 wherever forward passes read them: in modules of dropout, in numbers
+    that other modules hold, and in the model's configs.
+
+    Source: trl#3234, trl#3500. `disable_dropout` of TRL knows `nn.Dropout` alone.
+    """
+    for module in model.modules():
+        is_dropout = "drop" in type(module).__name__.lower()
+        for owner in (module, getattr(module, "config", None)):
+            for key, value in list(getattr(owner, "__dict__", {}).items()):
+                is_random = "drop" in key or key in _NOISE or (is_dropout and key == "p")
+                if is_random and isinstance(value, float):
+                    setattr(owner, key, 0.0)
 
 
 def count_positions(name: str, revision: str = "") -> int | None:

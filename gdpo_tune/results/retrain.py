@@ -227,7 +227,7 @@ def _shorten(sweep: Sweep, step: int) -> list[str]:
     training = sweep.spec.training
     if step == training.steps:
         return []
-    share = min(round(training.warmup_share * training.steps) / step, 0.99)
+    share = min(training.warmup_steps / step, 0.99)
     return [f"training.steps={step}", f"training.warmup_share={share}"]
 
 
@@ -241,7 +241,7 @@ def _refuse_another_course(spec: SweepSpec, step: int, sweep: SweepSpec, source:
         )
     if step == whole:
         return
-    warms_up = round(sweep.training.warmup_share * whole) >= step
+    warms_up = sweep.training.warmup_steps >= step
     if training.lr_schedule != "constant" or warms_up:
         rule = "warmup_share" if warms_up else "lr_schedule"
         raise UsageError(

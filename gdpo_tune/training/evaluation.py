@@ -34,8 +34,6 @@ from gdpo_tune.training.scoring import build_early_judging, require_finite, scor
 from gdpo_tune.training.trl_arguments import count_updates_per_step
 from gdpo_tune.training.worker_cache import WorkerCache
 
-TEMPERATURE = 1.0
-"""Sampling temperature of every evaluation: objectives compare policies, not decoding."""
 RESAMPLES = 1000
 
 
@@ -89,7 +87,7 @@ class Evaluator:
         generator = torch.Generator().manual_seed(seed + ranks.get_rank())
         decoding = Decoding(
             max_new_tokens=settings.max_completion_length,
-            temperature=TEMPERATURE,
+            temperature=settings.evaluation_temperature or None,
             end_tokens=list_end_tokens(model, tokenizer),
             pad_token=_require_token(tokenizer.pad_token_id),
         )

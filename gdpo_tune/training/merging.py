@@ -266,7 +266,7 @@ def _join_adapters(parts: Sequence[TrainedPart], directory: Path) -> None:
         sources = [_Weights(path, stack) for path in adapters]
         for name in sources[0]:
             matrices = [source[name].float() for source in sources]
-            if ".lora_B." in name:
+            if ".lora_B." in name or ".lora_embedding_B" in name:
                 scaled = [s * matrix for s, matrix in zip(scales, matrices, strict=True)]
                 joined[name] = torch.cat(scaled, dim=1)
             else:

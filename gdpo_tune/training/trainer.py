@@ -50,6 +50,7 @@ class GDPOTrainer(ShardedTrainer):
         ranges: Sequence[tuple[float, float]] | None = None,
         encode: Callable[[Sequence[str]], list[list[int]]] | None = None,
         begin_judging: BeginJudging | None = None,
+        check_batch: Callable[[Any, dict[str, Any]], None] | None = None,
         **arguments: Any,
     ) -> None:
         """Build the trainer from K reward functions and TRL's `arguments`.
@@ -57,12 +58,14 @@ class GDPOTrainer(ShardedTrainer):
         `normalization` (the mode), `gamma`, `baseline` and `ranges` are as in `compute_advantages`.
         `encode` maps prompts to the tokens that the policy reads; None: the tokenizer does.
         `begin_judging` gets each completion before the rewards of its batch are computed.
+        `check_batch` gets this trainer and its first batch, once that is sampled and scored.
         """
         self._compute_advantages = functools.partial(
             compute_advantages, mode=normalization, gamma=gamma, baseline=baseline, ranges=ranges
         )
         self._encode = encode
         self._begin_judging = begin_judging
+        self._check_batch = check_batch
         self._sampled_problems: list[int] = []
         self._rewards: Tensor | None = None
         self.logged_metrics: set[str] = set()
@@ -85,6 +88,9 @@ class GDPOTrainer(ShardedTrainer):
         if self._begin_judging is not None:
             self._sampled_problems = [one["problem"] for one in inputs]
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if self._check_batch is not None:
+            self._check_batch(self, output)
+            self._check_batch = None
         rewards = self._rewards
         assert rewards is not None, "TRL no longer calls _calculate_rewards"
         self._rewards = None

@@ -206,7 +206,9 @@ def release_worker_cache() -> None:
 
 
 def _load_policy(config: TrialConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    return load_policy(config.policy, choose_weights_dtype(config.model), config.model.revision)
+    settings = config.model
+    dtype = choose_weights_dtype(settings)
+    return load_policy(config.policy, dtype, settings.revision, dropout=settings.dropout)
 
 
 atexit.register(release_worker_cache)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from gdpo_tune import export
-from gdpo_tune.core.errors import DataError, UsageError
+from gdpo_tune.core.errors import DataError, ExportError, UsageError
 from gdpo_tune.exporters.write_export import export_training, format_run
 from gdpo_tune.results.retrain import build_request_from_file
 from tests.support.export import export_folder, export_to, make_recipe, read_prompts
@@ -205,3 +205,14 @@ def test_a_directory_that_python_cannot_look_in_is_refused(tmp_path):
     done = run_in(tmp_path / "a:b", "a:b/run.sh", run='export PYTHONPATH="$PWD"; pwd')
     assert (done.returncode, done.stdout) == (2, "")
     assert re.search(r"PYTHONPATH cannot name .*/a:b: move it", done.stderr)
+
+
+@pytest.mark.parametrize("library", ["trl", "verl", "axolotl", "ms-swift", "nemo-rl"])
+def test_a_scale_of_adapters_below_a_half_is_written_or_refused(library):
+    # Source: llama.cpp#1170. Three of the libraries declare lora_alpha as an integer.
+    recipe = make_recipe("model.lora_rank=8", "model.lora_alpha=0.4")
+    if library in ("trl", "verl"):
+        assert re.search(r"lora_alpha: 0\.4$", export_to(library, recipe).text, re.MULTILINE)
+        return
+    with pytest.raises(ExportError, match=r"model.lora_alpha = 0.4: .* whole numbers alone"):
+        export_to(library, recipe)
