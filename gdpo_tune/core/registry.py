@@ -115,6 +115,10 @@ class LayoutInfo:
     doc: str
     optional: tuple[str, ...] = ()
     """Columns that are read if they are there."""
+    write_reference: Callable[[Mapping[str, Any]], str] | None = None
+    """Returns a row's own solution as a completion in the task's format, or raises `RowError`."""
+    solution: tuple[str, ...] = ()
+    """Columns that only `write_reference` reads."""
 
 
 TASKS: dict[str, str] = {

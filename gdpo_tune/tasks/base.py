@@ -84,6 +84,8 @@ class Scores:
     )
     """Reward name -> N values with partial credit, for rewards that are all or nothing: the signal
     of a trial with `partial_credit`."""
+    results: Sequence[Result | None] = ()
+    """N results of programs in the sandbox; empty for a task that runs none."""
 
 
 class Task(AbstractContextManager["Task"], Protocol):

@@ -125,7 +125,7 @@ def convert_toolrl(row: Row) -> Problem:
         calls, response = _parse_truth(truth)
     else:
         listed = require_list(parse_json(truth, _TRUTH), f"{_TRUTH}.ground_truth")
-        calls = list(map(_parse_call, listed))
+        calls = list(map(parse_call, listed))
         response = False
     if not calls and not response:
         raise RowError(_TRUTH, "the ground truth has neither a tool call nor a response")
@@ -139,10 +139,11 @@ def _parse_truth(truth: str) -> tuple[list[dict[str, Any]], bool]:
         for tag in ("tool_call", "response")
     )
     lines = [line for line in (block[1] if block else "").split("\n") if line.strip()]
-    return [_parse_call(parse_json(line, _TRUTH)) for line in lines], response is not None
+    return [parse_call(parse_json(line, _TRUTH)) for line in lines], response is not None
 
 
-def _parse_call(call: object) -> dict[str, Any]:
+def parse_call(call: object) -> dict[str, Any]:
+    """Return a call as rewards read it: its `name`, and its `parameters` or `arguments`."""
     fields = require_mapping(call, _TRUTH)
     name = fields.get("name")
     parameters = parse_json(fields.get("parameters", fields.get("arguments")), _TRUTH)
