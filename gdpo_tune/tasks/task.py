@@ -19,6 +19,7 @@ from gdpo_tune.core.settings import (
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.tasks.base import Problem, Reward, Sample, Scores, Split
 from gdpo_tune.tasks.data_rows import describe_data, select_problems
+from gdpo_tune.tasks.rewards import write_answer
 
 if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result
@@ -131,6 +132,10 @@ class BuiltInTask(CloseableResource):
             partial={r.name: measure(r.partial) for r in self.judged_rewards if r.partial},
             results=results,
         )
+
+    def write_reference(self, problem: Problem) -> str:
+        """Return the solution of a problem that the task wrote, as a completion."""
+        return write_answer(problem.data["thoughts"]["terse"], problem.data["solution"])
 
     def _run_programs(
         self, problems: Sequence[Problem], completions: Sequence[str]
