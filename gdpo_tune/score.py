@@ -36,7 +36,7 @@ from gdpo_tune.core.errors import (
 from gdpo_tune.core.files import explain_write_errors, is_directory, write_atomically
 from gdpo_tune.core.formatting import format_count, make_printable
 from gdpo_tune.core.prompt_order import PROBLEM_SEED
-from gdpo_tune.core.registry import describe_layout
+from gdpo_tune.core.registry import UNKNOWN_RANGE, describe_layout
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.data_rows import (
     SURROGATE,
@@ -151,6 +151,11 @@ def main(arguments: Sequence[str]) -> int:
         print("\n".join(lines))
         return 0
     print_scores(scored)
+    longest = spec.training.max_completion_length
+    count = sum(text.tokens > longest for text in texts)
+    if count:
+        limit = f"training.max_completion_length = {longest}"
+        print(f"{format_count(count, 'text')} longer than {limit} tokens, where a trial cuts")
     if output:
         with explain_write_errors("the scores"):
             write_atomically(output, "".join(f"{line}\n" for line in lines))
@@ -209,7 +214,8 @@ def read_completions(spec: SweepSpec, file: Path) -> list[Text]:
                     raise RowError(", ".join(problem.data) or "prompt", reason)
             texts.append(Text(str(number), problem, completion))
         except RowError as error:
-            value = line.get(error.column)
+            row = line.get("row")
+            value = {**(row if isinstance(row, dict) else {}), **line}.get(error.column)
             shown = "" if value is None else repr(value)[:LONGEST_VALUE]
             where = f"{file}:{number}"
             problems.append(SpecProblem(where, error.column, shown, error.reason, fix))
@@ -272,7 +278,8 @@ def _read_facts(task: str, stated: Mapping[str, Any]) -> dict[str, Any]:
         check_assert(each, "asserts") for each in get_texts({"asserts": [], **stated}, "asserts")
     ]
     pairs = [
-        require_list(pair, "streams") for pair in require_list(stated.get("streams", ()), "streams")
+        get_texts({"streams": pair}, "streams")
+        for pair in require_list(stated.get("streams", ()), "streams")
     ]
     if any(len(pair) != 2 for pair in pairs):
         raise RowError("streams", "not pairs of input and expected output")
@@ -321,7 +328,7 @@ def list_references(spec: SweepSpec, task: Task, count: int | None) -> list[Text
         try:
             texts.append(Text(number, layout.convert(row), layout.write_reference(row)))
         except RowError as error:
-            texts.append(Text(number, None, "", note=f"left out: {error}"))
+            texts.append(Text(number, None, "", note=f"not scored: {error}"))
     return texts
 
 
@@ -348,47 +355,17 @@ def measure_texts(spec: SweepSpec, texts: Sequence[Text]) -> list[Text]:
 
 
 def sample_texts(spec: SweepSpec, count: int) -> tuple[Task, list[Text]]:
-    """Sample completions of validation prompts as a trial's evaluation does, one prompt each.
-
-    Where there are fewer prompts, the first ones come again.
-
-    Returns:
-        The task, which the caller closes, and `count` texts.
+    """Return the task, which the caller closes, and what its policy samples; see `sample_policy`.
 
     Raises:
         PolicyError, DataError: as in a trial.
     """
-    cli.limit_devices(spec, 1)  # before torch
-    import torch
-    from transformers import set_seed
+    cli.limit_devices(spec)  # before torch
+    from gdpo_tune.training.trial import sample_policy
 
-    from gdpo_tune.training.evaluation import build_decoding, derive_seed
-    from gdpo_tune.training.rollout import choose_held_out_sampler
-    from gdpo_tune.training.trial import prepare_process
-    from gdpo_tune.training.worker_cache import build_worker_cache
-
-    seed = spec.search.seed
-    config = spec.build_trial_config(dict.fromkeys(spec.space.domains, 0), seed, Path())
-    prepare_process(config)
-    set_seed(seed)
-    cache = build_worker_cache(config)
-    held_out = cache.load_split("validation")
-    rows = [row % len(held_out.prompts) for row in range(count)]
-    model: Any = cache.take_policy()
-    model = model.to("cuda") if torch.cuda.is_available() else model
-    completions = choose_held_out_sampler(config)(
-        model,
-        [held_out.prompts[row] for row in rows],
-        build_decoding(config.training, model, cache.tokenizer),
-        torch.Generator().manual_seed(derive_seed(seed, "validation", 0)),
-    )
-    written = cache.tokenizer.batch_decode(completions, skip_special_tokens=True)
-    return cache.task, [
-        Text(str(number), held_out.problems[row], text, len(tokens))
-        for number, (row, text, tokens) in enumerate(
-            zip(rows, written, completions, strict=True), 1
-        )
-    ]
+    params = dict.fromkeys(spec.space.domains, 0)  # their names switch optional rewards on
+    task, sampled = sample_policy(spec.build_trial_config(params, spec.search.seed, Path()), count)
+    return task, [Text(str(number), *each) for number, each in enumerate(sampled, 1)]
 
 
 def score_texts(spec: SweepSpec, task: Task, texts: Sequence[Text]) -> list[dict[str, Any]]:
@@ -401,20 +378,20 @@ def score_texts(spec: SweepSpec, task: Task, texts: Sequence[Text]) -> list[dict
         TaskFileError: the `score` of a task in a file raised.
     """
     scored: dict[int, dict[str, Any]] = {}
-    present = [(row, text, text.problem) for row, text in enumerate(texts) if text.problem]
-    size, longest = spec.training.completions_per_step, spec.training.max_completion_length
+    present = [row for row, text in enumerate(texts) if text.problem is not None]
+    size = spec.training.completions_per_step
+    ranges = task_files.load_task_info(spec.task, spec.space.domains).rewards
     for batch in (present[start : start + size] for start in range(0, len(present), size)):
-        problems = [problem for _, _, problem in batch]
+        given = [texts[row] for row in batch]
+        problems = [cast("Problem", text.problem) for text in given]
         try:
-            scores = task.score(
-                problems, [text.completion for _, text, _ in batch], [t.tokens for _, t, _ in batch]
-            )
+            scores = task.score(problems, [t.completion for t in given], [t.tokens for t in given])
         except GdpoTuneError:
             raise
         except Exception as error:  # of a user's own class
             reason = f"score() raised {task_files.describe_error(error)}, which ends a trial"
             raise TaskFileError(f"{spec.task}: {reason}") from error
-        for index, (row, text, _) in enumerate(batch):
+        for index, row in enumerate(batch):
             details = [describe_result(scores.results[index])] if scores.results else []
             for name, failed in scores.failures.items():
                 if failed.count and scores.rewards[name][index] is None:
@@ -422,10 +399,11 @@ def score_texts(spec: SweepSpec, task: Task, texts: Sequence[Text]) -> list[dict
             rewards = {name: column[index] for name, column in scores.rewards.items()}
             metrics = {name: column[index] for name, column in scores.metrics.items()}
             for name, value in {**metrics, **rewards}.items():
+                low, high = ranges.get(name, UNKNOWN_RANGE)
                 if value is not None and not math.isfinite(value):
                     details.append(f"{name} is {value}, which ends a trial")
-            if text.tokens > longest:
-                details.append(f"{text.tokens} tokens, and a trial's end at {longest}")
+                elif value is not None and not low <= value <= high:
+                    details.append(f"{name} is {value:g}, outside its range {low:g} to {high:g}")
             scored[row] = {
                 "rewards": _replace_infinite(rewards),
                 "metrics": _replace_infinite(metrics),
@@ -451,9 +429,9 @@ def describe_result(result: Result | None) -> str:
     """Return the sandbox's verdict on a program in one line; its detail comes from the program."""
     if result is None:
         return "no program"
-    passed = f"{result.verdicts.count('passed')} of {len(result.verdicts)} tests passed"
-    detail = " ".join(result.untrusted_detail.split())
-    return ", ".join(filter(None, [result.status, passed, make_printable(detail)]))
+    passed, detail = result.verdicts.count("passed"), " ".join(result.untrusted_detail.split())
+    verdict = f"{result.status} ({passed} of {len(result.verdicts)} tests)"
+    return f"{verdict}: {make_printable(detail)}" if detail else verdict
 
 
 if __name__ == "__main__":

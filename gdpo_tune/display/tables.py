@@ -36,7 +36,7 @@ REMARKS = 24
 UNBOUNDED = 10_000
 MOST_SCORED = 40
 """Texts of `gdpo-tune score` that the terminal lists."""
-NARROWEST_TEXT, NARROWEST_VALUE = 14, 5
+NARROWEST_TEXT, NARROWEST_VALUE = 10, 5
 """Columns of a text and of a number in their table."""
 SEVERAL_SEEDS, ONE_SEED, WORSE = "●", "○", "▾"
 """Marks of rows, as in the pictures, and of a value that is clearly worse than a baseline's."""
@@ -142,21 +142,22 @@ def print_scores(scored: Sequence[Mapping[str, Any]], console: Console | None = 
     titles = [abbreviate_parameter(name) for name in columns]
     widths = [max(NARROWEST_VALUE, *map(len, title.split())) for title in titles]
     has_detail = any(scored[row]["detail"] for row in shown)
-    room = console.width - sum(widths) - 2 * len(widths) - 10
-    wide = max(room * 3 // 5 if has_detail else room, NARROWEST_TEXT)
+    room = max(console.width - sum(widths) - 2 * len(widths) - 10, 3 * NARROWEST_TEXT)
+    parts = (3, 2) if has_detail else (1, 0)  # of the room, for completion and detail
     table = make_table("#")
-    table.add_column("completion", width=wide)
+    table.expand = True
+    table.add_column("completion", ratio=parts[0])
     for title, width in zip(titles, widths, strict=True):
         table.add_column(title, justify="right", width=width)
     if has_detail:
-        table.add_column("detail", width=max(room - wide, NARROWEST_TEXT))
+        table.add_column("detail", ratio=parts[1])
     for row in shown:
         values = [columns[name][row] for name in columns]
         table.add_row(
             scored[row]["place"],
-            Text(_shorten(scored[row]["completion"], 2 * wide)),
-            *(NO_VALUE if value is None else format_number(value) for value in values),
-            *([Text(_shorten(scored[row]["detail"], 3 * NARROWEST_TEXT))] if has_detail else []),
+            Text(_shorten(scored[row]["completion"], 2 * room * parts[0] // sum(parts))),
+            *(NO_VALUE if value is None else f"{value:.4g}" for value in values),
+            *([Text(_shorten(scored[row]["detail"], 2 * room * 2 // 5))] if has_detail else []),
         )
     table.add_section()
     means = ([value for value in values if value is not None] for values in columns.values())
