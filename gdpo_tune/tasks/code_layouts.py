@@ -91,30 +91,26 @@ def _write_assert(function: str, arguments: list[Any], expected: object) -> str:
     return f"r = {call}\nassert (list(r) if isinstance(r, tuple) else r) in {right}"
 
 
-def write_apps(row: Row) -> str:
-    """Return the first solution that Python 3 can read; some are for Python 2."""
-    listed = require_list(parse_json(get_text(row, "solutions"), "solutions"), "solutions")
-    return write_first_program([each for each in listed if isinstance(each, str)])
+def _write_apps(row: Row) -> str:
+    return _write_first_program(
+        get_texts({"solutions": parse_json(row.get("solutions"), "solutions")}, "solutions")
+    )
 
 
-def write_first_program(programs: Iterable[str]) -> str:
-    """Return the first program that Python 3 can read as a completion.
-
-    Raises:
-        RowError: there is none.
-    """
+def _write_first_program(programs: Iterable[str]) -> str:
+    """Return the first program that Python 3 can read, as a completion; some are for Python 2."""
     for program in programs:
         try:
-            _parse(program, "solutions")
-        except RowError:
+            ast.parse(program)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
-        return write_answer("", program.replace("\r\n", "\n").strip())
+        return write_answer("", program.strip())
     raise RowError("solutions", "no solution in Python 3")
 
 
 APPS = LayoutInfo(
     convert_apps,
-    write_reference=write_apps,
+    write_reference=_write_apps,
     solution=("solutions",),
     tasks=("code",),
     columns=("question", "input_output"),
@@ -154,17 +150,16 @@ _PYTHON_3 = (3, "PYTHON3")
 """How `solutions.language` names it: a class of the released data, or its name."""
 
 
-def write_code_contests(row: Row) -> str:
-    """Return the first right solution in Python 3."""
+def _write_code_contests(row: Row) -> str:
     solutions = require_mapping(row.get("solutions"), "solutions")
     languages = require_list(solutions.get("language"), "solutions")
     programs = zip(languages, get_texts(solutions, "solution"), strict=False)
-    return write_first_program(text for language, text in programs if language in _PYTHON_3)
+    return _write_first_program(text for language, text in programs if language in _PYTHON_3)
 
 
 CODE_CONTESTS = LayoutInfo(
     convert_code_contests,
-    write_reference=write_code_contests,
+    write_reference=_write_code_contests,
     solution=("solutions",),
     tasks=("code",),
     columns=("description", "public_tests"),
@@ -194,14 +189,11 @@ def convert_humaneval(row: Row) -> Problem:
     return build_code_problem(request, "humaneval", function=function, head=prompt, asserts=[check])
 
 
-def write_humaneval(row: Row) -> str:
-    """Return the head of the function with its body."""
-    return write_answer("", get_text(row, "prompt") + get_text(row, "canonical_solution"))
-
-
 HUMANEVAL = LayoutInfo(
     convert_humaneval,
-    write_reference=write_humaneval,
+    write_reference=lambda row: write_answer(
+        "", get_text(row, "prompt") + get_text(row, "canonical_solution")
+    ),
     solution=("canonical_solution",),
     tasks=("code",),
     columns=("prompt", "entry_point", "test"),
@@ -264,14 +256,13 @@ def _parse(source: str, column: str) -> ast.Module:
         raise RowError(column, f"not Python: {error}") from error
 
 
-def write_mbpp(row: Row) -> str:
-    """Return the solution as a completion."""
-    return write_first_program([get_text(row, "code")])
+def _write_mbpp(row: Row) -> str:
+    return write_answer("", get_text(row, "code").replace("\r\n", "\n"))
 
 
 MBPP = LayoutInfo(
     convert_mbpp,
-    write_reference=write_mbpp,
+    write_reference=_write_mbpp,
     tasks=("code",),
     columns=("text", "code", "test_list"),
     optional=("test_setup_code",),
@@ -279,7 +270,7 @@ MBPP = LayoutInfo(
 )
 MBPP_SANITIZED = LayoutInfo(
     convert_mbpp_sanitized,
-    write_reference=write_mbpp,
+    write_reference=_write_mbpp,
     tasks=("code",),
     columns=("prompt", "code", "test_list", "test_imports"),
     doc="MBPP, sanitized edition",

@@ -51,15 +51,14 @@ def convert_openai_gsm8k(row: Row) -> Problem:
     return Problem(get_text(row, "question").strip() + "\n", "gsm8k", data)
 
 
-def write_openai_gsm8k(row: Row) -> str:
-    """Return the steps and the number as a completion."""
+def _write_openai_gsm8k(row: Row) -> str:
     steps = get_text(row, "answer").rpartition("####")[0].strip()
     return write_answer(steps, convert_openai_gsm8k(row).data["answer"])
 
 
 GSM8K = LayoutInfo(
     convert_openai_gsm8k,
-    write_reference=write_openai_gsm8k,
+    write_reference=_write_openai_gsm8k,
     tasks=("math", "gsm8k"),
     columns=("question", "answer"),
     doc="word problems; the number after `####` is the answer",
@@ -104,15 +103,14 @@ def extract_box(solution: str) -> str:
     return ""
 
 
-def write_competition_math(row: Row) -> str:
-    """Return the solution and its answer as a completion."""
+def _write_competition_math(row: Row) -> str:
     answer = convert_competition_math(row).data["answer"]
     return write_answer(get_text(row, "solution").strip(), answer)
 
 
 MATH = LayoutInfo(
     convert_competition_math,
-    write_reference=write_competition_math,
+    write_reference=_write_competition_math,
     tasks=("math", "gsm8k"),
     columns=("problem", "solution"),
     optional=("answer",),
@@ -187,8 +185,7 @@ def _get_messages(row: Row) -> list[str]:
     ]
 
 
-def write_toolrl(row: Row) -> str:
-    """Return the ground truth as a completion: as it is written, or the calls of a list."""
+def _write_toolrl(row: Row) -> str:
     truth = require_mapping(row.get(_TRUTH), _TRUTH).get("ground_truth")
     if isinstance(truth, str) and not truth.lstrip().startswith("["):
         return truth.strip()
@@ -197,7 +194,7 @@ def write_toolrl(row: Row) -> str:
 
 TOOLRL = LayoutInfo(
     convert_toolrl,
-    write_reference=write_toolrl,
+    write_reference=_write_toolrl,
     tasks=("tools",),
     columns=("prompt", "reward_model"),
     optional=("tools",),
