@@ -84,8 +84,9 @@ class Scores:
     )
     """Reward name -> N values with partial credit, for rewards that are all or nothing: the signal
     of a trial with `partial_credit`."""
-    results: Sequence[Result | None] = ()
-    """N results of programs in the sandbox; empty for a task that runs none."""
+    results: Sequence[Result | None] = field(default=(), compare=False)
+    """N results of programs in the sandbox, empty for a task that runs none. Verdicts are equal
+    wherever rewards are; the times in them are measured."""
 
 
 class Task(AbstractContextManager["Task"], Protocol):
