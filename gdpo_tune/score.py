@@ -31,12 +31,13 @@ from gdpo_tune.core.errors import (
     SpecError,
     SpecProblem,
     TaskFileError,
+    TrialFailure,
     UsageError,
 )
 from gdpo_tune.core.files import explain_write_errors, is_directory, write_atomically
 from gdpo_tune.core.formatting import format_count, make_printable
 from gdpo_tune.core.prompt_order import PROBLEM_SEED
-from gdpo_tune.core.registry import UNKNOWN_RANGE, describe_layout
+from gdpo_tune.core.registry import describe_layout
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.data_rows import (
     SURROGATE,
@@ -375,17 +376,18 @@ def score_texts(spec: SweepSpec, task: Task, texts: Sequence[Text]) -> list[dict
         For each text in order, `place`, `prompt`, `completion`, `rewards`, `metrics` and `detail`.
 
     Raises:
-        TaskFileError: the `score` of a task in a file raised.
+        TaskFileError: a task in a file gives no rewards that a trial could use.
     """
     scored: dict[int, dict[str, Any]] = {}
     present = [row for row, text in enumerate(texts) if text.problem is not None]
     size = spec.training.completions_per_step
-    ranges = task_files.load_task_info(spec.task, spec.space.domains).rewards
     for batch in (present[start : start + size] for start in range(0, len(present), size)):
         given = [texts[row] for row in batch]
         problems = [cast("Problem", text.problem) for text in given]
         try:
             scores = task.score(problems, [t.completion for t in given], [t.tokens for t in given])
+        except TrialFailure as error:  # what a function returned is no reward
+            raise TaskFileError(f"{spec.task}: {error}") from error
         except GdpoTuneError:
             raise
         except Exception as error:  # of a user's own class
@@ -399,11 +401,8 @@ def score_texts(spec: SweepSpec, task: Task, texts: Sequence[Text]) -> list[dict
             rewards = {name: column[index] for name, column in scores.rewards.items()}
             metrics = {name: column[index] for name, column in scores.metrics.items()}
             for name, value in {**metrics, **rewards}.items():
-                low, high = ranges.get(name, UNKNOWN_RANGE)
                 if value is not None and not math.isfinite(value):
                     details.append(f"{name} is {value}, which ends a trial")
-                elif value is not None and not low <= value <= high:
-                    details.append(f"{name} is {value:g}, outside its range {low:g} to {high:g}")
             scored[row] = {
                 "rewards": _replace_infinite(rewards),
                 "metrics": _replace_infinite(metrics),

@@ -157,12 +157,13 @@ def print_scores(scored: Sequence[Mapping[str, Any]], console: Console | None = 
             scored[row]["place"],
             Text(_shorten(scored[row]["completion"], 2 * room * parts[0] // sum(parts))),
             *(NO_VALUE if value is None else f"{value:.4g}" for value in values),
-            *([Text(_shorten(scored[row]["detail"], 2 * room * 2 // 5))] if has_detail else []),
+            *([Text(_shorten(scored[row]["detail"], room))] if has_detail else []),
         )
     table.add_section()
     means = ([value for value in values if value is not None] for values in columns.values())
     cells = (format_number(fmean(values)) if values else NO_VALUE for values in means)
-    table.add_row("", f"mean of {len(scored)}", *cells, style="bold")
+    count = sum(any(v is not None for v in line["rewards"].values()) for line in scored)
+    table.add_row("", f"mean of {count}", *cells, style="bold")
     console.print(table)
     if len(scored) > MOST_SCORED:
         text = f"{MOST_SCORED} of {len(scored)} texts, those with the least {first}; --json has all"

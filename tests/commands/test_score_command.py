@@ -36,7 +36,7 @@ def right(completions, answer, **_):
     return [1.0 if int(text) == sum else 0.0 for text, sum in zip(completions, answer)]
 
 def odd(completions, **_):
-    return [float(text) if text in ("nan", "inf", "7") else None for text in completions]
+    return [float(text) if text == "nan" else None for text in completions]
 
 class Sums(RewardFunctionTask):
     reward_funcs = [right, odd]
@@ -154,7 +154,7 @@ def test_programs_come_with_the_verdict_of_the_sandbox(tmp_path, capsys):
 
 
 def test_a_reward_that_goes_wrong_says_so_in_its_line(own_space, tmp_path, capsys):
-    texts = ("3", "three", "nan", "7")
+    texts = ("3", "three", "nan", "4")
     file = write_lines(
         tmp_path, *[{"prompt": "1+2=", "answer": 3, "completion": text} for text in texts]
     )
@@ -164,7 +164,7 @@ def test_a_reward_that_goes_wrong_says_so_in_its_line(own_space, tmp_path, capsy
     assert "sums.py, line 6" in found[1]["detail"]
     assert found[2]["rewards"]["odd"] is None, "JSON has no NaN"
     assert "odd is nan, which ends a trial" in found[2]["detail"]
-    assert found[3]["detail"] == "odd is 7, outside its range 0 to 1"
+    assert found[3]["detail"] == ""
 
 
 def test_an_own_task_takes_a_row_with_its_prompt_and_needs_no_other_rows(
