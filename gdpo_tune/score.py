@@ -387,7 +387,8 @@ def score_texts(spec: SweepSpec, task: Task, texts: Sequence[Text]) -> list[dict
         try:
             scores = task.score(problems, [t.completion for t in given], [t.tokens for t in given])
         except TrialFailure as error:  # what a function returned is no reward
-            raise TaskFileError(f"{spec.task}: {error}") from error
+            text = str(error).removeprefix(f"{spec.task}: ")
+            raise TaskFileError(f"{spec.task}: {text}") from error
         except GdpoTuneError:
             raise
         except Exception as error:  # of a user's own class

@@ -179,9 +179,7 @@ def test_an_own_task_takes_a_row_with_its_prompt_and_needs_no_other_rows(
 def test_an_error_of_an_own_score_names_its_line(own_space, tmp_path):
     file = write_lines(tmp_path, {"prompt": "1+2=", "answer": 3, "completion": "3"})
     broken = f"task={tmp_path}/sums.py:Broken"
-    with pytest.raises(
-        TaskFileError, match=r"IndexError.*\(sums.py, line 19\), which ends a trial"
-    ):
+    with pytest.raises(TaskFileError, match=r"IndexError.*\(sums.py, line 19\)"):
         score.main([own_space, "--completions", file, "--set", broken])
 
 
