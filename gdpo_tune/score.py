@@ -75,8 +75,8 @@ class Text:
     problem: Problem | None
     """None: there is nothing to score, for the reason in `note`."""
     completion: str
-    tokens: int = 0
-    """Length of the completion, the end token included."""
+    tokens: Sequence[int] = ()
+    """Tokens of the completion, the end token included."""
     note: str = ""
 
 
@@ -153,7 +153,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     print_scores(scored)
     longest = spec.training.max_completion_length
-    count = sum(text.tokens > longest for text in texts)
+    count = sum(len(text.tokens) > longest for text in texts)
     if count:
         limit = f"training.max_completion_length = {longest}"
         print(f"{format_count(count, 'text')} longer than {limit} tokens, where a trial cuts")
@@ -347,11 +347,12 @@ def measure_texts(spec: SweepSpec, texts: Sequence[Text]) -> list[Text]:
             f"policy {spec.policy!r} is not on this machine, and lengths are counted in its tokens"
             f"\n    fix: hf download {spec.policy}, or count with another: --set policy=embedded"
         )
+    ids: list[list[int]] = tokenizer([text.completion for text in texts], add_special_tokens=False)[
+        "input_ids"
+    ]
     return [
-        replace(
-            text, tokens=1 + len(tokenizer(text.completion, add_special_tokens=False)["input_ids"])
-        )
-        for text in texts
+        replace(text, tokens=(*own, tokenizer.eos_token_id))
+        for text, own in zip(texts, ids, strict=True)
     ]
 
 
@@ -385,7 +386,9 @@ def score_texts(spec: SweepSpec, task: Task, texts: Sequence[Text]) -> list[dict
         given = [texts[row] for row in batch]
         problems = [cast("Problem", text.problem) for text in given]
         try:
-            scores = task.score(problems, [t.completion for t in given], [t.tokens for t in given])
+            scores = task.score(
+                problems, [t.completion for t in given], [len(t.tokens) for t in given]
+            )
         except TrialFailure as error:  # what a function returned is no reward
             text = str(error).removeprefix(f"{spec.task}: ")
             raise TaskFileError(f"{spec.task}: {text}") from error

@@ -134,13 +134,15 @@ def run_trial(
     )
 
 
-def sample_policy(config: TrialConfig, count: int) -> tuple[Task, list[tuple[Problem, str, int]]]:
+def sample_policy(
+    config: TrialConfig, count: int
+) -> tuple[Task, list[tuple[Problem, str, list[int]]]]:
     """Sample `count` completions of validation prompts as the first evaluation of a trial does.
 
     Each is of another prompt; where there are fewer prompts, the first ones come again.
 
     Returns:
-        The task, which the caller closes; and problems, completions and their lengths in tokens.
+        The task, which the caller closes; and problems, completions and their tokens.
 
     Raises:
         PolicyError, DataError, SandboxUnavailable: from the policy, the data or the task.
@@ -160,7 +162,7 @@ def sample_policy(config: TrialConfig, count: int) -> tuple[Task, list[tuple[Pro
     )
     texts: list[str] = cache.tokenizer.batch_decode(completions, skip_special_tokens=True)
     problems = [held_out.problems[row] for row in rows]
-    return cache.task, list(zip(problems, texts, map(len, completions), strict=True))
+    return cache.task, list(zip(problems, texts, completions, strict=True))
 
 
 def _evaluate_once(
