@@ -41,6 +41,7 @@ PIPE_CLOSED = 141
 """Exit status if the reader of the output has ended, as shells have it."""
 COMMANDS = {
     "init": "write a commented search space for a task and a policy",
+    "score": "score texts with the rewards of a search space, without training",
     "sweep": "search for the Pareto front of a multi-reward RL run",
     "train": "train one policy, without a search",
     "report": "regenerate a sweep's report, or pick one of its candidates",
@@ -311,15 +312,22 @@ def prepare_machine(spec: SweepSpec, processes: int = 1) -> None:
 
     spec = settle_pack(spec, 1)  # no other trial shares this process
     set_written_variables(spec)
-    # Before torch: a training without a GPU must not see one, and TRL takes every one that it sees.
-    count = math.ceil(spec.resources.gpus) * processes
-    devices = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices.split(",")[:count])
+    limit_devices(spec, processes)
     check_resources(spec)
     for warning in list_sandbox_warnings(spec):
         print(f"warning: {warning}", file=sys.stderr)
     for name, value in probe_environment(spec, tracked=False).items():
         print(f"{name}: {value}")
+
+
+def limit_devices(spec: SweepSpec, processes: int = 1) -> None:
+    """Let this process see the GPUs of a training in so many processes; call it before torch.
+
+    A training without a GPU must not see one, and TRL takes every one that it sees.
+    """
+    count = math.ceil(spec.resources.gpus) * processes
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices.split(",")[:count])
 
 
 def set_written_variables(spec: SweepSpec) -> None:

@@ -108,6 +108,8 @@ class LayoutInfo:
 
     convert: Callable[[Mapping[str, Any]], Any]
     """Returns the problem of a row, or raises `RowError`."""
+    write_reference: Callable[[Mapping[str, Any]], str]
+    """Returns a row's own solution as a completion in the tasks' format, or raises `RowError`."""
     tasks: tuple[str, ...]
     """Tasks that can judge such problems."""
     columns: tuple[str, ...]
@@ -115,6 +117,8 @@ class LayoutInfo:
     doc: str
     optional: tuple[str, ...] = ()
     """Columns that are read if they are there."""
+    solution: tuple[str, ...] = ()
+    """Columns that only `write_reference` reads."""
 
 
 TASKS: dict[str, str] = {

@@ -104,6 +104,9 @@ class Scores:
     """Extra columns that reward functions logged -> N values."""
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     """Reward name -> time of its function, where that is known."""
+    results: Sequence[Result | None] = field(default=(), compare=False)
+    """N results of programs in the sandbox, empty for a task that runs none. Verdicts are equal
+    wherever rewards are; the times in them are measured."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from typing import Any
 
 from gdpo_tune.core.registry import LayoutInfo
@@ -23,6 +24,7 @@ from gdpo_tune.tasks.execution import (
     check_assert,
     check_streams,
 )
+from gdpo_tune.tasks.rewards import write_answer
 
 # APPS: `question`, and `input_output`, JSON with `inputs`, `outputs` and perhaps `fn_name`.
 #
@@ -89,8 +91,27 @@ def _write_assert(function: str, arguments: list[Any], expected: object) -> str:
     return f"r = {call}\nassert (list(r) if isinstance(r, tuple) else r) in {right}"
 
 
+def _write_apps(row: Row) -> str:
+    return _write_first_program(
+        get_texts({"solutions": parse_json(row.get("solutions"), "solutions")}, "solutions")
+    )
+
+
+def _write_first_program(programs: Iterable[str]) -> str:
+    """Return the first program that Python 3 can read, as a completion; some are for Python 2."""
+    for program in programs:
+        try:
+            ast.parse(program)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        return write_answer("", program.strip())
+    raise RowError("solutions", "no solution in Python 3")
+
+
 APPS = LayoutInfo(
     convert_apps,
+    write_reference=_write_apps,
+    solution=("solutions",),
     tasks=("code",),
     columns=("question", "input_output"),
     optional=("difficulty", "starter_code"),
@@ -125,8 +146,21 @@ def convert_code_contests(row: Row) -> Problem:
     return build_code_problem(f"{request}\n{STREAMS_NOTE}", "code_contests", streams=pairs)
 
 
+_PYTHON_3 = (3, "PYTHON3")
+"""How `solutions.language` names it: a class of the released data, or its name."""
+
+
+def _write_code_contests(row: Row) -> str:
+    solutions = require_mapping(row.get("solutions"), "solutions")
+    languages = require_list(solutions.get("language"), "solutions")
+    programs = zip(languages, get_texts(solutions, "solution"), strict=False)
+    return _write_first_program(text for language, text in programs if language in _PYTHON_3)
+
+
 CODE_CONTESTS = LayoutInfo(
     convert_code_contests,
+    write_reference=_write_code_contests,
+    solution=("solutions",),
     tasks=("code",),
     columns=("description", "public_tests"),
     optional=("private_tests", "generated_tests", "input_file"),
@@ -157,6 +191,10 @@ def convert_humaneval(row: Row) -> Problem:
 
 HUMANEVAL = LayoutInfo(
     convert_humaneval,
+    write_reference=lambda row: write_answer(
+        "", get_text(row, "prompt") + get_text(row, "canonical_solution")
+    ),
+    solution=("canonical_solution",),
     tasks=("code",),
     columns=("prompt", "entry_point", "test"),
     doc="HumanEval: the head of a function, and `check(candidate)`",
@@ -218,8 +256,13 @@ def _parse(source: str, column: str) -> ast.Module:
         raise RowError(column, f"not Python: {error}") from error
 
 
+def _write_mbpp(row: Row) -> str:
+    return write_answer("", get_text(row, "code").replace("\r\n", "\n"))
+
+
 MBPP = LayoutInfo(
     convert_mbpp,
+    write_reference=_write_mbpp,
     tasks=("code",),
     columns=("text", "code", "test_list"),
     optional=("test_setup_code",),
@@ -227,6 +270,7 @@ MBPP = LayoutInfo(
 )
 MBPP_SANITIZED = LayoutInfo(
     convert_mbpp_sanitized,
+    write_reference=_write_mbpp,
     tasks=("code",),
     columns=("prompt", "code", "test_list", "test_imports"),
     doc="MBPP, sanitized edition",

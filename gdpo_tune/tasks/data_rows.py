@@ -300,6 +300,7 @@ class RowError(Exception):
 
     def __init__(self, column: str, reason: str) -> None:
         super().__init__(f"column {column}: {reason}")
+        self.column, self.reason = column, reason
 
 
 def get_text(row: Row, column: str) -> str:

@@ -121,14 +121,17 @@ def run_programs(
 
     A program that answers the same problem several times is run once.
     """
-    keys = [
-        (problem.prompt, extract_code(completion, problem.data["function"]))
-        for problem, completion in zip(problems, completions, strict=True)
-    ]
-    by_prompt = {problem.prompt: problem for problem in problems}
+    by_key: dict[str | int, Problem] = {}
+    keys: list[tuple[str | int, str]] = []
+    for problem, completion in zip(problems, completions, strict=True):
+        key = problem.prompt
+        if by_key.setdefault(key, problem) != problem:  # the same prompt with other tests
+            key = id(problem)
+            by_key[key] = problem
+        keys.append((key, extract_code(completion, problem.data["function"])))
     limits = Limits(settings.cpu_seconds, settings.wall_seconds, settings.memory_mb << 20)
     distinct = [key for key in dict.fromkeys(keys) if key[1]]
-    jobs = [build_job(by_prompt[prompt], program, limits) for prompt, program in distinct]
+    jobs = [build_job(by_key[key], program, limits) for key, program in distinct]
     results = sandbox.run_batch(jobs) if jobs else []
     return list(map(dict(zip(distinct, results, strict=True)).get, keys))
 

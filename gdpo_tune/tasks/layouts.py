@@ -24,7 +24,8 @@ from gdpo_tune.tasks.data_rows import (
     require_list,
     require_mapping,
 )
-from gdpo_tune.tasks.rewards import normalize_number
+from gdpo_tune.tasks.rewards import normalize_number, write_answer
+from gdpo_tune.tasks.tool_rewards import write_calls
 
 # GSM8K: `question`, and `answer` that ends with `#### ` and a number.
 #
@@ -50,8 +51,14 @@ def convert_openai_gsm8k(row: Row) -> Problem:
     return Problem(get_text(row, "question").strip() + "\n", "gsm8k", data)
 
 
+def _write_openai_gsm8k(row: Row) -> str:
+    steps = get_text(row, "answer").rpartition("####")[0].strip()
+    return write_answer(steps, convert_openai_gsm8k(row).data["answer"])
+
+
 GSM8K = LayoutInfo(
     convert_openai_gsm8k,
+    write_reference=_write_openai_gsm8k,
     tasks=("math", "gsm8k"),
     columns=("question", "answer"),
     doc="word problems; the number after `####` is the answer",
@@ -96,8 +103,14 @@ def extract_box(solution: str) -> str:
     return ""
 
 
+def _write_competition_math(row: Row) -> str:
+    answer = convert_competition_math(row).data["answer"]
+    return write_answer(get_text(row, "solution").strip(), answer)
+
+
 MATH = LayoutInfo(
     convert_competition_math,
+    write_reference=_write_competition_math,
     tasks=("math", "gsm8k"),
     columns=("problem", "solution"),
     optional=("answer",),
@@ -125,7 +138,7 @@ def convert_toolrl(row: Row) -> Problem:
         calls, response = _parse_truth(truth)
     else:
         listed = require_list(parse_json(truth, _TRUTH), f"{_TRUTH}.ground_truth")
-        calls = list(map(_parse_call, listed))
+        calls = list(map(parse_call, listed))
         response = False
     if not calls and not response:
         raise RowError(_TRUTH, "the ground truth has neither a tool call nor a response")
@@ -139,10 +152,11 @@ def _parse_truth(truth: str) -> tuple[list[dict[str, Any]], bool]:
         for tag in ("tool_call", "response")
     )
     lines = [line for line in (block[1] if block else "").split("\n") if line.strip()]
-    return [_parse_call(parse_json(line, _TRUTH)) for line in lines], response is not None
+    return [parse_call(parse_json(line, _TRUTH)) for line in lines], response is not None
 
 
-def _parse_call(call: object) -> dict[str, Any]:
+def parse_call(call: object) -> dict[str, Any]:
+    """Return a call as rewards read it: its `name`, and its `parameters` or `arguments`."""
     fields = require_mapping(call, _TRUTH)
     name = fields.get("name")
     parameters = parse_json(fields.get("parameters", fields.get("arguments")), _TRUTH)
@@ -171,8 +185,16 @@ def _get_messages(row: Row) -> list[str]:
     ]
 
 
+def _write_toolrl(row: Row) -> str:
+    truth = require_mapping(row.get(_TRUTH), _TRUTH).get("ground_truth")
+    if isinstance(truth, str) and not truth.lstrip().startswith("["):
+        return truth.strip()
+    return write_calls("", convert_toolrl(row).data["calls"])
+
+
 TOOLRL = LayoutInfo(
     convert_toolrl,
+    write_reference=_write_toolrl,
     tasks=("tools",),
     columns=("prompt", "reward_model"),
     optional=("tools",),

@@ -198,6 +198,11 @@ def extract_tagged_answer(completion: str) -> str:
     return completion.rpartition("<answer>")[2].partition("</answer>")[0].strip()
 
 
+def write_answer(thought: str, answer: str) -> str:
+    """Return a completion in the rewarded format; both texts may be empty."""
+    return f"<think>{thought}</think>\n<answer>{answer}</answer>"
+
+
 def extract_answer(completion: str) -> str:
     """Return the answer in a completion; empty if there is none.
 

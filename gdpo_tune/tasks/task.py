@@ -19,6 +19,7 @@ from gdpo_tune.core.settings import (
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.tasks.base import Problem, Reward, Sample, Scores, Split
 from gdpo_tune.tasks.data_rows import describe_data, select_problems
+from gdpo_tune.tasks.rewards import write_answer
 
 if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result
@@ -117,7 +118,7 @@ class BuiltInTask(CloseableResource):
         samples = [
             Sample(problem, completion, length, self._length_limit, result)
             for problem, completion, length, result in zip(
-                problems, completions, lengths, results, strict=True
+                problems, completions, lengths, results or [None] * len(problems), strict=True
             )
         ]
 
@@ -129,13 +130,18 @@ class BuiltInTask(CloseableResource):
             rewards={reward.name: measure(reward.score) for reward in self.judged_rewards},
             metrics={name: measure(each) for name, each in self._measures.items()},
             partial={r.name: measure(r.partial) for r in self.judged_rewards if r.partial},
+            results=results,
         )
+
+    def write_reference(self, problem: Problem) -> str:
+        """Return the solution of a problem that the task wrote, as a completion."""
+        return write_answer(problem.data["thoughts"]["terse"], problem.data["solution"])
 
     def _run_programs(
         self, problems: Sequence[Problem], completions: Sequence[str]
     ) -> Sequence[Result | None]:
-        """Return a result for each of N completions; None where there is no program to run."""
-        return [None] * len(problems)
+        """Return N results, None where there is no program to run; empty if the task runs none."""
+        return ()
 
     def environment(self) -> dict[str, str]:
         """Return where problems come from, if that is a data set."""

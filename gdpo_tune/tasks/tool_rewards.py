@@ -80,6 +80,12 @@ def measure_agreement(sample: Sample) -> float:
     return (HIGHEST - LOWEST) * score / most + LOWEST
 
 
+def write_calls(thought: str, calls: Sequence[ToolCall]) -> str:
+    """Return a completion in the rewarded format that makes calls and says nothing else."""
+    lines = "\n".join(map(json.dumps, calls))
+    return f"<think>{thought}</think>\n<tool_call>\n{lines}\n</tool_call>"
+
+
 def parse_calls(completion: str) -> list[ToolCall] | None:
     """Return the calls of the first tool_call block; None if it is missing or a call is broken."""
     _, tag, rest = completion.partition("<tool_call>")

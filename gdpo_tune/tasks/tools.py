@@ -30,6 +30,7 @@ from gdpo_tune.tasks.tool_rewards import (
     TOOL_CALLS,
     TOOL_FORMAT,
     measure_agreement,
+    write_calls,
 )
 
 
@@ -156,6 +157,10 @@ class ToolsTask(BuiltInTask):
         "new line, between <response> and </response>. Use each pair of tags at most once, and at "
         "most {limit} tokens in all."
     )
+
+    def write_reference(self, problem: Problem) -> str:
+        """Return the right calls as a completion."""
+        return write_calls(problem.data["thoughts"]["terse"], problem.data["calls"])
 
 
 TASK = ToolsTask.describe(

@@ -25,6 +25,7 @@ from gdpo_tune.core.completions import (
 )
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.files import explain_full_disk
+from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Estimate
 from gdpo_tune.tasks.base import CallContext, Split
@@ -85,12 +86,7 @@ class Evaluator:
         seed, held_out = derive_seed(self.config.seed, split, step), self.cache.load_split(split)
         # Equal draws in every process would correlate the noise of different prompts.
         generator = torch.Generator().manual_seed(seed + ranks.get_rank())
-        decoding = Decoding(
-            max_new_tokens=settings.max_completion_length,
-            temperature=settings.evaluation_temperature or None,
-            end_tokens=list_end_tokens(model, tokenizer),
-            pad_token=_require_token(tokenizer.pad_token_id),
-        )
+        decoding = build_decoding(settings, model, tokenizer)
         # Engines and `sample_in_chunks` hold as many at once as fit into memory.
         size = settings.completions_per_step // ranks.count_processes()
         own_rows = range(ranks.get_rank(), len(held_out.prompts), ranks.count_processes())
@@ -132,6 +128,18 @@ class Evaluator:
         gathered = sorted(chain(*ranks.gather(records)), key=itemgetter(0))
         columns = {name: [r[i] for r in gathered] for i, name in enumerate(task.metrics, start=1)}
         return estimate_metrics(columns, settings.samples_per_prompt, seed)
+
+
+def build_decoding(
+    settings: TrainingSettings, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> Decoding:
+    """Return the settings with which held-out completions are sampled."""
+    return Decoding(
+        max_new_tokens=settings.max_completion_length,
+        temperature=settings.evaluation_temperature or None,
+        end_tokens=list_end_tokens(model, tokenizer),
+        pad_token=_require_token(tokenizer.pad_token_id),
+    )
 
 
 def choose_shown_prompts(count: int) -> frozenset[int]:

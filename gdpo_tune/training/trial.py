@@ -20,10 +20,11 @@ from transformers.utils import logging as transformers_logging
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, Report
 from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.tasks.base import Problem, Task
 from gdpo_tune.training import gpu, live_engine, ranks
 from gdpo_tune.training.build import build_trainer
 from gdpo_tune.training.checkpoints import Checkpoint, read_checkpoint
-from gdpo_tune.training.evaluation import Evaluator
+from gdpo_tune.training.evaluation import Evaluator, build_decoding, derive_seed
 from gdpo_tune.training.lora import load_adapter
 from gdpo_tune.training.merged_trial import load_merge, merge_and_validate
 from gdpo_tune.training.out_of_memory import explain_out_of_memory
@@ -33,7 +34,11 @@ from gdpo_tune.training.rollout import (
     uses_engine_in_process,
 )
 from gdpo_tune.training.step_reporter import Clock, StepReporter
-from gdpo_tune.training.worker_cache import WorkerCache, open_worker_cache
+from gdpo_tune.training.worker_cache import (
+    WorkerCache,
+    build_worker_cache,
+    open_worker_cache,
+)
 
 
 def train(
@@ -126,6 +131,37 @@ def run_trial(
         checkpoint=checkpoint,
         environment=cache.environment,
     )
+
+
+def sample_policy(
+    config: TrialConfig, count: int
+) -> tuple[Task, list[tuple[Problem, str, list[int]]]]:
+    """Sample `count` completions of validation prompts as the first evaluation of a trial does.
+
+    Each is of another prompt; where there are fewer prompts, the first ones come again.
+
+    Returns:
+        The task, which the caller closes; and problems, completions and their tokens.
+
+    Raises:
+        PolicyError, DataError, SandboxUnavailable: from the policy, the data or the task.
+    """
+    prepare_process(config)
+    set_seed(config.seed)
+    cache = build_worker_cache(config)
+    held_out = cache.load_split("validation")
+    rows = [row % len(held_out.prompts) for row in range(count)]
+    model: Any = cache.take_policy()
+    model = model.to("cuda") if torch.cuda.is_available() else model
+    completions = choose_held_out_sampler(config)(
+        model,
+        [held_out.prompts[row] for row in rows],
+        build_decoding(config.training, model, cache.tokenizer),
+        torch.Generator().manual_seed(derive_seed(config.seed, "validation", 0)),
+    )
+    texts: list[str] = cache.tokenizer.batch_decode(completions, skip_special_tokens=True)
+    problems = [held_out.problems[row] for row in rows]
+    return cache.task, list(zip(problems, texts, completions, strict=True))
 
 
 def _evaluate_once(
