@@ -264,7 +264,8 @@ def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str
 
     Raises:
         ResourcesError: the policy does not fit into the share of a GPU that a trial gets.
-        PolicyError: the policy cannot be read, or lacks a pad or end token.
+        PolicyError: the policy cannot be read, lacks an end token, or its chat template an
+            argument of `model.chat_template_kwargs`.
         DataError: the data is missing, unreadable or unusable, or a split is too small.
         SandboxUnavailable: the task runs code, and no sandbox for it is available.
         TrackingError: `tracking.required` and the server does not answer.

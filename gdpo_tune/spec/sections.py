@@ -8,6 +8,7 @@ from types import UnionType
 from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import (
+    Field,
     AfterValidator,
     BaseModel,
     BeforeValidator,
@@ -77,7 +78,15 @@ def require_pattern(pattern: str, reason: str, fix: str) -> AfterValidator:
 def build_settings_model(kind: Any) -> type[Section]:
     """Return a section with the fields of a plain dataclass."""
     hints, fields = get_type_hints(kind, include_extras=True), dataclasses.fields(kind)
-    model: dict[str, Any] = {field.name: (hints[field.name], field.default) for field in fields}
+    model: dict[str, Any] = {
+        field.name: (
+            hints[field.name],
+            field.default
+            if field.default is not dataclasses.MISSING
+            else Field(default_factory=field.default_factory),
+        )
+        for field in fields
+    }
     return create_model(kind.__name__, __base__=Section, **model)
 
 

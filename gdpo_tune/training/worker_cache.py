@@ -156,8 +156,15 @@ def build_worker_cache(
         config.params,
         config.scoring,
     )
-    instructions = task.instructions, config.model.instructions
-    prompts = choose_prompt_format(config.policy, tokenizer, *instructions)
+    model_settings = config.model
+    prompts = choose_prompt_format(
+        config.policy,
+        tokenizer,
+        task.instructions,
+        model_settings.instructions,
+        model_settings.chat_template_kwargs,
+        model_settings.template_date,
+    )
     initial = hash_policy(model)
     if shares_weights:
         network: Any = model
