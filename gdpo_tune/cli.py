@@ -272,10 +272,13 @@ def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str
     """
     from gdpo_tune.core import task_files
     from gdpo_tune.policies.hub import check_policy_available
+    from gdpo_tune.policies.prompts import check_template_kwargs, read_chat_template
     from gdpo_tune.tasks.data.dataset import check_data
     from gdpo_tune.tracking import check_server
 
     check_policy_available(spec.policy, spec.model.revision)
+    template = read_chat_template(spec.policy, spec.model.revision)
+    check_template_kwargs(spec.policy, template, spec.model.chat_template_kwargs)
     check_share(spec)
     check_data(spec.data, spec.training)
     with task_files.build_task(spec.task, spec.training, spec.sandbox, spec.data) as task:

@@ -19,9 +19,14 @@ from gdpo_tune.exporters.data_licence import is_within_reach
 from gdpo_tune.exporters.glue.prompt_program import compute_digest
 from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt, build_prompt, write_rows
 from gdpo_tune.exporters.recipe import Recipe
-from gdpo_tune.exporters.reward_file import SANDBOX, runs_programs
+from gdpo_tune.exporters.reward_file import SANDBOX, list_template_settings, runs_programs
 from gdpo_tune.exporters.sandbox_copy import SANDBOX_COPY
-from gdpo_tune.policies.prompts import PromptFormat, choose_instructions, load_local_tokenizer
+from gdpo_tune.policies.prompts import (
+    PromptFormat,
+    choose_instructions,
+    choose_prompt_format,
+    load_local_tokenizer,
+)
 
 REFERENCE_FILE = "make_prompts.py"
 """Program of an export that writes the prompts."""
@@ -57,10 +62,12 @@ def collect_prompts(recipe: Recipe) -> ExportedPrompts:
             "the data are"
         ) from error
     tokenizer = load_local_tokenizer(recipe.policy_name, recipe.model.revision)
-    mode = recipe.model.instructions
-    instructions = choose_instructions(recipe.policy_name, tokenizer, task.instructions, mode)
-    reader = None if tokenizer is None else PromptFormat(tokenizer, instructions)
-    if reader is not None:
+    request = task.instructions, recipe.model.instructions
+    instructions = choose_instructions(recipe.policy_name, tokenizer, *request)
+    reader = None
+    if tokenizer is not None:
+        arguments = recipe.model.chat_template_kwargs, recipe.model.template_date
+        reader = choose_prompt_format(recipe.policy_name, tokenizer, *request, *arguments)
         tokens = reader.encode([p.prompt for p in problems])
         limit = recipe.data.max_prompt_length
         problems = [p for p, read in zip(problems, tokens, strict=True) if len(read) <= limit]
@@ -147,6 +154,7 @@ def format_reference(recipe: Recipe, training: TrainingFiles) -> str:
         "OPTIONAL_COLUMNS": repr(layout.optional),
         "POLICY": repr(recipe.policy),
         "INSTRUCTIONS": repr(choose_instructions(recipe.policy_name, tokenizer, own, mode)),
+        **list_template_settings(recipe),
         "IS_CHAT": repr(recipe.is_chat),
         "COUNT": repr(recipe.training.train_prompts),
         "SEED": repr(recipe.seed),

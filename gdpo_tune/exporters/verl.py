@@ -70,6 +70,7 @@ def export(recipe: Recipe) -> base.Exported:
             "train_files": base.PROMPTS_FILE,
             # It requires one, and reads it only where `trainer.test_freq` is set.
             "val_files": base.PROMPTS_FILE,
+            **_build_template_arguments(recipe),
             "shuffle": False,
             "train_batch_size": recipe.prompts,
             "max_prompt_length": recipe.max_prompt_length,
@@ -125,9 +126,17 @@ def export(recipe: Recipe) -> base.Exported:
         to_supply={},
         result=f"checkpoints/{recipe.name}",
         training=base.TrainingFiles(
-            glue={"verl_rewards": (MANAGER,)}, ending="", build_row=build_row
+            glue={"verl_rewards": (MANAGER,)},
+            ending="",
+            build_row=build_row,
+            passes_template_kwargs=True,
         ),
     )
+
+
+def _build_template_arguments(recipe: Recipe) -> dict[str, object]:
+    values = dict(recipe.model.chat_template_kwargs)
+    return {"apply_chat_template_kwargs": values} if values else {}
 
 
 def _format_run(recipe: Recipe) -> str:

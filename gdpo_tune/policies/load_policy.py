@@ -168,7 +168,8 @@ def measure_policy(name: str) -> PolicySize | None:
 def _check_directory(name: str, directory: Path) -> None:
     if not directory.is_dir():
         raise PolicyError(f"policy {name!r} is a file: give the directory that holds config.json")
-    if _read_json(name, directory / "config.json") is None:
+    config = _read_json(name, directory / "config.json")
+    if config is None:
         raise PolicyError(
             f"policy {name!r}: {directory} has no config.json: give a directory that "
             "save_pretrained wrote (an adapter must be merged into its model first)"
@@ -184,7 +185,9 @@ def _check_directory(name: str, directory: Path) -> None:
             "too"
         )
     older = _read_json(name, directory / "special_tokens_map.json") or {}
-    if tokenizer.get("tokenizer_class", _OWN_TOKENS[0]) in _OWN_TOKENS:
+    kind = tokenizer.get("tokenizer_class")
+    # Older files leave the class, and its own end token, to the model's type: those of GPT-2 do.
+    if kind in _OWN_TOKENS or (kind is None and config.get("eos_token_id") is None):
         _require_end_token(name, tokenizer.get("eos_token") or older.get("eos_token"))
 
 

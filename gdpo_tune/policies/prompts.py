@@ -22,6 +22,8 @@ PROMPTS_FILE = "prompts.json"
 """File in a policy's directory that says how it was prompted in its training."""
 TEMPLATE_FILE = "chat_template.jinja"
 """File in which Transformers saves the chat template of a tokenizer."""
+CLOCK = "strftime_now"
+"""Function that Transformers and vLLM give to chat templates."""
 FIXED_DATE = "2024-07-26"
 """Date in prompts for which nobody names one: Llama 3.1's template writes it without a clock."""
 THOUGHT_TAGS = ("<think>", "<thinking>", "<thought>", "<reasoning>")
@@ -116,9 +118,14 @@ class PromptFormat:
         fixed, end = self._fixed_template, self._opened
         return leave_out_end(fixed, end) if end else fixed
 
-    def find_opened_tag(self) -> str:
-        """Return the tag that the chat template opens and the policy writes; empty if none."""
-        return self._opened.strip() if self.template is not None else ""
+    def find_left_out(self) -> str:
+        """Return what stands at the end of a prompt elsewhere and is left out here; often empty.
+
+        It is a tag that the chat template opens, or the end token of a plain text.
+        """
+        if self.template is not None:
+            return self._opened.strip()
+        return str(self.tokenizer.decode(find_added_tokens(self.tokenizer)[1]))
 
     def save(self, directory: Path) -> None:
         """Make a trained policy's directory prompt it as in its training, and record how that was.
@@ -128,15 +135,12 @@ class PromptFormat:
         record: dict[str, object] = {"instructions": bool(self.instructions)}
         if self.instructions:
             record["instructions_text"] = self.instructions
-        if self.template is None and (ending := find_added_tokens(self.tokenizer)[1]):
-            record["left_out_at_the_end"] = str(self.tokenizer.decode(ending))
-        elif self.template is not None and self.template != self.tokenizer.get_chat_template():
+        if self.find_left_out():
+            record["left_out_at_the_end"] = self.find_left_out()
+        if self.template is not None and self.template != self.tokenizer.get_chat_template():
             (directory / TEMPLATE_FILE).write_text(self.template, encoding="utf-8")
-            record |= {
-                "left_out_at_the_end": self._opened,
-                "chat_template_kwargs": dict(self.template_kwargs),
-                "template_date": self.date or FIXED_DATE,
-            }
+            record["chat_template_kwargs"] = dict(self.template_kwargs)
+            record["template_date"] = self.date or FIXED_DATE
         text = json.dumps(record, ensure_ascii=False)
         (directory / PROMPTS_FILE).write_text(text, encoding="utf-8")
 
@@ -198,11 +202,11 @@ def fix_arguments(template: str, values: Mapping[str, Any], date: str) -> str:
         "{% endif %}\n"
         for name, text in written.items()
     )
-    if "strftime_now" in template and "macro strftime_now" not in template:
+    if CLOCK in template and f"macro {CLOCK}" not in template:
         day = datetime.fromisoformat(date)
         parts = {part: day.strftime(part) for part in sorted(set(_DIRECTIVE.findall(template)))}
         head += (
-            "{% macro strftime_now(format) %}{% set date = namespace(text=format) %}"
+            f"{{% macro {CLOCK}(format) %}}{{% set date = namespace(text=format) %}}"
             f"{{% for part, text in {json.dumps(parts)}.items() %}}"
             "{% set date.text = date.text.replace(part, text) %}{% endfor %}{{ date.text }}"
             "{% endmacro %}\n"
@@ -252,22 +256,28 @@ def choose_prompt_format(
             template reads no argument of this name.
     """
     given = template_kwargs or {}
-    template = tokenizer.get_chat_template() if tokenizer.chat_template is not None else None
-    check_template_kwargs(name, template, given)
+    has_template = tokenizer.chat_template is not None
+    check_template_kwargs(name, tokenizer.get_chat_template() if has_template else "", given)
     chosen = choose_instructions(name, tokenizer, instructions, mode)
-    tags = dict.fromkeys((*THOUGHT_TAGS, *_TAG.findall(instructions)))
-    return PromptFormat(tokenizer, chosen, tuple(tags), given, date)
+    return PromptFormat(tokenizer, chosen, list_own_tags(instructions), given, date)
+
+
+def list_own_tags(instructions: str) -> tuple[str, ...]:
+    """Return the tags that a policy writes itself under a task with these instructions."""
+    return tuple(dict.fromkeys((*THOUGHT_TAGS, *_TAG.findall(instructions))))
 
 
 def check_template_kwargs(name: str, template: str | None, given: Mapping[str, Any]) -> None:
     """Refuse arguments that a chat template does not read: they would have no effect.
 
+    The template of the policy `name` is empty if it has none; None, not known yet, passes.
+
     Raises:
-        PolicyError: the policy `name` has no chat template, or one without such a word.
+        PolicyError: the template lacks such a word.
     """
     unread = [word for word in given if not re.search(rf"\b{word}\b", template or "")]
-    if unread:
-        reason = "has no chat template" if template is None else "has a chat template without it"
+    if unread and template is not None:
+        reason = "has a chat template without it" if template else "has no chat template"
         raise PolicyError(
             f"model.chat_template_kwargs.{unread[0]} = {json.dumps(given[unread[0]])}: policy "
             f"{name!r} {reason}, so it would have no effect: remove it, or correct its name"
@@ -319,14 +329,18 @@ def find_text_prefix(name: str, revision: str = "") -> str:
     return "" if tokenizer is None else str(tokenizer.decode(find_added_tokens(tokenizer)[0]))
 
 
-def has_chat_template(name: str, revision: str = "") -> bool | None:
-    """Return whether a policy has a chat template; None if it is not on this machine."""
+def read_chat_template(name: str, revision: str = "") -> str | None:
+    """Return the text of a policy's chat templates, without loading its tokenizer.
+
+    Empty if it has none; None if it is not on this machine.
+    """
     directory = _find_tokenizer(name, revision)
     if directory is None:
         return None
-    if (directory / "chat_template.jinja").is_file():
-        return True
-    return "chat_template" in json.loads((directory / _TOKENIZER_FILE).read_text(encoding="utf-8"))
+    if (directory / TEMPLATE_FILE).is_file():
+        return (directory / TEMPLATE_FILE).read_text(encoding="utf-8")
+    settings = json.loads((directory / _TOKENIZER_FILE).read_text(encoding="utf-8"))
+    return str(settings.get("chat_template") or "")
 
 
 def _find_tokenizer(name: str, revision: str) -> Path | None:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 from collections.abc import Iterable
 from datetime import date
+from math import isfinite
 from typing import Any
 
 from gdpo_tune.core import registry
@@ -117,7 +118,10 @@ def check_model(settings: ModelSettings, policy: str, problems: Problems) -> Non
     elif EVERY_LINEAR in settings.lora_targets and len(settings.lora_targets) > 1:
         reason = f"{EVERY_LINEAR} already stands for every name"
         problems.refuse("model.lora_targets", reason, f"write [{EVERY_LINEAR}], or only names")
-    for name in settings.chat_template_kwargs:
+    for name, value in settings.chat_template_kwargs.items():
+        if not isinstance(value, str | int) and not (isinstance(value, float) and isfinite(value)):
+            fix = "write a word, a number, true or false"
+            problems.refuse(("model", "chat_template_kwargs", name), "no such value", fix)
         if not name.isidentifier() or name in RESERVED_ARGUMENTS or name.endswith("_token"):
             reason = "a chat template gets this from Transformers, or cannot read such a name"
             fix = "write the name of a variable of the template, such as enable_thinking"
