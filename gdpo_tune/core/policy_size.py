@@ -14,10 +14,7 @@ _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 
 
-POSITION_KEYS = (
-    *("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_seq_length"),
-    "max_sequence_length",
-)
+POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_seq_length")
 """Keys of a config.json with the tokens that a policy reads and writes, by architecture."""
 
 
@@ -26,7 +23,7 @@ def find_position_limit(config: Mapping[str, Any]) -> int | None:
 
     A policy that also reads images has its limit in the section of its text model.
     """
-    nested: Any = config.get("text_config") or config.get("llm_config")
+    nested: Any = config.get("text_config")
     sections = [config, nested] if isinstance(nested, Mapping) else [config]
     limits = [section.get(key) for section in sections for key in POSITION_KEYS]
     return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)

@@ -34,7 +34,7 @@ def export(recipe: Recipe) -> base.Exported:
         "dtype": "float32",
         "bf16": recipe.model.dtype != "float32",
         "gradient_checkpointing": recipe.model.gradient_checkpointing != "off",
-        **_build_template_arguments(recipe),
+        **base.build_optional("chat_template_kwargs", recipe.model.chat_template_kwargs),
         "datasets": [{"path": "parquet", "data_files": base.PROMPTS_FILE, "split": "train"}],
         "shuffle_dataset": False,
         "reward_funcs": list_reward_functions(recipe),
@@ -59,11 +59,6 @@ def export(recipe: Recipe) -> base.Exported:
         result=recipe.name,
         training=replace(build_training_files(recipe), passes_template_kwargs=True),
     )
-
-
-def _build_template_arguments(recipe: Recipe) -> dict[str, object]:
-    values = dict(recipe.model.chat_template_kwargs)
-    return {"chat_template_kwargs": values} if values else {}
 
 
 def list_reward_functions(recipe: Recipe) -> list[str]:

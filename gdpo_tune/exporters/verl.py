@@ -70,7 +70,7 @@ def export(recipe: Recipe) -> base.Exported:
             "train_files": base.PROMPTS_FILE,
             # It requires one, and reads it only where `trainer.test_freq` is set.
             "val_files": base.PROMPTS_FILE,
-            **_build_template_arguments(recipe),
+            **base.build_optional("apply_chat_template_kwargs", recipe.model.chat_template_kwargs),
             "shuffle": False,
             "train_batch_size": recipe.prompts,
             "max_prompt_length": recipe.max_prompt_length,
@@ -132,11 +132,6 @@ def export(recipe: Recipe) -> base.Exported:
             passes_template_kwargs=True,
         ),
     )
-
-
-def _build_template_arguments(recipe: Recipe) -> dict[str, object]:
-    values = dict(recipe.model.chat_template_kwargs)
-    return {"apply_chat_template_kwargs": values} if values else {}
 
 
 def _format_run(recipe: Recipe) -> str:

@@ -169,10 +169,8 @@ class PromptFormat:
         """
         from jinja2 import TemplateError
 
-        turns = [
-            {"role": role, "content": probe}
-            for role, probe in zip(("system", "user"), _PROBES, strict=True)
-        ]
+        system, user = _PROBES
+        turns = [{"role": "system", "content": system}, {"role": "user", "content": user}]
         try:
             text = self._apply(self._fixed_template, turns)
         except TemplateError:
@@ -195,12 +193,11 @@ def fix_arguments(template: str, values: Mapping[str, Any], date: str) -> str:
     Every name of `values`, JSON scalars, has its value where the caller gives none. `strftime_now`,
     which Transformers and vLLM define, gives midnight of `date` in every format.
     """
-    written = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
     # The line breaks are Jinja's to remove, so the rest of the template is rendered as it was.
     head = "".join(
-        f"{{% if {name} is not defined %}}{{% set {name} = {'none' if text == 'null' else text} %}}"
-        "{% endif %}\n"
-        for name, text in written.items()
+        f"{{% if {name} is not defined %}}{{% set {name} = "
+        f"{json.dumps(value, ensure_ascii=False)} %}}{{% endif %}}\n"
+        for name, value in values.items()
     )
     if CLOCK in template and f"macro {CLOCK}" not in template:
         day = datetime.fromisoformat(date)

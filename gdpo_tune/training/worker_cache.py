@@ -156,15 +156,9 @@ def build_worker_cache(
         config.params,
         config.scoring,
     )
-    model_settings = config.model
-    prompts = choose_prompt_format(
-        config.policy,
-        tokenizer,
-        task.instructions,
-        model_settings.instructions,
-        model_settings.chat_template_kwargs,
-        model_settings.template_date,
-    )
+    instructions = task.instructions, config.model.instructions
+    arguments = config.model.chat_template_kwargs, config.model.template_date
+    prompts = choose_prompt_format(config.policy, tokenizer, *instructions, *arguments)
     initial = hash_policy(model)
     if shares_weights:
         network: Any = model

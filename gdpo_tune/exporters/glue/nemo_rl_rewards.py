@@ -25,7 +25,8 @@ def process_prompt(
     import torch
 
     reader, turns = build_reader(tokenizer), row["messages"]
-    prompt = turns[-1]["content"] if reader.template is None else turns
+    plain = "\n\n".join(turn["content"] for turn in turns)
+    prompt = plain if reader.template is None else turns
     tokens = torch.tensor(reader.encode([prompt])[0])
     fits = len(tokens) < longest
     text = reader.render(prompt)
