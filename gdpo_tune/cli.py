@@ -265,7 +265,8 @@ def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str
 
     Raises:
         ResourcesError: the policy does not fit into the share of a GPU that a trial gets.
-        PolicyError: the policy cannot be read, or lacks a pad or end token.
+        PolicyError: the policy cannot be read, lacks an end token, or its chat template an
+            argument of `model.chat_template_kwargs`.
         DataError: the data is missing, unreadable or unusable, or a split is too small.
         UsageError: a reward function of a task in a file returns what is no reward.
         SandboxUnavailable: the task runs code, and no sandbox for it is available.
@@ -273,10 +274,13 @@ def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str
     """
     from gdpo_tune.core import task_files
     from gdpo_tune.policies.hub import check_policy_available
+    from gdpo_tune.policies.prompts import check_template_kwargs, read_chat_template
     from gdpo_tune.tasks.data_rows import check_data
     from gdpo_tune.tracking import check_server
 
     check_policy_available(spec.policy, spec.model.revision)
+    template = read_chat_template(spec.policy, spec.model.revision)
+    check_template_kwargs(spec.policy, template, spec.model.chat_template_kwargs)
     check_share(spec)
     check_data(spec.data, spec.training)
     with task_files.build_task(spec.task, spec.training, spec.sandbox, spec.data) as task:

@@ -177,6 +177,7 @@ def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ())
     """
     from gdpo_tune.policies.hub import describe_policy
     from gdpo_tune.policies.load_policy import measure_policy
+    from gdpo_tune.policies.prompts import check_template_kwargs, read_chat_template
     from gdpo_tune.spec import (
         check_disk,
         find_machine_problems,
@@ -191,6 +192,8 @@ def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ())
         describe_policy(spec.policy, spec.model.revision),
         measure_policy(spec.policy),
     )
+    template = read_chat_template(spec.policy, spec.model.revision)
+    check_template_kwargs(spec.policy, template, spec.model.chat_template_kwargs)
     pack = None
     if spec.resources.pack != 1:
         pack = choose_trials_per_process(spec)

@@ -123,7 +123,7 @@ def train_or_show(
         reason = f"{config.directory} cannot be used: {error}; choose another --out"
         raise UsageError(reason) from error
     try:
-        write_request(config)
+        config = write_request(config)
         compare_content(config, accept=accept_changes)
         if (config.directory / RESULT).exists():
             print("already finished: nothing was started")
@@ -136,29 +136,37 @@ def train_or_show(
     return 0
 
 
-def write_request(config: TrialConfig) -> None:
+def write_request(config: TrialConfig) -> TrialConfig:
     """Write the request into the directory, or compare it with the one that the directory has.
+
+    Return the config with the date for chat templates that the request records.
 
     Raises:
         UsageError: the directory holds another training.
     """
     import json
+    from dataclasses import replace
+    from datetime import date
 
     from gdpo_tune.core.errors import UsageError
     from gdpo_tune.core.files import write_atomically
     from gdpo_tune.results.retrain import list_decisive_settings
     from gdpo_tune.spec.model import list_differences
 
-    file, wanted = config.directory / REQUEST, list_decisive_settings(config)
-    if not file.exists():
+    file, key = config.directory / REQUEST, "model.template_date"
+    earlier = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    day = config.model.template_date or earlier.get(key) or date.today().isoformat()
+    config = replace(config, model=replace(config.model, template_date=day))
+    wanted = list_decisive_settings(config)
+    if not earlier:
         write_atomically(file, json.dumps(wanted, indent=1))
-        return
-    changed = list_differences(json.loads(file.read_text(encoding="utf-8")), wanted)
+    changed = list_differences({key: day, **(earlier or wanted)}, wanted)
     if changed:
         raise UsageError(
             f"{config.directory} holds another training: {'; '.join(changed)}\n"
             "    fix: choose another --out, or ask for the same"
         )
+    return config
 
 
 def compare_content(config: TrialConfig, *, accept: bool) -> None:

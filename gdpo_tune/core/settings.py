@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -162,6 +163,13 @@ class ModelSettings:
     instructions: Literal["auto", "on", "off"] = "auto"
     """Give the policy the task's instructions on the rewarded format. `auto` gives them to all but
     the policies that ship, and to a policy that was trained here as in its training."""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Arguments of the policy's chat template, such as `{enable_thinking: false}`. A directory of a
+    trained policy has them as defaults. In TRL, chat_template_kwargs; in verl,
+    apply_chat_template_kwargs."""
+    template_date: str = ""
+    """Date that the chat template writes as today's, `2026-01-31`; default: the day on which the
+    sweep or training started, for all of its trials."""
 
 
 @dataclass(frozen=True)

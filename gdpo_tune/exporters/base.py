@@ -43,8 +43,10 @@ class TrainingFiles:
     """Source at the end of `rewards.py`."""
     build_row: Callable[[ExportedPrompt, int], Mapping[str, object]]
     """Columns of a prompt, which has that number, in `prompts.parquet`; a function of `glue`."""
-    strips_opened_tag: bool = False
-    """True if prompts are read as in a trial: without a tag that the chat template opens last."""
+    reads_as_trained: bool = False
+    """True if prompts are read by the chat template of the training, not by the policy's own."""
+    passes_template_kwargs: bool = False
+    """True if the configuration has the arguments of the chat template."""
     others: Mapping[str, str] = field(default_factory=dict[str, str])
     """Name of another file -> its text."""
 
@@ -76,6 +78,11 @@ class Exported:
     def start(self) -> str:
         """Command that starts the library in the directory of the export."""
         return f"{self.environment} {START}".lstrip()
+
+
+def build_optional(key: str, value: Mapping[str, object]) -> dict[str, object]:
+    """Return a key with its mapping, or nothing if that is empty."""
+    return {key: dict(value)} if value else {}
 
 
 def check_support(

@@ -109,7 +109,7 @@ def export(recipe: Recipe) -> base.Exported:
             glue={"nemo_rl_rewards": ("Judge", "process_prompt")},
             ending=f"import ray  # noqa: E402\n\n{ACTOR} = ray.remote(Judge)",
             build_row=build_row,
-            strips_opened_tag=True,
+            reads_as_trained=True,
             others={PROGRAM_FILE: PROGRAM},
         ),
     )

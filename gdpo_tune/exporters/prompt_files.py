@@ -24,8 +24,18 @@ from gdpo_tune.exporters.glue.prompt_rows import (
     write_rows,
 )
 from gdpo_tune.exporters.recipe import Recipe
-from gdpo_tune.exporters.reward_file import SANDBOX, SANDBOX_COPY, runs_programs
-from gdpo_tune.policies.prompts import PromptFormat, choose_instructions, load_local_tokenizer
+from gdpo_tune.exporters.reward_file import (
+    SANDBOX,
+    SANDBOX_COPY,
+    list_template_settings,
+    runs_programs,
+)
+from gdpo_tune.policies.prompts import (
+    PromptFormat,
+    choose_instructions,
+    choose_prompt_format,
+    load_local_tokenizer,
+)
 
 REFERENCE_FILE = "make_prompts.py"
 """Program of an export that writes the prompts."""
@@ -61,10 +71,12 @@ def collect_prompts(recipe: Recipe) -> ExportedPrompts:
             "the data are"
         ) from error
     tokenizer = load_local_tokenizer(recipe.policy_name, recipe.model.revision)
-    mode = recipe.model.instructions
-    instructions = choose_instructions(recipe.policy_name, tokenizer, task.instructions, mode)
-    reader = None if tokenizer is None else PromptFormat(tokenizer, instructions)
-    if reader is not None:
+    request = task.instructions, recipe.model.instructions
+    instructions = choose_instructions(recipe.policy_name, tokenizer, *request)
+    reader = None
+    if tokenizer is not None:
+        arguments = recipe.model.chat_template_kwargs, recipe.model.template_date
+        reader = choose_prompt_format(recipe.policy_name, tokenizer, *request, *arguments)
         tokens = reader.encode([p.turns or p.prompt for p in problems])
         limit = recipe.data.max_prompt_length
         problems = [p for p, read in zip(problems, tokens, strict=True) if len(read) <= limit]
@@ -151,6 +163,7 @@ def format_reference(recipe: Recipe, training: TrainingFiles) -> str:
         "OPTIONAL_COLUMNS": repr(layout.optional),
         "POLICY": repr(recipe.policy),
         "INSTRUCTIONS": repr(choose_instructions(recipe.policy_name, tokenizer, own, mode)),
+        **list_template_settings(recipe),
         "IS_CHAT": repr(recipe.is_chat),
         "COUNT": repr(recipe.training.train_prompts),
         "SEED": repr(recipe.seed),

@@ -21,7 +21,7 @@ from gdpo_tune.core.shaping import Shaping, build_shaping
 from gdpo_tune.core.task_files import build_task, load_task_info
 from gdpo_tune.core.trial_config import Params, Segment
 from gdpo_tune.policies.load_policy import count_positions
-from gdpo_tune.policies.prompts import has_chat_template
+from gdpo_tune.policies.prompts import read_chat_template
 from gdpo_tune.results.parents import Parent
 from gdpo_tune.results.retrain import TrainingRequest
 from gdpo_tune.results.transfer import Transfer
@@ -220,7 +220,7 @@ def build_recipe(request: TrainingRequest, policy: str) -> Recipe:
         note=" ".join(request.note.split()),  # a path with a new line would end a comment
         policy=policy,
         policy_name=spec.policy,
-        is_chat=has_chat_template(spec.policy, spec.model.revision) is not False,
+        is_chat=read_chat_template(spec.policy, spec.model.revision) != "",
         positions=count_positions(spec.policy, spec.model.revision),
         rewards=tuple(
             ExportedReward(name, weights[name] / largest, *info.rewards[name], shaping[name])

@@ -5,6 +5,8 @@ Source: trl/trainer/grpo_config.py, grpo_trainer.py and scripts/grpo.py of TRL 1
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gdpo_tune.exporters import base, common_differences
 from gdpo_tune.exporters.glue.trl_rewards import build_row
 from gdpo_tune.exporters.recipe import Recipe
@@ -32,6 +34,7 @@ def export(recipe: Recipe) -> base.Exported:
         "dtype": "float32",
         "bf16": recipe.model.dtype != "float32",
         "gradient_checkpointing": recipe.model.gradient_checkpointing != "off",
+        **base.build_optional("chat_template_kwargs", recipe.model.chat_template_kwargs),
         "datasets": [{"path": "parquet", "data_files": base.PROMPTS_FILE, "split": "train"}],
         "shuffle_dataset": False,
         "reward_funcs": list_reward_functions(recipe),
@@ -54,7 +57,7 @@ def export(recipe: Recipe) -> base.Exported:
         differences=_list_differences(recipe),
         to_supply={},
         result=recipe.name,
-        training=build_training_files(recipe),
+        training=replace(build_training_files(recipe), passes_template_kwargs=True),
     )
 
 

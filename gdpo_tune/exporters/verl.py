@@ -70,6 +70,7 @@ def export(recipe: Recipe) -> base.Exported:
             "train_files": base.PROMPTS_FILE,
             # It requires one, and reads it only where `trainer.test_freq` is set.
             "val_files": base.PROMPTS_FILE,
+            **base.build_optional("apply_chat_template_kwargs", recipe.model.chat_template_kwargs),
             "shuffle": False,
             "train_batch_size": recipe.prompts,
             "max_prompt_length": recipe.max_prompt_length,
@@ -125,7 +126,10 @@ def export(recipe: Recipe) -> base.Exported:
         to_supply={},
         result=f"checkpoints/{recipe.name}",
         training=base.TrainingFiles(
-            glue={"verl_rewards": (MANAGER,)}, ending="", build_row=build_row
+            glue={"verl_rewards": (MANAGER,)},
+            ending="",
+            build_row=build_row,
+            passes_template_kwargs=True,
         ),
     )
 

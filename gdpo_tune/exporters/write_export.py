@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ from gdpo_tune.exporters.reward_file import (
     find_task_file,
     runs_programs,
 )
+from gdpo_tune.policies.prompts import CLOCK, FIXED_DATE, TEMPLATE_FILE, PromptFormat
 from gdpo_tune.results.parents import explain_merge
 from gdpo_tune.results.retrain import TrainingRequest
 
@@ -91,6 +93,8 @@ def export_training(
             prompts = collect_prompts(recipe)
             files[PROMPTS_FILE] = format_prompts(prompts, recipe, exported.training)
             differences = list_prompt_differences(prompts, recipe, exported.training)
+            if differences and prompts.reader is not None and prompts.reader.template is not None:
+                files[TEMPLATE_FILE] = prompts.reader.template.encode()
     if ships:
         source = POLICIES[request.spec.policy]
         files |= {f"{POLICY_COPY}/{file.name}": file.read_bytes() for file in source.iterdir()}
@@ -198,18 +202,33 @@ def list_prompt_differences(
 ) -> list[Difference]:
     """Return what may differ in the prompts, whatever the library."""
     if prompts.reader is not None:
-        opened = prompts.reader.find_opened_tag()
-        if not opened or training.strips_opened_tag:
-            return []
-        ours = f"without the `{opened}` that the chat template writes: the policy writes it itself"
-        theirs = (
-            f"with `{opened}`, which completions then lack, so that a reward of the format fails: "
-            "remove it from the chat template"
-        )
-        return [Difference("end of a prompt", ours, theirs)]
+        return [] if training.reads_as_trained else _compare_prompts(prompts.reader, training)
     ours = f"prompts above {recipe.data.max_prompt_length} tokens are left out"
     theirs = (
         f"the tokenizer of {recipe.policy_name} is not on this machine: every prompt is in the "
         "file, and the policy is taken to have a chat template"
     )
     return [Difference("prompts", ours, theirs)]
+
+
+def _compare_prompts(reader: PromptFormat, training: TrainingFiles) -> list[Difference]:
+    """Return the differences of a library that renders prompts by the policy's own template."""
+    rows: list[Difference] = []
+    end, fix = reader.find_left_out(), f"copy `{TEMPLATE_FILE}` of this directory to the policy's"
+    if end:
+        ours = f"without the `{end}` that its tokenizer writes"
+        theirs = f"with `{end}`: remove it from the post-processor of the tokenizer"
+        if reader.template is not None:
+            ours += ": the policy writes it itself"
+            reason = "which completions then lack, so that a reward of the format fails"
+            theirs = f"with `{end}`, {reason}: {fix}"
+        rows.append(Difference("end of a prompt", ours, theirs))
+    own = "" if reader.template is None else str(reader.tokenizer.get_chat_template())
+    if CLOCK in own:
+        theirs = f"that of the day on which it trains: {fix}"
+        rows.append(Difference("date in a prompt", reader.date or FIXED_DATE, theirs))
+    if reader.template_kwargs and not training.passes_template_kwargs:
+        ours = ", ".join(f"{k}: {json.dumps(v)}" for k, v in reader.template_kwargs.items())
+        theirs = f"the defaults of the chat template: {fix}"
+        rows.append(Difference("arguments of the chat template", ours, theirs))
+    return rows

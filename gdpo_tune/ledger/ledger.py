@@ -48,7 +48,7 @@ from gdpo_tune.ledger.journal import Journal, Lease, replay
 from gdpo_tune.ledger.opening import open_for_reading, open_for_writing
 from gdpo_tune.ledger.request_rules import SweepSnapshot
 from gdpo_tune.ledger.steering_state import SteeringState, apply_settings, fold_requests
-from gdpo_tune.ledger.study import open_study, write_spec
+from gdpo_tune.ledger.study import open_study, pin_template_date, write_spec
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.objectives import BASELINES
 
@@ -82,7 +82,10 @@ class Ledger(SweepHistory, CloseableResource):
         """Numbers of trials whose records in memory are out of date."""
         try:
             storage = replay(journal)
-            super().__init__(storage, open_study(storage, spec, writable=lease is not None))
+            study = open_study(storage, spec, writable=lease is not None)
+            super().__init__(storage, study)
+            if lease is not None:
+                spec = self.spec = self._file_spec = pin_template_date(study, spec)
             self._records, self._next_order = self._load()
             self._resolve_spec()
             if lease is not None:

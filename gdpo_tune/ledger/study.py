@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import date
 
 import optuna
 from optuna.exceptions import ExperimentalWarning
@@ -47,6 +49,25 @@ def open_study(storage: JournalStorage, spec: SweepSpec, *, writable: bool) -> o
             "    fix: choose another --name, or --fresh to move that one aside"
         )
     return study
+
+
+def pin_template_date(study: optuna.Study, spec: SweepSpec) -> SweepSpec:
+    """Return the spec with the date for chat templates that the sweep recorded at its first start.
+
+    Raises:
+        IdentityError: the spec names another date.
+    """
+    named = spec.model.template_date
+    recorded: str = study.user_attrs.get("template_date", "")
+    if not recorded:
+        recorded = named or date.today().isoformat()
+        study.set_user_attr("template_date", recorded)
+    if named not in ("", recorded):
+        raise IdentityError(
+            f"{spec.location} was started with model.template_date = {recorded}, not {named}\n"
+            "    fix: remove that key, choose another --name, or --fresh to move that sweep aside"
+        )
+    return spec.model_copy(update={"model": replace(spec.model, template_date=recorded)})
 
 
 def describe_differences(spec: SweepSpec) -> str:

@@ -10,14 +10,19 @@ import json
 import os
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.files import expand_home, is_directory
-from gdpo_tune.core.policy_size import KNOWN_POLICIES, PolicySize, find_known_size
+from gdpo_tune.core.policy_size import (
+    KNOWN_POLICIES,
+    PolicySize,
+    find_known_size,
+    find_position_limit,
+)
 from gdpo_tune.core.registry import POLICIES
 
 if TYPE_CHECKING:
@@ -27,9 +32,10 @@ if TYPE_CHECKING:
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Patterns of the files that hold weights."""
-_NEEDED_TOKENS = {"pad_token": "pad", "eos_token": "end"}
 _NOISE = ("jitter_noise", "input_jitter_noise")
 """Numbers in mixtures of experts that scale what the router reads at random, in training alone."""
+_OWN_TOKENS = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes of tokenizers that have no special tokens but those of their files."""
 _LONGEST_HEADER = 100 * 2**20
 """Bytes of the header of a safetensors file; the format's own limit."""
 _PROBE = "Write f(x): k is 17, plus 9\n<think>17+9=26</think><answer>def f(x): return 26*x</answer>"
@@ -96,12 +102,14 @@ def load_policy(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a policy's weights (on the CPU, in float32 without `dtype`) and its tokenizer.
 
-    The tokenizer pads on the left, as generation needs. Of the policy's generation config only the
-    ids of tokens stay, see `build_neutral_decoding`. Its dropout is off, unless `dropout` keeps it.
+    The tokenizer pads on the left, as generation needs, and with its end token if it has no pad
+    token, as TRL does. Padding is masked by its length, so that the end token is still trained. Of
+    the policy's generation config only the ids of tokens stay, see `build_neutral_decoding`. Its
+    dropout is off, unless `dropout` keeps it.
 
     Raises:
-        PolicyError: it cannot be found or read, has no pad or end token, or its loaded tokenizer
-            differs from the saved one.
+        PolicyError: it cannot be found or read, has no end token, or its loaded tokenizer differs
+            from the saved one.
     """
     import torch
     from safetensors import SafetensorError
@@ -177,8 +185,7 @@ def count_positions(name: str, revision: str = "") -> int | None:
     """Return how many tokens a policy reads and writes; None if no file on this machine says so."""
     directory = find_local_directory(name, revision)
     config = None if directory is None else _read_json(name, directory / "config.json")
-    limit = (config or {}).get("max_position_embeddings")
-    return limit if isinstance(limit, int) else None
+    return find_position_limit(config or {})
 
 
 def measure_policy(name: str) -> PolicySize | None:
@@ -201,7 +208,8 @@ def measure_policy(name: str) -> PolicySize | None:
 def _check_directory(name: str, directory: Path) -> None:
     if not directory.is_dir():
         raise PolicyError(f"policy {name!r} is a file: give the directory that holds config.json")
-    if _read_json(name, directory / "config.json") is None:
+    config = _read_json(name, directory / "config.json")
+    if config is None:
         raise PolicyError(
             f"policy {name!r}: {directory} has no config.json: give a directory that "
             "save_pretrained wrote (an adapter must be merged into its model first)"
@@ -217,11 +225,16 @@ def _check_directory(name: str, directory: Path) -> None:
             "too"
         )
     older = _read_json(name, directory / "special_tokens_map.json") or {}
-    _require_tokens(name, {**older, **tokenizer})
+    kind = tokenizer.get("tokenizer_class")
+    # Older files leave the class, and its own end token, to the model's type: those of GPT-2 do.
+    if kind in _OWN_TOKENS or (kind is None and config.get("eos_token_id") is None):
+        _require_end_token(name, tokenizer.get("eos_token") or older.get("eos_token"))
 
 
 def _check_loaded(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    _require_tokens(name, {key: getattr(tokenizer, key) for key in _NEEDED_TOKENS})
+    _require_end_token(name, tokenizer.eos_token)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
     _check_tokenizer_file(name, tokenizer)
     embeddings: Any = model.get_input_embeddings()
     rows: int = embeddings.weight.shape[0]
@@ -253,13 +266,12 @@ def _check_tokenizer_file(name: str, tokenizer: PreTrainedTokenizerBase) -> None
         )
 
 
-def _require_tokens(name: str, tokens: Mapping[str, object]) -> None:
-    for key, word in _NEEDED_TOKENS.items():
-        if not tokens.get(key):
-            raise PolicyError(
-                f"policy {name!r} has no {word} token: set tokenizer.{key}, save the tokenizer to "
-                "a directory and give that directory"
-            )
+def _require_end_token(name: str, token: object) -> None:
+    if not token:
+        raise PolicyError(
+            f"policy {name!r} has no end token: set tokenizer.eos_token, save the tokenizer to a "
+            "directory and give that directory"
+        )
 
 
 def _read_json(name: str, file: Path) -> dict[str, Any] | None:

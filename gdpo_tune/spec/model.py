@@ -224,6 +224,8 @@ def select_decisive(settings: Any) -> dict[str, Any]:
     plain = asdict(settings)
     if isinstance(settings, TrainingSettings):
         return {key: value for key, value in plain.items() if key not in INDIFFERENT_TRAINING}
+    if isinstance(settings, ModelSettings):
+        del plain["template_date"]  # that of the start, which a sweep keeps
     if isinstance(settings, SandboxSettings):
         plain["modules"] = tuple(sorted(set(settings.modules)))
         return {key: plain[key] for key in DECISIVE_SANDBOX_KEYS}

@@ -43,6 +43,7 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "README.md", ADAPTER_CO
 _TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model")
 _PROMPTS = (PROMPTS_FILE, "chat_template.jinja")
 _NOT_COMPARED = {
+    PROMPTS_FILE: {"instructions_text"},  # of a task whose settings may differ
     "config.json": {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"},
     "tokenizer.json": {"version", "truncation", "padding"},
 }

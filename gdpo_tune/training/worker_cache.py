@@ -165,7 +165,8 @@ def build_worker_cache(
         config.scoring,
     )
     instructions = task.instructions, config.model.instructions
-    prompts = choose_prompt_format(config.policy, tokenizer, *instructions)
+    arguments = config.model.chat_template_kwargs, config.model.template_date
+    prompts = choose_prompt_format(config.policy, tokenizer, *instructions, *arguments)
     initial = hash_policy(model)
     if shares_weights:
         network: Any = model

@@ -255,6 +255,10 @@ def test_positions_are_those_of_the_policy_that_is_given(load, tmp_path):
     assert load(long, policy).training.max_completion_length == 1000
     with pytest.raises(SpecError, match="has 1024 positions"):
         load("training.max_completion_length=1024", policy)
+    for content in ('{"n_positions": 32}', '{"text_config": {"max_position_embeddings": 32}}'):
+        (folder / "config.json").write_text(content)  # ms-swift#6211
+        with pytest.raises(SpecError, match="has 32 positions"):
+            load(long, policy)
     for content in ("{}", "[]", "{", '{"max_position_embeddings": null}'):
         (folder / "config.json").write_text(content)
         assert load(long, policy).policy == str(folder)

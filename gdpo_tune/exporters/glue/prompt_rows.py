@@ -10,6 +10,11 @@ from typing import Any
 from gdpo_tune.policies.prompts import PromptFormat
 from gdpo_tune.tasks.base import Problem
 
+TAGS: tuple[str, ...] = ()
+"""Tags that the policy writes itself, see `PromptFormat`."""
+TEMPLATE_KWARGS: Mapping[str, Any] = {}
+TEMPLATE_DATE = ""
+
 
 @dataclass(frozen=True)
 class ExportedPrompt:
@@ -21,6 +26,11 @@ class ExportedPrompt:
     """Chat turns, each with `role` and `content`; None without a chat template."""
     problem: str
     """JSON by which `rewards.py` judges a completion."""
+
+
+def build_reader(tokenizer: Any, instructions: str = "") -> PromptFormat:
+    """Return the prompt format of the training, for the tokenizer of its policy."""
+    return PromptFormat(tokenizer, instructions, TAGS, TEMPLATE_KWARGS, TEMPLATE_DATE)
 
 
 def build_prompt(
