@@ -19,6 +19,7 @@ from gdpo_tune.core.shaping import build_shaping
 from gdpo_tune.core.task_files import build_task, load_task_info
 from gdpo_tune.exporters import data_licence
 from gdpo_tune.exporters.bundle import Bundle
+from gdpo_tune.exporters.glue.prompt_rows import list_facts
 from gdpo_tune.exporters.write_export import export_training, format_run
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.policies.prompts import PromptFormat
@@ -122,7 +123,7 @@ def test_prompts_are_in_the_order_in_which_the_trial_reads_them_first(tmp_path):
     rows = read_prompts(tmp_path)
     order = order_prompts(40, 40, seed=5)
     assert [row["prompt"] for row in rows] == [problems[index].prompt for index in order]
-    assert json.loads(rows[0]["problem"]) == asdict(problems[order[0]])
+    assert json.loads(rows[0]["problem"]) == list_facts(problems[order[0]])
 
 
 @pytest.mark.parametrize("space", COMPLETIONS)
