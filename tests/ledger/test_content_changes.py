@@ -24,7 +24,7 @@ from gdpo_tune.tracking.run_content import build_trial_tags
 from gdpo_tune.tuning import runner
 from gdpo_tune.tuning.kept_checkpoints import select_kept_trials
 from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials, refuse_other_content
-from gdpo_tune.tuning.search.plan import find_next_step
+from gdpo_tune.tuning.search.plan import count_planned, find_next_step
 from gdpo_tune.tuning.search.projection import Projection
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
 
@@ -96,6 +96,8 @@ def test_after_an_accepted_change_only_later_trials_are_on_the_front(spec):
             "task mine.py changed",
         )
         assert find_next_step(spec, ledger.get_records()).role == "untrained"  # measured anew
+        planned = count_planned(spec, ledger.get_records()[:0])
+        assert count_planned(spec, ledger.get_records()) == planned + 2
         run_trial(ledger, 0.1, "untrained")
         run_trial(ledger, 0.2, "published")
         later = run_trial(ledger, 0.4, learning_rate=1e-4)

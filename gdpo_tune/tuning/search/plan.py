@@ -164,7 +164,8 @@ def count_planned(spec: SweepSpec, records: Sequence[TrialRecord], added: Added 
     """Return the most trials at the end; how many replicates and merges depends on the front."""
     search = max(spec.search.trials, count_started(records))
     search += len(added) + sum(bool(record.request) for record in records)
-    trained = 2 + search + spec.search.replicates.max_trainings
+    again = sum(record.role in BASELINES and not record.is_comparable for record in records)
+    trained = 2 + again + search + spec.search.replicates.max_trainings
     limit = spec.search.budget.trials
     most = min(trained, limit or trained) + count_candidates(spec)
     return max(len(records), most)
