@@ -38,7 +38,7 @@ from gdpo_tune.core.files import explain_write_errors, is_directory, write_atomi
 from gdpo_tune.core.formatting import format_count, make_printable
 from gdpo_tune.core.prompt_order import PROBLEM_SEED
 from gdpo_tune.core.registry import describe_layout
-from gdpo_tune.tasks.base import Problem
+from gdpo_tune.tasks.base import CallContext, Problem, takes_context
 from gdpo_tune.tasks.data_rows import (
     SURROGATE,
     RowError,
@@ -209,9 +209,14 @@ def read_completions(spec: SweepSpec, file: Path) -> list[Text]:
                 raise RowError("completion", "missing, or not a text that a tokenizer reads")
             problem = build_stated_problem(spec, line)
             if task_files.is_task_file(spec.task) and texts:
-                first = cast("Problem", texts[0].problem).data
-                if set(problem.data) != set(first):
-                    reason = f"other columns than {', '.join(first) or 'none'} of the first line"
+                first = cast("Problem", texts[0].problem)
+                if bool(problem.turns) != bool(first.turns):
+                    raise RowError(
+                        "prompt", "a text here and messages there, unlike the first line"
+                    )
+                if set(problem.data) != set(first.data):
+                    columns = ", ".join(first.data) or "none"
+                    reason = f"other columns than {columns} of the first line"
                     raise RowError(", ".join(problem.data) or "prompt", reason)
             texts.append(Text(str(number), problem, completion))
         except RowError as error:
@@ -235,6 +240,8 @@ def build_stated_problem(spec: SweepSpec, line: Mapping[str, Any]) -> Problem:
     Raises:
         RowError: it has neither or both, or columns that are missing, unknown or unusable.
     """
+    from gdpo_tune.tasks.custom import collect_rows
+
     if ("row" in line) == ("prompt" in line):
         raise RowError(
             "row", "row and prompt are both here" if "row" in line else "no row, and no prompt"
@@ -253,10 +260,15 @@ def build_stated_problem(spec: SweepSpec, line: Mapping[str, Any]) -> Problem:
             raise RowError("row", f"without {', '.join(missing)} of the layout {spec.data.layout}")
         return layout.convert(row)
     stated = dict(require_mapping(line["row"], "row") if "row" in line else line)
+    if is_own:
+        try:
+            (problem,) = collect_rows([stated])[0].values()
+        except UsageError as error:
+            reason = str(error).partition("\n")[0].removeprefix("rows(): ")
+            raise RowError("prompt", reason.replace("row 0", "this line")) from error
+        return problem
     prompt = get_text(stated, "prompt")
     del stated["prompt"]
-    if is_own:
-        return Problem(prompt, "own", stated)
     for name in stated:
         if name not in FACTS[spec.task]:
             known = ", ".join(FACTS[spec.task])
@@ -386,8 +398,10 @@ def score_texts(spec: SweepSpec, task: Task, texts: Sequence[Text]) -> list[dict
         given = [texts[row] for row in batch]
         problems = [cast("Problem", text.problem) for text in given]
         try:
+            tokens = [text.tokens for text in given]
+            known = {"context": CallContext(tokens)} if takes_context(task) else {}
             scores = task.score(
-                problems, [t.completion for t in given], [len(t.tokens) for t in given]
+                problems, [t.completion for t in given], list(map(len, tokens)), **known
             )
         except TrialFailure as error:  # what a function returned is no reward
             text = str(error).removeprefix(f"{spec.task}: ")

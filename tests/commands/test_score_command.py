@@ -176,6 +176,32 @@ def test_an_own_task_takes_a_row_with_its_prompt_and_needs_no_other_rows(
     assert line["rewards"]["right"] == 1.0
 
 
+# Source: docs.trl.dev, "Using a custom reward function": messages in, messages out, and the tokens.
+def test_an_own_task_gets_messages_and_tokens_as_in_trl(tmp_path, capsys):
+    (tmp_path / "chat.py").write_text(
+        "from gdpo_tune.tasks.custom import RewardFunctionTask\n"
+        "def right(prompts, completions, completion_ids, answer, **_):\n"
+        "    texts = [one[0]['content'] + '/' + prompt[-1]['content']\n"
+        "             for prompt, one in zip(prompts, completions)]\n"
+        "    return [float(text == right and len(ids) > 1)\n"
+        "            for text, right, ids in zip(texts, answer, completion_ids)]\n"
+        "class Chat(RewardFunctionTask):\n"
+        "    reward_funcs = [right]\n"
+    )
+    goals = "objectives: {right: {direction: maximize, reference: 0}}\n"
+    space = write_space(tmp_path, f"{tmp_path}/chat.py:Chat", goals=goals)
+    prompt = [{"role": "user", "content": "1+2"}]
+    line = {"prompt": prompt, "answer": "3/1+2"}
+    file = write_lines(tmp_path, {**line, "completion": "3"}, {**line, "completion": "4"})
+    found = score_lines(capsys, space, "--completions", file)
+    assert [line["rewards"]["right"] for line in found] == [1.0, 0.0]
+    bad = write_lines(
+        tmp_path, {**line, "completion": "3"}, {**line, "prompt": "x", "completion": ""}
+    )
+    with pytest.raises(UsageError, match=r":2: .*unlike the first line"):
+        score.main([space, "--completions", bad])
+
+
 def test_an_error_of_an_own_score_names_its_line(own_space, tmp_path):
     file = write_lines(tmp_path, {"prompt": "1+2=", "answer": 3, "completion": "3"})
     broken = f"task={tmp_path}/sums.py:Broken"
