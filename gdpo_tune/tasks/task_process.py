@@ -214,10 +214,10 @@ class TaskProcess(CloseableResource):
         raise _ProcessEndedError(function, row, reason)
 
     def _describe(self, ended: _ProcessEndedError) -> str:
-        if not ended.function:
-            return f"{self.task}: score() {ended.reason}"
         place = self.places.get(ended.function, "")
-        return f"reward {ended.function} ({place}) {ended.reason}"
+        who = f"reward {ended.function} ({place})" if place else f"{self.task}: score()"
+        fix = "correct it, or give its class a larger time_limit"
+        return f"{who} {ended.reason}\n    fix: {fix}"
 
     def _pickle(self, problem: Problem) -> bytes:
         known = self._pickled.get(id(problem))
