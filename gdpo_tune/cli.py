@@ -287,20 +287,28 @@ def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str
     with task_files.build_task(spec.task, spec.training, spec.sandbox, spec.data) as task:
         environment = task.environment()  # starts what the task needs, such as the sandbox
         if task_files.is_task_file(spec.task):
-            environment["rewards checked"] = report_check(task)
+            environment["rewards checked"] = report_check(spec, task)
     if tracked:
         check_server(spec)
     return environment
 
 
-def report_check(task: Any) -> str:
+def report_check(spec: SweepSpec, task: Any) -> str:
     """Check the rewards of a task in a file, print warnings, and return the times of functions.
 
     Raises:
         UsageError: a function returns what is no reward, or does not return.
+        PolicyError: the prompts are conversations, which the policy's template cannot write.
     """
     from gdpo_tune.tasks.task_process import check_rewards
 
+    turns = task.problems("train", 1, 0)[0].turns
+    if turns:
+        from gdpo_tune.policies.prompts import PromptFormat, load_local_tokenizer
+
+        tokenizer = load_local_tokenizer(spec.policy, spec.model.revision)
+        if tokenizer is not None:
+            PromptFormat(tokenizer, template_kwargs=spec.model.chat_template_kwargs).render(turns)
     times, warnings = check_rewards(task)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)

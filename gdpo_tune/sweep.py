@@ -214,7 +214,7 @@ def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ())
         with task_files.build_task(spec.task, spec.training, spec.sandbox, spec.data) as task:
             for name, value in task.environment().items():
                 print(f"{name}: {value}")
-            print(f"rewards checked: {cli.report_check(task)}")
+            print(f"rewards checked: {cli.report_check(spec, task)}")
     return 0
 
 

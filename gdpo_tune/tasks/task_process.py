@@ -162,6 +162,9 @@ class TaskProcess(CloseableResource):
             told = self._exchange("build", self._parts, {})
         except _ProcessEndedError as ended:
             raise TaskFileError(f"{self.task}: its process {ended.reason}") from None
+        except GdpoTuneError:
+            self._end()
+            raise
         self.rewards: tuple[str, ...] = told["rewards"]
         self.metrics: tuple[str, ...] = told["metrics"]
         self.instructions: str = told["instructions"]
@@ -180,7 +183,7 @@ class TaskProcess(CloseableResource):
             self._end()
             self._start()
         self._output.left = MOST_PRINTED
-        function, row, deadline = "", None, float("inf")
+        function, row, limit, deadline = "", None, 0.0, float("inf")
         reason = ""
         try:
             self._connection.send((method, arguments))
@@ -201,7 +204,6 @@ class TaskProcess(CloseableResource):
                 elif self._process.poll() is not None:
                     reason = _describe_exit(self._process)
                 elif time.monotonic() >= deadline:
-                    limit = self.time_limit * (1 if row is None else ROW_SHARE)
                     reason = f"did not return within {limit:g} s (time_limit of its class)"
         except GdpoTuneError:
             raise

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from gdpo_tune.core import task_files
 from gdpo_tune.core.completions import read_completions
@@ -20,6 +21,7 @@ from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.tasks.base import RewardFailures
 from gdpo_tune.tasks.task_process import MOST_PRINTED, TaskProcess, check_rewards
 from gdpo_tune.training import train, worker_cache
+from tests.support.training import write_policy
 
 SETTINGS = TrainingSettings(
     steps=1,
@@ -30,6 +32,7 @@ SETTINGS = TrainingSettings(
     validation_prompts=4,
     test_prompts=4,
     samples_per_prompt=1,
+    dead_steps=0,
 )
 FILE = """
 import os, random, signal, sys, time
@@ -226,13 +229,21 @@ def test_exceptions_on_some_texts_are_a_warning(tmp_path):
     assert warning.startswith("reward picky raised for 2 of 8 texts: ZeroDivisionError")
 
 
-def test_what_functions_log_is_kept(tmp_path):
+def test_a_conversation_trains_and_what_functions_log_is_kept(tmp_path):
     # Source: TRL 1.16, `GRPOTrainer._log_metric`: means are logged under the name itself.
-    build(tmp_path, CHECKED, "Good").close()
+    text = CHECKED.replace('f"say {i}"', '[{"role": "user", "content": f"say {i}"}]').replace(
+        "completions]", "(one[0]['content'] for one in completions)]"
+    )
+    text = text.replace("map(len, completions)", "len(one[0]['content']) for one in completions")
+    build(tmp_path, text, "Good").close()
     task = f"{tmp_path / 'mine.py'}:Good"
     params = {name: info.default for name, info in PARAMETERS.items()}
     params |= {"reward_weights.good": 1.0, "group_size": 4}
-    config = TrialConfig(task, "embedded", 0, params, SETTINGS, tmp_path / "trial")
+    policy = write_policy(tmp_path / "policy")
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    tokenizer.chat_template = "{% for one in messages %}{{ one['content'] }}={% endfor %}"
+    tokenizer.save_pretrained(policy)
+    config = TrialConfig(task, policy, 0, params, SETTINGS, tmp_path / "trial")
     train(config, resume=None, report=lambda *_: None)
     worker_cache.release_worker_cache()
     (step,) = read_steps(tmp_path / "trial")
