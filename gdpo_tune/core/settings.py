@@ -166,7 +166,7 @@ class ModelSettings:
     instructions: Literal["auto", "on", "off"] = "auto"
     """Give the policy the task's instructions on the rewarded format. `auto` gives them to all but
     the policies that ship, and to a policy that was trained here as in its training."""
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
     """Arguments of the policy's chat template, such as `{enable_thinking: false}`. A directory of a
     trained policy has them as defaults. In TRL, chat_template_kwargs; in verl,
     apply_chat_template_kwargs."""

@@ -64,7 +64,8 @@ class PromptFormat:
         Without a chat template, the instructions stand above the prompt.
 
         Raises:
-            PolicyError: the chat template does not write the prompt, or there is none for turns.
+            PolicyError: the chat template refuses or does not write the prompt, or there is none
+                for turns.
         """
         if self.template is not None:
             return self._apply(self.template, self.build_messages(prompt))
@@ -167,24 +168,28 @@ class PromptFormat:
 
         A template without the role may raise an error or leave out either text.
         """
-        from jinja2 import TemplateError
-
         system, user = _PROBES
         turns = [{"role": "system", "content": system}, {"role": "user", "content": user}]
         try:
             text = self._apply(self._fixed_template, turns)
-        except TemplateError:
+        except PolicyError:
             return False
         return all(probe in text for probe in _PROBES)
 
     def _apply(self, template: str, turns: Turns) -> str:
-        rendered = self.tokenizer.apply_chat_template(
-            [dict(turn) for turn in turns],
-            chat_template=template,
-            add_generation_prompt=True,
-            tokenize=False,
-        )
-        return str(rendered)
+        from jinja2 import TemplateError
+
+        read = [dict(turn) for turn in turns]
+        options: dict[str, Any] = {"chat_template": template, "tokenize": False}
+        try:
+            text = self.tokenizer.apply_chat_template(read, add_generation_prompt=True, **options)
+        except TemplateError as error:
+            roles = ", ".join(turn["role"] for turn in read)
+            raise PolicyError(
+                f"the chat template refuses turns of the roles {roles}: {error}: give turns in the "
+                "order that it expects, or set another as tokenizer.chat_template"
+            ) from error
+        return str(text)
 
 
 def fix_arguments(template: str, values: Mapping[str, Any], date: str) -> str:

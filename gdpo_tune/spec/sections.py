@@ -76,12 +76,9 @@ def require_pattern(pattern: str, reason: str, fix: str) -> AfterValidator:
 
 def build_settings_model(kind: Any) -> type[Section]:
     """Return a section with the fields of a plain dataclass."""
-    hints, fields = get_type_hints(kind, include_extras=True), dataclasses.fields(kind)
-    model: dict[str, Any] = {}
-    for each in fields:
-        made = each.default is dataclasses.MISSING
-        default = each.default_factory() if made else each.default
-        model[each.name] = hints[each.name], default
+    hints, default = get_type_hints(kind, include_extras=True), kind()
+    names = [field.name for field in dataclasses.fields(kind)]
+    model: dict[str, Any] = {name: (hints[name], getattr(default, name)) for name in names}
     return create_model(kind.__name__, __base__=Section, **model)
 
 

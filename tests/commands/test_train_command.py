@@ -131,6 +131,16 @@ def test_another_training_in_the_same_directory_is_refused(fake):
     assert "seed = 0, not 1" in str(caught.value)
 
 
+def test_a_training_keeps_the_date_of_its_start(fake):
+    """Source: open-unlearning#98: prompts that change overnight cannot be compared."""
+    date = "2025-01-31"
+    assert train.main([*FILE, "--steps", "1", "--set", f"model.template_date={date}"]) == 0
+    (config,) = fake.configs
+    assert config.model.template_date == date
+    resumed = train.write_request(replace(config, model=replace(config.model, template_date="")))
+    assert resumed.model.template_date == date
+
+
 def test_several_workers_train_in_processes_of_their_own(fake, monkeypatch, capsys):
     started = []
 

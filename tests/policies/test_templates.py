@@ -10,6 +10,8 @@ from transformers import AutoTokenizer
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.exporters.glue.nemo_rl_rewards import process_prompt
 from gdpo_tune.exporters.glue.prompt_rows import build_prompt
+from gdpo_tune.exporters.prompt_files import ExportedPrompts, collect_prompts
+from gdpo_tune.exporters.write_export import list_prompt_differences
 from gdpo_tune.policies.load_policy import load_policy, resolve_policy
 from gdpo_tune.policies.prompts import (
     PromptFormat,
@@ -18,6 +20,7 @@ from gdpo_tune.policies.prompts import (
     find_text_prefix,
 )
 from gdpo_tune.tasks.base import Problem
+from tests.support.export import export_to, make_recipe, parse_settings
 
 INSTRUCTIONS = "Write <think>why</think> and <answer>what</answer>."
 ABOVE = "{% if messages[0].role == 'system' %}{% set top = messages[0].content %}"
@@ -186,6 +189,14 @@ def test_turns_of_a_chat_go_to_the_template_as_they_are(tokenizer):
         PromptFormat(tokenizer).encode([turns])
 
 
+def test_turns_that_a_template_refuses_are_refused_with_its_reason(tokenizer):
+    tokenizer.chat_template = "{% if messages[-1].role != 'user' %}{{ raise_exception('end with a "
+    tokenizer.chat_template += "user') }}{% endif %}" + TURNS + "{{ m.content }}{% endfor %}"
+    turns = [{"role": role, "content": "7"} for role in ("user", "assistant")]
+    with pytest.raises(PolicyError, match="roles user, assistant: end with a user"):
+        PromptFormat(tokenizer).render(turns)
+
+
 def test_a_template_that_drops_the_prompt_is_refused(tokenizer):
     """A template for parts of images and texts iterates over the letters of a text."""
     tokenizer.chat_template = TURNS + "{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
@@ -226,3 +237,30 @@ def test_a_later_argument_overrides_that_of_the_training(tokenizer, tmp_path):
     assert PromptFormat(served).render("7").endswith("</think>\n\n")
     thinking = PromptFormat(served, template_kwargs={"enable_thinking": True})
     assert thinking.render("7").endswith("assistant\n")
+
+
+def test_exports_say_or_set_what_a_template_reads(tokenizer, tmp_path):
+    """Source: GRPOConfig.chat_template_kwargs in TRL 1.16, data.apply_chat_template_kwargs in verl.
+
+    The others render by the policy's own template, so the page names the file to use in its place.
+    """
+    policy = shutil.copytree(resolve_policy("embedded"), tmp_path / "policy")
+    tokenizer.chat_template = TEMPLATES["llama3"] + "{{ '<think>\\n' if not enable_thinking }}"
+    tokenizer.save_pretrained(policy)
+    changes = [f"policy={policy}", "model.chat_template_kwargs.enable_thinking=false"]
+    recipe = make_recipe(*changes, "model.template_date=2025-01-31")
+    reader = collect_prompts(recipe).reader
+    for library, topics in {
+        "trl": ["end of a prompt", "date in a prompt"],
+        "axolotl": ["end of a prompt", "date in a prompt", "arguments of the chat template"],
+        "nemo-rl": [],
+    }.items():
+        exported = export_to(library, recipe)
+        prompts = ExportedPrompts([], INSTRUCTIONS, reader)
+        rows = list_prompt_differences(prompts, recipe, exported.training)
+        assert [row.topic for row in rows] == topics
+    assert parse_settings(export_to("trl", recipe))["chat_template_kwargs"] == {
+        "enable_thinking": False
+    }
+    verl = parse_settings(export_to("verl", recipe))["data"]
+    assert verl["apply_chat_template_kwargs"] == {"enable_thinking": False}

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gdpo_tune.policies.prompts import PromptFormat
+from gdpo_tune.policies.prompts import THOUGHT_TAGS, PromptFormat
 from gdpo_tune.tasks.base import Problem
 
-TAGS: tuple[str, ...] = ()
+TAGS = THOUGHT_TAGS
 """Tags that the policy writes itself, see `PromptFormat`."""
 TEMPLATE_KWARGS: Mapping[str, Any] = {}
 TEMPLATE_DATE = ""
