@@ -6,6 +6,7 @@ Most tests use a GPT-2: its positions are learned, it has dropout, and its modul
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -91,11 +92,15 @@ def run(policy, directory, settings=ONE_STEP, model=None, **params):
 def draw(tmp_path_factory):
     """A function that samples held-out completions under a policy's own decoding."""
 
+    policy = tmp_path_factory.mktemp("policy")
+    write_gpt2(policy)
+
     def draw(**generation):
-        policy = write_gpt2(tmp_path_factory.mktemp("policy"), generation)
+        entries = {"eos_token_id": 1, "pad_token_id": 0, **generation}
+        (policy / "generation_config.json").write_text(json.dumps(entries))
         seed = torch.Generator().manual_seed(0)
         decoding = rollout.Decoding(8, 1.0, (1,), 0)
-        return rollout.generate(load_policy(policy)[0], [[5, 6, 7]] * 16, decoding, seed)
+        return rollout.generate(load_policy(str(policy))[0], [[5, 6, 7]] * 16, decoding, seed)
 
     return draw
 
