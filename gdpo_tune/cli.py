@@ -4,6 +4,7 @@
     gdpo-tune --print-completion bash           a completion script for bash, zsh or tcsh
 
 Exit status 0: done. 1: something broke. 2: the request was wrong, and nothing was started.
+7: no training had a signal, because its rewards were equal in every group.
 130: stopped by Ctrl-C; run the same command to resume.
 """
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
 from gdpo_tune.core import ray_access, task_files
-from gdpo_tune.core.errors import ClusterLostError, ResourcesError, UsageError
+from gdpo_tune.core.errors import ClusterLostError, NoSignalError, ResourcesError, UsageError
 from gdpo_tune.core.hub_address import refuse_published
 
 if TYPE_CHECKING:
@@ -271,7 +271,15 @@ def write_figures(spec: SweepSpec, result: SweepResult) -> None:
 
 
 def find_status(result: SweepResult) -> int:
-    """Return the exit status of a finished sweep: 1 if every trial failed."""
+    """Return the exit status of a finished sweep: 1 if every trial failed, 7 without a signal."""
+    from gdpo_tune.results.warnings import explain_dead_start
+    from gdpo_tune.tuning.search.plan import find_dead_start
+
+    dead = find_dead_start(result.spec, result.records)
+    if dead is not None and dead.directory is not None:
+        text = explain_dead_start(dead.reason, dead.directory)
+        print(f"error: trial {dead.number} and all others: {text}", file=sys.stderr)
+        return NoSignalError.exit_status
     trained = [record for record in result.records if record.role != "untrained"]
     if not trained or any(record.state != "failed" for record in trained):
         return 0

@@ -196,10 +196,12 @@ def train_to_end(asked: TrainingRequest, config: TrialConfig) -> bool:
     """Train to the end and write the result; return False if a signal stopped it before."""
     import json
 
+    from gdpo_tune.core.errors import NoSignalError
     from gdpo_tune.core.files import write_atomically
     from gdpo_tune.core.signals import stop_on_signals
     from gdpo_tune.display.training import TrainingDisplay
     from gdpo_tune.ledger.trial_encoding import encode_outcome
+    from gdpo_tune.results.warnings import explain_dead_start
     from gdpo_tune.training.checkpoints import find_checkpoint
 
     workers = asked.spec.resources.workers
@@ -229,6 +231,8 @@ def train_to_end(asked: TrainingRequest, config: TrialConfig) -> bool:
             if not stop.requested:
                 raise
             return False
+        except NoSignalError as error:
+            raise NoSignalError(explain_dead_start(str(error), config.directory)) from error
     encoded = encode_outcome(outcome, config.directory)
     write_atomically(config.directory / RESULT, json.dumps(encoded, indent=1))
     return True

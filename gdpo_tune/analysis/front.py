@@ -20,7 +20,7 @@ from gdpo_tune.analysis.replicates import (
     Configuration,
     Key,
     group_trials,
-    is_feasible,
+    is_eligible,
     is_measured,
     pool_estimates,
     pool_trials,
@@ -276,7 +276,7 @@ def _trace_hypervolume(
             trials = seeds.setdefault(key, [])
             trials.append(record)
             before, now = points.pop(key, None), None
-            if is_feasible(trials):
+            if is_eligible(trials):
                 now = points[key] = tuple(
                     pool_estimates([trial.test[goal.name] for trial in trials]).mean
                     for goal in objectives

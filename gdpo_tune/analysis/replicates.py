@@ -70,6 +70,8 @@ class Configuration:
     """Probability of being on the front, given means and standard errors; 0 when not ranked."""
     parts: tuple[Part, ...] = ()
     """Trained policies that a checkpoint or a merge consists of, those of its first seed."""
+    can_be_on_front: bool = True
+    """False for what `is_eligible` leaves out."""
 
     @property
     def is_training(self) -> bool:
@@ -161,6 +163,15 @@ def is_feasible(seeds: Sequence[TrialRecord]) -> bool:
     return 2 * sum(record.feasible is not False for record in seeds) > len(seeds)
 
 
+def is_eligible(seeds: Sequence[TrialRecord]) -> bool:
+    """Return whether a configuration with these seeds may be on a front.
+
+    One that is not feasible may not, nor one whose trainings left the policy unchanged: its values
+    are those of the untrained policy, and the noise of their evaluation.
+    """
+    return is_feasible(seeds) and not all(record.is_unchanged for record in seeds)
+
+
 def estimate_seed_spread(
     groups: Iterable[Sequence[Mapping[str, Estimate]]],
 ) -> dict[str, float]:
@@ -222,6 +233,7 @@ def _pool(
         rank=NOT_RANKED,
         probability=0.0,
         parts=first.parts,
+        can_be_on_front=is_eligible(seeds),
     )
 
 
@@ -237,7 +249,7 @@ def _pool_metrics(
 
 def _rank(pooled: list[Configuration], objectives: Sequence[Objective]) -> list[Configuration]:
     """Return the configurations with their rank and their probability of being on the front."""
-    eligible = [c for c in pooled if c.feasible and c.role != "untrained"]
+    eligible = [c for c in pooled if c.can_be_on_front and c.role != "untrained"]
     means = np.array([c.get_values(objectives) for c in eligible])
     errors = np.array([c.get_errors(objectives) for c in eligible])
     probabilities = estimate_front_probability(means, errors, objectives)

@@ -66,7 +66,7 @@ class Side:
         rows = compute_losses(
             [c.get_values(self.objectives) for c in self.configurations], self.objectives
         )
-        feasible = np.array([c.feasible for c in self.configurations], dtype=np.bool_)
+        feasible = np.array([c.can_be_on_front for c in self.configurations], dtype=np.bool_)
         return np.where(feasible[:, None], rows, np.nan)
 
     @cached_property
@@ -83,7 +83,7 @@ class Side:
     @cached_property
     def luck(self) -> float:
         """Share of the hypervolume that is luck: see `estimate_luck`; 0 without a hypervolume."""
-        kept = [c for c in self.configurations if c.feasible]
+        kept = [c for c in self.configurations if c.can_be_on_front]
         values = [c.get_values(self.objectives) for c in kept]
         errors = [c.get_errors(self.objectives) for c in kept]
         hypervolume = compute_loss_hypervolume(self.points, self.objectives)

@@ -155,6 +155,16 @@ class NonFiniteError(TrialFailure):
     """NaN or inf where training needs a number; the message names the quantity and the step."""
 
 
+class NoSignalError(TrialFailure):
+    """A training whose rewards are equal in every group, so that nothing is learnt from them."""
+
+    exit_status = 7
+
+
+NO_SIGNAL = "no signal: "
+"""Beginning of the message of a `NoSignalError`, by which the record of a trial is recognised."""
+
+
 class DiskFullError(GdpoTuneError):
     """A full disk; every file on it is whole. Make room and run the command to resume."""
 

@@ -24,7 +24,7 @@ EVERY_LINEAR = "all-linear"
 INDIFFERENT_TRAINING = ("micro_batch_size",)
 """Settings of `training:` that change how a step is computed, and not its result. They may change
 while a sweep or a training is interrupted, such as after memory ran out."""
-LATER_TRAINING = ("mini_batch_size", "optimizer", "evaluation_temperature")
+LATER_TRAINING = ("mini_batch_size", "optimizer", "evaluation_temperature", "dead_steps")
 """Settings of `training:` that earlier versions did not have. At their defaults they count neither
 in the identity of a sweep nor in that of a training, which stay those of earlier versions."""
 DECISIVE_ROLLOUT_KEYS = ("importance_sampling", "importance_sampling_cap")
@@ -68,9 +68,9 @@ class TrainingSettings:
     of a GPU for each trained number (`pip install 'gdpo-tune[adam8bit]'`)."""
     train_prompts: Annotated[int, Ge(1)] = 2048
     """Distinct training prompts that a trial draws from."""
-    validation_prompts: Annotated[int, Ge(1)] = 128
-    """Prompts that the search sees."""
-    test_prompts: Annotated[int, Ge(1)] = 256
+    validation_prompts: Annotated[int, Ge(2)] = 128
+    """Prompts that the search sees; one alone would have no standard error."""
+    test_prompts: Annotated[int, Ge(2)] = 256
     """Prompts on which the front is measured; evaluated once, at the end of a trial."""
     samples_per_prompt: Annotated[int, Ge(1), Le(1 << 20)] = 2
     """Completions sampled for each held-out prompt."""
@@ -81,6 +81,9 @@ class TrainingSettings:
     """Steps between two evaluations on validation prompts (the last step always has one)."""
     checkpoint_every: Annotated[int, Ge(1)] = 20
     """Steps between two checkpoints, from which an interrupted trial continues."""
+    dead_steps: Annotated[int, Ge(0)] = 10
+    """Steps in a row in which every advantage is 0, after which a trial ends as `no signal`, as
+    does a shorter trial that had no other steps; 0 lets it train on."""
 
     @property
     def warmup_steps(self) -> int:

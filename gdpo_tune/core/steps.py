@@ -17,6 +17,14 @@ from gdpo_tune.core.trials import Cost, Measurement
 STEPS_FILE = "steps.jsonl"
 REWARDS = "rewards/"
 """Prefix of the step metrics of each reward, as TRL names them."""
+ZERO_STD = "frac_reward_zero_std"
+"""Share of the groups whose rewards are all equal, as TRL names it."""
+NO_ADVANTAGE = "frac_advantage_zero"
+"""Share of the completions that teach nothing, because their advantage is exactly 0."""
+CLIPPED = "completions/clipped_ratio"
+"""Share of the completions that were cut at `training.max_completion_length`, as TRL names it."""
+MOST_CUT = 0.5
+"""Above this share of cut completions, the cut is named as the cause of equal rewards."""
 EARLIER_NAMES = {
     "train/reward/": f"train/{REWARDS}",
     "/dead_groups": "/frac_reward_zero_std",

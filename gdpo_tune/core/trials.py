@@ -12,6 +12,7 @@ from typing import Literal
 
 from gdpo_tune.core.candidates import MERGE_PREFIX, Part
 from gdpo_tune.core.checkpoint_names import parse_step
+from gdpo_tune.core.errors import NO_SIGNAL
 from gdpo_tune.core.trial_config import Params
 
 Direction = Literal["maximize", "minimize"]
@@ -116,6 +117,9 @@ class Outcome:
 PROMPTS_LEFT_OUT = "prompts_left_out."
 """Prefix of a split's key in `Outcome.environment`: how many prompts were too long, `2 of 128`."""
 
+UNCHANGED = "unchanged"
+"""Key of `Outcome.environment` for a training in which every gradient was 0."""
+
 Report = Callable[[Measurement, Path | None], None]
 """Callback of `train()`: a measurement, and the checkpoint's directory if one was just written."""
 
@@ -211,6 +215,16 @@ class TrialRecord:
     def is_training(self) -> bool:
         """True if it trains a policy: it is neither untrained nor made of parts."""
         return self.role != "untrained" and not self.parts
+
+    @property
+    def had_no_signal(self) -> bool:
+        """True if it was a training that a `NoSignalError` ended."""
+        return self.state == "failed" and self.reason.startswith(NO_SIGNAL)
+
+    @property
+    def is_unchanged(self) -> bool:
+        """True if it was a training that did not move the policy's weights."""
+        return UNCHANGED in self.environment
 
     @property
     def trained_params(self) -> Params:

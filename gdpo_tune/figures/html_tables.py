@@ -161,6 +161,7 @@ def _build_trial_row(
     own = f", trial {record.number}" if record.role == "checkpoint" else ""
     state = f'<span class="state {record.state}">{name_state(record.state)}</span>'
     notes = ["violates a constraint"] if record.feasible is False else []
+    notes += ["unchanged: every gradient was 0"] if record.is_unchanged else []
     notes += [text for text in (record.reason, record.content) if text]
     cells: list[Cell] = [
         (

@@ -174,6 +174,7 @@ class SweepSpec(Section):
             gpu_share=min(1.0, self.resources.gpus) or 1.0,
             sharded=self.resources.shards_policy,
             scoring=self.scoring,
+            judged_metrics=self.judged_metrics,
         )
 
     def compute_identity(self) -> str:

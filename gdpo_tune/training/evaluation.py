@@ -80,7 +80,8 @@ class Evaluator:
 
         Raises:
             NonFiniteError: a metric is NaN or infinite.
-            TrialFailure: a metric has no value, or a reward function raised too often.
+            TrialFailure: a metric of `TrialConfig.judged_metrics` has too few values, or a reward
+                function raised too often.
         """
         settings, task, tokenizer = self.config.training, self.cache.task, self.cache.tokenizer
         seed, held_out = derive_seed(self.config.seed, split, step), self.cache.load_split(split)
@@ -127,7 +128,14 @@ class Evaluator:
         self.sampled += len(held_out.prompts) * settings.samples_per_prompt
         gathered = sorted(chain(*ranks.gather(records)), key=itemgetter(0))
         columns = {name: [r[i] for r in gathered] for i, name in enumerate(task.metrics, start=1)}
-        return estimate_metrics(columns, settings.samples_per_prompt, seed)
+        estimates = estimate_metrics(columns, settings.samples_per_prompt, seed)
+        for name in self.config.judged_metrics:
+            if name in columns and name not in estimates:
+                raise TrialFailure(
+                    f"metric {name}, an objective or a constraint, has no value on two {split} "
+                    f"prompts: raise training.{split}_prompts, or judge another metric"
+                )
+        return estimates
 
 
 def build_decoding(
@@ -156,30 +164,27 @@ def estimate_metrics(
     Completions of one prompt are alike; resampling them one by one would understate the error.
 
     `columns` maps a metric's name to P * S values, those of one prompt adjacent; None is left out.
-    `samples_per_prompt` is S. A single prompt gives a standard error of 0.
-
-    Raises:
-        TrialFailure: a metric has no value at all.
+    `samples_per_prompt` is S. A metric without a value on two prompts is left out: one prompt says
+    nothing about its standard error. It may be one of a kind of task that is rare.
     """
-    names = list(columns)
-    values = np.array([columns[name] for name in names], dtype=np.float64)  # None becomes NaN
-    values = values.reshape(len(names), -1, samples_per_prompt)  # [M, P, S]
+    values = np.array(list(columns.values()), dtype=np.float64)  # None becomes NaN
+    values = values.reshape(len(columns), -1, samples_per_prompt)  # [M, P, S]
+    enough = (~np.isnan(values)).any(axis=2).sum(axis=1) > 1
+    names, values = (
+        [name for name, keep in zip(columns, enough, strict=True) if keep],
+        values[enough],
+    )
     scored = ~np.isnan(values)
     sums: NDArray[np.float64] = np.where(scored, values, 0.0).sum(axis=2)
     counts: NDArray[np.int64] = scored.sum(axis=2)
-    for name, count in zip(names, counts.sum(axis=1), strict=True):
-        if not count:
-            raise TrialFailure(f"metric {name} has no value on any held-out completion")
     prompts = sums.shape[1]
-    errors = np.zeros(len(names))
-    if prompts > 1:
-        # Number of draws of each prompt in each resample: one matrix product serves every metric.
-        drawn = np.random.default_rng(seed).multinomial(
-            prompts, np.full(prompts, 1 / prompts), size=RESAMPLES
-        )
-        resampled = counts @ drawn.T
-        means = np.where(resampled > 0, sums @ drawn.T / np.maximum(resampled, 1), np.nan)
-        errors = np.nan_to_num(np.nanstd(means, axis=1, ddof=1))
+    # Number of draws of each prompt in each resample: one matrix product serves every metric.
+    drawn = np.random.default_rng(seed).multinomial(
+        prompts, np.full(prompts, 1 / prompts), size=RESAMPLES
+    )
+    resampled = counts @ drawn.T
+    means = np.where(resampled > 0, sums @ drawn.T / np.maximum(resampled, 1), np.nan)
+    errors = np.nan_to_num(np.nanstd(means, axis=1, ddof=1))
     means = sums.sum(axis=1) / counts.sum(axis=1)
     return {
         name: Estimate(mean=float(mean), se=float(error))

@@ -16,9 +16,19 @@ import torch
 from transformers import TrainerCallback
 
 from gdpo_tune.core import turns
-from gdpo_tune.core.errors import SupersededError
+from gdpo_tune.core.completions import shorten_completion, write_completions
+from gdpo_tune.core.errors import NO_SIGNAL, NoSignalError, SupersededError
 from gdpo_tune.core.files import explain_full_disk, write_atomically
-from gdpo_tune.core.steps import REWARDS, append_step
+from gdpo_tune.core.formatting import format_number, format_percent
+from gdpo_tune.core.steps import (
+    CLIPPED,
+    MOST_CUT,
+    NO_ADVANTAGE,
+    REWARDS,
+    ZERO_STD,
+    append_step,
+    read_steps,
+)
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Report
 from gdpo_tune.training import ranks
@@ -38,16 +48,18 @@ from gdpo_tune.training.trainer import GDPOTrainer
 
 _KEPT = (
     *("loss", "grad_norm", "learning_rate", "entropy", "kl", "clip_ratio/region_mean"),
-    *("reward", "reward_std", "frac_reward_zero_std", "completions/mean_length"),
+    *("reward", "reward_std", ZERO_STD, NO_ADVANTAGE, "completions/mean_length", CLIPPED),
     "sampling/importance_sampling_ratio/mean",
     "sampling/sampling_logp_difference/mean",
     "sampling/sampling_logp_difference/max",
 )
 """Step metrics of TRL that are kept, besides those of each reward.
 
-`kl` exists where beta is above 0. Lengths are in tokens. With vLLM, the ratio is a mean over
-completions, those beyond TRL's bound counted as 0, and differences are in nats per token between
-engine and trainer."""
+`frac_advantage_zero` is ours. `kl` exists where beta is above 0. Lengths are in tokens. With vLLM,
+the ratio is a mean over completions, those beyond TRL's bound counted as 0, and differences are in
+nats per token between engine and trainer."""
+_EXAMPLES = 3
+"""Completions that are kept of a trial without a signal."""
 _WRITER = "writer"
 """File of a trial's directory that holds the token of its writer."""
 
@@ -117,10 +129,23 @@ class StepReporter(TrainerCallback):
     """Result of the latest evaluation."""
     checkpoint: Path | None = None
     """The newest checkpoint."""
+    dead_steps: int = 0
+    """Steps in a row, up to the last one, in which every advantage was 0."""
 
     def __post_init__(self) -> None:
         self._passes: dict[str, list[float]] = defaultdict(list)
         self._token = TrialWriterToken(self.config.directory) if ranks.is_first() else None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Continue the count of dead steps: those before a resume are in the trial's file."""
+        done = state.global_step // self.trainer.updates_per_step
+        for measurement in read_steps(self.config.directory) if done else ():
+            if measurement.step <= done:
+                self._count_dead(measurement.metrics)
+        self.dead_steps = ranks.broadcast_from_first(self.dead_steps)
+
+    def _count_dead(self, metrics: Mapping[str, float]) -> None:
+        self.dead_steps = self.dead_steps + 1 if metrics.get(f"train/{NO_ADVANTAGE}") == 1 else 0
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Collect metrics: TRL logs after each optimizer step, and a summary without a loss."""
@@ -138,6 +163,11 @@ class StepReporter(TrainerCallback):
     def _end_step(self, step: int, metrics: dict[str, float]) -> None:
         settings = self.config.training
         last = step == settings.steps
+        self._count_dead(metrics)
+        limit = settings.dead_steps
+        is_dead = limit > 0 and (
+            self.dead_steps >= limit or (last and self.dead_steps == settings.steps)
+        )
         validation: Mapping[str, Estimate] = {}
         if last or step % settings.evaluate_every == 0 or step in self.config.evaluate_at:
             validation = self.evaluator.evaluate(self.trainer.policy, "validation", step)
@@ -162,6 +192,26 @@ class StepReporter(TrainerCallback):
         if written is not None and ranks.is_first():
             # Only now: before the report, other processes know only the older checkpoint.
             keep_newest(self.config.directory, self.config.keep_at)
+        if is_dead:
+            raise self._build_no_signal_error(step, metrics)
+
+    def _build_no_signal_error(self, step: int, metrics: Mapping[str, float]) -> NoSignalError:
+        """Return the error, and keep some completions of the step for a person to read."""
+        weights = self.config.get_reward_weights(step - 1)
+        logs: Any = self.trainer._logs  # pyright: ignore[reportPrivateUsage]
+        if ranks.is_first():
+            rewards = {n: list(v) for n, v in logs["rewards"].items() if weights[n]}
+            texts = list(zip(logs["prompt"], logs["completion"], strict=True))
+            rows = range(0, len(texts), max(1, len(texts) // _EXAMPLES))  # of different prompts
+            with explain_full_disk(self.config.directory, "some completions"):
+                write_completions(
+                    self.config.directory,
+                    [
+                        shorten_completion(*texts[row], {n: v[row] for n, v in rewards.items()})
+                        for row in rows[:_EXAMPLES]
+                    ],
+                )
+        return NoSignalError(NO_SIGNAL + describe_dead_step(metrics, weights, self.dead_steps))
 
     def _save(self, step: int, validation: Mapping[str, Estimate]) -> Checkpoint:
         cost = self.clock.read(step, self.evaluator.sampled)
@@ -202,3 +252,25 @@ def select_metrics(logs: Mapping[str, Any], logged: Collection[str] = ()) -> dic
     """Select the finite metrics of one pass, after `train/`: `_KEPT`, `logged`, of rewards."""
     kept = ((k, v) for k, v in logs.items() if k in _KEPT or k in logged or k.startswith(REWARDS))
     return {f"train/{k}": float(v) for k, v in kept if v is not None and math.isfinite(v)}
+
+
+def describe_dead_step(
+    metrics: Mapping[str, float], weights: Mapping[str, float], steps: int
+) -> str:
+    """Describe the last of `steps` dead steps: which reward is equal where, and at which value."""
+    parts: list[str] = []
+    for name in (name for name, weight in weights.items() if weight):
+        reward = f"train/{REWARDS}{name}"
+        if f"{reward}/mean" not in metrics:
+            parts.append(f"{name} has no value")
+        elif metrics.get(f"{reward}/std") == 0:
+            value = format_number(metrics[f"{reward}/mean"])
+            parts.append(f"{name} is {value} for every completion")
+        elif metrics[f"{reward}/{ZERO_STD}"] == 1:
+            parts.append(f"{name} is equal within each group")
+        else:
+            parts.append(f"{name} varies, but its advantages cancel")
+    cut = metrics.get(f"train/{CLIPPED}", 0.0)
+    if cut > MOST_CUT:
+        parts.append(f"{format_percent(cut)} of the completions are cut at max_completion_length")
+    return f"every advantage was 0 in {steps} steps in a row: {', '.join(parts)}"

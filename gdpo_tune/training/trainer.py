@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from gdpo_tune.core.errors import NonFiniteError
-from gdpo_tune.core.steps import REWARDS
-from gdpo_tune.training.normalization import compute_advantages
+from gdpo_tune.core.steps import NO_ADVANTAGE, REWARDS, ZERO_STD
+from gdpo_tune.training.normalization import add_terms, compute_advantages
 from gdpo_tune.training.random_state import load_random_state
 from gdpo_tune.training.scoring import BeginJudging, RewardFunction, require_finite
 from gdpo_tune.training.sharded_trainer import ShardedTrainer
@@ -109,6 +109,10 @@ class GDPOTrainer(ShardedTrainer):
             for kind in ("mean", "std"):
                 logged_metrics.pop(f"{REWARDS}{name}/{kind}", None)
         metrics = compute_reward_metrics(rewards, weights, group_size, self.reward_func_names)
+        metrics[NO_ADVANTAGE] = float((advantages == 0).double().mean())
+        logged_metrics.pop(ZERO_STD, None)
+        if "reward_std" in metrics:
+            logged_metrics.pop("reward_std", None)
         for name, value in metrics.items():
             logged_metrics[name].append(value)
         return output
@@ -190,26 +194,39 @@ def compute_reward_metrics(
         `.../frac_reward_zero_std`, the share of the groups with a scored reward whose scored
         rewards are all equal; `.../share` of
         |w_k sigma_k| in its sum over all rewards, sigma_k the pooled standard deviation within
-        groups. An undefined metric, such as the mean of a reward that scored nothing, is left out.
+        groups. `frac_reward_zero_std` is that share for the weighted sum of the rewards, and
+        `reward_std` is 0 where this sum is the same in the whole batch. An undefined metric, such
+        as the mean of a reward that scored nothing, is left out.
+
+    Values are compared before they are averaged, as in `normalization`: the mean of three rewards
+    of 0.1 is not 0.1 in floating point, and TRL's sums of float32 differ by their rounding.
     """
     values = rewards.double()
     grouped = values.unflatten(0, (-1, group_size))
     present = ~grouped.isnan()
     seen = present.any(dim=1)
-    centred = torch.nan_to_num(grouped - grouped.nanmean(dim=1, keepdim=True))
-    dead = seen & ~((centred != 0).any(dim=1))
+    lowest = torch.where(present, grouped, torch.inf).amin(dim=1, keepdim=True)
+    varies = lowest < torch.where(present, grouped, -torch.inf).amax(dim=1, keepdim=True)
+    centred = grouped - grouped.nanmean(dim=1, keepdim=True)
+    centred = torch.where(present & varies, centred, 0.0)
+    dead = seen & ~varies.squeeze(1)
     freedom = (present.sum(dim=(0, 1)) - seen.sum(dim=0)).clamp(min=1)
     pull = weights.double().abs() * (centred.square().sum(dim=(0, 1)) / freedom).sqrt()
     total = pull.sum().clamp(min=torch.finfo(torch.float64).tiny)
     metrics: dict[str, float] = {}
+    scored_groups = seen.any(dim=1)
+    if bool(scored_groups.any()):
+        alive = (add_terms(centred * weights.double()) != 0).any(dim=1)
+        metrics[ZERO_STD] = float((scored_groups & ~alive).sum() / scored_groups.sum())
+    sums = (values * weights.double()).nansum(dim=1)[~values.isnan().all(dim=1)]
+    if len(sums) and sums.min() == sums.max():
+        metrics["reward_std"] = 0.0
     for k, name in enumerate(names):
         scored = values[:, k][~values[:, k].isnan()]
         metrics[f"{REWARDS}{name}/share"] = float(pull[k] / total)
         if len(scored):
             metrics[f"{REWARDS}{name}/mean"] = float(scored.mean())
-            metrics[f"{REWARDS}{name}/frac_reward_zero_std"] = float(
-                dead[:, k].sum() / seen[:, k].sum()
-            )
+            metrics[f"{REWARDS}{name}/{ZERO_STD}"] = float(dead[:, k].sum() / seen[:, k].sum())
         if len(scored) > 1:
             metrics[f"{REWARDS}{name}/std"] = float(scored.std())
     return metrics

@@ -17,8 +17,10 @@ from accelerate.utils import set_seed
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from gdpo_tune.core.checkpoint_names import parse_step
+from gdpo_tune.core.steps import read_steps
 from gdpo_tune.core.trial_config import TrialConfig
-from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, Report
+from gdpo_tune.core.trials import UNCHANGED, Cost, Estimate, Measurement, Outcome, Report
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.tasks.base import Problem, Task
 from gdpo_tune.training import gpu, live_engine, ranks
@@ -124,12 +126,14 @@ def run_trial(
         evaluator = Evaluator(config, cache, sampler)
         validation = _evaluate_once(evaluator, model, start)
         checkpoint = None if start is None else start.path
+    unchanged = {UNCHANGED: "every gradient was 0"}
+    environment = {**cache.environment, **task_files.hash_task_file(config.task)}
     return Outcome(
         validation=validation,
         test=evaluator.evaluate_test(model, steps) if with_test else {},
         cost=clock.read(steps, evaluator.sampled),
         checkpoint=checkpoint,
-        environment=cache.environment,
+        environment=cache.environment | (unchanged if _had_no_gradient(config) else {}),
     )
 
 
@@ -162,6 +166,22 @@ def sample_policy(
     texts: list[str] = cache.tokenizer.batch_decode(completions, skip_special_tokens=True)
     problems = [held_out.problems[row] for row in rows]
     return cache.task, list(zip(problems, texts, completions, strict=True))
+
+
+def _had_no_gradient(config: TrialConfig) -> bool:
+    """Return whether the training, or that of every part, left the policy's weights as they were.
+
+    A member of a population has not recorded the steps that it took over.
+    """
+    if config.schedule or not (config.train or config.parts):
+        return False
+    ends = [part.checkpoint for part in config.parts]
+    trained = [(end.parent, parse_step(end.name) or 0) for end in ends]
+    for directory, last in trained or [(config.directory, config.training.steps)]:
+        norms = [s.metrics.get("train/grad_norm") for s in read_steps(directory) if s.step <= last]
+        if len(norms) < max(last, 1) or any(norm != 0 for norm in norms):
+            return False
+    return True
 
 
 def _evaluate_once(

@@ -43,6 +43,8 @@ class Step:
     """Id of the request that added it."""
 
 
+DEAD_STARTS = 3
+"""Trainings without a signal after which a sweep stops, if it had no other ones."""
 Added = Sequence[tuple[str, Params]]
 """Configurations that requests have added and no trial has yet: id of the request, parameters."""
 
@@ -61,6 +63,8 @@ def find_next_step(
         return None
     if describe_spent_budget(spec, records, hours):
         return _find_candidate_step(spec, records, at_end=True)
+    if find_dead_start(spec, records) is not None:
+        return None
     for role in BASELINES:
         if not any(record.role == role and record.is_comparable for record in records):
             return Step(role, "baseline", build_published(spec))
@@ -138,6 +142,18 @@ def _fill_point(spec: SweepSpec, point: Params, enqueued: Sequence[Params]) -> P
     return spec.space.complete({**quasi_random.draw_point(spec, len(enqueued)), **point})
 
 
+def find_dead_start(spec: SweepSpec, records: Sequence[TrialRecord]) -> TrialRecord | None:
+    """Find the first training without a signal if more trainings would have none either.
+
+    So it is if `DEAD_STARTS` trainings, or all of a smaller sweep, had none, and every other one
+    failed.
+    """
+    ended = [r for r in records if r.is_training and r.state != "running"]
+    dead = [record for record in ended if record.had_no_signal]
+    enough = len(dead) >= min(DEAD_STARTS, spec.search.trials + 1)  # the published setting too
+    return dead[0] if enough and all(r.state == "failed" for r in ended) else None
+
+
 def is_finished(
     spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0, added: Added = ()
 ) -> bool:
@@ -150,6 +166,8 @@ def explain_end(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 
     """Explain why no trial is left to run; `hours` as for `find_next_step`."""
     if reason := describe_spent_budget(spec, records, hours):
         return reason
+    if find_dead_start(spec, records) is not None:
+        return "no training had a signal"
     if count_started(records) < spec.search.trials:
         return f"{spec.search.patience} trials in a row did not move the hypervolume"
     return f"all {spec.search.trials} configurations were tried"
