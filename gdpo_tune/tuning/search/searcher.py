@@ -57,7 +57,6 @@ from gdpo_tune.tuning.search.plan import PlanCache, count_planned, derive_seed
 from gdpo_tune.tuning.search.projection import Projection
 from gdpo_tune.tuning.search.proposals import Proposals
 
-
 FIRST_STEPS = 3
 """Steps of a trial without any advantage after which the sweep says so."""
 
