@@ -126,14 +126,14 @@ def run_trial(
         evaluator = Evaluator(config, cache, sampler)
         validation = _evaluate_once(evaluator, model, start)
         checkpoint = None if start is None else start.path
-    unchanged = {UNCHANGED: "every gradient was 0"}
-    environment = {**cache.environment, **task_files.hash_task_file(config.task)}
+    unchanged = {UNCHANGED: "every gradient was 0"} if _had_no_gradient(config) else {}
     return Outcome(
         validation=validation,
         test=evaluator.evaluate_test(model, steps) if with_test else {},
         cost=clock.read(steps, evaluator.sampled),
         checkpoint=checkpoint,
-        environment=cache.environment | (unchanged if _had_no_gradient(config) else {}),
+        # after the evaluations, which load prompts
+        environment={**cache.environment, **unchanged},
     )
 
 

@@ -3,6 +3,7 @@
 import errno
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from traceback import walk_stack
 from unittest.mock import MagicMock
@@ -10,6 +11,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from gdpo_tune import cli, sweep
+from gdpo_tune.core.completions import Completion, write_completions
 from gdpo_tune.core.errors import ClusterLostError, UsageError
 from gdpo_tune.core.events import TrackingState
 from gdpo_tune.core.trials import TrialRecord
@@ -177,3 +179,15 @@ def test_trials_share_a_process_by_the_smallest_gpu_of_a_cluster(monkeypatch):
     choice = sweep.choose_trials_per_process(spec)
     assert choice.trials > 1
     assert "fit in 25.8 GB" in choice.why
+
+
+def test_a_sweep_without_a_signal_ends_with_a_status_of_its_own(end_with, tmp_path, capsys):
+    """Source: issue 34, point 8; the status is that of `NoSignalError`."""
+    reason = "no signal: every advantage was 0 in 10 steps in a row: format is 0.000"
+    records = [build_record(number, "failed") for number in range(1, 4)]
+    records = [replace(r, reason=reason, directory=tmp_path / str(r.number)) for r in records]
+    write_completions(tmp_path / "1", [Completion("2 + 2 =", "four", {"format": 0.0})] * 3)
+    assert end_with(build_record(0, "complete", "untrained"), *records) == 7
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"error: trial 1 and all others: {reason}"
+    assert lines[1:4] == ["    four (format 0.0)"] * 3

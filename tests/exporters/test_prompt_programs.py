@@ -14,8 +14,8 @@ TOOLRL = (
     f"data.source={ROOT / 'tests/data/toolrl.jsonl'}",
     "data.layout=toolrl",
     "training.train_prompts=3",
-    "training.validation_prompts=1",
-    "training.test_prompts=1",
+    "training.validation_prompts=2",
+    "training.test_prompts=2",
 )
 TASKS = {
     "mbpp": "code",

@@ -472,3 +472,33 @@ def test_dump_is_read_alike_by_a_parser_of_yaml_1_1(load):
     assert plain["space"]["beta"] == {"log": [1e-5, 1.0], "when": {"normalization": ["gdpo"]}}
     assert plain["training"]["steps"] == 60
     assert plain["constraints"] == {"correctness": ">= 0.2"}
+
+
+def test_a_clip_that_cispo_does_not_have_is_not_searched_under_it(load):
+    """Source: TRL's `GRPOTrainer`: CISPO clamps the ratio from above alone, by `epsilon_high`."""
+    spec = load("space.loss_type=[dapo, cispo]", "space.epsilon={range: [0.1, 0.3]}")
+    assert spec.space.domains["epsilon"].when == {"loss_type": ("dapo",)}
+    assert spec.space.complete({"loss_type": "cispo", **find_values(spec)})["epsilon"] == 0.2
+    fixed = load("space.loss_type=[dapo, cispo]", "space.epsilon=0.1").space.domains["epsilon"]
+    assert fixed == Fixed(value=0.1)
+    with pytest.raises(SpecError, match="loss_type is never dapo, dr_grpo, grpo, bnpo"):
+        load("space.loss_type=cispo", "space.epsilon={range: [0.1, 0.3]}")
+
+
+def find_values(spec):
+    """Return a value of every searched parameter but the loss and its clip."""
+    searched = spec.space.searched_domains.items()
+    return {n: d.find_middle() for n, d in searched if n not in ("loss_type", "epsilon")}
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_one_held_out_prompt_is_refused_since_it_has_no_standard_error(load, split):
+    """Source: arithmetic: the variance of a mean over n prompts needs n - 1 > 0."""
+    with pytest.raises(SpecError, match=rf"training\.{split}_prompts = 1: .*2"):
+        load(f"training.{split}_prompts=1")
+
+
+def test_dead_steps_leave_the_identity_of_earlier_sweeps(load):
+    plain = load().compute_identity()
+    assert load("training.dead_steps=10").compute_identity() == plain
+    assert load("training.dead_steps=0").compute_identity() != plain

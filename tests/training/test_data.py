@@ -27,8 +27,8 @@ FEW = TrainingSettings(
     steps=2,
     completions_per_step=16,
     train_prompts=6,
-    validation_prompts=1,
-    test_prompts=1,
+    validation_prompts=2,
+    test_prompts=2,
     evaluate_every=2,
     checkpoint_every=2,
 )
@@ -123,8 +123,8 @@ def test_the_command_reads_and_describes_the_data_before_it_starts(tmp_path, mon
     description = requirements(
         section,
         "training.train_prompts=6",
-        "training.validation_prompts=1",
-        "training.test_prompts=1",
+        "training.validation_prompts=2",
+        "training.test_prompts=2",
     )
     assert "80 rows, 75 distinct prompts" in description["data"]
     assert "5 left out" in description["data"]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gdpo_tune.core.completions import MOST_COMPLETIONS, read_completions
-from gdpo_tune.core.errors import NonFiniteError
+from gdpo_tune.core.errors import NonFiniteError, TrialFailure
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.policies.prompts import PromptFormat
 from gdpo_tune.tasks.base import Scores
@@ -127,9 +127,36 @@ def test_equal_completions_of_a_prompt_leave_the_error():
     assert copied.se == pytest.approx(once.se)
 
 
-def test_a_constant_metric_and_a_single_prompt_have_no_error():
+def test_a_constant_metric_has_no_error():
     assert estimate_metrics({"m": [0.5] * 8}, 2, 0)["m"].se == 0
-    assert estimate_metrics({"m": [0.0, 1.0]}, 2, 0)["m"].se == 0
+
+
+def test_a_metric_that_one_prompt_alone_has_is_left_out():
+    """Source: arithmetic: the variance of a mean over n prompts needs n - 1 > 0."""
+    absent, once = [None] * 6, [None, None, 0.0, 1.0, None, None]
+    estimates = estimate_metrics({"a": absent, "m": [0.5, 1.0] * 3, "b": once}, 2, 0)
+    assert list(estimates) == ["m"]
+    assert estimate_metrics({"m": [0.0, 1.0]}, 2, 0) == {}
+
+
+@pytest.mark.parametrize("judged", [(), ("rare",)])
+def test_only_a_judged_metric_must_have_a_value(policy, judged):
+    """Source: trl#4501, ms-swift#4653: a kind of task may be absent from held-out rows."""
+
+    class Rare(ToyTask):
+        metrics = ("hits", "length", "rare")
+
+        def score(self, problems, completions, lengths):
+            scores = super().score(problems, completions, lengths)
+            return Scores(scores.rewards, {**scores.metrics, "rare": [None] * len(lengths)})
+
+    evaluator = build_evaluator(policy, Rare(SETTINGS))
+    evaluator.config = dataclasses.replace(evaluator.config, judged_metrics=judged)
+    if not judged:
+        assert list(evaluator.evaluate(policy[0], "validation", 0)) == ["hits", "length"]
+        return
+    with pytest.raises(TrialFailure, match=r"metric rare, an objective .*validation_prompts"):
+        evaluator.evaluate(policy[0], "validation", 0)
 
 
 def test_seeds_differ_by_trial_split_and_step():
