@@ -71,6 +71,7 @@ def list_result_warnings(spec: SweepSpec, front: Front) -> list[ResultWarning]:
     return [
         *unchanged,
         *_warn_of_content(front),
+        *unchanged,
         *_warn_of_knee(front),
         *_warn_of_baselines(front),
         *_warn_of_seeds(spec, front),
