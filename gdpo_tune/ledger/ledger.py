@@ -84,8 +84,8 @@ class Ledger(SweepHistory, CloseableResource):
             storage = replay(journal)
             study = open_study(storage, spec, writable=lease is not None)
             super().__init__(storage, study)
-            if lease is not None:
-                spec = self.spec = self._file_spec = pin_template_date(study, spec)
+            spec = pin_template_date(study, spec, writable=lease is not None)
+            self.spec = self._file_spec = spec
             self._records, self._next_order = self._load()
             self._resolve_spec()
             if lease is not None:

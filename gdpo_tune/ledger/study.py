@@ -51,14 +51,18 @@ def open_study(storage: JournalStorage, spec: SweepSpec, *, writable: bool) -> o
     return study
 
 
-def pin_template_date(study: optuna.Study, spec: SweepSpec) -> SweepSpec:
+def pin_template_date(study: optuna.Study, spec: SweepSpec, *, writable: bool) -> SweepSpec:
     """Return the spec with the date for chat templates that the sweep recorded at its first start.
+
+    A sweep that recorded none is given one if it is `writable`, and else keeps that of its file.
 
     Raises:
         IdentityError: the spec names another date.
     """
     named = spec.model.template_date
     recorded: str = study.user_attrs.get("template_date", "")
+    if not recorded and not writable:
+        return spec
     if not recorded:
         recorded = named or date.today().isoformat()
         study.set_user_attr("template_date", recorded)

@@ -83,7 +83,9 @@ def test_the_program_for_a_layout_makes_the_prompts_of_the_trial(tmp_path, layou
     changes = (
         f"data.source={ROOT / f'tests/data/{layout}.jsonl'}",
         f"data.layout={layout}",
-        *(f"training.{part}_prompts=1" for part in ("train", "validation", "test")),
+        "training.train_prompts=1",
+        "training.validation_prompts=2",
+        "training.test_prompts=2",
     )
     export_folder(copied, *changes, space=TASKS[layout])
     export_folder(referenced, *changes, space=TASKS[layout], references_data=True)
