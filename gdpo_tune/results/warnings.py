@@ -69,10 +69,9 @@ def list_result_warnings(spec: SweepSpec, front: Front) -> list[ResultWarning]:
         return unchanged
     shares, cut = _measure_dead_groups(front.records)
     return [
-        *unchanged,
+        *_warn_of_knee(front),  # first, where the report takes it from
         *_warn_of_content(front),
         *unchanged,
-        *_warn_of_knee(front),
         *_warn_of_baselines(front),
         *_warn_of_seeds(spec, front),
         *_warn_of_limits(spec, front),

@@ -17,8 +17,15 @@ import gdpo_tune.spec
 import gdpo_tune.training
 from gdpo_tune import cli, train
 from gdpo_tune.core.candidates import Part
+from gdpo_tune.core.completions import Completion, write_completions
 from gdpo_tune.core.content import Fact
-from gdpo_tune.core.errors import LedgerHeldError, SpecError, TrialFailure, UsageError
+from gdpo_tune.core.errors import (
+    LedgerHeldError,
+    NoSignalError,
+    SpecError,
+    TrialFailure,
+    UsageError,
+)
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.steps import append_step
 from gdpo_tune.core.trial_config import Segment
@@ -226,6 +233,21 @@ def test_a_training_that_fails_says_why_and_can_be_started_again(fake, tmp_path)
         train.main([*FILE, "--steps", "3"])
     assert not (tmp_path / "runs" / "code-train-3" / train.RESULT).exists()
     assert train.main([*FILE, "--steps", "3"]) == 0
+
+
+def test_a_training_without_a_signal_says_the_ways_on(fake, tmp_path):
+    """Source: issue 34, point 8."""
+
+    def fail():
+        write_completions(tmp_path / "runs" / "code-train-3", [Completion("a", "b", {"format": 0})])
+        raise NoSignalError("no signal: format is 0.000 for every completion")
+
+    fake.actions[2] = fail
+    with pytest.raises(
+        NoSignalError, match=r"no signal: .*\n    b \(format 0\)\n.*ways on"
+    ) as error:
+        train.main([*FILE, "--steps", "3"])
+    assert error.value.exit_status == 7
 
 
 def test_a_training_from_before_mini_batches_resumes_and_one_with_others_does_not(fake, tmp_path):

@@ -191,6 +191,9 @@ def test_a_policy_that_did_not_change_is_on_no_front(spec):
     records[2] = replace(records[2], test=best, environment={"unchanged": "every gradient was 0"})
     front = build_front(records, spec.list_objectives())
     assert 2 not in front.trial_numbers
+    lines = warn(spec, records)
+    assert sum("left the policy unchanged" in line for line in lines) == 1
+    assert "knee" in lines[0]  # the report takes the warning about the knee from there
     assert front.hypervolume_over_trials[-1].hypervolume == pytest.approx(front.hypervolume)
     assert has(
         "1 training left the policy unchanged: every gradient was 0 in trial 2.",

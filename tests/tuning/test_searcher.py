@@ -393,3 +393,18 @@ def test_an_untrained_policy_that_earns_nothing_is_reported(spec: SweepSpec, se:
         told = [str(e.incident) for e in driver.events if isinstance(e, IncidentOccurred)]
     assert len(told) == (se == 0)
     assert all("the untrained policy earns the same for every completion" in text for text in told)
+
+
+def test_a_sweep_without_a_signal_starts_no_fourth_training(spec: SweepSpec):
+    """Source: issue 34, point 8."""
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        driver.end(driver.ask())
+        for _ in range(3):
+            while (name := driver.ask()) is None:  # the sampler is thinking
+                pass
+            driver.end(name, failure="no signal: every advantage was 0")
+        assert driver.ask() == driver.searcher.FINISHED
+        records = ledger.get_records()
+    assert [record.had_no_signal for record in records] == [False, True, True, True]
+    assert is_finished(spec, records)
