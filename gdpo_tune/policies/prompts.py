@@ -77,7 +77,7 @@ class PromptFormat:
         return f"{self.instructions}\n\n{prompt}" if self.instructions else prompt
 
     def build_messages(self, prompt: str | Turns) -> list[dict[str, str]]:
-        """Return the turns that the chat template gets, each with `role` and `content`.
+        """Return the turns that the chat template gets.
 
         Instructions stand above those of a system turn, or of the first user turn for a template
         that does not write a system turn.
@@ -99,13 +99,18 @@ class PromptFormat:
     def encode(self, prompts: Sequence[str | Turns]) -> list[list[int]]:
         """Return the tokens of P prompts; a template writes its own special tokens.
 
-        A plain text gets the tokens with which the tokenizer begins a text, and not those with
-        which it may end one: the policy continues it.
+        A plain text begins with the tokenizer's special tokens and does not end in them: the policy
+        continues it.
         """
         tokenize: Any = self.tokenizer
         start = find_added_tokens(self.tokenizer)[0] if self.template is None else []
         texts = [self.render(prompt) for prompt in prompts]
         return [[*start, *ids] for ids in tokenize(texts, add_special_tokens=False)["input_ids"]]
+
+    @property
+    def own_template(self) -> str:
+        """Chat template of the tokenizer; empty if it has none."""
+        return str(self.tokenizer.get_chat_template()) if self.tokenizer.chat_template else ""
 
     @functools.cached_property
     def template(self) -> str | None:
@@ -114,7 +119,7 @@ class PromptFormat:
         It is the tokenizer's own if that depends neither on arguments nor on the date and opens no
         tag. It needs nothing but the turns, so it is saved with a trained policy.
         """
-        if self.tokenizer.chat_template is None:
+        if not self.own_template:
             return None
         fixed, end = self._fixed_template, self._opened
         return leave_out_end(fixed, end) if end else fixed
@@ -138,7 +143,7 @@ class PromptFormat:
             record["instructions_text"] = self.instructions
         if self.find_left_out():
             record["left_out_at_the_end"] = self.find_left_out()
-        if self.template is not None and self.template != self.tokenizer.get_chat_template():
+        if self.template is not None and self.template != self.own_template:
             (directory / TEMPLATE_FILE).write_text(self.template, encoding="utf-8")
             record["chat_template_kwargs"] = dict(self.template_kwargs)
             record["template_date"] = self.date or FIXED_DATE
@@ -147,8 +152,7 @@ class PromptFormat:
 
     @functools.cached_property
     def _fixed_template(self) -> str:
-        own = str(self.tokenizer.get_chat_template())
-        return fix_arguments(own, self.template_kwargs, self.date or FIXED_DATE)
+        return fix_arguments(self.own_template, self.template_kwargs, self.date or FIXED_DATE)
 
     @functools.cached_property
     def _opened(self) -> str:
@@ -168,23 +172,23 @@ class PromptFormat:
 
         A template without the role may raise an error or leave out either text.
         """
-        system, user = _PROBES
-        turns = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+        turns = [
+            {"role": r, "content": t} for r, t in zip(("system", "user"), _PROBES, strict=True)
+        ]
         try:
             text = self._apply(self._fixed_template, turns)
         except PolicyError:
             return False
         return all(probe in text for probe in _PROBES)
 
-    def _apply(self, template: str, turns: Turns) -> str:
+    def _apply(self, template: str, turns: list[dict[str, str]]) -> str:
         from jinja2 import TemplateError
 
-        read = [dict(turn) for turn in turns]
         options: dict[str, Any] = {"chat_template": template, "tokenize": False}
         try:
-            text = self.tokenizer.apply_chat_template(read, add_generation_prompt=True, **options)
+            text = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, **options)
         except TemplateError as error:
-            roles = ", ".join(turn["role"] for turn in read)
+            roles = ", ".join(turn["role"] for turn in turns)
             raise PolicyError(
                 f"the chat template refuses turns of the roles {roles}: {error}: give turns in the "
                 "order that it expects, or set another as tokenizer.chat_template"
@@ -206,13 +210,11 @@ def fix_arguments(template: str, values: Mapping[str, Any], date: str) -> str:
     )
     if CLOCK in template and f"macro {CLOCK}" not in template:
         day = datetime.fromisoformat(date)
-        parts = {part: day.strftime(part) for part in sorted(set(_DIRECTIVE.findall(template)))}
-        head += (
-            f"{{% macro {CLOCK}(format) %}}{{% set date = namespace(text=format) %}}"
-            f"{{% for part, text in {json.dumps(parts)}.items() %}}"
-            "{% set date.text = date.text.replace(part, text) %}{% endfor %}{{ date.text }}"
-            "{% endmacro %}\n"
+        replaced = "".join(
+            f" | replace({json.dumps(part)}, {json.dumps(day.strftime(part))})"
+            for part in sorted(set(_DIRECTIVE.findall(template)))
         )
+        head += f"{{% macro {CLOCK}(format) %}}{{{{ format{replaced} }}}}{{% endmacro %}}\n"
     return template if template.startswith(head) else head + template
 
 
@@ -257,11 +259,11 @@ def choose_prompt_format(
         PolicyError: a tag that the instructions name is lost between tokens and text, or the chat
             template reads no argument of this name.
     """
-    given = template_kwargs or {}
-    has_template = tokenizer.chat_template is not None
-    check_template_kwargs(name, tokenizer.get_chat_template() if has_template else "", given)
     chosen = choose_instructions(name, tokenizer, instructions, mode)
-    return PromptFormat(tokenizer, chosen, list_own_tags(instructions), given, date)
+    given, tags = template_kwargs or {}, list_own_tags(instructions)
+    prompts = PromptFormat(tokenizer, chosen, tags, given, date)
+    check_template_kwargs(name, prompts.own_template, given)
+    return prompts
 
 
 def list_own_tags(instructions: str) -> tuple[str, ...]:
@@ -277,13 +279,13 @@ def check_template_kwargs(name: str, template: str | None, given: Mapping[str, A
     Raises:
         PolicyError: the template lacks such a word.
     """
-    unread = [word for word in given if not re.search(rf"\b{word}\b", template or "")]
-    if unread and template is not None:
-        reason = "has a chat template without it" if template else "has no chat template"
-        raise PolicyError(
-            f"model.chat_template_kwargs.{unread[0]} = {json.dumps(given[unread[0]])}: policy "
-            f"{name!r} {reason}, so it would have no effect: remove it, or correct its name"
-        )
+    for word, value in given.items():
+        if template is not None and not re.search(rf"\b{word}\b", template):
+            raise PolicyError(
+                f"model.chat_template_kwargs.{word} = {json.dumps(value)}: policy {name!r} has no "
+                "chat template that reads it, so it would have no effect: remove it, or correct "
+                "its name"
+            )
 
 
 def choose_instructions(
@@ -301,15 +303,11 @@ def choose_instructions(
     """
     if tokenizer is not None:
         check_tags(name, tokenizer, instructions)
-    is_instructed = _needs_instructions(name) if mode == "auto" else mode == "on"
+    is_instructed = mode == "on" or (mode == "auto" and name not in POLICIES)
+    record = Path(resolve_policy(name)) / PROMPTS_FILE
+    if is_instructed and mode == "auto" and record.is_file():
+        is_instructed = json.loads(record.read_text(encoding="utf-8"))["instructions"]
     return instructions if is_instructed else ""
-
-
-def _needs_instructions(name: str) -> bool:
-    file = Path(resolve_policy(name)) / PROMPTS_FILE
-    if name in POLICIES or not file.is_file():
-        return name not in POLICIES
-    return bool(json.loads(file.read_text(encoding="utf-8"))["instructions"])
 
 
 def load_local_tokenizer(name: str, revision: str = "") -> PreTrainedTokenizerBase | None:
