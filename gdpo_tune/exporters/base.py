@@ -80,11 +80,6 @@ class Exported:
         return f"{self.environment} {START}".lstrip()
 
 
-def build_optional(key: str, value: Mapping[str, object]) -> dict[str, object]:
-    """Return a key with its mapping, or nothing if that is empty."""
-    return {key: dict(value)} if value else {}
-
-
 def check_support(
     recipe: Recipe,
     library: str,

@@ -236,17 +236,17 @@ def _build_scheduler(recipe: Recipe) -> list[dict[str, object]]:
     A list even of one: it replaces a list, which OmegaConf cannot merge with a mapping.
     """
     # It moves once for all samples of a step, whatever the number of optimizer steps.
-    rest = max(1, recipe.training.steps - recipe.warmup_steps)
+    rest = max(1, recipe.training.steps - recipe.training.warmup_steps)
     shapes = {
         "constant": _build_part("ConstantLR", factor=1.0, total_iters=FOREVER),
         "linear": _build_part("LinearLR", start_factor=1.0, end_factor=0.0, total_iters=rest),
         "cosine": _build_part("CosineAnnealingLR", T_max=rest),
     }
     shape = shapes[recipe.training.lr_schedule]
-    if not recipe.warmup_steps:
+    if not recipe.training.warmup_steps:
         return [shape, {"milestones": []}]
     # It cannot begin at 0.
-    rising = recipe.warmup_steps
+    rising = recipe.training.warmup_steps
     rise = _build_part("LinearLR", start_factor=1e-8, end_factor=1.0, total_iters=rising)
     return [rise, shape, {"milestones": [rising]}]
 

@@ -24,12 +24,7 @@ from gdpo_tune.exporters.glue.prompt_rows import (
     write_rows,
 )
 from gdpo_tune.exporters.recipe import Recipe
-from gdpo_tune.exporters.reward_file import (
-    SANDBOX,
-    SANDBOX_COPY,
-    list_template_settings,
-    runs_programs,
-)
+from gdpo_tune.exporters.reward_file import SANDBOX, SANDBOX_COPY, runs_programs
 from gdpo_tune.policies.prompts import (
     PromptFormat,
     choose_instructions,
@@ -163,7 +158,7 @@ def format_reference(recipe: Recipe, training: TrainingFiles) -> str:
         "OPTIONAL_COLUMNS": repr(layout.optional),
         "POLICY": repr(recipe.policy),
         "INSTRUCTIONS": repr(choose_instructions(recipe.policy_name, tokenizer, own, mode)),
-        **list_template_settings(recipe),
+        "READING": repr(recipe.reading),
         "IS_CHAT": repr(recipe.is_chat),
         "COUNT": repr(recipe.training.train_prompts),
         "SEED": repr(recipe.seed),

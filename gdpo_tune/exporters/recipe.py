@@ -21,7 +21,7 @@ from gdpo_tune.core.shaping import Shaping, build_shaping
 from gdpo_tune.core.task_files import build_task, load_task_info
 from gdpo_tune.core.trial_config import Params, Segment
 from gdpo_tune.policies.load_policy import count_positions
-from gdpo_tune.policies.prompts import read_chat_template
+from gdpo_tune.policies.prompts import list_own_tags, read_chat_template
 from gdpo_tune.results.parents import Parent
 from gdpo_tune.results.retrain import TrainingRequest
 from gdpo_tune.results.transfer import Transfer
@@ -136,14 +136,16 @@ class Recipe:
         return self.training.steps * self.updates_per_step
 
     @property
-    def warmup_steps(self) -> int:
-        """Steps, each a batch of samples, over which the learning rate rises."""
-        return self.training.warmup_steps
+    def reading(self) -> dict[str, object]:
+        """Arguments of `PromptFormat` besides tokenizer and instructions."""
+        kwargs, date = dict(self.model.chat_template_kwargs), self.model.template_date
+        tags = list_own_tags(self.build_task().instructions)
+        return {"tags": tags, "template_kwargs": kwargs, "date": date}
 
     @property
     def warmup(self) -> int:
         """Optimizer steps over which the learning rate rises."""
-        return self.warmup_steps * self.updates_per_step
+        return self.training.warmup_steps * self.updates_per_step
 
     @property
     def micro_batch(self) -> int:

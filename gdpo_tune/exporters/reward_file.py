@@ -11,7 +11,6 @@ from gdpo_tune.core.settings import SandboxSettings
 from gdpo_tune.core.task_files import is_task_file, split_task_file
 from gdpo_tune.exporters.bundle import Bundle, format_docstring
 from gdpo_tune.exporters.recipe import Recipe
-from gdpo_tune.policies.prompts import list_own_tags
 
 GLUE = "gdpo_tune.exporters.glue"
 TASK_COPY = "task.py"
@@ -44,7 +43,7 @@ def build_reward_file(recipe: Recipe, glue: Mapping[str, Sequence[str]], ending:
             bundle.add(f"{GLUE}.{module}", name)
     settings["SHAPING"] = f"SHAPING = {recipe.shaping!r}"
     weights = {reward.name: reward.weight for reward in recipe.rewards}
-    settings |= {key: f"{key} = {text}" for key, text in list_template_settings(recipe).items()}
+    settings["READING"] = f"READING = {recipe.reading!r}"
     settings["WEIGHTS"] = f"WEIGHTS = {weights!r}"
     imports, definitions = bundle.format(settings)
     head = f"{format_docstring(_describe(recipe))}\n\nfrom __future__ import annotations"
@@ -52,15 +51,6 @@ def build_reward_file(recipe: Recipe, glue: Mapping[str, Sequence[str]], ending:
         head += f"\n\nimport sys\nfrom pathlib import Path\n\n{_FIND_FILES_BESIDE}"
     parts = [f"{head}\n\n{imports}", definitions, *([ending] if ending else [])]
     return "\n\n\n".join(parts) + "\n"
-
-
-def list_template_settings(recipe: Recipe) -> dict[str, str]:
-    """Return the constants of `glue.prompt_rows`, by their names, as source."""
-    return {
-        "TAGS": repr(list_own_tags(recipe.build_task().instructions)),
-        "TEMPLATE_KWARGS": repr(dict(recipe.model.chat_template_kwargs)),
-        "TEMPLATE_DATE": repr(recipe.model.template_date),
-    }
 
 
 def runs_programs(recipe: Recipe) -> bool:

@@ -28,13 +28,14 @@ MICRO_BATCHES = "tokens of a micro-batch: the gradient differs by 11 % (measured
 def export(recipe: Recipe) -> base.Exported:
     """Return the recipe as arguments of TRL's script for GRPO."""
     base.check_support(recipe, LIBRARY, modes=("gdpo", *SCALE), losses=LOSSES)
+    kwargs = dict(recipe.model.chat_template_kwargs)
     settings: dict[str, object] = {
         "model_name_or_path": recipe.policy,
         **({"model_revision": recipe.model.revision} if recipe.model.revision else {}),
         "dtype": "float32",
         "bf16": recipe.model.dtype != "float32",
         "gradient_checkpointing": recipe.model.gradient_checkpointing != "off",
-        **base.build_optional("chat_template_kwargs", recipe.model.chat_template_kwargs),
+        **({"chat_template_kwargs": kwargs} if kwargs else {}),
         "datasets": [{"path": "parquet", "data_files": base.PROMPTS_FILE, "split": "train"}],
         "shuffle_dataset": False,
         "reward_funcs": list_reward_functions(recipe),

@@ -54,6 +54,7 @@ def export(recipe: Recipe) -> base.Exported:
         },
         others=tuple(_find_problems(recipe)),
     )
+    kwargs = dict(recipe.model.chat_template_kwargs)
     settings: dict[str, object] = {
         "hydra": {"searchpath": ["pkg://verl.trainer.config"]},
         "defaults": ["ppo_trainer", "_self_"],
@@ -70,7 +71,7 @@ def export(recipe: Recipe) -> base.Exported:
             "train_files": base.PROMPTS_FILE,
             # It requires one, and reads it only where `trainer.test_freq` is set.
             "val_files": base.PROMPTS_FILE,
-            **base.build_optional("apply_chat_template_kwargs", recipe.model.chat_template_kwargs),
+            **({"apply_chat_template_kwargs": kwargs} if kwargs else {}),
             "shuffle": False,
             "train_batch_size": recipe.prompts,
             "max_prompt_length": recipe.max_prompt_length,
@@ -236,7 +237,7 @@ def _build_actor(recipe: Recipe) -> dict[str, object]:
             "lr": recipe.get_number("learning_rate"),
             "lr_scheduler_type": recipe.training.lr_schedule,
             # It moves once for all samples of a step, whatever the number of optimizer steps.
-            "lr_warmup_steps": recipe.warmup_steps,
+            "lr_warmup_steps": recipe.training.warmup_steps,
             "weight_decay": 0.0,
         },
     }

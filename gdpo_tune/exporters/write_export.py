@@ -214,17 +214,14 @@ def list_prompt_differences(
 def _compare_prompts(reader: PromptFormat, training: TrainingFiles) -> list[Difference]:
     """Return the differences of a library that renders prompts by the policy's own template."""
     rows: list[Difference] = []
-    end, fix = reader.find_left_out(), f"copy `{TEMPLATE_FILE}` of this directory to the policy's"
-    if end:
+    fix = "remove it from the post-processor of the tokenizer"
+    if reader.own_template:
+        fix = f"copy `{TEMPLATE_FILE}` of this directory to the policy's"
+    if end := reader.find_left_out():
         ours = f"without the `{end}` that its tokenizer writes"
-        theirs = f"with `{end}`: remove it from the post-processor of the tokenizer"
-        if reader.template is not None:
-            ours += ": the policy writes it itself"
-            reason = "which completions then lack, so that a reward of the format fails"
-            theirs = f"with `{end}`, {reason}: {fix}"
+        theirs = f"with `{end}`, which completions then lack, also for rewards of the format: {fix}"
         rows.append(Difference("end of a prompt", ours, theirs))
-    own = "" if reader.template is None else str(reader.tokenizer.get_chat_template())
-    if CLOCK in own:
+    if CLOCK in reader.own_template:
         theirs = f"that of the day on which it trains: {fix}"
         rows.append(Difference("date in a prompt", reader.date or FIXED_DATE, theirs))
     if reader.template_kwargs and not training.passes_template_kwargs:

@@ -172,9 +172,8 @@ class PromptFormat:
 
         A template without the role may raise an error or leave out either text.
         """
-        turns = [
-            {"role": r, "content": t} for r, t in zip(("system", "user"), _PROBES, strict=True)
-        ]
+        system, user = _PROBES
+        turns = [{"role": "system", "content": system}, {"role": "user", "content": user}]
         try:
             text = self._apply(self._fixed_template, turns)
         except PolicyError:

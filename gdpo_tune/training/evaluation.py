@@ -170,10 +170,8 @@ def estimate_metrics(
     values = np.array(list(columns.values()), dtype=np.float64)  # None becomes NaN
     values = values.reshape(len(columns), -1, samples_per_prompt)  # [M, P, S]
     enough = (~np.isnan(values)).any(axis=2).sum(axis=1) > 1
-    names, values = (
-        [name for name, keep in zip(columns, enough, strict=True) if keep],
-        values[enough],
-    )
+    names = [name for name, keep in zip(columns, enough, strict=True) if keep]
+    values = values[enough]
     scored = ~np.isnan(values)
     sums: NDArray[np.float64] = np.where(scored, values, 0.0).sum(axis=2)
     counts: NDArray[np.int64] = scored.sum(axis=2)

@@ -8,6 +8,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -129,23 +130,10 @@ class StepReporter(TrainerCallback):
     """Result of the latest evaluation."""
     checkpoint: Path | None = None
     """The newest checkpoint."""
-    dead_steps: int = 0
-    """Steps in a row, up to the last one, in which every advantage was 0."""
 
     def __post_init__(self) -> None:
         self._passes: dict[str, list[float]] = defaultdict(list)
         self._token = TrialWriterToken(self.config.directory) if ranks.is_first() else None
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Continue the count of dead steps: those before a resume are in the trial's file."""
-        done = state.global_step // self.trainer.updates_per_step
-        for measurement in read_steps(self.config.directory) if done else ():
-            if measurement.step <= done:
-                self._count_dead(measurement.metrics)
-        self.dead_steps = ranks.broadcast_from_first(self.dead_steps)
-
-    def _count_dead(self, metrics: Mapping[str, float]) -> None:
-        self.dead_steps = self.dead_steps + 1 if metrics.get(f"train/{NO_ADVANTAGE}") == 1 else 0
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Collect metrics: TRL logs after each optimizer step, and a summary without a loss."""
@@ -163,11 +151,6 @@ class StepReporter(TrainerCallback):
     def _end_step(self, step: int, metrics: dict[str, float]) -> None:
         settings = self.config.training
         last = step == settings.steps
-        self._count_dead(metrics)
-        limit = settings.dead_steps
-        is_dead = limit > 0 and (
-            self.dead_steps >= limit or (last and self.dead_steps == settings.steps)
-        )
         validation: Mapping[str, Estimate] = {}
         if last or step % settings.evaluate_every == 0 or step in self.config.evaluate_at:
             validation = self.evaluator.evaluate(self.trainer.policy, "validation", step)
@@ -192,26 +175,28 @@ class StepReporter(TrainerCallback):
         if written is not None and ranks.is_first():
             # Only now: before the report, other processes know only the older checkpoint.
             keep_newest(self.config.directory, self.config.keep_at)
-        if is_dead:
-            raise self._build_no_signal_error(step, metrics)
+        if settings.dead_steps and _is_dead(measurement):
+            # The steps before a resume are in the trial's file alone.
+            steps = read_steps(self.config.directory)
+            in_a_row = len(list(takewhile(_is_dead, reversed(steps))))
+            dead = ranks.broadcast_from_first(in_a_row)
+            if dead >= min(settings.dead_steps, settings.steps):
+                weights = self.config.get_reward_weights(step - 1)
+                self._keep_examples(weights)
+                raise NoSignalError(NO_SIGNAL + describe_dead_step(metrics, weights, dead))
 
-    def _build_no_signal_error(self, step: int, metrics: Mapping[str, float]) -> NoSignalError:
-        """Return the error, and keep some completions of the step for a person to read."""
-        weights = self.config.get_reward_weights(step - 1)
+    def _keep_examples(self, weights: Mapping[str, float]) -> None:
+        """Keep completions of the last step, with the rewards that count."""
         logs: Any = self.trainer._logs  # pyright: ignore[reportPrivateUsage]
+        texts = list(zip(logs["prompt"], logs["completion"], strict=True))
+        rows = range(0, len(texts), max(1, len(texts) // _EXAMPLES))  # of different prompts
+        examples = [
+            shorten_completion(*texts[r], {n: v[r] for n, v in logs["rewards"].items() if weights[n]})
+            for r in rows[:_EXAMPLES]
+        ]
         if ranks.is_first():
-            rewards = {n: list(v) for n, v in logs["rewards"].items() if weights[n]}
-            texts = list(zip(logs["prompt"], logs["completion"], strict=True))
-            rows = range(0, len(texts), max(1, len(texts) // _EXAMPLES))  # of different prompts
             with explain_full_disk(self.config.directory, "some completions"):
-                write_completions(
-                    self.config.directory,
-                    [
-                        shorten_completion(*texts[row], {n: v[row] for n, v in rewards.items()})
-                        for row in rows[:_EXAMPLES]
-                    ],
-                )
-        return NoSignalError(NO_SIGNAL + describe_dead_step(metrics, weights, self.dead_steps))
+                write_completions(self.config.directory, examples)
 
     def _save(self, step: int, validation: Mapping[str, Estimate]) -> Checkpoint:
         cost = self.clock.read(step, self.evaluator.sampled)
@@ -235,13 +220,7 @@ class StepReporter(TrainerCallback):
 
         written = None
         if ranks.is_first():
-            written = write_checkpoint(
-                self.config.directory,
-                step,
-                cost,
-                fill,
-                validation,
-            )
+            written = write_checkpoint(self.config.directory, step, cost, fill, validation)
         checkpoint = ranks.broadcast_from_first(written)
         assert checkpoint is not None, "the first process has written it, or has raised"
         self.checkpoint = checkpoint.path
@@ -252,6 +231,10 @@ def select_metrics(logs: Mapping[str, Any], logged: Collection[str] = ()) -> dic
     """Select the finite metrics of one pass, after `train/`: `_KEPT`, `logged`, of rewards."""
     kept = ((k, v) for k, v in logs.items() if k in _KEPT or k in logged or k.startswith(REWARDS))
     return {f"train/{k}": float(v) for k, v in kept if v is not None and math.isfinite(v)}
+
+
+def _is_dead(measurement: Measurement) -> bool:
+    return measurement.metrics.get(f"train/{NO_ADVANTAGE}") == 1
 
 
 def describe_dead_step(
@@ -270,7 +253,6 @@ def describe_dead_step(
             parts.append(f"{name} is equal within each group")
         else:
             parts.append(f"{name} varies, but its advantages cancel")
-    cut = metrics.get(f"train/{CLIPPED}", 0.0)
-    if cut > MOST_CUT:
+    if (cut := metrics.get(f"train/{CLIPPED}", 0.0)) > MOST_CUT:
         parts.append(f"{format_percent(cut)} of the completions are cut at max_completion_length")
     return f"every advantage was 0 in {steps} steps in a row: {', '.join(parts)}"

@@ -111,10 +111,7 @@ class GDPOTrainer(ShardedTrainer):
         metrics = compute_reward_metrics(rewards, weights, group_size, self.reward_func_names)
         metrics[NO_ADVANTAGE] = float((advantages == 0).double().mean())
         logged_metrics.pop(ZERO_STD, None)
-        if "reward_std" in metrics:
-            logged_metrics.pop("reward_std", None)
-        for name, value in metrics.items():
-            logged_metrics[name].append(value)
+        logged_metrics.update((name, [value]) for name, value in metrics.items())
         return output
 
     @property
@@ -214,13 +211,12 @@ def compute_reward_metrics(
     pull = weights.double().abs() * (centred.square().sum(dim=(0, 1)) / freedom).sqrt()
     total = pull.sum().clamp(min=torch.finfo(torch.float64).tiny)
     metrics: dict[str, float] = {}
-    scored_groups = seen.any(dim=1)
-    if bool(scored_groups.any()):
-        alive = (add_terms(centred * weights.double()) != 0).any(dim=1)
-        metrics[ZERO_STD] = float((scored_groups & ~alive).sum() / scored_groups.sum())
     sums = (values * weights.double()).nansum(dim=1)[~values.isnan().all(dim=1)]
-    if len(sums) and sums.min() == sums.max():
-        metrics["reward_std"] = 0.0
+    if len(sums):
+        equal = (add_terms(centred * weights.double()) == 0).all(dim=1)[seen.any(dim=1)]
+        metrics[ZERO_STD] = float(equal.sum() / len(equal))
+        if sums.min() == sums.max():
+            metrics["reward_std"] = 0.0
     for k, name in enumerate(names):
         scored = values[:, k][~values[:, k].isnan()]
         metrics[f"{REWARDS}{name}/share"] = float(pull[k] / total)

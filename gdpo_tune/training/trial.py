@@ -30,17 +30,9 @@ from gdpo_tune.training.evaluation import Evaluator, build_decoding, derive_seed
 from gdpo_tune.training.lora import load_adapter
 from gdpo_tune.training.merged_trial import load_merge, merge_and_validate
 from gdpo_tune.training.out_of_memory import explain_out_of_memory
-from gdpo_tune.training.rollout import (
-    Generate,
-    choose_held_out_sampler,
-    uses_engine_in_process,
-)
+from gdpo_tune.training.rollout import Generate, choose_held_out_sampler, uses_engine_in_process
 from gdpo_tune.training.step_reporter import Clock, StepReporter
-from gdpo_tune.training.worker_cache import (
-    WorkerCache,
-    build_worker_cache,
-    open_worker_cache,
-)
+from gdpo_tune.training.worker_cache import WorkerCache, build_worker_cache, open_worker_cache
 
 
 def train(
@@ -140,9 +132,9 @@ def run_trial(
 def sample_policy(
     config: TrialConfig, count: int
 ) -> tuple[Task, list[tuple[Problem, str, list[int]]]]:
-    """Sample `count` completions of validation prompts as the first evaluation of a trial does.
+    """Sample `count` completions as a trial's first evaluation does, each of another prompt.
 
-    Each is of another prompt; where there are fewer prompts, the first ones come again.
+    Where there are fewer validation prompts, the first ones come again.
 
     Returns:
         The task, which the caller closes; and problems, completions and their tokens.
@@ -155,9 +147,8 @@ def sample_policy(
     cache = build_worker_cache(config)
     held_out = cache.load_split("validation")
     rows = [row % len(held_out.prompts) for row in range(count)]
-    model: Any = cache.take_policy()
-    model = model.to("cuda") if torch.cuda.is_available() else model
-    completions = choose_held_out_sampler(config)(
+    model, sampler = _load_without_training(config, cache, None)
+    completions = sampler(
         model,
         [held_out.prompts[row] for row in rows],
         build_decoding(config.training, model, cache.tokenizer),
@@ -175,9 +166,8 @@ def _had_no_gradient(config: TrialConfig) -> bool:
     """
     if config.schedule or not (config.train or config.parts):
         return False
-    ends = [part.checkpoint for part in config.parts]
-    trained = [(end.parent, parse_step(end.name) or 0) for end in ends]
-    for directory, last in trained or [(config.directory, config.training.steps)]:
+    ends = [(p.checkpoint.parent, parse_step(p.checkpoint.name) or 0) for p in config.parts]
+    for directory, last in ends or [(config.directory, config.training.steps)]:
         norms = [s.metrics.get("train/grad_norm") for s in read_steps(directory) if s.step <= last]
         if len(norms) < max(last, 1) or any(norm != 0 for norm in norms):
             return False

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gdpo_tune.exporters.glue.judging import WEIGHTS, judge_each, weigh
-from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt, build_reader
+from gdpo_tune.exporters.glue.prompt_rows import READING, ExportedPrompt
+from gdpo_tune.policies.prompts import PromptFormat
 
 
 def build_row(prompt: ExportedPrompt, number: int) -> Mapping[str, object]:
@@ -24,7 +25,7 @@ def process_prompt(
     """
     import torch
 
-    reader, turns = build_reader(tokenizer), row["messages"]
+    reader, turns = PromptFormat(tokenizer, **READING), row["messages"]
     plain = "\n\n".join(turn["content"] for turn in turns)
     prompt = plain if reader.template is None else turns
     tokens = torch.tensor(reader.encode([prompt])[0])

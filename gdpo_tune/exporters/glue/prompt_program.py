@@ -12,11 +12,12 @@ from typing import Any
 from gdpo_tune.core.errors import DataError, get_first_line
 from gdpo_tune.core.prompt_order import PROBLEM_SEED, order_prompts
 from gdpo_tune.exporters.glue.prompt_rows import (
+    READING,
     ExportedPrompt,
     build_prompt,
-    build_reader,
     write_rows,
 )
+from gdpo_tune.policies.prompts import PromptFormat
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.data_rows import Row, RowError, choose_data_split, read_rows, shuffle_problems
 
@@ -66,7 +67,7 @@ def write_prompts(
             f"the tokenizer of {POLICY} cannot be loaded: {get_first_line(error)}\n"
             f"    fix: download it, and write its directory as POLICY in {Path(sys.argv[0]).name}"
         ) from error
-    reader = build_reader(tokenizer, INSTRUCTIONS)
+    reader = PromptFormat(tokenizer, INSTRUCTIONS, **READING)
     tokens = reader.encode([problem.prompt for problem in problems])
     limit = DATA.max_prompt_length
     short = [p for p, ids in zip(problems, tokens, strict=True) if len(ids) <= limit]

@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gdpo_tune.policies.prompts import THOUGHT_TAGS, PromptFormat
+from gdpo_tune.policies.prompts import PromptFormat
 from gdpo_tune.tasks.base import Problem
 
-TAGS = THOUGHT_TAGS
-"""Tags that the policy writes itself, see `PromptFormat`."""
-TEMPLATE_KWARGS: Mapping[str, Any] = {}
-TEMPLATE_DATE = ""
+READING: Mapping[str, Any] = {}
+"""Arguments of `PromptFormat` in the training besides tokenizer and instructions."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +24,6 @@ class ExportedPrompt:
     """Chat turns, each with `role` and `content`; None without a chat template."""
     problem: str
     """JSON by which `rewards.py` judges a completion."""
-
-
-def build_reader(tokenizer: Any, instructions: str = "") -> PromptFormat:
-    """Return the prompt format of the training, for the tokenizer of its policy."""
-    return PromptFormat(tokenizer, instructions, TAGS, TEMPLATE_KWARGS, TEMPLATE_DATE)
 
 
 def build_prompt(
