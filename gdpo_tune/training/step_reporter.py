@@ -182,7 +182,8 @@ class StepReporter(TrainerCallback):
             dead = ranks.broadcast_from_first(in_a_row)
             if dead >= min(settings.dead_steps, settings.steps):
                 weights = self.config.get_reward_weights(step - 1)
-                self._keep_examples(weights)
+                if ranks.is_first():
+                    self._keep_examples(weights)
                 raise NoSignalError(NO_SIGNAL + describe_dead_step(metrics, weights, dead))
 
     def _keep_examples(self, weights: Mapping[str, float]) -> None:
@@ -191,12 +192,13 @@ class StepReporter(TrainerCallback):
         texts = list(zip(logs["prompt"], logs["completion"], strict=True))
         rows = range(0, len(texts), max(1, len(texts) // _EXAMPLES))  # of different prompts
         examples = [
-            shorten_completion(*texts[r], {n: v[r] for n, v in logs["rewards"].items() if weights[n]})
+            shorten_completion(
+                *texts[r], {n: v[r] for n, v in logs["rewards"].items() if weights[n]}
+            )
             for r in rows[:_EXAMPLES]
         ]
-        if ranks.is_first():
-            with explain_full_disk(self.config.directory, "some completions"):
-                write_completions(self.config.directory, examples)
+        with explain_full_disk(self.config.directory, "some completions"):
+            write_completions(self.config.directory, examples)
 
     def _save(self, step: int, validation: Mapping[str, Estimate]) -> Checkpoint:
         cost = self.clock.read(step, self.evaluator.sampled)
