@@ -3,7 +3,7 @@
 A few completions are read as the trainer reads them (padded, in training mode) and plainly (each
 alone, unpadded, in evaluation mode). The engine is compared by what it tells: vLLM the
 log-probabilities of its samples, our fast sampler those of the next token, Transformers the scores
-from which it draws a few tokens more. Random states and results stay as they are.
+from which it draws four tokens. Random states and results stay as they are.
 
 Shapes: n completions of this process, R rows that are read, E entries of the vocabulary.
 """
@@ -11,7 +11,6 @@ Shapes: n completions of this process, R rows that are read, E entries of the vo
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +19,8 @@ from torch import Tensor
 
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.training import ranks
-from gdpo_tune.training.fast_cpu.sampler import compute_next_log_probs
+from gdpo_tune.training.fast_cpu.accumulation import takes_argument
+from gdpo_tune.training.fast_cpu.sampler import compute_next_logits, cut_after_end
 from gdpo_tune.training.sharding import gather_weights
 
 LIMITS = {torch.float32: 0.01, torch.bfloat16: 0.2}
@@ -58,7 +58,7 @@ def check_first_batch(trainer: Any, batch: Mapping[str, Any], *, dropout: bool =
         policy.train(training)
     parts = ranks.gather(differences)
     for name, causes in _CAUSES.items():
-        worst = max((part[name] for part in parts), default=0.0)
+        worst = max(part[name] for part in parts)
         if not worst <= limit:  # NaN differs too
             raise TrialFailure(
                 f"self-check of the first batch: the {name} and a plain forward pass of the same "
@@ -82,35 +82,30 @@ def _compare(trainer: Any, batch: Mapping[str, Any]) -> dict[str, float]:
     of_trainer = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width)[0]
     present = mask[:, -width:].bool()
     policy.eval()
+    texts, plain, chosen = list[Tensor](), list[Tensor](), list[Tensor]()
     with gather_weights(policy):
-        texts = [tokens[kept.bool()] for tokens, kept in zip(ids, mask, strict=True)]
-        counts = present.sum(dim=1).tolist()
-        plain = [_read_plainly(trainer, *pair) for pair in zip(texts, counts, strict=True)]
-        chosen = torch.cat(
-            [
-                after[:-1].gather(1, tokens[len(tokens) - count :, None])[:, 0]
-                for after, tokens, count in zip(plain, texts, counts, strict=True)
-            ]
-        )
+        for tokens, kept in zip(ids, mask.bool(), strict=True):
+            count = int(kept[-width:].sum())
+            texts.append(tokens[kept])
+            plain.append(_read_plainly(trainer, texts[-1], count))
+            chosen.append(plain[-1][:-1].gather(1, texts[-1][-count:, None])[:, 0])
+        expected = torch.cat(chosen)
         if "sampling_per_token_logps" in batch:
             sampled = batch["sampling_per_token_logps"][rows, :width][present]
-            # vLLM gives NaN where it could not tell.
-            engine = float((sampled - chosen).abs().nanmean())
+            engine = float((sampled - expected).abs().nanmean())  # NaN where vLLM could not tell
         elif trainer.rollout_func is not None:
-            after = compute_next_log_probs(policy, [text.tolist() for text in texts])
+            after = compute_next_logits(policy, [text.tolist() for text in texts])
             own = (after / trainer.temperature).log_softmax(dim=-1)
             engine = _compute_distance(own, torch.stack([part[-1] for part in plain]))
         else:
             engine = _compare_scores(trainer, ids[:, :-width], mask[:, :-width])
-    return {"trainer": float((of_trainer[present] - chosen).abs().mean()), "engine": engine}
+    return {"trainer": float((of_trainer[present] - expected).abs().mean()), "engine": engine}
 
 
 def _read_plainly(trainer: Any, tokens: Tensor, count: int) -> Tensor:
     """Return log-probabilities [count + 1, E] of what follows the last `count` + 1 prefixes."""
     network = trainer.policy
-    base = network.get_base_model() if hasattr(network, "peft_config") else network
-    keeps = "logits_to_keep" in inspect.signature(type(base).forward).parameters
-    fewer = {"logits_to_keep": count + 1} if keeps else {}
+    fewer = {"logits_to_keep": count + 1} if takes_argument(network, "logits_to_keep") else {}
     with trainer.accelerator.autocast():
         logits = network(input_ids=tokens[None], use_cache=False, **fewer).logits
     return (logits[0, -count - 1 :].float() / trainer.temperature).log_softmax(dim=-1)
@@ -122,12 +117,9 @@ def _compare_scores(trainer: Any, ids: Tensor, mask: Tensor) -> float:
     config.max_new_tokens, config.output_scores, config.return_dict_in_generate = 4, True, True
     drawn = trainer.policy.generate(input_ids=ids, attention_mask=mask, generation_config=config)
     scores = torch.stack(drawn.scores, dim=1).float().log_softmax(dim=-1)  # [R, drawn, E]
-    ends = torch.tensor(trainer.eos_token_ids, device=ids.device)
     distances: list[float] = []
-    for row, sequence in enumerate(drawn.sequences):
-        new = sequence[ids.shape[1] :]
-        ended = torch.isin(new[:-1], ends).nonzero()
-        count = int(ended[0]) + 1 if len(ended) else len(new)
+    for row, new in enumerate(drawn.sequences[:, ids.shape[1] :]):
+        count = len(cut_after_end(new.tolist(), trainer.eos_token_ids))
         tokens = torch.cat([ids[row][mask[row].bool()], new[: count - 1]])
         plain = _read_plainly(trainer, tokens, count - 1)
         distances.append(_compute_distance(scores[row, :count], plain))
@@ -140,8 +132,5 @@ def _compute_distance(engine: Tensor, plain: Tensor) -> float:
     It is infinite if one of them excludes a token that the other allows.
     """
     weights = (engine.exp() + plain.exp()) / 2
-    return float(
-        torch.nan_to_num(weights * (engine - plain).abs(), nan=0.0, posinf=torch.inf)
-        .sum(dim=-1)
-        .mean()
-    )
+    distances = torch.nan_to_num(weights * (engine - plain).abs(), nan=0.0, posinf=torch.inf)
+    return float(distances.sum(dim=-1).mean())

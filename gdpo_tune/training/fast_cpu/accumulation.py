@@ -164,9 +164,14 @@ def needs_positions(model: Any) -> bool:
 
     Source: trl#469, trl#6800; `generate` of transformers counts from the first token of a prompt.
     """
-    network = model.get_base_model() if hasattr(model, "peft_config") else model
-    if "position_ids" not in inspect.signature(type(network).forward).parameters:
+    if not takes_argument(model, "position_ids"):
         return False
-    rope = getattr(network.config.get_text_config(), "rope_parameters", None) or {}
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     kinds = [rope] if "rope_type" in rope else [v for v in rope.values() if isinstance(v, dict)]
     return not kinds or any(kind.get("rope_type") not in FIXED_ROPE for kind in kinds)
+
+
+def takes_argument(model: Any, name: str) -> bool:
+    """Return whether the forward pass of a policy, below its adapters, has an argument."""
+    network = model.get_base_model() if hasattr(model, "peft_config") else model
+    return name in inspect.signature(type(network).forward).parameters

@@ -74,14 +74,14 @@ def sample(
 
 
 @torch.no_grad()
-def compute_next_log_probs(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> Tensor:
-    """Compute log-probabilities [rows, E] of the token after each text, as `sample` does."""
+def compute_next_logits(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> Tensor:
+    """Compute logits [rows, E] of the token after each text, as `sample` does."""
     llama = Llama(model)
     tokens, present = pad_left(texts, 0)
     width = tokens.shape[1]
     cache = KeyValueCache(llama, len(tokens), width)
     hidden = _read_prompts(llama, tokens, present, llama.compute_angles(width), cache)
-    return llama.compute_logits(hidden).log_softmax(dim=-1)
+    return llama.compute_logits(hidden)
 
 
 def pad_left(prompts: Sequence[Sequence[int]], padding: int) -> tuple[Tensor, Tensor]:
