@@ -21,13 +21,9 @@ CORRECTIONS = ("token_truncate", "token_mask")
 
 def export(recipe: Recipe) -> base.Exported:
     """Return the recipe as arguments of `swift rlhf`."""
+    alone = tuple(trl.SCALE)
     base.check_support(
-        recipe,
-        LIBRARY,
-        modes=SCALE,
-        losses=trl.LOSSES,
-        leave_one_out=tuple(trl.SCALE),
-        fractions=False,
+        recipe, LIBRARY, modes=SCALE, losses=trl.LOSSES, leave_one_out=alone, fractions=False
     )
     settings: dict[str, object] = {
         "rlhf_type": "grpo",

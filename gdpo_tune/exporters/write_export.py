@@ -38,7 +38,7 @@ from gdpo_tune.exporters.reward_file import (
     find_task_file,
     runs_programs,
 )
-from gdpo_tune.policies.prompts import CLOCK, FIXED_DATE, TEMPLATE_FILE, PromptFormat
+from gdpo_tune.policies.prompts import CLOCK, FIXED_DATE, TEMPLATE_FILE
 from gdpo_tune.results.parents import explain_merge
 from gdpo_tune.results.retrain import TrainingRequest
 
@@ -200,20 +200,17 @@ PYTHON
 def list_prompt_differences(
     prompts: ExportedPrompts, recipe: Recipe, training: TrainingFiles
 ) -> list[Difference]:
-    """Return what may differ in the prompts, whatever the library."""
-    if prompts.reader is not None:
-        return [] if training.reads_as_trained else _compare_prompts(prompts.reader, training)
-    ours = f"prompts above {recipe.data.max_prompt_length} tokens are left out"
-    theirs = (
-        f"the tokenizer of {recipe.policy_name} is not on this machine: every prompt is in the "
-        "file, and the policy is taken to have a chat template"
-    )
-    return [Difference("prompts", ours, theirs)]
-
-
-def _compare_prompts(reader: PromptFormat, training: TrainingFiles) -> list[Difference]:
-    """Return the differences of a library that renders prompts by the policy's own template."""
-    rows: list[Difference] = []
+    """Return what may differ in the prompts; some libraries read them by the policy's template."""
+    reader, rows = prompts.reader, list[Difference]()
+    if reader is None:
+        ours = f"prompts above {recipe.data.max_prompt_length} tokens are left out"
+        theirs = (
+            f"the tokenizer of {recipe.policy_name} is not on this machine: every prompt is in the "
+            "file, and the policy is taken to have a chat template"
+        )
+        return [Difference("prompts", ours, theirs)]
+    if training.reads_as_trained:
+        return []
     fix = "remove it from the post-processor of the tokenizer"
     if reader.own_template:
         fix = f"copy `{TEMPLATE_FILE}` of this directory to the policy's"

@@ -59,9 +59,7 @@ class PromptFormat:
     def render(self, prompt: str | Turns) -> str:
         """Return the text that the policy reads for a prompt, which is a text or turns of a chat.
 
-        With a chat template, the instructions are the system message and the prompt is the user
-        message. A template that does not write the system message gets both as the user message.
-        Without a chat template, the instructions stand above the prompt.
+        Without a chat template, the instructions stand above the prompt; see `build_messages`.
 
         Raises:
             PolicyError: the chat template refuses or does not write the prompt, or there is none
@@ -77,10 +75,10 @@ class PromptFormat:
         return f"{self.instructions}\n\n{prompt}" if self.instructions else prompt
 
     def build_messages(self, prompt: str | Turns) -> list[dict[str, str]]:
-        """Return the turns that the chat template gets.
+        """Return the turns that the chat template gets; a text is a user turn.
 
-        Instructions stand above those of a system turn, or of the first user turn for a template
-        that does not write a system turn.
+        Instructions are a system turn, above the text of one that is there. For a template that
+        does not write a system turn, both stand above the text of the first user turn.
         """
         if isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt}]
@@ -247,12 +245,10 @@ def choose_prompt_format(
     template_kwargs: Mapping[str, Any] | None = None,
     date: str = "",
 ) -> PromptFormat:
-    """Choose how the policy `name` reads the prompts of a task.
+    """Choose how the policy `name` reads the prompts of a task with these instructions.
 
-    `instructions` are the task's. With the mode `auto`, a policy that was trained here gets them if
-    it was trained with them; a policy that ships gets none; every other policy does. The other
-    arguments are those of `PromptFormat`; the chat template leaves every tag to the policy that
-    the task's instructions name.
+    The chat template leaves every tag to the policy that the instructions name, whether the policy
+    gets them or not: see `choose_instructions` for `mode`, and `PromptFormat` for the others.
 
     Raises:
         PolicyError: a tag that the instructions name is lost between tokens and text, or the chat
@@ -293,9 +289,11 @@ def choose_instructions(
     instructions: str,
     mode: Literal["auto", "on", "off"],
 ) -> str:
-    """Return the instructions that the policy `name` gets, which may be empty.
+    """Return those of a task's instructions that the policy `name` gets: all or none.
 
-    See `choose_prompt_format`. A tokenizer that is not at hand, None, is not checked.
+    With the mode `auto`, a policy that was trained here gets them if it was trained with them; a
+    policy that ships gets none; every other policy does. A tokenizer that is not at hand, None, is
+    not checked.
 
     Raises:
         PolicyError: a tag that the instructions name is lost between tokens and text.

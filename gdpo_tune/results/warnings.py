@@ -40,12 +40,16 @@ DEAD, SILENT = 0.5, 0.9
 """Shares of groups with equal rewards: above the first a group size is too small, and above the
 second, at every group size, the reward teaches next to nothing."""
 REWARD_METRIC, DEAD_GROUPS = f"train/{REWARDS}", f"/{ZERO_STD}"
-
-
 MOST_NAMED = 5
 """Trials that a warning names."""
 SHOWN = 160
 """Characters of a completion that an explanation shows."""
+WAYS_ON = """    ways on, see docs/policies.md:
+    - model.instructions: on tells the policy the rewarded format
+    - space.partial_credit: true, or a weight on a reward that it sometimes earns
+    - easier prompts (data:), larger groups, or a larger training.max_completion_length
+    - a supervised start: first fine-tune the policy on completions that earn the rewards
+    - training.dead_steps: 0 trains on nevertheless"""
 
 
 class ResultWarning(NamedTuple):
@@ -289,13 +293,4 @@ def explain_dead_start(reason: str, directory: Path) -> str:
         text = " ".join(example.completion.split())
         rewards = ", ".join(f"{name} {value}" for name, value in example.metrics.items())
         lines.append(f"    {text[:SHOWN]}{CUT if len(text) > SHOWN else ''} ({rewards})")
-    return "\n".join([*lines, "    ways on, see docs/policies.md:", *WAYS_ON])
-
-
-WAYS_ON = (
-    "    - model.instructions: on tells the policy the rewarded format",
-    "    - space.partial_credit: true, or a weight on a reward that it sometimes earns",
-    "    - easier prompts (data:), larger groups, or a larger training.max_completion_length",
-    "    - a supervised start: first fine-tune the policy on completions that earn the rewards",
-    "    - training.dead_steps: 0 trains on nevertheless",
-)
+    return "\n".join([*lines, WAYS_ON])
