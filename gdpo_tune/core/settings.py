@@ -87,6 +87,11 @@ class TrainingSettings:
     does a shorter trial that had no other steps; 0 lets it train on."""
 
     @property
+    def mini_batches(self) -> int:
+        """Optimizer steps of a pass over the completions of a step."""
+        return self.completions_per_step // (self.mini_batch_size or self.completions_per_step)
+
+    @property
     def warmup_steps(self) -> int:
         """Steps over which the learning rate rises: `warmup_share` of all, rounded up.
 

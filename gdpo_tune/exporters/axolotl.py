@@ -93,7 +93,7 @@ def _format_run(recipe: Recipe) -> str:
 def _build_generation(recipe: Recipe) -> dict[str, object]:
     """Return the completions that are sampled at once, if they are not one optimizer step's."""
     total = recipe.training.completions_per_step
-    return {"generation_batch_size": total} if recipe.mini_batches > 1 else {}
+    return {"generation_batch_size": total} if recipe.training.mini_batches > 1 else {}
 
 
 def _build_sampler(recipe: Recipe) -> dict[str, object]:

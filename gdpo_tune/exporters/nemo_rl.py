@@ -182,7 +182,7 @@ def _build_loss(recipe: Recipe) -> dict[str, object]:
         "kl_input_clamp_value": None,
         "kl_output_clamp_value": None,
         # True multiplies the KL by the ratio, which is not 1 after the first optimizer step.
-        "use_on_policy_kl_approximation": recipe.mini_batches > 1,
+        "use_on_policy_kl_approximation": recipe.training.mini_batches > 1,
         "use_kl_in_reward": False,
         # CISPO had no lower clip in training; 1 - 1 is the lowest ratio.
         "ratio_clip_min": 1.0 if cispo else recipe.get_number("epsilon"),
@@ -285,7 +285,7 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         unanimous="0.0002",
     )
     rows += common_differences.list_sampler_differences(recipe.rollout)
-    if recipe.mini_batches > 1 and recipe.get_number("beta") > 0:
+    if recipe.training.mini_batches > 1 and recipe.get_number("beta") > 0:
         ours, theirs = "against the trainer's probability", "against that which vLLM rounded"
         rows.append(base.Difference("ratio that multiplies the KL", ours, theirs))
     rows += common_differences.list_batch_differences(recipe)

@@ -121,14 +121,9 @@ class Recipe:
         return self.training.mini_batch_size or self.training.completions_per_step
 
     @property
-    def mini_batches(self) -> int:
-        """Optimizer steps of a pass."""
-        return self.training.completions_per_step // self.mini_batch
-
-    @property
     def updates_per_step(self) -> int:
         """Optimizer steps on the samples of a step."""
-        return self.passes_per_step * self.mini_batches
+        return self.passes_per_step * self.training.mini_batches
 
     @property
     def updates(self) -> int:

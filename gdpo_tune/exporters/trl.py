@@ -142,24 +142,24 @@ def build_clip_of_small_gradients(recipe: Recipe) -> dict[str, object]:
 
     Adam takes the same step for gradients of any scale, if they are clipped alike.
     """
-    if recipe.loss not in STEP_LOSSES or recipe.mini_batches == 1:
+    if recipe.loss not in STEP_LOSSES or recipe.training.mini_batches == 1:
         return {}
-    return {"max_grad_norm": recipe.training.max_grad_norm / recipe.mini_batches}
+    return {"max_grad_norm": recipe.training.max_grad_norm / recipe.training.mini_batches}
 
 
 def describe_small_gradients(recipe: Recipe) -> str:
     """Describe what divides the loss of an optimizer step with a part of the samples."""
     return (
-        f"tokens of the whole step, so gradients are {recipe.mini_batches} times smaller. "
+        f"tokens of the whole step, so gradients are {recipe.training.mini_batches} times smaller. "
         "`max_grad_norm` is divided by that, too: Adam takes the same steps, but for its eps"
     )
 
 
 def _build_generation(recipe: Recipe) -> dict[str, object]:
     """Return the micro-batches for which samples are drawn at once, if not one optimizer step's."""
-    if recipe.mini_batches == 1:
+    if recipe.training.mini_batches == 1:
         return {}
-    return {"steps_per_generation": recipe.micro_batches * recipe.mini_batches}
+    return {"steps_per_generation": recipe.micro_batches * recipe.training.mini_batches}
 
 
 def _build_adapters(recipe: Recipe) -> dict[str, object]:

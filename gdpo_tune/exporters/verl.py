@@ -218,7 +218,7 @@ def _build_actor(recipe: Recipe) -> dict[str, object]:
         "ppo_micro_batch_size_per_gpu": recipe.micro_batch,
         "ppo_epochs": recipe.passes_per_step,
         # It sorts completions by length before it divides them.
-        "shuffle": recipe.mini_batches > 1,
+        "shuffle": recipe.training.mini_batches > 1,
         "policy_loss": {"loss_mode": "cispo" if cispo else "vanilla"},
         "clip_ratio": recipe.get_number("epsilon"),
         # CISPO had no lower clip in training; 1 - 1 is the lowest ratio.
@@ -263,7 +263,7 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         unanimous="0.07",
     )
     rows += common_differences.list_sampler_differences(recipe.rollout)
-    if recipe.mini_batches > 1 and recipe.passes_per_step > 1:
+    if recipe.training.mini_batches > 1 and recipe.passes_per_step > 1:
         ours = "drawn at random from all completions of a step, the same in every pass"
         theirs = "drawn anew for every pass"
         rows.append(base.Difference("completions of an optimizer step", ours, theirs))

@@ -152,11 +152,10 @@ def _build_training_files(recipe: Recipe, training: TrainingFiles) -> dict[str, 
     if task_file is not None:
         files[TASK_COPY] = task_file.read_bytes()
         for module in find_modules(task_file)[0]:
-            for place in (task_file.parent, Path.cwd()):
-                if module != task_file and module.is_relative_to(place):
-                    name = module.relative_to(place).as_posix()
-                    files.setdefault(f"{NEIGHBOURS}/{name}", module.read_bytes())
-                    break
+            places = [p for p in (task_file.parent, Path.cwd()) if module.is_relative_to(p)]
+            if places and module != task_file:
+                name = module.relative_to(places[0]).as_posix()
+                files.setdefault(f"{NEIGHBOURS}/{name}", module.read_bytes())
     return files
 
 

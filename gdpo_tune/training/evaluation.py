@@ -32,7 +32,6 @@ from gdpo_tune.tasks.base import CallContext, Split
 from gdpo_tune.training import ranks
 from gdpo_tune.training.rollout import Decoding, Generate
 from gdpo_tune.training.scoring import build_early_judging, require_finite, score_batch
-from gdpo_tune.training.trl_arguments import count_updates_per_step
 from gdpo_tune.training.worker_cache import WorkerCache
 
 RESAMPLES = 1000
@@ -110,7 +109,7 @@ class Evaluator:
                 for row, text in zip(batch, texts, strict=True):
                     begin_judging(row, text)
         records: list[tuple[Any, ...]] = []  # number of a prompt, then one value per metric
-        updates = count_updates_per_step(self.config)
+        updates = int(self.config.params.get("num_iterations", 1)) * settings.mini_batches
         state = {"global_step": step * updates, "max_steps": settings.steps * updates}
         for batch, texts, tokens in batches:
             problems = [held_out.problems[row] for row in batch]

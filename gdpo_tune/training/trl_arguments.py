@@ -125,15 +125,6 @@ def count_prompts_per_step(config: TrialConfig) -> int:
     return prompts
 
 
-def count_updates_per_step(config: TrialConfig) -> int:
-    """Return the optimizer steps of a step: passes times mini-batches; 1 without a training."""
-    settings = config.training
-    mini_batch = settings.mini_batch_size or settings.completions_per_step
-    return int(config.params.get("num_iterations", 1)) * (
-        settings.completions_per_step // mini_batch
-    )
-
-
 @dataclass(frozen=True)
 class _StepParts:
     """Parts in which one process computes a step."""
