@@ -139,8 +139,8 @@ class PromptFormat:
         record: dict[str, object] = {"instructions": bool(self.instructions)}
         if self.instructions:
             record["instructions_text"] = self.instructions
-        if self.find_left_out():
-            record["left_out_at_the_end"] = self.find_left_out()
+        if end := self.find_left_out():
+            record["left_out_at_the_end"] = end
         if self.template is not None and self.template != self.own_template:
             (directory / TEMPLATE_FILE).write_text(self.template, encoding="utf-8")
             record["chat_template_kwargs"] = dict(self.template_kwargs)

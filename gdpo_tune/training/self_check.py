@@ -11,6 +11,7 @@ Shapes: n completions of this process, R rows that are read, E entries of the vo
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,7 +59,7 @@ def check_first_batch(trainer: Any, batch: Mapping[str, Any], *, dropout: bool =
         policy.train(training)
     parts = ranks.gather(differences)
     for name, causes in _CAUSES.items():
-        worst = max(part[name] for part in parts)
+        worst = max((part[name] for part in parts), key=lambda gap: (math.isnan(gap), gap))
         if not worst <= limit:  # NaN differs too
             raise TrialFailure(
                 f"self-check of the first batch: the {name} and a plain forward pass of the same "

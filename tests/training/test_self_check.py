@@ -6,6 +6,7 @@ Each mend of `load_policy` and of the trainer is undone, and the trial must stop
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import torch
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
 from gdpo_tune.policies import load_policy as loading
-from gdpo_tune.training import build, train, worker_cache
+from gdpo_tune.training import build, self_check, train, worker_cache
 from gdpo_tune.training.fast_cpu import accumulation, llama
 from tests.support.training import (
     SETTINGS,
@@ -122,6 +123,17 @@ def test_a_policy_that_keeps_its_dropout_passes(llama_policy, tmp_path, lora_ran
     model = ModelSettings(dropout=True, lora_rank=lora_rank)
     metrics = run(policy, tmp_path / "trial", model=model)
     assert metrics["train/loss"] == metrics["train/loss"]
+
+
+def test_a_process_that_computes_nan_is_found_wherever_it_stands(
+    llama_policy, tmp_path, monkeypatch
+):
+    # Source: IEEE 754: every comparison with NaN is false, so `max` may pass over it.
+    others = [{"trainer": 0.0, "engine": gap} for gap in (float("nan"), 0.0)]
+    processes = SimpleNamespace(gather=lambda own: [own, *others])
+    monkeypatch.setattr(self_check, "ranks", processes)
+    with pytest.raises(TrialFailure, match=r"the engine and a plain .* differ by nan"):
+        run(llama_policy, tmp_path / "trial")
 
 
 def test_a_vllm_that_samples_with_other_weights_is_found(llama_policy, tmp_path, monkeypatch):
