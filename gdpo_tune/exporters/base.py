@@ -45,8 +45,6 @@ class TrainingFiles:
     """Columns of a prompt, which has that number, in `prompts.parquet`; a function of `glue`."""
     reads_as_trained: bool = False
     """True if prompts are read by the chat template of the training, not by the policy's own."""
-    passes_template_kwargs: bool = False
-    """True if the configuration has the arguments of the chat template."""
     others: Mapping[str, str] = field(default_factory=dict[str, str])
     """Name of another file -> its text."""
 

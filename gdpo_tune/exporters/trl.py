@@ -5,8 +5,6 @@ Source: trl/trainer/grpo_config.py, grpo_trainer.py and scripts/grpo.py of TRL 1
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gdpo_tune.exporters import base, common_differences
 from gdpo_tune.exporters.glue.trl_rewards import build_row
 from gdpo_tune.exporters.recipe import Recipe
@@ -58,7 +56,7 @@ def export(recipe: Recipe) -> base.Exported:
         differences=_list_differences(recipe),
         to_supply={},
         result=recipe.name,
-        training=replace(build_training_files(recipe), passes_template_kwargs=True),
+        training=build_training_files(recipe),
     )
 
 

@@ -127,10 +127,7 @@ def export(recipe: Recipe) -> base.Exported:
         to_supply={},
         result=f"checkpoints/{recipe.name}",
         training=base.TrainingFiles(
-            glue={"verl_rewards": (MANAGER,)},
-            ending="",
-            build_row=build_row,
-            passes_template_kwargs=True,
+            glue={"verl_rewards": (MANAGER,)}, ending="", build_row=build_row
         ),
     )
 

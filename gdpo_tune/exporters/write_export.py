@@ -92,7 +92,7 @@ def export_training(
         else:
             prompts = collect_prompts(recipe)
             files[PROMPTS_FILE] = format_prompts(prompts, recipe, exported.training)
-            differences = list_prompt_differences(prompts, recipe, exported.training)
+            differences = list_prompt_differences(prompts, recipe, exported)
             if differences and prompts.reader is not None and prompts.reader.template is not None:
                 files[TEMPLATE_FILE] = prompts.reader.template.encode()
     if ships:
@@ -197,7 +197,7 @@ PYTHON
 
 
 def list_prompt_differences(
-    prompts: ExportedPrompts, recipe: Recipe, training: TrainingFiles
+    prompts: ExportedPrompts, recipe: Recipe, exported: Exported
 ) -> list[Difference]:
     """Return what may differ in the prompts; some libraries read them by the policy's template."""
     reader, rows = prompts.reader, list[Difference]()
@@ -208,7 +208,7 @@ def list_prompt_differences(
             "file, and the policy is taken to have a chat template"
         )
         return [Difference("prompts", ours, theirs)]
-    if training.reads_as_trained:
+    if exported.training is not None and exported.training.reads_as_trained:
         return []
     fix = "remove it from the post-processor of the tokenizer"
     if reader.own_template:
@@ -220,7 +220,7 @@ def list_prompt_differences(
     if CLOCK in reader.own_template:
         theirs = f"that of the day on which it trains: {fix}"
         rows.append(Difference("date in a prompt", reader.date or FIXED_DATE, theirs))
-    if reader.template_kwargs and not training.passes_template_kwargs:
+    if reader.template_kwargs and "chat_template_kwargs:" not in exported.text:
         ours = ", ".join(f"{k}: {json.dumps(v)}" for k, v in reader.template_kwargs.items())
         theirs = f"the defaults of the chat template: {fix}"
         rows.append(Difference("arguments of the chat template", ours, theirs))

@@ -257,7 +257,7 @@ def test_exports_say_or_set_what_a_template_reads(tokenizer, tmp_path):
     }.items():
         exported = export_to(library, recipe)
         prompts = ExportedPrompts([], INSTRUCTIONS, reader)
-        rows = list_prompt_differences(prompts, recipe, exported.training)
+        rows = list_prompt_differences(prompts, recipe, exported)
         assert [row.topic for row in rows] == topics
     assert parse_settings(export_to("trl", recipe))["chat_template_kwargs"] == {
         "enable_thinking": False
