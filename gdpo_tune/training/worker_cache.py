@@ -85,12 +85,10 @@ class WorkerCache:
         return model
 
     def encode_prompts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of prompts, by the texts of their problems."""
-        known = self._splits.get("train")
-        if known is None or not any(problem.turns for problem in known.problems):
-            return self.prompts.encode(texts)
-        turns = {problem.prompt: problem.turns for problem in known.problems}
-        return self.prompts.encode([turns[text] for text in texts])
+        """Return the tokens of training prompts, by the texts of their problems."""
+        known = self.load_split("train")
+        rows = {problem.prompt: row for row, problem in enumerate(known.problems)}
+        return [list(known.prompts[rows[text]]) for text in texts]
 
     @property
     def environment(self) -> dict[str, str]:
