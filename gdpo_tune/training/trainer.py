@@ -68,6 +68,7 @@ class GDPOTrainer(ShardedTrainer):
         self._check_batch = check_batch
         self._sampled_problems: list[int] = []
         self._rewards: Tensor | None = None
+        self._had_signal = False
         self.logged_metrics: set[str] = set()
         """Names of metrics that reward functions logged."""
         guarded: Any = [self._guard(function) for function in reward_funcs]
@@ -101,6 +102,7 @@ class GDPOTrainer(ShardedTrainer):
         advantages = self._compute_advantages(rewards, weights, group_size)
         # The rewards of a process are adjacent, in the order of the processes.
         first = self.accelerator.process_index * len(inputs)
+        self._had_signal |= bool((advantages != 0).any())
         output["advantages"] = advantages[first : first + len(inputs)]
         logged: Any = self._logs["advantages"]
         logged.extend(advantages.tolist())
@@ -147,11 +149,24 @@ class GDPOTrainer(ShardedTrainer):
         return self._encode(prompts), None, {}  # no images, no further fields
 
     def compute_loss(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """Compute TRL's loss and refuse NaN and inf."""
-        loss: Tensor = super().compute_loss(*arguments, **keywords)
+        """Compute TRL's loss and refuse NaN and inf.
+
+        Before the first advantage, loss and gradients are exactly 0, and no pass is computed: that
+        a policy learns nothing is noticed at the price of its samples.
+        """
+        if self._can_move():
+            loss: Tensor = super().compute_loss(*arguments, **keywords)
+        else:
+            trained = (p for p in self.policy.parameters() if p.requires_grad)
+            loss = torch.stack([0 * p.sum() for p in trained]).sum()  # gradients of 0, not none
         if not bool(torch.isfinite(loss)):
             raise NonFiniteError(f"loss is {loss.item()} at {self._describe_step()}")
         return loss
+
+    def _can_move(self) -> bool:
+        """Return whether a loss may move the policy: by advantages, or by a term of its own."""
+        terms = self.beta != 0 or self._entropy_bonus_enabled or self.aux_loss_enabled
+        return self._had_signal or terms or self.accelerator.num_processes > 1
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log as TRL does and refuse a gradient norm of NaN or inf."""

@@ -119,6 +119,36 @@ def test_a_gradient_norm_of_nan_or_inf_ends_training_and_names_the_step(policy, 
         trainer.train()
 
 
+def test_steps_before_the_first_advantage_move_what_a_whole_pass_would(policy, tmp_path):
+    """Source: arithmetic: the gradient of an advantage of 0 is 0, however it is computed."""
+
+    def late(completions, trainer_state, **_):
+        return [float(i % 4) * (trainer_state.global_step >= 2) for i in range(len(completions))]
+
+    def train(name, had_signal):
+        torch.manual_seed(0)
+        trainer = build(
+            policy, tmp_path / name, reward_funcs=[late], max_steps=4, learning_rate=1e-3
+        )
+        trainer._had_signal = had_signal
+        passes, inner = [], trainer._get_per_token_logps_and_entropies
+
+        def count(*arguments, **keywords):
+            passes.append(trainer.state.global_step)
+            return inner(*arguments, **keywords)
+
+        trainer._get_per_token_logps_and_entropies = count
+        trainer.train()
+        return trainer.model, passes
+
+    (short_cut, passes), (whole, all_passes) = train("a", False), train("b", True)
+    assert passes == [2, 3]
+    assert all_passes == [0, 1, 2, 3]
+    for own, other in zip(short_cut.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(own, other)
+    assert build(policy, tmp_path, beta=0.1)._can_move()  # by a term of its own
+
+
 def test_metrics_of_each_reward():
     nan = math.nan
     rewards = torch.tensor(

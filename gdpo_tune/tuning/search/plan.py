@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gdpo_tune.analysis.racing import choose_replicate
@@ -145,13 +145,24 @@ def _fill_point(spec: SweepSpec, point: Params, enqueued: Sequence[Params]) -> P
 def find_dead_start(spec: SweepSpec, records: Sequence[TrialRecord]) -> TrialRecord | None:
     """Find the first training without a signal if more trainings would have none either.
 
-    So it is if `DEAD_STARTS` trainings, or all of a smaller sweep, had none, and every other one
-    failed.
+    So it is if every training that ended has failed, and `DEAD_STARTS` of them, or all of a smaller
+    sweep, had none. One is enough if the untrained policy earned the same everywhere too.
     """
     ended = [r for r in records if r.is_training and r.state != "running"]
     dead = [record for record in ended if record.had_no_signal]
-    enough = len(dead) >= min(DEAD_STARTS, spec.search.trials + 1)  # the published setting too
-    return dead[0] if enough and all(r.state == "failed" for r in ended) else None
+    if not dead or any(record.state != "failed" for record in ended):
+        return None
+    silent = any(r.role == "untrained" and find_equal_rewards(spec, r) for r in records)
+    enough = 1 if silent else min(DEAD_STARTS, spec.search.trials + 1)  # the published setting too
+    return dead[0] if len(dead) >= enough else None
+
+
+def find_equal_rewards(spec: SweepSpec, record: TrialRecord) -> Mapping[str, float]:
+    """Return the held-out rewards if all completions earned the same of each; empty otherwise."""
+    names = task_files.load_task_info(spec.task, spec.space.domains).rewards
+    earned = {name: record.test[name] for name in names if name in record.test}
+    equal = all(estimate.se == 0 for estimate in earned.values())
+    return {name: e.mean for name, e in earned.items()} if equal else {}
 
 
 def is_finished(

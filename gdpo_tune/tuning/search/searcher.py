@@ -28,7 +28,6 @@ from gdpo_tune.core.formatting import format_number
 from gdpo_tune.core.incidents import Incident
 from gdpo_tune.core.requests import RecordedRequest
 from gdpo_tune.core.steps import NO_ADVANTAGE
-from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trials import Cost, Measurement, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
@@ -53,7 +52,12 @@ from gdpo_tune.tuning.search.attempts import build_config, mark_stored_checkpoin
 from gdpo_tune.tuning.search.candidate_plan import count_candidates
 from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials
 from gdpo_tune.tuning.search.fatal_errors import FATAL_ERRORS, explain_lost_directory
-from gdpo_tune.tuning.search.plan import PlanCache, count_planned, derive_seed
+from gdpo_tune.tuning.search.plan import (
+    PlanCache,
+    count_planned,
+    derive_seed,
+    find_equal_rewards,
+)
 from gdpo_tune.tuning.search.projection import Projection
 from gdpo_tune.tuning.search.proposals import Proposals
 
@@ -249,10 +253,8 @@ class LedgerSearcher(Searcher):
 
     def _check_untrained(self, record: TrialRecord) -> None:
         """Say so if the untrained policy earned the same for every held-out completion."""
-        rewards = load_task_info(self._spec.task, self._spec.space.domains).rewards
-        earned = {name: record.test[name] for name in rewards if name in record.test}
-        if earned and all(estimate.se == 0 for estimate in earned.values()):
-            values = ", ".join(f"{name} {format_number(e.mean)}" for name, e in earned.items())
+        if equal := find_equal_rewards(self._spec, record):
+            values = ", ".join(f"{name} {format_number(mean)}" for name, mean in equal.items())
             self.record_incident(
                 f"the untrained policy earns the same for every completion ({values}), so it may "
                 "learn nothing; see 'A start that can learn' in docs/policies.md",
