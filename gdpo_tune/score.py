@@ -38,7 +38,7 @@ from gdpo_tune.core.files import explain_write_errors, is_directory, write_atomi
 from gdpo_tune.core.formatting import format_count, make_printable
 from gdpo_tune.core.prompt_order import PROBLEM_SEED
 from gdpo_tune.core.registry import describe_layout
-from gdpo_tune.tasks.base import CallContext, Problem, takes_context
+from gdpo_tune.tasks.base import CallContext, Problem, call_score
 from gdpo_tune.tasks.data_rows import (
     SURROGATE,
     RowError,
@@ -262,7 +262,7 @@ def build_stated_problem(spec: SweepSpec, line: Mapping[str, Any]) -> Problem:
     stated = dict(require_mapping(line["row"], "row") if "row" in line else line)
     if is_own:
         try:
-            (problem,) = collect_rows([stated])[0].values()
+            (problem,) = collect_rows([stated]).values()
         except UsageError as error:
             reason = str(error).partition("\n")[0].removeprefix("rows(): ")
             raise RowError("prompt", reason.replace("row 0", "this line")) from error
@@ -399,10 +399,8 @@ def score_texts(spec: SweepSpec, task: Task, texts: Sequence[Text]) -> list[dict
         problems = [cast("Problem", text.problem) for text in given]
         try:
             tokens = [text.tokens for text in given]
-            known = {"context": CallContext(tokens)} if takes_context(task) else {}
-            scores = task.score(
-                problems, [t.completion for t in given], list(map(len, tokens)), **known
-            )
+            completions, lengths = [text.completion for text in given], list(map(len, tokens))
+            scores = call_score(task, problems, completions, lengths, CallContext(tokens))
         except TrialFailure as error:  # what a function returned is no reward
             text = str(error).removeprefix(f"{spec.task}: ")
             raise TaskFileError(f"{spec.task}: {text}") from error

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.errors import GdpoTuneError, TaskFileError
+from gdpo_tune.core.errors import TaskFileError
 from gdpo_tune.core.files import expand_home, is_file
 from gdpo_tune.core.metrics import MetricInfo
 from gdpo_tune.core.registry import TaskInfo
@@ -70,23 +70,10 @@ def build_task(
     """
     others = {} if scoring == STRICT else {"scoring": scoring}
     info = load_task_info(task, parameters)
-    if not is_task_file(task):
-        return info.build(training, sandbox, data, **others)
-    process = registry.load("gdpo_tune.tasks.task_process:TaskProcess")
-    return process(task, training, sandbox, data, **others)
-
-
-def build_in_this_process(task: str, *settings: Any, **others: Any) -> Any:
-    """Build a task in a file; see `build_task`."""
-    try:
-        result = load_task_info(task).build(*settings, **others)
-    except GdpoTuneError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise TaskFileError(f"{task}: building it raised {describe_error(error)}") from error
-    if not isinstance(getattr(result, "instructions", None), str):
-        raise TaskFileError(f"{task}: instructions has to be a text, which may be empty")
-    return result
+    if is_task_file(task):
+        process = registry.load("gdpo_tune.tasks.task_process:TaskProcess")
+        return process(task, info.build, training, sandbox, data)
+    return info.build(training, sandbox, data, **others)
 
 
 def _describe(task: str) -> TaskInfo:
@@ -147,18 +134,16 @@ def _load_module(file: str, task: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     directory = str(Path(file).parent)
-    is_new = directory not in sys.path
-    if is_new:
-        sys.path.insert(0, directory)  # first, as for a program in this directory
+    sys.path.insert(0, directory)  # first, as for a program in this directory
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise TaskFileError(f"{task}: running the file raised {describe_error(error)}") from error
     finally:
-        if is_new:  # last, so that its modules hide none of those that are imported later
-            sys.path.remove(directory)
-            sys.path.append(directory)
+        sys.path.remove(directory)
+        if directory not in sys.path:
+            sys.path.append(directory)  # last, so that its modules hide none that come later
     return module
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
 from gdpo_tune.core.errors import TrialFailure
 
@@ -119,43 +120,72 @@ class CallContext:
     """Fields of the trainer's state, as far as they are known."""
 
 
-def takes_context(task: Any) -> bool:
-    """Return whether a task's `score` has room for a `CallContext`."""
-    return "context" in inspect.signature(task.score).parameters
+def call_score(
+    task: Any,
+    problems: Sequence[Problem],
+    completions: Sequence[str],
+    lengths: Sequence[int],
+    context: CallContext,
+) -> Scores:
+    """Return the task's scores; its `score` gets the context if it has room for it."""
+    known = {"context": context} if "context" in inspect.signature(task.score).parameters else {}
+    return task.score(problems, completions, lengths, **known)
 
 
-def check_scores(
-    scores: Scores,
-    count: int,
-    ranges: Mapping[str, tuple[float, float]],
-    places: Mapping[str, str] | None = None,
-) -> None:
-    """Refuse another number of values than `count`, and a value outside its range.
+def read_values(values: Any, count: int, name: str) -> list[float | None]:
+    """Return what a reward or metric gave N completions as numbers.
 
-    `ranges` are by name of a reward or metric, `places` are files and lines of functions. NaN and
-    infinity pass: what they mean depends on where they occur.
+    Raises:
+        TrialFailure: it is not one number or None for each of `count` completions.
+
+    Source: TRL 1.16, `GRPOTrainer._calculate_rewards`, which raises for another number.
+    """
+    fix = "\n    fix: return a list with one number, or None, for each completion"
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
+        kind = type(values).__name__
+        raise TrialFailure(
+            f"{name} returned {reprlib.repr(values)}, a {kind}, in place of a list of {count} "
+            f"numbers{fix}"
+        )
+    listed = list(cast("Iterable[Any]", values))
+    if len(listed) != count:
+        raise TrialFailure(f"{name} returned {len(listed)} values for {count} completions{fix}")
+    result: list[float | None] = []
+    for row, value in enumerate(listed):
+        try:
+            if isinstance(value, str | bytes):
+                raise TypeError
+            result.append(None if value is None else float(value))
+        except (TypeError, ValueError):
+            raise TrialFailure(
+                f"{name} returned {reprlib.repr(value)}, a {type(value).__name__}, for completion "
+                f"{row}, in place of a number{fix}"
+            ) from None
+    return result
+
+
+def check_scores(scores: Scores, count: int, task: Any) -> None:
+    """Refuse what are not `count` numbers, and a value outside the range that the task states.
+
+    NaN and infinity pass: what they mean depends on where they occur.
 
     Raises:
         TrialFailure: the message names function, value, range and what to do.
     """
+    ranges, places = getattr(task, "ranges", {}), getattr(task, "places", {})
     for kind, named in (("reward", scores.rewards), ("metric", scores.metrics)):
         for name, values in named.items():
-            place = f" ({places[name]})" if places and name in places else ""
-            if len(values) != count:
-                raise TrialFailure(
-                    f"{kind} {name}{place} has {len(values)} values for {count} completions\n"
-                    "    fix: return one number, or None, for each completion"
-                )
+            title = f"{kind} {name}" + (f" ({places[name]})" if name in places else "")
             low, high = ranges.get(name, (-math.inf, math.inf))
             slack = ROUNDING * max([1.0, *(abs(v) for v in (low, high) if math.isfinite(v))])
-            for row, value in enumerate(values):
+            for row, value in enumerate(read_values(values, count, title)):
                 if value is None or not math.isfinite(value):
                     continue
                 if not low - slack <= value <= high + slack:
                     raise TrialFailure(
-                        f"{kind} {name}{place} is {value:g} for completion {row}, outside its "
-                        f"range ({low:g}, {high:g})\n    fix: correct the function, or the entry "
-                        f"of {name} in `ranges`"
+                        f"{title} is {value:g} for completion {row}, outside its range "
+                        f"({low:g}, {high:g})\n    fix: correct the function, or the entry of "
+                        f"{name} in `ranges`"
                     )
 
 

@@ -22,17 +22,17 @@ import functools
 import hashlib
 import inspect
 import logging
-import pickle
 import random
 import re
+import reprlib
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
-from gdpo_tune.core.errors import GdpoTuneError, TrialFailure, UsageError
+from gdpo_tune.core.errors import GdpoTuneError, UsageError
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.task_files import describe_error
@@ -44,19 +44,15 @@ from gdpo_tune.tasks.base import (
     RewardFailures,
     Scores,
     Split,
+    read_values,
 )
 
 RewardFunction = Callable[..., Any]
-Messages = Sequence[Mapping[str, str]]
 SHARES = {"validation": range(15), "test": range(15, 30), "train": range(30, 100)}
 """Per cent of the rows, by a hash of their prompt."""
 MEAN_LENGTH = "mean_length"
-TIME_LIMIT = 600.0
-"""Seconds for one call of a function, if its class does not say otherwise."""
 RESERVED = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 """Keywords that TRL sets itself: it drops a column of such a name, or raises for it."""
-OPTIONAL = {*RESERVED[2:], "lengths"}
-"""Keywords that a function gets only if its signature has room for them."""
 METRIC_NAME = re.compile(r"[\w\-. :/]+")
 """Names that MLflow takes."""
 _logger = logging.getLogger(__name__)
@@ -73,8 +69,8 @@ class RewardFunctionTask(CloseableResource):
     """Metric -> the better direction; `maximize` if it is not here, `minimize` for mean_length."""
     instructions: str = ""
     """The format in words, for a policy that does not know it."""
-    time_limit: ClassVar[float] = TIME_LIMIT
-    """Seconds that a function may take for a batch; a tenth of it for a completion alone."""
+    time_limit: ClassVar[float | None] = None
+    """Seconds that a function may take for a batch, 600 if None; a tenth for a completion alone."""
     rewards: ClassVar[tuple[str, ...]] = ()
     """Names of the functions, in their order."""
     places: ClassVar[Mapping[str, str]] = {}
@@ -100,12 +96,10 @@ class RewardFunctionTask(CloseableResource):
         self.settings = settings
         self.sandbox = sandbox
         self.data = data
-        self.calls = CallRecord()
-        """Record of the current batch; a process of its own replaces it, to tell its parent."""
         self.repeated_rows = 0
         """Rows left out because an earlier one has their prompt."""
-        self._functions: list[RewardFunction] | None = None
-        self._runner: asyncio.Runner | None = None
+        self._functions: dict[str, RewardFunction] = {}
+        self._runner = asyncio.Runner()
 
     def rows(self) -> Iterable[Mapping[str, Any]]:
         """Return every row: its `prompt`, and the columns that the functions want.
@@ -141,26 +135,18 @@ class RewardFunctionTask(CloseableResource):
     ) -> Scores:
         """Call every function on N completions, each time with its own copy of everything.
 
-        A function that raises is called once more, because a service may have been away, then for
-        each completion alone: those on which it raises again are not scored.
-
         Raises:
             TrialFailure: a function returned another number of values, or what is no number.
         """
-        batch = _Batch(problems, completions, lengths, context or CallContext())
-        results: dict[str, CallResult] = {}
-        for name, function in zip(self.rewards, self.load_functions(), strict=True):
-            known = self.calls.finished.get(name)
-            results[name] = known or self._call(name, function, batch)
-        rewards = {name: result.values for name, result in results.items()}
-        return Scores(
-            rewards,
-            {**rewards, MEAN_LENGTH: [float(length) for length in lengths]},
-            {name: result.failures for name, result in results.items()},
-            logged=[entry for result in results.values() for entry in result.logged],
-            columns={k: v for result in results.values() for k, v in result.columns.items()},
-            seconds={name: result.seconds for name, result in results.items()},
-        )
+        self.load_functions()
+
+        def call(name: str, _: int | None, batch: Batch) -> CallResult:
+            copies = [copy.deepcopy(problem) for problem in batch.problems]
+            own = batch._replace(problems=copies, context=copy.deepcopy(batch.context))
+            return self.call_function(name, own)
+
+        batch = Batch(problems, completions, lengths, context or CallContext())
+        return score_by_functions(self.rewards, call, batch)
 
     def environment(self) -> dict[str, str]:
         """Return how many rows were left out; nothing else is known of the task."""
@@ -170,10 +156,8 @@ class RewardFunctionTask(CloseableResource):
 
     def close(self) -> None:
         """Forget the reward models."""
-        self._functions = None
-        if self._runner is not None:
-            self._runner.close()
-            self._runner = None
+        self._functions.clear()
+        self._runner.close()
 
     def __enter__(self) -> Self:
         """Refuse splits that are too small, before a sweep starts."""
@@ -182,58 +166,25 @@ class RewardFunctionTask(CloseableResource):
         self.problems("test", self.settings.test_prompts, 0)
         return self
 
-    def load_functions(self) -> list[RewardFunction]:
-        """Return the functions; the first call loads the reward models."""
-        if self._functions is None:
-            functions: list[RewardFunction] = []
-            for function in type(self).reward_funcs:
-                if isinstance(function, str):
-                    from gdpo_tune.tasks.reward_model import RewardModel  # late: it imports torch
+    def load_functions(self) -> None:
+        """Load the reward models, if they are not loaded yet."""
+        for name, function in zip(self.rewards, type(self).reward_funcs, strict=True):
+            if name in self._functions:
+                continue
+            if isinstance(function, str):
+                from gdpo_tune.tasks.reward_model import RewardModel  # late: it imports torch
 
-                    function = RewardModel(function)
-                functions.append(function)
-            self._functions = functions
-        return self._functions
+                function = RewardModel(function)
+            self._functions[name] = function
 
-    def _call(self, name: str, function: RewardFunction, batch: _Batch) -> CallResult:
-        """Return what a function says of a batch: at once, else row by row."""
-        started, lost, first = time.perf_counter(), self.calls.lost.get(name, {}), ""
-        everything = range(len(batch.completions))
-        result = CallResult([None for _ in everything])
-        for _ in range(0 if lost else 2):
-            self.calls.begin(name, None)
-            values, error = self._try(name, function, batch, everything, result)
-            if values is not None:
-                result.values = values
-                if first:
-                    _logger.warning("reward %s raised once, then judged: %s", name, first)
-                break
-            first = first or error
-        else:
-            first, failed = first or next(iter(lost.values())), 0
-            # Each row that ends the process costs a start of it.
-            gives_up = len(lost) - 1 > max(2, MOST_FAILED * len(everything))
-            for row in everything:
-                values = None
-                if row not in lost and not gives_up:
-                    self.calls.begin(name, row)
-                    values, _ = self._try(name, function, batch, [row], result)
-                result.values[row] = None if values is None else values[0]
-                failed += values is None
-            result.failures = RewardFailures(failed, first) if failed else RewardFailures()
-        result.seconds = time.perf_counter() - started
-        self.calls.end(name, result)
-        return result
+    def call_function(self, name: str, batch: Batch) -> CallResult:
+        """Call one function, which may change the batch; `load_functions` comes first.
 
-    def _try(
-        self,
-        name: str,
-        function: RewardFunction,
-        batch: _Batch,
-        rows: Sequence[int],
-        result: CallResult,
-    ) -> tuple[list[float | None] | None, str]:
-        """Return the rewards of some rows, or None and the last line of the traceback."""
+        Raises:
+            CallError: it raised.
+            TrialFailure: it returned another number of values, or what is no number.
+        """
+        count, function = len(batch.completions), self._functions[name]
         logged: list[tuple[str, float]] = []
         columns: dict[str, list[Any]] = {}
 
@@ -243,71 +194,128 @@ class RewardFunctionTask(CloseableResource):
             logged.append((metric, float(value)))
 
         def log_extra(column: str, values: Sequence[Any]) -> None:
-            if len(values) != len(rows):
-                raise ValueError(
-                    f"log_extra({column!r}): {len(values)} values for {len(rows)} completions"
-                )
+            if len(values) != count:
+                raise ValueError(f"log_extra({column!r}): {len(values)} values for {count} texts")
             columns[column] = [v if isinstance(v, int | float | None) else str(v) for v in values]
 
+        keywords = {"log_metric": log_metric, "log_extra": log_extra, **_build_keywords(batch)}
         try:
-            keywords = batch.copy_keywords(rows)
-            keywords = {"log_metric": log_metric, "log_extra": log_extra} | keywords
-            returned = function(**_select_keywords(function, keywords))
-            if inspect.isawaitable(returned):
-                self._runner = self._runner or asyncio.Runner()
-                returned = self._runner.run(_wait_for(returned))
-            if isinstance(returned, Iterable) and not isinstance(returned, str | bytes | Mapping):
-                returned = list(cast("Iterable[Any]", returned))
+            accepted = inspect.signature(function).parameters
+            if all(one.kind is not one.VAR_KEYWORD for one in accepted.values()):
+                keywords = {k: v for k, v in keywords.items() if k in accepted}
+            returned = function(**keywords)
+            if inspect.iscoroutine(returned):
+                returned = self._runner.run(returned)
+            values = read_values(returned, count, f"reward {name} ({self.places[name]})")
         except GdpoTuneError:
             raise
         except (Exception, SystemExit) as error:  # a user's function may raise anything
-            _logger.debug("a reward function raised", exc_info=True)
-            return None, describe_error(error)
-        values = _read_values(returned, len(rows), f"reward {name} ({self.places[name]})")
-        result.logged += logged
-        if len(rows) == len(batch.completions):
-            result.columns |= columns
-        return values, ""
+            raise CallError(describe_error(error)) from error
+        return CallResult(values, logged, columns)
 
     @functools.cached_property
     def _splits(self) -> dict[str, list[Problem]]:
         splits: dict[str, list[Problem]] = {"warm_start": [], **{split: [] for split in SHARES}}
-        rows, self.repeated_rows = collect_rows(self.rows())
-        for problem in rows.values():
-            splits[choose_row_split(problem.prompt)].append(problem)
+        rows = list(self.rows())
+        problems = collect_rows(rows)
+        self.repeated_rows = len(rows) - len(problems)
+        for prompt, problem in problems.items():
+            splits[choose_row_split(prompt)].append(problem)
         return splits
 
 
-@dataclass
-class CallResult:
-    """What one function said of N completions."""
+class Batch(NamedTuple):
+    """N completions to judge."""
+
+    problems: Sequence[Any]
+    """`Problem`s; on their way to another process as pickles, of which each makes a new copy."""
+    completions: Sequence[str]
+    lengths: Sequence[int]
+    context: CallContext
+
+    def take(self, row: int) -> Batch:
+        """Return a batch of one completion."""
+        ids = self.context.completion_ids
+        context = replace(self.context, completion_ids=None if ids is None else [ids[row]])
+        return Batch([self.problems[row]], [self.completions[row]], [self.lengths[row]], context)
+
+
+class CallResult(NamedTuple):
+    """Rewards that one function gave N completions, and what it logged."""
 
     values: list[float | None]
-    failures: RewardFailures = field(default_factory=RewardFailures)
-    logged: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
-    """Metrics that it logged, in their order."""
-    columns: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
-    """Extra columns that it logged, N values each."""
-    seconds: float = 0.0
+    logged: list[tuple[str, float]]
+    columns: dict[str, list[Any]]
 
 
-@dataclass
-class CallRecord:
-    """Calls of functions on one batch, for a process that may end in any of them."""
+class CallError(GdpoTuneError):
+    """A reward function that raised; the message is the last line of its traceback."""
 
-    finished: Mapping[str, CallResult] = field(default_factory=dict[str, CallResult])
-    """Name -> result, from before the process was started again."""
-    lost: Mapping[str, Mapping[int | None, str]] = field(
-        default_factory=dict[str, Mapping[int | None, str]]
+
+class ProcessEndedError(CallError):
+    """A reward function that ended its process, or did not return in time."""
+
+
+Call = Callable[[str, int | None, Batch], CallResult]
+"""Gets the name of a function, a row if that is called alone, and the completions."""
+
+
+def score_by_functions(names: Sequence[str], call: Call, batch: Batch) -> Scores:
+    """Return what functions say of N completions.
+
+    A function that raises is called once more, because a service may have been away, then for
+    each completion alone, as one that ends its process is at once. Completions that it does not
+    judge alone are not scored.
+    """
+    results: dict[str, CallResult] = {}
+    failures: dict[str, RewardFailures] = {}
+    seconds: dict[str, float] = {}
+    for name in names:
+        started = time.perf_counter()
+        results[name], failures[name] = _call_at_once_or_alone(name, call, batch)
+        seconds[name] = time.perf_counter() - started
+    rewards = {name: result.values for name, result in results.items()}
+    return Scores(
+        rewards,
+        {**rewards, MEAN_LENGTH: [float(length) for length in batch.lengths]},
+        failures,
+        logged=[entry for result in results.values() for entry in result.logged],
+        columns={k: v for result in results.values() for k, v in result.columns.items()},
+        seconds=seconds,
     )
-    """Name -> row in which the process ended (None: all at once) -> reason."""
-    begin: Callable[[str, int | None], None] = lambda name, row: None
-    """Called before a call, with the function's name and the row as in `lost`."""
-    end: Callable[[str, CallResult], None] = lambda name, result: None
-    """Called with what a function said of the whole batch."""
 
 
-class TrainerStateView(SimpleNamespace):
+def _call_at_once_or_alone(
+    name: str, call: Call, batch: Batch
+) -> tuple[CallResult, RewardFailures]:
+    count, first = len(batch.completions), ""
+    for _ in range(2):
+        try:
+            result = call(name, None, batch)
+        except CallError as error:
+            first = first or str(error)
+            if isinstance(error, ProcessEndedError):
+                break
+        else:
+            if first:
+                _logger.warning("reward %s raised once, then judged: %s", name, first)
+            return result, RewardFailures()
+    result, failed, ended = CallResult([None] * count, [], {}), 0, 0
+    for row in range(count):
+        if ended > max(2, MOST_FAILED * count):  # each costs a start of the process
+            failed += count - row
+            break
+        try:
+            alone = call(name, row, batch.take(row))
+            result.values[row] = alone.values[0]
+            result.logged.extend(alone.logged)
+        except CallError as error:
+            failed += 1
+            ended += isinstance(error, ProcessEndedError)
+    return result, RewardFailures(failed, first) if failed else RewardFailures()
+
+
+class _TrainerState(SimpleNamespace):
     """TRL's `trainer_state` as far as it is known."""
 
     def __getattr__(self, name: str) -> Any:
@@ -317,120 +325,30 @@ class TrainerStateView(SimpleNamespace):
         )
 
 
-class _Unknown:
-    """A keyword of TRL that is not known here: any use of it raises."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __iter__(self) -> Any:
-        raise TypeError(f"{self._name} are not known here: these texts come from no policy")
-
-    def __len__(self) -> int:
-        return self.__iter__()
+class _UnknownIds(Sequence[Any]):
+    """TRL's `completion_ids` where they are not known: any use raises."""
 
     def __getitem__(self, index: Any) -> Any:
-        return self.__iter__()
+        raise TypeError("completion_ids are not known here: these texts come from no policy")
+
+    def __len__(self) -> int:
+        return self[0]
 
 
-class _Batch:
-    """N completions with what their functions get; every copy is new."""
-
-    def __init__(
-        self,
-        problems: Sequence[Problem],
-        completions: Sequence[str],
-        lengths: Sequence[int],
-        context: CallContext,
-    ) -> None:
-        self.completions, self._lengths = completions, lengths
-        self._context = context
-        # A problem occurs once for each completion of its group.
-        copiers = {id(one): _build_copier((one.turns, one.data)) for one in problems}
-        self._copy_row = [copiers[id(one)] for one in problems]
-        self._problems = problems
-
-    def copy_keywords(self, rows: Sequence[int]) -> dict[str, Any]:
-        """Return the keywords of a call on some rows; a column wins over `lengths`."""
-        copied = [self._copy_row[row]() for row in rows]
-        texts = [self.completions[row] for row in rows]
-        is_chat = bool(copied[0][0])
-        ids = self._context.completion_ids
-        state = self._context.trainer_state
-        return {
-            "prompts": [
-                turns if is_chat else self._problems[row].prompt
-                for row, (turns, _) in zip(rows, copied, strict=True)
-            ],
-            "completions": (
-                [[{"role": "assistant", "content": text}] for text in texts] if is_chat else texts
-            ),
-            "completion_ids": (
-                _Unknown("completion_ids") if ids is None else [list(ids[row]) for row in rows]
-            ),
-            "trainer_state": TrainerStateView(**copy.deepcopy(dict(state or {}))),
-            "lengths": [self._lengths[row] for row in rows],
-            **{name: [data[name] for _, data in copied] for name in copied[0][1]},
-        }
-
-
-def _build_copier(value: Any) -> Callable[[], Any]:
-    try:
-        stored = pickle.dumps(value)
-    except (pickle.PicklingError, TypeError, AttributeError, RecursionError):
-        return lambda: copy.deepcopy(value)
-    return lambda: pickle.loads(stored)
-
-
-def _select_keywords(function: RewardFunction, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords without those of `OPTIONAL` for which the function has no parameter."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # written in C
-        return dict(keywords)
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        return dict(keywords)
-    return {k: v for k, v in keywords.items() if k in parameters or k not in OPTIONAL}
-
-
-async def _wait_for(returned: Awaitable[Any]) -> Any:
-    return await returned
-
-
-def _read_values(returned: Any, count: int, function: str) -> list[float | None]:
-    """Return the values as numbers.
-
-    Raises:
-        TrialFailure: they are not one number or None for each completion.
-
-    Source: TRL 1.16, `GRPOTrainer._calculate_rewards`, which raises for another number.
-    """
-    fix = "\n    fix: return a list with one number, or None, for each of `completions`"
-    if not isinstance(returned, list):
-        raise TrialFailure(
-            f"{function} returned {_shorten(returned)}, a {type(returned).__name__}, in place of "
-            f"a list of {count} numbers{fix}"
-        )
-    values = cast("list[Any]", returned)
-    if len(values) != count:
-        raise TrialFailure(f"{function} returned {len(values)} values for {count} completions{fix}")
-    result: list[float | None] = []
-    for row, value in enumerate(values):
-        try:
-            if isinstance(value, str | bytes):
-                raise TypeError
-            result.append(None if value is None else float(value))
-        except (TypeError, ValueError):
-            raise TrialFailure(
-                f"{function} returned {_shorten(value)}, a {type(value).__name__}, for completion "
-                f"{row}, in place of a number{fix}"
-            ) from None
-    return result
-
-
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _build_keywords(batch: Batch) -> dict[str, Any]:
+    """Return the keywords of a call; a column wins over `lengths`."""
+    problems, texts, ids = batch.problems, batch.completions, batch.context.completion_ids
+    is_chat = bool(problems[0].turns)
+    return {
+        "prompts": [one.turns if is_chat else one.prompt for one in problems],
+        "completions": (
+            [[{"role": "assistant", "content": text}] for text in texts] if is_chat else list(texts)
+        ),
+        "completion_ids": _UnknownIds() if ids is None else [list(each) for each in ids],
+        "trainer_state": _TrainerState(**(batch.context.trainer_state or {})),
+        "lengths": list(batch.lengths),
+        **{name: [one.data[name] for one in problems] for name in problems[0].data},
+    }
 
 
 def name_reward(function: RewardFunction | str) -> str:
@@ -451,8 +369,8 @@ def locate_function(function: RewardFunction | str) -> str:
     return f"{Path(code.co_filename).name}, line {code.co_firstlineno}"
 
 
-def collect_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Problem], int]:
-    """Return prompt -> its problem, and how many rows repeat a prompt: the first one counts.
+def collect_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Problem]:
+    """Return prompt -> its problem; of rows with the same prompt the first one counts.
 
     Raises:
         UsageError: a row without a prompt, with a prompt of another form or with other columns
@@ -461,17 +379,18 @@ def collect_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Problem],
     result: dict[str, Problem] = {}
     columns: set[str] | None = None
     is_chat = False
-    number = -1
     for number, row in enumerate(rows):
         prompt: Any = row.get("prompt")
         rest = {name: value for name, value in row.items() if name != "prompt"}
         if columns is None:
-            columns, is_chat = set(rest), isinstance(prompt, list | tuple)
-        turns = _read_messages(prompt, number) if is_chat else []
-        if not is_chat and (not isinstance(prompt, str) or not prompt):
+            columns, is_chat = set(rest), not isinstance(prompt, str)
+        is_usable = _is_open_conversation(prompt) if is_chat else isinstance(prompt, str)
+        if not is_usable or not prompt:
             raise UsageError(
-                f"rows(): row {number} has no text as its `prompt`\n    fix: give every row a "
-                "text, or every row a list of messages"
+                f"rows(): the prompt of row {number} is neither a text nor a list of messages that "
+                f"ends before the policy's turn, or unlike row 0: {reprlib.repr(prompt)}\n    fix: "
+                "give every row a text, or every row such a list, of mappings with the texts "
+                "`role` and `content`"
             )
         if set(rest) != columns:
             raise UsageError(
@@ -483,27 +402,23 @@ def collect_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Problem],
                 f"rows(): row {number} has the column {taken[0]}, a keyword that TRL sets itself, "
                 f"so no function would get it\n    fix: give the column another name"
             )
+        turns = [dict(one) for one in prompt] if is_chat else []
         text = "\n\n".join(f"{one['role']}: {one['content']}" for one in turns) or prompt
         result.setdefault(text, Problem(text, "own", rest, turns))
-    return result, number + 1 - len(result)
+    return result
 
 
-def _read_messages(prompt: Any, number: int) -> list[dict[str, str]]:
-    """Return a prompt in TRL's conversational form, which ends before the policy's turn."""
-    messages: list[Any] = list(prompt) if isinstance(prompt, list | tuple) else []
-    for one in messages:
-        if not isinstance(one, Mapping) or not all(
-            isinstance(cast("Any", one).get(key), str) for key in ("role", "content")
-        ):
-            break
-    else:
-        if messages and messages[-1]["role"] != "assistant":
-            return [dict(one) for one in messages]
-    raise UsageError(
-        f"rows(): the prompt of row {number} is no list of messages that ends before the policy's "
-        f"turn: {_shorten(prompt)}\n    fix: give every row such a list, of mappings with the "
-        "texts `role` and `content`, or every row a text"
-    )
+def _is_open_conversation(prompt: Any) -> bool:
+    """Return whether a prompt is messages in TRL's form that end before the policy's turn."""
+    if not isinstance(prompt, list | tuple):
+        return False
+    messages = cast("Sequence[Any]", prompt)
+    roles = [
+        one["role"]
+        for one in messages
+        if isinstance(one, Mapping) and {type(one.get(key)) for key in ("role", "content")} == {str}
+    ]
+    return 0 < len(roles) == len(messages) and roles[-1] != "assistant"
 
 
 def choose_row_split(prompt: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gdpo_tune.core.errors import NonFiniteError, TrialFailure
@@ -15,11 +15,10 @@ from gdpo_tune.tasks.base import (
     CallContext,
     JudgesEarly,
     Problem,
-    RewardFailures,
     Scores,
     Task,
+    call_score,
     check_scores,
-    takes_context,
 )
 
 RewardFunction = Callable[..., Sequence[float | None]]
@@ -40,26 +39,19 @@ def score_batch(
     """Let a task judge N completions, and check their number, and their range if the task says it.
 
     Raises:
-        TrialFailure: a check fails, or a reward function raised too often.
+        TrialFailure: a check fails, or a reward function raised on too many of them.
     """
-    # Tasks that people wrote may have a `score` of three arguments.
-    known: dict[str, Any] = {"context": context} if takes_context(task) else {}
-    scores = task.score(problems, completions, lengths, **known)
-    require_judged(scores.failures, len(completions))
-    ranges, places = getattr(task, "ranges", {}), getattr(task, "places", {})
-    check_scores(scores, len(completions), ranges, places)
-    return scores
-
-
-def require_judged(failures: Mapping[str, RewardFailures], count: int) -> None:
-    """Raise `TrialFailure` if a reward function raised on too many of `count` completions."""
-    for name, failed in failures.items():
+    count = len(completions)
+    scores = call_score(task, problems, completions, lengths, context)
+    for name, failed in scores.failures.items():
         share = failed.count / count
         if share > MOST_FAILED:
             raise TrialFailure(
                 f"reward {name} raised for {share:.0%} of {count} completions, and at most "
                 f"{MOST_FAILED:.0%} may fail; first: {failed.first}"
             )
+    check_scores(scores, count, task)
+    return scores
 
 
 def require_finite(values: Sequence[float | None], name: str, when: str) -> None:
@@ -104,8 +96,7 @@ class _BatchScorer:
         self._task, self._problems, self._shaping = task, problems, shaping
         self._batch: Sequence[str] | None = None
         self._rewards: Rewards = {}
-        self._failures: Mapping[str, RewardFailures] = {}
-        self._logs: Sequence[tuple[str, float]] = ()
+        self._scores = Scores({}, {})
         self._warned: set[str] = set()
 
     def build_function(self, name: str) -> RewardFunction:
@@ -119,13 +110,11 @@ class _BatchScorer:
             trainer_state: Any = None,
             **_: Any,
         ) -> Sequence[float | None]:
-            state = _read_state(trainer_state)
-            self._score(completions, completion_ids, problem, CallContext(completion_ids, state))
-            if log_metric is not None:
-                logged, self._logs = self._logs, ()  # once a batch
-                for metric, value in logged:
+            self._score(completions, completion_ids, problem, trainer_state)
+            if log_metric is not None and name == self._task.rewards[0]:  # once a batch
+                for metric, value in self._scores.logged:
                     log_metric(metric, value)
-            failed = self._failures.get(name)
+            failed = self._scores.failures.get(name)
             if log_metric is not None and failed is not None:
                 # Always logged, because all processes must log the same metrics.
                 log_metric(f"{REWARDS}{name}/failed", failed.count / len(completions))
@@ -142,20 +131,19 @@ class _BatchScorer:
         completions: Sequence[str],
         completion_ids: Sequence[Sequence[int]],
         problem: Sequence[int],
-        context: CallContext,
+        trainer_state: Any,
     ) -> None:
         if completions is self._batch:
             return
+        # Callbacks cannot be sent to the process of a task in a file.
+        known = (
+            {k: v for k, v in vars(trainer_state).items() if k != "stateful_callbacks"}
+            if trainer_state
+            else None
+        )
+        context = CallContext(completion_ids, known)
         lengths = [len(ids) for ids in completion_ids]
         problems = [self._problems[index] for index in problem]
-        scores = score_batch(self._task, problems, completions, lengths, context)
-        self._rewards = self._shaping.apply(scores.rewards, lengths, scores.partial)
-        self._failures, self._logs = scores.failures, scores.logged
+        self._scores = score_batch(self._task, problems, completions, lengths, context)
+        self._rewards = self._shaping.apply(self._scores.rewards, lengths, self._scores.partial)
         self._batch = completions
-
-
-def _read_state(trainer_state: Any) -> dict[str, Any] | None:
-    """Return the fields of TRL's state that another process can read."""
-    if trainer_state is None:
-        return None
-    return {k: v for k, v in vars(trainer_state).items() if k != "stateful_callbacks"}

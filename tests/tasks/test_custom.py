@@ -195,8 +195,8 @@ def test_rows_go_where_their_prompt_says():
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
-        ([{"prompt": ["a"]}], "prompt of row 0 is no list of messages"),
-        ([{"text": "a"}], "row 0 has no text"),
+        ([{"prompt": ["a"]}], "prompt of row 0 is neither a text nor a list"),
+        ([{"text": "a"}], "prompt of row 0 is neither a text nor a list"),
         ([{"prompt": "a", "x": 1}, {"prompt": "b"}], r"row 1 has the columns \[\]"),
     ],
 )

@@ -123,7 +123,6 @@ def test_output_forks_and_signals_harm_nothing(odd, capfd):
     }
     assert first.rewards["draws"] == second.rewards["draws"], "draws depend on the batch alone"
     assert set(first.failures.values()) == {RewardFailures()}
-    time.sleep(0.2)  # the output comes through a thread
     printed = capfd.readouterr().err
     assert len(printed) < 3 * MOST_PRINTED
     assert f"more than {MOST_PRINTED} bytes are not shown" in printed
@@ -146,9 +145,9 @@ def test_a_function_that_ends_its_process_loses_that_value_alone(odd, text, reas
     assert scored.rewards["limited"] == [4.0] * 3
 
 
-def test_without_asking_row_by_row_the_function_is_named(odd):
+def test_in_a_check_the_function_is_named(odd):
     with pytest.raises(TrialFailure, match=r"reward ends \(mine.py, line 6\) ended its process"):
-        score(odd, "a", "exit", by_row=False)
+        score(odd, "a", "exit", is_check=True)
 
 
 def test_a_process_ends_with_its_parent(tmp_path):
