@@ -128,10 +128,8 @@ def check_model(settings: ModelSettings, policy: str, problems: Problems) -> Non
             problems.refuse(("model", "chat_template_kwargs", name), reason, fix)
     if settings.template_date:
         try:
-            is_date = date.fromisoformat(settings.template_date).isoformat()
+            date.fromisoformat(settings.template_date)
         except ValueError:
-            is_date = ""
-        if is_date != settings.template_date:
             problems.refuse("model.template_date", "no date", "write one such as '2026-01-31'")
     if settings.revision and policy in registry.POLICIES:
         reason = f"policy {policy} ships with the package and has no revisions"

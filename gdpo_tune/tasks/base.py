@@ -116,7 +116,7 @@ class CallContext:
 
     completion_ids: Sequence[Sequence[int]] | None = None
     """Tokens of N completions; None where the texts come from no policy."""
-    trainer_state: Mapping[str, Any] | None = None
+    trainer_state: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of the trainer's state, as far as they are known."""
 
 
@@ -140,28 +140,28 @@ def read_values(values: Any, count: int, name: str) -> list[float | None]:
 
     Source: TRL 1.16, `GRPOTrainer._calculate_rewards`, which raises for another number.
     """
-    fix = "\n    fix: return a list with one number, or None, for each completion"
-    if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
-        kind = type(values).__name__
-        raise TrialFailure(
-            f"{name} returned {reprlib.repr(values)}, a {kind}, in place of a list of {count} "
-            f"numbers{fix}"
-        )
-    listed = list(cast("Iterable[Any]", values))
-    if len(listed) != count:
-        raise TrialFailure(f"{name} returned {len(listed)} values for {count} completions{fix}")
     result: list[float | None] = []
-    for row, value in enumerate(listed):
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
+        reason = f"{_describe_value(values)}, in place of a list of {count} numbers"
+    elif len(listed := list(cast("Iterable[Any]", values))) != count:
+        reason = f"{len(listed)} values for {count} completions"
+    else:
+        value: Any = None
         try:
-            if isinstance(value, str | bytes):
-                raise TypeError
-            result.append(None if value is None else float(value))
+            for value in listed:
+                if isinstance(value, str | bytes):
+                    raise TypeError
+                result.append(None if value is None else float(value))
+            return result
         except (TypeError, ValueError):
-            raise TrialFailure(
-                f"{name} returned {reprlib.repr(value)}, a {type(value).__name__}, for completion "
-                f"{row}, in place of a number{fix}"
-            ) from None
-    return result
+            row = len(result)
+            reason = f"{_describe_value(value)}, for completion {row}, in place of a number"
+    fix = "return a list with one number, or None, for each completion"
+    raise TrialFailure(f"{name} returned {reason}\n    fix: {fix}")
+
+
+def _describe_value(value: Any) -> str:
+    return f"{reprlib.repr(value)}, a {type(value).__name__}"
 
 
 def check_scores(scores: Scores, count: int, task: Any) -> None:

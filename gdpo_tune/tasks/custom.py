@@ -345,7 +345,7 @@ def _build_keywords(batch: Batch) -> dict[str, Any]:
             [[{"role": "assistant", "content": text}] for text in texts] if is_chat else list(texts)
         ),
         "completion_ids": _UnknownIds() if ids is None else [list(each) for each in ids],
-        "trainer_state": _TrainerState(**(batch.context.trainer_state or {})),
+        "trainer_state": _TrainerState(**batch.context.trainer_state),
         "lengths": list(batch.lengths),
         **{name: [one.data[name] for one in problems] for name in problems[0].data},
     }

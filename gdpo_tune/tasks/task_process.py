@@ -117,8 +117,8 @@ class TaskProcess(CloseableResource):
                 itself, which is the task's own, did not return.
         """
         self._left = MOST_PRINTED
-        pickles = {id(one): one for one in problems}
-        pickled = {key: pickle.dumps(one) for key, one in pickles.items()}
+        distinct = {id(one): one for one in problems}
+        pickled = {key: pickle.dumps(one) for key, one in distinct.items()}
         copies = [pickled[id(one)] for one in problems]
         batch = Batch(copies, list(completions), list(lengths), context or CallContext())
         call = functools.partial(self._call, is_check=is_check)
@@ -131,9 +131,8 @@ class TaskProcess(CloseableResource):
         self._end()
 
     def _call(self, function: str, row: int | None, batch: Batch, is_check: bool) -> Any:
-        limit = getattr(self._class, "time_limit", None) or (
-            CHECK_LIMIT if is_check else TIME_LIMIT
-        )
+        limit = getattr(self._class, "time_limit", None)
+        limit = limit or (CHECK_LIMIT if is_check else TIME_LIMIT)
         try:
             if issubclass(self._class, RewardFunctionTask):  # reward models may be downloaded
                 self._request("load_functions")
@@ -142,11 +141,11 @@ class TaskProcess(CloseableResource):
         except ProcessEndedError as ended:
             if function and not is_check:
                 raise
-            place = f"reward {function} ({self.places[function]})" if function else ""
-            raise TrialFailure(
-                f"{place or f'{self.task}: score()'} {ended}\n    fix: correct it, or give its "
-                "class a larger time_limit"
-            ) from None
+            name = f"{self.task}: score()"
+            if function:
+                name = f"reward {function} ({self.places[function]})"
+            fix = "correct it, or give its class a larger time_limit"
+            raise TrialFailure(f"{name} {ended}\n    fix: {fix}") from None
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         self._left = MOST_PRINTED
@@ -187,50 +186,49 @@ class TaskProcess(CloseableResource):
             if method != "build" and (not self._end.alive or self._process.poll() is not None):
                 self._end()
                 self._start()
-            deadline = time.monotonic() + limit
             try:
                 self._connection.send((method, arguments))
-                while not self._receive(deadline - time.monotonic()):
-                    if time.monotonic() >= deadline:
-                        raise TimeoutError(
-                            f"did not return within {limit:g} s (time_limit of its class)"
-                        )
-                result, error = self._connection.recv()
-            except (EOFError, OSError) as ended:
-                reason = (
-                    str(ended) if isinstance(ended, TimeoutError) else _describe_exit(self._process)
-                )
-                self._end()
-                raise ProcessEndedError(reason) from None
+                result, error = self._receive(time.monotonic() + limit)
+            except TimeoutError:
+                reason = f"did not return within {limit:g} s (time_limit of its class)"
+            except (EOFError, OSError):
+                reason = _describe_exit(self._process)
             except BaseException:  # its answer would be taken for that to the next request
                 self._end()
                 raise
-        if error is not None:
-            raise error
-        return result
+            else:
+                if error is not None:
+                    raise error
+                return result
+            self._end()
+            raise ProcessEndedError(reason)
 
-    def _receive(self, seconds: float) -> bool:
-        """Wait for a moment, pass output on, and return whether the answer is there.
+    def _receive(self, deadline: float) -> Any:
+        """Return the answer; pass output on until then.
 
         Raises:
-            EOFError: the process has ended.
+            TimeoutError: the deadline has passed.
+            EOFError, OSError: the process has ended.
         """
-        output = self._process.stdout
-        assert output is not None, "a pipe"
-        waiting: list[Any] = [self._connection] if output.closed else [self._connection, output]
-        ready: list[Any] = wait(waiting, max(0.0, min(_POLL, seconds)))
-        if output in ready:
-            printed = os.read(output.fileno(), MOST_PRINTED)
-            left, self._left = self._left, self._left - len(printed)
-            if left > 0:
-                sys.stderr.write(printed[:left].decode(errors="replace"))
-                if self._left <= 0:
-                    print(f"\n(more than {MOST_PRINTED} bytes are not shown)", file=sys.stderr)
-            if not printed:
-                output.close()
-        if not ready and self._process.poll() is not None:
-            raise EOFError
-        return self._connection in ready
+        output: Any = self._process.stdout
+        waiting: list[Any] = [self._connection, output]
+        while True:
+            ready: list[Any] = wait(waiting, max(0.0, min(_POLL, deadline - time.monotonic())))
+            if output in ready:
+                printed = os.read(output.fileno(), MOST_PRINTED)
+                left, self._left = self._left, self._left - len(printed)
+                if left > 0:
+                    sys.stderr.write(printed[:left].decode(errors="replace"))
+                    if self._left <= 0:
+                        print(f"\n(more than {MOST_PRINTED} bytes are not shown)", file=sys.stderr)
+                if not printed:
+                    waiting.remove(output)
+            if self._connection in ready:
+                return self._connection.recv()
+            if not ready and self._process.poll() is not None:
+                raise EOFError
+            if time.monotonic() >= deadline:
+                raise TimeoutError
 
 
 def check_rewards(task: TaskProcess) -> tuple[str, list[str]]:

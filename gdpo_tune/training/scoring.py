@@ -135,13 +135,9 @@ class _BatchScorer:
     ) -> None:
         if completions is self._batch:
             return
-        # Callbacks cannot be sent to the process of a task in a file.
-        known = (
-            {k: v for k, v in vars(trainer_state).items() if k != "stateful_callbacks"}
-            if trainer_state
-            else None
-        )
-        context = CallContext(completion_ids, known)
+        state = dict(vars(trainer_state)) if trainer_state else {}
+        state.pop("stateful_callbacks", None)  # they cannot be sent to another process
+        context = CallContext(completion_ids, state)
         lengths = [len(ids) for ids in completion_ids]
         problems = [self._problems[index] for index in problem]
         self._scores = score_batch(self._task, problems, completions, lengths, context)
