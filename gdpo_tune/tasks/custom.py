@@ -385,23 +385,22 @@ def collect_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Problem]:
         if columns is None:
             columns, is_chat = set(rest), not isinstance(prompt, str)
         is_usable = _is_open_conversation(prompt) if is_chat else isinstance(prompt, str)
+        reason = ""
         if not is_usable or not prompt:
-            raise UsageError(
-                f"rows(): the prompt of row {number} is neither a text nor a list of messages that "
-                f"ends before the policy's turn, or unlike row 0: {reprlib.repr(prompt)}\n    fix: "
-                "give every row a text, or every row such a list, of mappings with the texts "
-                "`role` and `content`"
+            reason = (
+                "has a prompt that is neither a text nor a list of messages that ends before the "
+                f"policy's turn, or unlike row 0: {reprlib.repr(prompt)}\n    fix: give every row "
+                "a text, or every row such a list, of mappings with the texts `role`, `content`"
             )
-        if set(rest) != columns:
-            raise UsageError(
-                f"rows(): row {number} has the columns {sorted(rest)}, and the "
-                f"first one {sorted(columns)}"
+        elif set(rest) != columns:
+            reason = f"has the columns {sorted(rest)}, and the first one {sorted(columns)}"
+        elif taken := sorted(columns.intersection(RESERVED)):
+            reason = (
+                f"has the column {taken[0]}, a keyword that TRL sets itself, so no function would "
+                "get it\n    fix: give the column another name"
             )
-        if taken := sorted(columns.intersection(RESERVED)):
-            raise UsageError(
-                f"rows(): row {number} has the column {taken[0]}, a keyword that TRL sets itself, "
-                f"so no function would get it\n    fix: give the column another name"
-            )
+        if reason:
+            raise UsageError(f"rows(): row {number} {reason}")
         turns = [dict(one) for one in prompt] if is_chat else []
         text = "\n\n".join(f"{one['role']}: {one['content']}" for one in turns) or prompt
         result.setdefault(text, Problem(text, "own", rest, turns))

@@ -145,6 +145,16 @@ def test_a_file_that_is_no_task_is_refused(tmp_path, case):
         task_files.load_task_info(written(tmp_path, text, name))
 
 
+def test_a_module_beside_the_file_comes_before_others_of_its_name(tmp_path, monkeypatch):
+    # Source: axolotl#2557; Python puts the directory of a program first.
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "twice_there.py").touch()
+    (tmp_path / "twice_there.py").write_text("WORTH = 2.0\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "elsewhere"), *sys.path, str(tmp_path)])
+    task_files.load_task_info(written(tmp_path, f"from twice_there import WORTH\n{TASK}"))
+    assert sys.path[-1] == str(tmp_path)
+
+
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(TaskFileError, match="there is no file"):
         task_files.load_task_info(f"{tmp_path}/absent.py:Mine")
@@ -195,8 +205,8 @@ def test_rows_go_where_their_prompt_says():
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
-        ([{"prompt": ["a"]}], "prompt of row 0 is neither a text nor a list"),
-        ([{"text": "a"}], "prompt of row 0 is neither a text nor a list"),
+        ([{"prompt": ["a"]}], "row 0 has a prompt that is neither a text nor a list"),
+        ([{"text": "a"}], "row 0 has a prompt that is neither a text nor a list"),
         ([{"prompt": "a", "x": 1}, {"prompt": "b"}], r"row 1 has the columns \[\]"),
     ],
 )
@@ -413,6 +423,9 @@ def test_a_value_outside_its_range_ends_the_trial(value, accepted):
         score()
     task.score = lambda *_: Scores({}, {"a": [value]})
     with pytest.raises(TrialFailure, match=r"metric a .* is 1.1 for completion 0, outside"):
+        score()
+    task.score = lambda *_: Scores({}, {"a": ["1"]})
+    with pytest.raises(TrialFailure, match=r"metric a .* returned '1', a str, for completion 0"):
         score()
 
 

@@ -40,6 +40,7 @@ import near_the_task
 from gdpo_tune.tasks.custom import RewardFunctionTask
 
 def ends(completions, **_):
+    print("asked")
     if "abort" in completions:
         os.abort()
     if "exit" in completions:
@@ -133,16 +134,17 @@ def test_output_forks_and_signals_harm_nothing(odd, capfd):
     [
         ("abort", "ended its process (signal SIGABRT)"),
         ("exit", "ended its process (exit status 3)"),
-        ("leave", "SystemExit: left (mine.py, line 12)"),
+        ("leave", "SystemExit: left (mine.py, line 13)"),
         ("close", "ended its process (exit status 1)"),
         ("hang", "did not return within 1 s (time_limit of its class)"),
     ],
 )
-def test_a_function_that_ends_its_process_loses_that_value_alone(odd, text, reason):
+def test_a_function_that_ends_its_process_loses_that_value_alone(odd, text, reason, capfd):
     scored = score(odd, "a", text, "b")
     assert scored.rewards["ends"] == [1.0, None, 1.0]
     assert scored.failures["ends"] == RewardFailures(1, reason)
     assert scored.rewards["limited"] == [4.0] * 3
+    assert "asked" in capfd.readouterr().err, "what it printed before its end"
 
 
 def test_in_a_check_the_function_is_named(odd):
