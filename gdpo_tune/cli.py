@@ -191,6 +191,18 @@ def parse_directory(text: str) -> Path:
     return expand_home(text)
 
 
+def build_integer_parser(least: int, most: int = 10**9) -> Callable[[str], int]:
+    """Return a parser of an argument that is a whole number from `least` to `most`."""
+
+    def number(text: str) -> int:
+        value = int(text)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"must be between {least} and {most}")
+        return value
+
+    return number
+
+
 SWEEP = "a sweep: its directory, its name under runs/, or its file"
 """Help of an argument that selects a sweep."""
 READ_SWEEP = f"{SWEEP}; or hf://USER/NAME, where it was published"
