@@ -13,10 +13,10 @@ from gdpo_tune.tasks.data_rows import (
     RowError,
     get_optional_text,
     get_text,
-    get_texts,
     parse_json,
     require_list,
     require_mapping,
+    require_texts,
 )
 from gdpo_tune.tasks.execution import (
     STREAMS_NOTE,
@@ -92,9 +92,8 @@ def _write_assert(function: str, arguments: list[Any], expected: object) -> str:
 
 
 def _write_apps(row: Row) -> str:
-    return _write_first_program(
-        get_texts({"solutions": parse_json(row.get("solutions"), "solutions")}, "solutions")
-    )
+    solutions = parse_json(row.get("solutions"), "solutions")
+    return _write_first_program(require_texts(solutions, "solutions"))
 
 
 def _write_first_program(programs: Iterable[str]) -> str:
@@ -140,7 +139,7 @@ def convert_code_contests(row: Row) -> Problem:
     pairs: list[tuple[str, str]] = []
     for column in _CONTEST_TESTS:
         tests = require_mapping(row.get(column) or {"input": [], "output": []}, column)
-        pairs += check_streams(get_texts(tests, "input"), get_texts(tests, "output"), column)
+        pairs += check_streams(tests.get("input"), tests.get("output"), column)
     if not pairs:
         raise RowError(_CONTEST_TESTS[0], "no test")
     return build_code_problem(f"{request}\n{STREAMS_NOTE}", "code_contests", streams=pairs)
@@ -153,7 +152,7 @@ _PYTHON_3 = (3, "PYTHON3")
 def _write_code_contests(row: Row) -> str:
     solutions = require_mapping(row.get("solutions"), "solutions")
     languages = require_list(solutions.get("language"), "solutions")
-    programs = zip(languages, get_texts(solutions, "solution"), strict=False)
+    programs = zip(languages, require_texts(solutions.get("solution"), "solutions"), strict=False)
     return _write_first_program(text for language, text in programs if language in _PYTHON_3)
 
 
@@ -218,11 +217,18 @@ def convert_mbpp(row: Row) -> Problem:
 
 def convert_mbpp_sanitized(row: Row) -> Problem:
     """Return the problem of a row of the sanitized edition, with the text in `prompt`."""
-    return _convert_mbpp(row, "prompt", "\n".join(get_texts(row, "test_imports")), "test_imports")
+    return _convert_mbpp(
+        row,
+        "prompt",
+        "\n".join(require_texts(row.get("test_imports"), "test_imports")),
+        "test_imports",
+    )
 
 
 def _convert_mbpp(row: Row, column: str, setup: str, setup_column: str) -> Problem:
-    tests = [check_assert(test, "test_list") for test in get_texts(row, "test_list")]
+    tests = [
+        check_assert(test, "test_list") for test in require_texts(row.get("test_list"), "test_list")
+    ]
     if not tests:
         raise RowError("test_list", "no test")
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
