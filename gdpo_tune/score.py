@@ -112,7 +112,7 @@ def build_parser() -> argparse.ArgumentParser:
         "-n",
         type=cli.build_integer_parser(1),
         metavar="COUNT",
-        help="completions: the first rows of the data (default: all), or those that the policy "
+        help="completions: the first lines or rows (default: all), or those that the policy "
         "samples of validation prompts (default: 16)",
     )
     output = parser.add_argument("--json", type=Path, metavar="OUT", help="file of JSON lines")
@@ -124,10 +124,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str]) -> int:
     """Score what `arguments` name, show and write the values, and return the exit status."""
-    parser = build_parser()
-    options = parser.parse_args(arguments)
-    if options.completions and options.n:
-        parser.error("-n has no effect with --completions, whose lines are all scored")
+    options = build_parser().parse_args(arguments)
     spec = load_task_spec(options)
     output: Path | None = options.json
     if output and (is_directory(output) or not is_directory(output.absolute().parent)):
@@ -145,13 +142,15 @@ def main(arguments: Sequence[str]) -> int:
         task, sampled = sample_policy(config, options.n or 16)
         texts = [ScoredText(number, *each) for number, each in enumerate(sampled, 1)]
     else:
-        texts = read_completions(spec, options.completions) if options.completions else []
+        texts = []
         names = spec.space.domains  # an optional reward is on if the space has a weight for it
         task = task_files.build_task(
             spec.task, spec.training, spec.sandbox, spec.data, names, spec.scoring
         )
     with closing(task):  # a trial does not enter its task either
-        if options.reference:
+        if options.completions:
+            texts = read_completions(spec, options.completions)[: options.n]
+        elif options.reference:
             texts = list_references(spec, task, options.n)
         if not options.policy:
             count_tokens(spec, texts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from gdpo_tune.core.registry import LayoutInfo
@@ -99,11 +100,9 @@ def _write_apps(row: Row) -> str:
 def _write_first_program(programs: Iterable[str]) -> str:
     """Return the first program that Python 3 can read, as a completion; some are for Python 2."""
     for program in programs:
-        try:
-            ast.parse(program)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            continue
-        return write_answer("", program.strip())
+        with suppress(RowError):
+            _parse(program, "solutions")
+            return write_answer("", program.strip())
     raise RowError("solutions", "no solution in Python 3")
 
 

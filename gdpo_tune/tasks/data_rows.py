@@ -202,26 +202,19 @@ def _read_json_lines(
                 if not line.strip():
                     continue
                 place = f"{file}:{number}"
-                row = _parse_line(place, line)
+                try:
+                    row = require_mapping(parse_json(line, "line"), "line")
+                except RowError as error:
+                    raise DataError(
+                        f"{place}: {error.reason}: correct or remove the line (a file of JSON "
+                        "lines has one object on each line)"
+                    ) from error
                 if is_first:
                     _choose_columns(place, required, (), row)
                     is_first = False
                 yield place, {k: row[k] for k in (*required, *optional) if k in row}
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}") from error
-
-
-def _parse_line(place: str, line: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{place}: not a line of JSON: {error}: correct or remove the line (a file of JSON "
-            "lines has one object on each line)"
-        ) from error
-    if not isinstance(row, dict):
-        raise DataError(f"{place}: not a JSON object with a value for each column")
-    return cast("dict[str, Any]", row)
 
 
 def _read_parquet(
@@ -346,7 +339,8 @@ def require_mapping(value: object, column: str) -> dict[str, Any]:
 def parse_json(source: object, column: str) -> Any:
     """Return the value that a text or bytes hold as JSON; any other value comes back as it is."""
     try:
-        return json.loads(source) if isinstance(source, str | bytes) else source
+        text = source.decode("utf-8-sig") if isinstance(source, bytes) else source
+        return json.loads(text) if isinstance(text, str) else text
     except (ValueError, RecursionError) as error:
         raise RowError(column, f"not JSON: {error}") from error
 

@@ -115,6 +115,8 @@ def test_a_line_may_state_the_problem_itself(tmp_path):
     found = score_lines(tmp_path, write_space(tmp_path, "math"), "--completions", file)
     assert [line["rewards"]["correctness"] for line in found] == [1.0, 0.0]
     assert [line["metrics"]["mean_length"] for line in found][1] == 1.0, "the end token"
+    first = score_lines(tmp_path, write_space(tmp_path, "math"), "--completions", file, "-n", "1")
+    assert first == found[:1]
 
 
 def test_calls_may_be_stated(tmp_path):
@@ -418,7 +420,6 @@ def test_a_task_without_solutions_has_no_references(own_space):
         [],
         ["--reference", "--completions", "x"],
         ["--reference", "--policy", "embedded"],
-        ["--completions", "x", "-n", "3"],
         ["--reference", "-n", "0"],
         ["--reference", "-n", "many"],
     ],
