@@ -45,7 +45,7 @@ from gdpo_tune.core.formatting import (
 )
 from gdpo_tune.core.prompt_order import PROBLEM_SEED
 from gdpo_tune.core.registry import describe_layout
-from gdpo_tune.tasks.base import CallContext, Problem
+from gdpo_tune.tasks.base import CallContext, Problem, check_scores, takes_context
 from gdpo_tune.tasks.data_rows import (
     SURROGATE,
     RowError,
@@ -351,8 +351,6 @@ def score_texts(spec: SweepSpec, task: Task, texts: Sequence[ScoredText]) -> Non
     Raises:
         TaskFileError: a task in a file gives no rewards that a trial could use.
     """
-    from gdpo_tune.training.scoring import score_batch
-
     for text in texts:
         text.rewards, text.metrics = dict.fromkeys(task.rewards), dict.fromkeys(task.metrics)
     scorable = [(text, text.problem) for text in texts if text.problem is not None]
@@ -362,7 +360,10 @@ def score_texts(spec: SweepSpec, task: Task, texts: Sequence[ScoredText]) -> Non
         tokens = [text.tokens for text in batch]
         try:
             completions, lengths = [text.completion for text in batch], list(map(len, tokens))
-            scores = score_batch(task, problems, completions, lengths, CallContext(tokens))
+            known = {"context": CallContext(tokens)} if takes_context(task) else {}
+            scores = task.score(problems, completions, lengths, **known)
+            ranges, places = getattr(task, "ranges", {}), getattr(task, "places", {})
+            check_scores(scores, len(batch), ranges, places)
         except TrialFailure as error:  # what a function returned is no reward
             raise TaskFileError(str(error)) from error
         except GdpoTuneError:

@@ -40,11 +40,12 @@ def score_batch(
     """Let a task judge N completions, and check their number, and their range if the task says it.
 
     Raises:
-        TrialFailure: a check fails.
+        TrialFailure: a check fails, or a reward function raised too often.
     """
     # Tasks that people wrote may have a `score` of three arguments.
     known: dict[str, Any] = {"context": context} if takes_context(task) else {}
     scores = task.score(problems, completions, lengths, **known)
+    require_judged(scores.failures, len(completions))
     ranges, places = getattr(task, "ranges", {}), getattr(task, "places", {})
     check_scores(scores, len(completions), ranges, places)
     return scores
@@ -148,7 +149,6 @@ class _BatchScorer:
         lengths = [len(ids) for ids in completion_ids]
         problems = [self._problems[index] for index in problem]
         scores = score_batch(self._task, problems, completions, lengths, context)
-        require_judged(scores.failures, len(completions))
         self._rewards = self._shaping.apply(scores.rewards, lengths, scores.partial)
         self._failures, self._logs = scores.failures, scores.logged
         self._batch = completions
