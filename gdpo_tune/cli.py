@@ -312,15 +312,13 @@ def report_check(spec: SweepSpec, task: Any) -> str:
         UsageError: a function returns what is no reward, or does not return.
         PolicyError: the prompts are conversations, which the policy's template cannot write.
     """
+    from gdpo_tune.policies.prompts import PromptFormat, load_local_tokenizer
     from gdpo_tune.tasks.task_process import check_rewards
 
     turns = task.problems("train", 1, 0)[0].turns
-    if turns:
-        from gdpo_tune.policies.prompts import PromptFormat, load_local_tokenizer
-
-        tokenizer = load_local_tokenizer(spec.policy, spec.model.revision)
-        if tokenizer is not None:
-            PromptFormat(tokenizer, template_kwargs=spec.model.chat_template_kwargs).render(turns)
+    tokenizer = load_local_tokenizer(spec.policy, spec.model.revision) if turns else None
+    if tokenizer is not None:
+        PromptFormat(tokenizer, template_kwargs=spec.model.chat_template_kwargs).render(turns)
     times, warnings = check_rewards(task)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)

@@ -276,7 +276,8 @@ def _read_facts(task: str, prompt: str, stated: Mapping[str, Any]) -> Problem:
     from gdpo_tune.tasks.layouts import parse_call
 
     if task in ("math", "gsm8k"):
-        return Problem(prompt, "stated", {**stated, "answer": get_text(stated, "answer")})
+        data = {name: get_text(stated, name) for name in ("answer", *stated)}
+        return Problem(prompt, "stated", data)
     if task == "tools":
         calls = [parse_call(call) for call in require_list(stated.get("calls"), "calls")]
         response = bool(stated.get("response", not calls))

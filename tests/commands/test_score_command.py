@@ -253,7 +253,8 @@ def test_references_of_data_sets_are_right(tmp_path, task, name, layout, right, 
     assert {line["rewards"]["format"] for line in scored} == {1.0}
 
 
-# Source: arXiv 2203.07814, `solutions.language`: 1 Python 2, 2 C++, 3 Python 3.
+# Source: arXiv 2203.07814 (AlphaCode); `Language` in contest_problem.proto of
+# github.com/google-deepmind/code_contests: 1 Python 2, 2 C++, 3 Python 3.
 @pytest.mark.integration
 def test_rows_without_a_python_solution_say_so(tmp_path):
     rows = [
@@ -355,6 +356,8 @@ def test_all_lines_that_cannot_be_read_are_named_together(tmp_path):
         ("code", {"prompt": "x", "streams": [["1", ""]]}, "passes this test"),
         ("tools", {"prompt": "x", "calls": [{"name": "f"}]}, "an object of parameters"),
         ("tools", {"prompt": "x"}, "calls: not a list but nothing"),
+        ("math", {"prompt": "x"}, "answer: not a text but nothing"),
+        ("gsm8k", {"prompt": "x", "answer": "1", "written_answer": 1}, "written_answer = 1: not a"),
         ("math", {"row": {"question": "q", "answer": "#### 1"}}, "no data.layout"),
     ],
 )
