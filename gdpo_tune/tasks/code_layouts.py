@@ -36,7 +36,7 @@ from gdpo_tune.tasks.rewards import write_answer
 #
 # Source: arXiv 2105.09938; columns of `codeparrot/apps` and `test_one_solution` of its judge.
 
-_APPS_TESTS = "input_output"
+_IO = "input_output"
 _TYPES = "from typing import Any, Dict, List, Optional, Set, Tuple"
 """Starter code comes from a site that imports these beforehand."""
 
@@ -46,25 +46,23 @@ def convert_apps(row: Row) -> Problem:
     question = get_text(row, "question").strip()
     starter = get_optional_text(row, "starter_code").strip()
     family = get_optional_text(row, "difficulty") or "apps"
-    tests = require_mapping(parse_json(get_text(row, _APPS_TESTS), _APPS_TESTS), _APPS_TESTS)
-    inputs, outputs = (require_list(tests.get(key), _APPS_TESTS) for key in ("inputs", "outputs"))
+    tests = require_mapping(parse_json(get_text(row, _IO), _IO), _IO)
+    inputs, outputs = (require_list(tests.get(key), _IO) for key in ("inputs", "outputs"))
     if not inputs or len(inputs) != len(outputs):
-        raise RowError(_APPS_TESTS, f"{len(inputs)} inputs and {len(outputs)} outputs")
+        raise RowError(_IO, f"{len(inputs)} inputs and {len(outputs)} outputs")
     function = tests.get("fn_name")
     request = f"{question}\n{starter}\n" if starter else f"{question}\n"
     if not function:
         texts = [[_join_lines(value) for value in values] for values in (inputs, outputs)]
-        pairs = check_streams(texts[0], texts[1], _APPS_TESTS)
+        pairs = check_streams(texts[0], texts[1], _IO)
         return build_code_problem(request + STREAMS_NOTE, family, streams=pairs)
     if not isinstance(function, str) or not function.isidentifier():
-        raise RowError(_APPS_TESTS, f"fn_name is {function!r}, which is not a function name")
+        raise RowError(_IO, f"fn_name is {function!r}, which is not a function name")
     is_method = "class Solution" in starter
     if not starter:
         request += f"Write a function {function}.\n"
     asserts = [
-        check_assert(
-            _write_assert(function, require_list(arguments, _APPS_TESTS), expected), _APPS_TESTS
-        )
+        check_assert(_write_assert(function, require_list(arguments, _IO), expected), _IO)
         for arguments, expected in zip(inputs, outputs, strict=True)
     ]
     return build_code_problem(
@@ -79,9 +77,7 @@ def convert_apps(row: Row) -> Problem:
 
 def _join_lines(value: object) -> str:
     """Return a text as it is, and a list of lines as one text."""
-    return (
-        value if isinstance(value, str) else "\n".join(map(str, require_list(value, _APPS_TESTS)))
-    )
+    return value if isinstance(value, str) else "\n".join(map(str, require_list(value, _IO)))
 
 
 def _write_assert(function: str, arguments: list[Any], expected: object) -> str:
