@@ -27,6 +27,7 @@ from gdpo_tune import cli
 from gdpo_tune.core import task_files
 from gdpo_tune.core.completions import CUT
 from gdpo_tune.core.errors import (
+    DataError,
     GdpoTuneError,
     PolicyError,
     SpecError,
@@ -304,7 +305,8 @@ def list_references(spec: SweepSpec, task: Task, count: int | None) -> list[Scor
     Of a task that writes its own prompts, those of its validation prompts.
 
     Raises:
-        UsageError: the task, or the layout of the data, has no references.
+        UsageError: the task has no references.
+        DataError: the data cannot be read, or holds no row.
     """
     if not spec.data.source:
         write: Any = getattr(task, "write_reference", None)
@@ -324,6 +326,8 @@ def list_references(spec: SweepSpec, task: Task, count: int | None) -> list[Scor
             texts.append(ScoredText(number, layout.convert(row), layout.write_reference(row)))
         except RowError as error:
             texts.append(ScoredText(number, None, "", detail=f"not scored: {error}"))
+    if not texts:
+        raise DataError(f"data.source = {spec.data.source} holds no row: give one that does")
     return texts
 
 

@@ -394,6 +394,11 @@ def test_lines_of_an_own_task_have_the_same_columns(own_space, tmp_path):
             "data.source = none.jsonl: no such file",
         ),
         (
+            ["--reference", "--set", "data={source: empty.jsonl, layout: gsm8k}"],
+            DataError,
+            "data.source = empty.jsonl holds no row",
+        ),
+        (
             ["--reference", "--set", f"data={{source: {DATA / 'mbpp.jsonl'}, layout: gsm8k}}"],
             DataError,
             "no column question",
