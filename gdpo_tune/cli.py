@@ -191,6 +191,18 @@ def parse_directory(text: str) -> Path:
     return expand_home(text)
 
 
+def build_integer_parser(least: int, most: int = 10**9) -> Callable[[str], int]:
+    """Return a parser of an argument that is a whole number from `least` to `most`."""
+
+    def number(text: str) -> int:
+        value = int(text)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"must be between {least} and {most}")
+        return value
+
+    return number
+
+
 SWEEP = "a sweep: its directory, its name under runs/, or its file"
 """Help of an argument that selects a sweep."""
 READ_SWEEP = f"{SWEEP}; or hf://USER/NAME, where it was published"
@@ -300,15 +312,13 @@ def report_check(spec: SweepSpec, task: Any) -> str:
         UsageError: a function returns what is no reward, or does not return.
         PolicyError: the prompts are conversations, which the policy's template cannot write.
     """
+    from gdpo_tune.policies.prompts import PromptFormat, load_local_tokenizer
     from gdpo_tune.tasks.task_process import check_rewards
 
     turns = task.problems("train", 1, 0)[0].turns
-    if turns:
-        from gdpo_tune.policies.prompts import PromptFormat, load_local_tokenizer
-
-        tokenizer = load_local_tokenizer(spec.policy, spec.model.revision)
-        if tokenizer is not None:
-            PromptFormat(tokenizer, template_kwargs=spec.model.chat_template_kwargs).render(turns)
+    tokenizer = load_local_tokenizer(spec.policy, spec.model.revision) if turns else None
+    if tokenizer is not None:
+        PromptFormat(tokenizer, template_kwargs=spec.model.chat_template_kwargs).render(turns)
     times, warnings = check_rewards(task)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)

@@ -68,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--evaluations",
         metavar="N",
-        type=_read_count,
+        type=cli.build_integer_parser(1, 1000),
         default=4,
         help="merges to evaluate on validation prompts at most (default: 4)",
     )
@@ -300,13 +300,6 @@ def _remove_unfinished(directory: Path) -> None:
         (directory / LOCK).unlink(missing_ok=True)
         with suppress(OSError):  # it has other files
             directory.rmdir()
-
-
-def _read_count(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 1000:
-        raise argparse.ArgumentTypeError("must be between 1 and 1000")
-    return value
 
 
 if __name__ == "__main__":

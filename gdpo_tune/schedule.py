@@ -56,7 +56,8 @@ def build_parser() -> argparse.ArgumentParser:
         if word == "validate":
             add("--files-only", action="store_true", help="check the files, not this machine")
         elif word == "next":
-            add("--count", type=types.parse_count, default=5, help="times of each (default: 5)")
+            number = cli.build_integer_parser(1, 1000)
+            add("--count", type=number, default=5, help="times of each (default: 5)")
         elif word == "run":
             which = command.add_mutually_exclusive_group()
             text = "the run of that time, with zone (default: the schedule's last one)"

@@ -57,9 +57,9 @@ def build_parser() -> argparse.ArgumentParser:
     cli.add_override_argument(parser)
     cli.add_recipe_argument(parser)
     parser.add_argument(
-        "--steps", type=_integer_between(1), help="training steps, instead of the file's"
+        "--steps", type=cli.build_integer_parser(1), help="training steps, instead of the file's"
     )
-    seed = _integer_between(0, 2**32 - 1)
+    seed = cli.build_integer_parser(0, 2**32 - 1)
     parser.add_argument("--seed", type=seed, help="seed (default: the trial's, or the file's)")
     parser.add_argument(
         "--out", type=Path, help="directory (default: <storage>/<name>-<which>-<steps>)"
@@ -70,7 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="resume although the task's file, data, policy or versions have changed",
     )
     parser.add_argument(
-        "--threads", type=_integer_between(1), help="CPU threads (default: resources.cpus)"
+        "--threads", type=cli.build_integer_parser(1), help="CPU threads (default: resources.cpus)"
     )
     return parser
 
@@ -274,16 +274,6 @@ class _Stop:
         self._report(measurement, checkpoint)
         if self.requested:
             raise SystemExit
-
-
-def _integer_between(least: int, most: int = 10**9) -> Callable[[str], int]:
-    def count(text: str) -> int:
-        value = int(text)
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"must be between {least} and {most}")
-        return value
-
-    return count
 
 
 if __name__ == "__main__":

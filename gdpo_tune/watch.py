@@ -57,7 +57,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="address to listen on, such as 0.0.0.0 for all (default: this machine alone)",
     )
     parser.add_argument(
-        "--port", type=_read_port, help="port to listen on (default: 8770, or the next free one)"
+        "--port",
+        type=cli.build_integer_parser(1, 65535),
+        help="port to listen on (default: 8770, or the next free one)",
     )
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     return parser
@@ -165,13 +167,6 @@ def _name_host(host: str) -> str:
     if host in ("0.0.0.0", "::", ""):
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host
-
-
-def _read_port(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 65535:
-        raise argparse.ArgumentTypeError("must be between 1 and 65535")
-    return value
 
 
 if __name__ == "__main__":

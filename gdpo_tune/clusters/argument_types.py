@@ -28,13 +28,6 @@ def parse_seconds(text: str) -> float:
     return float(text)
 
 
-def parse_count(text: str) -> int:
-    """Return a positive whole number."""
-    if not 1 <= int(text) <= 1000:
-        raise ArgumentTypeError(f"{text}: write 1 to 1000")
-    return int(text)
-
-
 def parse_version(text: str) -> tuple[int, int]:
     """Return major and minor number of a version."""
     match = re.fullmatch(r"v?(\d+)\.(\d+)(\.\d+)?", text)

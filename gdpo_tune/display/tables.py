@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -14,7 +11,6 @@ from rich.text import Text
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.completions import CUT
 from gdpo_tune.core.formatting import (
     NO_VALUE,
     abbreviate_parameter,
@@ -23,9 +19,7 @@ from gdpo_tune.core.formatting import (
     format_number,
     format_parameter,
     get_mode,
-    make_printable,
 )
-from gdpo_tune.display.consoles import build_console
 from gdpo_tune.display.progress import Running
 from gdpo_tune.results.summary import ROLES, describe_role
 
@@ -34,10 +28,6 @@ MOST_ROWS = 16
 REMARKS = 24
 """Columns of the remarks, which may take several lines."""
 UNBOUNDED = 10_000
-MOST_SCORED = 40
-"""Texts of `gdpo-tune score` that the terminal lists."""
-NARROWEST_TEXT, NARROWEST_VALUE = 10, 5
-"""Columns of a text and of a number in their table."""
 SEVERAL_SEEDS, ONE_SEED, WORSE = "●", "○", "▾"
 """Marks of rows, as in the pictures, and of a value that is clearly worse than a baseline's."""
 
@@ -118,64 +108,6 @@ def build_running_table(running: Sequence[Running], steps: int) -> Table:
             values,
         )
     return table
-
-
-def print_scores(scored: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
-    """Print the texts of `gdpo-tune score` with their values, and the means at the end.
-
-    A metric whose values are those of the reward with its name has no column of its own. Of more
-    than `MOST_SCORED` texts, those with the least of the first reward are printed.
-    """
-    console = console or build_console()
-    columns: dict[str, list[float | None]] = {}
-    for name in scored[0]["rewards"]:
-        columns[name] = [line["rewards"][name] for line in scored]
-    for name in scored[0]["metrics"]:
-        values = [line["metrics"][name] for line in scored]
-        if columns.get(name) != values:
-            columns[f"metric {name}" if name in columns else name] = values
-    first = next(iter(columns))
-    order = sorted(
-        range(len(scored)), key=lambda row: -math.inf if (v := columns[first][row]) is None else v
-    )
-    shown = sorted(order[:MOST_SCORED])
-    titles = [abbreviate_parameter(name) for name in columns]
-    widths = [max(NARROWEST_VALUE, *map(len, title.split())) for title in titles]
-    has_detail = any(scored[row]["detail"] for row in shown)
-    room = max(console.width - sum(widths) - 2 * len(widths) - 10, 3 * NARROWEST_TEXT)
-    parts = (3, 2) if has_detail else (1, 0)  # of the room, for completion and detail
-    table = make_table("#")
-    table.expand = True
-    table.add_column("completion", ratio=parts[0])
-    for title, width in zip(titles, widths, strict=True):
-        table.add_column(title, justify="right", width=width)
-    if has_detail:
-        table.add_column("detail", ratio=parts[1])
-    for row in shown:
-        values = [columns[name][row] for name in columns]
-        table.add_row(
-            scored[row]["place"],
-            Text(_shorten(scored[row]["completion"], 2 * room * parts[0] // sum(parts))),
-            *(NO_VALUE if value is None else f"{value:.4g}" for value in values),
-            *([Text(_shorten(scored[row]["detail"], room))] if has_detail else []),
-        )
-    table.add_section()
-    means = ([value for value in values if value is not None] for values in columns.values())
-    cells = (format_number(fmean(values)) if values else NO_VALUE for values in means)
-    count = sum(any(v is not None for v in line["rewards"].values()) for line in scored)
-    table.add_row("", f"mean of {count}", *cells, style="bold")
-    console.print(table)
-    if len(scored) > MOST_SCORED:
-        text = f"{MOST_SCORED} of {len(scored)} texts, those with the least {first}; --json has all"
-        console.print(Text(text))
-
-
-def _shorten(text: str, most: int) -> str:
-    """Return a text in one line with at most so many characters, its beginning and its end."""
-    text = " ".join(make_printable(text).split())
-    if len(text) <= most:
-        return text
-    return f"{text[: most // 2 - 2]} {CUT} {text[-(most // 2 - 2) :]}"
 
 
 def format_metrics(metrics: Mapping[str, float], prefix: str, suffix: str = "") -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from gdpo_tune.core.registry import LayoutInfo
@@ -13,10 +14,10 @@ from gdpo_tune.tasks.data_rows import (
     RowError,
     get_optional_text,
     get_text,
-    get_texts,
     parse_json,
     require_list,
     require_mapping,
+    require_texts,
 )
 from gdpo_tune.tasks.execution import (
     STREAMS_NOTE,
@@ -35,7 +36,7 @@ from gdpo_tune.tasks.rewards import write_answer
 #
 # Source: arXiv 2105.09938; columns of `codeparrot/apps` and `test_one_solution` of its judge.
 
-_APPS_TESTS = "input_output"
+_IO = "input_output"
 _TYPES = "from typing import Any, Dict, List, Optional, Set, Tuple"
 """Starter code comes from a site that imports these beforehand."""
 
@@ -45,25 +46,23 @@ def convert_apps(row: Row) -> Problem:
     question = get_text(row, "question").strip()
     starter = get_optional_text(row, "starter_code").strip()
     family = get_optional_text(row, "difficulty") or "apps"
-    tests = require_mapping(parse_json(get_text(row, _APPS_TESTS), _APPS_TESTS), _APPS_TESTS)
-    inputs, outputs = (require_list(tests.get(key), _APPS_TESTS) for key in ("inputs", "outputs"))
+    tests = require_mapping(parse_json(get_text(row, _IO), _IO), _IO)
+    inputs, outputs = (require_list(tests.get(key), _IO) for key in ("inputs", "outputs"))
     if not inputs or len(inputs) != len(outputs):
-        raise RowError(_APPS_TESTS, f"{len(inputs)} inputs and {len(outputs)} outputs")
+        raise RowError(_IO, f"{len(inputs)} inputs and {len(outputs)} outputs")
     function = tests.get("fn_name")
     request = f"{question}\n{starter}\n" if starter else f"{question}\n"
     if not function:
         texts = [[_join_lines(value) for value in values] for values in (inputs, outputs)]
-        pairs = check_streams(texts[0], texts[1], _APPS_TESTS)
+        pairs = check_streams(texts[0], texts[1], _IO)
         return build_code_problem(request + STREAMS_NOTE, family, streams=pairs)
     if not isinstance(function, str) or not function.isidentifier():
-        raise RowError(_APPS_TESTS, f"fn_name is {function!r}, which is not a function name")
+        raise RowError(_IO, f"fn_name is {function!r}, which is not a function name")
     is_method = "class Solution" in starter
     if not starter:
         request += f"Write a function {function}.\n"
     asserts = [
-        check_assert(
-            _write_assert(function, require_list(arguments, _APPS_TESTS), expected), _APPS_TESTS
-        )
+        check_assert(_write_assert(function, require_list(arguments, _IO), expected), _IO)
         for arguments, expected in zip(inputs, outputs, strict=True)
     ]
     return build_code_problem(
@@ -78,9 +77,7 @@ def convert_apps(row: Row) -> Problem:
 
 def _join_lines(value: object) -> str:
     """Return a text as it is, and a list of lines as one text."""
-    return (
-        value if isinstance(value, str) else "\n".join(map(str, require_list(value, _APPS_TESTS)))
-    )
+    return value if isinstance(value, str) else "\n".join(map(str, require_list(value, _IO)))
 
 
 def _write_assert(function: str, arguments: list[Any], expected: object) -> str:
@@ -92,19 +89,16 @@ def _write_assert(function: str, arguments: list[Any], expected: object) -> str:
 
 
 def _write_apps(row: Row) -> str:
-    return _write_first_program(
-        get_texts({"solutions": parse_json(row.get("solutions"), "solutions")}, "solutions")
-    )
+    solutions = parse_json(row.get("solutions"), "solutions")
+    return _write_first_program(require_texts(solutions, "solutions"))
 
 
 def _write_first_program(programs: Iterable[str]) -> str:
     """Return the first program that Python 3 can read, as a completion; some are for Python 2."""
     for program in programs:
-        try:
-            ast.parse(program)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            continue
-        return write_answer("", program.strip())
+        with suppress(RowError):
+            _parse(program, "solutions")
+            return write_answer("", program.strip())
     raise RowError("solutions", "no solution in Python 3")
 
 
@@ -140,7 +134,7 @@ def convert_code_contests(row: Row) -> Problem:
     pairs: list[tuple[str, str]] = []
     for column in _CONTEST_TESTS:
         tests = require_mapping(row.get(column) or {"input": [], "output": []}, column)
-        pairs += check_streams(get_texts(tests, "input"), get_texts(tests, "output"), column)
+        pairs += check_streams(tests.get("input"), tests.get("output"), column)
     if not pairs:
         raise RowError(_CONTEST_TESTS[0], "no test")
     return build_code_problem(f"{request}\n{STREAMS_NOTE}", "code_contests", streams=pairs)
@@ -153,7 +147,7 @@ _PYTHON_3 = (3, "PYTHON3")
 def _write_code_contests(row: Row) -> str:
     solutions = require_mapping(row.get("solutions"), "solutions")
     languages = require_list(solutions.get("language"), "solutions")
-    programs = zip(languages, get_texts(solutions, "solution"), strict=False)
+    programs = zip(languages, require_texts(solutions.get("solution"), "solutions"), strict=False)
     return _write_first_program(text for language, text in programs if language in _PYTHON_3)
 
 
@@ -218,11 +212,18 @@ def convert_mbpp(row: Row) -> Problem:
 
 def convert_mbpp_sanitized(row: Row) -> Problem:
     """Return the problem of a row of the sanitized edition, with the text in `prompt`."""
-    return _convert_mbpp(row, "prompt", "\n".join(get_texts(row, "test_imports")), "test_imports")
+    return _convert_mbpp(
+        row,
+        "prompt",
+        "\n".join(require_texts(row.get("test_imports"), "test_imports")),
+        "test_imports",
+    )
 
 
 def _convert_mbpp(row: Row, column: str, setup: str, setup_column: str) -> Problem:
-    tests = [check_assert(test, "test_list") for test in get_texts(row, "test_list")]
+    tests = [
+        check_assert(test, "test_list") for test in require_texts(row.get("test_list"), "test_list")
+    ]
     if not tests:
         raise RowError("test_list", "no test")
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)

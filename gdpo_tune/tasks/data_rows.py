@@ -202,26 +202,19 @@ def _read_json_lines(
                 if not line.strip():
                     continue
                 place = f"{file}:{number}"
-                row = _parse_line(place, line)
+                try:
+                    row = require_mapping(parse_json(line, "line"), "line")
+                except RowError as error:
+                    raise DataError(
+                        f"{place}: {error.reason}: correct or remove the line (a file of JSON "
+                        "lines has one object on each line)"
+                    ) from error
                 if is_first:
                     _choose_columns(place, required, (), row)
                     is_first = False
                 yield place, {k: row[k] for k in (*required, *optional) if k in row}
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}") from error
-
-
-def _parse_line(place: str, line: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{place}: not a line of JSON: {error}: correct or remove the line (a file of JSON "
-            "lines has one object on each line)"
-        ) from error
-    if not isinstance(row, dict):
-        raise DataError(f"{place}: not a JSON object with a value for each column")
-    return cast("dict[str, Any]", row)
 
 
 def _read_parquet(
@@ -321,19 +314,19 @@ def get_optional_text(row: Row, column: str) -> str:
     return "" if value is None or value == "" else get_text(row, column)
 
 
-def get_texts(row: Row, column: str) -> list[str]:
-    """Return a list of texts, which may be empty."""
-    value = require_list(row.get(column), column)
-    if not all(isinstance(item, str) for item in value):
-        raise RowError(column, "not a list of texts")
-    return cast("list[str]", value)
-
-
 def require_list(value: object, column: str) -> list[Any]:
     """Return a value that must be a list."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise RowError(column, f"not a list but {name_kind(value)}")
     return list(cast("Sequence[Any]", value))
+
+
+def require_texts(value: object, column: str) -> list[str]:
+    """Return a value that must be a list of texts; it may be empty."""
+    texts = require_list(value, column)
+    if not all(isinstance(text, str) for text in texts):
+        raise RowError(column, "not a list of texts")
+    return texts
 
 
 def require_mapping(value: object, column: str) -> dict[str, Any]:
@@ -344,9 +337,10 @@ def require_mapping(value: object, column: str) -> dict[str, Any]:
 
 
 def parse_json(source: object, column: str) -> Any:
-    """Return the value that a text holds as JSON; a value that is no text comes back as it is."""
+    """Return the value that a text or bytes hold as JSON; any other value comes back as it is."""
     try:
-        return json.loads(source) if isinstance(source, str) else source
+        text = source.decode("utf-8-sig") if isinstance(source, bytes) else source
+        return json.loads(text) if isinstance(text, str) else text
     except (ValueError, RecursionError) as error:
         raise RowError(column, f"not JSON: {error}") from error
 

@@ -22,7 +22,7 @@ from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits, Result, Sandbox, S
 from gdpo_tune.sandbox import UnsafeNoIsolationSandbox as UnsafeSandbox
 from gdpo_tune.sandbox.asserts import read_assert
 from gdpo_tune.tasks.base import Problem
-from gdpo_tune.tasks.data_rows import RowError
+from gdpo_tune.tasks.data_rows import RowError, require_texts
 from gdpo_tune.tasks.rewards import extract_code
 
 if TYPE_CHECKING:
@@ -73,18 +73,17 @@ def check_assert(source: str, column: str) -> str:
     return source
 
 
-def check_streams(
-    inputs: Sequence[str], outputs: Sequence[str], column: str
-) -> list[tuple[str, str]]:
+def check_streams(inputs: object, outputs: object, column: str) -> list[tuple[str, str]]:
     """Return pairs of input and expected output that the sandbox can run.
 
     Raises:
-        RowError: there are more inputs than outputs, or fewer; nothing is expected, so that every
-            program would pass; or a text is not Unicode.
+        RowError: they are no lists of texts; there are more inputs than outputs, or fewer; nothing
+            is expected, so that every program would pass; or a text is not Unicode.
     """
-    if len(inputs) != len(outputs):
-        raise RowError(column, f"{len(inputs)} inputs and {len(outputs)} outputs")
-    pairs = list(zip(inputs, outputs, strict=True))
+    given, expected = require_texts(inputs, column), require_texts(outputs, column)
+    if len(given) != len(expected):
+        raise RowError(column, f"{len(given)} inputs and {len(expected)} outputs")
+    pairs = list(zip(given, expected, strict=True))
     for pair in pairs:
         try:
             Stream(*pair)

@@ -133,26 +133,27 @@ _TRUTH = "reward_model"
 
 def convert_toolrl(row: Row) -> Problem:
     """Return the messages as one text, the right `calls`, and whether a `response` is due."""
-    truth = require_mapping(row.get(_TRUTH), _TRUTH).get("ground_truth")
-    if isinstance(truth, str) and not truth.lstrip().startswith("["):
-        calls, response = _parse_truth(truth)
-    else:
-        listed = require_list(parse_json(truth, _TRUTH), f"{_TRUTH}.ground_truth")
-        calls = list(map(parse_call, listed))
-        response = False
+    _, calls, response = _read_truth(row)
     if not calls and not response:
         raise RowError(_TRUTH, "the ground truth has neither a tool call nor a response")
     prompt = "\n\n".join([*_show_tools(row), *_get_messages(row)]) + "\n"
     return Problem(prompt, "toolrl", {"calls": calls, "response": response})
 
 
-def _parse_truth(truth: str) -> tuple[list[dict[str, Any]], bool]:
+def _read_truth(row: Row) -> tuple[str, list[dict[str, Any]], bool]:
+    """Return the right answer as a completion, its calls, and whether it has a response."""
+    truth = require_mapping(row.get(_TRUTH), _TRUTH).get("ground_truth")
+    if not isinstance(truth, str) or truth.lstrip().startswith("["):
+        listed = require_list(parse_json(truth, _TRUTH), f"{_TRUTH}.ground_truth")
+        calls = list(map(parse_call, listed))
+        return write_calls("", calls), calls, False
     block, response = (
         re.search(f"<{tag}>(.*?)</{tag}>", truth, flags=re.DOTALL)
         for tag in ("tool_call", "response")
     )
     lines = [line for line in (block[1] if block else "").split("\n") if line.strip()]
-    return [parse_call(parse_json(line, _TRUTH)) for line in lines], response is not None
+    calls = [parse_call(parse_json(line, _TRUTH)) for line in lines]
+    return truth.strip(), calls, response is not None
 
 
 def parse_call(call: object) -> dict[str, Any]:
@@ -185,16 +186,9 @@ def _get_messages(row: Row) -> list[str]:
     ]
 
 
-def _write_toolrl(row: Row) -> str:
-    truth = require_mapping(row.get(_TRUTH), _TRUTH).get("ground_truth")
-    if isinstance(truth, str) and not truth.lstrip().startswith("["):
-        return truth.strip()
-    return write_calls("", convert_toolrl(row).data["calls"])
-
-
 TOOLRL = LayoutInfo(
     convert_toolrl,
-    write_reference=_write_toolrl,
+    write_reference=lambda row: _read_truth(row)[0],
     tasks=("tools",),
     columns=("prompt", "reward_model"),
     optional=("tools",),

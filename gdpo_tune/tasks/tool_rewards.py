@@ -74,8 +74,15 @@ def measure_agreement(sample: Sample) -> float:
     called = parse_calls(sample.completion)
     if called is None:
         return LOWEST
-    score = compute_jaccard([call["name"] for call in right], [call["name"] for call in called])
-    score += _match_calls(right, called)
+    return _scale(_compare_names(right, called) + _match_calls(right, called), right)
+
+
+def _compare_names(right: Sequence[ToolCall], called: Sequence[ToolCall]) -> float:
+    return compute_jaccard([call["name"] for call in right], [call["name"] for call in called])
+
+
+def _scale(score: float, right: Sequence[ToolCall]) -> float:
+    """Return a score as a share of that of the right calls, from -3 to 3."""
     most = 1 + sum(1 + len(call["parameters"]) for call in right)
     return (HIGHEST - LOWEST) * score / most + LOWEST
 
@@ -89,20 +96,22 @@ def write_calls(thought: str, calls: Sequence[ToolCall]) -> str:
 def parse_calls(completion: str) -> list[ToolCall] | None:
     """Return the calls of the first tool_call block; None if it is missing or a call is broken."""
     _, tag, rest = completion.partition("<tool_call>")
-    if not tag:
-        return None
-    calls: list[ToolCall] = []
-    for line in rest.partition("</tool_call>")[0].strip().split("\n"):
-        try:
-            call = json.loads(line)
-        except (ValueError, RecursionError):
-            return None
+    calls = _read_lines(rest.partition("</tool_call>")[0]) if tag else None
+    for call in calls or ():
         match call:
             case {"name": str(), "parameters": dict()}:
-                calls.append(call)
+                pass
             case _:
                 return None
     return calls
+
+
+def _read_lines(block: str) -> list[Any] | None:
+    """Return the values of lines of JSON; None if one is broken."""
+    try:
+        return [json.loads(line) for line in block.strip().split("\n")]
+    except (ValueError, RecursionError):
+        return None
 
 
 def compute_jaccard(one: Sequence[str], other: Sequence[str]) -> float:
@@ -141,15 +150,14 @@ def score_released_tool_calls(sample: Sample) -> float:
     called = parse_released_calls(sample.completion, {call["name"] for call in right})
     if called is None:
         return LOWEST
-    score = compute_jaccard([call["name"] for call in right], [call["name"] for call in called])
+    score = _compare_names(right, called)
     for wanted in right:
         values = [compare_calls(wanted, other) for other in called]
         best = max(values, default=0.0)
         if best > 0:
             score += best
             del called[values.index(best)]
-    most = 1 + sum(1 + len(call["parameters"]) for call in right)
-    return (HIGHEST - LOWEST) * score / most + LOWEST
+    return _scale(score, right)
 
 
 def parse_released_calls(completion: str, wanted: Collection[str]) -> list[ToolCall] | None:
@@ -159,20 +167,15 @@ def parse_released_calls(completion: str, wanted: Collection[str]) -> list[ToolC
     """
     if "<tool_call>" not in completion or "</tool_call>" not in completion:
         return None
-    block = completion.split("<tool_call>")[1].partition("</tool_call>")[0]
-    calls: list[ToolCall] = []
-    for line in block.strip().split("\n"):
-        try:
-            call = json.loads(line)
-        except (ValueError, RecursionError):
-            return None
+    calls = _read_lines(completion.split("<tool_call>")[1].partition("</tool_call>")[0])
+    for call in calls or ():
         match call:
             case {"name": list() | dict()}:
                 return None
-            case {"name": name, "parameters": dict()}:
-                calls.append(call)
+            case {"name": _, "parameters": dict()}:
+                pass
             case {"name": name} if name not in wanted:
-                calls.append(call)
+                pass
             case _:
                 return None
     return calls

@@ -239,7 +239,7 @@ def test_status_and_next_write_nothing(tmp_path, backend):
         (("run", "nightly", "--at", "0001-01-01T00:00:00Z"), "is not a time"),
         (("run", "nightly", "--at", "2026-01-01T02:00Z", "--now"), "not allowed with"),
         (("serve", "--every", "0"), "write 0.1 to 86400 seconds"),
-        (("next", "--count", "0"), "write 1 to 1000"),
+        (("next", "--count", "0"), "must be between 1 and 1000"),
         (("tik",), "invalid choice"),
         ((), "required: COMMAND"),
     ],

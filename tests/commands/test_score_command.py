@@ -18,7 +18,6 @@ from gdpo_tune.core.errors import (
     TaskFileError,
     UsageError,
 )
-from gdpo_tune.display.tables import print_scores
 from gdpo_tune.spec import load_spec
 from gdpo_tune.training.evaluation import Evaluator
 from gdpo_tune.training.rollout import choose_held_out_sampler
@@ -65,10 +64,11 @@ def write_lines(directory: Path, *lines: object) -> str:
     return str(file)
 
 
-def score_lines(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict]:
-    """Score and return the objects of `--json -`."""
-    assert score.main([*arguments, "--json", "-"]) == 0
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+def score_lines(directory: Path, *arguments: str) -> list[dict]:
+    """Score and return the objects of `--json`."""
+    output = directory / "scores.jsonl"
+    assert score.main([*arguments, "--json", str(output)]) == 0
+    return [json.loads(line) for line in output.read_text().split("\n")[:-1]]
 
 
 def use_data(name: str, layout: str) -> str:
@@ -83,7 +83,7 @@ def own_space(tmp_path: Path) -> str:
 
 
 # Source of the values: docs/data.md, "Scoring"; `open_r1/gsm8k.py` of github.com/NVlabs/GDPO.
-def test_rows_are_scored_as_the_scoring_of_the_space_says(tmp_path, capsys):
+def test_rows_are_scored_as_the_scoring_of_the_space_says(tmp_path):
     row = {"question": "How many?", "answer": "Many.\n#### 1,000", "idx": 7}
     file = write_lines(
         tmp_path,
@@ -92,19 +92,19 @@ def test_rows_are_scored_as_the_scoring_of_the_space_says(tmp_path, capsys):
         {"row": row, "completion": "<answer>²</answer>"},
     )
     space = write_space(tmp_path, "gsm8k", use_data("gsm8k.jsonl", "gsm8k"))
-    found = [line["rewards"] for line in score_lines(capsys, space, "--completions", file)]
+    found = [line["rewards"] for line in score_lines(tmp_path, space, "--completions", file)]
     assert found == [
         {"correctness": 0.0, "integer": 0.0, "format": 1.0},
         {"correctness": 1.0, "integer": 1.0, "format": 1.0},
         {"correctness": 0.0, "integer": 0.0, "format": 0.0},
     ]
-    released = score_lines(capsys, space, "--completions", file, "--set", "scoring=released")
+    released = score_lines(tmp_path, space, "--completions", file, "--set", "scoring=released")
     assert [line["rewards"]["correctness"] for line in released] == [1.0, 0.0, 0.0]
     assert released[2]["rewards"]["integer"] == 1.0
     assert set(released[0]) == {"rewards", "metrics", "detail"}
 
 
-def test_a_line_may_state_the_problem_itself(tmp_path, capsys):
+def test_a_line_may_state_the_problem_itself(tmp_path):
     lines = (
         {"prompt": "2+2", "answer": "4", "completion": "<think></think><answer>4.0</answer>"},
         "",
@@ -112,22 +112,24 @@ def test_a_line_may_state_the_problem_itself(tmp_path, capsys):
     )
     file = write_lines(tmp_path, *lines)
     Path(file).write_bytes(b"\xef\xbb\xbf" + Path(file).read_bytes())
-    found = score_lines(capsys, write_space(tmp_path, "math"), "--completions", file)
+    found = score_lines(tmp_path, write_space(tmp_path, "math"), "--completions", file)
     assert [line["rewards"]["correctness"] for line in found] == [1.0, 0.0]
     assert [line["metrics"]["mean_length"] for line in found][1] == 1.0, "the end token"
+    first = score_lines(tmp_path, write_space(tmp_path, "math"), "--completions", file, "-n", "1")
+    assert first == found[:1]
 
 
-def test_calls_may_be_stated(tmp_path, capsys):
+def test_calls_may_be_stated(tmp_path):
     call = {"name": "pay", "parameters": {"sum": 7}}
     text = f"<think></think>\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
     file = write_lines(tmp_path, {"prompt": "Pay 7.", "calls": [call], "completion": text})
-    (line,) = score_lines(capsys, write_space(tmp_path, "tools"), "--completions", file)
+    (line,) = score_lines(tmp_path, write_space(tmp_path, "tools"), "--completions", file)
     assert line["rewards"] == {"correctness": 3.0, "format": 1.0, "length": 0.0}
     assert line["metrics"]["exact"] == 1.0
 
 
 @pytest.mark.integration
-def test_programs_come_with_the_verdict_of_the_sandbox(tmp_path, capsys):
+def test_programs_come_with_the_verdict_of_the_sandbox(tmp_path):
     asserts = {"prompt": "Double it.", "function": "f", "asserts": ["assert f(2) == 4"]}
     streams = {"prompt": "Double it.", "streams": [["2\n", "4\n"], ["3\n", "6\n"]]}
     programs = [
@@ -141,7 +143,7 @@ def test_programs_come_with_the_verdict_of_the_sandbox(tmp_path, capsys):
     file = write_lines(tmp_path, *[{**task, "completion": text} for task, text in programs])
     weights = ("--set", "space.reward_weights={bug_free: [0, 1]}")
     space = write_space(tmp_path, "code")
-    found = score_lines(capsys, space, "--completions", file, *weights)
+    found = score_lines(tmp_path, space, "--completions", file, *weights)
     assert [line["rewards"]["correctness"] for line in found] == [1, 0, 0, 0, 1, 0]
     assert [line["rewards"]["bug_free"] for line in found] == [1, 1, 0, 0, 1, 1]
     details = [line["detail"] for line in found]
@@ -153,12 +155,12 @@ def test_programs_come_with_the_verdict_of_the_sandbox(tmp_path, capsys):
     assert details[5].startswith("failed (1 of 2 tests)")
 
 
-def test_a_reward_that_goes_wrong_says_so_in_its_line(own_space, tmp_path, capsys):
+def test_a_reward_that_goes_wrong_says_so_in_its_line(own_space, tmp_path):
     texts = ("3", "three", "nan", "4")
     file = write_lines(
         tmp_path, *[{"prompt": "1+2=", "answer": 3, "completion": text} for text in texts]
     )
-    found = score_lines(capsys, own_space, "--completions", file)
+    found = score_lines(tmp_path, own_space, "--completions", file)
     assert [line["rewards"]["right"] for line in found] == [1.0, None, None, 0.0]
     assert "reward right raised: ValueError" in found[1]["detail"]
     assert "sums.py, line 6" in found[1]["detail"]
@@ -167,17 +169,15 @@ def test_a_reward_that_goes_wrong_says_so_in_its_line(own_space, tmp_path, capsy
     assert found[3]["detail"] == ""
 
 
-def test_an_own_task_takes_a_row_with_its_prompt_and_needs_no_other_rows(
-    own_space, tmp_path, capsys
-):
+def test_an_own_task_takes_a_row_with_its_prompt_and_needs_no_other_rows(own_space, tmp_path):
     row = {"prompt": "1+2=", "answer": 3}
     file = write_lines(tmp_path, {"row": row, "completion": "3"})
-    (line,) = score_lines(capsys, own_space, "--completions", file)
+    (line,) = score_lines(tmp_path, own_space, "--completions", file)
     assert line["rewards"]["right"] == 1.0
 
 
 # Source: docs.trl.dev, "Using a custom reward function": messages in, messages out, and the tokens.
-def test_an_own_task_gets_messages_and_tokens_as_in_trl(tmp_path, capsys):
+def test_an_own_task_gets_messages_and_tokens_as_in_trl(tmp_path):
     (tmp_path / "chat.py").write_text(
         "from gdpo_tune.tasks.custom import RewardFunctionTask\n"
         "def right(prompts, completions, completion_ids, answer, **_):\n"
@@ -193,7 +193,7 @@ def test_an_own_task_gets_messages_and_tokens_as_in_trl(tmp_path, capsys):
     prompt = [{"role": "user", "content": "1+2"}]
     line = {"prompt": prompt, "answer": "3/1+2"}
     file = write_lines(tmp_path, {**line, "completion": "3"}, {**line, "completion": "4"})
-    found = score_lines(capsys, space, "--completions", file)
+    found = score_lines(tmp_path, space, "--completions", file)
     assert [line["rewards"]["right"] for line in found] == [1.0, 0.0]
     bad = write_lines(
         tmp_path, {**line, "completion": "3"}, {**line, "prompt": "x", "completion": ""}
@@ -207,6 +207,23 @@ def test_an_error_of_an_own_score_names_its_line(own_space, tmp_path):
     broken = f"task={tmp_path}/sums.py:Broken"
     with pytest.raises(TaskFileError, match=r"IndexError.*\(sums.py, line 19\)"):
         score.main([own_space, "--completions", file, "--set", broken])
+
+
+# Source: agent-eval-harness#182: a judge on 0 to 10 with the range (0, 1).
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("[8.0]", r"right \(sums.py, line 5\) is 8 .*range \(0, 1\)"),
+        ("[]", "returned 0 values for 1"),
+    ],
+)
+def test_values_that_end_a_trial_are_refused_with_their_function(own_space, tmp_path, body, reason):
+    own = tmp_path / "sums.py"
+    values = "[1.0 if int(text) == sum else 0.0 for text, sum in zip(completions, answer)]"
+    own.write_text(SUMS.replace(values, body))
+    file = write_lines(tmp_path, {"prompt": "1+2=", "answer": 3, "completion": "3"})
+    with pytest.raises(TaskFileError, match=reason):
+        score.main([own_space, "--completions", file])
 
 
 # Source: a reference solution is right by definition; the rows left out are those of docs/data.md.
@@ -225,8 +242,10 @@ def test_an_error_of_an_own_score_names_its_line(own_space, tmp_path):
         ("code", "code_contests.jsonl", "code_contests", {1.0}, 1),
     ],
 )
-def test_references_of_data_sets_are_right(tmp_path, capsys, task, name, layout, right, left_out):
-    found = score_lines(capsys, write_space(tmp_path, task, use_data(name, layout)), "--reference")
+def test_references_of_data_sets_are_right(tmp_path, task, name, layout, right, left_out):
+    found = score_lines(
+        tmp_path, write_space(tmp_path, task, use_data(name, layout)), "--reference"
+    )
     assert len(found) == len((DATA / name).read_text().splitlines())
     scored = [line for line in found if not line["detail"].startswith("not scored: ")]
     assert len(found) - len(scored) == left_out
@@ -234,9 +253,10 @@ def test_references_of_data_sets_are_right(tmp_path, capsys, task, name, layout,
     assert {line["rewards"]["format"] for line in scored} == {1.0}
 
 
-# Source: arXiv 2203.07814, `solutions.language`: 1 Python 2, 2 C++, 3 Python 3.
+# Source: arXiv 2203.07814 (AlphaCode); `Language` in contest_problem.proto of
+# github.com/google-deepmind/code_contests: 1 Python 2, 2 C++, 3 Python 3.
 @pytest.mark.integration
-def test_rows_without_a_python_solution_say_so(tmp_path, capsys):
+def test_rows_without_a_python_solution_say_so(tmp_path):
     rows = [
         json.loads(line) for line in (DATA / "code_contests.jsonl").read_text().splitlines()[:4]
     ]
@@ -247,27 +267,27 @@ def test_rows_without_a_python_solution_say_so(tmp_path, capsys):
     file = tmp_path / "data.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     space = write_space(tmp_path, "code", f"data: {{source: {file}, layout: code_contests}}\n")
-    found = score_lines(capsys, space, "--reference")
+    found = score_lines(tmp_path, space, "--reference")
     assert [line["rewards"]["correctness"] for line in found] == [None, 0.0, None, None]
     assert found[0]["detail"] == "not scored: column solutions: no solution in Python 3"
     assert found[1]["completion"].endswith("<answer>print(0)</answer>")
     assert found[3]["detail"] == "not scored: column solutions: not a mapping but nothing"
 
 
-def test_calls_of_a_list_are_written_as_a_completion(tmp_path, capsys):
+def test_calls_of_a_list_are_written_as_a_completion(tmp_path):
     calls = [{"name": "pay", "arguments": {"sum": 7}}, {"name": "ask", "parameters": {}}]
     row = {"prompt": [{"role": "user", "content": "Pay 7."}]}
     file = tmp_path / "data.jsonl"
     file.write_text(json.dumps({**row, "reward_model": {"ground_truth": json.dumps(calls)}}))
     space = write_space(tmp_path, "tools", f"data: {{source: {file}, layout: toolrl}}\n")
-    (line,) = score_lines(capsys, space, "--reference")
+    (line,) = score_lines(tmp_path, space, "--reference")
     assert line["rewards"] == {"correctness": 3.0, "format": 1.0, "length": 0.0}
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("task", ["code", "math", "tools"])
-def test_references_of_written_problems_are_right(capsys, task):
-    found = score_lines(capsys, str(SPACES / f"{task}.yaml"), "--reference", "-n", "6")
+def test_references_of_written_problems_are_right(tmp_path, task):
+    found = score_lines(tmp_path, str(SPACES / f"{task}.yaml"), "--reference", "-n", "6")
     assert len(found) == 6
     assert {line["rewards"]["correctness"] for line in found} == {3.0 if task == "tools" else 1.0}
     assert {line["rewards"]["format"] for line in found} == {1.0}
@@ -278,9 +298,7 @@ def test_samples_are_those_of_an_evaluation(tmp_path, monkeypatch):
     space = write_space(
         tmp_path, "math", "training: {validation_prompts: 8, samples_per_prompt: 1}\n"
     )
-    output = tmp_path / "scores.jsonl"
-    assert score.main([space, "--policy", "embedded_math", "-n", "8", "--json", str(output)]) == 0
-    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    lines = score_lines(tmp_path, space, "--policy", "embedded_math", "-n", "8")
     config = load_spec(space).build_trial_config({}, 0, tmp_path)
     cache = build_worker_cache(config)
     evaluator = Evaluator(config, cache, choose_held_out_sampler(config))
@@ -292,15 +310,21 @@ def test_samples_are_those_of_an_evaluation(tmp_path, monkeypatch):
 
 
 BAD_LINES = [
-    ('{"completion": ', "not a line of JSON"),
+    ('{"completion": ', "not JSON"),
     ("[1]", "not a mapping but list"),
     ({"prompt": "x", "answer": "1"}, "completion: missing, or not a text"),
     ({"prompt": "x", "answer": "1", "completion": 3}, "completion"),
-    ({"completion": "x"}, "no row, and no prompt"),
-    ({"completion": "x", "row": {}, "prompt": "x"}, "row and prompt are both here"),
-    ({"completion": "x", "row": {"question": "q"}}, "without answer of the layout gsm8k"),
+    ({"completion": "x"}, "row: beside completion stands row alone, or prompt"),
+    (
+        {"completion": "x", "row": {}, "prompt": "x"},
+        "row, prompt: beside completion stands row alone, or prompt",
+    ),
+    ({"completion": "x", "row": {"question": "q"}}, "answer: not a text but nothing"),
     ({"completion": "x", "row": {"question": "q", "answer": "18"}}, "answer = '18': no '####'"),
-    ({"completion": "x", "row": [], "answer": "1"}, "answer = '1': stands beside row"),
+    (
+        {"completion": "x", "row": [], "answer": "1"},
+        "row, answer: beside completion stands row alone",
+    ),
     ({"completion": "x", "row": "q"}, "row = 'q': not a mapping but str"),
     ({"completion": "x", "prompt": "", "answer": "1"}, "prompt = '': empty"),
     ({"completion": "x", "prompt": "x", "answr": "1"}, "answr = '1': no column that the task"),
@@ -319,7 +343,7 @@ def test_all_lines_that_cannot_be_read_are_named_together(tmp_path):
     for number, (text, (_, reason)) in enumerate(zip(found, BAD_LINES, strict=True), 1):
         assert text.startswith(f"{number}: ")
         assert reason in text
-        assert 'fix: write {"completion": "...", "row": {"question": ...' in text
+        assert 'fix: write {"completion": "...", "prompt": "...", "answer": ...' in text
 
 
 @pytest.mark.parametrize(
@@ -332,6 +356,8 @@ def test_all_lines_that_cannot_be_read_are_named_together(tmp_path):
         ("code", {"prompt": "x", "streams": [["1", ""]]}, "passes this test"),
         ("tools", {"prompt": "x", "calls": [{"name": "f"}]}, "an object of parameters"),
         ("tools", {"prompt": "x"}, "calls: not a list but nothing"),
+        ("math", {"prompt": "x"}, "answer: not a text but nothing"),
+        ("gsm8k", {"prompt": "x", "answer": "1", "written_answer": 1}, "written_answer = 1: not a"),
         ("math", {"row": {"question": "q", "answer": "#### 1"}}, "no data.layout"),
     ],
 )
@@ -344,7 +370,7 @@ def test_a_stated_problem_is_checked(tmp_path, task, line, reason):
 def test_lines_of_an_own_task_have_the_same_columns(own_space, tmp_path):
     line = {"completion": "3", "prompt": "1+2=", "answer": 3}
     file = write_lines(tmp_path, line, {**line, "more": 1})
-    with pytest.raises(UsageError, match=r":2: .*other columns than answer of the first line"):
+    with pytest.raises(UsageError, match=r":2: .*unlike the first line, which has a text, answer"):
         score.main([own_space, "--completions", file])
 
 
@@ -366,6 +392,11 @@ def test_lines_of_an_own_task_have_the_same_columns(own_space, tmp_path):
             ["--reference", "--set", "data={source: none.jsonl, layout: gsm8k}"],
             SpecError,
             "data.source = none.jsonl: no such file",
+        ),
+        (
+            ["--reference", "--set", "data={source: empty.jsonl, layout: gsm8k}"],
+            DataError,
+            "data.source = empty.jsonl holds no row",
         ),
         (
             ["--reference", "--set", f"data={{source: {DATA / 'mbpp.jsonl'}, layout: gsm8k}}"],
@@ -397,7 +428,6 @@ def test_a_task_without_solutions_has_no_references(own_space):
         [],
         ["--reference", "--completions", "x"],
         ["--reference", "--policy", "embedded"],
-        ["--completions", "x", "-n", "3"],
         ["--reference", "-n", "0"],
         ["--reference", "-n", "many"],
     ],
@@ -429,17 +459,15 @@ def test_the_table_shows_values_and_means(tmp_path, capsys, monkeypatch):
 
 
 def test_a_long_table_shows_the_worst(capsys):
-    scored = [
-        {
-            "place": str(row),
-            "completion": f"text{row}.",
-            "rewards": {"right": None if row == 90 else float(row < 60)},
-            "metrics": {"right": 1.0},
-            "detail": "",
-        }
+    texts = [
+        score.ScoredText(
+            *(row, None, f"text{row}."),
+            rewards={"right": None if row == 90 else float(row < 60)},
+            metrics={"right": 1.0},
+        )
         for row in range(95)
     ]
-    print_scores(scored)
+    score.print_scores(texts)
     printed = capsys.readouterr().out
     assert all(f"text{row}." in printed for row in (60, 90, 94, 0))
     assert "text59." not in printed

@@ -144,13 +144,13 @@ def test_an_empty_split_cannot_be_mended_by_asking_for_less(tmp_path):
     [
         ("", "holds no row"),
         ("\n \n", "holds no row"),
-        ('{"question": "q", "answer": "#### 1"}\n{"a": \n', r"rows.jsonl:2: not a line of JSON"),
-        ("[1]\n", r"rows.jsonl:1: not a JSON object"),
+        ('{"question": "q", "answer": "#### 1"}\n{"a": \n', r"rows.jsonl:2: not JSON"),
+        ("[1]\n", r"rows.jsonl:1: not a mapping but list"),
         ('{"problem": "p", "level": 1}\n', r"no column question, answer; there are problem, lev"),
         ('{"question": "q"}\n', r"rows.jsonl:1: no column answer; there are question:"),
         ("{}\n", "there are none"),
-        (b"\xff\xfe{}\n", r"rows.jsonl:1: not a line of JSON: 'utf-8' codec"),
-        ("[" * 100_000, "rows.jsonl:1: not a line of JSON"),
+        (b"\xff\xfe{}\n", r"rows.jsonl:1: not JSON: 'utf-8' codec"),
+        ("[" * 100_000, "rows.jsonl:1: not JSON"),
     ],
 )
 def test_broken_json_lines(text, message, tmp_path):
