@@ -95,7 +95,8 @@ def save_trained(format_, tokenizer, folder):
 def test_a_trained_policy_is_prompted_as_in_its_training_everywhere(tokenizer, tmp_path, name):
     """Training, the directory, exports, the card and a second training read the same tokens.
 
-    Source: transformers' apply_chat_template, by which TRL and vLLM prompt a policy by its files.
+    Source: transformers' apply_chat_template, by which TRL and vLLM prompt a policy by its files;
+    OpenWebRL#7 and LC-R1#5 report policies that were delivered with another prompt.
     """
     tokenizer.chat_template = TEMPLATES[name]
     given, day = KWARGS.get(name, {}), "2025-01-31"

@@ -345,6 +345,7 @@ def test_conversations_reach_functions_as_messages():
 
 
 def test_functions_of_trl_that_read_token_ids_work():
+    """Source: unsloth#2907, trl#4202: functions written for TRL read what TRL passes."""
     from trl.rewards import get_soft_overlong_punishment
 
     function = get_soft_overlong_punishment(max_completion_len=10, soft_punish_cache=5)
