@@ -26,6 +26,8 @@ TASKS = {
     "math": "math",
 }
 """Layout -> its task."""
+SLOW = {"mbpp", "code_contests", "math"}
+"""Layouts with a neighbour of the same kind in the quick suite: each program takes seconds."""
 
 
 def run_reference(directory, *arguments):
@@ -60,6 +62,11 @@ def test_other_data_than_those_of_the_trial_are_refused(tmp_path):
     assert done.returncode == 1
     assert "does not hold the 3 prompts of the training" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_columns_of_another_layout_are_named(tmp_path):
+    export_folder(tmp_path, *TOOLRL, space="tools", references_data=True)
     done = run_reference(tmp_path, str(ROOT / "tests/data/mbpp.jsonl"))
     assert "no column prompt, reward_model" in done.stderr
     assert "Traceback" not in done.stderr
@@ -77,7 +84,10 @@ def test_a_program_without_the_hub_says_what_to_do(tmp_path, monkeypatch):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("layout", TASKS)
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in TASKS],
+)
 def test_the_program_for_a_layout_makes_the_prompts_of_the_trial(tmp_path, layout):
     copied, referenced = tmp_path / "copied", tmp_path / "referenced"
     changes = (
