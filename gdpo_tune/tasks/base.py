@@ -11,6 +11,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
 from gdpo_tune.core.errors import TrialFailure
@@ -22,6 +23,8 @@ MOST_FAILED = 0.1
 """Share of a batch on which a reward function may raise. A service that fails for a moment costs a
 few completions. A defect, or a kind of completion that the function cannot read, would change what
 is trained, so the trial ends."""
+MOST_VALUES = 10_000
+"""Values that are counted beyond the right number of them: an iterator may never end."""
 ROUNDING = 1e-6
 """Share of its limits by which a value may leave its range, as sums of decimal fractions do."""
 
@@ -81,7 +84,7 @@ class RewardFailures:
     count: int = 0
     """Completions; their reward is None."""
     first: str = ""
-    """The last line of the first traceback."""
+    """The first error, in one line."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ def read_values(values: Any, count: int, name: str) -> list[float | None]:
     result: list[float | None] = []
     if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
         reason = f"{_describe_value(values)}, in place of a list of {count} numbers"
-    elif len(listed := list(cast("Iterable[Any]", values))) != count:
+    elif len(listed := list(islice(cast("Iterable[Any]", values), count + MOST_VALUES))) != count:
         reason = f"{len(listed)} values for {count} completions"
     else:
         value: Any = None

@@ -32,7 +32,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
-from gdpo_tune.core.errors import GdpoTuneError, UsageError
+from gdpo_tune.core.errors import GdpoTuneError, TrialFailure, UsageError
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.task_files import describe_error
@@ -46,6 +46,7 @@ from gdpo_tune.tasks.base import (
     Split,
     read_values,
 )
+from gdpo_tune.tasks.data_rows import SURROGATE
 
 RewardFunction = Callable[..., Any]
 SHARES = {"validation": range(15), "test": range(15, 30), "train": range(30, 100)}
@@ -119,9 +120,9 @@ class RewardFunctionTask(CloseableResource):
         if count > len(rows):
             raise UsageError(
                 f"{type(self).__name__} has {len(rows)} {split} prompts, and "
-                f"training.{split}_prompts = {count}\n"
-                f"    fix: --set training.{split}_prompts={len(rows)}, or more rows"
-                + ("" if rows else " (a split gets 15 per cent of them, by hash)")
+                f"training.{split}_prompts = {count}\n    fix: "
+                + (f"--set training.{split}_prompts={len(rows)}, or " if rows else "")
+                + f"more rows; {len(SHARES[split])} per cent of them are {split} prompts, by hash"
             )
         return random.Random(f"{seed}/{split}").sample(rows, count)
 
@@ -207,16 +208,16 @@ class RewardFunctionTask(CloseableResource):
             if inspect.iscoroutine(returned):
                 returned = self._runner.run(returned)
             values = read_values(returned, count, f"reward {name} ({self.places[name]})")
-        except GdpoTuneError:
+        except TrialFailure:
             raise
-        except (Exception, SystemExit) as error:  # a user's function may raise anything
+        except BaseException as error:  # a user's function may raise anything
             raise CallError(describe_error(error)) from error
         return CallResult(values, logged, columns)
 
     @functools.cached_property
     def _splits(self) -> dict[str, list[Problem]]:
         splits: dict[str, list[Problem]] = {"warm_start": [], **{split: [] for split in SHARES}}
-        rows = list(self.rows())
+        rows = list(self.rows() or ())  # None, if a `return` is missing
         problems = collect_rows(rows)
         self.repeated_rows = len(rows) - len(problems)
         for prompt, problem in problems.items():
@@ -369,7 +370,7 @@ def locate_function(function: RewardFunction | str) -> str:
     return f"{Path(code.co_filename).name}, line {code.co_firstlineno}"
 
 
-def collect_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Problem]:
+def collect_rows(rows: Iterable[Any]) -> dict[str, Problem]:
     """Return prompt -> its problem; of rows with the same prompt the first one counts.
 
     Raises:
@@ -380,15 +381,23 @@ def collect_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Problem]:
     columns: set[str] | None = None
     is_chat = False
     for number, row in enumerate(rows):
+        names: Any = row if isinstance(row, Mapping) else [None]
+        if not all(isinstance(name, str) for name in names):
+            shown = reprlib.repr(row)
+            raise UsageError(
+                f"rows(): row {number} is no mapping of the names of columns to values: {shown}"
+                '\n    fix: give every row as {"prompt": ..., "column": ...}'
+            )
         prompt: Any = row.get("prompt")
         rest = {name: value for name, value in row.items() if name != "prompt"}
         if columns is None:
             columns, is_chat = set(rest), not isinstance(prompt, str)
-        is_usable = _is_open_conversation(prompt) if is_chat else isinstance(prompt, str)
+        is_usable = _is_open_conversation(prompt) if is_chat else _is_text(prompt)
         reason = ""
         if not is_usable or not prompt:
             reason = (
-                "has a prompt that is neither a text nor a list of messages that ends before the "
+                "has a prompt that is neither a text that UTF-8 can write nor a list of messages "
+                "that ends before the "
                 f"policy's turn, or unlike row 0: {reprlib.repr(prompt)}\n    fix: give every row "
                 "a text, or every row such a list, of mappings with the texts `role`, `content`"
             )
@@ -405,6 +414,10 @@ def collect_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Problem]:
         text = "\n\n".join(f"{one['role']}: {one['content']}" for one in turns) or prompt
         result.setdefault(text, Problem(text, "own", rest, turns))
     return result
+
+
+def _is_text(prompt: Any) -> bool:
+    return isinstance(prompt, str) and not SURROGATE.search(prompt)
 
 
 def _is_open_conversation(prompt: Any) -> bool:

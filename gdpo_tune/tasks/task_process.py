@@ -36,7 +36,15 @@ from gdpo_tune.core import task_files
 from gdpo_tune.core.errors import GdpoTuneError, TaskFileError, TrialFailure, UsageError
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.system import CloseableResource
-from gdpo_tune.tasks.base import CallContext, Problem, Scores, Split, call_score, check_scores
+from gdpo_tune.tasks.base import (
+    CallContext,
+    Problem,
+    Scores,
+    Split,
+    call_score,
+    check_scores,
+    read_values,
+)
 from gdpo_tune.tasks.custom import (
     Batch,
     ProcessEndedError,
@@ -81,6 +89,7 @@ class TaskProcess(CloseableResource):
         self.rewards: tuple[str, ...] = tuple(task_class.rewards)
         self.metrics: tuple[str, ...] = tuple(task_class.metrics)
         self.ranges = getattr(task_class, "ranges", {})
+        self.directions = getattr(task_class, "directions", {})
         self.places = getattr(task_class, "places", {})
         self._class = task_class
         self._parts = (task, training, sandbox, data)
@@ -151,8 +160,12 @@ class TaskProcess(CloseableResource):
         self._left = MOST_PRINTED
         try:
             return self._request(method, *arguments)
-        except ProcessEndedError as ended:
-            raise TaskFileError(f"{self.task}: {method}() {ended}") from None
+        except (ProcessEndedError, TaskFileError) as error:
+            text = str(error)
+            if isinstance(error, ProcessEndedError):
+                text = f"{self.task}: {method}() {text}"
+            fix = "" if "\n    fix: " in text else "\n    fix: correct the file (docs/own_task.md)"
+            raise TaskFileError(text + fix) from None
 
     def _start(self) -> None:
         self._connection, theirs = Pipe()
@@ -167,7 +180,7 @@ class TaskProcess(CloseableResource):
             stderr=subprocess.STDOUT,
             pass_fds=[theirs.fileno()],
             start_new_session=True,  # no Ctrl-C of the terminal
-            env={**os.environ, **threads},
+            env={"PYTHONHASHSEED": "0", **os.environ, **threads},  # rows from a set, in one order
         )
         theirs.close()
         self._end = weakref.finalize(
@@ -264,6 +277,7 @@ def check_rewards(task: TaskProcess) -> tuple[str, list[str]]:
         if missing:
             raise TrialFailure(f"score() gives no values of {', '.join(sorted(missing))}")
         check_scores(scores, len(texts), task)
+        warnings += _check_values(scores, len(texts), task)
         for name, failed in scores.failures.items():
             if failed.count == len(texts):
                 raise TrialFailure(
@@ -278,6 +292,25 @@ def check_rewards(task: TaskProcess) -> tuple[str, list[str]]:
         raise UsageError(f"{task.task}: {failure}") from None
     times = [f"{name} {1000 * seconds:.0f} ms" for name, seconds in scores.seconds.items()]
     return f"{', '.join(times) or 'all'} for {len(texts)} texts", warnings
+
+
+def _check_values(scores: Scores, count: int, task: TaskProcess) -> list[str]:
+    """Refuse NaN and infinities, and return warnings of what would be ignored."""
+    warnings: list[str] = []
+    for attribute, named in (("ranges", task.ranges), ("directions", task.directions)):
+        if idle := {*named} - {*task.rewards, *task.metrics}:
+            warnings.append(f"{attribute} names {min(idle)!r}, which is no reward or metric")
+    for name, values in {**scores.metrics, **scores.rewards}.items():
+        numbers = [each for each in read_values(values, count, name) if each is not None]
+        for number in numbers:
+            if not math.isfinite(number):
+                raise TrialFailure(
+                    f"{name} ({task.places.get(name, '')}) is {number}, which ends a trial\n"
+                    "    fix: return a number, or None for a completion that it does not score"
+                )
+        if not numbers and not getattr(scores.failures.get(name), "count", 0):
+            warnings.append(f"{name} is None for each of {count} texts")
+    return warnings
 
 
 def _end_process(process: subprocess.Popen[bytes], connection: Connection, owner: int) -> None:
@@ -298,7 +331,8 @@ def _describe_exit(process: subprocess.Popen[bytes]) -> str:
         return "closed the connections of its process"
     if status >= 0:
         return f"ended its process (exit status {status})"
-    return f"ended its process (signal {signal.Signals(-status).name})"
+    names = {one.value: one.name for one in signal.Signals}  # not all of those of real time
+    return f"ended its process (signal {names.get(-status, -status)})"
 
 
 def serve(descriptor: int) -> None:
@@ -316,6 +350,8 @@ def serve(descriptor: int) -> None:
             return
         result, error = None, None
         try:
+            if method != "score":
+                _seed_draws(0)
             if method == "build":
                 name = arguments[0]
                 task = _build_task(*arguments)
@@ -327,8 +363,8 @@ def serve(descriptor: int) -> None:
             else:
                 result = getattr(task, method)(*arguments)
         except GdpoTuneError as raised:
-            error = raised
-        except (Exception, SystemExit) as raised:  # a user's class may raise anything
+            error = UsageError(f"{name}: {raised}") if type(raised) is UsageError else raised
+        except BaseException as raised:  # a user's class may raise anything
             _logger.debug("a task raised", exc_info=True)
             kind = TrialFailure if method == "score" else TaskFileError
             error = kind(f"{name}: {method}() raised {task_files.describe_error(raised)}")
@@ -354,10 +390,18 @@ def _end_with_parent(parent: int) -> None:
 
 
 def _build_task(name: str, *settings: Any) -> Any:
-    task = task_files.load_task_info(name).build(*settings)
+    task = task_files.load_class(name)(*settings)
     if not isinstance(getattr(task, "instructions", None), str):
         raise TaskFileError(f"{name}: instructions has to be a text, which may be empty")
     return task
+
+
+def _seed_draws(number: int) -> None:
+    random.seed(number)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(number)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(number)
 
 
 def _score(task: Any, function: str, row: int | None, batch: Batch) -> Any:
@@ -365,12 +409,7 @@ def _score(task: Any, function: str, row: int | None, batch: Batch) -> Any:
     # Random draws depend on the batch alone, so that a trial that resumes repeats them.
     seed = hashlib.sha256(repr(batch.completions).encode(errors="replace")).digest()
     seed = hashlib.sha256(seed + f"/{function}/{row}".encode()).digest()[:4]
-    number = int.from_bytes(seed, "big")
-    random.seed(number)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(number)
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(number)
+    _seed_draws(int.from_bytes(seed, "big"))
     batch = batch._replace(problems=list(map(pickle.loads, batch.problems)))
     try:
         return task.call_function(function, batch) if function else call_score(task, *batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from gdpo_tune.core.errors import SpecError, TaskFileError, TrialFailure, UsageE
 from gdpo_tune.core.parameters import PARAMETERS
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.steps import read_steps
+from gdpo_tune.core.task_files import LONGEST_REASON
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tasks.base import CallContext, Problem, RewardFailures, Scores
@@ -115,7 +117,22 @@ BAD = {
     "no name": (TASK, "", "names no class"),
     "not a class": ("Mine = 3", "Mine", "has no class Mine"),
     "raises": ("import sys\n1 / 0", "Mine", r"raised ZeroDivisionError: .* \(mine.py, line 2\)"),
-    "syntax": ("def", "Mine", "raised SyntaxError"),
+    "syntax": ("x = 1\ndef", "Mine", r"raised SyntaxError: .* \(mine.py, line 2\)"),
+    "syntax elsewhere": ("import i_am_cut", "Mine", r"closed \(i_am_cut.py, line 1\)"),
+    "no Exception": (
+        "class Lost(BaseException): pass\nraise Lost(3)",
+        "Mine",
+        r"raised .*Lost: 3 \(mine.py, line 2\)",
+    ),
+    "in a library": ("import json\njson.loads('')", "Mine", r"value: .* \(mine.py, line 2\)"),
+    "several lines": ("raise ValueError('a\\nb')", "Mine", "raised ValueError: a b "),
+    "much text": ("raise ValueError('a' * 10**6)", "Mine", rf"ValueError: a{{,{LONGEST_REASON}}} "),
+    "time limit": (
+        TASK.replace("    ranges", "    time_limit = '9'\n    ranges"),
+        "Mine",
+        "'9' has",
+    ),
+    "no time": (TASK.replace("    ranges", "    time_limit = 0\n    ranges"), "Mine", "limit = 0"),
     "no rewards": (HEAD + "class Mine(RewardFunctionTask): pass", "Mine", "rewards has to be"),
     "no task": ("class Mine:\n rewards = metrics = ('a',)", "Mine", r"no method problems\(\)"),
     "dotted": (
@@ -141,8 +158,17 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_a_file_that_is_no_task_is_refused(tmp_path, case):
     text, name, reason = BAD[case]
+    (tmp_path / "i_am_cut.py").write_text("x = (")
     with pytest.raises(TaskFileError, match=reason):
         task_files.load_task_info(written(tmp_path, text, name))
+
+
+def test_a_file_that_changes_the_directory_moves_no_sweep(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = written(tmp_path, f"import os\nos.chdir('/')\n{TASK}")
+    task_files.load_task_info(file)
+    assert Path.cwd() == tmp_path
+    task_files.build_task("mine.py:Mine", SETTINGS, SandboxSettings(), DataSettings()).close()
 
 
 def test_a_module_beside_the_file_comes_before_others_of_its_name(tmp_path, monkeypatch):
@@ -205,9 +231,22 @@ def test_rows_go_where_their_prompt_says():
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
-        ([{"prompt": ["a"]}], "row 0 has a prompt that is neither a text nor a list"),
-        ([{"text": "a"}], "row 0 has a prompt that is neither a text nor a list"),
+        (
+            [{"prompt": ["a"]}],
+            "row 0 has a prompt that is neither a text that UTF-8 can write nor a list",
+        ),
+        (
+            [{"text": "a"}],
+            "row 0 has a prompt that is neither a text that UTF-8 can write nor a list",
+        ),
         ([{"prompt": "a", "x": 1}, {"prompt": "b"}], r"row 1 has the columns \[\]"),
+        ("abc", "row 0 is no mapping of the names of columns to values: 'a'"),
+        ([{"prompt": "a", 3: 4}], "row 0 is no mapping of the names of columns"),
+        (
+            [{"prompt": "\ud800"}],
+            "row 0 has a prompt that is neither a text that UTF-8 can write nor a list",
+        ),
+        (None, r"has 0 train prompts, .*\n    fix: more rows; 70 per cent"),
     ],
 )
 def test_rows_that_are_refused(rows, reason):
@@ -253,6 +292,7 @@ def test_a_function_that_raises_costs_the_completions_that_it_raises_on():
     ("function", "reason"),
     [
         (lambda completions, **_: completions[1:], "returned 19 values for 20 completions"),
+        (lambda **_: itertools.repeat(0.5), "values for 20 completions"),
         (lambda **_: [0.5], "returned 1 values for 20 completions"),
         (lambda completions, **_: [1 / n for n in dict.fromkeys("ab", 1).values()], "2 values for"),
         (lambda **_: None, "returned None, a NoneType, in place of a list of 20 numbers"),

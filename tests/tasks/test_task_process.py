@@ -35,7 +35,7 @@ SETTINGS = TrainingSettings(
     dead_steps=0,
 )
 FILE = """
-import os, random, signal, sys, time
+import asyncio, os, random, signal, sys, time
 import near_the_task
 from gdpo_tune.tasks.custom import RewardFunctionTask
 
@@ -45,6 +45,10 @@ def ends(completions, **_):
         os.abort()
     if "exit" in completions:
         os._exit(3)
+    if "cancel" in completions:
+        raise asyncio.CancelledError("late")
+    if "panic" in completions:
+        os.kill(os.getpid(), signal.SIGRTMIN + 2)
     if "leave" in completions:
         sys.exit("left")
     if "close" in completions:
@@ -134,8 +138,10 @@ def test_output_forks_and_signals_harm_nothing(odd, capfd):
     [
         ("abort", "ended its process (signal SIGABRT)"),
         ("exit", "ended its process (exit status 3)"),
-        ("leave", "SystemExit: left (mine.py, line 13)"),
+        ("leave", "SystemExit: left (mine.py, line 17)"),
         ("close", "ended its process (exit status 1)"),
+        ("cancel", "asyncio.exceptions.CancelledError: late (mine.py, line 13)"),
+        ("panic", "ended its process (signal 36)"),
         ("hang", "did not return within 1 s (time_limit of its class)"),
     ],
 )
@@ -174,7 +180,8 @@ def test_a_process_ends_with_its_parent(tmp_path):
     pytest.fail("it lives on")
 
 
-CHECKED = """from gdpo_tune.tasks.custom import RewardFunctionTask
+CHECKED = """from gdpo_tune.core.errors import UsageError
+from gdpo_tune.tasks.custom import RewardFunctionTask
 def good(completions, log_metric, log_extra, **_):
     log_metric("mine/letters", sum(map(len, completions)))
     log_extra("shouted", [text.upper() for text in completions])
@@ -196,6 +203,15 @@ def slow(completions, **_):
     import time
     time.sleep(60)
 
+def unknown(completions, **_):
+    return [float("nan")] * len(completions)
+
+def silent(completions, **_):
+    return [None] * len(completions)
+
+def theirs(completions, **_):
+    raise UsageError("no key")
+
 class Good(RewardFunctionTask):
     reward_funcs = [good]
     ranges = {"good": (0, 1), "wide": (0, 1)}
@@ -209,10 +225,12 @@ class Good(RewardFunctionTask):
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        ("short", r"reward short \(mine.py, line 10\) returned 1 values for 8 completions\n +fix"),
-        ("wide", r"reward wide \(mine.py, line 13\) is \d+ for completion 1, outside its range"),
+        ("short", r"reward short \(mine.py, line 11\) returned 1 values for 8 completions\n +fix"),
+        ("wide", r"reward wide \(mine.py, line 14\) is \d+ for completion 1, outside its range"),
         ("never", r"reward never \(.*\) raised for each of 8 texts.*ValueError: no key"),
-        ("slow", r"reward slow \(mine.py, line 19\) did not return within 0.5 s"),
+        ("slow", r"reward slow \(mine.py, line 20\) did not return within 0.5 s"),
+        ("unknown", r"unknown \(mine.py, line 24\) is nan, which ends a trial\n +fix: return a nu"),
+        ("theirs", r"reward theirs \(.*\) raised for each of 8 texts.*UsageError: no key"),
     ],
 )
 def test_rewards_are_checked_before_a_sweep(tmp_path, function, reason):
@@ -226,8 +244,48 @@ def test_exceptions_on_some_texts_are_a_warning(tmp_path):
     with build(tmp_path, text, "Good") as task:
         times, warnings = check_rewards(task)
     assert "picky" in times
-    (warning,) = warnings
+    idle, warning = warnings
+    assert idle == "ranges names 'good', which is no reward or metric"
     assert warning.startswith("reward picky raised for 2 of 8 texts: ZeroDivisionError")
+
+
+def test_a_reward_that_scores_nothing_is_a_warning(tmp_path):
+    text = CHECKED.replace("reward_funcs = [good]", "reward_funcs = [silent]")
+    with build(tmp_path, text.replace('"wide"', '"silent"'), "Good") as task:
+        _, (_, warning) = check_rewards(task)
+    assert warning == "silent is None for each of 8 texts"
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ("return []", r"mine.py:Good: Good has 0 train prompts, .*\n +fix: more rows"),
+        ("json.loads('')", r"JSONDecodeError: .* \(mine.py, line \d+\)\n +fix: correct the file"),
+        ("import os; os._exit(4)", r"enter\(\) ended its process .*\n +fix: correct the file"),
+        ("raise GeneratorExit", r"raised GeneratorExit \(mine.py, line \d+\)\n +fix: correct"),
+    ],
+)
+def test_rows_that_cannot_be_read_are_refused(tmp_path, rows, reason):
+    body = f"        {rows}\n        return [{{"
+    text = "import json\n" + CHECKED.replace("        return [{", body)
+    task = build(tmp_path, text, "Good")
+    with pytest.raises(UsageError, match=reason), task:
+        pass
+    task.close()
+
+
+def test_every_process_finds_the_same_rows(tmp_path, monkeypatch):
+    # Source: PYTHONHASHSEED of Python: the order of a set of texts differs from process to process.
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    body = """        import random
+        return [{"prompt": f"{one} {random.random()}"} for one in {*map(str, range(99))}]
+        return [{"""
+    text = CHECKED.replace("        return [{", body)
+    found = []
+    for _ in range(2):
+        with build(tmp_path, text, "Good") as task:
+            found.append(task.problems("validation", 4, 0))
+    assert found[0] == found[1]
 
 
 def test_a_conversation_trains_and_what_functions_log_is_kept(tmp_path):
