@@ -170,7 +170,9 @@ def write_request(config: TrialConfig) -> TrialConfig:
 
 
 def compare_content(config: TrialConfig, *, accept: bool) -> None:
-    """Refuse to resume with other content than before, or append it to the directory's record.
+    """Refuse to resume with other content than before, or write it into the directory's record.
+
+    What becomes known later, such as a commit on the Hub, is compared from then on.
 
     Raises:
         UsageError: a file or version that decides the result has changed, and `accept` is false.
@@ -187,16 +189,17 @@ def compare_content(config: TrialConfig, *, accept: bool) -> None:
     facts = content.measure_content(
         config.task, config.policy, config.model, config.data, config.rollout
     )
+    digests = {name: fact.digest for name, fact in facts.items()}
     changes = content.list_changes(starts[-1]["digests"], facts) if starts else {}
-    if starts and not changes:
-        return
     if changes and not accept:
         raise UsageError(
             f"{content.describe_changes(changes, config.directory, starts[-1]['time'])}\n"
             "    fix: restore it, choose another --out to begin anew, or --accept-changes to resume"
         )
-    digests = {name: fact.digest for name, fact in facts.items()}
-    starts.append({"time": time.time(), "digests": digests, "changes": list(changes)})
+    if starts and not changes:
+        starts[-1]["digests"] |= digests
+    else:
+        starts.append({"time": time.time(), "digests": digests, "changes": list(changes)})
     write_atomically(file, json.dumps(starts, indent=1))
 
 

@@ -204,6 +204,17 @@ def test_a_training_resumes_with_another_policy_by_an_explicit_word_alone(fake, 
     assert accepted["changes"] == ["policy generation_config.json"]
 
 
+def test_a_commit_that_becomes_known_later_is_compared_from_then_on(fake, monkeypatch):
+    monkeypatch.setattr("gdpo_tune.core.content.measure_content", lambda *_: facts)
+    arguments = [*FILE, "--steps", "4", "--out", "here"]
+    for digests in ({}, {"hub org/name": "1"}, {}):
+        facts = {name: Fact(digest) for name, digest in digests.items()}
+        assert train.main(arguments) == 0
+    facts = {"hub org/name": Fact("2")}
+    with pytest.raises(UsageError, match="hub org/name: 1, now 2"):
+        train.main(arguments)
+
+
 def test_a_training_from_before_its_content_was_recorded_resumes(fake):
     fake.actions[2] = lambda: signal.raise_signal(signal.SIGTERM)
     arguments = [*FILE, "--steps", "4", "--out", "here"]
