@@ -32,9 +32,9 @@ from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from gdpo_tune.core.files import expand_home, write_atomically
+from gdpo_tune.core.files import DATA_FILES, expand_home, list_data_files, write_atomically
 from gdpo_tune.core.registry import POLICIES
-from gdpo_tune.core.settings import DATA_FILES, DataSettings, ModelSettings, RolloutSettings
+from gdpo_tune.core.settings import HUB_ID, DataSettings, ModelSettings, RolloutSettings
 from gdpo_tune.core.task_files import is_task_file, split_task_file
 
 PACKAGE = __name__.partition(".")[0]
@@ -53,7 +53,6 @@ _NAMED_FILES = (*DATA_FILES, ".json", ".csv", ".tsv", ".txt")
 """Files of a directory that the code of a task names, unless it holds a model."""
 _INSTALLED = {"site-packages", "dist-packages"}
 _WRITERS = ("write_text", "write_bytes", "touch", "mkdir", "FileHandler", "to_csv", "to_json")
-_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 @dataclass(frozen=True)
@@ -88,9 +87,8 @@ def measure_content(
         for text in texts:
             _add_hub_commit(facts, text, "main")
     if data.source and data.is_local:
-        source = expand_home(data.source)
-        found = source.iterdir() if source.is_dir() else [source]
-        files += [(f"data {file.name}", file) for file in found if file.suffix in DATA_FILES]
+        found = list_data_files(expand_home(data.source))
+        files += [(f"data {file.name}", file) for file in found]
     elif data.source:
         _add_hub_commit(facts, data.source, "main")
     directory = POLICIES.get(policy) or expand_home(policy)
@@ -189,7 +187,7 @@ def _measure_versions(rollout: RolloutSettings) -> dict[str, Fact]:
 
 
 def _add_hub_commit(facts: dict[str, Fact], name: str, revision: str) -> None:
-    if not _HUB_ID.fullmatch(name):
+    if not HUB_ID.fullmatch(name):
         return
     from huggingface_hub.constants import HF_HUB_CACHE
 

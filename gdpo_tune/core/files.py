@@ -12,6 +12,8 @@ from pathlib import Path
 from gdpo_tune.core.errors import DiskFullError, UsageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DATA_FILES = (".jsonl", ".parquet")
+"""Suffixes of local data files."""
 LONGEST_PART, LONGEST_PATH = 255, 4095
 """Most bytes of the name of a file or directory, and of a path, on every usual disk."""
 _NEARLY_FULL = 64 * 1024
@@ -89,6 +91,13 @@ def find_path_problem(path: str) -> str:
     if sum(sizes) + len(sizes) > LONGEST_PATH:
         return f"a path of more than {LONGEST_PATH:,} bytes"
     return ""
+
+
+def list_data_files(source: Path) -> list[Path]:
+    """Return the files that a local source stands for, sorted by name; empty if there is none."""
+    if is_directory(source):
+        return sorted(file for file in source.iterdir() if file.suffix in DATA_FILES)
+    return [source] if is_file(source) and source.suffix in DATA_FILES else []
 
 
 @contextmanager

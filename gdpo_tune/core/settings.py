@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from gdpo_tune.core.files import expand_home, is_present
+from gdpo_tune.core.files import DATA_FILES, expand_home, is_present
 
 Sharding = Literal["auto", "full", "none"]
 """Division of a policy among the workers of a trial."""
@@ -18,8 +18,6 @@ Scoring = Literal["strict", "released"]
 """Scoring of a task's rewards: as this package documents them, or as the authors' code does."""
 STRICT: Scoring = "strict"
 """The default, which leaves the identity of a sweep or a training as in earlier versions."""
-DATA_FILES = (".jsonl", ".parquet")
-"""Suffixes of local data files."""
 EVERY_LINEAR = "all-linear"
 """In `model.lora_targets`: every linear module but the output head."""
 INDIFFERENT_TRAINING = ("micro_batch_size",)
@@ -30,7 +28,8 @@ LATER_TRAINING = ("mini_batch_size", "optimizer", "evaluation_temperature", "dea
 in the identity of a sweep nor in that of a training, which stay those of earlier versions."""
 DECISIVE_ROLLOUT_KEYS = ("importance_sampling", "importance_sampling_cap")
 """Settings of `rollout:` that change the result of a training; the others say where it samples."""
-_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+"""Form of the name of a policy or data set on the Hub."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ class DataSettings:
     def is_local(self) -> bool:
         """True if the source is a path: it exists, or cannot be an id on the Hub."""
         path = expand_home(self.source)
-        is_id = _HUB_ID.fullmatch(self.source) and path.suffix not in DATA_FILES
+        is_id = HUB_ID.fullmatch(self.source) and path.suffix not in DATA_FILES
         return not is_id or is_present(path)
 
 

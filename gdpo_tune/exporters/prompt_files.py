@@ -12,7 +12,6 @@ from gdpo_tune.core.errors import DataError, get_first_line
 from gdpo_tune.core.files import expand_home
 from gdpo_tune.core.prompt_order import PROBLEM_SEED, order_prompts
 from gdpo_tune.core.registry import describe_layout
-from gdpo_tune.core.settings import DATA_FILES
 from gdpo_tune.exporters.base import PROMPTS_FILE, TrainingFiles
 from gdpo_tune.exporters.bundle import Bundle, format_docstring
 from gdpo_tune.exporters.data_licence import is_within_reach
@@ -152,7 +151,6 @@ def format_reference(recipe: Recipe, training: TrainingFiles) -> str:
     tokenizer = load_local_tokenizer(recipe.policy_name, recipe.model.revision)
     mode, own = recipe.model.instructions, recipe.build_task().instructions
     values = {
-        "DATA_FILES": repr(DATA_FILES),
         "DATA": f"SimpleNamespace({arguments})",
         "COLUMNS": repr(layout.columns),
         "OPTIONAL_COLUMNS": repr(layout.optional),

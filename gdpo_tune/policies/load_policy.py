@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import struct
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -24,12 +23,12 @@ from gdpo_tune.core.policy_size import (
     find_position_limit,
 )
 from gdpo_tune.core.registry import POLICIES
+from gdpo_tune.core.settings import HUB_ID
 
 if TYPE_CHECKING:
     import torch
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-_HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Patterns of the files that hold weights."""
 _NOISE = ("jitter_noise", "input_jitter_noise")
@@ -73,7 +72,7 @@ def check_policy(name: str, revision: str = "") -> None:
         )
     if is_present:
         _check_directory(name, directory)
-    elif not _HUB_ID.fullmatch(name):
+    elif not HUB_ID.fullmatch(name):
         raise PolicyError(
             f"policy {name!r}: no such directory and not a Hub id. {suggest_policy(name)}It must "
             f"be one of {', '.join(POLICIES)}, a directory with config.json, or a Hub id of the "

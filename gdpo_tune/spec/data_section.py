@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.files import expand_home, find_path_problem, is_directory, is_present
-from gdpo_tune.core.settings import (
+from gdpo_tune.core.files import (
     DATA_FILES,
-    DataSettings,
+    expand_home,
+    find_path_problem,
+    is_directory,
+    is_present,
+    list_data_files,
 )
+from gdpo_tune.core.settings import DataSettings
 from gdpo_tune.core.task_files import is_task_file
 from gdpo_tune.spec.problems import Problems, explain_unknown_name, join_names
 
@@ -60,7 +64,7 @@ def _check_files(settings: DataSettings, problems: Problems) -> None:
     if unusable:
         problems.refuse(key, unusable, f"write the path of a {SUFFIXES} file")
     elif is_directory(source):
-        if not any(file.suffix in DATA_FILES for file in source.iterdir()):
+        if not list_data_files(source):
             reason = f"a directory without a {SUFFIXES} file"
             problems.refuse(key, reason, "name another directory")
     elif is_present(source) and source.suffix not in DATA_FILES:

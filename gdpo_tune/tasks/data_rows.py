@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from gdpo_tune.core.errors import DataError, get_first_line
-from gdpo_tune.core.files import expand_home, is_directory, is_file
+from gdpo_tune.core.files import DATA_FILES, expand_home, list_data_files
 from gdpo_tune.core.registry import describe_layout
-from gdpo_tune.core.settings import DATA_FILES, DataSettings, TrainingSettings
+from gdpo_tune.core.settings import DataSettings, TrainingSettings
 from gdpo_tune.tasks.base import Problem, Split
 from gdpo_tune.tasks.generation import choose_split
 
@@ -182,13 +182,6 @@ def read_rows(
     for file in files:
         read = _read_parquet if file.suffix == ".parquet" else _read_json_lines
         yield from read(file, required, optional)
-
-
-def list_data_files(source: Path) -> list[Path]:
-    """Return the files that a local source stands for, sorted by name; empty if there is none."""
-    if is_directory(source):
-        return sorted(file for file in source.iterdir() if file.suffix in DATA_FILES)
-    return [source] if is_file(source) and source.suffix in DATA_FILES else []
 
 
 def _read_json_lines(
