@@ -146,9 +146,11 @@ def find_dead_start(spec: SweepSpec, records: Sequence[TrialRecord]) -> TrialRec
     """Find the first training without a signal if more trainings would have none either.
 
     So it is if every training that ended has failed, and `DEAD_STARTS` of them, or all of a smaller
-    sweep, had none. One is enough if the untrained policy earned the same everywhere too.
+    sweep, had none. One is enough if the untrained policy earned the same everywhere too. Trials
+    before an accepted change do not count: the change may give the others a signal.
     """
-    ended = [r for r in records if r.is_training and r.state != "running"]
+    records = [record for record in records if record.is_comparable]
+    ended = [record for record in records if record.is_training and record.state != "running"]
     dead = [record for record in ended if record.had_no_signal]
     if not dead or any(record.state != "failed" for record in ended):
         return None
