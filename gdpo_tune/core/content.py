@@ -47,7 +47,12 @@ MOST_CHANGES = 4
 _RACY_SECONDS = 2.0
 """A file that was written so lately may change again within one tick of its file system's clock."""
 _POLICY_FILES = (".safetensors", ".bin", ".json", ".txt", ".model", ".jinja", ".tiktoken", ".py")
-_OF_TRAINING = ("trainer_state.json", "training_args.bin", "initial_policy.json", "measured.json")
+_LEFT_BY_TRAINING = (
+    "trainer_state.json",
+    "training_args.bin",
+    "initial_policy.json",
+    "measured.json",
+)
 """Files in a policy's directory that no training from it reads."""
 _NAMED_FILES = (*DATA_FILES, ".json", ".csv", ".tsv", ".txt")
 """Files of a directory that the code of a task names, unless it holds a model."""
@@ -73,19 +78,23 @@ def measure_content(
     Raises:
         OSError: a file cannot be read.
     """
-    facts = _measure_versions(rollout)
+    facts = {"version python": Fact(".".join(platform.python_version_tuple()[:2]))}
     files: list[tuple[str, Path]] = []
+    packages: set[str] = set()
     if is_task_file(task):
         source = Path(split_task_file(task)[0])
         modules, packages = find_modules(source)
         texts, named = _find_named_files(modules)
         files += [(f"task {os.path.relpath(file, source.parent)}", file) for file in modules]
         files += [(f"file {os.path.relpath(file, source.parent)}", file) for file in named]
-        for name in sorted(packages):
-            with suppress(PackageNotFoundError):  # a module of another name than its package
-                facts.setdefault(f"version {name}", Fact(version(name)))
         for text in texts:
             _add_hub_commit(facts, text, "main")
+    by_feature = (*PACKAGES, *(["vllm"] if rollout.engine == "vllm" else []))
+    for name in dict.fromkeys((*by_feature, PACKAGE, *sorted(packages))):
+        with suppress(PackageNotFoundError):  # a checkout, or a module of another name
+            exact = version(name)
+            feature = ".".join(exact.split(".")[:2])
+            facts[f"version {name}"] = Fact(feature if name in by_feature else exact)
     if data.source and data.is_local:
         found = list_data_files(expand_home(data.source))
         files += [(f"data {file.name}", file) for file in found]
@@ -176,16 +185,6 @@ def hash_files(files: Iterable[Path]) -> dict[Path, str]:
     return digests
 
 
-def _measure_versions(rollout: RolloutSettings) -> dict[str, Fact]:
-    facts = {"version python": Fact(".".join(platform.python_version_tuple()[:2]))}
-    for name in (*PACKAGES, *(["vllm"] if rollout.engine == "vllm" else [])):
-        with suppress(PackageNotFoundError):
-            facts[f"version {name}"] = Fact(".".join(version(name).split(".")[:2]))
-    with suppress(PackageNotFoundError):  # a checkout that is not installed
-        facts[f"version {PACKAGE}"] = Fact(version(PACKAGE))
-    return facts
-
-
 def _add_hub_commit(facts: dict[str, Fact], name: str, revision: str) -> None:
     if not HUB_ID.fullmatch(name):
         return
@@ -204,7 +203,7 @@ def _list_policy_files(directory: Path) -> list[Path]:
         for file in directory.glob(pattern)
         if file.suffix in _POLICY_FILES
         and file.is_file()
-        and file.name not in _OF_TRAINING
+        and file.name not in _LEFT_BY_TRAINING
         and not file.name.startswith(("README", "LICENSE", "optimizer", "scheduler"))
     )
 
@@ -279,7 +278,7 @@ def _find_named_files(modules: Mapping[Path, ast.Module]) -> tuple[set[str], lis
         written = {
             id(below)
             for node in ast.walk(tree)
-            if isinstance(node, ast.Call) and _writes(node)
+            if isinstance(node, ast.Call) and _is_write(node)
             for below in ast.walk(node)
         }
         for node in ast.walk(tree):
@@ -307,7 +306,7 @@ def _find_named_files(modules: Mapping[Path, ast.Module]) -> tuple[set[str], lis
     return texts, sorted(files - {file.resolve() for file in modules})
 
 
-def _writes(call: ast.Call) -> bool:
+def _is_write(call: ast.Call) -> bool:
     name = _get_name(call.func)
     given = [*call.args, *(keyword.value for keyword in call.keywords)]
     modes = [each.value for each in given if isinstance(each, ast.Constant)]

@@ -47,6 +47,11 @@ def is_kept(step: int, last: int) -> bool:
     return step >= last or step % -(-last // MOST_POINTS) == 0
 
 
+def teaches_nothing(step: Measurement) -> bool:
+    """Return whether every advantage of a step was 0."""
+    return step.metrics.get(f"train/{NO_ADVANTAGE}") == 1
+
+
 def append_step(directory: Path, measurement: Measurement) -> None:
     """Append one measurement to the trial's file, which is created if missing."""
     line = json.dumps(

@@ -29,6 +29,7 @@ from gdpo_tune.core.steps import (
     ZERO_STD,
     append_step,
     read_steps,
+    teaches_nothing,
 )
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Report
@@ -175,10 +176,10 @@ class StepReporter(TrainerCallback):
         if written is not None and ranks.is_first():
             # Only now: before the report, other processes know only the older checkpoint.
             keep_newest(self.config.directory, self.config.keep_at)
-        if settings.dead_steps and _is_dead(measurement):
+        if settings.dead_steps and teaches_nothing(measurement):
             # The steps before a resume are in the trial's file alone.
             steps = read_steps(self.config.directory)
-            in_a_row = len(list(takewhile(_is_dead, reversed(steps))))
+            in_a_row = len(list(takewhile(teaches_nothing, reversed(steps))))
             dead = ranks.broadcast_from_first(in_a_row)
             if dead >= min(settings.dead_steps, settings.steps):
                 weights = self.config.get_reward_weights(step - 1)
@@ -233,10 +234,6 @@ def select_metrics(logs: Mapping[str, Any], logged: Collection[str] = ()) -> dic
     """Select the finite metrics of one pass, after `train/`: `_KEPT`, `logged`, of rewards."""
     kept = ((k, v) for k, v in logs.items() if k in _KEPT or k in logged or k.startswith(REWARDS))
     return {f"train/{k}": float(v) for k, v in kept if v is not None and math.isfinite(v)}
-
-
-def _is_dead(measurement: Measurement) -> bool:
-    return measurement.metrics.get(f"train/{NO_ADVANTAGE}") == 1
 
 
 def describe_dead_step(

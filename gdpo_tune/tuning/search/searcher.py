@@ -27,7 +27,7 @@ from gdpo_tune.core.events import (
 from gdpo_tune.core.formatting import format_number
 from gdpo_tune.core.incidents import Incident
 from gdpo_tune.core.requests import RecordedRequest
-from gdpo_tune.core.steps import NO_ADVANTAGE
+from gdpo_tune.core.steps import teaches_nothing
 from gdpo_tune.core.trials import Cost, Measurement, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
@@ -229,7 +229,7 @@ class LedgerSearcher(Searcher):
         number = self._numbers[trial_id]
         self._spent[number] = measurement.cost
         if not self._knows_signal and measurement.metrics:
-            self._look_for_signal(trial_id, [*message.earlier, measurement])
+            self._report_missing_signal(trial_id, [*message.earlier, measurement])
         # measurements after a verdict do not count: a promoted trial continues from its rung
         if measurement.has_validation and not self._decisions.is_halting(number):
             with self._write_guard():
@@ -239,9 +239,9 @@ class LedgerSearcher(Searcher):
                     self._proposals.observe(self._ledger.get_record(number))
         self._emit(TrialProgress(number, measurement, message.earlier))
 
-    def _look_for_signal(self, trial_id: str, measurements: Sequence[Measurement]) -> None:
+    def _report_missing_signal(self, trial_id: str, measurements: Sequence[Measurement]) -> None:
         """Say once that the first steps of the first trainings teach nothing."""
-        if any(m.metrics.get(f"train/{NO_ADVANTAGE}") != 1 for m in measurements):
+        if not all(map(teaches_nothing, measurements)):
             self._knows_signal = True
         elif measurements[-1].step >= FIRST_STEPS:
             self._knows_signal = True
@@ -251,7 +251,7 @@ class LedgerSearcher(Searcher):
                 [trial_id],
             )
 
-    def _check_untrained(self, record: TrialRecord) -> None:
+    def _report_equal_rewards(self, record: TrialRecord) -> None:
         """Say so if the untrained policy earned the same for every held-out completion."""
         if equal := find_equal_rewards(self._spec, record):
             values = ", ".join(f"{name} {format_number(mean)}" for name, mean in equal.items())
@@ -291,7 +291,7 @@ class LedgerSearcher(Searcher):
                     mark_stored_checkpoints(self._ledger, number, end.outcome)
                 record = self._ledger.complete(number, end.outcome)
                 if record.role == "untrained":
-                    self._check_untrained(record)
+                    self._report_equal_rewards(record)
                 self._handle_end(trim_ended_trial(self._ledger, record))
             elif self._decisions.is_halting(number):
                 self._handle_end(self._decisions.record_halted(number, self._spent.get(number)))
