@@ -299,13 +299,13 @@ def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str
     with task_files.build_task(spec.task, spec.training, spec.sandbox, spec.data) as task:
         environment = task.environment()  # starts what the task needs, such as the sandbox
         if task_files.is_task_file(spec.task):
-            environment["rewards checked"] = report_check(spec, task)
+            environment["rewards checked"] = check_own_rewards(spec, task)
     if tracked:
         check_server(spec)
     return environment
 
 
-def report_check(spec: SweepSpec, task: Any) -> str:
+def check_own_rewards(spec: SweepSpec, task: Any) -> str:
     """Check the rewards of a task in a file, print warnings, and return the times of functions.
 
     Raises:

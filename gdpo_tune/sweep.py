@@ -139,12 +139,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--accept-changes",
         action="store_true",
         help="go on although the task's file, data, policy or versions have changed: trials before "
-        "are marked, and on no front with later ones",
+        "and after are marked, and share no front",
     )
     parser.add_argument(
         "--one-front",
         action="store_true",
-        help="with --accept-changes: on one front all the same",
+        help="with --accept-changes: keep all trials on one front",
     )
     cluster = parser.add_argument_group("on a Ray cluster").add_mutually_exclusive_group()
     cluster.add_argument(
@@ -214,7 +214,7 @@ def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ())
         with task_files.build_task(spec.task, spec.training, spec.sandbox, spec.data) as task:
             for name, value in task.environment().items():
                 print(f"{name}: {value}")
-            print(f"rewards checked: {cli.report_check(spec, task)}")
+            print(f"rewards checked: {cli.check_own_rewards(spec, task)}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""How many numbers a policy has, by tensor: from its files, or for policies that are known."""
+"""Size of a policy: its tensors, from its files or where they are known, and its positions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from gdpo_tune.core.settings import EVERY_LINEAR
 
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
-
-
 POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_seq_length")
 """Keys of a config.json with the tokens that a policy reads and writes, by architecture."""
 

@@ -131,7 +131,7 @@ class Ledger(SweepHistory, CloseableResource):
 
         With `accept` a change is recorded, and trials that have not ended are stopped: a training
         has one reward from its first step to its last. Trials before the change stay in the ledger,
-        and are on no front with later ones. With `one_front` nothing is stopped, and they are.
+        but on no front with later ones. With `one_front` nothing is stopped, and all share a front.
 
         Raises:
             IdentityError: something differs, and `accept` is false.
@@ -153,8 +153,8 @@ class Ledger(SweepHistory, CloseableResource):
             raise IdentityError(
                 f"{describe_changes(changes, self.spec.location, recorded['time'])}\n"
                 "    fix: restore it, or --fresh to move that sweep aside and begin anew, or "
-                "--accept-changes to go on: trials before and after are marked, and those before "
-                "are on no front with later ones (they are with --one-front)"
+                "--accept-changes to go on: trials before and after are marked, and share no front "
+                "(with --one-front they do)"
             )
         reason = f"{format_list([*changes])} changed, and a trial needs one content"
         for record in self.get_records():

@@ -25,7 +25,7 @@ TEMPLATE_FILE = "chat_template.jinja"
 CLOCK = "strftime_now"
 """Function that Transformers and vLLM give to chat templates."""
 FIXED_DATE = "2024-07-26"
-"""Date in prompts for which nobody names one: Llama 3.1's template writes it without a clock."""
+"""Date in prompts where none is given: the one that Llama 3.1's template writes without a clock."""
 THOUGHT_TAGS = ("<think>", "<thinking>", "<thought>", "<reasoning>")
 """Tags that some chat templates open for the policy, and that it writes itself here."""
 _TOKENIZER_FILE = "tokenizer_config.json"

@@ -36,8 +36,7 @@ from gdpo_tune.spec.source import read_overrides
 
 INDIFFERENT = (
     *("directory", "threads", "gpu_share", "rollout", "sandbox", "evaluate_at", "keep_at"),
-    "parts",  # of a merge, which no training has
-    "judged_metrics",
+    *("judged_metrics", "parts"),  # parts are those of a merge, which no training has
 )
 """Fields of a `TrialConfig` that may change while a training is interrupted, as may
 `INDIFFERENT_TRAINING`: they say where and how it runs. `DECISIVE_ROLLOUT_KEYS` count where they

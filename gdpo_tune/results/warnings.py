@@ -218,7 +218,7 @@ def _format_line(name: str, domain: Uniform) -> str:
 def _measure_dead_groups(
     records: Sequence[TrialRecord],
 ) -> tuple[dict[str, dict[int, float]], float]:
-    """Measure what the groups of searched trainings were like.
+    """Measure dead groups and cut completions of searched trainings.
 
     The published setting is not searched: it weighs rewards that the space may leave out.
 
