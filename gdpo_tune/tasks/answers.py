@@ -288,6 +288,7 @@ def rewrite_latex(text: str) -> str:
     text = re.sub(r"\\sqrt(?=[^\[{])(\\?[A-Za-z]+|.)", r"\\sqrt{\1}", text)
     text = re.sub(r"\\frac(?=[^{])(.)(?:\{([^{}]*)\}|(.))", _write_fraction, text)
     text = re.sub(r"\\frac\{([^{}]*)\}(?=[^{])(.)", r"\\frac{\1}{\2}", text)
+    text = re.sub(r"([\^_])\{(\w)\}", r"\1\2", text)
     text = re.sub(r"^([-+]?)(\d+)/(\d+)$", r"\1\\frac{\2}{\3}", text)
     return r"\frac{1}{2}" if text == "0.5" else text
 
