@@ -263,9 +263,7 @@ def build_stated_problem(spec: SweepSpec, line: Mapping[str, Any]) -> Problem:
         if not spec.data.layout:
             raise RowError("row", "the search space has no data.layout that says what columns mean")
         layout = describe_layout(spec.data.layout)
-        names = (*layout.columns, *layout.optional)
-        named = name_columns(spec.data, stated, names, keeps_messages=layout.keeps_messages)
-        return convert_row(layout.convert, named)
+        return convert_row(layout, name_columns(spec.data, stated, layout))
     prompt = get_text(stated, "prompt")
     del stated["prompt"]
     known = FACTS[spec.task]
@@ -324,15 +322,11 @@ def list_references(spec: SweepSpec, task: Task, count: int | None) -> list[Scor
         problems = task.problems("validation", count, PROBLEM_SEED)
         return [ScoredText(number, one, write(one)) for number, one in enumerate(problems, 1)]
     layout = describe_layout(spec.data.layout)
-    optional = (*layout.optional, *layout.solution)
-    rows = read_rows(
-        *(spec.data, layout.columns, optional, layout.one_of),
-        keeps_messages=layout.keeps_messages,
-    )
+    rows = read_rows(spec.data, layout, layout.solution)
     texts: list[ScoredText] = []
     for number, (_, row) in enumerate(islice(rows, count), 1):
         try:
-            problem, reference = convert_row(layout.convert, row), layout.write_reference(row)
+            problem, reference = convert_row(layout, row), layout.write_reference(row)
             texts.append(ScoredText(number, problem, reference))
         except RowError as error:
             texts.append(ScoredText(number, None, "", detail=f"not scored: {error}"))

@@ -154,13 +154,13 @@ def format_reference(recipe: Recipe, training: TrainingFiles) -> str:
         else f"{name}={value!r}"
         for name, value in data.items()
     )
+    shape = ("columns", "optional", "one_of", "keeps_messages")
+    columns = ", ".join(f"{name}={getattr(layout, name)!r}" for name in shape)
     tokenizer = load_local_tokenizer(recipe.policy_name, recipe.model.revision)
     mode, own = recipe.model.instructions, recipe.build_task().instructions
     values = {
         "DATA": f"SimpleNamespace({arguments})",
-        "COLUMNS": repr(layout.columns),
-        "OPTIONAL_COLUMNS": repr(layout.optional),
-        "KEEPS_MESSAGES": repr(layout.keeps_messages),
+        "LAYOUT": f"SimpleNamespace({columns})",
         "POLICY": repr(recipe.policy),
         "INSTRUCTIONS": repr(choose_instructions(recipe.policy_name, tokenizer, own, mode)),
         "READING": repr(recipe.reading),

@@ -63,12 +63,9 @@ def make_public(spec: SweepSpec) -> SweepSpec:
             "policy": name_policy(spec.policy),
             "data": replace(
                 data,
-                **{
-                    name: replace(section, source=name_source(section.source))
-                    for name in ("validation", "test")
-                    for section in [getattr(data, name)]
-                },
                 source=name_source(data.source),
+                validation=replace(data.validation, source=name_source(data.validation.source)),
+                test=replace(data.test, source=name_source(data.test.source)),
             ),
             "sandbox": sandbox,
             "rollout": replace(spec.rollout, **server),

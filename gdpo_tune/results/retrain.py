@@ -286,11 +286,8 @@ def list_decisive_settings(config: TrialConfig) -> dict[str, Any]:
     parts = {k: v for k, v in dataclasses.asdict(config).items() if k not in INDIFFERENT}
     for name in INDIFFERENT_TRAINING:
         del parts["training"][name]
-    for name, defaults, later in (
-        ("training", TrainingSettings(), LATER_TRAINING),
-        ("data", DataSettings(), LATER_DATA),
-    ):
-        parts[name] = drop_later_defaults(parts[name], defaults, later)
+    parts["training"] = drop_later_defaults(parts["training"], TrainingSettings(), LATER_TRAINING)
+    parts["data"] = drop_later_defaults(parts["data"], DataSettings(), LATER_DATA)
     if config.scoring == STRICT:
         del parts["scoring"]
     for name in DECISIVE_ROLLOUT_KEYS:

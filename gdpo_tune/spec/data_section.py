@@ -9,6 +9,7 @@ from gdpo_tune.core.files import (
     find_path_problem,
     is_data_file,
     is_directory,
+    is_file,
     is_local_source,
     is_present,
     list_data_files,
@@ -40,7 +41,7 @@ def check_data(settings: DataSettings, task: str, problems: Problems) -> None:
                 reason = "has no effect: a file has no splits"
                 fix = "remove the key, or name the file that you mean as source"
                 problems.refuse(f"{key.removesuffix('source')}split", reason, fix, "data.source")
-        if settings.is_local and not (expand_home(settings.source) / "README.md").is_file():
+        if settings.is_local and not is_file(expand_home(settings.source) / "README.md"):
             reason = "has no effect: only a clone from the Hub, with its README.md, has any"
             problems.refuse_idle("data", "config", settings, reason, "remove the key")
 

@@ -13,8 +13,10 @@ as it is, and its prompts are left out of the others.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import difflib
+import glob
 import gzip
 import io
 import json
@@ -43,7 +45,7 @@ from gdpo_tune.core.files import (
     list_data_files,
 )
 from gdpo_tune.core.prompt_template import fill_template, list_template_columns
-from gdpo_tune.core.registry import LAYOUTS, describe_layout
+from gdpo_tune.core.registry import LAYOUTS, LayoutInfo, describe_layout
 from gdpo_tune.core.settings import DataSettings, TrainingSettings
 from gdpo_tune.tasks.base import Problem, Split
 from gdpo_tune.tasks.generation import choose_split
@@ -124,64 +126,53 @@ def collect_data(data: DataSettings) -> CollectedData:
     """
     layout = describe_layout(data.layout)
     try:
-        return collect_problems(
-            *(data, layout.convert, layout.columns, layout.optional, layout.one_of),
-            keeps_messages=layout.keeps_messages,
-        )
+        return collect_problems(data, layout)
     except MissingColumnsError as error:
-        fitting = [
-            name
-            for name in LAYOUTS
-            if (info := describe_layout(name)).fits(error.present)
-            and {*info.tasks} & {*layout.tasks}
-        ]
-        if not fitting or error.is_mapped:
+        others = [(name, describe_layout(name)) for name in LAYOUTS]
+        sizes = {
+            name: len(other.columns)
+            for name, other in others
+            if other.fits(error.present) and {*other.tasks} & {*layout.tasks}
+        }
+        if not sizes:
             raise
-        fits = f"these are the columns of layout {' or '.join(fitting)}"
-        raise DataError(f"{error}; or, as {fits}, write that as data.layout") from error
+        closest = " or ".join(name for name in sizes if sizes[name] == max(sizes.values()))
+        fix = f"as these are the columns of layout {closest}, write that as data.layout"
+        raise DataError(f"{error}; or, {fix}") from error
 
 
-def collect_problems(
-    data: DataSettings,
-    convert: Callable[[Row], Problem],
-    required: tuple[str, ...],
-    optional: tuple[str, ...],
-    one_of: tuple[str, ...] = (),
-    *,
-    keeps_messages: bool = False,
-) -> CollectedData:
-    """Read a source and convert its rows; the arguments are those of a `LayoutInfo`.
+def collect_problems(data: DataSettings, layout: LayoutInfo) -> CollectedData:
+    """Read a source and convert its rows.
 
     Of several rows with the same prompt the first one counts. Of a prompt in several splits the
-    row in `data.test` counts, then that in `data.validation`. Such prompts are compared without
-    regard to case and white space.
+    row in `data.test` counts, then that in `data.validation`; case and white space do not matter.
 
     Raises:
         DataError: the data cannot be read, holds no row, or most rows cannot be used.
-        DataError: most held-out prompts are training prompts too.
+        DataError: most held-out prompts are in another split too.
     """
     splits: dict[Split, list[Problem]] = {"train": [], "validation": [], "test": []}
-    own = [split for split in ("test", "validation") if _get_held_out(data, split)]
+    held_out: list[Split] = ["test", "validation"]
+    held_out = [name for name in held_out if (own := getattr(data, name)).split or own.source]
     seen: dict[str, Split] = {}
     rows, faults, shared = 0, list[str](), dict[str, str]()
-    for part in (*own, "train"):
-        for place, row in read_rows(
-            data, required, optional, one_of, part=part, keeps_messages=keeps_messages
-        ):
+    parts: list[Split] = [*held_out, "train"]
+    for part in parts:
+        for place, row in read_rows(data, layout, part=part):
             rows += 1
             try:
-                problem = convert_row(convert, row)
+                problem = convert_row(layout, row)
             except RowError as error:
                 faults.append(f"{place}: {error}")
                 continue
-            key = " ".join(problem.prompt.casefold().split()) if own else problem.prompt
+            key = " ".join(problem.prompt.casefold().split()) if held_out else problem.prompt
             if key in seen:
                 if seen[key] != part:
                     shared.setdefault(key, f"{problem.prompt.strip()!r} ({place})")
                 continue
             seen[key] = part
             split = choose_data_split(problem.prompt) if part == "train" else part
-            splits["train" if part == "train" and split in own else split].append(problem)
+            splits["train" if split in held_out and part == "train" else split].append(problem)
     if not rows:
         raise DataError(f"data.source = {data.source} holds no row: give one that does")
     if len(faults) > LARGEST_SHARE_LEFT_OUT * rows:
@@ -190,12 +181,12 @@ def collect_problems(
             f"{data.layout}, the first is {faults[0]}: correct the data, or write its layout as "
             "data.layout"
         )
-    held_out = sum(len(splits[part]) for part in own)
-    if len(shared) > LARGEST_SHARE_LEFT_OUT * held_out:
+    count = sum(len(splits[name]) for name in held_out)
+    if len(shared) > LARGEST_SHARE_LEFT_OUT * count:
         raise DataError(
-            f"{' and '.join(f'data.{part}' for part in own)}: {len(shared)} of {held_out} prompts "
-            f"are in another split too, the first is {next(iter(shared.values()))}: a policy would "
-            "be measured on what it was trained on: name other splits or sources"
+            f"data.{' and data.'.join(held_out)}: {len(shared)} of {count} prompts are in another "
+            f"split too, the first is {next(iter(shared.values()))}: a policy would be measured on "
+            "what it was trained on: name other splits or sources"
         )
     return CollectedData(splits, rows, len(faults), faults[0] if faults else "", len(shared))
 
@@ -233,48 +224,38 @@ def shuffle_problems(problems: Iterable[Problem], seed: int) -> list[Problem]:
 
 Select = Callable[[str, Collection[str]], list[str]]
 """Returns the columns to read of those at a place; refuses a place that lacks one."""
-TURNS = "turns"
-"""Key of a row that holds the messages of its prompt, where these are a conversation."""
+TURNS, MESSAGES = "turns", "messages"
+"""Key of a row for the messages of its prompt; column of conversations, as TRL names it."""
 
 
 def read_rows(
-    data: DataSettings,
-    required: tuple[str, ...],
-    optional: tuple[str, ...],
-    one_of: tuple[str, ...] = (),
-    *,
-    part: Split = "train",
-    keeps_messages: bool = False,
+    data: DataSettings, layout: LayoutInfo, others: tuple[str, ...] = (), part: Split = "train"
 ) -> Iterator[PlacedRow]:
-    """Yield the rows of a source, in order, with the columns of a layout alone, by its names.
+    """Yield the rows of a source, in order, by the names of the layout's columns and of `others`.
 
     `part` is `train` for `data.split`, from which splits are cut, or a split that is held out as it
-    is. The first required column is the prompt. It becomes the text of its last user message if
-    it is a list of messages, which are then the row's `TURNS`; `keeps_messages` leaves the list.
+    is; see `name_columns`.
 
     Raises:
         DataError: the source cannot be read, or lacks a required column.
     """
-    held_out = _get_held_out(data, part)
-    source = (held_out and held_out.source) or data.source
-    split = (held_out.split or part) if held_out else data.split
-    names = tuple(dict.fromkeys((*required, *one_of, *optional)))
-    table = _read_local if is_local_source(source) else _read_hub
+    own: Any = data if part == "train" else getattr(data, part)
+    source, split = own.source or data.source, own.split or part
+    read = read_local if is_local_source(source) else _read_hub
 
     def select(place: str, present: Collection[str]) -> list[str]:
-        return _choose_columns(data, place, required, one_of, names, present)
+        return _choose_columns(data, layout, others, place, present)
 
-    for place, row in table(source, data.config, split, select):
-        yield place, name_columns(data, row, names, keeps_messages=keeps_messages)
-
-
-def _get_held_out(data: DataSettings, part: Split) -> Any:
-    """Return the setting of a split that is held out as it is; None where it is cut by a hash."""
-    setting = getattr(data, part, None)
-    return setting if setting and (setting.split or setting.source) else None
+    for place, row in read(source, data.config, split, select):
+        yield place, name_columns(data, row, layout, others)
 
 
-def _read_local(source: str, config: str, split: str, select: Select) -> Iterator[PlacedRow]:
+def read_local(source: str, config: str, split: str, select: Select) -> Iterator[PlacedRow]:
+    """Yield the rows of a split of a file or directory, as they are in it.
+
+    Raises:
+        DataError: it cannot be read, or has no such split.
+    """
     path = expand_home(source)
     if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
         yield from _read_saved(path, split, select)
@@ -295,34 +276,33 @@ def _choose_files(directory: Path, config: str, split: str) -> list[Path]:
     from datasets import load_dataset_builder
     from datasets.data_files import DataFilesDict, get_data_patterns
 
-    base: str = directory.resolve().as_posix()
+    base, library = directory.resolve().as_posix(), cast("Any", load_dataset_builder)
     try:
         if (directory / "README.md").is_file():  # it may list configurations and their files
-            with TemporaryDirectory() as cache, _silence_client():
-                library: Any = load_dataset_builder
+            with TemporaryDirectory() as cache:
                 found: Any = library(base, config or None, cache_dir=cache).config.data_files
         else:
-            suffixes = sorted({file.suffix for file in list_data_files(directory)} | {".jsonl"})
+            suffixes = [file.suffix for file in list_data_files(directory)]
+            base = glob.escape(base)
             found = DataFilesDict.from_patterns(get_data_patterns(base), base, suffixes)
     except (OSError, ValueError, RuntimeError) as error:
         raise DataError(
-            f"data.source = {directory}{f', config {config}' if config else ''}: "
-            f"{get_first_line(error)}: name the file itself as data.source, or correct data.config"
+            f"data.source = {directory}: {' '.join(str(error).split())[:300]}: correct "
+            "data.config, or name a file itself as data.source"
         ) from error
-    listed = {str(name): sorted(map(Path, files)) for name, files in found.items()}
-    splits = {name: [f for f in files if is_data_file(f)] for name, files in listed.items()}
-    chosen = _select_splits(directory, split, {n: files for n, files in splits.items() if files})
+    paths = {str(name): sorted(map(Path, files)) for name, files in found.items()}
+    splits = {name: [*filter(is_data_file, files)] for name, files in paths.items()}
+    chosen = _select_splits(directory, split, {k: files for k, files in splits.items() if files})
     return list(chain.from_iterable(chosen))
 
 
 def _select_splits(source: Path, split: str, present: Mapping[str, Any]) -> list[Any]:
     """Return the parts that a split such as `train+validation` names."""
     names = [name.strip() for name in split.split("+")]
-    missing = [name for name in names if name not in present]
-    if missing:
+    if missing := [name for name in names if name not in present]:
         raise DataError(
             f"data.source = {source}: no split {', '.join(missing)}; by the names of its files "
-            f"there are {', '.join(present) or 'none'}: write one of them as split, or the file "
+            f"there are {', '.join(present) or 'none'}: write one of them as split, or a file "
             "itself as source"
         )
     return [present[name] for name in names]
@@ -337,31 +317,31 @@ def _read_saved(directory: Path, split: str, select: Select) -> Iterator[PlacedR
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = get_first_line(error)
         raise DataError(f"{directory} cannot be read as a saved data set: {reason}") from error
-    parts = saved if isinstance(saved, dict) else {str(saved.split or "train"): saved}
-    if not isinstance(saved, dict) and split == "train":
-        parts["train"] = saved  # a single table is all there is
-    for table in _select_splits(directory, split, parts):
-        columns = select(str(directory), table.column_names)
-        for number, row in enumerate(table.select_columns(columns), 1):
-            yield f"{directory} row {number}", row
+    if not isinstance(saved, dict):  # a single table is all that there is
+        saved = {"train": saved, str(saved.split): saved}
+    for table in _select_splits(directory, split, saved):
+        yield from _read_table(str(directory), table, select)
 
 
-# `datasets` reads these files too, but one type for each column: 2021-01-01 becomes a time, 007 a
-# number, a key that is missing None, and values of two types an error without a line. It also
+def _read_table(name: str, table: Any, select: Select) -> Iterator[PlacedRow]:
+    columns = select(name, table.column_names)
+    for number, row in enumerate(table.select_columns(columns), 1):
+        yield f"{name} row {number}", row
+
+
+# `datasets` reads these files too, but with one type for each column: 2021-01-01 becomes a time,
+# 007 a number, a missing key None, and values of two types an error without a line. It also
 # copies every file to its cache.
 def _read_text(file: Path, select: Select) -> Iterator[PlacedRow]:
     """Read JSON lines, a JSON list, or CSV with a head. Columns are those of the first row."""
     name, is_first = file.name.lower(), True
     try:
-        with gzip.open(file) if name.endswith(".gz") else file.open("rb") as stream:
-            if stream.read(2) in (b"\xff\xfe", b"\xfe\xff"):
+        with gzip.open(file) if name.endswith(".gz") else file.open("rb") as opened:
+            raw = cast("io.BytesIO", opened)
+            if raw.read(2) in (b"\xff\xfe", b"\xfe\xff"):
                 raise DataError(f"{file}: it is UTF-16, as Windows writes it: save it as UTF-8")
-            stream.seek(0)
-            if name.endswith(".csv"):
-                rows = _read_csv(file, cast("io.BufferedReader", stream))
-            else:
-                rows = _read_json(file, cast("io.BufferedReader", stream))
-            for place, row in rows:
+            raw.seek(0)
+            for place, row in (_read_csv if name.endswith(".csv") else _read_json)(file, raw):
                 if is_first:
                     select(place, row)
                     is_first = False
@@ -370,34 +350,34 @@ def _read_text(file: Path, select: Select) -> Iterator[PlacedRow]:
         raise DataError(f"{file} cannot be read: {get_first_line(error)}") from error
 
 
-def _read_json(file: Path, stream: io.BufferedReader) -> Iterator[PlacedRow]:
-    lines: Iterable[bytes] = stream
+def _read_json(file: Path, stream: io.BytesIO) -> Iterator[PlacedRow]:
+    lines = enumerate(stream, 1)
+    numbered: Iterable[tuple[str, Any]] = ((f"{file}:{number}", line) for number, line in lines)
     if ".jsonl" not in file.name.lower():
         content = stream.read()
-        if content.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+        stream.seek(0)
+        if content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
             try:
-                for number, row in enumerate(parse_json(content, "file"), 1):
-                    yield f"{file} row {number}", require_mapping(row, f"row {number}")
+                rows = require_list(parse_json(content, ""), "")
             except RowError as error:
-                raise DataError(f"{file}: {error.reason} ({error.column}): correct it") from error
-            return
-        lines = io.BytesIO(content)
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
+                raise DataError(f"{file}: {error.reason}: correct it") from error
+            numbered = ((f"{file} row {number}", row) for number, row in enumerate(rows, 1))
+    for place, line in numbered:
+        if isinstance(line, bytes) and not line.strip():
             continue
         try:
             row = require_mapping(parse_json(line, "line"), "line")
         except RowError as error:
             raise DataError(
-                f"{file}:{number}: {error.reason}: correct or remove the line (a file of JSON "
+                f"{place}: {error.reason}: correct or remove the line (a file of JSON "
                 "lines has one object on each line)"
             ) from error
-        yield f"{file}:{number}", row
+        yield place, row
 
 
-def _read_csv(file: Path, stream: io.BufferedReader) -> Iterator[PlacedRow]:
+def _read_csv(file: Path, stream: io.BytesIO) -> Iterator[PlacedRow]:
     csv.field_size_limit(1 << 30)
-    reader = csv.DictReader(io.TextIOWrapper(stream, "utf-8-sig", newline=""), strict=True)
+    reader = csv.DictReader(codecs.iterdecode(stream, "utf-8-sig"), strict=True)
     try:
         for row in reader:
             if None in row:
@@ -438,10 +418,7 @@ def _read_hub(source: str, config: str, split: str, select: Select) -> Iterator[
             "the network, or download the data on a machine with a network and give a "
             f"{DATA_KINDS} file as data.source"
         ) from error
-    name = f"{source} ({split})"
-    columns = select(name, table.column_names)
-    for number, row in enumerate(table.select_columns(columns), 1):
-        yield f"{name} row {number}", row
+    yield from _read_table(f"{source} ({split})", table, select)
 
 
 @contextmanager
@@ -458,11 +435,9 @@ def _silence_client() -> Generator[None]:
 
 # Columns of the file by the names of the layout --------------------------------------------------
 
-MESSAGES = "messages"
-"""Column of conversations, as TRL and most trainers name it."""
 SYNONYMS = (
     ("problem", "question", "prompt", "input", "query", "text", "instruction", "description"),
-    ("answer", "final_answer", "target", "gold", "expected_answer", "ground_truth", "label"),
+    ("answer", "final_answer", "target", "gold", "expected_answer", "ground_truth", "result"),
     ("solution", "rationale", "reasoning", "response", "output", "cot"),
     ("code", "canonical_solution", "program"),
     ("body", "context", "passage"),
@@ -471,121 +446,96 @@ SYNONYMS = (
 
 
 class MissingColumnsError(DataError):
-    """Data that lack columns of their layout."""
+    """Data that lack columns; `present` are those that there are."""
 
-    def __init__(self, message: str, present: Collection[str], is_mapped: bool) -> None:
+    def __init__(self, message: str, present: Collection[str]) -> None:
         super().__init__(message)
-        self.present, self.is_mapped = tuple(present), is_mapped
+        self.present = tuple(present)
 
 
 def _choose_columns(
     data: DataSettings,
+    layout: LayoutInfo,
+    others: tuple[str, ...],
     place: str,
-    required: tuple[str, ...],
-    one_of: tuple[str, ...],
-    names: tuple[str, ...],
     present: Collection[str],
 ) -> list[str]:
-    """Return the columns of the file to read; refuse rows that lack one."""
+    """Return the columns of the data to read; refuse data that lack one."""
+    names = (*layout.columns, *layout.optional, *others)
     columns = {name: data.columns.get(name, name) for name in names}
     composed = list_template_columns(data.prompt_template)
     known = {name for name, column in columns.items() if column in present}
-    if composed or MESSAGES in present:
-        known.add(required[0])
-    if MESSAGES in present:
-        known |= {"answer", "solution"}  # what the assistant says
-    there = f"there are {', '.join(present) or 'none'}"
-    named = [*composed, *(c for name, c in data.columns.items() if name in names)]
-    if unknown := [column for column in named if column not in present]:
-        close = difflib.get_close_matches(unknown[0], list(present), n=1)
-        guess = f"did you mean {close[0]}? " if close else ""
-        raise MissingColumnsError(
-            f"{place}: no column {', '.join(unknown)}, which data.columns or data.prompt_template "
-            f"names; {there}: {guess}write one that exists",
-            present,
-            is_mapped=True,
-        )
-    missing = [name for name in required if name not in known]
-    if one_of and known.isdisjoint(one_of):
-        missing.append(" or ".join(one_of))
-    if missing:
-        proposed = propose_columns([*required, *one_of], present)
+    known |= {layout.columns[0]} if composed else set()
+    if MESSAGES in present:  # what the assistant says may be the answer
+        known |= {layout.columns[0], "answer", "solution"}
+    missing = [name for name in layout.columns if name not in known]
+    if layout.one_of and known.isdisjoint(layout.one_of):
+        missing.append(" or ".join(layout.one_of))
+    stated = [*composed, *(columns[name] for name in data.columns if name in columns)]
+    unknown = [column for column in stated if column not in present]
+    if missing or unknown:
+        proposed = propose_columns([*layout.columns, *layout.one_of], present)
         lines = ", ".join(f"{name}: {column}" for name, column in proposed.items())
-        fix = f"columns: {{{lines}}}" if lines else "the layout that these have as data.layout"
+        fix = f"columns: {{{lines}}}" if lines else "which columns are meant as data.columns"
         raise MissingColumnsError(
-            f"{place}: no column {', '.join(missing)}; {there}: write {fix}",
+            f"{place}: no column {', '.join(unknown or missing)}; there are "
+            f"{', '.join(present) or 'none'}: write {fix}",
             present,
-            is_mapped=bool(data.columns),
         )
-    chosen = [*columns.values(), *composed, *([MESSAGES] if required[0] not in present else [])]
-    return [column for column in dict.fromkeys(chosen) if column in present]
+    return [c for c in dict.fromkeys([*columns.values(), *composed, MESSAGES]) if c in present]
 
 
 def propose_columns(names: Iterable[str], present: Collection[str]) -> dict[str, str]:
     """Return column of a layout -> column that probably stands for it, for those that lack one."""
     proposed: dict[str, str] = {}
-    lower = {column.lower(): column for column in reversed([*present])}
-    for name in names:
-        if name in present:
-            continue
-        group = next((group for group in SYNONYMS if name.lower() in group), (name.lower(),))
-        similar = difflib.get_close_matches(name.lower(), list(lower), n=1, cutoff=0.75)
-        for candidate in (name.lower(), *group, *similar):
-            column = lower.get(candidate)
-            if column is not None and column not in {*proposed.values(), *names}:
-                proposed[name] = column
-                break
+    by_lower = {column.lower(): column for column in reversed([*present])}
+    for name in (name for name in names if name not in present):
+        group = next((group for group in SYNONYMS if name.lower() in group), ())
+        close = difflib.get_close_matches(name.lower(), [*by_lower], n=1, cutoff=0.75)
+        likely = (by_lower.get(one, name) for one in (name.lower(), *group, *close))
+        free = [column for column in likely if column not in {*proposed.values(), *names}]
+        if free:
+            proposed[name] = free[0]
     return proposed
 
 
 def name_columns(
-    data: DataSettings, row: Row, names: Sequence[str], *, keeps_messages: bool = False
+    data: DataSettings, row: Row, layout: LayoutInfo, others: tuple[str, ...] = ()
 ) -> Row:
-    """Return a row of the data with the `names` of a layout, of which the first is the prompt."""
+    """Return a row of the data by the names of a layout, of which the first is the prompt.
+
+    A prompt that is a list of messages becomes the text of the last one, and the row has all as its
+    `TURNS`. What an assistant says at the end is the solution or answer, if there is none.
+    """
+    names = (*layout.columns, *layout.optional, *others)
     columns = {name: data.columns.get(name, name) for name in names}
     named = {name: row[column] for name, column in columns.items() if column in row}
     if data.prompt_template:
         named[names[0]] = fill_template(data.prompt_template, row)
-    prompt = named.get(names[0], row.get(MESSAGES))
-    if isinstance(prompt, list) and not keeps_messages:
-        messages = cast("list[Any]", prompt)
-        match messages:
-            case [*before, {"role": "assistant", "content": answer}]:
-                messages = before
-                free = next(
-                    (n for n in ("solution", "answer") if n in names and n not in named), ""
-                )
-                named |= {free: answer} if free else {}
-            case _:
-                pass
-        named[names[0]] = messages
-        match messages:
-            case [*before, {"role": "user", "content": str(text)}] if all(map(_is_turn, before)):
-                named[names[0]] = text
-                named |= {TURNS: messages} if before else {}
-            case _:
-                pass  # the layout says that it is no text
-    return named
+    messages: Any = named.get(names[0], row.get(MESSAGES))
+    if layout.keeps_messages or not isinstance(messages, list):
+        return named
+    try:
+        turns = [{key: get_text(one, key) for key in ("role", "content")} for one in messages]
+    except (RowError, AttributeError):
+        turns = []
+    if turns and turns[-1]["role"] == "assistant":
+        free = [name for name in ("solution", "answer") if name in names and name not in named]
+        named |= dict.fromkeys(free[:1], turns.pop()["content"])
+    text = turns[-1]["content"] if turns else messages  # the layout says that it is no text
+    return {**named, names[0]: text, TURNS: turns}
 
 
-def _is_turn(message: object) -> bool:
-    match message:
-        case {"role": str(), "content": str()}:
-            return True
-        case _:
-            return False
-
-
-def convert_row(convert: Callable[[Row], Problem], row: Row) -> Problem:
+def convert_row(layout: LayoutInfo, row: Row) -> Problem:
     """Return the problem of a row of `read_rows`, as a conversation if its prompt is one.
 
     The last message has what the layout adds to a prompt, such as a test to pass.
     """
-    problem = convert(row)
-    if not (turns := row.get(TURNS)):
+    problem: Problem = layout.convert(row)
+    turns = [*row.get(TURNS, ())]
+    if len(turns) < 2:
         return problem
-    last = {"role": "user", "content": problem.prompt.strip()}
-    turns = [*({"role": one["role"], "content": one["content"]} for one in turns[:-1]), last]
+    turns[-1] = {**turns[-1], "content": problem.prompt.strip()}
     text = "\n\n".join(f"{one['role']}: {one['content']}" for one in turns)
     return replace(problem, prompt=f"{text}\n", turns=turns)
 

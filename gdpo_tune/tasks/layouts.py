@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from gdpo_tune.core.registry import LayoutInfo
@@ -127,66 +125,42 @@ MATH = LayoutInfo(
 
 # Questions with their answers alone, in the columns in which each set was released.
 #
-# The reference solution is the answer itself, as there is no other.
+# Some have a context or body, which stands above the question. Of the answers of ASDiv the unit is
+# left out: `9 (apples)`. OlympiadBench's `error` is the tolerance of an answer. The reference
+# solution is the answer itself. `verl` is the form of verl's training files.
 #
 # Source: arXiv 2103.07191 (SVAMP), arXiv 2106.15772 (ASDiv), NAACL 2016 (MAWPS), arXiv 2402.14008
 # (OlympiadBench); columns of the released data and in `evaluation/data` of
-# github.com/QwenLM/Qwen2.5-Math. `verl` is the form of verl's training files.
+# github.com/QwenLM/Qwen2.5-Math.
+
+_TRUTH = "reward_model"
+_QUESTIONS = ("Body", "body", "Question", "question", "input", "prompt")
+_ANSWERS = ("Answer", "answer", "target", "final_answer", _TRUTH)
 
 
-def convert_question_answer(row: Row) -> Problem:
-    """Return the question, and the answer as `data["answer"]`."""
-    return _build_problem(get_text(row, "question"), get_answer(row, "answer"))
+def convert_question(row: Row) -> Problem:
+    """Return context, body and question as one text, and the answer as `data["answer"]`."""
+    texts = [get_optional_text(row, "context").strip()]
+    texts += [get_text(row, column).strip() for column in _QUESTIONS if column in row]
+    column = next((column for column in _ANSWERS if column in row), _ANSWERS[1])
+    found = row.get(column)
+    if column == _TRUTH:
+        found = require_mapping(found, column).get("ground_truth")
+    answer = get_answer({column: found}, column)
+    if "body" in row:
+        answer = re.sub(r"(?<=\S)\s*\([^()]*\)$", "", answer)
+    data = {"answer": normalize_number(answer) if {"target", "Answer"} & {*row} else answer}
+    if row.get("error") not in (None, ""):
+        data["tolerance"] = get_answer(row, "error")
+    return Problem(" ".join(filter(None, texts)) + "\n", "math", data)
 
 
-def convert_svamp(row: Row) -> Problem:
-    """Return body and question as one text; some bodies lack their full stop."""
-    body = get_text(row, "Body").strip()
-    body += "" if body.endswith((".", "?", "!")) else "."
-    question = f"{body} {get_text(row, 'Question').strip()}"
-    return _build_problem(question, normalize_number(get_answer(row, "Answer")))
-
-
-def convert_asdiv(row: Row) -> Problem:
-    """Return body and question as one text, and the answer without its unit: `9 (apples)`."""
-    question = f"{get_text(row, 'body').strip()} {get_text(row, 'question').strip()}"
-    answer = re.sub(r"\s*\([^()]*\)$", "", get_answer(row, "answer"))
-    if not answer:
-        raise RowError("answer", "nothing but a unit")
-    return _build_problem(question, answer)
-
-
-def convert_mawps(row: Row) -> Problem:
-    """Return the input, and the target as a number."""
-    return _build_problem(get_text(row, "input"), normalize_number(get_answer(row, "target")))
-
-
-def convert_olympiadbench(row: Row) -> Problem:
-    """Return context and question, all final answers, and the `tolerance` if the row has one."""
-    context = get_optional_text(row, "context").strip()
-    question = "\n".join(filter(None, [context, get_text(row, "question").strip()]))
-    problem = _build_problem(question, get_answer(row, "final_answer"))
-    if row.get("error") in (None, ""):
-        return problem
-    return replace(problem, data={**problem.data, "tolerance": get_answer(row, "error")})
-
-
-def convert_verl(row: Row) -> Problem:
-    """Return the prompt, and the ground truth as the answer."""
-    truth = require_mapping(row.get(_TRUTH), _TRUTH).get("ground_truth")
-    return _build_problem(get_text(row, "prompt"), get_answer({_TRUTH: truth}, _TRUTH))
-
-
-def _build_problem(question: str, answer: str) -> Problem:
-    return Problem(question.strip() + "\n", "math", {"answer": answer})
-
-
-def _describe(
-    convert: Callable[[Row], Problem], doc: str, *columns: str, optional: tuple[str, ...] = ()
+def _describe_questions(
+    doc: str, columns: tuple[str, ...], optional: tuple[str, ...] = ()
 ) -> LayoutInfo:
     return LayoutInfo(
-        convert,
-        write_reference=lambda row: write_answer("", convert(row).data["answer"]),
+        convert_question,
+        write_reference=lambda row: write_answer("", convert_question(row).data["answer"]),
         tasks=("math", "gsm8k"),
         columns=columns,
         optional=optional,
@@ -194,21 +168,18 @@ def _describe(
     )
 
 
-QUESTION_ANSWER = _describe(
-    convert_question_answer, "questions whose answer stands alone", "question", "answer"
+QUESTION_ANSWER = _describe_questions(
+    "questions whose answer stands alone: a text, a number or a list", ("question", "answer")
 )
-SVAMP = _describe(convert_svamp, "SVAMP: a body and a question", "Body", "Question", "Answer")
-ASDIV = _describe(
-    convert_asdiv, "ASDiv: the answer has its unit in brackets", "body", "question", "answer"
+SVAMP = _describe_questions("SVAMP: a body and a question", ("Body", "Question", "Answer"))
+ASDIV = _describe_questions(
+    "ASDiv: a body and a question; the answer with its unit", ("body", "question", "answer")
 )
-MAWPS = _describe(convert_mawps, "MAWPS: the target is a number", "input", "target")
-OLYMPIADBENCH = _describe(
-    *(convert_olympiadbench, "OlympiadBench: a list of final answers", "question", "final_answer"),
-    optional=("context", "error"),
+MAWPS = _describe_questions("MAWPS: the target is a number", ("input", "target"))
+OLYMPIADBENCH = _describe_questions(
+    "OlympiadBench: a list of final answers", ("question", "final_answer"), ("context", "error")
 )
-VERL = _describe(
-    convert_verl, "verl: messages, and the answer as `ground_truth`", "prompt", "reward_model"
-)
+VERL = _describe_questions("verl: messages; `ground_truth` is right", ("prompt", _TRUTH))
 
 
 # ToolRL: `prompt` is a list of messages, `reward_model` a mapping whose `ground_truth` is right.
@@ -220,8 +191,6 @@ VERL = _describe(
 # them.
 #
 # Source: arXiv 2504.13958; `dataset/rlla_4k` of github.com/qiancheng0/ToolRL.
-
-_TRUTH = "reward_model"
 
 
 def convert_toolrl(row: Row) -> Problem:
@@ -332,7 +301,10 @@ def convert_bfcl(row: Row) -> Problem:
         if len(turns) > 1:
             raise RowError("question", "several turns of the user")
         turns = turns[0]
-    texts = _show_tools({"tools": row.get("function")}) + _get_messages({"prompt": turns})
+    texts = _show_tools({"tools": row.get("function")})
+    if not texts:
+        raise RowError("function", "no tool")
+    texts += _get_messages({"prompt": turns})
     listed = require_list(parse_json(row.get("ground_truth"), "ground_truth"), "ground_truth")
     calls: list[dict[str, Any]] = []
     for call in listed:

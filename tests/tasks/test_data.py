@@ -179,6 +179,7 @@ def test_a_file_that_is_gone_or_may_not_be_read(tmp_path, monkeypatch):
     (tmp_path / "rows.jsonl").unlink()
     (tmp_path / "rows.jsonl").mkdir()
     monkeypatch.setattr(data_rows, "list_data_files", lambda source: [source])
+    monkeypatch.setattr(data_rows, "is_directory", lambda path: False)
     with pytest.raises(DataError, match="cannot be read: Is a directory"):
         data_rows.collect_data(settings)
 

@@ -23,10 +23,8 @@ from gdpo_tune.tasks.data_rows import Row, collect_problems, shuffle_problems
 
 DATA: Any = SimpleNamespace()
 """Place of the rows, by the names of the section `data:`."""
-COLUMNS: tuple[str, ...] = ()
-OPTIONAL_COLUMNS: tuple[str, ...] = ()
-KEEPS_MESSAGES = False
-"""True if the layout itself reads prompts that are lists of messages."""
+LAYOUT: Any = SimpleNamespace()
+"""Columns of the layout, by the names of a `LayoutInfo`."""
 POLICY = ""
 """Its tokenizer counts the tokens of prompts."""
 INSTRUCTIONS = ""
@@ -53,10 +51,9 @@ def write_prompts(
 
     if len(sys.argv) > 1:
         DATA.source, DATA.is_local = sys.argv[1], True
+    LAYOUT.convert = convert
     try:
-        read = collect_problems(
-            DATA, convert, COLUMNS, OPTIONAL_COLUMNS, keeps_messages=KEEPS_MESSAGES
-        ).splits["train"]
+        read = collect_problems(DATA, LAYOUT).splits["train"]
     except DataError as error:
         fix = (
             "" if DATA.is_local else f"\n    fix: python {Path(sys.argv[0]).name} FILE, with a copy"
