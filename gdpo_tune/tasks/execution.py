@@ -23,7 +23,7 @@ from gdpo_tune.sandbox import UnsafeNoIsolationSandbox as UnsafeSandbox
 from gdpo_tune.sandbox.asserts import read_assert
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.data_rows import RowError, require_texts
-from gdpo_tune.tasks.rewards import extract_code
+from gdpo_tune.tasks.programs import extract_program
 
 if TYPE_CHECKING:
     from gdpo_tune.core.settings import SandboxSettings
@@ -127,7 +127,8 @@ def run_programs(
         if by_key.setdefault(key, problem) != problem:  # the same prompt with other tests
             key = id(problem)
             by_key[key] = problem
-        keys.append((key, extract_code(completion, problem.data["function"])))
+        data = problem.data
+        keys.append((key, extract_program(completion, data["function"], data.get("head", ""))))
     limits = Limits(settings.cpu_seconds, settings.wall_seconds, settings.memory_mb << 20)
     distinct = [key for key in dict.fromkeys(keys) if key[1]]
     jobs = [build_job(by_key[key], program, limits) for key, program in distinct]
