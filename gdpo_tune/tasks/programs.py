@@ -27,7 +27,7 @@ _MOST_PARSED = 20
 """Characters of incomplete statements that are parsed, in multiples of the text's length."""
 _MOST_BLOCKS = 64
 """Fences that are looked at, the last ones."""
-_TAG = re.compile(r"<(/?)(think|answer)>")
+_THOUGHT_OR_ANSWER = re.compile(r"<(/?)(think|answer)>")
 _LANGUAGE = re.compile(r"[\s{.]*([\w+#-]*)")
 _PYTHON = frozenset(("python", "python3", "py", "py3", "python-3", "ipython", "ipython3"))
 _CONTINUES = re.compile(r"(?:else|elif|except|finally)\b|[)\]}]|$|\s")
@@ -63,7 +63,7 @@ def extract_program(completion: str, function: str = "", head: str = "") -> str:
     stripped = text.strip()
     blocks = list(_read_fences(text))[-_MOST_BLOCKS:]
     if not blocks:
-        tree, _ = _parse(stripped)
+        tree, _ = _parse_python(stripped)
         if tree and _is_program(tree, function):
             bound = _read_names(tree)[1]
             prose = [node for node in tree.body if _is_prose(node)]
@@ -84,7 +84,7 @@ def _find_answer(completion: str) -> tuple[str, bool]:
     """Return the answer, and whether tags mark it."""
     start, state = 0, ""
     block: slice | None = None
-    for tag in _TAG.finditer(completion):
+    for tag in _THOUGHT_OR_ANSWER.finditer(completion):
         closes, name = bool(tag[1]), tag[2]
         if state == "think":
             if closes and name == "think":
@@ -141,7 +141,7 @@ def _build_block(lines: list[str], indent: int, language: str) -> _Block:
     if indent:
         lines = [re.sub(f"^ {{0,{indent}}}", "", line.expandtabs(4)) for line in lines]
     code = "\n".join(lines).rstrip()
-    return _Block(code, _parse(code)[0], language)
+    return _Block(code, _parse_python(code)[0], language)
 
 
 def _split_prose(text: str) -> Iterator[_Block]:
@@ -158,23 +158,23 @@ def _split_prose(text: str) -> Iterator[_Block]:
     number = 0
     while number < len(groups):
         code, taken = groups[number], 1
-        tree, error = _parse(code)
+        tree, error = _parse_python(code)
         least = max(0, left - 4 * len(text))
         while _INCOMPLETE.search(error) and number + taken < len(groups) and left > least:
             code += "\n" + groups[number + taken]
             taken += 1
             left -= len(code)
-            tree, error = _parse(code)
+            tree, error = _parse_python(code)
         if tree and not any(map(_is_prose, tree.body)):
             run.append(code)
             number += taken
             continue
         if joined := "\n".join(run).strip():
-            yield _Block(joined, _parse(joined)[0])
+            yield _Block(joined, _parse_python(joined)[0])
         run = []
         number += 1
     if joined := "\n".join(run).strip():
-        yield _Block(joined, _parse(joined)[0])
+        yield _Block(joined, _parse_python(joined)[0])
 
 
 def _choose_block(blocks: list[_Block], function: str, head: str) -> str:
@@ -299,16 +299,16 @@ def _complete_body(text: str, function: str, head: str) -> str:
     # NOTE: tokenizers and `strip` take the indentation of the first line, fences that of all.
     first = "\n".join(lines[:end])
     for body in (first, textwrap.indent(textwrap.dedent(text), margin), margin + first.lstrip()):
-        tree, _ = _parse(textwrap.dedent(f"{begins[1]}if 1:\n{body}".rstrip()))
+        tree, _ = _parse_python(textwrap.dedent(f"{begins[1]}if 1:\n{body}".rstrip()))
         inner = tree.body[0] if tree and len(tree.body) == 1 else None
         if isinstance(inner, ast.If) and not all(map(_is_prose, inner.body)):
             code = f"{head.rstrip()}\n{body.rstrip()}\n"
-            if _parse(code)[0]:
+            if _parse_python(code)[0]:
                 return code
     return ""
 
 
-def _parse(code: str) -> tuple[ast.Module | None, str]:
+def _parse_python(code: str) -> tuple[ast.Module | None, str]:
     """Return the tree, or the reason why this is not Python."""
     try:
         with _parsing, warnings.catch_warnings():
