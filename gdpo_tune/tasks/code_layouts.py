@@ -37,8 +37,8 @@ from gdpo_tune.tasks.rewards import write_answer
 # APPS: `question`, and `input_output`, JSON with `inputs`, `outputs` and perhaps `fn_name`.
 #
 # With a function name, each input is a list of arguments. An output may be right as it stands or
-# as the only item of a list, a tuple counts as a list, and keys of a dict that read as whole numbers
-# are such, because JSON has no others. The method of a class Solution is called if the program
+# as the only item of a list, a tuple counts as a list, and keys of a dict are whole numbers if they
+# read as such, because JSON has no others. The method of a class Solution is called if the program
 # defines one, whatever the shown `starter_code` begins. Without a name, the program reads its input
 # and prints. The judge imports some names, and gives each test four seconds. `solutions` and `url`
 # are not used.
@@ -97,10 +97,9 @@ def convert_apps(row: Row) -> Problem:
         request += f"Write a function {function}.\n"
     asserts: list[str] = []
     for arguments, expected in zip(inputs, outputs, strict=True):
-        first, *others = map(_read_keys, require_list(arguments, _IO) or [None])
-        given = [first, *others] if arguments else []
-        if isinstance(expected, list) and expected and isinstance(expected[0], dict):
-            expected = [expected[0]]
+        given = list(map(_read_keys, require_list(arguments, _IO)))
+        if isinstance(expected, list):
+            expected = list(map(_read_keys, cast("list[object]", expected)))
         asserts.append(_write_call(function, given, _read_keys(expected), _IO))
     return _build_function_problem(
         request, family, function, asserts, _APPS_HEAD, "apps", _APPS_SECONDS
@@ -124,9 +123,7 @@ def _build_function_problem(
 
 
 def _read_keys(value: object) -> object:
-    """Return a dict, or a list of one, with whole keys if all of them read as whole numbers."""
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
-        return [_read_keys(value[0])]
+    """Return a dict with whole keys if all of them read as whole numbers, any other value as is."""
     with suppress(ValueError):
         if isinstance(value, dict):
             return {int(key): item for key, item in cast("dict[str, Any]", value).items()}
@@ -233,8 +230,8 @@ CODE_CONTESTS = LayoutInfo(
 
 # LiveCodeBench: `question_content`, `starter_code`, and tests as JSON.
 #
-# A test has `input`, `output` and `testtype`. `functional` calls `func_name` of `metadata`, a method
-# of a class Solution or a function, with one JSON value a line; `stdin` is a program. Private tests
+# A test has `input`, `output` and `testtype`. `functional` calls `func_name` of `metadata`, method
+# of a class Solution or function, with one JSON value a line; `stdin` is a program. Private tests
 # may also be base64 of compressed pickled JSON. The judge imports names, and gives a test six
 # seconds. The data set has no solutions.
 #
@@ -242,14 +239,14 @@ CODE_CONTESTS = LayoutInfo(
 # `lcb_runner/evaluation/testing_util.py` of github.com/LiveCodeBench/LiveCodeBench.
 
 _BENCH_TESTS = ("public_test_cases", "private_test_cases")
-_STARRED = "string re datetime collections heapq bisect copy math random statistics itertools "
-_STARRED += "functools operator io sys json builtins typing"
-_PLAIN = "string re datetime collections heapq bisect copy math random statistics itertools "
-_PLAIN += "functools operator io sys json"
+_BENCH_MODULES = (
+    *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random"),
+    *("statistics", "itertools", "functools", "operator", "io", "sys", "json"),
+)
 _BENCH_HEAD = "\n".join(
     [
-        *(f"from {name} import *" for name in _STARRED.split()),
-        *(f"import {name}" for name in _PLAIN.split()),
+        *(f"from {name} import *" for name in (*_BENCH_MODULES, "builtins", "typing")),
+        *(f"import {name}" for name in _BENCH_MODULES),
         "sys.setrecursionlimit(50000)",
     ]
 )
@@ -270,12 +267,12 @@ def convert_livecodebench(row: Row) -> Problem:
             kinds.add(fields.get("testtype"))
             pairs.append((str(fields.get("input")), str(fields.get("output"))))
     if kinds == {"stdin"}:
-        texts = [[pair[number] for pair in pairs] for number in (0, 1)]
+        inputs, outputs = ([pair[number] for pair in pairs] for number in (0, 1))
         return build_code_problem(
             request + STREAMS_NOTE,
             family,
             head=_BENCH_HEAD,
-            streams=check_streams(*texts, _BENCH_TESTS[0]),
+            streams=check_streams(inputs, outputs, _BENCH_TESTS[0]),
             judge="livecodebench",
             seconds=_BENCH_SECONDS,
         )
@@ -311,7 +308,7 @@ class _NoGlobals(pickle.Unpickler):
 
 def _read_bench_tests(value: object, column: str) -> list[Any]:
     """Return tests that are JSON, or base64 of compressed pickled JSON."""
-    if value is None or value == "":
+    if not value and column != _BENCH_TESTS[0]:
         return []
     try:
         return require_list(parse_json(value, column), column)
@@ -362,6 +359,12 @@ def convert_humaneval(row: Row) -> Problem:
         raise RowError("test", "does not define check(candidate)")
     check = check_assert(f"{test}\ncheck({owner + '().' if owner else ''}{name})", "test")
     request = f"Complete this function.\n{prompt.rstrip()}\n"
+    try:
+        _parse(prompt, "prompt")
+    except RowError:
+        # A head without a docstring is no Python until its function has a body.
+        indent = re.search(rf"^[ \t]*(?=(?:async )?def {name}\()", prompt, re.MULTILINE)
+        prompt = f"{prompt.rstrip()}\n{indent[0] if indent else ''}    pass\n"
     return build_code_problem(request, "humaneval", function=name, head=prompt, asserts=[check])
 
 
