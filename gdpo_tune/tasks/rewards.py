@@ -165,32 +165,10 @@ GSM8K_FORMAT = Reward(
 )
 
 
-# Programs and answers in completions --------------------------------------------------------------
+# Answers in completions ---------------------------------------------------------------------------
 # Correctness does not ask for the format: objectives stay independent of each other.
 
-_FENCE = re.compile(r"```[\w+-]*[ \t]*\n(.*?)(?:```|\Z)", flags=re.DOTALL)
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)", flags=re.ASCII)
-
-
-def extract_code(completion: str, function: str) -> str:
-    """Return the program in a completion; empty if there is none.
-
-    The program is searched in the last answer block, whose end tag may be missing. Without an
-    answer block, everything after the thoughts is searched. There, the last Markdown fence that
-    defines the function is the program, or else the last fence. Without a fence, the program is the
-    whole answer block, or everything from the first `def function(` on. Where `function` is empty,
-    because the program reads and prints, it is everything.
-    """
-    _, marked, answer = completion.rpartition("<answer>")
-    text = answer.partition("</answer>")[0] if marked else completion.rpartition("</think>")[2]
-    head = f"def {function}("
-    fenced: list[str] = _FENCE.findall(text)
-    if fenced:
-        return next((block for block in reversed(fenced) if head in block), fenced[-1]).strip()
-    if marked or not function:
-        return text.strip()
-    start = text.find(head)
-    return text[start:].strip() if start >= 0 else ""
 
 
 def extract_tagged_answer(completion: str) -> str:
