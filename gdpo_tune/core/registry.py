@@ -208,6 +208,7 @@ LAYOUTS: dict[str, str] = {
     "humaneval": "gdpo_tune.tasks.code_layouts:HUMANEVAL",
     "apps": "gdpo_tune.tasks.code_layouts:APPS",
     "code_contests": "gdpo_tune.tasks.code_layouts:CODE_CONTESTS",
+    "livecodebench": "gdpo_tune.tasks.code_layouts:LIVECODEBENCH",
 }
 """Layout -> its `LayoutInfo`, which `describe_layout` loads."""
 

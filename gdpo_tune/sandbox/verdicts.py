@@ -10,9 +10,14 @@ from .inside.frames import Ending
 from .jobs import Limits, Result, Status, Verdict
 
 _SIGKILL = 9
-_OF_SIGNAL: dict[int, Status] = {_SIGKILL: "memory", 24: "timeout", 25: "output", 31: "violation"}
-"""SIGKILL, SIGXCPU, SIGXFSZ and SIGSYS by Linux's numbers, because a service runs on Linux even
-where this machine does not."""
+_OF_SIGNAL: dict[int, Status] = {
+    **dict.fromkeys((14, 24, 27), "timeout"),
+    _SIGKILL: "memory",
+    25: "output",
+    31: "violation",
+}
+"""SIGALRM, SIGXCPU, SIGPROF; SIGKILL, SIGXFSZ and SIGSYS by Linux's numbers, because a service runs
+on Linux even where this machine does not."""
 _OF_STOP: dict[str, Status] = {
     "output": "output",
     "malformed": "violation",

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import ast
+import base64
+import io
+import pickle
+import re
+import zlib
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn, cast
 
 from gdpo_tune.core.registry import LayoutInfo
+from gdpo_tune.sandbox.asserts import read_assert
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.data_rows import (
     Row,
@@ -20,6 +26,7 @@ from gdpo_tune.tasks.data_rows import (
     require_texts,
 )
 from gdpo_tune.tasks.execution import (
+    MOST_TESTS,
     STREAMS_NOTE,
     build_code_problem,
     check_assert,
@@ -30,15 +37,36 @@ from gdpo_tune.tasks.rewards import write_answer
 # APPS: `question`, and `input_output`, JSON with `inputs`, `outputs` and perhaps `fn_name`.
 #
 # With a function name, each input is a list of arguments. An output may be right as it stands or
-# as the only item of a list: the released judge accepts both, and so does this layout; a tuple
-# counts as a list. `starter_code` is shown; where it begins `class Solution`, the method is called.
-# Without a name, the program reads its input and prints. `solutions` and `url` are not used.
+# as the only item of a list, a tuple counts as a list, and keys of a dict are whole numbers if they
+# read as such, because JSON has no others. The method of a class Solution is called if the program
+# defines one, whatever the shown `starter_code` begins. Without a name, the program reads its input
+# and prints. The judge imports some names, and gives each test four seconds. `solutions` and `url`
+# are not used.
 #
-# Source: arXiv 2105.09938; columns of `codeparrot/apps` and `test_one_solution` of its judge.
+# Source: arXiv 2105.09938; columns of `codeparrot/apps`, and `eval/testing_util.py` of
+# github.com/hendrycks/apps, whose rule of comparison `sandbox.inside.equality` has.
 
 _IO = "input_output"
-_TYPES = "from typing import Any, Dict, List, Optional, Set, Tuple"
-"""Starter code comes from a site that imports these beforehand."""
+_APPS_HEAD = """import sys
+import time
+import itertools
+from itertools import accumulate, product, permutations, combinations
+import collections
+from collections import Counter, OrderedDict, deque, defaultdict, ChainMap
+from functools import lru_cache
+import math
+from math import sqrt, sin, cos, tan, ceil, fabs, floor, gcd, exp, log, log2
+import fractions
+from typing import Any, Dict, List, Optional, Set, Tuple
+try:
+    import numpy as np
+except ImportError:
+    pass
+import random
+import heapq
+from heapq import *"""
+"""Imports of its judge; those of types are what sites with such starter code import beforehand."""
+_APPS_SECONDS = 4.0
 
 
 def convert_apps(row: Row) -> Problem:
@@ -55,24 +83,51 @@ def convert_apps(row: Row) -> Problem:
     if not function:
         texts = [[_join_lines(value) for value in values] for values in (inputs, outputs)]
         pairs = check_streams(texts[0], texts[1], _IO)
-        return build_code_problem(request + STREAMS_NOTE, family, streams=pairs)
+        return build_code_problem(
+            request + STREAMS_NOTE,
+            family,
+            head=_APPS_HEAD,
+            streams=pairs,
+            judge="apps",
+            seconds=_APPS_SECONDS,
+        )
     if not isinstance(function, str) or not function.isidentifier():
         raise RowError(_IO, f"fn_name is {function!r}, which is not a function name")
-    is_method = "class Solution" in starter
     if not starter:
         request += f"Write a function {function}.\n"
-    asserts = [
-        check_assert(_write_assert(function, require_list(arguments, _IO), expected), _IO)
-        for arguments, expected in zip(inputs, outputs, strict=True)
-    ]
-    return build_code_problem(
-        request,
-        family,
-        function=function,
-        head=_TYPES if is_method else "",
-        tail=f"{function} = Solution().{function}" if is_method else "",
-        asserts=asserts,
+    asserts: list[str] = []
+    for arguments, expected in zip(inputs, outputs, strict=True):
+        given = list(map(_read_keys, require_list(arguments, _IO)))
+        if isinstance(expected, list):
+            expected = list(map(_read_keys, cast("list[object]", expected)))
+        asserts.append(_write_call(function, given, _read_keys(expected), _IO))
+    return _build_function_problem(
+        request, family, function, asserts, _APPS_HEAD, "apps", _APPS_SECONDS
     )
+
+
+def _build_function_problem(
+    request: str,
+    family: str,
+    function: str,
+    asserts: list[str],
+    head: str,
+    judge: str,
+    seconds: float,
+) -> Problem:
+    """Return a problem whose function may be a method of a class Solution."""
+    has_method = f"hasattr(globals().get('Solution'), {function!r})"
+    tail = f"if {has_method}: {function} = Solution().{function}"
+    facts: dict[str, Any] = {"head": head, "tail": tail, "judge": judge, "seconds": seconds}
+    return build_code_problem(request, family, function=function, asserts=asserts, **facts)
+
+
+def _read_keys(value: object) -> object:
+    """Return a dict with whole keys if all of them read as whole numbers, any other value as is."""
+    with suppress(ValueError):
+        if isinstance(value, dict):
+            return {int(key): item for key, item in cast("dict[str, Any]", value).items()}
+    return value
 
 
 def _join_lines(value: object) -> str:
@@ -80,12 +135,12 @@ def _join_lines(value: object) -> str:
     return value if isinstance(value, str) else "\n".join(map(str, require_list(value, _IO)))
 
 
-def _write_assert(function: str, arguments: list[Any], expected: object) -> str:
-    call = f"{function}({', '.join(map(repr, arguments))})"
-    if not isinstance(expected, list):
-        return f"assert {call} == {expected!r}"
-    right = f"({expected!r}, {expected[0]!r})" if expected else "([],)"
-    return f"r = {call}\nassert (list(r) if isinstance(r, tuple) else r) in {right}"
+def _write_call(function: str, arguments: list[Any], expected: object, column: str) -> str:
+    test = f"assert {function}({', '.join(map(repr, arguments))}) == {expected!r}"
+    check_assert(test, column)
+    if read_assert(test) is None:
+        raise RowError(column, f"a value that Python cannot write: {test[:80]}")
+    return test
 
 
 def _write_apps(row: Row) -> str:
@@ -117,9 +172,10 @@ APPS = LayoutInfo(
 #
 # Each of the three is a mapping of `input` and `output`, lists of texts. Public tests come first,
 # as `execution.MOST_TESTS` are kept. Problems that read a file instead of standard input, or show a
-# picture (`<image>`), cannot be solved here and are left out.
+# picture (`<image>`), cannot be solved here and are left out. `time_limit` is that of one test.
 #
-# Source: Science 378 (2022), AlphaCode; columns of `deepmind/code_contests`.
+# Source: Science 378 (2022), AlphaCode; columns of `deepmind/code_contests`, and `OutputsMatch` of
+# its judge (`execution/tester_sandboxer.cc`), whose rule `sandbox.inside.equality` has.
 
 _CONTEST_TESTS = ("public_tests", "private_tests", "generated_tests")
 
@@ -137,7 +193,17 @@ def convert_code_contests(row: Row) -> Problem:
         pairs += check_streams(tests.get("input"), tests.get("output"), column)
     if not pairs:
         raise RowError(_CONTEST_TESTS[0], "no test")
-    return build_code_problem(f"{request}\n{STREAMS_NOTE}", "code_contests", streams=pairs)
+    limit = require_mapping(row.get("time_limit") or {}, "time_limit")
+    seconds, nanos = (limit.get(key) or 0 for key in ("seconds", "nanos"))
+    if not all(isinstance(part, (int, float)) and 0 <= part <= 1e10 for part in (seconds, nanos)):
+        raise RowError("time_limit", f"{limit} is no number of seconds and nanos")
+    return build_code_problem(
+        f"{request}\n{STREAMS_NOTE}",
+        "code_contests",
+        streams=pairs,
+        judge="code_contests",
+        seconds=seconds + nanos / 1e9,
+    )
 
 
 _PYTHON_3 = (3, "PYTHON3")
@@ -157,8 +223,117 @@ CODE_CONTESTS = LayoutInfo(
     solution=("solutions",),
     tasks=("code",),
     columns=("description", "public_tests"),
-    optional=("private_tests", "generated_tests", "input_file"),
+    optional=("private_tests", "generated_tests", "input_file", "time_limit"),
     doc="CodeContests: programs that read and print",
+)
+
+
+# LiveCodeBench: `question_content`, `starter_code`, and tests as JSON.
+#
+# A test has `input`, `output` and `testtype`. `functional` calls `func_name` of `metadata`, method
+# of a class Solution or function, with one JSON value a line; `stdin` is a program. Private tests
+# may also be base64 of compressed pickled JSON. The judge imports names, and gives a test six
+# seconds. The data set has no solutions.
+#
+# Source: arXiv 2403.07974; `lcb_runner/benchmarks/code_generation.py` and
+# `lcb_runner/evaluation/testing_util.py` of github.com/LiveCodeBench/LiveCodeBench.
+
+_BENCH_TESTS = ("public_test_cases", "private_test_cases")
+_BENCH_MODULES = (
+    *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random"),
+    *("statistics", "itertools", "functools", "operator", "io", "sys", "json"),
+)
+_BENCH_HEAD = "\n".join(
+    [
+        *(f"from {name} import *" for name in (*_BENCH_MODULES, "builtins", "typing")),
+        *(f"import {name}" for name in _BENCH_MODULES),
+        "sys.setrecursionlimit(50000)",
+    ]
+)
+_BENCH_SECONDS = 6.0
+_LARGEST = 1 << 30
+
+
+def convert_livecodebench(row: Row) -> Problem:
+    """Return the question with its starter code, and its tests; the family is the difficulty."""
+    request = f"{get_text(row, 'question_content').strip()}\n"
+    starter = get_optional_text(row, "starter_code").rstrip()
+    family = get_optional_text(row, "difficulty") or "livecodebench"
+    kinds: set[object] = set()
+    pairs: list[tuple[str, str]] = []
+    for column in _BENCH_TESTS:
+        for test in _read_bench_tests(row.get(column), column):
+            fields = require_mapping(test, column)
+            kinds.add(fields.get("testtype"))
+            pairs.append((str(fields.get("input")), str(fields.get("output"))))
+    if kinds == {"stdin"}:
+        inputs, outputs = ([pair[number] for pair in pairs] for number in (0, 1))
+        return build_code_problem(
+            request + STREAMS_NOTE,
+            family,
+            head=_BENCH_HEAD,
+            streams=check_streams(inputs, outputs, _BENCH_TESTS[0]),
+            judge="livecodebench",
+            seconds=_BENCH_SECONDS,
+        )
+    if kinds != {"functional"}:
+        raise RowError(
+            _BENCH_TESTS[0], f"testtype is {sorted(map(str, kinds))}: stdin, functional?"
+        )
+    function = require_mapping(parse_json(row.get("metadata"), "metadata"), "metadata").get(
+        "func_name"
+    )
+    if not isinstance(function, str) or not function.isidentifier():
+        raise RowError("metadata", f"func_name is {function!r}, which is not a function name")
+    asserts = [
+        _write_call(
+            function,
+            [parse_json(line, _BENCH_TESTS[0]) for line in given.split("\n")],
+            parse_json(expected, _BENCH_TESTS[0]),
+            _BENCH_TESTS[0],
+        )
+        for given, expected in pairs[:MOST_TESTS]
+    ]
+    facts = (asserts, _BENCH_HEAD, "livecodebench", _BENCH_SECONDS)
+    return _build_function_problem(f"{request}{starter}\n", family, function, *facts)
+
+
+class _NoGlobals(pickle.Unpickler):
+    """A reader of pickled texts: whatever names a class or function is refused."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
+        """Refuse."""
+        raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")
+
+
+def _read_bench_tests(value: object, column: str) -> list[Any]:
+    """Return tests that are JSON, or base64 of compressed pickled JSON."""
+    if not value and column != _BENCH_TESTS[0]:
+        return []
+    try:
+        return require_list(parse_json(value, column), column)
+    except RowError:
+        if not isinstance(value, str):
+            raise
+    try:
+        data = zlib.decompressobj().decompress(base64.b64decode(value, validate=True), _LARGEST)
+        return require_list(parse_json(_NoGlobals(io.BytesIO(data)).load(), column), column)
+    # A damaged pickle raises nearly anything; its own reader says no more than that.
+    except Exception as error:
+        raise RowError(column, f"neither JSON nor base64 of pickled JSON: {error}") from error
+
+
+def _refuse_reference(row: Row) -> NoReturn:
+    raise RowError("question_content", "the data set has no solutions")
+
+
+LIVECODEBENCH = LayoutInfo(
+    convert_livecodebench,
+    write_reference=_refuse_reference,
+    tasks=("code",),
+    columns=("question_content", "public_test_cases"),
+    optional=("private_test_cases", "starter_code", "metadata", "difficulty"),
+    doc="LiveCodeBench: methods of a class Solution, or programs that read and print",
 )
 
 
@@ -166,21 +341,31 @@ CODE_CONTESTS = LayoutInfo(
 #
 # The prompt stands above the policy's program, so its imports and helpers are there even if the
 # program does not repeat them. The function that the program defines replaces the empty one. The
-# asserts of `check` are one test.
+# asserts of `check` are one test. `entry_point` may be a method: `Solution().f`, or `f` in a class.
 #
-# Source: arXiv 2107.03374; columns of `openai/openai_humaneval`.
+# Source: arXiv 2107.03374; columns of `openai/openai_humaneval`; arXiv 2504.14655 for methods.
 
 
 def convert_humaneval(row: Row) -> Problem:
     """Return the function to complete, and its check."""
     prompt, function, test = (get_text(row, name) for name in ("prompt", "entry_point", "test"))
-    if not function.isidentifier() or f"def {function}(" not in prompt:
+    owner, _, name = function.rpartition("().")
+    if not name.isidentifier() or not (owner or f"def {name}(" in prompt):
         raise RowError("entry_point", f"{function!r} is no function that the prompt begins")
+    if not owner and f"\ndef {name}(" not in f"\n{prompt}".replace("\nasync ", "\n"):
+        classes = re.findall(r"^class (\w+)", prompt.partition(f"def {name}(")[0], re.MULTILINE)
+        owner = classes[-1] if classes else ""
     if "def check(" not in test:
         raise RowError("test", "does not define check(candidate)")
-    check = check_assert(f"{test}\ncheck({function})", "test")
+    check = check_assert(f"{test}\ncheck({owner + '().' if owner else ''}{name})", "test")
     request = f"Complete this function.\n{prompt.rstrip()}\n"
-    return build_code_problem(request, "humaneval", function=function, head=prompt, asserts=[check])
+    try:
+        _parse(prompt, "prompt")
+    except RowError:
+        # A head without a docstring is no Python until its function has a body.
+        indent = re.search(rf"^[ \t]*(?=(?:async )?def {name}\()", prompt, re.MULTILINE)
+        prompt = f"{prompt.rstrip()}\n{indent[0] if indent else ''}    pass\n"
+    return build_code_problem(request, "humaneval", function=name, head=prompt, asserts=[check])
 
 
 HUMANEVAL = LayoutInfo(
@@ -199,8 +384,7 @@ HUMANEVAL = LayoutInfo(
 #
 # The first test is shown, because the function's name and arguments are nowhere else; all are run.
 # `test_setup_code` and, in the sanitized edition, `test_imports` are run before each test, apart
-# from the policy's program. A setup that needs something that only the solution defines, such as a
-# class, cannot be run there, so such a row is left out.
+# from the policy's program, whose classes they may use.
 #
 # Source: arXiv 2108.07732; columns of `google-research-datasets/mbpp`, both configurations.
 
@@ -230,10 +414,7 @@ def _convert_mbpp(row: Row, column: str, setup: str, setup_column: str) -> Probl
     solution = _parse(get_text(row, "code"), "code")
     definitions = {node.name for node in solution.body if isinstance(node, kinds)}
     function = _find_tested_function(tests[0], definitions)
-    nodes = ast.walk(_parse(setup, setup_column))
-    used = {node.id for node in nodes if isinstance(node, ast.Name)} & definitions
-    if used:
-        raise RowError(setup_column, f"needs {min(used)} of the solution, which tests cannot reach")
+    _parse(setup, setup_column)
     example = f"The function must pass this test:\n{tests[0].strip()}\n"
     request = f"{get_text(row, column).strip()}\n{example}"
     setup = f"{setup.strip()}\n" if setup.strip() else ""

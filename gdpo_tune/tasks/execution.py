@@ -7,15 +7,23 @@
     tail      Python below it
     asserts   Python statements, at least one `assert` each
     streams   [input, expected output, tolerance]: the program is run on the input
+    judge     rule by which results are compared: `sandbox.jobs.Comparison`
+    seconds   CPU seconds of one test by the data set or its judge, for a machine of the speed that
+              `measure_slowness` measures by; 0.0 if none are stated
+    modules   modules beyond the standard library that the asserts import
 
-There are streams, or asserts. The first `MOST_TESTS` tests of a problem are kept: all of
-them share one candidate's limits.
+There are streams, or asserts. The first `MOST_TESTS` tests of a problem are kept. They share one
+candidate's limits, unless `seconds` gives each its own.
 """
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits, Result, Sandbox, Stream
@@ -23,7 +31,7 @@ from gdpo_tune.sandbox import UnsafeNoIsolationSandbox as UnsafeSandbox
 from gdpo_tune.sandbox.asserts import read_assert
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.data_rows import RowError, require_texts
-from gdpo_tune.tasks.rewards import extract_code
+from gdpo_tune.tasks.programs import extract_program
 
 if TYPE_CHECKING:
     from gdpo_tune.core.settings import SandboxSettings
@@ -33,6 +41,10 @@ STREAMS_NOTE = "Read the input from standard input and print the answer.\n"
 """Ends the prompt of a problem that has streams."""
 TOLERANCE = 1e-6
 """Of a printed number that is expected with a decimal point: other ways to print it are right."""
+_STEPS, _REFERENCE_SECONDS = 300_000, 0.02
+"""Of the program that measures a machine, and its CPU time on that of `docs/measurements.md`."""
+_MOST_SLOWNESS = 10.0
+_LONGEST = 86_400.0
 _NUMBER_WITH_POINT = re.compile(r"(?<!\S)[-+]*\d+\.\d+(?!\S)")
 
 
@@ -45,17 +57,28 @@ def build_code_problem(
     tail: str = "",
     asserts: Sequence[str] = (),
     streams: Sequence[tuple[str, str]] = (),
+    judge: str = "exact",
+    seconds: float = 0.0,
 ) -> Problem:
     """Return a code problem; streams are pairs of input and expected output."""
+    asserts = list(asserts[:MOST_TESTS])
+    nodes = [node for test in asserts if "import" in test for node in ast.walk(ast.parse(test))]
+    imported = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    imported |= {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
     data = {
         "function": function,
         "head": head,
         "tail": tail,
-        "asserts": list(asserts[:MOST_TESTS]),
+        "asserts": asserts,
         "streams": [
             [*stream, TOLERANCE if _NUMBER_WITH_POINT.search(stream[1]) else 0.0]
             for stream in streams[:MOST_TESTS]
         ],
+        "judge": judge,
+        "seconds": seconds,
+        "modules": sorted(
+            name for name in imported if name.partition(".")[0] not in sys.stdlib_module_names
+        ),
     }
     return Problem(prompt, family, data)
 
@@ -127,24 +150,64 @@ def run_programs(
         if by_key.setdefault(key, problem) != problem:  # the same prompt with other tests
             key = id(problem)
             by_key[key] = problem
-        keys.append((key, extract_code(completion, problem.data["function"])))
+        data = problem.data
+        keys.append((key, extract_program(completion, data["function"], data.get("head", ""))))
     limits = Limits(settings.cpu_seconds, settings.wall_seconds, settings.memory_mb << 20)
     distinct = [key for key in dict.fromkeys(keys) if key[1]]
-    jobs = [build_job(by_key[key], program, limits) for key, program in distinct]
+    is_scaled = any(by_key[key].data.get("seconds") for key, _ in distinct)
+    slowness = measure_slowness(sandbox) if is_scaled else 1.0
+    jobs = [build_job(by_key[key], program, limits, slowness) for key, program in distinct]
     results = sandbox.run_batch(jobs) if jobs else []
     return list(map(dict(zip(distinct, results, strict=True)).get, keys))
 
 
-def build_job(problem: Problem, program: str, limits: Limits) -> Job:
-    """Return the policy's program with every test of its problem; see above."""
+@lru_cache(maxsize=1)
+def measure_slowness(sandbox: Sandbox) -> float:
+    """Return how often the CPU time of a small program is that of the reference; at least 1.
+
+    It is measured once a sandbox, as the shortest of three runs.
+    """
+    code = (
+        f"def f():\n    x = 0\n    for i in range({_STEPS}): x = (31 * x + i) % 65521\n    return x"
+    )
+    limits = Limits(cpu_seconds=_REFERENCE_SECONDS * _MOST_SLOWNESS, wall_seconds=60.0)
+    x = 0
+    for i in range(_STEPS):
+        x = (31 * x + i) % 65521
+    results = sandbox.run_batch([Job(code, (Call("f", (), x),), limits=limits)] * 3)
+    seconds = min(result.cpu_seconds for result in results)
+    return min(max(1.0, seconds / _REFERENCE_SECONDS), _MOST_SLOWNESS)
+
+
+def build_job(problem: Problem, program: str, limits: Limits, slowness: float = 1.0) -> Job:
+    """Return the policy's program with every test of its problem; see above.
+
+    `slowness` scales the seconds that a problem states. They never shorten `limits`.
+    """
     data = problem.data
     if "visible" in data:  # a problem that `code` wrote
         tests = [*data["visible"], *data["hidden"]]
         calls = tuple(Call(data["function"], (argument,), value) for argument, value in tests)
         return Job(program, calls, limits=limits)
+    if data.get("seconds"):
+        each = max(limits.cpu_seconds, data["seconds"] * slowness)
+        times = each * max(len(data["streams"]), len(data["asserts"])) / limits.cpu_seconds
+        limits = replace(
+            limits,
+            cpu_seconds=min(limits.cpu_seconds * times, _LONGEST),
+            wall_seconds=min(limits.wall_seconds * times, _LONGEST),
+            test_cpu_seconds=min(each, _LONGEST),
+        )
+    head = data["head"]
+    if head and "__future__" in program:
+        # NOTE: these imports must stand above everything else.
+        future = re.compile(r"^from __future__ import .*$", flags=re.MULTILINE)
+        head = "\n".join([*future.findall(program), head])
+        program = future.sub("", program)
     return Job(
-        "\n".join(part for part in (data["head"], program, data["tail"]) if part),
+        "\n".join(part for part in (head, program, data["tail"]) if part),
         asserts=tuple(data["asserts"]),
         streams=tuple(Stream(*stream) for stream in data["streams"]),
         limits=limits,
+        comparison=data.get("judge", "exact"),
     )

@@ -3,8 +3,11 @@
 The tests are Python that the task's author wrote. A name that they use and that Python does
 not define becomes a function that sends its arguments to the candidate's process and returns a
 copy of the result. A name that a test does not only call becomes a copy of its value when the
-test begins, if that value can cross; but `math.pi` is the standard module's. So tests can call
-functions and read constants; they cannot reach into a candidate's classes or pass functions.
+test begins, if that value can cross; but `math.pi` is the standard module's.
+
+An object that cannot cross arrives as a `Handle`, which tests can pass back and call. They reach
+into objects that they make by a class's name, as in `Solution().f(1)` or `root.left = Node(2)`, and
+not into what a function returns: it could answer any question about itself as it likes.
 
 A list, dict or set that a function changed in place is changed in the test as well, from the
 next statement on. Otherwise a function that empties `x` would pass `f(x) == sorted(x)`.
@@ -24,7 +27,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from .candidate_report import FORGED
-from .encoding import Encoded, Opaque, Tagged, decode, dump, encode, parse
+from .encoding import DECODERS, ENCODERS, Encoded, Opaque, Tagged, decode, dump, encode, parse
 from .equality import matches
 from .frames import FrameTooLong, pack, read_frame, write_all
 from .supervision import PARTNER_DESCRIPTOR
@@ -37,6 +40,54 @@ _APPLY_CHANGES = "apply changes"
 
 class CandidateGone(BaseException):
     """The candidate will not answer again: reason, error and text of a judge's report."""
+
+
+class Handle(Opaque):
+    """An object in the candidate's process; only one that is open has attributes."""
+
+    is_open = False
+    label = ""
+
+    def __init__(self, candidate: Candidate, payload: Encoded) -> None:
+        type_name, reference = payload
+        if type(type_name) is not str or type(reference) is not str:
+            raise TypeError("an object has two names")
+        super().__init__(type_name)
+        self.__dict__.update(candidate=candidate, reference=reference)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Call it there; what a class returns is open."""
+        result = self.candidate.call_and_decode(self.reference, *arguments, **keywords)
+        return _open(result) if self.is_open and self.label[:1].isupper() else result
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of an open object."""
+        if not self.is_open or name.startswith("__"):
+            return super().__getattr__(name)
+        return _open(self.candidate.call_and_decode("getattr", self, name), name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute of an open object there."""
+        if not self.is_open:
+            super().__getattr__(name)
+        self.candidate.call_and_decode("setattr", self, name, value)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Go through its items there."""
+        return self.candidate.call_and_decode("iter", self)
+
+
+def _open(value: Any, label: str = "") -> Any:
+    if isinstance(value, Handle):
+        value.__dict__.update(is_open=True, label=label)
+    return value
+
+
+def _encode_built_in(value: Any, inner: object) -> Encoded:
+    """Return the name of a type or function of Python's own, such as `int`, as an argument."""
+    if getattr(builtins, value.__name__, None) is not value:
+        raise TypeError(f"{value.__name__} cannot be sent to the sandbox: it is not Python's own")
+    return {"name": value.__name__}
 
 
 class Candidate:
@@ -72,7 +123,7 @@ class Candidate:
                 return self._give_up("malformed")
 
     def fetch(self, name: str) -> Any:
-        """Copy the value of a name there; if it cannot cross, return a function that calls it.
+        """Copy the value of a name there; return an open handle of one that cannot cross.
 
         Raises:
             CandidateGone: as for `call`.
@@ -80,8 +131,7 @@ class Candidate:
         """
         match self._exchange(dump([name, None, []])):
             case ["value", encoded]:
-                value = self._decode(encoded)
-                return partial(self.call_and_decode, name) if isinstance(value, Opaque) else value
+                return _open(self._decode(encoded), name)
             case ["raise", *_]:
                 raise NameError(name)
             case _:
@@ -90,11 +140,16 @@ class Candidate:
     def call_and_decode(self, function: str, *arguments: Any, **keywords: Any) -> Any:
         """Call a function there and rebuild its result here."""
         result = self.call(function, arguments, keywords)
+        is_class = function[:1].isupper()
         match result:
-            case Tagged(tag="items", payload=str() as following):
-                return self._iterate(following)
+            case Tagged(tag="items", payload=[str() as following, *named]):
+                if not is_class and function != "getattr":
+                    return self._iterate(following)
+                result = Tagged("object", named)
             case _:
-                return self._decode(result)
+                pass
+        value = self._decode(result)
+        return _open(value) if is_class else value
 
     def apply_changes(self) -> None:
         """Apply to the tests' values what calls have changed in place."""
@@ -178,7 +233,11 @@ def run(tests: list[Encoded], limit: int) -> NoReturn:
         tests: `["assert", source]`, or `["call", function, arguments, expected]`, encoded.
         limit: most bytes that the candidate may send altogether.
     """
+    sys.set_int_max_str_digits(0)
     candidate = Candidate(limit)
+    DECODERS["object"] = partial(Handle, candidate)
+    ENCODERS[Handle] = lambda handle, inner: {"name": handle.reference}
+    ENCODERS.update(dict.fromkeys((type, types.BuiltinFunctionType), _encode_built_in))
     nodes = [node for test in tests if test[0] == "assert" for node in ast.walk(ast.parse(test[1]))]
     borrowed = {name: partial(candidate.call_and_decode, name) for name in _find_free_names(nodes)}
     names: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins, **borrowed}

@@ -7,13 +7,25 @@ builds a container from the received one, and never reads more of it than the ex
 
 Printed output is compared line by line and token by token, as bytes, because a candidate need not
 print text. The work grows linearly with the length of both sides, whatever they hold.
+
+Rules of benchmarks, each as its judge has it:
+
+    code_contests  `OutputsMatch`, execution/tester_sandboxer.cc of google-deepmind/code_contests:
+                   tokens between any white space, letters of any case, numbers within 1e-5
+    apps           eval/testing_util.py of hendrycks/apps: tuples are lists, and a value may be the
+                   only item of the expected list; blank lines do not matter, and numbers with a
+                   point are close as in `np.allclose`. It also takes the words of a line in any
+                   order and whole numbers within 1e-5 of their size; these are wrong here.
+    livecodebench  lcb_runner/evaluation/testing_util.py: tuples are lists; the same lines, or the
+                   same decimal numbers in a line
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -52,6 +64,22 @@ def matches(expected: object, received: Encoded) -> bool:
     if isinstance(received, Tagged) and received.tag == "fraction":
         return _fraction_matches(expected, *decode_parts(received.payload))
     return _is_scalar(received) and scalar_matches(expected, decode(received))
+
+
+def matches_listed(expected: object, received: Encoded) -> bool:
+    """Return whether a value is the expected one once its tuples are lists."""
+    return matches(expected, _list_tuples(received))
+
+
+def _list_tuples(received: Encoded) -> Encoded:
+    if isinstance(received, Tagged):
+        if received.tag == "tuple" and type(received.payload) is list:
+            return [_list_tuples(item) for item in received.payload]
+        if received.tag == "dict" and type(received.payload) is list:
+            pairs = [[key, _list_tuples(value)] for key, value in received.payload]
+            return Tagged("dict", pairs)
+        return received
+    return [_list_tuples(item) for item in received] if type(received) is list else received
 
 
 def scalar_matches(expected: object, received: object) -> bool:
@@ -139,15 +167,37 @@ def _is_hashable(received: Encoded) -> bool:
     return _is_scalar(received)
 
 
-def is_same_output(expected: bytes, printed: bytes, tolerance: float) -> bool:
-    """Return whether printed output is the expected one.
+def is_same_output(expected: bytes, printed: bytes, tolerance: float, rule: str = "exact") -> bool:
+    """Return whether printed output is the expected one by a rule; see above.
 
-    The tolerance is the largest absolute or relative error of a finite decimal number; 0 compares
-    text. `nan` and `inf` are text.
+    The tolerance of the exact rule is the largest absolute or relative error of a finite decimal
+    number; 0 compares text. `nan` and `inf` are text.
     """
     expected, printed = expected.rstrip(), printed.rstrip()
     if expected == printed:
         return True
+    match rule:
+        case "code_contests":
+            words, others = expected.lower().split(), printed.lower().split()
+            return _all_close(words, others, lambda number, error: error < 1e-5)
+        case "apps":
+            rows, printed_rows = (
+                [line.split() for line in text.split(b"\n") if line.strip()]
+                for text in (expected, printed)
+            )
+            return len(rows) == len(printed_rows) and all(
+                _all_close(row, other, lambda number, error: error <= 1e-8 + 1e-5 * abs(number))
+                for row, other in zip(rows, printed_rows, strict=True)
+            )
+        case "livecodebench":
+            texts = [text.decode("utf-8", "replace").strip() for text in (expected, printed)]
+            lines = [[line.strip() for line in text.split("\n")] for text in texts]
+            return len(lines[0]) == len(lines[1]) and all(
+                line == other or (_read_decimals(line) or [""]) == _read_decimals(other)
+                for line, other in zip(*lines, strict=True)
+            )
+        case _:
+            pass
     if expected.count(b"\n") != printed.count(b"\n"):
         return False
     lines = zip(expected.split(b"\n"), printed.split(b"\n"), strict=True)
@@ -170,6 +220,35 @@ def _is_same_token(expected: bytes, printed: bytes, tolerance: float) -> bool:
     if number is None or received is None:
         return False
     return abs(number - received) <= tolerance * max(1.0, abs(number))
+
+
+def _all_close(
+    expected: Sequence[bytes], printed: Sequence[bytes], is_close: Callable[[float, float], bool]
+) -> bool:
+    """Return whether words are the same, numbers but two whole ones up to an error."""
+    if len(expected) != len(printed):
+        return False
+    for word, other in zip(expected, printed, strict=True):
+        if word == other:
+            continue
+        number, received = _read_number(word), _read_number(other)
+        if number is None or received is None:
+            return False
+        if all(each.lstrip(b"+-").isdigit() for each in (word, other)):
+            if int(word) != int(other):
+                return False
+        elif not is_close(number, abs(number - received)):
+            return False
+    return True
+
+
+def _read_decimals(line: str) -> list[Decimal] | None:
+    try:
+        numbers = list(map(Decimal, line.split()))
+    except ArithmeticError:
+        return None
+    # NOTE: a signalling NaN would raise when it is compared; no NaN equals another.
+    return None if any(number.is_nan() for number in numbers) else numbers
 
 
 def _read_number(token: bytes) -> float | None:

@@ -1,0 +1,318 @@
+"""The program in a completion, as policies write it.
+
+The answer is the last answer block that is not among the thoughts, or else all that stands outside
+of them; there is none while thoughts are open. In it, the program is a Markdown fence, or what
+reads as Python between lines of prose. Nothing is run here, and the time grows with the length.
+
+Sources: `code_extract` and `extract_target_code_or_empty` of EvalPlus' `sanitize.py`, which keep
+the lines that parse, imports, and what the function needs; `extraction_utils.py` of LiveCodeBench;
+the stop words of HumanEval's bodies (arXiv 2107.03374, section 2.1); CommonMark 0.31, "Fenced code
+blocks".
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+import textwrap
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_MOST_CHARACTERS = 1 << 17
+"""Of an answer; the rest is not read."""
+_MOST_PARSED = 20
+"""Characters of incomplete statements that are parsed, in multiples of the text's length."""
+_MOST_BLOCKS = 64
+"""Fences that are looked at, the last ones."""
+_THOUGHT_OR_ANSWER = re.compile(r"<(/?)(think|answer)>")
+_LANGUAGE = re.compile(r"[\s{.]*([\w+#-]*)")
+_PYTHON = frozenset(("python", "python3", "py", "py3", "python-3", "ipython", "ipython3"))
+_CONTINUES = re.compile(r"(?:else|elif|except|finally)\b|[)\]}]|$|\s")
+"""Start of a line that belongs to the statement above it."""
+_INCOMPLETE = re.compile("never closed|unterminated triple|expected an indented|unexpected EOF")
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_parsing = threading.Lock()
+"""Held while warnings are off, because their filters belong to the process."""
+
+
+class _Block(NamedTuple):
+    """The content of a fence, or lines between prose; `tree` is None if it is not Python."""
+
+    code: str
+    tree: ast.Module | None
+    language: str = ""
+
+
+def extract_program(completion: str, function: str = "", head: str = "") -> str:
+    """Return the program in a completion; empty if there is none.
+
+    Among several fences it is the last one that defines the function, with what it needs of those
+    above; or the last one in Python, if the program reads and prints.
+
+    Args:
+        completion: any text.
+        function: function or class that the program defines; empty if it reads and prints.
+        head: Python above the program. Where it begins the function, the completion may be the
+            body alone, and the program is the head with that body.
+    """
+    text, is_marked = _find_answer(completion)
+    text = text[:_MOST_CHARACTERS].replace("\r\n", "\n")
+    stripped = text.strip()
+    blocks = list(_read_fences(text))[-_MOST_BLOCKS:]
+    if not blocks:
+        tree, _ = _parse_python(stripped)
+        if tree and _is_program(tree, function):
+            bound = _read_names(tree)[1]
+            prose = [node for node in tree.body if _is_prose(node)]
+            if not any(_list_missing_names(node) - bound for node in prose):
+                return stripped
+        blocks = list(_split_prose(text)) if "\n" in stripped else []
+        if not function:
+            longest = max(blocks, key=lambda block: block.code.count("\n"), default=None)
+            is_code = longest and longest.tree and _is_program(longest.tree, "")
+            return longest.code if longest and is_code else stripped
+        if not any(function in _list_names(block.tree) for block in blocks):
+            start = 0 if is_marked else stripped.find(f"def {function}(")
+            return _complete_body(text, function, head) or (stripped[start:] if start >= 0 else "")
+    return _choose_block(blocks, function, head)
+
+
+def _find_answer(completion: str) -> tuple[str, bool]:
+    """Return the answer, and whether tags mark it."""
+    start, state = 0, ""
+    block: slice | None = None
+    for tag in _THOUGHT_OR_ANSWER.finditer(completion):
+        closes, name = bool(tag[1]), tag[2]
+        if state == "think":
+            if closes and name == "think":
+                start, state = tag.end(), ""
+        elif name == "answer":
+            if not closes:
+                block, state = slice(tag.end(), None), "answer"
+            elif block and state:
+                block, state = slice(block.start, tag.start()), ""
+        elif not state:
+            # NOTE: a chat template may have begun the thoughts, which the completion only ends.
+            start, state = tag.end(), "" if closes else "think"
+    if state == "think":
+        # NOTE: a whole answer at the very end is meant as such: the thoughts lack their end tag.
+        marked = completion.rstrip()
+        ends = marked.endswith("</answer>") and "<answer>" in marked
+        return marked.rpartition("<answer>")[2].removesuffix("</answer>") if ends else "", ends
+    return (completion[block], True) if block else (completion[start:], False)
+
+
+def _read_fences(text: str) -> Iterator[_Block]:
+    """Yield the blocks between fences, without the indentation of a list around them."""
+    marks, indent, language = "", 0, ""
+    lines: list[str] = []
+    for line in [*text.split("\n"), None]:
+        if line is None:
+            if marks:
+                yield _build_block(lines, indent, language)
+            return
+        plain = line.rstrip()
+        position = max(plain.rfind("```"), plain.rfind("~~~")) + 3
+        before = plain[:position].rstrip(plain[position - 1 : position])
+        run, info = plain[len(before) : position], plain[position:]
+        is_first = not before.strip(" \t>")
+        margin = len(before.expandtabs(4)) if not before.strip() else 0
+        if run[:3] not in ("```", "~~~") or (is_first and marks and margin > indent + 3):
+            # NOTE: marks that are indented further are in a text of the program's own.
+            lines.append(line)
+            continue
+        if marks and run.startswith(marks) and (is_first or not info):
+            yield _build_block([*lines, before] if before.strip() else lines, indent, language)
+            marks = ""
+            if not is_first or not info or info[0].isspace() or not _LANGUAGE.fullmatch(info):
+                continue
+        if marks or "`" in info or before.count("```") % 2 or not (is_first or run[0] == "`"):
+            lines.append(line)
+            continue
+        found = _LANGUAGE.match(info)
+        marks, indent, language = run, margin, found[1].lower() if found else ""
+        lines = []
+
+
+def _build_block(lines: list[str], indent: int, language: str) -> _Block:
+    if indent:
+        lines = [re.sub(f"^ {{0,{indent}}}", "", line.expandtabs(4)) for line in lines]
+    code = "\n".join(lines).rstrip()
+    return _Block(code, _parse_python(code)[0], language)
+
+
+def _split_prose(text: str) -> Iterator[_Block]:
+    """Yield the runs of statements between lines of prose."""
+    groups: list[str] = []
+    for line in text.split("\n"):
+        is_decorated = bool(groups) and groups[-1].startswith("@") and "\n" not in groups[-1]
+        if is_decorated or (groups and _CONTINUES.match(line)):
+            groups[-1] += "\n" + line
+        else:
+            groups.append(line)
+    left = _MOST_PARSED * len(text)
+    run: list[str] = []
+    number = 0
+    while number < len(groups):
+        code, taken = groups[number], 1
+        tree, error = _parse_python(code)
+        least = max(0, left - 4 * len(text))
+        while _INCOMPLETE.search(error) and number + taken < len(groups) and left > least:
+            code += "\n" + groups[number + taken]
+            taken += 1
+            left -= len(code)
+            tree, error = _parse_python(code)
+        if tree and not any(map(_is_prose, tree.body)):
+            run.append(code)
+            number += taken
+            continue
+        if joined := "\n".join(run).strip():
+            yield _Block(joined, _parse_python(joined)[0])
+        run = []
+        number += 1
+    if joined := "\n".join(run).strip():
+        yield _Block(joined, _parse_python(joined)[0])
+
+
+def _choose_block(blocks: list[_Block], function: str, head: str) -> str:
+    last_first = blocks[::-1]
+    if function:
+        plain = sorted(last_first, key=lambda block: block.language not in ("", *_PYTHON))
+        for block in plain:
+            if function in _list_names(block.tree):
+                return _join_needed(block, blocks[: blocks.index(block)]).strip()
+        begins = re.compile(
+            rf"^[ \t]*(?:async )?(?:def|class) {re.escape(function)}\b", re.MULTILINE
+        )
+        for block in plain:
+            if begins.search(block.code):
+                return textwrap.dedent(block.code).strip()
+        for block in plain:
+            if body := _complete_body(block.code, function, head):
+                return body
+    ranked = sorted(last_first, key=lambda b: (b.language not in _PYTHON, bool(b.language)))
+    for block in ranked:
+        if block.tree and _is_program(block.tree, ""):
+            return _join_needed(block, blocks[: blocks.index(block)]).strip()
+    return textwrap.dedent(ranked[0].code).strip()
+
+
+def _join_needed(block: _Block, others: list[_Block]) -> str:
+    """Return the block below what it needs of others: imports, definitions, constants."""
+    parts: list[tuple[str, ast.stmt]] = []
+    providers: dict[str, int] = {}
+    needed = _list_missing_names(block.tree) if block.tree else set[str]()
+    for other in others if needed else []:
+        lines = other.code.split("\n")
+        for node in other.tree.body if other.tree else []:
+            providers |= dict.fromkeys(_list_bound_names(node), len(parts))
+            first = min(each.lineno for each in (node, *getattr(node, "decorator_list", ())))
+            parts.append(("\n".join(lines[first - 1 : node.end_lineno]), node))
+    taken: set[int] = set()
+    waiting = [*needed, "*"]
+    while waiting:
+        number = providers.get(waiting.pop())
+        if number is not None and number not in taken:
+            taken.add(number)
+            waiting += _list_missing_names(parts[number][1])
+    return "\n".join([*(parts[number][0] for number in sorted(taken)), block.code])
+
+
+def _list_names(tree: ast.Module | None) -> set[str]:
+    """Return what a module defines: names, and the methods of its classes."""
+    names: set[str] = set()
+    for node in tree.body if tree else ():
+        names |= _list_bound_names(node)
+        if isinstance(node, ast.ClassDef):
+            names |= {each.name for each in node.body if isinstance(each, _FUNCTIONS)}
+    return names
+
+
+def _list_bound_names(node: ast.stmt) -> set[str]:
+    """Return the names that a statement of a module imports, defines or assigns."""
+    if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+        return {node.name}
+    kinds = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.If, ast.Try)
+    return _read_names(node)[1] if isinstance(node, kinds) else set()
+
+
+def _list_missing_names(tree: ast.AST) -> set[str]:
+    read, bound = _read_names(tree)
+    return read - bound - set(dir(builtins))
+
+
+def _read_names(tree: ast.AST) -> tuple[set[str], set[str]]:
+    """Return the names that code reads, and those that it binds anywhere."""
+    read: set[str] = set()
+    bound: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                read.add(name)
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.ExceptHandler(name=str(name)):
+                bound.add(name)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                bound.add(node.name)
+            case ast.alias():
+                bound.add((node.asname or node.name).partition(".")[0])
+            case _:
+                pass
+    return read, bound
+
+
+def _is_program(tree: ast.Module, function: str) -> bool:
+    """Return whether this is a program, not printed values that read as Python."""
+    if function:
+        return function in _list_names(tree)
+    kinds = (ast.Call, ast.Import, ast.ImportFrom, ast.ClassDef, *_FUNCTIONS)
+    return any(isinstance(node, kinds) for node in ast.walk(tree))
+
+
+def _is_prose(node: ast.stmt) -> bool:
+    """Return whether a statement only reads as Python: a word (`Sure`), a label (`Note: x`)."""
+    match node:
+        case ast.Expr(value=ast.Constant(value=str())):
+            return False
+        case ast.Expr(value=value):
+            kinds = (ast.Call, ast.Await)
+            return not any(isinstance(each, kinds) for each in ast.walk(value))
+        case ast.AnnAssign(value=None):
+            return True
+        case _:
+            return False
+
+
+def _complete_body(text: str, function: str, head: str) -> str:
+    """Return the head with the text as the body of its function; empty if that is not Python.
+
+    The body ends where a line is not indented, as HumanEval stops at the next statement.
+    """
+    begins = re.search(rf"^([ \t]*)(?:async )?def {re.escape(function)}\b", head, re.MULTILINE)
+    if not begins:
+        return ""
+    margin = begins[1] + "    "
+    lines = text.strip("\n").split("\n")
+    end = next((n for n, line in enumerate(lines) if n and line[:1].strip()), len(lines))
+    # NOTE: tokenizers and `strip` take the indentation of the first line, fences that of all.
+    first = "\n".join(lines[:end])
+    for body in (first, textwrap.indent(textwrap.dedent(text), margin), margin + first.lstrip()):
+        tree, _ = _parse_python(textwrap.dedent(f"{begins[1]}if 1:\n{body}".rstrip()))
+        inner = tree.body[0] if tree and len(tree.body) == 1 else None
+        if isinstance(inner, ast.If) and not all(map(_is_prose, inner.body)):
+            code = f"{head.rstrip()}\n{body.rstrip()}\n"
+            if _parse_python(code)[0]:
+                return code
+    return ""
+
+
+def _parse_python(code: str) -> tuple[ast.Module | None, str]:
+    """Return the tree, or the reason why this is not Python."""
+    try:
+        with _parsing, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(code), ""
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return None, str(error)
