@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from gdpo_tune import cli
 
 if TYPE_CHECKING:
+    from gdpo_tune.core.settings import DataSettings
     from gdpo_tune.spec.first_file import FirstFile
 
 FILE = "{}.yaml"
@@ -47,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--data", metavar="SOURCE", help="Hub id or file of the prompts, or built-in (the task's)"
     )
-    parser.add_argument("--layout", help="columns of that data, such as gsm8k or mbpp")
+    parser.add_argument("--layout", help="columns of that data, such as mbpp (of a file: found)")
     parser.add_argument("--yes", action="store_true", help="ask nothing: take the defaults")
     parser.add_argument("--force", action="store_true", help="replace a file that exists")
     return parser
@@ -92,7 +93,7 @@ def collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
         UsageError: an answer names no task, or the number of trials is not positive.
     """
     from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.core.registry import TASKS
+    from gdpo_tune.core.registry import TASKS, describe_layout
     from gdpo_tune.core.task_files import is_task_file
     from gdpo_tune.spec.first_file import BUILT_IN, FirstFile
     from gdpo_tune.spec.problems import join_names, suggest
@@ -108,7 +109,9 @@ def collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
             print()
             raise UsageError("no answer, so nothing was written") from None
 
-    task = answer(options.task, "Task: code, math, gsm8k, tools or FILE.py:CLASS", "code")
+    found = propose_for_file(options.data, options.task, options.layout)
+    usual = describe_layout(found.layout).tasks[0] if found else "code"
+    task = answer(options.task, "Task: code, math, gsm8k, tools or FILE.py:CLASS", usual)
     if task not in TASKS and not is_task_file(task):
         guess = suggest(task, TASKS)
         raise UsageError(f"task {task!r} is unknown: {guess}there are {join_names(TASKS)}")
@@ -127,7 +130,30 @@ def collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
             f"--layout {options.layout} has no effect: the task writes its prompts itself\n"
             "    fix: name their source too, such as --data openai/gsm8k, or leave --layout out"
         )
-    return FirstFile(task, policy, gpus, int(trials), data, options.layout or "")
+    found = found or propose_for_file(data, task, options.layout)
+    if found is None:
+        return FirstFile(task, policy, gpus, int(trials), data, options.layout or "")
+    named = "".join(f", {name} is {column}" for name, column in found.columns.items())
+    print(f"{data}: its first rows have the layout {found.layout}{named}")
+    return FirstFile(task, policy, gpus, int(trials), data, found.layout, found.columns)
+
+
+def propose_for_file(
+    source: str | None, task: str | None, layout: str | None
+) -> DataSettings | None:
+    """Return the layout of a local source, for a task and of a name if given; None for others.
+
+    Raises:
+        DataError, UsageError: the source cannot be read, or has no known layout.
+    """
+    from gdpo_tune.core.files import expand_home, is_present
+    from gdpo_tune.core.registry import LAYOUTS, describe_layout
+    from gdpo_tune.tasks.layout_choice import propose_layout
+
+    if not source or not is_present(expand_home(source)) or (layout or "gsm8k") not in LAYOUTS:
+        return None
+    fitting = [n for n in LAYOUTS if task is None or task in describe_layout(n).tasks]
+    return propose_layout(source, [layout] if layout else fitting) if fitting else None
 
 
 def suggest_gpus(first: FirstFile) -> str:

@@ -50,8 +50,10 @@ from gdpo_tune.tasks.base import CallContext, Problem, call_score, check_scores
 from gdpo_tune.tasks.data_rows import (
     SURROGATE,
     RowError,
+    convert_row,
     get_optional_text,
     get_text,
+    name_columns,
     parse_json,
     read_rows,
     require_list,
@@ -260,7 +262,8 @@ def build_stated_problem(spec: SweepSpec, line: Mapping[str, Any]) -> Problem:
     if "row" in line:
         if not spec.data.layout:
             raise RowError("row", "the search space has no data.layout that says what columns mean")
-        return describe_layout(spec.data.layout).convert(stated)
+        layout = describe_layout(spec.data.layout)
+        return convert_row(layout, name_columns(spec.data, stated, layout))
     prompt = get_text(stated, "prompt")
     del stated["prompt"]
     known = FACTS[spec.task]
@@ -319,11 +322,12 @@ def list_references(spec: SweepSpec, task: Task, count: int | None) -> list[Scor
         problems = task.problems("validation", count, PROBLEM_SEED)
         return [ScoredText(number, one, write(one)) for number, one in enumerate(problems, 1)]
     layout = describe_layout(spec.data.layout)
-    rows = read_rows(spec.data, layout.columns, (*layout.optional, *layout.solution))
+    rows = read_rows(spec.data, layout, layout.solution)
     texts: list[ScoredText] = []
     for number, (_, row) in enumerate(islice(rows, count), 1):
         try:
-            texts.append(ScoredText(number, layout.convert(row), layout.write_reference(row)))
+            problem, reference = convert_row(layout, row), layout.write_reference(row)
+            texts.append(ScoredText(number, problem, reference))
         except RowError as error:
             texts.append(ScoredText(number, None, "", detail=f"not scored: {error}"))
     if not texts:

@@ -32,9 +32,16 @@ from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from gdpo_tune.core.files import DATA_FILES, expand_home, list_data_files, write_atomically
+from gdpo_tune.core.files import (
+    DATA_FILES,
+    HUB_ID,
+    expand_home,
+    is_local_source,
+    list_data_files,
+    write_atomically,
+)
 from gdpo_tune.core.registry import POLICIES
-from gdpo_tune.core.settings import HUB_ID, DataSettings, ModelSettings, RolloutSettings
+from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings
 from gdpo_tune.core.task_files import is_task_file, split_task_file
 
 PACKAGE = __name__.partition(".")[0]
@@ -54,7 +61,7 @@ _LEFT_BY_TRAINING = (
     "measured.json",
 )
 """Files in a policy's directory that no training from it reads."""
-_NAMED_FILES = (*DATA_FILES, ".json", ".csv", ".tsv", ".txt")
+_NAMED_FILES = (*DATA_FILES, ".tsv", ".txt")
 """Files of a directory that the code of a task names, unless it holds a model."""
 _INSTALLED = {"site-packages", "dist-packages"}
 _WRITERS = ("write_text", "write_bytes", "touch", "mkdir", "FileHandler", "to_csv", "to_json")
@@ -95,11 +102,15 @@ def measure_content(
             exact = version(name)
             feature = ".".join(exact.split(".")[:2])
             facts[f"version {name}"] = Fact(feature if name in by_feature else exact)
-    if data.source and data.is_local:
-        found = list_data_files(expand_home(data.source))
-        files += [(f"data {file.name}", file) for file in found]
-    elif data.source:
-        _add_hub_commit(facts, data.source, "main")
+    sources = {"": data.source, "validation ": data.validation.source, "test ": data.test.source}
+    for part, source in sources.items():
+        place = expand_home(source)
+        if source and is_local_source(source):
+            for file in list_data_files(place):
+                name = file.name if file == place else file.relative_to(place)
+                files.append((f"data {part}{name}", file))
+        elif source:
+            _add_hub_commit(facts, source, "main")
     directory = POLICIES.get(policy) or expand_home(policy)
     if directory.is_dir():
         below = ((file.relative_to(directory), file) for file in _list_policy_files(directory))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -12,8 +13,12 @@ from pathlib import Path
 from gdpo_tune.core.errors import DiskFullError, UsageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-DATA_FILES = (".jsonl", ".parquet")
-"""Suffixes of local data files."""
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+"""Form of the name of a policy or data set on the Hub."""
+DATA_FILES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".csv", ".parquet")
+"""Suffixes of local data files, in lower case."""
+DATA_KINDS = ".json, .jsonl (also .gz), .csv or .parquet"
+"""The same in words."""
 LONGEST_PART, LONGEST_PATH = 255, 4095
 """Most bytes of the name of a file or directory, and of a path, on every usual disk."""
 _NEARLY_FULL = 64 * 1024
@@ -93,11 +98,29 @@ def find_path_problem(path: str) -> str:
     return ""
 
 
+def is_data_file(file: Path) -> bool:
+    """Return whether a name is that of a data file: a known suffix, and not hidden."""
+    return file.name.lower().endswith(DATA_FILES) and not file.name.startswith((".", "__"))
+
+
+def is_local_source(source: str) -> bool:
+    """Return whether a source is a path: it exists, or cannot be an id on the Hub."""
+    path = expand_home(source)
+    return not HUB_ID.fullmatch(source) or is_data_file(path) or is_present(path)
+
+
 def list_data_files(source: Path) -> list[Path]:
-    """Return the files that a local source stands for, sorted by name; empty if there is none."""
-    if is_directory(source):
-        return sorted(file for file in source.iterdir() if file.suffix in DATA_FILES)
-    return [source] if is_file(source) and source.suffix in DATA_FILES else []
+    """Return the files that a local source may hold, sorted; empty if there is none.
+
+    Those of a directory are at any depth, the tables of `save_to_disk` among them.
+    """
+    if not is_directory(source):
+        return [source] if is_file(source) and is_data_file(source) else []
+    found: list[Path] = []
+    for place, directories, names in os.walk(source):
+        directories[:] = [name for name in directories if not name.startswith((".", "__"))]
+        found += [Path(place, name) for name in names]
+    return sorted(file for file in found if is_data_file(file) or file.suffix == ".arrow")
 
 
 @contextmanager

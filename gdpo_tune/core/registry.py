@@ -113,12 +113,22 @@ class LayoutInfo:
     tasks: tuple[str, ...]
     """Tasks that can judge such problems."""
     columns: tuple[str, ...]
-    """Columns that a data set must have."""
+    """Columns that a data set must have, the prompt first."""
     doc: str
     optional: tuple[str, ...] = ()
     """Columns that are read if they are there."""
     solution: tuple[str, ...] = ()
     """Columns that only `write_reference` reads."""
+    one_of: tuple[str, ...] = ()
+    """Optional columns of which a data set must have one."""
+    keeps_messages: bool = False
+    """True if `convert` itself reads a prompt that is a list of messages."""
+
+    def fits(self, present: Collection[str]) -> bool:
+        """Return whether a data set with these columns has this layout."""
+        return {*self.columns} <= {*present} and not (
+            self.one_of and {*self.one_of}.isdisjoint(present)
+        )
 
 
 TASKS: dict[str, str] = {
@@ -184,7 +194,15 @@ SCHEDULERS: dict[str, SchedulerInfo] = {
 LAYOUTS: dict[str, str] = {
     "gsm8k": "gdpo_tune.tasks.layouts:GSM8K",
     "math": "gdpo_tune.tasks.layouts:MATH",
+    "question_answer": "gdpo_tune.tasks.layouts:QUESTION_ANSWER",
+    "svamp": "gdpo_tune.tasks.layouts:SVAMP",
+    "asdiv": "gdpo_tune.tasks.layouts:ASDIV",
+    "mawps": "gdpo_tune.tasks.layouts:MAWPS",
+    "olympiadbench": "gdpo_tune.tasks.layouts:OLYMPIADBENCH",
     "toolrl": "gdpo_tune.tasks.layouts:TOOLRL",
+    "verl": "gdpo_tune.tasks.layouts:VERL",
+    "rlla_sft": "gdpo_tune.tasks.layouts:RLLA_SFT",
+    "bfcl": "gdpo_tune.tasks.layouts:BFCL",
     "mbpp": "gdpo_tune.tasks.code_layouts:MBPP",
     "mbpp_sanitized": "gdpo_tune.tasks.code_layouts:MBPP_SANITIZED",
     "humaneval": "gdpo_tune.tasks.code_layouts:HUMANEVAL",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from gdpo_tune.core.files import DATA_FILES, expand_home, is_present
+from gdpo_tune.core.files import is_local_source
 
 Sharding = Literal["auto", "full", "none"]
 """Division of a policy among the workers of a trial."""
@@ -28,8 +27,8 @@ LATER_TRAINING = ("mini_batch_size", "optimizer", "evaluation_temperature", "dea
 in the identity of a sweep nor in that of a training, which stay those of earlier versions."""
 DECISIVE_ROLLOUT_KEYS = ("importance_sampling", "importance_sampling_cap")
 """Settings of `rollout:` that change the result of a training; the others say where it samples."""
-HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-"""Form of the name of a policy or data set on the Hub."""
+LATER_DATA = ("columns", "prompt_template", "validation", "test")
+"""The same for settings of `data:`."""
 
 
 @dataclass(frozen=True)
@@ -124,26 +123,47 @@ class SandboxSettings:
 
 
 @dataclass(frozen=True)
+class HeldOutData:
+    """Split of a data set that is held out as it is; without a key, prompts are cut by a hash."""
+
+    __pydantic_config__ = {"extra": "forbid"}
+
+    split: str = ""
+    """Its name; default: that of the key, `validation` or `test`."""
+    source: str = ""
+    """Another source of the same layout; default: `data.source`."""
+
+
+@dataclass(frozen=True)
 class DataSettings:
     """Where prompts come from (the YAML's `data:`); without a source the task writes its own."""
 
     source: str = ""
-    """Id of a dataset on the Hub, a `.jsonl` or `.parquet` file, or a directory of such files."""
+    """Id of a dataset on the Hub, or a path: a `.json`, `.jsonl` (also `.gz`), `.csv` or `.parquet`
+    file, a directory of such files, a clone from the Hub, or what `save_to_disk` wrote."""
     layout: str = ""
     """One of the layouts below: the columns and their meaning."""
+    columns: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+    """Column of the layout -> column of the data that stands for it, where the names differ:
+    `{problem: question, answer: final_answer}`."""
+    prompt_template: str = ""
+    """Prompt composed of columns of the data, such as `"{Body} {Question}"`; `{{` is a brace."""
     config: str = ""
-    """Configuration of a dataset on the Hub, such as `main`."""
+    """Configuration of a dataset on the Hub or of its clone, such as `main`."""
     split: str = "train"
-    """Split of a dataset on the Hub that prompts are taken from; our splits are cut out of it."""
+    """Split of a dataset on the Hub, or of a directory by the names of its files, that prompts are
+    taken from. Our splits are cut out of it, but for those that the next two keys name."""
+    validation: HeldOutData = HeldOutData()
+    """Prompts of the search: `{split: validation}`, or `{source: valid.jsonl}`."""
+    test: HeldOutData = HeldOutData()
+    """Prompts of the front. Held-out prompts are left out of the training prompts."""
     max_prompt_length: Annotated[int, Ge(1), Le(1 << 24)] = 1024
     """Tokens above which a prompt is left out; the report says how many were."""
 
     @property
     def is_local(self) -> bool:
         """True if the source is a path: it exists, or cannot be an id on the Hub."""
-        path = expand_home(self.source)
-        is_id = HUB_ID.fullmatch(self.source) and path.suffix not in DATA_FILES
-        return not is_id or is_present(path)
+        return is_local_source(self.source)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from gdpo_tune.core.errors import DataError, get_first_line
-from gdpo_tune.core.files import expand_home
+from gdpo_tune.core.files import expand_home, is_local_source
 from gdpo_tune.core.prompt_order import PROBLEM_SEED, order_prompts
 from gdpo_tune.core.registry import describe_layout
 from gdpo_tune.exporters.base import PROMPTS_FILE, TrainingFiles
@@ -144,16 +144,23 @@ def format_reference(recipe: Recipe, training: TrainingFiles) -> str:
     for function in (convert, build_row):
         bundle.add(function.__module__, function.__name__)
     bundle.add(f"{_GLUE}.prompt_program", "write_prompts")
-    is_local = recipe.data.is_local
-    place = str(expand_home(source).absolute()) if is_local else source
-    data = {**asdict(recipe.data), "source": place, "is_local": is_local}
-    arguments = ", ".join(f"{name}={value!r}" for name, value in data.items())
+    data: dict[str, Any] = {**asdict(recipe.data), "is_local": recipe.data.is_local}
+    for section in (data, data["validation"], data["test"]):
+        if section["source"] and is_local_source(section["source"]):
+            section["source"] = str(expand_home(section["source"]).absolute())
+    arguments = ", ".join(
+        f"{name}=SimpleNamespace(**{value!r})"
+        if name in ("validation", "test")
+        else f"{name}={value!r}"
+        for name, value in data.items()
+    )
+    shape = ("columns", "optional", "one_of", "keeps_messages")
+    columns = ", ".join(f"{name}={getattr(layout, name)!r}" for name in shape)
     tokenizer = load_local_tokenizer(recipe.policy_name, recipe.model.revision)
     mode, own = recipe.model.instructions, recipe.build_task().instructions
     values = {
         "DATA": f"SimpleNamespace({arguments})",
-        "COLUMNS": repr(layout.columns),
-        "OPTIONAL_COLUMNS": repr(layout.optional),
+        "LAYOUT": f"SimpleNamespace({columns})",
         "POLICY": repr(recipe.policy),
         "INSTRUCTIONS": repr(choose_instructions(recipe.policy_name, tokenizer, own, mode)),
         "READING": repr(recipe.reading),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gdpo_tune.core.content import find_modules
@@ -41,6 +42,7 @@ from gdpo_tune.exporters.reward_file import (
 from gdpo_tune.policies.prompts import CLOCK, FIXED_DATE, TEMPLATE_FILE
 from gdpo_tune.results.parents import explain_merge
 from gdpo_tune.results.retrain import TrainingRequest
+from gdpo_tune.tasks.answers import INSTALL_MATH_VERIFY
 
 RUN = "run.sh"
 CHECK_PATH = """if [[ "$PWD" == *:* ]]; then
@@ -80,6 +82,8 @@ def export_training(
     ships = request.spec.policy in POLICIES and library not in MERGERS
     recipe = build_recipe(request, POLICY_COPY if ships else policy)
     exported: Exported = load(EXPORTERS[library])(recipe)
+    if recipe.task == "math" and exported.training is not None:
+        exported = replace(exported, install=f"{exported.install} && {INSTALL_MATH_VERIFY}")
     default = request.spec.output_directory / f"{recipe.name}-{library}"
     directory = directory or default.expanduser()
     run = format_run(recipe, exported, references_data=references_data)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core.errors import PolicyError
-from gdpo_tune.core.files import expand_home, is_directory
+from gdpo_tune.core.files import HUB_ID, expand_home, is_directory
 from gdpo_tune.core.policy_size import (
     KNOWN_POLICIES,
     PolicySize,
@@ -23,7 +23,6 @@ from gdpo_tune.core.policy_size import (
     find_position_limit,
 )
 from gdpo_tune.core.registry import POLICIES
-from gdpo_tune.core.settings import HUB_ID
 
 if TYPE_CHECKING:
     import torch

@@ -178,7 +178,9 @@ def describe_data(spec: SweepSpec) -> str:
     if data.is_local:
         return f"the author's own file `{data.source}`, which is not published: {counts}"
     place = f"[{data.source}](https://huggingface.co/datasets/{data.source})"
-    return f"{place} (split {data.split}): {counts}"
+    own = {"validation": data.validation, "test": data.test}
+    splits = [data.split, *(s.split or name for name, s in own.items() if s.split or s.source)]
+    return f"{place} (split {', '.join(splits)}): {counts}"
 
 
 def _list_objectives(publication: Publication) -> list[str]:

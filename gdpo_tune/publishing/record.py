@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.core.files import is_present
+from gdpo_tune.core.files import is_local_source, is_present
 from gdpo_tune.core.hub_address import RECORD
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.steps import STEPS_FILE, is_kept, read_steps
@@ -61,7 +61,12 @@ def make_public(spec: SweepSpec) -> SweepSpec:
         update={
             "task": Path(task).name if is_task_file(task) else task,
             "policy": name_policy(spec.policy),
-            "data": replace(data, source=Path(data.source).name) if data.is_local else data,
+            "data": replace(
+                data,
+                source=name_source(data.source),
+                validation=replace(data.validation, source=name_source(data.validation.source)),
+                test=replace(data.test, source=name_source(data.test.source)),
+            ),
             "sandbox": sandbox,
             "rollout": replace(spec.rollout, **server),
             "search": spec.search.model_copy(update={"warm_start": ()}),
@@ -72,6 +77,11 @@ def make_public(spec: SweepSpec) -> SweepSpec:
             "ledger": "",
         }
     )
+
+
+def name_source(source: str) -> str:
+    """Return a source of data for others: of a path, its last part."""
+    return Path(source).name if source and is_local_source(source) else source
 
 
 def name_policy(policy: str) -> str:

@@ -17,8 +17,12 @@ from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.core.settings import (
     DECISIVE_ROLLOUT_KEYS,
     INDIFFERENT_TRAINING,
+    LATER_DATA,
+    LATER_TRAINING,
     STRICT,
+    DataSettings,
     RolloutSettings,
+    TrainingSettings,
 )
 from gdpo_tune.core.trial_config import Params, Segment, TrialConfig
 from gdpo_tune.results.open_sweep import Sweep, split_source
@@ -282,7 +286,8 @@ def list_decisive_settings(config: TrialConfig) -> dict[str, Any]:
     parts = {k: v for k, v in dataclasses.asdict(config).items() if k not in INDIFFERENT}
     for name in INDIFFERENT_TRAINING:
         del parts["training"][name]
-    parts["training"] = drop_later_defaults(parts["training"])
+    parts["training"] = drop_later_defaults(parts["training"], TrainingSettings(), LATER_TRAINING)
+    parts["data"] = drop_later_defaults(parts["data"], DataSettings(), LATER_DATA)
     if config.scoring == STRICT:
         del parts["scoring"]
     for name in DECISIVE_ROLLOUT_KEYS:

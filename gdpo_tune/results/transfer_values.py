@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gdpo_tune.core.settings import LATER_DATA
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trial_config import Params
 from gdpo_tune.results.transfer_recipe import TransferRecipe
@@ -27,7 +28,10 @@ PROMPT, RANK, SCORING = "data.max_prompt_length", "model.lora_rank", "scoring"
 SUBJECTS = {
     "policy": ("policy",),
     "trained weights": (RANK,),
-    "data": ("data.source", "data.config", "data.split", "data.layout"),
+    "data": (
+        *("data.source", "data.config", "data.split", "data.layout"),
+        *(f"data.{name}" for name in LATER_DATA),
+    ),
     "lengths": (LONGEST, LIMIT),
     "scoring": (SCORING,),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,8 @@ class FirstFile:
     """Source of the prompts; empty: `suggest_data`."""
     layout: str = ""
     """Layout of that source; empty: that of the task's usual data set."""
+    columns: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Column of the layout -> column of the source, where the names differ."""
     info: TaskInfo = field(init=False)
 
     def __post_init__(self) -> None:
@@ -149,6 +152,8 @@ class FirstFile:
             section = {"source": source, "layout": self.layout or section.get("layout", "")}
         elif self.layout:
             section["layout"] = self.layout
+        if self.columns:
+            section["columns"] = dict(self.columns)
         section["max_prompt_length"] = 2048 if known and known.has_instructions else 512
         return "{" + ", ".join(f"{key}: {dump_flow(value)}" for key, value in section.items()) + "}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -17,6 +17,7 @@ from gdpo_tune.core.object_store import find_local_copy, is_url, join_address
 from gdpo_tune.core.settings import (
     DECISIVE_ROLLOUT_KEYS,
     INDIFFERENT_TRAINING,
+    LATER_DATA,
     LATER_TRAINING,
     STRICT,
     DataSettings,
@@ -187,7 +188,8 @@ class SweepSpec(Section):
         was added later, or a setting of `LATER_TRAINING`, counts only away from its default.
         """
         decisive = self.model_dump(mode="json", include={"task", "policy", "objectives", "space"})
-        decisive["training"] = drop_later_defaults(select_decisive(self.training))
+        training = select_decisive(self.training)
+        decisive["training"] = drop_later_defaults(training, TrainingSettings(), LATER_TRAINING)
         if self.scoring != STRICT:
             decisive["scoring"] = self.scoring
         for name in self.space.omittable_names:
@@ -195,7 +197,7 @@ class SweepSpec(Section):
         for name in ("sandbox", "data", "model", "rollout"):
             settings = getattr(self, name)
             section, default = select_decisive(settings), select_decisive(type(settings)())
-            changed = {key: value for key, value in section.items() if value != default[key]}
+            changed = {k: value for k, value in section.items() if value != default.get(k)}
             if changed:
                 decisive[name] = changed
         text = json.dumps(decisive, sort_keys=True)
@@ -225,6 +227,8 @@ def select_decisive(settings: Any) -> dict[str, Any]:
     plain = asdict(settings)
     if isinstance(settings, TrainingSettings):
         return {key: value for key, value in plain.items() if key not in INDIFFERENT_TRAINING}
+    if isinstance(settings, DataSettings):
+        return drop_later_defaults(plain, DataSettings(), LATER_DATA)
     if isinstance(settings, ModelSettings):
         del plain["template_date"]  # that of the start, which a sweep keeps
     if isinstance(settings, SandboxSettings):
@@ -235,14 +239,12 @@ def select_decisive(settings: Any) -> dict[str, Any]:
     return plain
 
 
-def drop_later_defaults(training: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of `training:` without those of `LATER_TRAINING` at their defaults."""
-    default = TrainingSettings()
-    return {
-        key: value
-        for key, value in training.items()
-        if key not in LATER_TRAINING or value != getattr(default, key)
-    }
+def drop_later_defaults(
+    section: Mapping[str, Any], defaults: Any, later: Collection[str]
+) -> dict[str, Any]:
+    """Return the settings of a section without those of `later` at their defaults."""
+    default = asdict(defaults)
+    return {k: value for k, value in section.items() if k not in later or value != default[k]}
 
 
 def dump_public_yaml(spec: SweepSpec) -> str:

@@ -146,7 +146,7 @@ def _explain(
     if kind == "union_tag_not_found":
         name = str(context["discriminator"]).strip("'")
         return f"without a {name}", f"add {name}: followed by its name"
-    if kind == "extra_forbidden":
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return "unknown key", f"{suggest(key, keys)}keys here are {join_names(keys)}"
     if kind == "missing":
         return "missing", f"add {key}:"
@@ -181,7 +181,10 @@ def _locate(model: type[BaseModel], loc: KeyPath) -> tuple[KeyPath, list[str], F
             continue
         keys = _list_keys(kind) or keys
         field = getattr(kind, "model_fields", {}).get(part)
-        kind = None if field is None else field.annotation
+        if dataclasses.is_dataclass(kind):
+            kind = get_type_hints(kind).get(str(part))
+        else:
+            kind = None if field is None else field.annotation
         if field is not None and get_origin(kind) in (Union, UnionType):
             members = [member for member in get_args(kind) if _list_keys(member)]
             if field.discriminator:

@@ -18,6 +18,7 @@ from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.data_rows import (
     Row,
     RowError,
+    get_answer,
     get_optional_text,
     get_text,
     parse_json,
@@ -65,10 +66,10 @@ GSM8K = LayoutInfo(
 )
 
 
-# MATH: `problem`, and `solution` whose last `\boxed{...}` is the answer.
+# MATH: `problem`, and `solution` whose last `\boxed{...}` is the answer, or `answer`, or both.
 #
-# A column `answer`, as in MATH-500, is used instead if it is there. Answers are LaTeX; `level` and
-# `type` are not used.
+# `answer`, as in MATH-500, AIME and AMC, is used if it is there; it may be a number or a list.
+# Answers are LaTeX; `level` and `type` are not used.
 #
 # Source: arXiv 2103.03874; columns of the released data and of its copies on the Hub.
 
@@ -77,7 +78,10 @@ _BOXES = (r"\boxed", r"\fbox")
 
 def convert_competition_math(row: Row) -> Problem:
     """Return the problem, and the answer as `data["answer"]`."""
-    answer = get_optional_text(row, "answer").strip() or extract_box(get_text(row, "solution"))
+    if row.get("answer") not in (None, ""):
+        answer = get_answer(row, "answer")
+    else:
+        answer = extract_box(get_text(row, "solution"))
     if not answer:
         raise RowError("solution", r"no answer in \boxed{...}")
     return Problem(get_text(row, "problem").strip() + "\n", "math", {"answer": answer})
@@ -105,17 +109,77 @@ def extract_box(solution: str) -> str:
 
 def _write_competition_math(row: Row) -> str:
     answer = convert_competition_math(row).data["answer"]
-    return write_answer(get_text(row, "solution").strip(), answer)
+    return write_answer(get_optional_text(row, "solution").strip(), answer)
 
 
 MATH = LayoutInfo(
     convert_competition_math,
     write_reference=_write_competition_math,
     tasks=("math", "gsm8k"),
-    columns=("problem", "solution"),
-    optional=("answer",),
-    doc="MATH: the last `\\boxed{}` of the solution is the answer, or the column `answer`",
+    columns=("problem",),
+    one_of=("answer", "solution"),
+    optional=("answer", "solution"),
+    doc="MATH, MATH-500, AIME, AMC: the column `answer`, or the last `\\boxed{}` of the solution",
 )
+
+
+# Questions with their answers alone, in the columns in which each set was released.
+#
+# Some have a context or body, which stands above the question. Of the answers of ASDiv the unit is
+# left out: `9 (apples)`. OlympiadBench's `error` is the tolerance of an answer. The reference
+# solution is the answer itself. `verl` is the form of verl's training files.
+#
+# Source: arXiv 2103.07191 (SVAMP), arXiv 2106.15772 (ASDiv), NAACL 2016 (MAWPS), arXiv 2402.14008
+# (OlympiadBench); columns of the released data and in `evaluation/data` of
+# github.com/QwenLM/Qwen2.5-Math.
+
+_TRUTH = "reward_model"
+_QUESTIONS = ("Body", "body", "Question", "question", "input", "prompt")
+_ANSWERS = ("Answer", "answer", "target", "final_answer", _TRUTH)
+
+
+def convert_question(row: Row) -> Problem:
+    """Return context, body and question as one text, and the answer as `data["answer"]`."""
+    texts = [get_optional_text(row, "context").strip()]
+    texts += [get_text(row, column).strip() for column in _QUESTIONS if column in row]
+    column = next((column for column in _ANSWERS if column in row), _ANSWERS[1])
+    found = row.get(column)
+    if column == _TRUTH:
+        found = require_mapping(found, column).get("ground_truth")
+    answer = get_answer({column: found}, column)
+    if "body" in row:
+        answer = re.sub(r"(?<=\S)\s*\([^()]*\)$", "", answer)
+    data = {"answer": normalize_number(answer) if {"target", "Answer"} & {*row} else answer}
+    if row.get("error") not in (None, ""):
+        data["tolerance"] = get_answer(row, "error")
+    return Problem(" ".join(filter(None, texts)) + "\n", "math", data)
+
+
+def _describe_questions(
+    doc: str, columns: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> LayoutInfo:
+    return LayoutInfo(
+        convert_question,
+        write_reference=lambda row: write_answer("", convert_question(row).data["answer"]),
+        tasks=("math", "gsm8k"),
+        columns=columns,
+        optional=optional,
+        doc=doc,
+    )
+
+
+QUESTION_ANSWER = _describe_questions(
+    "questions whose answer stands alone: a text, a number or a list", ("question", "answer")
+)
+SVAMP = _describe_questions("SVAMP: a body and a question", ("Body", "Question", "Answer"))
+ASDIV = _describe_questions(
+    "ASDiv: a body and a question; the answer with its unit", ("body", "question", "answer")
+)
+MAWPS = _describe_questions("MAWPS: the target is a number", ("input", "target"))
+OLYMPIADBENCH = _describe_questions(
+    "OlympiadBench: a list of final answers", ("question", "final_answer"), ("context", "error")
+)
+VERL = _describe_questions("verl: messages; `ground_truth` is right", ("prompt", _TRUTH))
 
 
 # ToolRL: `prompt` is a list of messages, `reward_model` a mapping whose `ground_truth` is right.
@@ -127,8 +191,6 @@ MATH = LayoutInfo(
 # them.
 #
 # Source: arXiv 2504.13958; `dataset/rlla_4k` of github.com/qiancheng0/ToolRL.
-
-_TRUTH = "reward_model"
 
 
 def convert_toolrl(row: Row) -> Problem:
@@ -192,5 +254,81 @@ TOOLRL = LayoutInfo(
     tasks=("tools",),
     columns=("prompt", "reward_model"),
     optional=("tools",),
+    keeps_messages=True,
     doc="ToolRL: messages, and the right answer with its tool calls",
+)
+
+
+# Demonstrations of ToolRL: `instruction` and `input` are the messages, `output` is right.
+#
+# Source: `dataset/rlla_sft.json` of github.com/qiancheng0/ToolRL.
+
+
+def convert_rlla_sft(row: Row) -> Problem:
+    """Return the problem of `convert_toolrl` for a demonstration."""
+    return convert_toolrl(_arrange_demonstration(row))
+
+
+def _arrange_demonstration(row: Row) -> Row:
+    texts = [get_text(row, "instruction"), get_optional_text(row, "input")]
+    truth = {"ground_truth": get_text(row, "output")}
+    return {"prompt": [{"content": text} for text in texts if text], _TRUTH: truth}
+
+
+RLLA_SFT = LayoutInfo(
+    convert_rlla_sft,
+    write_reference=lambda row: _read_truth(_arrange_demonstration(row))[0],
+    tasks=("tools",),
+    columns=("instruction", "output"),
+    optional=("input",),
+    doc="demonstrations of ToolRL: instruction, input, and the right answer with its tool calls",
+)
+
+
+# BFCL: `question` has the messages, in one list more for each turn of the user; `function` lists
+# the tools; each call of `ground_truth` has a list of right values for each parameter.
+#
+# An empty text among them says that the parameter may be left out. Rows with several turns, or
+# with values that are themselves lists of right values, are left out.
+#
+# Source: `bfcl_eval` of github.com/ShishirPatil/gorilla, `BFCL_v4_*.json` and `possible_answer/`.
+
+
+def convert_bfcl(row: Row) -> Problem:
+    """Return messages with the tools above them, and calls with the `accepted` values."""
+    turns = require_list(row.get("question"), "question")
+    if turns and isinstance(turns[0], list):
+        if len(turns) > 1:
+            raise RowError("question", "several turns of the user")
+        turns = turns[0]
+    texts = _show_tools({"tools": row.get("function")})
+    if not texts:
+        raise RowError("function", "no tool")
+    texts += _get_messages({"prompt": turns})
+    listed = require_list(parse_json(row.get("ground_truth"), "ground_truth"), "ground_truth")
+    calls: list[dict[str, Any]] = []
+    for call in listed:
+        for name, values in require_mapping(call, "ground_truth").items():
+            accepted = {
+                key: require_list(each, "ground_truth")
+                for key, each in require_mapping(values, "ground_truth").items()
+                if each is not None  # as Parquet writes the parameters of other rows
+            }
+            if any(isinstance(one, dict) for each in accepted.values() for one in each):
+                raise RowError("ground_truth", "a value that is a mapping of right values")
+            first = {k: next((v for v in each if v != ""), "") for k, each in accepted.items()}
+            parameters = {key: value for key, value in first.items() if accepted[key] != [""]}
+            calls.append({"name": name, "parameters": parameters, "accepted": accepted})
+    if not calls:
+        raise RowError("ground_truth", "no call")
+    return Problem("\n\n".join(texts) + "\n", "bfcl", {"calls": calls, "response": False})
+
+
+BFCL = LayoutInfo(
+    convert_bfcl,
+    write_reference=lambda row: write_calls("", convert_bfcl(row).data["calls"]),
+    tasks=("tools",),
+    columns=("question", "function", "ground_truth"),
+    keeps_messages=True,
+    doc="BFCL: messages, functions, and calls with all right values of each parameter",
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from gdpo_tune.tasks.answers import extract_answer, is_same_answer, remove_thoughts
 from gdpo_tune.tasks.base import Reward, Sample
 
 # Every task ---------------------------------------------------------------------------------------
@@ -77,14 +78,13 @@ BUG_FREE = Reward("bug_free", 0, 1, score_bug_free, "share whose program does no
 # Mathematics --------------------------------------------------------------------------------------
 
 
-def is_same_answer(answer: str, gold: str) -> bool:
-    """Return whether two answers agree once numbers are written plainly."""
-    return normalize_number(answer) == normalize_number(gold)
-
-
 def score_answer(sample: Sample) -> float:
-    """Return 1.0 if the completion's answer is `data["answer"]`, else 0.0."""
-    return float(is_same_answer(extract_answer(sample.completion), sample.problem.data["answer"]))
+    """Return 1.0 if the completion's answer equals `data["answer"]`, else 0.0.
+
+    `data["tolerance"]`, where a problem has it, is the largest absolute error of a number.
+    """
+    answer, data = extract_answer(sample.completion), sample.problem.data
+    return float(is_same_answer(answer, data["answer"], data.get("tolerance", 0.0)))
 
 
 ANSWER = Reward("correctness", 0, 1, score_answer, "share of completions with the right answer")
@@ -100,7 +100,7 @@ def score_exact_answer(sample: Sample) -> float:
     could contradict each other.
     """
     gold = normalize_number(sample.problem.data["answer"])
-    return float(extract_tagged_answer(sample.completion) == gold)
+    return float(_extract_finished_answer(sample.completion) == gold)
 
 
 def score_released_exact_answer(sample: Sample) -> float:
@@ -122,7 +122,7 @@ def score_integer(sample: Sample) -> float:
 
     As in the method's recipe, `-5`, `1,000` and `18.0` are no integers.
     """
-    answer = extract_tagged_answer(sample.completion)
+    answer = _extract_finished_answer(sample.completion)
     return float(answer.isascii() and answer.isdigit())
 
 
@@ -176,21 +176,14 @@ def extract_tagged_answer(completion: str) -> str:
     return completion.rpartition("<answer>")[2].partition("</answer>")[0].strip()
 
 
+def _extract_finished_answer(completion: str) -> str:
+    """Return the tagged answer; empty where the completion ends within its thoughts."""
+    return extract_tagged_answer(completion) if remove_thoughts(completion) else ""
+
+
 def write_answer(thought: str, answer: str) -> str:
     """Return a completion in the rewarded format; both texts may be empty."""
     return f"<think>{thought}</think>\n<answer>{answer}</answer>"
-
-
-def extract_answer(completion: str) -> str:
-    """Return the answer in a completion; empty if there is none.
-
-    It is the text of the last answer block, whose end tag may be missing; without a block, the last
-    line after the thoughts that is not blank.
-    """
-    if "<answer>" in completion:
-        return extract_tagged_answer(completion)
-    lines = completion.rpartition("</think>")[2].strip().splitlines()
-    return lines[-1].strip() if lines else ""
 
 
 def normalize_number(text: str) -> str:

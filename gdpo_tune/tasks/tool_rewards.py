@@ -89,7 +89,8 @@ def _scale(score: float, right: Sequence[ToolCall]) -> float:
 
 def write_calls(thought: str, calls: Sequence[ToolCall]) -> str:
     """Return a completion in the rewarded format that makes calls and says nothing else."""
-    lines = "\n".join(map(json.dumps, calls))
+    shown = ({key: value for key, value in call.items() if key != "accepted"} for call in calls)
+    lines = "\n".join(map(json.dumps, shown))
     return f"<think>{thought}</think>\n<tool_call>\n{lines}\n</tool_call>"
 
 
@@ -122,12 +123,21 @@ def compute_jaccard(one: Sequence[str], other: Sequence[str]) -> float:
 
 
 def compare_calls(right: ToolCall, called: ToolCall) -> float:
-    """Return what a pair of calls adds to the score; 0 if they name different tools."""
+    """Return what a pair of calls adds to the score; 0 if they name different tools.
+
+    Where the right call has `accepted` values of its parameters, any of them is right; one with an
+    empty text among them may be left out.
+    """
     if right["name"] != called["name"]:
         return 0.0
     expected, used = right["parameters"], called["parameters"]
-    hits = sum(key in used and bool(used[key] == value) for key, value in expected.items())
-    return compute_jaccard(list(expected), list(used)) + hits
+    accepted = right.get("accepted", {})
+    left_out = {key for key in expected if key not in used and "" in accepted.get(key, ())}
+    hits = len(left_out) + sum(
+        key in used and any(bool(used[key] == one) for one in accepted.get(key, [value]))
+        for key, value in expected.items()
+    )
+    return compute_jaccard([key for key in expected if key not in left_out], list(used)) + hits
 
 
 def _match_calls(right: Sequence[ToolCall], called: Sequence[ToolCall]) -> float:

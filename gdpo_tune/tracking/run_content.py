@@ -23,7 +23,7 @@ from gdpo_tune.core.formatting import get_mode
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.steps import is_kept
 from gdpo_tune.core.trials import Measurement, State, TrialRecord
-from gdpo_tune.spec.model import list_decisive_values
+from gdpo_tune.spec.model import list_decisive_values, select_decisive
 from gdpo_tune.tracking.spool import Message, Point
 
 if TYPE_CHECKING:
@@ -123,7 +123,12 @@ def build_inputs(spec: SweepSpec) -> list[dict[str, str]]:
         ("validation", training.validation_prompts),
         ("testing", training.test_prompts),
     ):
-        content = {"task": spec.task, **asdict(data), "context": context, "prompts": prompts}
+        content = {
+            "task": spec.task,
+            **select_decisive(data),
+            "context": context,
+            "prompts": prompts,
+        }
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         inputs.append(
             {

@@ -149,7 +149,7 @@ def test_an_empty_split_cannot_be_mended_by_asking_for_less(tmp_path):
         ('{"problem": "p", "level": 1}\n', r"no column question, answer; there are problem, lev"),
         ('{"question": "q"}\n', r"rows.jsonl:1: no column answer; there are question:"),
         ("{}\n", "there are none"),
-        (b"\xff\xfe{}\n", r"rows.jsonl:1: not JSON: 'utf-8' codec"),
+        (b"\xff\xfe{}\n", "UTF-16, as Windows writes it: save it as UTF-8"),
         ("[" * 100_000, "rows.jsonl:1: not JSON"),
     ],
 )
@@ -179,6 +179,7 @@ def test_a_file_that_is_gone_or_may_not_be_read(tmp_path, monkeypatch):
     (tmp_path / "rows.jsonl").unlink()
     (tmp_path / "rows.jsonl").mkdir()
     monkeypatch.setattr(data_rows, "list_data_files", lambda source: [source])
+    monkeypatch.setattr(data_rows, "is_directory", lambda path: False)
     with pytest.raises(DataError, match="cannot be read: Is a directory"):
         data_rows.collect_data(settings)
 
@@ -224,7 +225,7 @@ def test_a_hub_that_fails_is_one_error_with_the_local_alternative(error, said, m
     message = str(caught.value)
     where = "data.source = own/questions (config main, split train)"
     assert message.startswith(f"{where} cannot be loaded from the Hub: {said}")
-    assert "give a .jsonl or .parquet file as data.source" in message
+    assert ".csv or .parquet file as data.source" in message
     assert "\n" not in message
     assert caught.value.exit_status == 2
     assert logging.getLogger("huggingface_hub").level == before

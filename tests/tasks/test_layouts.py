@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from gdpo_tune.core import registry
+from gdpo_tune.core.settings import DataSettings
 from gdpo_tune.sandbox import Job, Limits
 from gdpo_tune.tasks import layouts
-from gdpo_tune.tasks.data_rows import RowError
+from gdpo_tune.tasks.data_rows import RowError, convert_row, name_columns
 from gdpo_tune.tasks.execution import MOST_TESTS, TOLERANCE, build_code_problem, build_job
 from gdpo_tune.tasks.tool_rewards import HIGHEST, measure_agreement, score_tool_format
 from tests.support.data import DIRECTORY, build_sample, read_rows
@@ -17,7 +18,8 @@ CODE = ("mbpp", "mbpp_sanitized", "humaneval", "apps", "code_contests", "livecod
 
 
 def mapped(layout, row):
-    return registry.describe_layout(layout).convert(row)
+    info = registry.describe_layout(layout)
+    return convert_row(info, name_columns(DataSettings(), row, info))
 
 
 def usable(layout):

@@ -177,7 +177,8 @@ def list_needed_paths(spec: SweepSpec) -> list[str]:
 
     `COMPILER` follows if trials train on a GPU.
     """
-    paths = [spec.policy, spec.data.source]
+    data = spec.data
+    paths = [spec.policy, data.source, data.validation.source, data.test.source]
     if task_files.is_task_file(spec.task):
         paths.append(spec.task.rpartition(":")[0])
     present = [path for path in paths if path and is_present(expand_home(path))]

@@ -1,0 +1,438 @@
+r"""Answers of mathematics: where a completion states one, and whether two of them are equal.
+
+Equality has three steps, from cheap to dear. Numbers are equal by value. Texts are equal if MATH's
+judge would call them so, after its rewriting of LaTeX. What remains is a matter for Math-Verify,
+which parses both as expressions, intervals, sets or matrices.
+
+An expression can take a computer algebra system for ever. So what is parsed is bounded in size and
+in the numbers that it raises to powers, which depends on no clock. Math-Verify runs in a process of
+its own under limits of memory and CPU time; if one of its answers reaches them, that answer is
+unequal and the process starts again.
+
+Sources: arXiv 2103.03874 and `math_equivalence.py` of github.com/hendrycks/math (MATH); Math-Verify
+0.9; `judge.py` of github.com/OpenBMB/OlympiadBench (tolerance); arXiv 2110.14168 (GSM8K).
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import inspect
+import json
+import os
+import re
+import reprlib
+import subprocess
+import sys
+import threading
+from fractions import Fraction
+
+# Where a completion states its answer -------------------------------------------------------------
+
+_THOUGHTS = re.compile(r"<(think|thinking|thought|reasoning)>.*?</\1>", flags=re.DOTALL)
+_OPENED_THOUGHTS = re.compile(r"<(?:think|thinking|thought|reasoning)>")
+_CLOSED_THOUGHTS = re.compile(r"</(?:think|thinking|thought|reasoning)>")
+_LAST_BLOCK = re.compile(r"<answer>(?:(?!<answer>).)*</answer>\s*\Z", flags=re.DOTALL)
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+_SAID = re.compile(
+    r"\banswers?\b(?:[^\n.:=]{0,60}?\b(?:is|are)\b|\W{0,4}[:=])[\s:*]*(?P<answer>\S[^\n]*)",
+    flags=re.IGNORECASE,
+)
+"""`The final answer is 5`, `**Answer:** 5`: how the harnesses of MATH, GSM8K and MMLU ask."""
+
+
+def remove_thoughts(completion: str) -> str:
+    """Return a completion without its thoughts; empty if it ends within them.
+
+    What stands above a closing tag are thoughts even if a chat template wrote the tag that opens
+    them. Thoughts that end in an answer block have only lost their closing tag: the block counts.
+
+    Source: TRL 1.16, `reasoning_accuracy_reward`, which gives thoughts without an end nothing.
+    """
+    text = _CLOSED_THOUGHTS.split(_THOUGHTS.sub("", completion))[-1]
+    opened = _OPENED_THOUGHTS.search(text)
+    if opened is None:
+        return text
+    block = _LAST_BLOCK.search(text, opened.end())
+    return block[0] if block else ""
+
+
+def extract_answer(completion: str) -> str:
+    r"""Return the answer in a completion; empty if there is none.
+
+    It is the content of the last answer block outside the thoughts, whose end tag may be missing.
+    In the block, or else in everything outside the thoughts, the last `\boxed{...}` counts, then
+    what follows the last "answer is", then what follows the last `####`. With none of these the
+    whole block is the answer, or the last line that is not blank.
+    """
+    text = remove_thoughts(completion)
+    _, marked, block = text.rpartition("<answer>")
+    text = (block.partition("</answer>")[0] if marked else text).strip()
+    if box := extract_box(text):
+        return box
+    if said := list(_SAID.finditer(text)):
+        answer = said[-1]["answer"]
+        while again := _SAID.search(answer):
+            answer = again["answer"]
+        # A sentence ends at a full stop that a blank follows: `3.5` goes on.
+        return re.split(r"\.(?:\s|\*|$)", answer, maxsplit=1)[0].strip()
+    if "####" in text:
+        return text.rpartition("####")[2].strip()
+    return text if marked or not text else text.splitlines()[-1].strip()
+
+
+def extract_box(text: str) -> str:
+    r"""Return the content of the last `\boxed{...}` or `\fbox{...}`; empty without one.
+
+    Inner braces belong to it. `\boxed 7` holds the one character. A box that never ends holds none.
+    """
+    boxes = list(_BOX.finditer(text))
+    if not boxes:
+        return ""
+    rest = text[boxes[-1].end() :]
+    if not rest.startswith("{"):
+        return rest[:1]
+    depth = 0
+    for match in re.finditer(r"\\.|[{}]", rest, flags=re.DOTALL):
+        depth += {"{": 1, "}": -1}.get(match[0], 0)
+        if depth == 0:
+            return rest[1 : match.start()].strip()
+    return ""
+
+
+# Whether two answers are equal --------------------------------------------------------------------
+
+_LONGEST_ANSWER = 300
+"""Characters of an answer that is more than text; the longest of MATH's 12,500 has 159."""
+_DEEPEST = 12
+"""Brackets inside each other."""
+
+
+def is_same_answer(answer: str, gold: str, tolerance: float = 0.0) -> bool:
+    """Return whether an answer is the right one, `gold`; an empty answer never is.
+
+    `tolerance` is the largest absolute error of a number.
+
+    Raises:
+        MathVerifyError: Math-Verify is needed, and it is not installed or does not start.
+    """
+    if tolerance:
+        one, other = (parse_number(rewrite_latex(clean_answer(text))) for text in (answer, gold))
+        if one and other:
+            return abs(one[0] - other[0]) <= Fraction(str(tolerance))
+    return _is_same(answer, gold)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _is_same(answer: str, gold: str) -> bool:
+    cleaned = clean_answer(answer), clean_answer(gold)
+    texts = [rewrite_latex(text) for text in cleaned]
+    if not texts[0] or texts[0] == texts[1]:
+        return bool(texts[0])
+    one, other = map(parse_number, texts)
+    if one and other:
+        return _is_same_number(*one, *other)
+    bare = [text.replace("%", "").casefold() for text in texts]
+    if any(map(has_words, cleaned)):
+        return bare[0].strip("().,!") == bare[1].strip("().,!")
+    if bare[0] == bare[1] and texts[0].casefold() == texts[0]:
+        return True
+    if not all(map(is_small, cleaned)):
+        return False
+    return _VERIFIER.is_equal(cleaned[1], cleaned[0])
+
+
+def find_answer_problem(gold: str) -> str:
+    """Return why no answer could be compared with `gold`; empty if one can."""
+    cleaned = clean_answer(gold)
+    if not rewrite_latex(cleaned):
+        return "nothing is left of it without marks"
+    if parse_number(rewrite_latex(cleaned)) or has_words(cleaned) or is_small(cleaned):
+        return ""
+    return (
+        f"{reprlib.repr(gold)} is no number and no words, and as an expression it is too large: "
+        f"at most {_LONGEST_ANSWER} characters, {_DEEPEST} brackets deep, powers below 1000"
+    )
+
+
+def _is_same_number(one: Fraction, is_percent: bool, other: Fraction, is_other: bool) -> bool:
+    """Return whether numbers agree; a percentage may stand without its sign, or as a share."""
+    pairs = [(one, other)]
+    if is_percent != is_other:
+        pairs.append((one / 100, other) if is_percent else (one, other / 100))
+    return any(a == b or _is_rounded(a, b) or _is_rounded(b, a) for a, b in pairs)
+
+
+def _is_rounded(decimal: Fraction, fraction: Fraction) -> bool:
+    """Return whether one is the other, which has no last decimal, to six decimals.
+
+    Source: Math-Verify, `float_rounding`.
+    """
+    ends = (10**30 * fraction).denominator == 1
+    return not ends and (10**30 * decimal).denominator == 1 and round(decimal - fraction, 6) == 0
+
+
+_CURRENCY = r"[€£¥₹₩]?"  # dollars are gone: they also stand around LaTeX
+_EXACT_NUMBER = re.compile(
+    rf"(?P<sign>[-+]?){_CURRENCY}(?P<whole>\d{{1,3}}(?:,\d{{3}})+|\d+)?(?P<part>\.\d*)?"
+    rf"(?:(?:[eE]|\\times10\^)\{{?(?P<power>[-+]?\d{{1,3}})\}}?)?(?P<percent>%?){_CURRENCY}",
+    flags=re.ASCII,
+)
+_EXACT_FRACTION = re.compile(
+    r"(?P<sign>[-+]?)\\frac\{(?P<upper>[-+]?\d+)\}\{(?P<lower>[-+]?\d+)\}(?P<percent>%?)",
+    flags=re.ASCII,
+)
+
+
+def parse_number(text: str) -> tuple[Fraction, bool] | None:
+    """Return the exact value of a number and whether it is a percentage; None for other texts.
+
+    The text is one that `rewrite_latex` returned. Commas separate thousands only where three digits
+    follow each: `1,2` is a list.
+    """
+    if len(text) > _LONGEST_ANSWER:
+        return None
+    if match := _EXACT_FRACTION.fullmatch(text):
+        if int(match["lower"]) == 0:
+            return None
+        value = Fraction(int(match["upper"]), int(match["lower"]))
+    else:
+        match = _EXACT_NUMBER.fullmatch(text)
+        if match is None or not (match["whole"] or (match["part"] or ".") != "."):
+            return None
+        digits = f"{(match['whole'] or '0').replace(',', '')}{match['part'] or ''}"
+        value = Fraction(digits.rstrip(".")) * Fraction(10) ** int(match["power"] or 0)
+    return -value if match["sign"] == "-" else value, bool(match["percent"])
+
+
+_SYMBOLS = str.maketrans(
+    {
+        **dict.fromkeys("\u2212\u2012\u2013\ufe63\uff0d", "-"),
+        **dict.fromkeys("\u00a0\u202f\u2009\u3000\n\r\t~$", " "),
+        "\u00d7": r"\times ",
+        "·": r"\cdot ",
+        "÷": "/",
+        "π": r"\pi ",
+        "∞": r"\infty ",
+        "≤": r"\le ",
+        "≥": r"\ge ",
+        "\u222a": r"\cup ",
+        "∩": r"\cap ",
+        "∈": r"\in ",
+        "°": r"^\circ ",
+        "\uff05": "%",
+        "\uff0c": ",",
+    }
+)
+_WRAPPED = re.compile(
+    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}"
+)
+_NOT_UNITS = re.compile(
+    r"\b(?:and|or|to|plus|minus|times|over|less|more|than|hundred|thousand|million|billion|trillion"
+    r"|dozen|squared|cubed|factorial|half|third|quarter|halves|thirds|quarters|mod|sin|cos|tan|cot"
+    r"|sec|csc|log|ln|exp|sqrt|pi|if|when|for|in|base)\b"
+)
+"""Words behind a number that change it."""
+_TRAILING_UNIT = re.compile(
+    r"(?<=[\d})%.])(?:\s*\\(?:text|textrm|mathrm|mbox)\s*\{(?P<wrapped>[^{}]*)\}"
+    r"|\s+(?P<plain>[A-Za-z]{2,}\.?(?:(?: [A-Za-z]|/)[A-Za-z]+\.?){0,3}))(?:\^\{?\d\}?|[²³])?$"
+)
+_REPLACEMENTS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\[!,;:]|\{,\}(?=\d{3})", ""),
+        (r"\\\s", " "),
+        (r"\\[dt]frac", r"\\frac"),
+        (r"\\(?:left|right|displaystyle|textstyle|limits)(?![A-Za-z])", ""),
+        (r"\^\s*\{?\s*\\circ\s*\}?|\s*\\degree|\s+degrees?$", ""),
+        (r"\\%|\s*percent$", "%"),
+        (r"(?<=\d)\s+(\d+)/(\d+)$", r"\\frac{\1}{\2}"),
+    )
+)
+_SPACED_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:\s\d{3})+(?!\s*[\d/])")
+_ASSIGNMENT = re.compile(r"^\s*\\?[A-Za-z](?:_\{?\w\}?)?\s*=(?!=)(?P<value>[^=<>]+)$")
+
+
+def clean_answer(text: str) -> str:
+    r"""Return an answer without the marks around it and without its unit.
+
+    Marks are `$`, `\(...\)`, `\[...\]`, `**`, a final full stop and a name with `=` in front. Signs
+    of Unicode become LaTeX. As for MATH's judge, units and degrees do not count.
+    """
+    text = re.sub(r"\\\$|\\[()](?![A-Za-z])|(?<!\\)\\[\[\]]", " ", text)
+    text = text.translate(_SYMBOLS).replace("**", " ").strip(" `*")
+    while text.endswith((".", ",", ";")) and not text.endswith("\\,"):
+        text = text[:-1].rstrip(" `*")
+    if box := extract_box(text):
+        text = box
+    for pattern, replacement in _REPLACEMENTS:
+        text = pattern.sub(replacement, text)
+    text = _SPACED_THOUSANDS.sub(lambda match: re.sub(r"\s", "", match[0]), text.strip())
+    unit = _TRAILING_UNIT.search(text)
+    if unit and not _NOT_UNITS.search(unit[0].lower()):
+        text = text[: unit.start()].rstrip()
+    assigned = _ASSIGNMENT.match(text)
+    return assigned["value"].strip() if assigned else text
+
+
+def rewrite_latex(text: str) -> str:
+    r"""Return a cleaned answer in the one form in which MATH's judge compares texts.
+
+    Source: `_strip_string` of `math_equivalence.py`: `\frac12`, `1/2` and `0.5` become
+    `\frac{1}{2}`, `\sqrt3` becomes `\sqrt{3}`, and blanks go. A blank between two numbers stays,
+    as they are two.
+    """
+    text = _WRAPPED.sub(r"\1", text).replace("\\\\", "\\")
+    text = re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
+    text = re.sub(r"(?<![\d.])\.(?=\d)", "0.", text)
+    text = re.sub(r"\\sqrt(?=[^\[{])(\\?[A-Za-z]+|.)", r"\\sqrt{\1}", text)
+    text = re.sub(r"\\frac(?=[^{])(.)(?:\{([^{}]*)\}|(.))", _write_fraction, text)
+    text = re.sub(r"\\frac\{([^{}]*)\}(?=[^{])(.)", r"\\frac{\1}{\2}", text)
+    text = re.sub(r"([\^_])\{(\w)\}", r"\1\2", text)
+    text = re.sub(r"^([-+]?)(\d+)/(\d+)$", r"\1\\frac{\2}{\3}", text)
+    return r"\frac{1}{2}" if text == "0.5" else text
+
+
+def _write_fraction(match: re.Match[str]) -> str:
+    return f"\\frac{{{match[1]}}}{{{match[2] or match[3]}}}"
+
+
+_FUNCTIONS = re.compile(r"arc|sin|cos|tan|cot|sec|csc|log|exp|sqrt|max|min|gcd|lcm|mod|det")
+
+
+def has_words(text: str) -> bool:
+    """Return whether a cleaned answer holds words, which are compared as text.
+
+    To an algebra system letters are factors, and their order does not count.
+    """
+    text = re.sub(r"\\(?:begin|end)\{\w+\*?\}", " ", _WRAPPED.sub(r" \1 ", text))
+    text = re.sub(r"\\[A-Za-z]+", " ", text)
+    if re.fullmatch(r"[A-Za-z' .-]{3,}", text.strip()):
+        return True
+    return re.search("[A-Za-z]{4}", _FUNCTIONS.sub(" ", text)) is not None
+
+
+def is_small(text: str) -> bool:
+    """Return whether an algebra system surely finishes with a cleaned answer.
+
+    Powers of powers, factorials, binomials, sums and integrals of a few characters can take it for
+    ever, so they are bounded or left out.
+    """
+    depth = deepest = 0
+    for character in text:
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(character, 0)
+        deepest = max(deepest, depth)
+    powers = re.findall(r"(.?)\^\s*\{?\s*\(?[-+]?(\d+)", text)
+    return (
+        len(text) <= _LONGEST_ANSWER
+        and deepest <= _DEEPEST
+        and text.count("^") <= 20
+        and not re.search(r"\^\s*(?:\{[^{}]*[\^!]|\w\s*\^)", text)
+        and not re.search(r"[\d)}]{3}\s*!|!\s*\)?\s*!|[)}]\s*!", text)
+        and not re.search(r"\\(?:sum|prod|int|iint|oint|lim|binom|dbinom|tbinom)", text)
+        and not re.search(r"\d{60}", text)
+        and all(int(power) < (1000 if base.isdigit() else 30) for base, power in powers)
+    )
+
+
+INSTALL_MATH_VERIFY = "pip install 'math-verify[antlr4_13_2]'"
+
+
+class MathVerifyError(RuntimeError):
+    """Math-Verify is not installed here, or does not start."""
+
+
+class _Verifier:
+    """Math-Verify in a process of its own, started when it is first needed; threads share it."""
+
+    _MEMORY = 2 << 30
+    _CPU_SECONDS = 20
+    """Of one pair of answers: only what `is_small` does not foresee takes a second."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._owner = 0
+        self._lock = threading.Lock()
+        atexit.register(self.close)
+
+    def is_equal(self, gold: str, answer: str) -> bool:
+        """Return whether Math-Verify calls two answers equal; False if one overtaxes it."""
+        with self._lock:
+            # A fork must not write into the pipes of its parent.
+            if self._process is None or self._owner != os.getpid():
+                self._process, self._owner = self._start(), os.getpid()
+            answered = self._exchange(self._process, json.dumps([gold, answer]))
+            if not answered:
+                self.close()
+            return answered == "true"
+
+    def close(self) -> None:
+        """End the process; the next pair starts a new one."""
+        if self._process is not None and self._owner == os.getpid():
+            self._process.kill()
+            self._process.communicate()
+        self._process = None
+
+    def _start(self) -> subprocess.Popen[str]:
+        source = f"{inspect.getsource(_serve)}\n_serve({self._MEMORY}, {self._CPU_SECONDS})"
+        process = subprocess.Popen(
+            [sys.executable, "-c", source, json.dumps(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+        )
+        if self._exchange(process, "") != "ready":
+            reason = process.communicate()[1].strip().rpartition("\n")[2]
+            raise MathVerifyError(
+                f"answers cannot be compared: {reason or 'the process of Math-Verify ended'}\n"
+                f"    fix: {INSTALL_MATH_VERIFY}"
+            )
+        return process
+
+    @staticmethod
+    def _exchange(process: subprocess.Popen[str], line: str) -> str:
+        """Return the answer to a line; empty if the process has ended."""
+        assert process.stdin
+        assert process.stdout
+        try:
+            print(line, file=process.stdin, flush=True)
+        except BrokenPipeError:
+            return ""
+        return process.stdout.readline().strip()
+
+
+def _serve(memory: int, cpu_seconds: int) -> None:
+    """Answer pairs of answers until the input ends. The process has this source and no other."""
+    import functools
+    import json
+    import logging
+    import resource
+    import sys
+    import time
+    from typing import Any
+
+    sys.path[:] = json.loads(sys.argv[1])
+    logging.disable(logging.CRITICAL)
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (memory, resource.RLIM_INFINITY))
+    form = [LatexExtractionConfig(boxed_match_priority=-1)]
+
+    @functools.lru_cache(maxsize=4096)
+    def read(text: str) -> list[Any]:
+        return parse(f"${text}$", form, parsing_timeout=0)
+
+    for line in sys.stdin:
+        if not line.strip():
+            print("ready", flush=True)
+            continue
+        until = int(time.process_time()) + 1 + cpu_seconds
+        resource.setrlimit(resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))
+        gold, answer = map(read, json.loads(line))
+        print(json.dumps(bool(verify(gold, answer, timeout_seconds=0))), flush=True)
+
+
+_VERIFIER = _Verifier()
