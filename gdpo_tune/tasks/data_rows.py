@@ -246,7 +246,8 @@ def read_rows(
     def select(place: str, present: Collection[str]) -> list[str]:
         return _choose_columns(data, layout, others, place, present)
 
-    for place, row in read(source, data.config, split, select):
+    config = data.config if source == data.source else ""
+    for place, row in read(source, config, split, select):
         yield place, name_columns(data, row, layout, others)
 
 

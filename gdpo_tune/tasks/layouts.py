@@ -78,7 +78,7 @@ _BOXES = (r"\boxed", r"\fbox")
 
 def convert_competition_math(row: Row) -> Problem:
     """Return the problem, and the answer as `data["answer"]`."""
-    if row.get("answer") not in (None, ""):
+    if row.get("answer") not in (None, "") or "solution" not in row:
         answer = get_answer(row, "answer")
     else:
         answer = extract_box(get_text(row, "solution"))

@@ -366,11 +366,11 @@ MBPP = [{"text": "Add 1.", "code": "def f(x): return x + 1", "test_list": ["asse
     ],
 )
 def test_a_layout_is_proposed_for_a_file(row, layout, columns, tmp_path):
-    proposed = propose_layout(str(write_lines(tmp_path / "a.jsonl", [row] * 3)))
+    proposed = propose_layout(str(write_lines(tmp_path / "a.jsonl", [row] * 3)), None, None)
     assert (proposed.layout, dict(proposed.columns)) == (layout, columns)
 
 
 def test_a_file_without_a_known_layout_is_described(tmp_path):
     file = write_lines(tmp_path / "a.jsonl", [{"Zeile": "a", "Wert": 3}])
     with pytest.raises(UsageError, match="has the columns Zeile, Wert, which fit none"):
-        propose_layout(str(file))
+        propose_layout(str(file), None, None)
