@@ -182,7 +182,7 @@ def test_what_save_to_disk_wrote_is_read_where_it_is(tmp_path, monkeypatch):
 
     datasets.disable_progress_bars()
     table = datasets.Dataset.from_list(questions(30))
-    table.save_to_disk(tmp_path / "one")
+    table.with_format("numpy").save_to_disk(tmp_path / "one")
     datasets.DatasetDict(train=table, dev=table.select(range(3))).save_to_disk(tmp_path / "two")
     datasets.enable_progress_bars()
     before = {str(file) for file in tmp_path.rglob("*")}
@@ -260,7 +260,11 @@ def test_columns_and_a_template_map_any_file_onto_a_layout(tmp_path):
             r"Equation: write columns: {problem: Question, answer: Answer}; or, as these are the "
             "columns of layout svamp, write that as data.layout",
         ),
-        ("math", {"columns": {"problem": "Bodi"}}, "no column Bodi; there are Body"),
+        (
+            "math",
+            {"columns": {"problem": "Bodi"}},
+            "no column Bodi; there are Body, .*: write Body instead, or columns",
+        ),
         ("math", {"prompt_template": "{body}"}, "no column body; there are Body"),
         ("mbpp", {}, "write columns: {text: Question}"),
         ("toolrl", {}, "no column prompt, reward_model; there are .*: write columns"),
