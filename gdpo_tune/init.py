@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from gdpo_tune import cli
 
 if TYPE_CHECKING:
-    from gdpo_tune.core.settings import DataSettings
     from gdpo_tune.spec.first_file import FirstFile
 
 FILE = "{}.yaml"
@@ -91,12 +90,15 @@ def collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
 
     Raises:
         UsageError: an answer names no task, or the number of trials is not positive.
+        DataError, UsageError: a file of data cannot be read, or has no known layout.
     """
     from gdpo_tune.core.errors import UsageError
     from gdpo_tune.core.registry import TASKS, describe_layout
     from gdpo_tune.core.task_files import is_task_file
     from gdpo_tune.spec.first_file import BUILT_IN, FirstFile
     from gdpo_tune.spec.problems import join_names, suggest
+    from gdpo_tune.tasks.data_rows import collect_data
+    from gdpo_tune.tasks.layout_choice import propose_layout
 
     def answer(value: str | None, question: str, default: str) -> str:
         if value is not None or not ask:
@@ -109,7 +111,7 @@ def collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
             print()
             raise UsageError("no answer, so nothing was written") from None
 
-    found = propose_for_file(options.data, options.task, options.layout)
+    found = propose_layout(options.data or "", options.task, options.layout)
     usual = describe_layout(found.layout).tasks[0] if found else "code"
     task = answer(options.task, "Task: code, math, gsm8k, tools or FILE.py:CLASS", usual)
     if task not in TASKS and not is_task_file(task):
@@ -130,30 +132,16 @@ def collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
             f"--layout {options.layout} has no effect: the task writes its prompts itself\n"
             "    fix: name their source too, such as --data openai/gsm8k, or leave --layout out"
         )
-    found = found or propose_for_file(data, task, options.layout)
+    found = found or propose_layout(data, task, options.layout)
     if found is None:
         return FirstFile(task, policy, gpus, int(trials), data, options.layout or "")
+    collected = collect_data(found)
     named = "".join(f", {name} is {column}" for name, column in found.columns.items())
-    print(f"{data}: its first rows have the layout {found.layout}{named}")
-    return FirstFile(task, policy, gpus, int(trials), data, found.layout, found.columns)
-
-
-def propose_for_file(
-    source: str | None, task: str | None, layout: str | None
-) -> DataSettings | None:
-    """Return the layout of a local source, for a task and of a name if given; None for others.
-
-    Raises:
-        DataError, UsageError: the source cannot be read, or has no known layout.
-    """
-    from gdpo_tune.core.files import expand_home, is_present
-    from gdpo_tune.core.registry import LAYOUTS, describe_layout
-    from gdpo_tune.tasks.layout_choice import propose_layout
-
-    if not source or not is_present(expand_home(source)) or (layout or "gsm8k") not in LAYOUTS:
-        return None
-    fitting = [n for n in LAYOUTS if task is None or task in describe_layout(n).tasks]
-    return propose_layout(source, [layout] if layout else fitting) if fitting else None
+    print(f"{data}: layout {found.layout}{named}; {collected}")
+    return FirstFile(
+        *(task, policy, gpus, int(trials), data, found.layout, found.columns),
+        prompts={f"{name}_prompts": len(each) for name, each in collected.splits.items()},
+    )
 
 
 def suggest_gpus(first: FirstFile) -> str:

@@ -41,7 +41,7 @@ PRIVATE_KEYS = (
 )
 """Keys that have no value in a published sweep file, or their defaults."""
 HARMLESS = (None, "", [], Tracking().uri)
-PLACES = ("policy", "data.source")
+PLACES = ("policy", "data.source", "data.validation.source", "data.test.source")
 """Keys whose value may be a name, and no path."""
 UNSAFE = "sandbox.type: unsafe_no_isolation"
 """Setting under which a person has to agree that code of a policy runs on this machine."""

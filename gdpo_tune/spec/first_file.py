@@ -10,6 +10,7 @@ from typing import Any
 import jinja2
 
 from gdpo_tune.core.registry import POLICIES, TaskInfo
+from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.spec.notation import dump_flow
 
@@ -86,6 +87,8 @@ class FirstFile:
     """Layout of that source; empty: that of the task's usual data set."""
     columns: Mapping[str, str] = field(default_factory=dict[str, str])
     """Column of the layout -> column of the source, where the names differ."""
+    prompts: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Key of `training:` -> prompts that the source holds; empty if that is unknown."""
     info: TaskInfo = field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,6 +122,8 @@ class FirstFile:
             trim_blocks=True,
             undefined=jinja2.StrictUndefined,
         )
+        default = TrainingSettings()
+        few = {k: max(2, n) for k, n in self.prompts.items() if n < getattr(default, k)}
         named = "the policy that ships" if not is_large else self.chosen_policy
         text = template.render(
             title=" ".join(f"GDPO and GRPO training of {named} on {self.task}.".split()),
@@ -133,7 +138,7 @@ class FirstFile:
             objectives=self._list_objectives(),
             margin=self._choose_margin(is_large),
             rewards=list(self.info.rewards),
-            prompts=known.prompts if known and source == known.source["source"] else {},
+            prompts=known.prompts if known and source == known.source["source"] else few,
             tokens=tokens,
             limit=limit,
             trials=self.trials,

@@ -267,7 +267,8 @@ def read_rows(
     def select(place: str, present: Collection[str]) -> list[str]:
         return _choose_columns(data, layout, others, place, present)
 
-    for place, row in read(source, data.config, split, select):
+    config = data.config if source == data.source else ""
+    for place, row in read(source, config, split, select):
         yield place, name_columns(data, row, layout, others)
 
 
@@ -346,7 +347,7 @@ def _read_saved(directory: Path, split: str, select: Select) -> Iterator[PlacedR
 
 def _read_table(name: str, table: Any, select: Select) -> Iterator[PlacedRow]:
     columns = select(name, table.column_names)
-    for number, row in enumerate(table.select_columns(columns), 1):
+    for number, row in enumerate(table.select_columns(columns).with_format(None), 1):
         yield f"{name} row {number}", row
 
 
@@ -498,6 +499,8 @@ def _choose_columns(
         proposed = propose_columns([*layout.columns, *layout.one_of], present)
         lines = ", ".join(f"{name}: {column}" for name, column in proposed.items())
         fix = f"columns: {{{lines}}}" if lines else "which columns are meant as data.columns"
+        if close := propose_columns(unknown, present):
+            fix = f"{', '.join(close.values())} instead, or {fix}"
         raise MissingColumnsError(
             f"{place}: no column {', '.join(unknown or missing)}; there are "
             f"{', '.join(present) or 'none'}: write {fix}",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from itertools import islice
 
 from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.files import expand_home, is_present
 from gdpo_tune.core.registry import LAYOUTS, describe_layout
 from gdpo_tune.core.settings import DataSettings
 from gdpo_tune.tasks.data_rows import (
@@ -21,16 +21,22 @@ ROWS = 20
 """First rows of a file that decide."""
 
 
-def propose_layout(source: str, layouts: Collection[str] = tuple(LAYOUTS)) -> DataSettings:
-    """Return the layout, of those named, that fits the first rows of a local source best.
+def propose_layout(source: str, task: str | None, layout: str | None) -> DataSettings | None:
+    """Return the layout that fits the first rows of a file or directory best; None for others.
 
-    Most of the rows have to become problems. Then fewer columns with other names count, then more
-    columns of the layout, then the order of `LAYOUTS`, in which the stricter ones come first.
+    A task or layout that is given is kept. Most of the rows have to become problems. Then fewer
+    columns with other names count, then more columns of the layout, then the order of `LAYOUTS`, in
+    which the stricter ones come first.
 
     Raises:
         DataError: the source cannot be read.
         UsageError: no layout fits; the message names the columns.
     """
+    layouts = [n for n in LAYOUTS if task is None or task in describe_layout(n).tasks]
+    if layout:
+        layouts = [layout] if layout in LAYOUTS else []
+    if not layouts or not source or not is_present(expand_home(source)):
+        return None
     rows = [row for _, row in islice(read_local(source, "", "train", lambda _, all: [*all]), ROWS)]
     present = list(dict.fromkeys(column for row in rows for column in row))
     found: list[tuple[int, int, DataSettings]] = []

@@ -84,7 +84,7 @@ def convert_competition_math(row: Row) -> Problem:
 
 def read_math_answer(row: Row) -> str:
     """Return the answer that a row states, or else that of its solution."""
-    if row.get("answer") not in (None, ""):
+    if row.get("answer") not in (None, "") or "solution" not in row:
         return require_comparable(get_answer(row, "answer"), "answer")
     answer = extract_box(get_text(row, "solution"))
     if not answer:

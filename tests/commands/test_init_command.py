@@ -13,7 +13,7 @@ from gdpo_tune.core.registry import TASKS
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.spec import load_spec
 from gdpo_tune.spec.first_file import DATA
-from gdpo_tune.tasks.data_rows import collect_data
+from gdpo_tune.tasks.data_rows import check_data
 from tests.support.paths import ROOT
 
 HUB = "Qwen/Qwen2.5-1.5B-Instruct"
@@ -64,15 +64,15 @@ def write_rows(directory: Path, *rows: dict[str, object]) -> Path:
 
 
 def test_a_file_of_data_gets_its_task_layout_and_columns(directory: Path, capsys):
-    rows = [{"Problem": f"No. {i}", "Final_Answer": i} for i in range(9)]
+    rows = [{"Problem": f"No. {i}", "Final_Answer": i} for i in range(90)]
     write_rows(directory, *rows)
     assert init.main(["own.yaml", "--data", "rows.jsonl", "--yes"]) == 0
-    said = "rows.jsonl: its first rows have the layout math, problem is Problem, answer is Final"
+    said = "rows.jsonl: layout math, problem is Problem, answer is Final_Answer; 90 rows, 90 dist"
     assert said in capsys.readouterr().out
     spec = load_spec("own.yaml")
     assert (spec.task, spec.data.source, spec.data.layout) == ("math", "rows.jsonl", "math")
     assert spec.data.columns == {"problem": "Problem", "answer": "Final_Answer"}
-    assert collect_data(spec.data).rows == 9
+    check_data(spec.data, spec.training)  # the file asks for no more prompts than there are
     words = ["--data", "rows.jsonl", "--layout", "question_answer", "--yes", "--force"]
     assert init.main(["own.yaml", *words]) == 0
     assert load_spec("own.yaml").data.layout == "question_answer"

@@ -439,6 +439,20 @@ def test_the_sandbox_round_trips(load, section, tmp_path):
     assert load_spec(tmp_path / "again.yaml", name="sweep") == spec
 
 
+@pytest.mark.parametrize(
+    "section",
+    [
+        "{source: me/words, layout: gsm8k}",
+        "{source: me/words, layout: math, columns: {problem: Ask}, test: {split: dev}}",
+        "{source: me/words, layout: math, prompt_template: '{{{a}}}', validation: {source: me/v}}",
+    ],
+)
+def test_data_round_trip(load, section, tmp_path):
+    spec = load("task=math", f"data={section}")
+    (tmp_path / "again.yaml").write_text(spec.dump_yaml())
+    assert load_spec(tmp_path / "again.yaml", name="sweep") == spec
+
+
 def test_a_module_is_looked_for_without_importing_it(load, tmp_path, monkeypatch):
     (tmp_path / "explosive_module").mkdir()
     (tmp_path / "explosive_module" / "__init__.py").write_text("raise SystemExit('imported')")

@@ -182,7 +182,7 @@ def test_what_save_to_disk_wrote_is_read_where_it_is(tmp_path, monkeypatch):
 
     datasets.disable_progress_bars()
     table = datasets.Dataset.from_list(questions(30))
-    table.save_to_disk(tmp_path / "one")
+    table.with_format("numpy").save_to_disk(tmp_path / "one")
     datasets.DatasetDict(train=table, dev=table.select(range(3))).save_to_disk(tmp_path / "two")
     datasets.enable_progress_bars()
     before = {str(file) for file in tmp_path.rglob("*")}
@@ -260,7 +260,11 @@ def test_columns_and_a_template_map_any_file_onto_a_layout(tmp_path):
             r"Equation: write columns: {problem: Question, answer: Answer}; or, as these are the "
             "columns of layout svamp, write that as data.layout",
         ),
-        ("math", {"columns": {"problem": "Bodi"}}, "no column Bodi; there are Body"),
+        (
+            "math",
+            {"columns": {"problem": "Bodi"}},
+            "no column Bodi; there are Body, .*: write Body instead, or columns",
+        ),
         ("math", {"prompt_template": "{body}"}, "no column body; there are Body"),
         ("mbpp", {}, "write columns: {text: Question}"),
         ("toolrl", {}, "no column prompt, reward_model; there are .*: write columns"),
@@ -366,11 +370,11 @@ MBPP = [{"text": "Add 1.", "code": "def f(x): return x + 1", "test_list": ["asse
     ],
 )
 def test_a_layout_is_proposed_for_a_file(row, layout, columns, tmp_path):
-    proposed = propose_layout(str(write_lines(tmp_path / "a.jsonl", [row] * 3)))
+    proposed = propose_layout(str(write_lines(tmp_path / "a.jsonl", [row] * 3)), None, None)
     assert (proposed.layout, dict(proposed.columns)) == (layout, columns)
 
 
 def test_a_file_without_a_known_layout_is_described(tmp_path):
     file = write_lines(tmp_path / "a.jsonl", [{"Zeile": "a", "Wert": 3}])
     with pytest.raises(UsageError, match="has the columns Zeile, Wert, which fit none"):
-        propose_layout(str(file))
+        propose_layout(str(file), None, None)
