@@ -65,9 +65,9 @@ def extract_program(completion: str, function: str = "", head: str = "") -> str:
     if not blocks:
         tree, _ = _parse_python(stripped)
         if tree and _is_program(tree, function):
-            bound = _read_names(tree)[1]
-            prose = [node for node in tree.body if _is_prose(node)]
-            if not any(_list_missing_names(node) - bound for node in prose):
+            bound = _read_names(tree)[1].union(dir(builtins))
+            prose = (_read_names(node)[0] for node in tree.body if _is_prose(node))
+            if all(names and names <= bound for names in prose):
                 return stripped
         blocks = list(_split_prose(text)) if "\n" in stripped else []
         if not function:
@@ -153,6 +153,7 @@ def _split_prose(text: str) -> Iterator[_Block]:
             groups[-1] += "\n" + line
         else:
             groups.append(line)
+    groups.append("prose ends the last run")
     left = _MOST_PARSED * len(text)
     run: list[str] = []
     number = 0
@@ -173,8 +174,6 @@ def _split_prose(text: str) -> Iterator[_Block]:
             yield _Block(joined, _parse_python(joined)[0])
         run = []
         number += 1
-    if joined := "\n".join(run).strip():
-        yield _Block(joined, _parse_python(joined)[0])
 
 
 def _choose_block(blocks: list[_Block], function: str, head: str) -> str:
@@ -189,7 +188,11 @@ def _choose_block(blocks: list[_Block], function: str, head: str) -> str:
         )
         for block in plain:
             if begins.search(block.code):
-                return textwrap.dedent(block.code).strip()
+                # NOTE: prose may follow in a fence that has no end.
+                runs = [
+                    run for run in _split_prose(block.code) if function in _list_names(run.tree)
+                ]
+                return runs[-1].code if runs else textwrap.dedent(block.code).strip()
         for block in plain:
             if body := _complete_body(block.code, function, head):
                 return body
@@ -277,12 +280,9 @@ def _is_prose(node: ast.stmt) -> bool:
         case ast.Expr(value=ast.Constant(value=str())):
             return False
         case ast.Expr(value=value):
-            kinds = (ast.Call, ast.Await)
-            return not any(isinstance(each, kinds) for each in ast.walk(value))
-        case ast.AnnAssign(value=None):
-            return True
+            return not any(isinstance(each, (ast.Call, ast.Await)) for each in ast.walk(value))
         case _:
-            return False
+            return isinstance(node, ast.AnnAssign) and node.value is None
 
 
 def _complete_body(text: str, function: str, head: str) -> str:

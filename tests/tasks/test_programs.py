@@ -33,6 +33,8 @@ It works."""
         f"<think></think><answer>```python\n{F}\n```</answer>",
         f"<think></think><answer>```\n{F}```</answer>",
         f"1+1=2\n{F}",
+        f"*2 *9 -3\n{F}",
+        f"```python\n{F}\n\nThis is it, I hope.",
         f"<think>def f(x): return 0</think>{F}",
         f"def f(x): return 0</think>{F}",
         f"<think>a <answer>def f(x): return 0</answer></think>{F}",
