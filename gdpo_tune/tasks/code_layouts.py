@@ -288,7 +288,7 @@ def convert_livecodebench(row: Row) -> Problem:
     asserts = [
         _write_call(
             function,
-            [parse_json(line, _BENCH_TESTS[0]) for line in given.split("\n")],
+            [parse_json(line, _BENCH_TESTS[0]) for line in given.split("\n") if line.strip()],
             parse_json(expected, _BENCH_TESTS[0]),
             _BENCH_TESTS[0],
         )
