@@ -296,13 +296,37 @@ def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str
     check_template_kwargs(spec.policy, template, spec.model.chat_template_kwargs)
     check_share(spec)
     check_data(spec.data, spec.training, spec.sandbox.modules)
-    with task_files.build_task(spec.task, spec.training, spec.sandbox, spec.data) as task:
+    with task_files.build_task(
+        spec.task, spec.training, spec.sandbox, spec.data, scoring=spec.scoring
+    ) as task:
         environment = task.environment()  # starts what the task needs, such as the sandbox
-        if task_files.is_task_file(spec.task):
-            environment["rewards checked"] = check_own_rewards(spec, task)
+        environment |= check_scoring(spec, task)
     if tracked:
         check_server(spec)
     return environment
+
+
+def check_scoring(spec: SweepSpec, task: Any) -> dict[str, str]:
+    """Check what a task calls right before any work, print warnings, and return what was found.
+
+    Raises:
+        UsageError: a function of a task in a file returns what is no reward.
+        DataError: most reference solutions of the data earn less than full marks.
+    """
+    from gdpo_tune.core import task_files
+
+    if task_files.is_task_file(spec.task):
+        return {"rewards checked": check_own_rewards(spec, task)}
+    if not spec.data.source:
+        return {}
+    from gdpo_tune.tasks.references import WARN_BELOW, check_references, list_wrong
+
+    found = check_references(spec.data, spec.sandbox, task)
+    if found.share < WARN_BELOW:
+        share = f"{found.right} of {found.count}"
+        print(f"warning: references: {share} earn full {found.reward}", file=sys.stderr)
+        print(list_wrong(found), file=sys.stderr)
+    return {"references": str(found)}
 
 
 def check_own_rewards(spec: SweepSpec, task: Any) -> str:

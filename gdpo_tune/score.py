@@ -55,14 +55,13 @@ from gdpo_tune.tasks.data_rows import (
     get_text,
     name_columns,
     parse_json,
-    read_rows,
     require_list,
     require_mapping,
     require_texts,
 )
+from gdpo_tune.tasks.references import describe_result, read_references
 
 if TYPE_CHECKING:
-    from gdpo_tune.sandbox import Result
     from gdpo_tune.spec import SweepSpec
     from gdpo_tune.tasks.base import Task
 
@@ -296,7 +295,9 @@ def _read_facts(task: str, prompt: str, stated: Mapping[str, Any]) -> Problem:
     return build_code_problem(
         prompt,
         "stated",
-        **{name: get_optional_text(stated, name) for name in ("function", "head", "tail")},
+        function=get_optional_text(stated, "function"),
+        head=get_optional_text(stated, "head"),
+        tail=get_optional_text(stated, "tail"),
         asserts=[check_assert(each, "asserts") for each in asserts],
         streams=check_streams([pair[0] for pair in pairs], [pair[1] for pair in pairs], "streams"),
     )
@@ -321,15 +322,12 @@ def list_references(spec: SweepSpec, task: Task, count: int | None) -> list[Scor
         count = count or spec.training.validation_prompts
         problems = task.problems("validation", count, PROBLEM_SEED)
         return [ScoredText(number, one, write(one)) for number, one in enumerate(problems, 1)]
-    layout = describe_layout(spec.data.layout)
-    rows = read_rows(spec.data, layout, layout.solution)
-    texts: list[ScoredText] = []
-    for number, (_, row) in enumerate(islice(rows, count), 1):
-        try:
-            problem, reference = convert_row(layout, row), layout.write_reference(row)
-            texts.append(ScoredText(number, problem, reference))
-        except RowError as error:
-            texts.append(ScoredText(number, None, "", detail=f"not scored: {error}"))
+    texts = [
+        ScoredText(number, None, "", detail=f"not scored: {one.reason}")
+        if one.reason
+        else ScoredText(number, one.problem, one.completion)
+        for number, one in enumerate(islice(read_references(spec.data), count), 1)
+    ]
     if not texts:
         raise DataError(f"data.source = {spec.data.source} holds no row: give one that does")
     return texts
@@ -391,15 +389,6 @@ def score_texts(spec: SweepSpec, task: Task, texts: Sequence[ScoredText]) -> Non
                         value = None  # JSON lacks NaN and infinities
                     found[name] = value
             text.detail = "; ".join(dict.fromkeys(details))
-
-
-def describe_result(result: Result | None) -> str:
-    """Return the sandbox's verdict on a program in one line; its detail comes from the program."""
-    if result is None:
-        return "no program"
-    passed, detail = result.verdicts.count("passed"), " ".join(result.untrusted_detail.split())
-    verdict = f"{result.status} ({passed} of {len(result.verdicts)} tests)"
-    return f"{verdict}: {make_printable(detail)}" if detail else verdict
 
 
 def print_scores(texts: Sequence[ScoredText]) -> None:

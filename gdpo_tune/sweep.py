@@ -210,11 +210,14 @@ def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ())
         from gdpo_tune.tasks.data_rows import check_data
 
         check_data(spec.data, spec.training)
-    if task_files.is_task_file(spec.task):
-        with task_files.build_task(spec.task, spec.training, spec.sandbox, spec.data) as task:
-            for name, value in task.environment().items():
+    has_references = spec.data.source and spec.data.is_local and not needs
+    if task_files.is_task_file(spec.task) or has_references:
+        with task_files.build_task(
+            spec.task, spec.training, spec.sandbox, spec.data, scoring=spec.scoring
+        ) as task:
+            found = {**task.environment(), **cli.check_scoring(spec, task)}
+            for name, value in found.items():
                 print(f"{name}: {value}")
-            print(f"rewards checked: {cli.check_own_rewards(spec, task)}")
     return 0
 
 

@@ -31,6 +31,7 @@ from datetime import datetime
 from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from gdpo_tune.core.files import (
     DATA_FILES,
@@ -169,11 +170,7 @@ def hash_files(files: Iterable[Path]) -> dict[Path, str]:
     Raises:
         OSError: a file cannot be read.
     """
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    cache = Path(caches) / PACKAGE / "digests.json"
-    known: dict[str, list[int | str]] = {}
-    with suppress(OSError, ValueError):  # there is none yet, or a full disk has cut it
-        known = json.loads(cache.read_text(encoding="utf-8"))
+    known: dict[str, list[int | str]] = read_cache("digests.json")
     digests: dict[Path, str] = {}
     is_new = False
     for file in files:
@@ -188,12 +185,27 @@ def hash_files(files: Iterable[Path]) -> dict[Path, str]:
         if stat.st_size >= CACHED_FROM and time.time() - stat.st_ctime > _RACY_SECONDS:
             known[path], is_new = [*key, digests[file]], True
     if is_new:
-        with suppress(OSError):  # a home that cannot be written costs time, not correctness
-            cache.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(
-                cache, json.dumps({k: v for k, v in known.items() if Path(k).exists()})
-            )
+        write_cache("digests.json", {k: v for k, v in known.items() if Path(k).exists()})
     return digests
+
+
+def read_cache(name: str) -> dict[str, Any]:
+    """Return a mapping that an earlier command left in the user's cache; empty without one."""
+    with suppress(OSError, ValueError):  # there is none yet, or a full disk has cut it
+        return json.loads((_get_cache() / name).read_text(encoding="utf-8"))
+    return {}
+
+
+def write_cache(name: str, content: Mapping[str, Any]) -> None:
+    """Leave a mapping in the user's cache, if that can be written."""
+    with suppress(OSError):  # a home that cannot be written costs time, not correctness
+        _get_cache().mkdir(parents=True, exist_ok=True)
+        write_atomically(_get_cache() / name, json.dumps(content))
+
+
+def _get_cache() -> Path:
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(caches) / PACKAGE
 
 
 def _add_hub_commit(facts: dict[str, Fact], name: str, revision: str) -> None:

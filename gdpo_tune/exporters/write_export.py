@@ -42,9 +42,10 @@ from gdpo_tune.exporters.reward_file import (
 from gdpo_tune.policies.prompts import CLOCK, FIXED_DATE, TEMPLATE_FILE
 from gdpo_tune.results.parents import explain_merge
 from gdpo_tune.results.retrain import TrainingRequest
-from gdpo_tune.tasks.answers import INSTALL_MATH_VERIFY
 
 RUN = "run.sh"
+INSTALL_MATH_VERIFY = "pip install 'math-verify[antlr4_13_2]'"
+"""What compares answers of mathematics; no library of training brings it along."""
 CHECK_PATH = """if [[ "$PWD" == *:* ]]; then
     echo "PYTHONPATH cannot name $PWD: move it to a place without a colon" >&2
     exit 2

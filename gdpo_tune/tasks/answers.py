@@ -335,9 +335,6 @@ def is_small(text: str) -> bool:
     )
 
 
-INSTALL_MATH_VERIFY = "pip install 'math-verify[antlr4_13_2]'"
-
-
 class MathVerifyError(RuntimeError):
     """Math-Verify is not installed here, or does not start."""
 
@@ -387,7 +384,7 @@ class _Verifier:
             reason = process.communicate()[1].strip().rpartition("\n")[2]
             raise MathVerifyError(
                 f"answers cannot be compared: {reason or 'the process of Math-Verify ended'}\n"
-                f"    fix: {INSTALL_MATH_VERIFY}"
+                "    fix: pip install 'math-verify[antlr4_13_2]'"
             )
         return process
 

@@ -90,7 +90,7 @@ def select_problems(data: DataSettings, split: Split, count: int, seed: int) -> 
     Raises:
         DataError: the data cannot be read, or the split holds fewer prompts.
     """
-    problems = _collect_once(data).splits.get(split, [])
+    problems = collect_once(data).splits.get(split, [])
     _require_enough(data, {split: (len(problems), count)})
     return shuffle_problems(problems, seed)[:count]
 
@@ -101,7 +101,7 @@ def describe_data(data: DataSettings) -> dict[str, str]:
     Raises:
         DataError: the data cannot be read or used.
     """
-    return {"data": f"{data.source}: {_collect_once(data)}"} if data.source else {}
+    return {"data": f"{data.source}: {collect_once(data)}"} if data.source else {}
 
 
 def check_data(
@@ -119,11 +119,11 @@ def check_data(
         return
     sizes: dict[Split, tuple[int, int]] = {
         split: (len(problems), getattr(training, f"{split}_prompts"))
-        for split, problems in _collect_once(data).splits.items()
+        for split, problems in collect_once(data).splits.items()
     }
     _require_enough(data, sizes)
     offered = {name.partition(".")[0] for name in modules}
-    problems = chain.from_iterable(_collect_once(data).splits.values())
+    problems = chain.from_iterable(collect_once(data).splits.values())
     imported = {name for problem in problems for name in problem.data.get("modules", ())}
     if needed := sorted(name for name in imported if name.partition(".")[0] not in offered):
         names = ", ".join(needed)
@@ -169,12 +169,10 @@ def collect_problems(data: DataSettings, layout: LayoutInfo) -> CollectedData:
         DataError: most held-out prompts are in another split too.
     """
     splits: dict[Split, list[Problem]] = {"train": [], "validation": [], "test": []}
-    held_out: list[Split] = ["test", "validation"]
-    held_out = [name for name in held_out if (own := getattr(data, name)).split or own.source]
+    held_out = list_parts(data)
     seen: dict[str, Split] = {}
     rows, faults, shared = 0, list[str](), dict[str, str]()
-    parts: list[Split] = [*held_out, "train"]
-    for part in parts:
+    for part in (*held_out, "train"):
         for place, row in read_rows(data, layout, part=part):
             rows += 1
             try:
@@ -208,8 +206,14 @@ def collect_problems(data: DataSettings, layout: LayoutInfo) -> CollectedData:
     return CollectedData(splits, rows, len(faults), faults[0] if faults else "", len(shared))
 
 
-_collect_once = lru_cache(maxsize=1)(collect_data)
+collect_once = lru_cache(maxsize=1)(collect_data)
 """Every split of a trial, and every trial of a process, reads the same data."""
+
+
+def list_parts(data: DataSettings) -> list[Split]:
+    """Return the splits that are held out as the data set has them."""
+    parts: list[Split] = ["test", "validation"]
+    return [name for name in parts if (own := getattr(data, name)).split or own.source]
 
 
 def _require_enough(data: DataSettings, sizes: Mapping[Split, tuple[int, int]]) -> None:

@@ -24,7 +24,7 @@ ROWS = 20
 def propose_layout(source: str, layouts: Collection[str] = tuple(LAYOUTS)) -> DataSettings:
     """Return the layout, of those named, that fits the first rows of a local source best.
 
-    Most of the rows have to become problems. Then fewer columns with other names count, but for case, then more
+    Most of the rows have to become problems. Then fewer columns with other names count, then more
     columns of the layout, then the order of `LAYOUTS`, in which the stricter ones come first.
 
     Raises:
@@ -47,7 +47,7 @@ def propose_layout(source: str, layouts: Collection[str] = tuple(LAYOUTS)) -> Da
                 continue
         if 2 * usable > len(rows):
             other = sum(name != column.lower() for name, column in columns.items())
-            found.append((other, -len(info.columns), data))
+            found.append((other, -len(info.columns) - bool(info.one_of), data))
     if not found:
         raise UsageError(
             f"{source} has the columns {', '.join(present) or 'of no row'}, which fit none of the "

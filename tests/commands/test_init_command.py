@@ -1,6 +1,7 @@
 """The command `init`: every file that it writes is one that `sweep` accepts."""
 
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from gdpo_tune.core.registry import TASKS
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.spec import load_spec
 from gdpo_tune.spec.first_file import DATA
+from gdpo_tune.tasks.data_rows import collect_data
 from tests.support.paths import ROOT
 
 HUB = "Qwen/Qwen2.5-1.5B-Instruct"
@@ -53,6 +55,35 @@ def test_flags_decide_what_the_file_says():
     assert (spec.resources.gpus, spec.search.trials) == (0.5, 40)
     assert init.main(["own.yaml", "--task", "math", "--data", "built-in", "--yes", "--force"]) == 0
     assert not load_spec("own.yaml").data.source
+
+
+def write_rows(directory: Path, *rows: dict[str, object]) -> Path:
+    file = directory / "rows.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return file
+
+
+def test_a_file_of_data_gets_its_task_layout_and_columns(directory: Path, capsys):
+    rows = [{"Problem": f"No. {i}", "Final_Answer": i} for i in range(9)]
+    write_rows(directory, *rows)
+    assert init.main(["own.yaml", "--data", "rows.jsonl", "--yes"]) == 0
+    said = "rows.jsonl: its first rows have the layout math, problem is Problem, answer is Final"
+    assert said in capsys.readouterr().out
+    spec = load_spec("own.yaml")
+    assert (spec.task, spec.data.source, spec.data.layout) == ("math", "rows.jsonl", "math")
+    assert spec.data.columns == {"problem": "Problem", "answer": "Final_Answer"}
+    assert collect_data(spec.data).rows == 9
+    words = ["--data", "rows.jsonl", "--layout", "question_answer", "--yes", "--force"]
+    assert init.main(["own.yaml", *words]) == 0
+    assert load_spec("own.yaml").data.layout == "question_answer"
+
+
+def test_a_file_that_fits_no_layout_is_refused_with_its_columns(directory: Path):
+    write_rows(directory, {"Zeile": "a"})
+    for words in ([], ["--layout", "mbpp"], ["--task", "tools"]):
+        with pytest.raises(UsageError, match="has the columns Zeile, which fit none of"):
+            init.main(["own.yaml", "--data", "rows.jsonl", "--yes", *words])
+    assert not (directory / "own.yaml").exists()
 
 
 def test_a_task_of_your_own_gets_its_own_rewards(directory: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -103,3 +104,29 @@ def test_the_program_for_a_layout_makes_the_prompts_of_the_trial(tmp_path, layou
     assert done.returncode == 0, done.stderr
     made = (referenced / "prompts.parquet").read_bytes()
     assert made == (copied / "prompts.parquet").read_bytes()
+
+
+def test_the_program_follows_columns_template_and_own_splits(tmp_path):
+    lines = [f"No. {i}?,Think.,{i}\n" for i in range(40)]
+    (tmp_path / "rows.csv").write_text("".join(["Ask,Note,gold\n", *lines]))
+    rows = ({"Ask": f"No. {i}?", "Note": "Think.", "gold": i} for i in range(36, 50))
+    (tmp_path / "test.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    changes = (
+        f"data.source={tmp_path / 'rows.csv'}",
+        "data.layout=question_answer",
+        "data.columns={answer: gold}",
+        "data.prompt_template='{Note} {Ask}'",
+        f"data.test={{source: {tmp_path / 'test.jsonl'}}}",
+        "training.train_prompts=20",
+        "training.validation_prompts=2",
+        "training.test_prompts=10",
+    )
+    copied, referenced = tmp_path / "copied", tmp_path / "referenced"
+    export_folder(copied, *changes, space="math")
+    export_folder(referenced, *changes, space="math", references_data=True)
+    done = run_reference(referenced)
+    assert done.returncode == 0, done.stderr
+    made = (referenced / "prompts.parquet").read_bytes()
+    assert made == (copied / "prompts.parquet").read_bytes()
+    assert b"Think. No. " in made
+    assert b"Think. No. 36?" not in made

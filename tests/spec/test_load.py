@@ -14,6 +14,7 @@ from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
 from gdpo_tune.spec import Choices, Constraint, Fixed, Uniform, load_spec
+from gdpo_tune.spec.model import list_decisive_values
 from tests.support.paths import ROOT
 from tests.support.spec_cases import GOOD
 
@@ -401,6 +402,22 @@ def test_scoring_counts_in_the_identity_away_from_its_default(load):
 
 def test_folders_from_before_the_sandbox_had_a_section_still_fit(load):
     assert load().compute_identity() == "a7edecd2eb0c"
+
+
+def test_later_keys_of_data_count_in_the_identity_away_from_their_defaults(load):
+    """The identity of a sweep with data is that of 2371a44, which did not know these keys."""
+    data = "data={source: me/words, layout: gsm8k"
+    base = load("task=math", data + "}")
+    assert base.compute_identity() == "072d6118b598"
+    assert not {"data.columns", "data.test"} & {*list_decisive_values(base)}
+    for more in (
+        "columns: {question: Question}",
+        "prompt_template: '{a} {b}'",
+        "validation: {split: dev}",
+        "test: {source: me/others}",
+    ):
+        changed = load("task=math", f"{data}, {more}}}")
+        assert changed.compute_identity() != base.compute_identity()
 
 
 def test_the_order_of_modules_leaves_the_identity(load):

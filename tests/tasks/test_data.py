@@ -19,7 +19,7 @@ from tests.support.data import DIRECTORY, build_data_settings, read_rows
 def forgotten():
     """Nothing is kept from one test to the next."""
     yield
-    data_rows._collect_once.cache_clear()
+    data_rows.collect_once.cache_clear()
 
 
 def questions(count):

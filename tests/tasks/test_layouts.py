@@ -11,7 +11,7 @@ from gdpo_tune.sandbox import Job, Limits
 from gdpo_tune.tasks import layouts
 from gdpo_tune.tasks.data_rows import RowError, convert_row, name_columns
 from gdpo_tune.tasks.execution import MOST_TESTS, TOLERANCE, build_code_problem, build_job
-from gdpo_tune.tasks.tool_rewards import HIGHEST, measure_agreement, score_tool_format
+from gdpo_tune.tasks.tool_rewards import HIGHEST, measure_agreement, score_tool_format, write_calls
 from tests.support.data import DIRECTORY, build_sample, read_rows
 
 CODE = ("mbpp", "mbpp_sanitized", "humaneval", "apps", "code_contests", "livecodebench")
@@ -264,3 +264,53 @@ def test_the_first_tests_are_kept():
 
 def test_the_files_are_where_the_tests_look():
     assert {file.stem for file in DIRECTORY.glob("*.jsonl")} == set(registry.LAYOUTS)
+
+
+def test_demonstrations_of_toolrl_are_read_as_its_rows():
+    for row, problem in zip(read_rows("rlla_sft"), usable("rlla_sft"), strict=True):
+        assert problem.prompt == f"{row['instruction']}\n\n{row['input']}\n"
+        assert measure_agreement(build_sample(row["output"], **problem.data)) == HIGHEST
+
+
+@pytest.mark.parametrize(
+    ("parameters", "is_right"),
+    [
+        ({"base": 3, "height": 5}, True),
+        ({"base": 3.0, "height": 5, "unit": "units"}, True),
+        ({"base": 3, "height": 5, "unit": ""}, True),
+        ({"base": 3, "height": 5, "unit": "cm"}, False),
+        ({"base": 3}, False),
+        ({"base": 3, "height": 5, "colour": "red"}, False),
+    ],
+)
+def test_any_value_that_bfcl_accepts_is_right(parameters, is_right):
+    """`possible_answer` of BFCL: any listed value, and an empty text for a parameter left out."""
+    problem = usable("bfcl")[2]
+    completion = write_calls("", [{"name": "area", "parameters": parameters}])
+    agreement = measure_agreement(build_sample(completion, **problem.data))
+    assert (agreement == HIGHEST) == is_right
+    reference = registry.describe_layout("bfcl").write_reference(read_rows("bfcl")[2])
+    assert "accepted" not in reference
+    assert measure_agreement(build_sample(reference, **problem.data)) == HIGHEST
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"question": [[{"role": "user", "content": "a"}]] * 2}, "several turns"),
+        ({"ground_truth": [{"area": {"base": [{"a": [1]}]}}]}, "a mapping of right values"),
+        ({"ground_truth": []}, "no call"),
+        ({"function": []}, "no tool"),
+    ],
+)
+def test_rows_of_bfcl_that_cannot_be_judged(change, reason):
+    with pytest.raises(RowError, match=reason):
+        mapped("bfcl", {**read_rows("bfcl")[0], **change})
+
+
+def test_asdiv_loses_the_unit_and_olympiadbench_keeps_its_tolerance():
+    row = {"body": "b", "question": "q", "answer": "5:45 (P.M.)"}
+    assert mapped("asdiv", row).data == {"answer": "5:45"}
+    assert mapped("question_answer", {"question": "q", "answer": "f (x)"}).data["answer"] == "f (x)"
+    row = {**read_rows("olympiadbench")[0], "error": "1e-2"}
+    assert mapped("olympiadbench", row).data == {"answer": "0", "tolerance": 0.01}

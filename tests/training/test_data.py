@@ -40,7 +40,7 @@ FEW = TrainingSettings(
 def close_cache():
     yield
     worker_cache.release_worker_cache()
-    data_rows._collect_once.cache_clear()
+    data_rows.collect_once.cache_clear()
 
 
 def problems(layout):
