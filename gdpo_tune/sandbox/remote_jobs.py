@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,9 @@ class RemoteJob:
 
     def __init__(self, job: Job) -> None:
         self.limits = job.limits
+        share = job.limits.test_cpu_seconds / job.limits.cpu_seconds
+        if job.streams and share < 1:
+            self.limits = replace(job.limits, wall_seconds=job.limits.wall_seconds * share)
         self.comparison = job.comparison
         self.streams = job.streams or (None,)
         """One per run of the program; None for the run that makes the calls."""

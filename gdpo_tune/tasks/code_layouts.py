@@ -66,7 +66,9 @@ import random
 import heapq
 from heapq import *"""
 """Imports of its judge; those of types are what sites with such starter code import beforehand."""
-_APPS_SECONDS = 4.0
+_APPS_JUDGE: dict[str, Any] = {"head": _APPS_HEAD, "judge": "apps", "seconds": 4.0}
+_USE_METHOD = "if hasattr(globals().get('Solution'), '{0}'): {0} = Solution().{0}"
+"""Python below a program whose function may be a method of a class Solution."""
 
 
 def convert_apps(row: Row) -> Problem:
@@ -83,14 +85,7 @@ def convert_apps(row: Row) -> Problem:
     if not function:
         texts = [[_join_lines(value) for value in values] for values in (inputs, outputs)]
         pairs = check_streams(texts[0], texts[1], _IO)
-        return build_code_problem(
-            request + STREAMS_NOTE,
-            family,
-            head=_APPS_HEAD,
-            streams=pairs,
-            judge="apps",
-            seconds=_APPS_SECONDS,
-        )
+        return build_code_problem(request + STREAMS_NOTE, family, streams=pairs, **_APPS_JUDGE)
     if not isinstance(function, str) or not function.isidentifier():
         raise RowError(_IO, f"fn_name is {function!r}, which is not a function name")
     if not starter:
@@ -101,25 +96,8 @@ def convert_apps(row: Row) -> Problem:
         if isinstance(expected, list):
             expected = list(map(_read_keys, cast("list[object]", expected)))
         asserts.append(_write_call(function, given, _read_keys(expected), _IO))
-    return _build_function_problem(
-        request, family, function, asserts, _APPS_HEAD, "apps", _APPS_SECONDS
-    )
-
-
-def _build_function_problem(
-    request: str,
-    family: str,
-    function: str,
-    asserts: list[str],
-    head: str,
-    judge: str,
-    seconds: float,
-) -> Problem:
-    """Return a problem whose function may be a method of a class Solution."""
-    has_method = f"hasattr(globals().get('Solution'), {function!r})"
-    tail = f"if {has_method}: {function} = Solution().{function}"
-    facts: dict[str, Any] = {"head": head, "tail": tail, "judge": judge, "seconds": seconds}
-    return build_code_problem(request, family, function=function, asserts=asserts, **facts)
+    tests = {"function": function, "asserts": asserts, "tail": _USE_METHOD.format(function)}
+    return build_code_problem(request, family, **tests, **_APPS_JUDGE)
 
 
 def _read_keys(value: object) -> object:
@@ -250,7 +228,7 @@ _BENCH_HEAD = "\n".join(
         "sys.setrecursionlimit(50000)",
     ]
 )
-_BENCH_SECONDS = 6.0
+_BENCH_JUDGE: dict[str, Any] = {"head": _BENCH_HEAD, "judge": "livecodebench", "seconds": 6.0}
 _LARGEST = 1 << 30
 
 
@@ -268,34 +246,26 @@ def convert_livecodebench(row: Row) -> Problem:
             pairs.append((str(fields.get("input")), str(fields.get("output"))))
     if kinds == {"stdin"}:
         inputs, outputs = ([pair[number] for pair in pairs] for number in (0, 1))
-        return build_code_problem(
-            request + STREAMS_NOTE,
-            family,
-            head=_BENCH_HEAD,
-            streams=check_streams(inputs, outputs, _BENCH_TESTS[0]),
-            judge="livecodebench",
-            seconds=_BENCH_SECONDS,
-        )
+        pairs = check_streams(inputs, outputs, _BENCH_TESTS[0])
+        return build_code_problem(request + STREAMS_NOTE, family, streams=pairs, **_BENCH_JUDGE)
     if kinds != {"functional"}:
         raise RowError(
             _BENCH_TESTS[0], f"testtype is {sorted(map(str, kinds))}: stdin, functional?"
         )
-    function = require_mapping(parse_json(row.get("metadata"), "metadata"), "metadata").get(
-        "func_name"
-    )
+    metadata = require_mapping(parse_json(row.get("metadata"), "metadata"), "metadata")
+    function = metadata.get("func_name")
     if not isinstance(function, str) or not function.isidentifier():
         raise RowError("metadata", f"func_name is {function!r}, which is not a function name")
-    asserts = [
-        _write_call(
-            function,
-            [parse_json(line, _BENCH_TESTS[0]) for line in given.split("\n")],
+    asserts: list[str] = []
+    for given, expected in pairs[:MOST_TESTS]:
+        lines = (line for line in given.split("\n") if line.strip())
+        arguments, result = (
+            [parse_json(line, _BENCH_TESTS[0]) for line in lines],
             parse_json(expected, _BENCH_TESTS[0]),
-            _BENCH_TESTS[0],
         )
-        for given, expected in pairs[:MOST_TESTS]
-    ]
-    facts = (asserts, _BENCH_HEAD, "livecodebench", _BENCH_SECONDS)
-    return _build_function_problem(f"{request}{starter}\n", family, function, *facts)
+        asserts.append(_write_call(function, arguments, result, _BENCH_TESTS[0]))
+    tests = {"function": function, "asserts": asserts, "tail": _USE_METHOD.format(function)}
+    return build_code_problem(f"{request}{starter}\n", family, **tests, **_BENCH_JUDGE)
 
 
 class _NoGlobals(pickle.Unpickler):

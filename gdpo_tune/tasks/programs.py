@@ -28,6 +28,8 @@ _MOST_PARSED = 20
 _MOST_BLOCKS = 64
 """Fences that are looked at, the last ones."""
 _TAGS = re.compile(r"<(/?)(think|thinking|thought|reasoning|answer)>")
+_MARGIN = re.compile(r"[ \t>]*(?:(?:[-*+]|\d+[.)])[ \t]+)?")
+"""What may stand before a fence: a list's mark, a quotation's."""
 _LANGUAGE = re.compile(r"[\s{.]*([\w+#-]*)")
 _PYTHON = frozenset(("python", "python3", "py", "py3", "python-3", "ipython", "ipython3"))
 _CONTINUES = re.compile(r"(?:else|elif|except|finally)\b|[)\]}]|$|\s")
@@ -63,12 +65,13 @@ def extract_program(completion: str, function: str = "", head: str = "") -> str:
     stripped = text.strip()
     blocks = list(_read_fences(text))[-_MOST_BLOCKS:]
     if not blocks:
-        tree, _ = _parse_python(stripped)
-        if tree and _is_program(tree, function):
-            bound = _read_names(tree)[1]
-            prose = [node for node in tree.body if _is_prose(node)]
-            if not any(_list_missing_names(node) - bound for node in prose):
-                return stripped
+        for code in (stripped, textwrap.dedent(text).strip()):
+            tree, _ = _parse_python(code)
+            if tree and _is_program(tree, function):
+                bound = _read_names(tree)[1]
+                prose = (_read_names(node)[0] for node in tree.body if _is_prose(node))
+                if all(names and names <= bound for names in prose):
+                    return code
         blocks = list(_split_prose(text)) if "\n" in stripped else []
         if not function:
             longest = max(blocks, key=lambda block: block.code.count("\n"), default=None)
@@ -118,8 +121,8 @@ def _read_fences(text: str) -> Iterator[_Block]:
         position = max(plain.rfind("```"), plain.rfind("~~~")) + 3
         before = plain[:position].rstrip(plain[position - 1 : position])
         run, info = plain[len(before) : position], plain[position:]
-        is_first = not before.strip(" \t>")
-        margin = len(before.expandtabs(4)) if not before.strip() else 0
+        is_first = bool(_MARGIN.fullmatch(before))
+        margin = len(before.expandtabs(4)) if is_first and ">" not in before else 0
         if run[:3] not in ("```", "~~~") or (is_first and marks and margin > indent + 3):
             # NOTE: marks that are indented further are in a text of the program's own.
             lines.append(line)
@@ -153,6 +156,7 @@ def _split_prose(text: str) -> Iterator[_Block]:
             groups[-1] += "\n" + line
         else:
             groups.append(line)
+    groups.append("prose ends the last run")
     left = _MOST_PARSED * len(text)
     run: list[str] = []
     number = 0
@@ -173,8 +177,6 @@ def _split_prose(text: str) -> Iterator[_Block]:
             yield _Block(joined, _parse_python(joined)[0])
         run = []
         number += 1
-    if joined := "\n".join(run).strip():
-        yield _Block(joined, _parse_python(joined)[0])
 
 
 def _choose_block(blocks: list[_Block], function: str, head: str) -> str:
@@ -183,29 +185,33 @@ def _choose_block(blocks: list[_Block], function: str, head: str) -> str:
         plain = sorted(last_first, key=lambda block: block.language not in ("", *_PYTHON))
         for block in plain:
             if function in _list_names(block.tree):
-                return _join_needed(block, blocks[: blocks.index(block)]).strip()
+                return _join_needed(block, blocks).strip()
         begins = re.compile(
             rf"^[ \t]*(?:async )?(?:def|class) {re.escape(function)}\b", re.MULTILINE
         )
         for block in plain:
             if begins.search(block.code):
-                return textwrap.dedent(block.code).strip()
+                # NOTE: prose may follow in a fence that has no end.
+                runs = [
+                    run for run in _split_prose(block.code) if function in _list_names(run.tree)
+                ]
+                return runs[-1].code if runs else textwrap.dedent(block.code).strip()
         for block in plain:
             if body := _complete_body(block.code, function, head):
                 return body
     ranked = sorted(last_first, key=lambda b: (b.language not in _PYTHON, bool(b.language)))
     for block in ranked:
         if block.tree and _is_program(block.tree, ""):
-            return _join_needed(block, blocks[: blocks.index(block)]).strip()
+            return _join_needed(block, blocks).strip()
     return textwrap.dedent(ranked[0].code).strip()
 
 
-def _join_needed(block: _Block, others: list[_Block]) -> str:
+def _join_needed(block: _Block, blocks: list[_Block]) -> str:
     """Return the block below what it needs of others: imports, definitions, constants."""
     parts: list[tuple[str, ast.stmt]] = []
     providers: dict[str, int] = {}
     needed = _list_missing_names(block.tree) if block.tree else set[str]()
-    for other in others if needed else []:
+    for other in (each for each in blocks if needed and each is not block):
         lines = other.code.split("\n")
         for node in other.tree.body if other.tree else []:
             providers |= dict.fromkeys(_list_bound_names(node), len(parts))
@@ -277,12 +283,9 @@ def _is_prose(node: ast.stmt) -> bool:
         case ast.Expr(value=ast.Constant(value=str())):
             return False
         case ast.Expr(value=value):
-            kinds = (ast.Call, ast.Await)
-            return not any(isinstance(each, kinds) for each in ast.walk(value))
-        case ast.AnnAssign(value=None):
-            return True
+            return not any(isinstance(each, (ast.Call, ast.Await)) for each in ast.walk(value))
         case _:
-            return False
+            return isinstance(node, ast.AnnAssign) and node.value is None
 
 
 def _complete_body(text: str, function: str, head: str) -> str:

@@ -200,6 +200,8 @@ MBPP = [
     ("class Solution:\n    def f(self, x): return x", "-", "assert Solution().f(2) == 4", False),
     ("class A:\n    def __init__(self): self.n = 0\n    def up(self): self.n += 1",
      "-", "a = A()\na.up()\na.up()\nassert a.n == 2", True),
+    ("class A:\n    def __init__(self): self.is_open, self.label, self.candidate = 1, 2, 3",
+     "-", "assert (A().is_open, A().label, A().candidate) == (1, 2, 3)", True),
 ]  # fmt: skip
 
 

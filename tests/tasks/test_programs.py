@@ -33,6 +33,9 @@ It works."""
         f"<think></think><answer>```python\n{F}\n```</answer>",
         f"<think></think><answer>```\n{F}```</answer>",
         f"1+1=2\n{F}",
+        f"*2 *9 -3\n{F}",
+        f"abs +8\n{F}",
+        f"```python\n{F}\n\nThis is it, I hope.",
         f"<think>def f(x): return 0</think>{F}",
         f"def f(x): return 0</think>{F}",
         f"<think>a <answer>def f(x): return 0</answer></think>{F}",
@@ -195,6 +198,14 @@ def test_bodies_of_humaneval_are_programs(row):
     head, body = row["prompt"], row["canonical_solution"]
     code = extract_program(body, row["entry_point"], head)
     assert ast.dump(ast.parse(code)) == ast.dump(ast.parse(head + body))
+
+
+@pytest.mark.parametrize("mark", ["- ", "* ", "1. ", "-\t", "12) "])
+def test_a_fence_may_begin_an_item_of_a_list(mark):
+    code = "def f(x):\n    y = x\n    return y"
+    margin = " " * len(mark.expandtabs(4))
+    item = textwrap.indent(f"```python\n{code}\n```", margin).lstrip()
+    assert extract_program(f"{mark}{item}\n{mark}So.", "f") == code
 
 
 HOSTILE = ["`", "```\n", "```x", "(\n", "'''\n", "(", "-", "x\n", "@x\n", "def f(x):\n", "<think>",

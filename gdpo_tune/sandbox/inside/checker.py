@@ -45,41 +45,41 @@ class CandidateGone(BaseException):
 class Handle(Opaque):
     """An object in the candidate's process; only one that is open has attributes."""
 
-    is_open = False
-    label = ""
+    _is_open = False
+    _label = ""
 
     def __init__(self, candidate: Candidate, payload: Encoded) -> None:
         type_name, reference = payload
         if type(type_name) is not str or type(reference) is not str:
             raise TypeError("an object has two names")
         super().__init__(type_name)
-        self.__dict__.update(candidate=candidate, reference=reference)
+        self.__dict__.update(_candidate=candidate, _reference=reference)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call it there; what a class returns is open."""
-        result = self.candidate.call_and_decode(self.reference, *arguments, **keywords)
-        return _open(result) if self.is_open and self.label[:1].isupper() else result
+        result = self._candidate.call_and_decode(self._reference, *arguments, **keywords)
+        return _open(result) if self._is_open and self._label[:1].isupper() else result
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of an open object."""
-        if not self.is_open or name.startswith("__"):
+        if not self._is_open or name.startswith("__"):
             return super().__getattr__(name)
-        return _open(self.candidate.call_and_decode("getattr", self, name), name)
+        return _open(self._candidate.call_and_decode("getattr", self, name), name)
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set an attribute of an open object there."""
-        if not self.is_open:
+        if not self._is_open:
             super().__getattr__(name)
-        self.candidate.call_and_decode("setattr", self, name, value)
+        self._candidate.call_and_decode("setattr", self, name, value)
 
     def __iter__(self) -> Iterator[Any]:
         """Go through its items there."""
-        return self.candidate.call_and_decode("iter", self)
+        return self._candidate.call_and_decode("iter", self)
 
 
 def _open(value: Any, label: str = "") -> Any:
     if isinstance(value, Handle):
-        value.__dict__.update(is_open=True, label=label)
+        value.__dict__.update(_is_open=True, _label=label)
     return value
 
 
@@ -236,7 +236,7 @@ def run(tests: list[Encoded], limit: int) -> NoReturn:
     sys.set_int_max_str_digits(0)
     candidate = Candidate(limit)
     DECODERS["object"] = partial(Handle, candidate)
-    ENCODERS[Handle] = lambda handle, inner: {"name": handle.reference}
+    ENCODERS[Handle] = lambda handle, inner: {"name": handle.__dict__["_reference"]}
     ENCODERS.update(dict.fromkeys((type, types.BuiltinFunctionType), _encode_built_in))
     nodes = [node for test in tests if test[0] == "assert" for node in ast.walk(ast.parse(test[1]))]
     borrowed = {name: partial(candidate.call_and_decode, name) for name in _find_free_names(nodes)}
