@@ -295,7 +295,7 @@ def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str
     template = read_chat_template(spec.policy, spec.model.revision)
     check_template_kwargs(spec.policy, template, spec.model.chat_template_kwargs)
     check_share(spec)
-    check_data(spec.data, spec.training)
+    check_data(spec.data, spec.training, spec.sandbox.modules)
     with task_files.build_task(
         spec.task, spec.training, spec.sandbox, spec.data, scoring=spec.scoring
     ) as task:

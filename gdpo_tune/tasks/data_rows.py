@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache
 from hashlib import sha256
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -103,11 +104,16 @@ def describe_data(data: DataSettings) -> dict[str, str]:
     return {"data": f"{data.source}: {collect_once(data)}"} if data.source else {}
 
 
-def check_data(data: DataSettings, training: TrainingSettings) -> None:
+def check_data(
+    data: DataSettings, training: TrainingSettings, modules: Collection[str] = ()
+) -> None:
     """Refuse, before any work starts, data that would fail every trial.
 
+    `modules` are those that a sandbox offers besides the standard library.
+
     Raises:
-        DataError: the data cannot be read or used, or a split holds too few prompts.
+        DataError: the data cannot be read or used, a split holds too few prompts, or tests import
+            other modules.
     """
     if not data.source:
         return
@@ -116,6 +122,17 @@ def check_data(data: DataSettings, training: TrainingSettings) -> None:
         for split, problems in collect_once(data).splits.items()
     }
     _require_enough(data, sizes)
+    offered = {name.partition(".")[0] for name in modules}
+    problems = chain.from_iterable(collect_once(data).splits.values())
+    imported = {name for problem in problems for name in problem.data.get("modules", ())}
+    if needed := sorted(name for name in imported if name.partition(".")[0] not in offered):
+        names = ", ".join(needed)
+        absent = [name for name in needed if find_spec(name.partition(".")[0]) is None]
+        install = f", and install {', '.join(absent)}" if absent else ""
+        raise DataError(
+            f"data.source = {data.source}: tests import {names}, which the sandbox does not offer: "
+            f"write sandbox: {{modules: [{', '.join([*modules, *needed])}]}}{install}"
+        )
 
 
 def collect_data(data: DataSettings) -> CollectedData:

@@ -14,6 +14,7 @@ import re
 from typing import Any
 
 from gdpo_tune.core.registry import LayoutInfo
+from gdpo_tune.tasks.answers import extract_box, find_answer_problem
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.data_rows import (
     Row,
@@ -73,43 +74,34 @@ GSM8K = LayoutInfo(
 #
 # Source: arXiv 2103.03874; columns of the released data and of its copies on the Hub.
 
-_BOXES = (r"\boxed", r"\fbox")
-
 
 def convert_competition_math(row: Row) -> Problem:
     """Return the problem, and the answer as `data["answer"]`."""
+    return Problem(
+        get_text(row, "problem").strip() + "\n", "math", {"answer": read_math_answer(row)}
+    )
+
+
+def read_math_answer(row: Row) -> str:
+    """Return the answer that a row states, or else that of its solution."""
     if row.get("answer") not in (None, "") or "solution" not in row:
-        answer = get_answer(row, "answer")
-    else:
-        answer = extract_box(get_text(row, "solution"))
+        return require_comparable(get_answer(row, "answer"), "answer")
+    answer = extract_box(get_text(row, "solution"))
     if not answer:
         raise RowError("solution", r"no answer in \boxed{...}")
-    return Problem(get_text(row, "problem").strip() + "\n", "math", {"answer": answer})
+    return require_comparable(answer, "solution")
 
 
-def extract_box(solution: str) -> str:
-    r"""Return the content of the last `\boxed{...}`, inner braces included; empty without one.
-
-    `\boxed 7` holds the one character.
-    """
-    start, name = max((solution.rfind(box), box) for box in _BOXES)
-    if start < 0:
-        return ""
-    rest = solution[start + len(name) :].lstrip()
-    if not rest.startswith("{"):
-        return rest[:1]
-    depth = 0
-    for index, character in enumerate(rest):
-        escaped = index > 0 and rest[index - 1] == "\\"
-        depth += 0 if escaped else {"{": 1, "}": -1}.get(character, 0)
-        if depth == 0:
-            return rest[1:index].strip()
-    return ""
+def require_comparable(answer: str, column: str) -> str:
+    """Return an answer that completions can be compared with."""
+    if reason := find_answer_problem(answer):
+        raise RowError(column, reason)
+    return answer
 
 
 def _write_competition_math(row: Row) -> str:
-    answer = convert_competition_math(row).data["answer"]
-    return write_answer(get_optional_text(row, "solution").strip(), answer)
+    solution = get_optional_text(row, "solution").strip()
+    return write_answer(solution, extract_box(solution) or read_math_answer(row))
 
 
 MATH = LayoutInfo(
@@ -146,12 +138,17 @@ def convert_question(row: Row) -> Problem:
     found = row.get(column)
     if column == _TRUTH:
         found = require_mapping(found, column).get("ground_truth")
-    answer = get_answer({column: found}, column)
+    answer = require_comparable(get_answer({column: found}, column), column)
     if "body" in row:
         answer = re.sub(r"(?<=\S)\s*\([^()]*\)$", "", answer)
-    data = {"answer": normalize_number(answer) if {"target", "Answer"} & {*row} else answer}
+    data: dict[str, Any] = {
+        "answer": normalize_number(answer) if {"target", "Answer"} & {*row} else answer
+    }
     if row.get("error") not in (None, ""):
-        data["tolerance"] = get_answer(row, "error")
+        try:
+            data["tolerance"] = float(get_answer(row, "error"))
+        except ValueError as error:
+            raise RowError("error", f"{row['error']!r} is no number") from error
     return Problem(" ".join(filter(None, texts)) + "\n", "math", data)
 
 

@@ -27,7 +27,7 @@ _MOST_PARSED = 20
 """Characters of incomplete statements that are parsed, in multiples of the text's length."""
 _MOST_BLOCKS = 64
 """Fences that are looked at, the last ones."""
-_THOUGHT_OR_ANSWER = re.compile(r"<(/?)(think|answer)>")
+_TAGS = re.compile(r"<(/?)(think|thinking|thought|reasoning|answer)>")
 _LANGUAGE = re.compile(r"[\s{.]*([\w+#-]*)")
 _PYTHON = frozenset(("python", "python3", "py", "py3", "python-3", "ipython", "ipython3"))
 _CONTINUES = re.compile(r"(?:else|elif|except|finally)\b|[)\]}]|$|\s")
@@ -84,20 +84,20 @@ def _find_answer(completion: str) -> tuple[str, bool]:
     """Return the answer, and whether tags mark it."""
     start, state = 0, ""
     block: slice | None = None
-    for tag in _THOUGHT_OR_ANSWER.finditer(completion):
+    for tag in _TAGS.finditer(completion):
         closes, name = bool(tag[1]), tag[2]
-        if state == "think":
-            if closes and name == "think":
+        if state not in ("", "answer"):
+            if closes and name == state:
                 start, state = tag.end(), ""
         elif name == "answer":
             if not closes:
-                block, state = slice(tag.end(), None), "answer"
+                block, state = slice(tag.end(), None), name
             elif block and state:
                 block, state = slice(block.start, tag.start()), ""
         elif not state:
             # NOTE: a chat template may have begun the thoughts, which the completion only ends.
-            start, state = tag.end(), "" if closes else "think"
-    if state == "think":
+            start, state = tag.end(), "" if closes else name
+    if state not in ("", "answer"):
         # NOTE: a whole answer at the very end is meant as such: the thoughts lack their end tag.
         marked = completion.rstrip()
         ends = marked.endswith("</answer>") and "<answer>" in marked

@@ -9,11 +9,12 @@ import zlib
 
 import pytest
 
+from gdpo_tune.core.errors import DataError
 from gdpo_tune.core.registry import describe_layout
-from gdpo_tune.core.settings import SandboxSettings
+from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.sandbox import Limits, Result
 from gdpo_tune.tasks import execution
-from gdpo_tune.tasks.data_rows import RowError
+from gdpo_tune.tasks.data_rows import RowError, check_data
 from gdpo_tune.tasks.execution import build_job, measure_slowness, open_sandbox, run_programs
 from tests.support.data import read_rows, read_solutions
 
@@ -285,3 +286,58 @@ def test_the_machine_is_measured_once_a_sandbox_against_the_reference():
     sandbox = Measured()
     assert measure_slowness(sandbox) == measure_slowness(sandbox) == pytest.approx(3)
     assert sandbox.jobs == 3
+
+
+PLUS = """import numpy as np
+
+def same(out, exp, atol):
+    if out != exp and atol:
+        np.testing.assert_allclose(out, exp, rtol=1e-07, atol=atol)
+    else:
+        assert out == exp
+
+def check(candidate):
+    for inp, exp in zip([[[1.0, 2.0]], [[3.0]]], [1.5000001, 3.0]):
+        same(candidate(*inp), exp, 1e-6)
+"""
+
+
+def test_tests_may_import_the_modules_of_the_sandbox():
+    """EvalPlus writes rows in HumanEval's columns whose tests import numpy."""
+    pytest.importorskip("numpy")
+    row = {"prompt": "def f(xs):\n    ''' Mean. '''\n", "entry_point": "f", "test": PLUS}
+    problem = describe_layout("humaneval").convert(row)
+    assert problem.data["modules"] == ["numpy"]
+    settings = SandboxSettings(modules=("numpy",), cpu_seconds=5)
+    texts = ["    return sum(xs) / len(xs)", "    return sum(xs)"]
+    with open_sandbox(settings) as sandbox:
+        results = run_programs(sandbox, settings, [problem] * 2, texts)
+    assert [result.status for result in results] == ["passed", "failed"]
+
+
+@pytest.mark.parametrize(
+    ("test", "modules", "fix"),
+    [
+        (PLUS, (), r"tests import numpy, .* write sandbox: \{modules: \[numpy\]\}$"),
+        (PLUS, ("sympy",), r"modules: \[sympy, numpy\]"),
+        (
+            PLUS.replace("numpy", "no_such.part"),
+            (),
+            r"\[no_such.part\]\}, and install no_such.part",
+        ),
+        (PLUS, ("numpy",), None),
+        (PLUS.replace("import numpy", "import math"), (), None),
+    ],
+)
+def test_modules_that_tests_need_are_asked_for_before_the_sweep(tmp_path, test, modules, fix):
+    head = "def f(xs):\n    ''' Mean {}. '''\n"
+    rows = [{"prompt": head.format(n), "entry_point": "f", "test": test} for n in range(60)]
+    file = tmp_path / "plus.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    data = DataSettings(source=str(file), layout="humaneval")
+    training = TrainingSettings(train_prompts=2, validation_prompts=2, test_prompts=2)
+    if fix is None:
+        check_data(data, training, modules)
+        return
+    with pytest.raises(DataError, match=fix):
+        check_data(data, training, modules)

@@ -313,4 +313,4 @@ def test_asdiv_loses_the_unit_and_olympiadbench_keeps_its_tolerance():
     assert mapped("asdiv", row).data == {"answer": "5:45"}
     assert mapped("question_answer", {"question": "q", "answer": "f (x)"}).data["answer"] == "f (x)"
     row = {**read_rows("olympiadbench")[0], "error": "1e-2"}
-    assert mapped("olympiadbench", row).data == {"answer": "0", "tolerance": "1e-2"}
+    assert mapped("olympiadbench", row).data == {"answer": "0", "tolerance": 0.01}

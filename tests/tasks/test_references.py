@@ -107,6 +107,7 @@ def test_a_sweep_warns_with_the_lines(tmp_path, capsys):
 task: math
 data: {{source: {data.source}, layout: math}}
 space: {{reward_weights: {{correctness: 1, length: [0, 1]}}}}
+objectives: {{correctness: {{direction: maximize, reference: 0}}}}
 """)
     spec = load_spec(tmp_path / "sweep.yaml")
     with MathTask(spec.training, data=spec.data) as task:

@@ -1,6 +1,7 @@
 """Data sets from end to end: right programs pass in the sandbox, and trials train on them."""
 
 import dataclasses
+import json
 import logging
 
 import pytest
@@ -120,6 +121,9 @@ def requirements(*overrides):
 def test_the_command_reads_and_describes_the_data_before_it_starts(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     source = write_enlarged("mbpp", "text", tmp_path).source
+    broken = {**read_rows("mbpp")[0], "test_list": []}
+    with open(source, "a") as file:
+        file.write(f"\n{json.dumps(broken)}")
     section = f"data={{source: '{source}', layout: mbpp}}"
     description = requirements(
         section,
@@ -127,9 +131,9 @@ def test_the_command_reads_and_describes_the_data_before_it_starts(tmp_path, mon
         "training.validation_prompts=2",
         "training.test_prompts=2",
     )
-    assert "80 rows, 75 distinct prompts" in description["data"]
-    assert "5 left out" in description["data"]
-    assert "needs Node of the solution" in description["data"]
+    assert "81 rows, 80 distinct prompts" in description["data"]
+    assert "1 left out" in description["data"]
+    assert "column test_list: no test" in description["data"]
     with pytest.raises(DataError, match=r"training\.train_prompts = 2048"):
         requirements(section)
 
