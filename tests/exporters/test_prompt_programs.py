@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 
@@ -121,12 +122,10 @@ def test_the_program_follows_columns_template_and_own_splits(tmp_path):
         "training.validation_prompts=2",
         "training.test_prompts=10",
     )
-    copied, referenced = tmp_path / "copied", tmp_path / "referenced"
-    export_folder(copied, *changes, space="math")
-    export_folder(referenced, *changes, space="math", references_data=True)
-    done = run_reference(referenced)
-    assert done.returncode == 0, done.stderr
-    made = (referenced / "prompts.parquet").read_bytes()
-    assert made == (copied / "prompts.parquet").read_bytes()
-    assert b"Think. No. " in made
-    assert b"Think. No. 36?" not in made
+    export_folder(tmp_path / "export", *changes, space="math", references_data=True)
+    program = runpy.run_path(str(tmp_path / "export" / "make_prompts.py"), run_name="program")
+    program["LAYOUT"].convert = program["convert_question"]
+    made = program["collect_problems"](program["DATA"], program["LAYOUT"]).splits["train"]
+    prompts = {problem.prompt for problem in made}
+    assert "Think. No. 3?\n" in prompts
+    assert "Think. No. 36?\n" not in prompts
