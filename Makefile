@@ -7,7 +7,7 @@ check:            ## lint, format, types, rooms
 	lint-imports
 docs:             ## the documentation site in site/, without a network; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict
-system:           ## sweeps, clusters, servers and services, about a quarter of an hour; the second step of CI
+system:           ## sweeps, clusters, servers and services, about ten minutes; the second step of CI
 	pytest -q -m "system and not fault and not slow" --durations=15
 slow:             ## every shipped YAML in full, tens of minutes
 	pytest -n 0 -m slow
