@@ -195,11 +195,12 @@ def read_graded(
 
 
 def score(task: Any, texts: Sequence[tuple[Problem | None, str]]) -> Iterator[float | None]:
-    """Yield the first reward of each text."""
+    """Yield the metric of the first reward for each text."""
     for start in range(0, len(texts), BATCH):
         batch = texts[start : start + BATCH]
         problems, completions = zip(*batch, strict=True)
-        yield from task.score(problems, completions, [1] * len(batch)).rewards[task.rewards[0]]
+        # As in a sweep, whose held-out metric also counts answers without a tool call.
+        yield from task.score(problems, completions, [1] * len(batch)).metrics[task.rewards[0]]
 
 
 # Equality of answers, beside its peers ------------------------------------------------------------

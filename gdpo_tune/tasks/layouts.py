@@ -207,7 +207,7 @@ def _read_truth(row: Row) -> tuple[str, list[dict[str, Any]], bool]:
         calls = list(map(parse_call, listed))
         return write_calls("", calls), calls, False
     block, response = (
-        re.search(f"<{tag}>(.*?)</{tag}>", truth, flags=re.DOTALL)
+        re.search(f"<{tag}>(.*?)</{tag}>", truth.rpartition("</think>")[2], flags=re.DOTALL)
         for tag in ("tool_call", "response")
     )
     lines = [line for line in (block[1] if block else "").split("\n") if line.strip()]

@@ -133,7 +133,9 @@ def _list_wrong(references: Sequence[Reference], task: Any) -> Iterator[tuple[st
     scores = task.score(problems, completions, [1] * len(references))
     reward = task.judged_rewards[0]
     results = scores.results or [None] * len(references)
-    for one, value, result in zip(references, scores.rewards[reward.name], results, strict=True):
+    # The metric of that name also counts what the reward leaves out: answers without a call.
+    values = scores.metrics.get(reward.name, scores.rewards[reward.name])
+    for one, value, result in zip(references, values, results, strict=True):
         if value is None or value < reward.high:
             shown = f"{reward.name} is {value} for ...{one.completion[-LONGEST_SHOWN:]!r}"
             yield one.place, describe_result(result) if scores.results else shown
