@@ -29,10 +29,7 @@ from fractions import Fraction
 
 # Where a completion states its answer -------------------------------------------------------------
 
-_THOUGHTS = re.compile(r"<(think|thinking|thought|reasoning)>.*?</\1>", flags=re.DOTALL)
-_OPENED_THOUGHTS = re.compile(r"<(?:think|thinking|thought|reasoning)>")
-_CLOSED_THOUGHTS = re.compile(r"</(?:think|thinking|thought|reasoning)>")
-_LAST_BLOCK = re.compile(r"<answer>(?:(?!<answer>).)*</answer>\s*\Z", flags=re.DOTALL)
+_TAGS = re.compile(r"<(/?)(think|thinking|thought|reasoning|answer)>")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 _SAID = re.compile(
     r"\banswers?\b(?:[^\n.:=]{0,60}?\b(?:is|are)\b|\W{0,4}[:=])[\s:*]*(?P<answer>\S[^\n]*)",
@@ -41,33 +38,47 @@ _SAID = re.compile(
 """`The final answer is 5`, `**Answer:** 5`: how the harnesses of MATH, GSM8K and MMLU ask."""
 
 
-def remove_thoughts(completion: str) -> str:
-    """Return a completion without its thoughts; empty if it ends within them.
+def find_answer(completion: str, *, reads_open_thoughts: bool = False) -> tuple[str, bool]:
+    """Return the answer in a completion, and whether tags mark it; empty if there is none.
 
-    What stands above a closing tag are thoughts even if a chat template wrote the tag that opens
-    them. Thoughts that end in an answer block have only lost their closing tag: the block counts.
+    It is the last answer block that is not among the thoughts, whose end tag may be missing, or
+    else all that follows them. Thoughts that never end have no answer, unless they end in an answer
+    block, or `reads_open_thoughts`.
 
     Source: TRL 1.16, `reasoning_accuracy_reward`, which gives thoughts without an end nothing.
     """
-    text = _CLOSED_THOUGHTS.split(_THOUGHTS.sub("", completion))[-1]
-    opened = _OPENED_THOUGHTS.search(text)
-    if opened is None:
-        return text
-    block = _LAST_BLOCK.search(text, opened.end())
-    return block[0] if block else ""
+    start, state = 0, ""
+    block: slice | None = None
+    for tag in _TAGS.finditer(completion):
+        closes, name = bool(tag[1]), tag[2]
+        if state not in ("", "answer"):
+            if closes and name == state:
+                start, state = tag.end(), ""
+        elif name == "answer":
+            if not closes:
+                block, state = slice(tag.end(), None), name
+            elif block and state:
+                block, state = slice(block.start, tag.start()), ""
+        elif not state:
+            # A chat template may have begun the thoughts, which the completion only ends.
+            start, state = tag.end(), "" if closes else name
+    if state in ("", "answer"):
+        return (completion[block], True) if block else (completion[start:], False)
+    _, marked, rest = completion.rpartition("<answer>")
+    if marked and (reads_open_thoughts or completion.rstrip().endswith("</answer>")):
+        return rest.partition("</answer>")[0], True
+    return completion.rpartition("</think>")[2] if reads_open_thoughts else "", False
 
 
-def extract_answer(completion: str) -> str:
-    r"""Return the answer in a completion; empty if there is none.
+def extract_answer(completion: str, *, reads_open_thoughts: bool = False) -> str:
+    r"""Return the answer of mathematics in a completion; empty if there is none.
 
-    It is the content of the last answer block outside the thoughts, whose end tag may be missing.
-    In the block, or else in everything outside the thoughts, the last `\boxed{...}` counts, then
-    what follows the last "answer is", then what follows the last `####`. With none of these the
-    whole block is the answer, or the last line that is not blank.
+    In what `find_answer` returns, the last `\boxed{...}` counts, then what follows the last "answer
+    is", then what follows the last `####`. With none of these the whole answer block is the answer,
+    or the last line that is not blank.
     """
-    text = remove_thoughts(completion)
-    _, marked, block = text.rpartition("<answer>")
-    text = (block.partition("</answer>")[0] if marked else text).strip()
+    text, marked = find_answer(completion, reads_open_thoughts=reads_open_thoughts)
+    text = text.strip()
     if box := extract_box(text):
         return box
     if said := list(_SAID.finditer(text)):

@@ -151,7 +151,14 @@ def run_programs(
             key = id(problem)
             by_key[key] = problem
         data = problem.data
-        keys.append((key, extract_program(completion, data["function"], data.get("head", ""))))
+        # Of problems that `code` wrote, programs in thoughts that never end count, as ever.
+        program = extract_program(
+            completion,
+            data["function"],
+            data.get("head", ""),
+            reads_open_thoughts="visible" in data,
+        )
+        keys.append((key, program))
     limits = Limits(settings.cpu_seconds, settings.wall_seconds, settings.memory_mb << 20)
     distinct = [key for key in dict.fromkeys(keys) if key[1]]
     is_scaled = any(by_key[key].data.get("seconds") for key, _ in distinct)

@@ -21,13 +21,14 @@ import warnings
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from gdpo_tune.tasks.answers import find_answer
+
 _MOST_CHARACTERS = 1 << 17
 """Of an answer; the rest is not read."""
 _MOST_PARSED = 20
 """Characters of incomplete statements that are parsed, in multiples of the text's length."""
 _MOST_BLOCKS = 64
 """Fences that are looked at, the last ones."""
-_TAGS = re.compile(r"<(/?)(think|thinking|thought|reasoning|answer)>")
 _MARGIN = re.compile(r"[ \t>]*(?:(?:[-*+]|\d+[.)])[ \t]+)?")
 """What may stand before a fence: a list's mark, a quotation's."""
 _LANGUAGE = re.compile(r"[\s{.]*([\w+#-]*)")
@@ -48,7 +49,9 @@ class _Block(NamedTuple):
     language: str = ""
 
 
-def extract_program(completion: str, function: str = "", head: str = "") -> str:
+def extract_program(
+    completion: str, function: str = "", head: str = "", *, reads_open_thoughts: bool = False
+) -> str:
     """Return the program in a completion; empty if there is none.
 
     Among several fences it is the last one that defines the function, with what it needs of those
@@ -59,8 +62,9 @@ def extract_program(completion: str, function: str = "", head: str = "") -> str:
         function: function or class that the program defines; empty if it reads and prints.
         head: Python above the program. Where it begins the function, the completion may be the
             body alone, and the program is the head with that body.
+        reads_open_thoughts: see `answers.find_answer`.
     """
-    text, is_marked = _find_answer(completion)
+    text, is_marked = find_answer(completion, reads_open_thoughts=reads_open_thoughts)
     text = text[:_MOST_CHARACTERS].replace("\r\n", "\n")
     stripped = text.strip()
     blocks = list(_read_fences(text))[-_MOST_BLOCKS:]
@@ -81,31 +85,6 @@ def extract_program(completion: str, function: str = "", head: str = "") -> str:
             start = 0 if is_marked else stripped.find(f"def {function}(")
             return _complete_body(text, function, head) or (stripped[start:] if start >= 0 else "")
     return _choose_block(blocks, function, head)
-
-
-def _find_answer(completion: str) -> tuple[str, bool]:
-    """Return the answer, and whether tags mark it."""
-    start, state = 0, ""
-    block: slice | None = None
-    for tag in _TAGS.finditer(completion):
-        closes, name = bool(tag[1]), tag[2]
-        if state not in ("", "answer"):
-            if closes and name == state:
-                start, state = tag.end(), ""
-        elif name == "answer":
-            if not closes:
-                block, state = slice(tag.end(), None), name
-            elif block and state:
-                block, state = slice(block.start, tag.start()), ""
-        elif not state:
-            # NOTE: a chat template may have begun the thoughts, which the completion only ends.
-            start, state = tag.end(), "" if closes else name
-    if state not in ("", "answer"):
-        # NOTE: a whole answer at the very end is meant as such: the thoughts lack their end tag.
-        marked = completion.rstrip()
-        ends = marked.endswith("</answer>") and "<answer>" in marked
-        return marked.rpartition("<answer>")[2].removesuffix("</answer>") if ends else "", ends
-    return (completion[block], True) if block else (completion[start:], False)
 
 
 def _read_fences(text: str) -> Iterator[_Block]:

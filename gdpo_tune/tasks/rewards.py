@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from gdpo_tune.tasks.answers import extract_answer, is_same_answer, remove_thoughts
+from gdpo_tune.tasks.answers import extract_answer, find_answer, is_same_answer
 from gdpo_tune.tasks.base import Reward, Sample
 
 # Every task ---------------------------------------------------------------------------------------
@@ -81,9 +81,12 @@ BUG_FREE = Reward("bug_free", 0, 1, score_bug_free, "share whose program does no
 def score_answer(sample: Sample) -> float:
     """Return 1.0 if the completion's answer equals `data["answer"]`, else 0.0.
 
-    `data["tolerance"]`, where a problem has it, is the largest absolute error of a number.
+    `data["tolerance"]`, where a problem has it, is the largest absolute error of a number. Of the
+    problems that the task itself writes, answers in thoughts that never end count, as ever: values
+    of earlier sweeps stay comparable.
     """
-    answer, data = extract_answer(sample.completion), sample.problem.data
+    data = sample.problem.data
+    answer = extract_answer(sample.completion, reads_open_thoughts="calculation" in data)
     return float(is_same_answer(answer, data["answer"], data.get("tolerance", 0.0)))
 
 
@@ -178,7 +181,7 @@ def extract_tagged_answer(completion: str) -> str:
 
 def _extract_finished_answer(completion: str) -> str:
     """Return the tagged answer; empty where the completion ends within its thoughts."""
-    return extract_tagged_answer(completion) if remove_thoughts(completion) else ""
+    return extract_tagged_answer(completion) if find_answer(completion)[0] else ""
 
 
 def write_answer(thought: str, answer: str) -> str:

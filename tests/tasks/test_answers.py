@@ -16,9 +16,9 @@ from gdpo_tune.tasks.answers import (
     MathVerifyError,
     extract_answer,
     extract_box,
+    find_answer,
     find_answer_problem,
     is_same_answer,
-    remove_thoughts,
 )
 from gdpo_tune.tasks.rewards import score_answer, score_exact_answer, score_integer
 from tests.support.data import build_sample
@@ -68,7 +68,18 @@ def test_nothing_is_earned_within_open_thoughts_or_boxes(completion):
 
 
 def test_thoughts_that_end_in_an_answer_block_have_an_answer():
-    assert remove_thoughts("<think>41<answer>42</answer>\n") == "<answer>42</answer>\n"
+    assert find_answer("<think>41<answer>42</answer>\n") == ("42", True)
+
+
+def test_problems_of_the_task_itself_are_scored_as_ever():
+    for completion in (
+        "<think>41<answer>42",
+        "<think>41<answer>42</answer> I hope so",
+        "<think>\n42",
+    ):
+        sample = build_sample(completion, answer="42", calculation="6*7=42")
+        assert score_answer(sample) == 1
+        assert score_answer(build_sample(completion, answer="42")) == 0
 
 
 @pytest.mark.parametrize(
