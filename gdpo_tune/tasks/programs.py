@@ -63,6 +63,8 @@ def extract_program(completion: str, function: str = "", head: str = "") -> str:
     text, is_marked = _find_answer(completion)
     text = text[:_MOST_CHARACTERS].replace("\r\n", "\n")
     stripped = text.strip()
+    if is_marked and "\n" not in stripped and not head:
+        return stripped
     blocks = list(_read_fences(text))[-_MOST_BLOCKS:]
     if not blocks:
         for code in (stripped, textwrap.dedent(text).strip()):
