@@ -67,6 +67,8 @@ def extract_program(
     text, is_marked = find_answer(completion, reads_open_thoughts=reads_open_thoughts)
     text = text[:_MOST_CHARACTERS].replace("\r\n", "\n")
     stripped = text.strip()
+    if is_marked and "\n" not in stripped and not head:
+        return stripped
     blocks = list(_read_fences(text))[-_MOST_BLOCKS:]
     if not blocks:
         for code in (stripped, textwrap.dedent(text).strip()):
