@@ -10,8 +10,8 @@ is scored by the rewards of its task; solutions of HumanEval also as bodies alon
 
 --math-rule compares equality of mathematical answers with Math-Verify and with MATH's own judge, a
 file of github.com/hendrycks/math: references against themselves, against each other and rewritten.
-Verdicts that differ from those of Math-Verify are printed. --small does all but that with small files that ship with the
-tests. The last line is JSON.
+Verdicts that differ from those of Math-Verify are printed. --small does all but that with small
+files that ship with the tests. The last line is JSON.
 """
 
 from __future__ import annotations
