@@ -97,8 +97,7 @@ def collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
     from gdpo_tune.core.task_files import is_task_file
     from gdpo_tune.spec.first_file import BUILT_IN, FirstFile
     from gdpo_tune.spec.problems import join_names, suggest
-    from gdpo_tune.tasks.data_rows import collect_data
-    from gdpo_tune.tasks.layout_choice import propose_layout
+    from gdpo_tune.tasks.data_rows import collect_data, propose_layout
 
     def answer(value: str | None, question: str, default: str) -> str:
         if value is not None or not ask:
@@ -132,7 +131,7 @@ def collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
             f"--layout {options.layout} has no effect: the task writes its prompts itself\n"
             "    fix: name their source too, such as --data openai/gsm8k, or leave --layout out"
         )
-    found = found or propose_layout(data, task, options.layout)
+    found = propose_layout(data, task, options.layout)
     if found is None:
         return FirstFile(task, policy, gpus, int(trials), data, options.layout or "")
     collected = collect_data(found)

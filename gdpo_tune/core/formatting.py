@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import string
 from collections.abc import Sequence
 
 from gdpo_tune.core.trial_config import Params, ParamValue
@@ -121,3 +122,15 @@ def format_first(names: Sequence[str], most: int) -> str:
 def format_list(names: Sequence[str], last: str = "and") -> str:
     """Format names as a list: `a`, `a and b`, `a, b and c`; `last` is the word before the last."""
     return f" {last} ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def list_template_columns(template: str) -> list[str]:
+    """Return the columns that a prompt template names.
+
+    Raises:
+        ValueError: a brace stands alone, or is followed by what is no name of a column.
+    """
+    parts = list(string.Formatter().parse(template))
+    if any(name == "" or form or conversion for _, name, form, conversion in parts):
+        raise ValueError("write the name of a column in braces, or {{ for a brace")
+    return list(dict.fromkeys(name for _, name, _, _ in parts if name is not None))

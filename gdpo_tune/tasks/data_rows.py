@@ -23,29 +23,30 @@ import json
 import logging
 import math
 import re
+import string
 import zlib
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache
 from hashlib import sha256
 from importlib.util import find_spec
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
-from gdpo_tune.core.errors import DataError, get_first_line
+from gdpo_tune.core.errors import DataError, UsageError, get_first_line
 from gdpo_tune.core.files import (
     DATA_KINDS,
     expand_home,
     is_data_file,
     is_directory,
     is_local_source,
+    is_present,
     list_data_files,
 )
-from gdpo_tune.core.prompt_template import fill_template, list_template_columns
+from gdpo_tune.core.formatting import list_template_columns
 from gdpo_tune.core.registry import LAYOUTS, LayoutInfo, describe_layout
 from gdpo_tune.core.settings import DataSettings, TrainingSettings
 from gdpo_tune.tasks.base import Problem, Split
@@ -55,6 +56,8 @@ Row = Mapping[str, Any]
 """Column -> value, as JSON, CSV, Parquet or the `datasets` library give it."""
 PlacedRow = tuple[str, Row]
 """Where a row stands, such as `train.jsonl:12`, and the row."""
+DECISIVE_ROWS = 20
+"""First rows of a file, for which a layout is proposed."""
 LARGEST_SHARE_LEFT_OUT = 0.5
 """With more unusable rows than this share, the layout is probably not that of the data. With more
 held-out prompts than this share in the training rows, both are probably the same split."""
@@ -117,13 +120,12 @@ def check_data(
     """
     if not data.source:
         return
-    sizes: dict[Split, tuple[int, int]] = {
-        split: (len(problems), getattr(training, f"{split}_prompts"))
-        for split, problems in collect_once(data).splits.items()
-    }
-    _require_enough(data, sizes)
+    splits = collect_once(data).splits
+    _require_enough(
+        data, {k: (len(each), getattr(training, f"{k}_prompts")) for k, each in splits.items()}
+    )
     offered = {name.partition(".")[0] for name in modules}
-    problems = chain.from_iterable(collect_once(data).splits.values())
+    problems = chain.from_iterable(splits.values())
     imported = {name for problem in problems for name in problem.data.get("modules", ())}
     if needed := sorted(name for name in imported if name.partition(".")[0] not in offered):
         names = ", ".join(needed)
@@ -145,10 +147,10 @@ def collect_data(data: DataSettings) -> CollectedData:
     try:
         return collect_problems(data, layout)
     except MissingColumnsError as error:
-        others = [(name, describe_layout(name)) for name in LAYOUTS]
+        layouts = {name: describe_layout(name) for name in LAYOUTS}
         sizes = {
             name: len(other.columns)
-            for name, other in others
+            for name, other in layouts.items()
             if other.fits(error.present) and {*other.tasks} & {*layout.tasks}
         }
         if not sizes:
@@ -186,8 +188,8 @@ def collect_problems(data: DataSettings, layout: LayoutInfo) -> CollectedData:
                     shared.setdefault(key, f"{problem.prompt.strip()!r} ({place})")
                 continue
             seen[key] = part
-            split = choose_data_split(problem.prompt) if part == "train" else part
-            splits["train" if split in held_out and part == "train" else split].append(problem)
+            cut = choose_split(problem.prompt) if part == "train" else part
+            splits[part if cut in ("warm_start", *held_out) else cut].append(problem)
     if not rows:
         raise DataError(f"data.source = {data.source} holds no row: give one that does")
     if len(faults) > LARGEST_SHARE_LEFT_OUT * rows:
@@ -230,12 +232,6 @@ def _require_enough(data: DataSettings, sizes: Mapping[Split, tuple[int, int]]) 
     raise DataError(f"data.source = {data.source} has {listed}: {fix} more data")
 
 
-def choose_data_split(prompt: str) -> Split:
-    """Return the split of a prompt."""
-    name = choose_split(prompt)
-    return "train" if name == "warm_start" else name
-
-
 def shuffle_problems(problems: Iterable[Problem], seed: int) -> list[Problem]:
     """Return the problems in an order that the seed and their prompts decide."""
     return sorted(problems, key=lambda p: sha256(f"{seed}/{p.prompt}".encode()).digest())
@@ -260,13 +256,37 @@ def read_rows(
     Raises:
         DataError: the source cannot be read, or lacks a required column.
     """
+    names = (*layout.columns, *layout.optional, *others)
+    columns = {name: data.columns.get(name, name) for name in names}
+    composed = list_template_columns(data.prompt_template)
+
+    def select(place: str, present: Collection[str]) -> list[str]:
+        known = {name for name, column in columns.items() if column in present}
+        if composed:
+            known.add(names[0])
+        if MESSAGES in present:  # what the assistant says may be the answer
+            known |= {names[0], "answer", "solution"}
+        missing = [name for name in layout.columns if name not in known]
+        if layout.one_of and known.isdisjoint(layout.one_of):
+            missing.append(" or ".join(layout.one_of))
+        stated = [*composed, *(columns[name] for name in data.columns if name in columns)]
+        unknown = [column for column in stated if column not in present]
+        if missing or unknown:
+            proposed = propose_columns([*layout.columns, *layout.one_of], present)
+            lines = ", ".join(f"{name}: {column}" for name, column in proposed.items())
+            fix = f"columns: {{{lines}}}" if lines else "which columns are meant as data.columns"
+            if close := propose_columns(unknown, present):
+                fix = f"{', '.join(close.values())} instead, or {fix}"
+            raise MissingColumnsError(
+                f"{place}: no column {', '.join(unknown or missing)}; there are "
+                f"{', '.join(present) or 'none'}: write {fix}",
+                present,
+            )
+        return [c for c in dict.fromkeys([*columns.values(), *composed, MESSAGES]) if c in present]
+
     own: Any = data if part == "train" else getattr(data, part)
     source, split = own.source or data.source, own.split or part
     read = read_local if is_local_source(source) else _read_hub
-
-    def select(place: str, present: Collection[str]) -> list[str]:
-        return _choose_columns(data, layout, others, place, present)
-
     config = data.config if source == data.source else ""
     for place, row in read(source, config, split, select):
         yield place, name_columns(data, row, layout, others)
@@ -312,8 +332,7 @@ def _choose_files(directory: Path, config: str, split: str) -> list[Path]:
             f"data.source = {directory}: {' '.join(str(error).split())[:300]}: correct "
             "data.config, or name a file itself as data.source"
         ) from error
-    paths = {str(name): sorted(map(Path, files)) for name, files in found.items()}
-    splits = {name: [*filter(is_data_file, files)] for name, files in paths.items()}
+    splits = {str(k): sorted(filter(is_data_file, map(Path, v))) for k, v in found.items()}
     chosen = _select_splits(directory, split, {k: files for k, files in splits.items() if files})
     return list(chain.from_iterable(chosen))
 
@@ -356,18 +375,18 @@ def _read_table(name: str, table: Any, select: Select) -> Iterator[PlacedRow]:
 # copies every file to its cache.
 def _read_text(file: Path, select: Select) -> Iterator[PlacedRow]:
     """Read JSON lines, a JSON list, or CSV with a head. Columns are those of the first row."""
-    name, is_first = file.name.lower(), True
+    name = file.name.lower()
     try:
         with gzip.open(file) if name.endswith(".gz") else file.open("rb") as opened:
             raw = cast("io.BytesIO", opened)
             if raw.read(2) in (b"\xff\xfe", b"\xfe\xff"):
                 raise DataError(f"{file}: it is UTF-16, as Windows writes it: save it as UTF-8")
             raw.seek(0)
-            for place, row in (_read_csv if name.endswith(".csv") else _read_json)(file, raw):
-                if is_first:
-                    select(place, row)
-                    is_first = False
-                yield place, row
+            rows = (_read_csv if name.endswith(".csv") else _read_json)(file, raw)
+            for first in islice(rows, 1):
+                select(*first)
+                yield first
+            yield from rows
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file} cannot be read: {get_first_line(error)}") from error
 
@@ -428,9 +447,12 @@ def _read_parquet(file: Path, select: Select) -> Iterator[PlacedRow]:
 def _read_hub(source: str, config: str, split: str, select: Select) -> Iterator[PlacedRow]:
     from datasets import load_dataset
 
+    # The client's notes on each retry stay off the terminal; the last error is reported.
+    logger = logging.getLogger("huggingface_hub")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
     try:
-        with _silence_client():
-            table: Any = load_dataset(source, config or None, split=split)
+        table: Any = load_dataset(source, config or None, split=split)
     # The library's errors: no network, no such data set, no right to it (all OSErrors); an unknown
     # configuration or split; a loading script.
     except (OSError, ValueError, RuntimeError) as error:
@@ -440,19 +462,9 @@ def _read_hub(source: str, config: str, split: str, select: Select) -> Iterator[
             "the network, or download the data on a machine with a network and give a "
             f"{DATA_KINDS} file as data.source"
         ) from error
-    yield from _read_table(f"{source} ({split})", table, select)
-
-
-@contextmanager
-def _silence_client() -> Generator[None]:
-    """Keep the Hub client's notes on each retry off the terminal; the last error is reported."""
-    logger = logging.getLogger("huggingface_hub")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
     finally:
         logger.setLevel(before)
+    yield from _read_table(f"{source} ({split})", table, select)
 
 
 # Columns of the file by the names of the layout --------------------------------------------------
@@ -475,40 +487,6 @@ class MissingColumnsError(DataError):
         self.present = tuple(present)
 
 
-def _choose_columns(
-    data: DataSettings,
-    layout: LayoutInfo,
-    others: tuple[str, ...],
-    place: str,
-    present: Collection[str],
-) -> list[str]:
-    """Return the columns of the data to read; refuse data that lack one."""
-    names = (*layout.columns, *layout.optional, *others)
-    columns = {name: data.columns.get(name, name) for name in names}
-    composed = list_template_columns(data.prompt_template)
-    known = {name for name, column in columns.items() if column in present}
-    known |= {layout.columns[0]} if composed else set()
-    if MESSAGES in present:  # what the assistant says may be the answer
-        known |= {layout.columns[0], "answer", "solution"}
-    missing = [name for name in layout.columns if name not in known]
-    if layout.one_of and known.isdisjoint(layout.one_of):
-        missing.append(" or ".join(layout.one_of))
-    stated = [*composed, *(columns[name] for name in data.columns if name in columns)]
-    unknown = [column for column in stated if column not in present]
-    if missing or unknown:
-        proposed = propose_columns([*layout.columns, *layout.one_of], present)
-        lines = ", ".join(f"{name}: {column}" for name, column in proposed.items())
-        fix = f"columns: {{{lines}}}" if lines else "which columns are meant as data.columns"
-        if close := propose_columns(unknown, present):
-            fix = f"{', '.join(close.values())} instead, or {fix}"
-        raise MissingColumnsError(
-            f"{place}: no column {', '.join(unknown or missing)}; there are "
-            f"{', '.join(present) or 'none'}: write {fix}",
-            present,
-        )
-    return [c for c in dict.fromkeys([*columns.values(), *composed, MESSAGES]) if c in present]
-
-
 def propose_columns(names: Iterable[str], present: Collection[str]) -> dict[str, str]:
     """Return column of a layout -> column that probably stands for it, for those that lack one."""
     proposed: dict[str, str] = {}
@@ -528,14 +506,20 @@ def name_columns(
 ) -> Row:
     """Return a row of the data by the names of a layout, of which the first is the prompt.
 
-    A prompt that is a list of messages becomes the text of the last one, and the row has all as its
-    `TURNS`. What an assistant says at the end is the solution or answer, if there is none.
+    A template writes what is no text as JSON, and None as nothing. A prompt that is a list of
+    messages becomes the text of the last one, and the row has all as its `TURNS`. What an assistant
+    says at the end is the solution or answer, if there is none.
     """
     names = (*layout.columns, *layout.optional, *others)
     columns = {name: data.columns.get(name, name) for name in names}
     named = {name: row[column] for name, column in columns.items() if column in row}
     if data.prompt_template:
-        named[names[0]] = fill_template(data.prompt_template, row)
+        named[names[0]] = ""
+        for literal, name, *_ in string.Formatter().parse(data.prompt_template):
+            value = None if name is None else row.get(name)
+            if value is not None and not isinstance(value, str):
+                value = json.dumps(value, ensure_ascii=False, default=str)
+            named[names[0]] += literal + (value or "")
     messages: Any = named.get(names[0], row.get(MESSAGES))
     if layout.keeps_messages or not isinstance(messages, list):
         return named
@@ -562,6 +546,51 @@ def convert_row(layout: LayoutInfo, row: Row) -> Problem:
     turns[-1] = {**turns[-1], "content": problem.prompt.strip()}
     text = "\n\n".join(f"{one['role']}: {one['content']}" for one in turns)
     return replace(problem, prompt=f"{text}\n", turns=turns)
+
+
+def propose_layout(source: str, task: str | None, layout: str | None) -> DataSettings | None:
+    """Return the layout that fits the first rows of a file or directory best; None for others.
+
+    A task or layout that is given is kept. Most of the rows have to become problems. Then fewer
+    columns with other names count, then more columns of the layout, then the order of `LAYOUTS`, in
+    which the stricter ones come first.
+
+    Raises:
+        DataError: the source cannot be read.
+        UsageError: no layout fits; the message names the columns.
+    """
+    layouts = [n for n in LAYOUTS if task is None or task in describe_layout(n).tasks]
+    if layout:
+        layouts = [layout] if layout in LAYOUTS else []
+    if not layouts or not source or not is_present(expand_home(source)):
+        return None
+    rows = [
+        row
+        for _, row in islice(read_local(source, "", "train", lambda _, all: [*all]), DECISIVE_ROWS)
+    ]
+    present = list(dict.fromkeys(column for row in rows for column in row))
+    found: list[tuple[int, int, DataSettings]] = []
+    for name, info in ((name, describe_layout(name)) for name in layouts):
+        columns = propose_columns([*info.columns, *info.one_of], present)
+        if MESSAGES not in present and not info.fits([*present, *columns]):
+            continue
+        data, usable = DataSettings(source, name, columns), 0
+        for row in rows:
+            try:
+                convert_row(info, name_columns(data, row, info))
+                usable += 1
+            except RowError:
+                continue
+        if 2 * usable > len(rows):
+            other = sum(name != column.lower() for name, column in columns.items())
+            found.append((other, -len(info.columns) - bool(info.one_of), data))
+    if not found:
+        raise UsageError(
+            f"{source} has the columns {', '.join(present) or 'of no row'}, which fit none of the "
+            f"layouts {', '.join(layouts)}\n    fix: name another layout with --layout, or write "
+            "in the file which columns are meant as data.columns"
+        )
+    return min(found, key=lambda each: each[:2])[2]
 
 
 # Columns: each function returns a value of its kind, or raises `RowError` -------------------------

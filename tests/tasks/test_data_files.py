@@ -18,12 +18,12 @@ from gdpo_tune.core.settings import (
 )
 from gdpo_tune.tasks.data_rows import (
     check_data,
-    choose_data_split,
     collect_data,
     describe_data,
+    propose_layout,
     read_rows,
 )
-from gdpo_tune.tasks.layout_choice import propose_layout
+from gdpo_tune.tasks.generation import choose_split
 
 
 def questions(count, first=0):
@@ -152,7 +152,7 @@ def test_a_directory_gives_the_files_of_the_split(train, test, tmp_path):
     own = collect(tmp_path, test=HeldOutData("test"))
     assert list_questions(own, "test") == {f"No. {i}?" for i in range(40, 50)}
     assert sum(map(len, own.splits.values())) == 50
-    assert {choose_data_split(p.prompt) for p in own.splits["validation"]} == {"validation"}
+    assert {choose_split(p.prompt) for p in own.splits["validation"]} == {"validation"}
     with pytest.raises(DataError, match=r"no split dev; .* there are train, test: write one"):
         collect(tmp_path, split="dev")
 
@@ -248,6 +248,13 @@ def test_columns_and_a_template_map_any_file_onto_a_layout(tmp_path):
         collect(file, "math", columns={"problem": "Body", "answer": "Answer"})
     )
     assert problem.prompt == "Ann has 5 shells.\n"
+
+
+def test_a_column_without_a_name_is_in_no_prompt(tmp_path):
+    """`DataFrame.to_csv` of pandas writes the index in a first column without a name."""
+    (tmp_path / "a.csv").write_text(",question,answer\n7,Why?,4\n")
+    collected = collect(tmp_path / "a.csv", "question_answer", prompt_template="{question} Think.")
+    assert [problem.prompt for problem in list_problems(collected)] == ["Why? Think.\n"]
 
 
 @pytest.mark.parametrize(
