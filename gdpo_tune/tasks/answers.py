@@ -32,7 +32,8 @@ from fractions import Fraction
 _TAGS = re.compile(r"<(/?)(think|thinking|thought|reasoning|answer)>")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 _SAID = re.compile(
-    r"\banswers?\b(?:[^\n.:=]{0,60}?\b(?:is|are)\b|\W{0,4}[:=])[\s:*]*(?P<answer>\S[^\n]*)",
+    r"\banswers?\b(?:[^\n.:=]{0,60}?\b(?:is|are)\b|\W{0,4}[:=])(?:[\s:*]|\\[\[(]|\$\$)*"
+    r"(?:the\b[^\n.:=]{1,80}?\b(?:is|are) )?(?P<answer>\S[^\n]*)",
     flags=re.IGNORECASE,
 )
 """`The final answer is 5`, `**Answer:** 5`: how the harnesses of MATH, GSM8K and MMLU ask."""
@@ -75,21 +76,44 @@ def extract_answer(completion: str, *, reads_open_thoughts: bool = False) -> str
 
     In what `find_answer` returns, the last `\boxed{...}` counts, then what follows the last "answer
     is", then what follows the last `####`. With none of these the whole answer block is the answer,
-    or the last line that is not blank.
+    or the last line that is not blank. Boxes with only a comma, "and" or "or" between them are
+    one list, as in Math-Verify.
     """
     text, marked = find_answer(completion, reads_open_thoughts=reads_open_thoughts)
     text = text.strip()
-    if box := extract_box(text):
+    if box := extract_box(_join_boxes(text)):
         return box
     if said := list(_SAID.finditer(text)):
         answer = said[-1]["answer"]
         while again := _SAID.search(answer):
             answer = again["answer"]
         # A sentence ends at a full stop that a blank follows: `3.5` goes on.
-        return re.split(r"\.(?:\s|\*|$)", answer, maxsplit=1)[0].strip()
+        answer = re.split(r"\.(?:\s|\*|$)|,? (?:because|since|which) ", answer, maxsplit=1)[0]
+        return answer.strip()
     if "####" in text:
         return text.rpartition("####")[2].strip()
     return text if marked or not text else text.splitlines()[-1].strip()
+
+
+_MOST_BOXES = 32
+_BETWEEN_BOXES = re.compile(
+    r"(?:[\s$,;]|\\[\])(\[]|\\q?quad|\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)+"
+)
+
+
+def _join_boxes(text: str) -> str:
+    """Return the text up to its last box, with that box as a list of all those it is joined to."""
+    parts: list[str] = []
+    end = len(text)
+    for box in reversed([*_BOX.finditer(text)][-_MOST_BOXES:]):
+        group = _read_group(text[box.end() : end])
+        between = text[box.end() + len(group) : end]
+        is_joined = _BETWEEN_BOXES.fullmatch(between) and re.search("[,;]|and|or", between)
+        if not group.startswith("{") or (parts and not is_joined):
+            break
+        parts.insert(0, group[1:-1])
+        end = box.start()
+    return f"\\boxed{{{', '.join(dict.fromkeys(parts))}}}" if len(parts) > 1 else text
 
 
 def extract_box(text: str) -> str:
@@ -121,6 +145,8 @@ def _read_group(text: str) -> str:
 
 _LONGEST_ANSWER = 300
 """Characters of an answer that is more than text; the longest of MATH's 12,500 has 159."""
+_MOST_IN_EXPONENT = 2
+"""Powers within an exponent: of e, a fourth has more digits than there is memory."""
 _DEEPEST = 12
 """Brackets inside each other."""
 
@@ -134,20 +160,33 @@ def is_same_answer(answer: str, gold: str, tolerance: float = 0.0) -> bool:
         MathVerifyError: Math-Verify is needed, and it is not installed or does not start.
     """
     if tolerance:
-        one, other = (parse_number(rewrite_latex(clean_answer(text))) for text in (answer, gold))
+        one, other = (_read_number(clean_answer(text)) for text in (answer, gold))
         if one and other:
             return abs(one[0] - other[0]) <= Fraction(str(tolerance))
     return _is_same(answer, gold)
 
 
+_OPTION = re.compile(
+    r"(?:option\s+|\\text(?:bf|rm)?\s*\{)?\(?(?P<letter>[A-E])\)[\s}]*"
+    r"(?:\\[ ,;]|:)*\s*(?P<rest>[^\s(}].*)",
+)
+"""`(B) 17`, `\\textbf{(B)}\\ 17`: how contests and chat models name an option with its value."""
+
+
 @functools.lru_cache(maxsize=1 << 14)
 def _is_same(answer: str, gold: str) -> bool:
+    if option := _OPTION.fullmatch(answer.strip(" $*")):
+        is_letter = re.fullmatch(r"(?:\\text(?:bf|rm)?)?\W*[A-E]\W*", gold)
+        answer = option["letter"] if is_letter else option["rest"]
     cleaned = clean_answer(answer), clean_answer(gold)
+    if len([text for text in cleaned if "=" in text]) == 1:
+        # A formula is compared with a formula, an equation with an equation.
+        cleaned = clean_answer(answer, keeps_name=True), clean_answer(gold, keeps_name=True)
     texts = [rewrite_latex(text) for text in cleaned]
     if not texts[0] or texts[0] == texts[1]:
         return bool(texts[0])
     texts = [text[1:-1] if re.fullmatch(r"\([\w.-]+\)", text) else text for text in texts]
-    one, other = map(parse_number, texts)
+    one, other = map(_read_number, cleaned)
     if one and other:
         return _is_same_number(*one, *other)
     bare = [text.replace("%", "").casefold() for text in texts]
@@ -155,6 +194,12 @@ def _is_same(answer: str, gold: str) -> bool:
         return bare[0].strip("().,!") == bare[1].strip("().,!")
     if bare[0] == bare[1] and texts[0].casefold() == texts[0]:
         return True
+    # Math-Verify reads no bases, and takes the set {1, 2} for the point (1, 2).
+    bases = [re.findall(r"_\{?(\d+)\}?$", text) for text in texts]
+    is_set = [bool(re.fullmatch(r"\\\{[^(){}]*\\\}", text)) for text in texts]
+    is_point = [bool(re.fullmatch(r"\([^(){}]*\)", text)) for text in texts]
+    if (all(bases) and bases[0] != bases[1]) or (any(is_set) and any(is_point)):
+        return False
     if not all(map(is_small, cleaned)):
         return False
     return _VERIFIER.is_equal(cleaned[1], cleaned[0])
@@ -165,7 +210,7 @@ def find_answer_problem(gold: str) -> str:
     cleaned = clean_answer(gold)
     if not rewrite_latex(cleaned):
         return "nothing is left of it without marks"
-    if parse_number(rewrite_latex(cleaned)) or has_words(cleaned) or is_small(cleaned):
+    if _read_number(cleaned) or has_words(cleaned) or is_small(cleaned):
         return ""
     return (
         f"{reprlib.repr(gold)} is no number and no words, and as an expression it is too large: "
@@ -200,6 +245,12 @@ _EXACT_FRACTION = re.compile(
     r"(?P<sign>[-+]?)\\frac\{(?P<upper>[-+]?\d+)\}\{(?P<lower>[-+]?\d+)\}(?P<percent>%?)",
     flags=re.ASCII,
 )
+
+
+def _read_number(cleaned: str) -> tuple[Fraction, bool] | None:
+    """Return `parse_number` of a cleaned answer; a blank behind a comma makes it a list."""
+    text = re.sub(r"^\(([\w.-]+)\)$", r"\1", rewrite_latex(cleaned))
+    return None if re.search(r"\d,\s+\d", cleaned) else parse_number(text)
 
 
 def parse_number(text: str) -> tuple[Fraction, bool] | None:
@@ -237,13 +288,24 @@ _SYMBOLS = str.maketrans(
         "\u222a": r"\cup ",
         "∩": r"\cap ",
         "∈": r"\in ",
+        "∅": r"\emptyset ",
+        "\u211d": r"\mathbb{R}",
+        "≠": r"\ne ",
+        "±": r"\pm ",
+        "θ": r"\theta ",
+        **{sign: f"^{digit}" for digit, sign in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
+        "½": r"\frac{1}{2}",
+        "⅓": r"\frac{1}{3}",
+        "⅔": r"\frac{2}{3}",
+        "¼": r"\frac{1}{4}",
+        "¾": r"\frac{3}{4}",
         "°": r"^\circ ",
         "\uff05": "%",
         "\uff0c": ",",
     }
 )
 _WRAPPED = re.compile(
-    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}"
+    r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}"
 )
 _NOT_UNITS = re.compile(
     r"\b(?:and|or|to|plus|minus|times|over|less|more|than|hundred|thousand|million|billion|trillion"
@@ -252,18 +314,24 @@ _NOT_UNITS = re.compile(
 )
 """Words behind a number that change it."""
 _TRAILING_UNIT = re.compile(
-    r"(?<=[\d})%.])(?:\s*\\(?:text|textrm|mathrm|mbox)\s*\{(?P<wrapped>[^{}]*)\}"
-    r"|\s+(?P<plain>[A-Za-z]{2,}\.?(?:(?: [A-Za-z]|/)[A-Za-z]+\.?){0,3}))(?:\^\{?\d\}?|[²³])?$"
+    r"(?<=[\d})%.])(?:\s*\\(?:text|textbf|textit|textrm|textnormal|mathrm|mbox)\s*\{(?P<wrapped>[^{}]*)\}"
+    r"|\s+(?P<plain>[A-Za-z]{2,}\.?(?:(?: [A-Za-z]|/)[A-Za-z]+\.?){0,3}))(?:\^\{?\d\}?)?$"
 )
 _REPLACEMENTS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"\\[!,;:]|\{,\}(?=\d{3})", ""),
-        (r"\\\s", " "),
+        (r"\\(?:!\s*|[,;:])|\{,\}(?=\d{3})", ""),
+        (r"(?<!\\)\\\s", " "),
         (r"\\[dt]frac", r"\\frac"),
         (r"\\(?:left|right|displaystyle|textstyle|limits)(?![A-Za-z])", ""),
-        (r"\^\s*\{?\s*\\circ\s*\}?|\s*\\degree|\s+degrees?$", ""),
+        (r"√\s*(\d+|[A-Za-z])", r"\\sqrt{\1}"),
+        (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
+        (r"^\\text\s*\{(\d[^{}]*)\}$", r"\1"),
+        (r"\^\s*\{?\s*\\circ\s*\}?\s*[CF]?$|\^\s*\{?\s*\\circ\s*\}?|\s*\\degree|\s+degrees?$", ""),
         (r"\\%|\s*percent$", "%"),
+        (r"(?<=\d)\s*(?:\\text\s*\{\s*)?million(?: dollars)?\s*\}?$", r"\\times10^6"),
+        (r"(?<=\d)\s*(?:\\text\s*\{\s*)?billion(?: dollars)?\s*\}?$", r"\\times10^9"),
         (r"(?<=\d)\s+(\d+)/(\d+)$", r"\\frac{\1}{\2}"),
     )
 )
@@ -271,13 +339,14 @@ _SPACED_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:\s\d{3})+(?!\s*[\d/])")
 _ASSIGNMENT = re.compile(r"^\s*\\?[A-Za-z](?:_\{?\w\}?)?\s*=(?!=)(?P<value>[^=<>]+)$")
 
 
-def clean_answer(text: str) -> str:
+def clean_answer(text: str, *, keeps_name: bool = False) -> str:
     r"""Return an answer without the marks around it and without its unit.
 
-    Marks are `$`, `\(...\)`, `\[...\]`, `**`, a final full stop and a name with `=` in front. Signs
-    of Unicode become LaTeX. As for MATH's judge, units and degrees do not count.
+    Marks are `$`, `\(...\)`, `\[...\]`, `**`, a final full stop and a name with `=` in front, which
+    stays if it `keeps_name`. Signs of Unicode become LaTeX. As for MATH's judge, units and degrees
+    do not count.
     """
-    text = re.sub(r"\\\$|\\[()](?![A-Za-z])|(?<!\\)\\[\[\]]", " ", text)
+    text = re.sub(r"\\\$|(?<!\\)\\(?:[()](?![A-Za-z])|[\[\]])", " ", text)
     text = text.translate(_SYMBOLS).replace("**", " ").strip(" `*")
     while text.endswith((".", ",", ";")) and not text.endswith("\\,"):
         text = text[:-1].rstrip(" `*")
@@ -289,7 +358,7 @@ def clean_answer(text: str) -> str:
     unit = _TRAILING_UNIT.search(text)
     if unit and not _NOT_UNITS.search(unit[0].lower()):
         text = text[: unit.start()].rstrip()
-    assigned = _ASSIGNMENT.match(text)
+    assigned = None if keeps_name else _ASSIGNMENT.match(text)
     return assigned["value"].strip() if assigned else text
 
 
@@ -324,8 +393,8 @@ def has_words(text: str) -> bool:
     To an algebra system letters are factors, and their order does not count.
     """
     text = re.sub(r"\\(?:begin|end)\{\w+\*?\}", " ", _WRAPPED.sub(r" \1 ", text))
-    text = re.sub(r"\\[A-Za-z]+", " ", text)
-    if re.fullmatch(r"[A-Za-z' .-]{3,}", text.strip()):
+    text, commands = re.subn(r"\\[A-Za-z]+", " ", text)
+    if not commands and re.fullmatch(r"[A-Za-z' .-]{3,}", text.strip()):
         return True
     return re.search("[A-Za-z]{4}", _FUNCTIONS.sub(" ", text)) is not None
 
@@ -355,12 +424,13 @@ def is_small(text: str) -> bool:
         base, rest = power[1], text[power.end() :]
         exponent = rest if rest.startswith("(") else _read_group(rest) or rest
         # A name stays symbolic whatever its power is. Numbers are computed, brackets expanded.
-        most = 1000 if base.isalpha() else 2000 if base.isdigit() else 30 if len(names) < 3 else 8
+        expanded = 30 if len(names) < 3 else 8 if len(names) < 5 else 4
+        most = 1000 if base.isalpha() else 2000 if base.isdigit() else expanded
         if any(int(number) > most for number in re.findall(r"\d+", exponent)):
             return False
         if not base.isalpha() and re.search(r"[\d)}\]]\s*[\^!]", exponent):
             return False
-        if re.match(r"\s*\^", rest[len(exponent) :]):
+        if re.match(r"\s*\^", rest[len(exponent) :]) or exponent.count("^") > _MOST_IN_EXPONENT:
             return False
     return True
 

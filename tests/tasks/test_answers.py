@@ -292,3 +292,79 @@ def test_an_answer_that_nothing_can_equal_is_named():
     assert find_answer_problem("$$") == "nothing is left of it without marks"
     fine = ("5", "Monday", r"\sqrt{2}", "(x+1)^2", "e^{x^2}", r"3^{x^{2}}", "2^{1009}", "100x^{99}")
     assert not any(map(find_answer_problem, (*fine, r"\binom{2n}{n}", "1,2")))
+
+
+@pytest.mark.parametrize(
+    ("completion", "gold", "is_right"),
+    [
+        # Math-Verify, tests/test_open_thoughts.py: boxes that a word or comma joins are one list.
+        (r"\boxed{1} and \boxed{2} and \boxed{3}", "1,2,3", True),
+        (r"$\boxed{(2, 2)} \quad \text{and} \quad \boxed{(6, 2)}$", "(2,2),(6,2)", True),
+        (r"$\boxed{k = 45}$, $\boxed{n = 2}$", "k = 45, n = 2", True),
+        (r"\boxed{3} or \boxed{4}", "4", False),
+        (r"\boxed{3}. Wait, no: \boxed{4}", "4", True),
+        (r"\boxed{4} and again \boxed{4}", "4", True),
+        # Chat models: a sentence that says the answer, displayed mathematics, an option.
+        ("So the answer is 42, which is even.", "42", True),
+        ("So the answer is 42 because 6 * 7 = 42.", "42", True),
+        ("Final Answer: The largest $n$ is 34.", "34", True),  # Math-Verify, tests/test_all.py
+        ("Hence the final answer is\n\\[\n42\n\\]", "42", True),
+        ("The correct answer is (B) 17.", "B", True),
+        (r"\boxed{\textbf{(B)}\ 17}", "17", True),
+        (r"\boxed{\textbf{(B)}\ 17}", "C", False),
+    ],
+)
+def test_boxes_and_sentences_of_chat_models(completion, gold, is_right):
+    assert is_same_answer(extract_answer(completion), gold) is is_right
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "is_right"),
+    [
+        # The rows of a matrix are not its columns.
+        (
+            r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}",
+            r"\begin{bmatrix}1&2\\3&4\end{bmatrix}",
+            1,
+        ),
+        (
+            r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}",
+            r"\begin{pmatrix}1&3\\2&4\end{pmatrix}",
+            0,
+        ),
+        (
+            r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}",
+            r"\begin{pmatrix} 1 & 3 \\ 2 & 4 \end{pmatrix}",
+            0,
+        ),
+        ("32349", "32, 349", 0),  # Math-Verify, tests/test_all.py
+        (r"32,\! 349", "32349", 1),
+        ("52_8", "52_9", 0),
+        ("(1,2)", r"\{1,2\}", 0),
+        # Math-Verify, tests/test_all.py: equations of one line.
+        ("2x+4y-3=0", r"y=-\frac{1}{2}x+\frac{3}{4}", 1),
+        ("y=2x+1", "2x-y+1=0", 1),
+        ("y=2x-1", "2x-y+1=0", 0),
+        (r"125\textnormal{ miles}", "125", 1),
+        (r"\frac{1}{3}\textbf{meters}", "1/3", 1),
+        (r"120^{\circ}C", "120", 1),
+        (r"\text{12 apples}", "12", 1),
+        (r"2.5 \text{ million}", "2500000", 1),
+        ("5", "5 million", 0),
+        (r"11\sqrt{2}", "11\u221a2", 1),
+        ("x^2", "x\u00b2", 1),
+        ("7/2", "3\u00bd", 1),
+        (r"\emptyset", r"\varnothing", 1),
+        (r"x \cdot y", "yx", 1),
+        (r"\text{BC}", r"\text{CB}", 0),
+    ],
+)
+def test_answers_as_graders_and_arithmetic_have_them(gold, answer, is_right):
+    assert is_same_answer(answer, gold) == bool(is_right)
+    assert is_same_answer(gold, answer) == bool(is_right)
+
+
+def test_towers_of_e_are_unequal_at_once(monkeypatch):
+    """e to its own power, four times, has more digits than there is memory."""
+    monkeypatch.setattr(answers._VERIFIER, "is_equal", lambda *_: pytest.fail("too large"))
+    assert not is_same_answer("e^{e^{e^{e^{e}}}}", "5")
