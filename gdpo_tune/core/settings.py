@@ -25,10 +25,10 @@ while a sweep or a training is interrupted, such as after memory ran out."""
 LATER_TRAINING = ("mini_batch_size", "optimizer", "evaluation_temperature", "dead_steps")
 """Settings of `training:` that earlier versions did not have. At their defaults they count neither
 in the identity of a sweep nor in that of a training, which stay those of earlier versions."""
-DECISIVE_ROLLOUT_KEYS = ("importance_sampling", "importance_sampling_cap")
-"""Settings of `rollout:` that change the result of a training; the others say where it samples."""
 LATER_DATA = ("columns", "prompt_template", "validation", "test")
 """The same for settings of `data:`."""
+DECISIVE_ROLLOUT_KEYS = ("importance_sampling", "importance_sampling_cap")
+"""Settings of `rollout:` that change the result of a training; the others say where it samples."""
 
 
 @dataclass(frozen=True)

@@ -33,14 +33,14 @@ def check_data(settings: DataSettings, task: str, problems: Problems) -> None:
         problems.refuse("data.source", reason, fix, "task")
     else:
         _check_layout(settings, task, problems)
-        for section, key in _list_sources(settings):
-            _check_files(section.source, key, problems)
-            has_splits = not is_local_source(source := section.source or settings.source)
-            has_splits = has_splits or is_directory(expand_home(source))
+        for key, section in _list_sections(settings).items():
+            _check_files(section.source, f"{key}.source", problems)
+            source = section.source or settings.source
+            has_splits = not is_local_source(source) or is_directory(expand_home(source))
             if not has_splits and section.split not in ("", "train"):
                 reason = "has no effect: a file has no splits"
                 fix = "remove the key, or name the file that you mean as source"
-                problems.refuse(f"{key.removesuffix('source')}split", reason, fix, "data.source")
+                problems.refuse(f"{key}.split", reason, fix, "data.source")
         if settings.is_local and not is_file(expand_home(settings.source) / "README.md"):
             reason = "has no effect: only a clone from the Hub, with its README.md, has any"
             problems.refuse_idle("data", "config", settings, reason, "remove the key")
@@ -48,21 +48,18 @@ def check_data(settings: DataSettings, task: str, problems: Problems) -> None:
 
 def check_presence(settings: DataSettings, problems: Problems) -> None:
     """Refuse local data that is not there."""
-    for section, key in _list_sources(settings):
+    for key, section in _list_sections(settings).items():
         source = section.source
         if source and is_local_source(source) and not is_present(expand_home(source)):
             reason = "no such file or directory, and not the id of a data set on the Hub"
             fix = f"write the path of a {DATA_KINDS} file, or an id such as openai/gsm8k"
-            problems.refuse(key, reason, fix, "task")
+            problems.refuse(f"{key}.source", reason, fix, "task")
 
 
-def _list_sources(settings: DataSettings) -> list[tuple[DataSettings | HeldOutData, str]]:
-    """Return each section with a source and a split, and the key of its source."""
-    return [
-        (settings, "data.source"),
-        (settings.validation, "data.validation.source"),
-        (settings.test, "data.test.source"),
-    ]
+def _list_sections(settings: DataSettings) -> dict[str, DataSettings | HeldOutData]:
+    """Return key -> section for those with a source and a split."""
+    own = {"data.validation": settings.validation, "data.test": settings.test}
+    return {"data": settings, **own}
 
 
 def _check_layout(settings: DataSettings, task: str, problems: Problems) -> None:

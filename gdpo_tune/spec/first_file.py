@@ -152,11 +152,11 @@ class FirstFile:
         """Return the section `data:` in one line; empty for prompts of the task itself."""
         if source == BUILT_IN:
             return ""
-        section = dict(known.source) if known else {}
-        if source != section.get("source"):
-            section = {"source": source, "layout": self.layout or section.get("layout", "")}
-        elif self.layout:
-            section["layout"] = self.layout
+        usual = known.source if known else {}
+        section: dict[str, Any] = dict(
+            usual if source == usual.get("source") else {"source": source}
+        )
+        section["layout"] = self.layout or usual.get("layout", "")
         if self.columns:
             section["columns"] = dict(self.columns)
         section["max_prompt_length"] = 2048 if known and known.has_instructions else 512

@@ -26,6 +26,7 @@ import re
 import string
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache
@@ -392,14 +393,15 @@ def _read_text(file: Path, select: Select) -> Iterator[PlacedRow]:
 
 
 def _read_json(file: Path, stream: io.BytesIO) -> Iterator[PlacedRow]:
-    lines = enumerate(stream, 1)
-    numbered: Iterable[tuple[str, Any]] = ((f"{file}:{number}", line) for number, line in lines)
+    numbered: Iterable[tuple[str, Any]] = (
+        (f"{file}:{n}", line) for n, line in enumerate(stream, 1)
+    )
     if ".jsonl" not in file.name.lower():
         content = stream.read()
         stream.seek(0)
         if content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
             try:
-                rows = require_list(parse_json(content, ""), "")
+                rows = parse_json(content, "")
             except RowError as error:
                 raise DataError(f"{file}: {error.reason}: correct it") from error
             numbered = ((f"{file} row {number}", row) for number, row in enumerate(rows, 1))
@@ -576,11 +578,9 @@ def propose_layout(source: str, task: str | None, layout: str | None) -> DataSet
             continue
         data, usable = DataSettings(source, name, columns), 0
         for row in rows:
-            try:
+            with suppress(RowError):
                 convert_row(info, name_columns(data, row, info))
                 usable += 1
-            except RowError:
-                continue
         if 2 * usable > len(rows):
             other = sum(name != column.lower() for name, column in columns.items())
             found.append((other, -len(info.columns) - bool(info.one_of), data))

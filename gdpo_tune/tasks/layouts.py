@@ -53,14 +53,12 @@ def convert_openai_gsm8k(row: Row) -> Problem:
     return Problem(get_text(row, "question").strip() + "\n", "gsm8k", data)
 
 
-def _write_openai_gsm8k(row: Row) -> str:
-    steps = get_text(row, "answer").rpartition("####")[0].strip()
-    return write_answer(steps, convert_openai_gsm8k(row).data["answer"])
-
-
 GSM8K = LayoutInfo(
     convert_openai_gsm8k,
-    write_reference=_write_openai_gsm8k,
+    write_reference=lambda row: write_answer(
+        get_text(row, "answer").rpartition("####")[0].strip(),
+        convert_openai_gsm8k(row).data["answer"],
+    ),
     tasks=("math", "gsm8k"),
     columns=("question", "answer"),
     doc="word problems; the number after `####` is the answer",
@@ -77,9 +75,8 @@ GSM8K = LayoutInfo(
 
 def convert_competition_math(row: Row) -> Problem:
     """Return the problem, and the answer as `data["answer"]`."""
-    return Problem(
-        get_text(row, "problem").strip() + "\n", "math", {"answer": read_math_answer(row)}
-    )
+    data = {"answer": read_math_answer(row)}
+    return Problem(get_text(row, "problem").strip() + "\n", "math", data)
 
 
 def read_math_answer(row: Row) -> str:
@@ -134,7 +131,7 @@ def convert_question(row: Row) -> Problem:
     """Return context, body and question as one text, and the answer as `data["answer"]`."""
     texts = [get_optional_text(row, "context").strip()]
     texts += [get_text(row, column).strip() for column in _QUESTIONS if column in row]
-    column = next((column for column in _ANSWERS if column in row), _ANSWERS[1])
+    column = next((column for column in _ANSWERS if column in row), "answer")
     found = row.get(column)
     if column == _TRUTH:
         found = require_mapping(found, column).get("ground_truth")
@@ -152,9 +149,7 @@ def convert_question(row: Row) -> Problem:
     return Problem(" ".join(filter(None, texts)) + "\n", "math", data)
 
 
-def _describe_questions(
-    doc: str, columns: tuple[str, ...], optional: tuple[str, ...] = ()
-) -> LayoutInfo:
+def _describe_questions(doc: str, *columns: str, optional: tuple[str, ...] = ()) -> LayoutInfo:
     return LayoutInfo(
         convert_question,
         write_reference=lambda row: write_answer("", convert_question(row).data["answer"]),
@@ -166,17 +161,18 @@ def _describe_questions(
 
 
 QUESTION_ANSWER = _describe_questions(
-    "questions whose answer stands alone: a text, a number or a list", ("question", "answer")
+    "questions whose answer stands alone: a text, a number or a list", "question", "answer"
 )
-SVAMP = _describe_questions("SVAMP: a body and a question", ("Body", "Question", "Answer"))
+SVAMP = _describe_questions("SVAMP: a body and a question", "Body", "Question", "Answer")
 ASDIV = _describe_questions(
-    "ASDiv: a body and a question; the answer with its unit", ("body", "question", "answer")
+    "ASDiv: a body and a question; the answer with its unit", "body", "question", "answer"
 )
-MAWPS = _describe_questions("MAWPS: the target is a number", ("input", "target"))
+MAWPS = _describe_questions("MAWPS: the target is a number", "input", "target")
 OLYMPIADBENCH = _describe_questions(
-    "OlympiadBench: a list of final answers", ("question", "final_answer"), ("context", "error")
+    *("OlympiadBench: a list of final answers", "question", "final_answer"),
+    optional=("context", "error"),
 )
-VERL = _describe_questions("verl: messages; `ground_truth` is right", ("prompt", _TRUTH))
+VERL = _describe_questions("verl: messages; `ground_truth` is right", "prompt", _TRUTH)
 
 
 # ToolRL: `prompt` is a list of messages, `reward_model` a mapping whose `ground_truth` is right.
@@ -195,7 +191,7 @@ def convert_toolrl(row: Row) -> Problem:
     _, calls, response = _read_truth(row)
     if not calls and not response:
         raise RowError(_TRUTH, "the ground truth has neither a tool call nor a response")
-    prompt = "\n\n".join([*_show_tools(row), *_get_messages(row)]) + "\n"
+    prompt = _write_prompt(row, "tools", row.get("prompt"), "prompt")
     return Problem(prompt, "toolrl", {"calls": calls, "response": response})
 
 
@@ -225,24 +221,20 @@ def parse_call(call: object) -> dict[str, Any]:
     return {"name": name, "parameters": parameters}
 
 
-def _show_tools(row: Row) -> list[str]:
-    tools = row.get("tools")
-    if not tools:
-        return []
-    listed = require_list(parse_json(tools, "tools"), "tools")
-    lines = [tool if isinstance(tool, str) else json.dumps(tool) for tool in listed]
-    return ["\n".join(["Tools:", *lines])]
-
-
-def _get_messages(row: Row) -> list[str]:
-    """Return the texts without roles: the policy's chat template sees one message."""
-    messages = require_list(row.get("prompt"), "prompt")
-    if not messages:
-        raise RowError("prompt", "no message")
-    return [
-        get_text(require_mapping(message, f"prompt[{index}]"), "content").strip()
-        for index, message in enumerate(messages)
-    ]
+def _write_prompt(row: Row, tools: str, messages: object, column: str) -> str:
+    """Return tools and messages of these columns; no roles: a chat template sees one message."""
+    texts: list[str] = []
+    if row.get(tools):
+        listed = require_list(parse_json(row[tools], tools), tools)
+        lines = [tool if isinstance(tool, str) else json.dumps(tool) for tool in listed]
+        texts.append("\n".join(["Tools:", *lines]))
+    said = require_list(messages, column)
+    if not said:
+        raise RowError(column, "no message")
+    for index, message in enumerate(said):
+        fields = require_mapping(message, f"{column}[{index}]")
+        texts.append(get_text(fields, "content").strip())
+    return "\n\n".join(texts) + "\n"
 
 
 TOOLRL = LayoutInfo(
@@ -298,10 +290,9 @@ def convert_bfcl(row: Row) -> Problem:
         if len(turns) > 1:
             raise RowError("question", "several turns of the user")
         turns = turns[0]
-    texts = _show_tools({"tools": row.get("function")})
-    if not texts:
+    if not row.get("function"):
         raise RowError("function", "no tool")
-    texts += _get_messages({"prompt": turns})
+    prompt = _write_prompt(row, "function", turns, "question")
     listed = require_list(parse_json(row.get("ground_truth"), "ground_truth"), "ground_truth")
     calls: list[dict[str, Any]] = []
     for call in listed:
@@ -313,12 +304,12 @@ def convert_bfcl(row: Row) -> Problem:
             }
             if any(isinstance(one, dict) for each in accepted.values() for one in each):
                 raise RowError("ground_truth", "a value that is a mapping of right values")
-            first = {k: next((v for v in each if v != ""), "") for k, each in accepted.items()}
-            parameters = {key: value for key, value in first.items() if accepted[key] != [""]}
+            given = {key: each for key, each in accepted.items() if each != [""]}
+            parameters = {k: next((v for v in each if v != ""), "") for k, each in given.items()}
             calls.append({"name": name, "parameters": parameters, "accepted": accepted})
     if not calls:
         raise RowError("ground_truth", "no call")
-    return Problem("\n\n".join(texts) + "\n", "bfcl", {"calls": calls, "response": False})
+    return Problem(prompt, "bfcl", {"calls": calls, "response": False})
 
 
 BFCL = LayoutInfo(

@@ -128,6 +128,18 @@ def test_it_asks_in_a_terminal(monkeypatch: pytest.MonkeyPatch):
     assert (spec.policy, spec.search.trials) == ("embedded_tools", 7)
 
 
+def test_the_layout_is_that_of_the_task_in_the_answer(directory: Path, monkeypatch):
+    """A file may hold what two tasks need; the first layout that fits it is not of every task."""
+    code = {"text": "Add 1.", "code": "def f(x): return x + 1", "test_list": ["assert f(1) == 2"]}
+    rows = [
+        {**code, "text": f"Add {i}.", "question": f"No. {i}?", "answer": "4"} for i in range(90)
+    ]
+    write_rows(directory, *rows)
+    monkeypatch.setattr(sys, "stdin", Terminal("math\n\n\n\n"))
+    assert init.main(["own.yaml", "--data", "rows.jsonl"]) == 0
+    assert load_spec("own.yaml").data.layout == "question_answer"
+
+
 def test_every_comment_is_kept_apart_from_its_key(directory: Path):
     init.main(["--yes"])
     lines = (directory / "code.yaml").read_text().splitlines()

@@ -301,6 +301,8 @@ def test_any_value_that_bfcl_accepts_is_right(parameters, is_right):
         ({"ground_truth": [{"area": {"base": [{"a": [1]}]}}]}, "a mapping of right values"),
         ({"ground_truth": []}, "no call"),
         ({"function": []}, "no tool"),
+        ({"function": "{"}, "column function: not JSON"),
+        ({"question": [[None]]}, r"column question\[0\]: not a mapping"),
     ],
 )
 def test_rows_of_bfcl_that_cannot_be_judged(change, reason):
