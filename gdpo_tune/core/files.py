@@ -99,8 +99,8 @@ def find_path_problem(path: str) -> str:
 
 
 def is_data_file(file: Path) -> bool:
-    """Return whether a name is that of a data file: a known suffix, and not hidden."""
-    return file.name.lower().endswith(DATA_FILES) and not file.name.startswith((".", "__"))
+    """Return whether the suffix is that of a data file."""
+    return file.name.lower().endswith(DATA_FILES)
 
 
 def is_local_source(source: str) -> bool:
@@ -112,14 +112,15 @@ def is_local_source(source: str) -> bool:
 def list_data_files(source: Path) -> list[Path]:
     """Return the files that a local source may hold, sorted; empty if there is none.
 
-    Those of a directory are at any depth, the tables of `save_to_disk` among them.
+    Those of a directory are at any depth, the tables of `save_to_disk` among them; hidden ones are
+    left out, as `load_dataset` leaves them out.
     """
     if not is_directory(source):
         return [source] if is_file(source) and is_data_file(source) else []
     found: list[Path] = []
     for place, directories, names in os.walk(source):
         directories[:] = [name for name in directories if not name.startswith((".", "__"))]
-        found += [Path(place, name) for name in names]
+        found += [Path(place, name) for name in names if not name.startswith(".")]
     return sorted(file for file in found if is_data_file(file) or file.suffix == ".arrow")
 
 

@@ -265,7 +265,7 @@ def read_rows(
         known = {name for name, column in columns.items() if column in present}
         if composed:
             known.add(names[0])
-        if MESSAGES in present:  # what the assistant says may be the answer
+        if MESSAGES in present and not layout.keeps_messages:  # the last may be the answer
             known |= {names[0], "answer", "solution"}
         missing = [name for name in layout.columns if name not in known]
         if layout.one_of and known.isdisjoint(layout.one_of):

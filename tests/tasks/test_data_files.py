@@ -83,6 +83,13 @@ def test_every_usual_file_gives_the_same_problems(name, tmp_path):
     assert DataSettings(source=f"some/{name}").is_local
 
 
+@pytest.mark.parametrize("name", [".rows.jsonl", "__rows.jsonl"])
+def test_a_hidden_file_is_read_if_it_is_named(name, tmp_path):
+    file = write_lines(tmp_path / name, questions(3))
+    assert collect(file).rows == 3
+    assert DataSettings(source=f"some/{name}").is_local
+
+
 def test_values_arrive_as_they_are_in_the_file(tmp_path):
     """The reader of `datasets` makes times, numbers and None of these, or fails on two types."""
     values = ["2021-01-01", "007", 7, 7.5, [], ["a"], True, "None", "a\u2028b"]
@@ -356,6 +363,12 @@ def test_messages_that_end_with_the_assistant_hold_the_solution(tmp_path):
     code = [{**r, "text": [SYSTEM, {"role": "user", "content": r["text"]}]} for r in MBPP]
     [problem] = list_problems(collect(write_lines(tmp_path / "b.jsonl", code), "mbpp"))
     assert problem.turns[1]["content"].endswith("must pass this test:\nassert f(1) == 2")
+
+
+def test_a_layout_that_keeps_messages_wants_its_own_column(tmp_path):
+    file = write_lines(tmp_path / "a.jsonl", [{"messages": [ASK], "reward_model": {}}])
+    with pytest.raises(DataError, match="no column prompt; there are messages, reward_model"):
+        collect(file, "toolrl")
 
 
 MBPP = [{"text": "Add 1.", "code": "def f(x): return x + 1", "test_list": ["assert f(1) == 2"]}]
