@@ -66,5 +66,6 @@ bench-small:      ## the same scripts, seconds each, the check of a GPU a minute
 	python benchmarks/scale.py --small
 	python benchmarks/starting_again.py --small
 	python benchmarks/sandbox.py --small
+	python benchmarks/real_data.py --small
 	python benchmarks/sandbox_endurance.py --small
 	python benchmarks/gpu_check.py --small --only device memory adapters resume engine sleep evaluation step sweep neighbour shards packing

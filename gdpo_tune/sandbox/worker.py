@@ -51,18 +51,14 @@ def encode_job(index: int, job: Job) -> EncodedJob:
     with name_in_errors(f"job {index}"):
         tests = encode_tests((*job.calls, *job.asserts))
     calls: Encoded = None
-    rule = [] if job.comparison == "exact" else [job.comparison]
     if inputs:
         expected: Encoded = [[stream.expected, stream.tolerance] for stream in job.streams]
-        judged = [
-            limits.output_bytes + len(inputs) * _OTHER_FRAME_BYTES,
-            "streams",
-            expected,
-            *rule,
-        ]
+        most = limits.output_bytes + len(inputs) * _OTHER_FRAME_BYTES
+        judged = [most, "streams", expected, job.comparison]
     elif all(kind == "call" for kind, *_ in tests):
         calls = [[function, arguments] for _, function, arguments, _ in tests]
-        judged = [limits.output_bytes, "values", [expected for *_, expected in tests], *rule]
+        expected = [expected for *_, expected in tests]
+        judged = [limits.output_bytes, "values", expected, job.comparison]
     else:
         judged = [limits.output_bytes, "tests", tests, *allowance]
     request: Encoded = [job.code, job.seed, limits.output_bytes, calls, inputs or None]

@@ -67,8 +67,6 @@ import heapq
 from heapq import *"""
 """Imports of its judge; those of types are what sites with such starter code import beforehand."""
 _APPS_JUDGE: dict[str, Any] = {"head": _APPS_HEAD, "judge": "apps", "seconds": 4.0}
-_USE_METHOD = "if hasattr(globals().get('Solution'), '{0}'): {0} = Solution().{0}"
-"""Python below a program whose function may be a method of a class Solution."""
 
 
 def convert_apps(row: Row) -> Problem:
@@ -90,18 +88,16 @@ def convert_apps(row: Row) -> Problem:
         raise RowError(_IO, f"fn_name is {function!r}, which is not a function name")
     if not starter:
         request += f"Write a function {function}.\n"
-    asserts: list[str] = []
-    for arguments, expected in zip(inputs, outputs, strict=True):
-        given = list(map(_read_keys, require_list(arguments, _IO)))
-        if isinstance(expected, list):
-            expected = list(map(_read_keys, cast("list[object]", expected)))
-        asserts.append(_write_call(function, given, _read_keys(expected), _IO))
-    tests = {"function": function, "asserts": asserts, "tail": _USE_METHOD.format(function)}
+    calls = zip(map(_read_keys, inputs), map(_read_keys, outputs), strict=True)
+    tests = _write_calls(function, calls, _IO)
     return build_code_problem(request, family, **tests, **_APPS_JUDGE)
 
 
-def _read_keys(value: object) -> object:
-    """Return a dict with whole keys if all of them read as whole numbers, any other value as is."""
+def _read_keys(value: Any) -> Any:
+    """Return a dict, or the dicts in a list, with whole keys if all of them read as such."""
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        return [_read_keys(item) if isinstance(item, dict) else item for item in items]
     with suppress(ValueError):
         if isinstance(value, dict):
             return {int(key): item for key, item in cast("dict[str, Any]", value).items()}
@@ -113,12 +109,17 @@ def _join_lines(value: object) -> str:
     return value if isinstance(value, str) else "\n".join(map(str, require_list(value, _IO)))
 
 
-def _write_call(function: str, arguments: list[Any], expected: object, column: str) -> str:
-    test = f"assert {function}({', '.join(map(repr, arguments))}) == {expected!r}"
-    check_assert(test, column)
-    if read_assert(test) is None:
-        raise RowError(column, f"a value that Python cannot write: {test[:80]}")
-    return test
+def _write_calls(function: str, calls: Iterable[tuple[Any, object]], column: str) -> dict[str, Any]:
+    """Return the part of a problem that calls a function, or the method of a class Solution."""
+    asserts: list[str] = []
+    for arguments, expected in calls:
+        given = ", ".join(map(repr, require_list(arguments, column)))
+        test = check_assert(f"assert {function}({given}) == {expected!r}", column)
+        if read_assert(test) is None:
+            raise RowError(column, f"a value that Python cannot write: {test[:80]}")
+        asserts.append(test)
+    tail = f"if hasattr(globals().get('Solution'), '{function}'): {function} = "
+    return {"function": function, "asserts": asserts, "tail": f"{tail}Solution().{function}"}
 
 
 def _write_apps(row: Row) -> str:
@@ -237,34 +238,28 @@ def convert_livecodebench(row: Row) -> Problem:
     request = f"{get_text(row, 'question_content').strip()}\n"
     starter = get_optional_text(row, "starter_code").rstrip()
     family = get_optional_text(row, "difficulty") or "livecodebench"
-    kinds: set[object] = set()
-    pairs: list[tuple[str, str]] = []
-    for column in _BENCH_TESTS:
-        for test in _read_bench_tests(row.get(column), column):
-            fields = require_mapping(test, column)
-            kinds.add(fields.get("testtype"))
-            pairs.append((str(fields.get("input")), str(fields.get("output"))))
+    column = _BENCH_TESTS[0]
+    found = [test for name in _BENCH_TESTS for test in _read_bench_tests(row.get(name), name)]
+    tests = [require_mapping(test, column) for test in found]
+    kinds = {test.get("testtype") for test in tests}
+    inputs, outputs = ([test.get(key) for test in tests] for key in ("input", "output"))
+    pairs = check_streams(inputs, outputs, column)
     if kinds == {"stdin"}:
-        inputs, outputs = ([pair[number] for pair in pairs] for number in (0, 1))
-        pairs = check_streams(inputs, outputs, _BENCH_TESTS[0])
         return build_code_problem(request + STREAMS_NOTE, family, streams=pairs, **_BENCH_JUDGE)
     if kinds != {"functional"}:
-        raise RowError(
-            _BENCH_TESTS[0], f"testtype is {sorted(map(str, kinds))}: stdin, functional?"
-        )
+        raise RowError(column, f"testtype is {sorted(map(str, kinds))}: stdin, functional?")
     metadata = require_mapping(parse_json(row.get("metadata"), "metadata"), "metadata")
     function = metadata.get("func_name")
     if not isinstance(function, str) or not function.isidentifier():
         raise RowError("metadata", f"func_name is {function!r}, which is not a function name")
-    asserts: list[str] = []
-    for given, expected in pairs[:MOST_TESTS]:
-        lines = (line for line in given.split("\n") if line.strip())
-        arguments, result = (
-            [parse_json(line, _BENCH_TESTS[0]) for line in lines],
-            parse_json(expected, _BENCH_TESTS[0]),
+    calls = (
+        (
+            [parse_json(line, column) for line in given.split("\n") if line.strip()],
+            parse_json(expected, column),
         )
-        asserts.append(_write_call(function, arguments, result, _BENCH_TESTS[0]))
-    tests = {"function": function, "asserts": asserts, "tail": _USE_METHOD.format(function)}
+        for given, expected in pairs[:MOST_TESTS]
+    )
+    tests = _write_calls(function, calls, column)
     return build_code_problem(f"{request}{starter}\n", family, **tests, **_BENCH_JUDGE)
 
 

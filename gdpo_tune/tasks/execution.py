@@ -152,18 +152,16 @@ def run_programs(
             by_key[key] = problem
         data = problem.data
         # Of problems that `code` wrote, programs in thoughts that never end count, as ever.
-        program = extract_program(
-            completion,
-            data["function"],
-            data.get("head", ""),
-            reads_open_thoughts="visible" in data,
-        )
+        reads = "visible" in data
+        head = data.get("head", "")
+        program = extract_program(completion, data["function"], head, reads_open_thoughts=reads)
         keys.append((key, program))
     limits = Limits(settings.cpu_seconds, settings.wall_seconds, settings.memory_mb << 20)
     distinct = [key for key in dict.fromkeys(keys) if key[1]]
-    is_scaled = any(by_key[key].data.get("seconds") for key, _ in distinct)
     # NOTE: the clock of a service is wall time, which is mostly that of a start.
-    is_scaled = is_scaled and settings.type != "external"
+    is_scaled = settings.type != "external" and any(
+        by_key[k].data.get("seconds") for k, _ in distinct
+    )
     slowness = measure_slowness(sandbox) if is_scaled else 1.0
     jobs = [build_job(by_key[key], program, limits, slowness) for key, program in distinct]
     results = sandbox.run_batch(jobs) if jobs else []

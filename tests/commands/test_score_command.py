@@ -235,7 +235,7 @@ def test_values_that_end_a_trial_are_refused_with_their_function(own_space, tmp_
         ("math", "gsm8k.jsonl", "gsm8k", {1.0}, 0),
         ("math", "math.jsonl", "math", {1.0}, 0),
         ("tools", "toolrl.jsonl", "toolrl", {3.0}, 0),
-        ("code", "mbpp.jsonl", "mbpp", {1.0}, 1),
+        ("code", "mbpp.jsonl", "mbpp", {1.0}, 0),
         ("code", "mbpp_sanitized.jsonl", "mbpp_sanitized", {1.0}, 0),
         ("code", "humaneval.jsonl", "humaneval", {1.0}, 0),
         ("code", "apps.jsonl", "apps", {1.0}, 0),

@@ -223,3 +223,10 @@ def F(x):
     )
     [result] = sandbox.run_batch([Job(code, asserts=(test,))])
     assert result.status in ("crash", "failed", "error"), result
+
+
+def test_a_candidate_that_names_a_variable_like_a_built_in_is_read_as_ever(sandbox):
+    code = "next = iter = getattr = setattr = None\nclass A: n = 1\ndef f(x): yield x\n"
+    tests = ("assert list(f(2)) == [2]", "a = A()\na.n += 1\nassert a.n == 2")
+    [result] = sandbox.run_batch([Job(code, asserts=tests)])
+    assert result.status == "passed", result

@@ -162,6 +162,7 @@ def test_a_test_of_livecodebench_runs_no_code_and_needs_no_solution():
     for change, reason in (
         ({"metadata": "{}"}, "func_name is None"),
         ({"public_test_cases": '[{"input": "1", "output": "2"}]'}, "stdin, functional"),
+        ({"public_test_cases": '[{"input": "1", "testtype": "stdin"}]'}, "not a list of texts"),
         ({"private_test_cases": "!"}, "neither JSON"),
     ):
         with pytest.raises(RowError, match=reason):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .encoding import Encoded, parse
-from .equality import is_same_output, matches, matches_listed
+from .equality import is_same_output, list_tuples, matches
 from .frames import PRINTED, FrameTooLong, read_frame
 
 FORGED = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
@@ -64,9 +64,7 @@ def grade_frames(
         report.stop = "malformed"
 
 
-def grade_value(
-    expected: object, frame: bytes, report: CandidateReport, rule: str = "exact"
-) -> None:
+def grade_value(expected: object, frame: bytes, report: CandidateReport, rule: str) -> None:
     """Add the verdict of one call.
 
     Raises:
@@ -74,16 +72,17 @@ def grade_value(
     """
     match parse(frame):
         case ["value", received]:
-            is_same = (matches if rule == "exact" else matches_listed)(expected, received)
+            received = received if rule == "exact" else list_tuples(received)
+            is_same = matches(expected, received)
             if rule == "apps" and not is_same and isinstance(expected, list) and expected:
-                is_same = matches_listed(expected[0], received)
+                is_same = matches(expected[0], received)
             report.add("passed" if is_same else "failed")
         case other:
             _add_other(other, report)
 
 
 def grade_output(
-    expected: tuple[str, float], frame: bytes, report: CandidateReport, rule: str = "exact"
+    expected: tuple[str, float], frame: bytes, report: CandidateReport, rule: str
 ) -> None:
     """Add the verdict of one run of a program, as `grade_value` does.
 

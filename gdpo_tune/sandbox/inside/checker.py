@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from .candidate_report import FORGED
-from .encoding import DECODERS, ENCODERS, Encoded, Opaque, Tagged, decode, dump, encode, parse
+from .encoding import DECODERS, ENCODERS, Encoded, Opaque, decode, dump, encode, parse
 from .equality import matches
 from .frames import FrameTooLong, pack, read_frame, write_all
 from .supervision import PARTNER_DESCRIPTOR
@@ -45,41 +45,44 @@ class CandidateGone(BaseException):
 class Handle(Opaque):
     """An object in the candidate's process; only one that is open has attributes."""
 
-    _is_open = False
-    _label = ""
+    _label: str | None = None
+    """Name by which a test got an open object, or ""; None while it is closed."""
 
     def __init__(self, candidate: Candidate, payload: Encoded) -> None:
         type_name, reference = payload
         if type(type_name) is not str or type(reference) is not str:
             raise TypeError("an object has two names")
-        super().__init__(type_name)
-        self.__dict__.update(_candidate=candidate, _reference=reference)
+        self.__dict__.update(_type_name=type_name, _candidate=candidate, _reference=reference)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call it there; what a class returns is open."""
         result = self._candidate.call_and_decode(self._reference, *arguments, **keywords)
-        return _open(result) if self._is_open and self._label[:1].isupper() else result
+        return _open(result) if (self._label or "")[:1].isupper() else result
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of an open object."""
-        if not self._is_open or name.startswith("__"):
+        if self._label is None or name.startswith("__"):
             return super().__getattr__(name)
-        return _open(self._candidate.call_and_decode("getattr", self, name), name)
+        return _open(self._candidate.call_and_decode("own getattr", self, name), name)
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set an attribute of an open object there."""
-        if not self._is_open:
+        if self._label is None:
             super().__getattr__(name)
-        self._candidate.call_and_decode("setattr", self, name, value)
+        self._candidate.call_and_decode("own setattr", self, name, value)
 
     def __iter__(self) -> Iterator[Any]:
-        """Go through its items there."""
-        return self._candidate.call_and_decode("iter", self)
+        """Return a handle of its iterator."""
+        return self._candidate.call_and_decode("own iter", self)
+
+    def __next__(self) -> Any:
+        """Return its next item, one at a time: there may be no end, and the next one may raise."""
+        return self._candidate.call_and_decode("own next", self)
 
 
 def _open(value: Any, label: str = "") -> Any:
     if isinstance(value, Handle):
-        value.__dict__.update(_is_open=True, _label=label)
+        value.__dict__["_label"] = label
     return value
 
 
@@ -139,17 +142,8 @@ class Candidate:
 
     def call_and_decode(self, function: str, *arguments: Any, **keywords: Any) -> Any:
         """Call a function there and rebuild its result here."""
-        result = self.call(function, arguments, keywords)
-        is_class = function[:1].isupper()
-        match result:
-            case Tagged(tag="items", payload=[str() as following, *named]):
-                if not is_class and function != "getattr":
-                    return self._iterate(following)
-                result = Tagged("object", named)
-            case _:
-                pass
-        value = self._decode(result)
-        return _open(value) if is_class else value
+        result = self._decode(self.call(function, arguments, keywords))
+        return _open(result) if function[:1].isupper() else result
 
     def apply_changes(self) -> None:
         """Apply to the tests' values what calls have changed in place."""
@@ -157,15 +151,6 @@ class Candidate:
             argument.clear()
             (argument.extend if type(argument) is list else argument.update)(changed)
         self._changes.clear()
-
-    def _iterate(self, following: str) -> Iterator[Any]:
-        # NOTE: one by one, because there may be no end, and the next item may raise.
-        while True:
-            try:
-                item = self.call_and_decode(following)
-            except StopIteration:
-                return
-            yield item
 
     def _exchange(self, request: bytes) -> Encoded:
         if self.gone is not None:

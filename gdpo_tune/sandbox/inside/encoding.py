@@ -37,7 +37,7 @@ class Opaque:
     _type_name = "value"
 
     def __init__(self, type_name: str) -> None:
-        self.__dict__["_type_name"] = type_name
+        self._type_name = type_name
 
     def __eq__(self, other: object) -> bool:
         """Return False, because this process cannot know."""

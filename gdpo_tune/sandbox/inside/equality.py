@@ -13,7 +13,7 @@ Rules of benchmarks, each as its judge has it:
     code_contests  `OutputsMatch`, execution/tester_sandboxer.cc of google-deepmind/code_contests:
                    tokens between any white space, letters of any case, numbers within 1e-5
     apps           eval/testing_util.py of hendrycks/apps: tuples are lists, and a value may be the
-                   only item of the expected list; blank lines do not matter, and numbers with a
+                   first item of the expected list; blank lines do not matter, and numbers with a
                    point are close as in `np.allclose`. It also takes the words of a line in any
                    order and whole numbers within 1e-5 of their size; these are wrong here.
     livecodebench  lcb_runner/evaluation/testing_util.py: tuples are lists; the same lines, or the
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -66,20 +66,15 @@ def matches(expected: object, received: Encoded) -> bool:
     return _is_scalar(received) and scalar_matches(expected, decode(received))
 
 
-def matches_listed(expected: object, received: Encoded) -> bool:
-    """Return whether a value is the expected one once its tuples are lists."""
-    return matches(expected, _list_tuples(received))
-
-
-def _list_tuples(received: Encoded) -> Encoded:
-    if isinstance(received, Tagged):
-        if received.tag == "tuple" and type(received.payload) is list:
-            return [_list_tuples(item) for item in received.payload]
-        if received.tag == "dict" and type(received.payload) is list:
-            pairs = [[key, _list_tuples(value)] for key, value in received.payload]
-            return Tagged("dict", pairs)
-        return received
-    return [_list_tuples(item) for item in received] if type(received) is list else received
+def list_tuples(received: Encoded) -> Encoded:
+    """Return an encoded value whose tuples are lists, but for keys and members of sets."""
+    match received:
+        case list(items) | Tagged("tuple", list(items)):
+            return [list_tuples(item) for item in items]
+        case Tagged("dict", list(pairs)):
+            return Tagged("dict", [[key, list_tuples(value)] for key, value in pairs])
+        case _:
+            return received
 
 
 def scalar_matches(expected: object, received: object) -> bool:
@@ -174,72 +169,45 @@ def is_same_output(expected: bytes, printed: bytes, tolerance: float, rule: str 
     number; 0 compares text. `nan` and `inf` are text.
     """
     expected, printed = expected.rstrip(), printed.rstrip()
+    if rule != "exact":
+        expected, printed = expected.lstrip(), printed.lstrip()
     if expected == printed:
         return True
-    match rule:
-        case "code_contests":
-            words, others = expected.lower().split(), printed.lower().split()
-            return _all_close(words, others, lambda number, error: error < 1e-5)
-        case "apps":
-            rows, printed_rows = (
-                [line.split() for line in text.split(b"\n") if line.strip()]
-                for text in (expected, printed)
-            )
-            return len(rows) == len(printed_rows) and all(
-                _all_close(row, other, lambda number, error: error <= 1e-8 + 1e-5 * abs(number))
-                for row, other in zip(rows, printed_rows, strict=True)
-            )
-        case "livecodebench":
-            texts = [text.decode("utf-8", "replace").strip() for text in (expected, printed)]
-            lines = [[line.strip() for line in text.split("\n")] for text in texts]
-            return len(lines[0]) == len(lines[1]) and all(
-                line == other or (_read_decimals(line) or [""]) == _read_decimals(other)
-                for line, other in zip(*lines, strict=True)
-            )
-        case _:
-            pass
-    if expected.count(b"\n") != printed.count(b"\n"):
-        return False
-    lines = zip(expected.split(b"\n"), printed.split(b"\n"), strict=True)
-    return all(_is_same_line(line, received, tolerance) for line, received in lines)
+    if rule == "code_contests":
+        return _is_same_line(expected.lower(), printed.lower(), tolerance, rule)
+    lines, others = expected.split(b"\n"), printed.split(b"\n")
+    if rule == "apps":
+        lines, others = ([line for line in each if line.strip()] for each in (lines, others))
+    return len(lines) == len(others) and all(
+        _is_same_line(*pair, tolerance, rule) for pair in zip(lines, others, strict=True)
+    )
 
 
-def _is_same_line(expected: bytes, printed: bytes, tolerance: float) -> bool:
+def _is_same_line(expected: bytes, printed: bytes, tolerance: float, rule: str) -> bool:
+    if rule == "livecodebench":
+        texts = (text.decode("utf-8", "surrogateescape") for text in (expected, printed))
+        line, other = (text.strip() for text in texts)
+        return line == other or _read_decimals(line) == _read_decimals(other) is not None
     tokens, received = expected.split(), printed.split()
-    if tokens == received:
-        return True
-    if not tolerance or len(tokens) != len(received):
-        return False
-    return all(_is_same_token(*pair, tolerance) for pair in zip(tokens, received, strict=True))
+    return len(tokens) == len(received) and all(
+        _is_same_token(*pair, tolerance, rule) for pair in zip(tokens, received, strict=True)
+    )
 
 
-def _is_same_token(expected: bytes, printed: bytes, tolerance: float) -> bool:
+def _is_same_token(expected: bytes, printed: bytes, tolerance: float, rule: str) -> bool:
     if expected == printed:
         return True
+    if rule == "exact" and not tolerance:
+        return False
     number, received = _read_number(expected), _read_number(printed)
     if number is None or received is None:
         return False
-    return abs(number - received) <= tolerance * max(1.0, abs(number))
-
-
-def _all_close(
-    expected: Sequence[bytes], printed: Sequence[bytes], is_close: Callable[[float, float], bool]
-) -> bool:
-    """Return whether words are the same, numbers but two whole ones up to an error."""
-    if len(expected) != len(printed):
-        return False
-    for word, other in zip(expected, printed, strict=True):
-        if word == other:
-            continue
-        number, received = _read_number(word), _read_number(other)
-        if number is None or received is None:
-            return False
-        if all(each.lstrip(b"+-").isdigit() for each in (word, other)):
-            if int(word) != int(other):
-                return False
-        elif not is_close(number, abs(number - received)):
-            return False
-    return True
+    error = abs(number - received)
+    if rule == "exact":
+        return error <= tolerance * max(1.0, abs(number))
+    if all(word.lstrip(b"+-").isdigit() for word in (expected, printed)):
+        return int(expected) == int(printed)
+    return error < 1e-5 if rule == "code_contests" else error <= 1e-8 + 1e-5 * abs(number)
 
 
 def _read_decimals(line: str) -> list[Decimal] | None:

@@ -3,8 +3,8 @@
 A request brings one end of a candidate's socket, and expected values or tests in Python. The judge
 compares what it reads with the values; for tests it forks a locked checker:
 
-    [bytes, "values", values, *rule]     expected results of calls
-    [bytes, "streams", pairs, *rule]     expected output of a program, and its tolerance
+    [bytes, "values", values, rule]      expected results of calls
+    [bytes, "streams", pairs, rule]      expected output of a program, and its tolerance
     [bytes, "tests", tests, *allowance]  see `checker.run` and `Allowance`
 
 The first field is the most that the candidate may send altogether. A rule is one of
@@ -86,15 +86,13 @@ def _compare(
     tests: Encoded,
     limit: int,
     report: CandidateReport,
-    rule: str = "exact",
+    rule: str,
 ) -> None:
     expected, grade = (decode(tests), grade_value) if kind == "values" else (tests, grade_output)
-    if rule != "exact":
-        grade = partial(grade, rule=rule)
     # NOTE: this timer counts CPU time, so that a slow candidate does not use it up.
     signal.setitimer(signal.ITIMER_PROF, _COMPARISON_SECONDS)
     try:
-        grade_frames(receive, expected, limit, report, grade)
+        grade_frames(receive, expected, limit, report, partial(grade, rule=rule))
     except (Overload, MemoryError):
         report.stop = "overload"
     finally:

@@ -7,9 +7,9 @@ import io
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from .encoding import Encoded, decode, dump, encode
 
@@ -111,11 +111,7 @@ def call_function(
         if not with_arguments:
             return ["value", encode(result)]
         keep = partial(_keep_object, names)
-        value = encode(result, keep=keep)
-        if type(value) is dict and "object" in value and isinstance(result, Iterable):
-            following = iter(cast("Iterable[object]", result)).__next__
-            value = {"items": [_keep_object(names, following)["object"][1], *value["object"]]}
-        return ["value", value, [encode(copy, keep=keep) for copy in copies]]
+        return ["value", encode(result, keep=keep), [encode(copy, keep=keep) for copy in copies]]
 
     return _build_frame(call)
 

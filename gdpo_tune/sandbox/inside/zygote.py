@@ -101,6 +101,8 @@ def _start_clocks(clocks: list[float]) -> None:
 
 def _serve(names: dict[str, Any]) -> None:
     """Answer a checker until it ends."""
+    # NOTE: under names that code cannot spell, because a candidate may define its own `next`.
+    names.update({f"own {each.__name__}": each for each in (getattr, setattr, iter, next)})
     DECODERS["name"] = lambda name: (names if " " in name else builtins.__dict__)[name]
     while True:
         try:
