@@ -154,7 +154,7 @@ def collect_data(data: DataSettings) -> CollectedData:
             for name, other in layouts.items()
             if other.fits(error.present) and {*other.tasks} & {*layout.tasks}
         }
-        if not sizes:
+        if not sizes or data.layout in sizes:
             raise
         closest = " or ".join(name for name in sizes if sizes[name] == max(sizes.values()))
         fix = f"as these are the columns of layout {closest}, write that as data.layout"
@@ -318,6 +318,7 @@ def _choose_files(directory: Path, config: str, split: str) -> list[Path]:
     """Return the files of a split, as `load_dataset(directory)` chooses them by their names."""
     from datasets import load_dataset_builder
     from datasets.data_files import DataFilesDict, get_data_patterns
+    from yaml import YAMLError
 
     base, library = directory.resolve().as_posix(), cast("Any", load_dataset_builder)
     try:
@@ -328,7 +329,7 @@ def _choose_files(directory: Path, config: str, split: str) -> list[Path]:
             suffixes = [file.suffix for file in list_data_files(directory)]
             base = glob.escape(base)
             found = DataFilesDict.from_patterns(get_data_patterns(base), base, suffixes)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, YAMLError) as error:
         raise DataError(
             f"data.source = {directory}: {' '.join(str(error).split())[:300]}: correct "
             "data.config, or name a file itself as data.source"
@@ -360,7 +361,7 @@ def _read_saved(directory: Path, split: str, select: Select) -> Iterator[PlacedR
         reason = get_first_line(error)
         raise DataError(f"{directory} cannot be read as a saved data set: {reason}") from error
     if not isinstance(saved, dict):  # a single table is all that there is
-        saved = {"train": saved, str(saved.split): saved}
+        saved = {"train": saved, str(saved.split or "train"): saved}
     for table in _select_splits(directory, split, saved):
         yield from _read_table(str(directory), table, select)
 
@@ -422,6 +423,9 @@ def _read_csv(file: Path, stream: io.BytesIO) -> Iterator[PlacedRow]:
     csv.field_size_limit(1 << 30)
     reader = csv.DictReader(codecs.iterdecode(stream, "utf-8-sig"), strict=True)
     try:
+        names = [*(reader.fieldnames or ())]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise csv.Error(f"two columns have the name {', '.join(twice)}")
         for row in reader:
             if None in row:
                 raise csv.Error("more values than the first line has columns")

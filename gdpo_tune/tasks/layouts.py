@@ -134,7 +134,7 @@ def convert_question(row: Row) -> Problem:
     column = next((column for column in _ANSWERS if column in row), "answer")
     found = row.get(column)
     if column == _TRUTH:
-        found = require_mapping(found, column).get("ground_truth")
+        found = require_mapping(parse_json(found, column), column).get("ground_truth")
     answer = require_comparable(get_answer({column: found}, column), column)
     if "body" in row:
         answer = re.sub(r"(?<=\S)\s*\([^()]*\)$", "", answer)

@@ -37,6 +37,7 @@ _CONTINUES = re.compile(r"(?:else|elif|except|finally)\b|[)\]}]|$|\s")
 """Start of a line that belongs to the statement above it."""
 _INCOMPLETE = re.compile("never closed|unterminated triple|expected an indented|unexpected EOF")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_IMPORTS = (ast.Import, ast.ImportFrom)
 _parsing = threading.Lock()
 """Held while warnings are off, because their filters belong to the process."""
 
@@ -69,6 +70,12 @@ def extract_program(
     stripped = text.strip()
     if is_marked and "\n" not in stripped and not head:
         return stripped
+    before, mark, after = text.partition("\n```")
+    if mark and not after.partition("\n")[0].strip() and "```" not in before:
+        # A prompt may have begun the fence, or a bare program may stand above its output.
+        tree, _ = _parse_python(textwrap.dedent(before))
+        if (tree and _is_program(tree, function)) or _complete_body(before, function, head):
+            text = f"```python\n{text}"
     blocks = list(_read_fences(text))[-_MOST_BLOCKS:]
     if not blocks:
         for code in (stripped, textwrap.dedent(text).strip()):
@@ -163,7 +170,10 @@ def _split_prose(text: str) -> Iterator[_Block]:
 def _choose_block(blocks: list[_Block], function: str, head: str) -> str:
     last_first = blocks[::-1]
     if function:
-        plain = sorted(last_first, key=lambda block: block.language not in ("", *_PYTHON))
+        plain = sorted(
+            last_first,
+            key=lambda b: (b.language not in ("", *_PYTHON), not _has_body(b.tree, function)),
+        )
         for block in plain:
             if function in _list_names(block.tree):
                 return _join_needed(block, blocks).strip()
@@ -208,13 +218,32 @@ def _join_needed(block: _Block, blocks: list[_Block]) -> str:
     return "\n".join([*(parts[number][0] for number in sorted(taken)), block.code])
 
 
+def _has_body(tree: ast.Module | None, function: str) -> bool:
+    """Return whether a module defines the function itself, by more than an import or a stub."""
+    for node in reversed(tree.body if tree else []):
+        for each in (*_list_methods(node)[::-1], node):
+            if function in _list_bound_names(each) and not isinstance(each, _IMPORTS):
+                body = each.body if isinstance(each, _FUNCTIONS) else []
+                return not body or not all(map(_does_nothing, body))
+    return False
+
+
+def _does_nothing(node: ast.stmt) -> bool:
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return is_text or isinstance(node, ast.Pass | ast.Raise)
+
+
+def _list_methods(node: ast.stmt) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    body = node.body if isinstance(node, ast.ClassDef) else []
+    return [each for each in body if isinstance(each, _FUNCTIONS)]
+
+
 def _list_names(tree: ast.Module | None) -> set[str]:
     """Return what a module defines: names, and the methods of its classes."""
     names: set[str] = set()
     for node in tree.body if tree else ():
         names |= _list_bound_names(node)
-        if isinstance(node, ast.ClassDef):
-            names |= {each.name for each in node.body if isinstance(each, _FUNCTIONS)}
+        names |= {each.name for each in _list_methods(node)}
     return names
 
 

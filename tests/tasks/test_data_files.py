@@ -398,3 +398,31 @@ def test_a_file_without_a_known_layout_is_described(tmp_path):
     file = write_lines(tmp_path / "a.jsonl", [{"Zeile": "a", "Wert": 3}])
     with pytest.raises(UsageError, match="has the columns Zeile, Wert, which fit none"):
         propose_layout(str(file), None, None)
+
+
+def test_a_readme_that_is_no_yaml_is_named(tmp_path):
+    write_lines(tmp_path / "train.jsonl", questions(3))
+    (tmp_path / "README.md").write_text("---\nconfigs: [\n---\n")
+    with pytest.raises(DataError, match=r"while parsing a flow node.*correct data.config"):
+        collect(tmp_path)
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    (tmp_path / "rows.csv").write_text("question,answer,answer\n1?,#### 1,#### 2\n")
+    with pytest.raises(DataError, match=r"rows.csv:1: .*two columns have the name answer"):
+        collect(tmp_path / "rows.csv")
+
+
+def test_an_unknown_column_of_a_layout_that_fits_proposes_no_other(tmp_path):
+    file = write_lines(tmp_path / "rows.jsonl", questions(3))
+    with pytest.raises(DataError) as caught:
+        collect(file, prompt_template="{nope} {question}")
+    assert "no column nope" in str(caught.value)
+    assert "data.layout" not in str(caught.value)
+
+
+def test_a_reward_model_may_be_json_as_csv_has_it(tmp_path):
+    turns = [{"role": "user", "content": "2+2?"}]
+    row = {"prompt": turns, "reward_model": json.dumps({"ground_truth": "4"})}
+    [problem] = list_problems(collect(write_lines(tmp_path / "rows.jsonl", [row]), "verl"))
+    assert problem.data["answer"] == "4"

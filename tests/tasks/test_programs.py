@@ -217,3 +217,29 @@ HOSTILE = ["`", "```\n", "```x", "(\n", "'''\n", "(", "-", "x\n", "@x\n", "def f
 def test_hostile_text_never_raises(piece, function):
     for text in (piece * (20_000 // len(piece)), f"def f(x):\n{piece * 3000}"):
         assert isinstance(extract_program(text, function, "def f(x):\n    'a'\n"), str)
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        # A prompt that ends with an opened fence: `stop` of bigcode's harness has its end.
+        "    return x + 1\n```\n\nThe function adds one.",
+        "def f(x):\n    return x + 1\n```\n\nThe function adds one.",
+        # A bare program above its output.
+        "def f(x):\n    return x + 1\n```\n2\n```",
+        # Usage of the program, and its head again, below it.
+        "```python\ndef f(x):\n    return x + 1\n```\n"
+        "```python\nfrom solution import f\nprint(f(1))\n```",
+        "```python\ndef f(x):\n    return x + 1\n```\n```python\ndef f(x):\n    ...\n```",
+        "```python\ndef f(x):\n    return x + 1\n```\n"
+        '```python\ndef f(x):\n    """Add one."""\n    raise NotImplementedError\n```',
+    ],
+)
+def test_the_program_is_neither_its_usage_nor_its_stub(completion):
+    namespace: dict = {}
+    exec(extract_program(completion, "f", "def f(x):\n"), namespace)
+    assert namespace["f"](1) == 2
+
+
+def test_a_program_that_only_imports_its_function_is_one():
+    assert "import pos as f" in extract_program("```\nfrom operator import pos as f\n```", "f")
