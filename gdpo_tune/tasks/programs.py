@@ -235,12 +235,9 @@ def _read_names(tree: ast.AST) -> tuple[set[str], set[str]]:
 def _is_program(tree: ast.Module, function: str) -> bool:
     """Return whether this defines the function, or else more than printed values."""
     if function:
-        methods = (
-            each for node in tree.body if isinstance(node, ast.ClassDef) for each in node.body
-        )
-        return any(function in _list_bound_names(node) for node in tree.body) or any(
-            isinstance(each, _FUNCTIONS) and each.name == function for each in methods
-        )
+        classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+        methods = [each for node in classes for each in node.body if isinstance(each, _FUNCTIONS)]
+        return any(function in _list_bound_names(node) for node in (*tree.body, *methods))
     kinds = (ast.Call, ast.Import, ast.ImportFrom, ast.ClassDef, *_FUNCTIONS)
     return any(isinstance(node, kinds) for node in ast.walk(tree))
 
