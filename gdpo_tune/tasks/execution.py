@@ -41,8 +41,10 @@ STREAMS_NOTE = "Read the input from standard input and print the answer.\n"
 """Ends the prompt of a problem that has streams."""
 TOLERANCE = 1e-6
 """Of a printed number that is expected with a decimal point: other ways to print it are right."""
-_STEPS, _REFERENCE_SECONDS = 300_000, 0.02
-"""Of the program that measures a machine, and its CPU time on that of `docs/measurements.md`."""
+_LOOP = "def f():\n    x = 0\n    for i in range(300_000): x = (31 * x + i) % 65521"
+"""The program that measures a machine."""
+_REFERENCE_SECONDS = 0.02
+"""CPU time of that program on the machine of `docs/measurements.md`."""
 _MOST_SLOWNESS = 10.0
 _LONGEST = 86_400.0
 _NUMBER_WITH_POINT = re.compile(r"(?<!\S)[-+]*\d+\.\d+(?!\S)")
@@ -174,14 +176,8 @@ def measure_slowness(sandbox: Sandbox) -> float:
 
     It is measured once a sandbox, as the shortest of three runs.
     """
-    code = (
-        f"def f():\n    x = 0\n    for i in range({_STEPS}): x = (31 * x + i) % 65521\n    return x"
-    )
     limits = Limits(cpu_seconds=_REFERENCE_SECONDS * _MOST_SLOWNESS, wall_seconds=60.0)
-    x = 0
-    for i in range(_STEPS):
-        x = (31 * x + i) % 65521
-    results = sandbox.run_batch([Job(code, (Call("f", (), x),), limits=limits)] * 3)
+    results = sandbox.run_batch([Job(_LOOP, (Call("f", (), None),), limits=limits)] * 3)
     seconds = min(result.cpu_seconds for result in results)
     return min(max(1.0, seconds / _REFERENCE_SECONDS), _MOST_SLOWNESS)
 

@@ -43,10 +43,10 @@ _parsing = threading.Lock()
 
 
 class _Block(NamedTuple):
-    """The content of a fence, or lines between prose; `tree` is None if it is not Python."""
+    """The content of a fence, or lines between prose; `tree` is empty if it is not Python."""
 
     code: str
-    tree: ast.Module | None
+    tree: ast.Module
     language: str = ""
 
 
@@ -74,37 +74,31 @@ def extract_program(
     if mark and not after.partition("\n")[0].strip() and "```" not in before:
         # A prompt may have begun the fence, or a bare program may stand above its output.
         tree, _ = _parse_python(textwrap.dedent(before))
-        if (tree and _is_program(tree, function)) or _complete_body(before, function, head):
+        if _is_program(tree, function) or _complete_body(before, function, head):
             text = f"```python\n{text}"
-    blocks = list(_read_fences(text))[-_MOST_BLOCKS:]
-    if not blocks:
-        for code in (stripped, textwrap.dedent(text).strip()):
-            tree, _ = _parse_python(code)
-            if tree and _is_program(tree, function):
-                bound = _read_names(tree)[1]
-                prose = (_read_names(node)[0] for node in tree.body if _is_prose(node))
-                if all(names and names <= bound for names in prose):
-                    return code
-        blocks = list(_split_prose(text)) if "\n" in stripped else []
-        if not function:
-            longest = max(blocks, key=lambda block: block.code.count("\n"), default=None)
-            is_code = longest and longest.tree and _is_program(longest.tree, "")
-            return longest.code if longest and is_code else stripped
-        if not any(function in _list_names(block.tree) for block in blocks):
-            start = 0 if is_marked else stripped.find(f"def {function}(")
-            return _complete_body(text, function, head) or (stripped[start:] if start >= 0 else "")
-    return _choose_block(blocks, function, head)
+    if blocks := list(_read_fences(text))[-_MOST_BLOCKS:]:
+        return _choose_block(blocks, function, head)
+    for code in dict.fromkeys((stripped, textwrap.dedent(text).strip())):
+        tree, _ = _parse_python(code)
+        bound = _read_names(tree)[1]
+        prose = (_read_names(node)[0] for node in tree.body if _is_prose(node))
+        if _is_program(tree, function) and all(names and names <= bound for names in prose):
+            return code
+    runs = list(_split_prose(text))
+    if not function:
+        longest = max(runs, key=lambda run: run.code.count("\n"), default=None)
+        return longest.code if longest and _is_program(longest.tree, "") else stripped
+    if any(_is_program(run.tree, function) for run in runs):
+        return _choose_block(runs, function, head)
+    start = 0 if is_marked else stripped.find(f"def {function}(")
+    return _complete_body(text, function, head) or (stripped[start:] if start >= 0 else "")
 
 
 def _read_fences(text: str) -> Iterator[_Block]:
     """Yield the blocks between fences, without the indentation of a list around them."""
     marks, indent, language = "", 0, ""
     lines: list[str] = []
-    for line in [*text.split("\n"), None]:
-        if line is None:
-            if marks:
-                yield _build_block(lines, indent, language)
-            return
+    for line in text.split("\n"):
         plain = line.rstrip()
         position = max(plain.rfind("```"), plain.rfind("~~~")) + 3
         before = plain[:position].rstrip(plain[position - 1 : position])
@@ -126,6 +120,8 @@ def _read_fences(text: str) -> Iterator[_Block]:
         found = _LANGUAGE.match(info)
         marks, indent, language = run, margin, found[1].lower() if found else ""
         lines = []
+    if marks:
+        yield _build_block(lines, indent, language)
 
 
 def _build_block(lines: list[str], indent: int, language: str) -> _Block:
@@ -157,7 +153,7 @@ def _split_prose(text: str) -> Iterator[_Block]:
             taken += 1
             left -= len(code)
             tree, error = _parse_python(code)
-        if tree and not any(map(_is_prose, tree.body)):
+        if not error and not any(map(_is_prose, tree.body)):
             run.append(code)
             number += taken
             continue
@@ -175,25 +171,21 @@ def _choose_block(blocks: list[_Block], function: str, head: str) -> str:
             key=lambda b: (b.language not in ("", *_PYTHON), not _has_body(b.tree, function)),
         )
         for block in plain:
-            if function in _list_names(block.tree):
-                return _join_needed(block, blocks).strip()
-        begins = re.compile(
-            rf"^[ \t]*(?:async )?(?:def|class) {re.escape(function)}\b", re.MULTILINE
-        )
+            if _is_program(block.tree, function):
+                return _join_needed(block, blocks)
+        begins = re.compile(rf"^[ \t]*(?:async )?(?:def|class) {re.escape(function)}\b", re.M)
         for block in plain:
             if begins.search(block.code):
                 # NOTE: prose may follow in a fence that has no end.
-                runs = [
-                    run for run in _split_prose(block.code) if function in _list_names(run.tree)
-                ]
-                return runs[-1].code if runs else textwrap.dedent(block.code).strip()
+                runs = [r.code for r in _split_prose(block.code) if _is_program(r.tree, function)]
+                return runs[-1] if runs else textwrap.dedent(block.code).strip()
         for block in plain:
             if body := _complete_body(block.code, function, head):
                 return body
     ranked = sorted(last_first, key=lambda b: (b.language not in _PYTHON, bool(b.language)))
     for block in ranked:
-        if block.tree and _is_program(block.tree, ""):
-            return _join_needed(block, blocks).strip()
+        if _is_program(block.tree, ""):
+            return _join_needed(block, blocks)
     return textwrap.dedent(ranked[0].code).strip()
 
 
@@ -201,26 +193,26 @@ def _join_needed(block: _Block, blocks: list[_Block]) -> str:
     """Return the block below what it needs of others: imports, definitions, constants."""
     parts: list[tuple[str, ast.stmt]] = []
     providers: dict[str, int] = {}
-    needed = _list_missing_names(block.tree) if block.tree else set[str]()
-    for other in (each for each in blocks if needed and each is not block):
+    waiting = [*_list_missing_names(block.tree)]
+    for other in (each for each in blocks if waiting and each is not block):
         lines = other.code.split("\n")
-        for node in other.tree.body if other.tree else []:
+        for node in other.tree.body:
             providers |= dict.fromkeys(_list_bound_names(node), len(parts))
             first = min(each.lineno for each in (node, *getattr(node, "decorator_list", ())))
             parts.append(("\n".join(lines[first - 1 : node.end_lineno]), node))
+    waiting.append("*")
     taken: set[int] = set()
-    waiting = [*needed, "*"]
     while waiting:
         number = providers.get(waiting.pop())
         if number is not None and number not in taken:
             taken.add(number)
             waiting += _list_missing_names(parts[number][1])
-    return "\n".join([*(parts[number][0] for number in sorted(taken)), block.code])
+    return "\n".join([*(parts[number][0] for number in sorted(taken)), block.code]).strip()
 
 
-def _has_body(tree: ast.Module | None, function: str) -> bool:
+def _has_body(tree: ast.Module, function: str) -> bool:
     """Return whether a module defines the function itself, by more than an import or a stub."""
-    for node in reversed(tree.body if tree else []):
+    for node in reversed(tree.body):
         for each in (*_list_methods(node)[::-1], node):
             if function in _list_bound_names(each) and not isinstance(each, _IMPORTS):
                 body = each.body if isinstance(each, _FUNCTIONS) else []
@@ -236,15 +228,6 @@ def _does_nothing(node: ast.stmt) -> bool:
 def _list_methods(node: ast.stmt) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     body = node.body if isinstance(node, ast.ClassDef) else []
     return [each for each in body if isinstance(each, _FUNCTIONS)]
-
-
-def _list_names(tree: ast.Module | None) -> set[str]:
-    """Return what a module defines: names, and the methods of its classes."""
-    names: set[str] = set()
-    for node in tree.body if tree else ():
-        names |= _list_bound_names(node)
-        names |= {each.name for each in _list_methods(node)}
-    return names
 
 
 def _list_bound_names(node: ast.stmt) -> set[str]:
@@ -280,9 +263,10 @@ def _read_names(tree: ast.AST) -> tuple[set[str], set[str]]:
 
 
 def _is_program(tree: ast.Module, function: str) -> bool:
-    """Return whether this is a program, not printed values that read as Python."""
+    """Return whether this defines the function, or else more than printed values."""
     if function:
-        return function in _list_names(tree)
+        nodes = [each for node in tree.body for each in (node, *_list_methods(node))]
+        return any(function in _list_bound_names(node) for node in nodes)
     kinds = (ast.Call, ast.Import, ast.ImportFrom, ast.ClassDef, *_FUNCTIONS)
     return any(isinstance(node, kinds) for node in ast.walk(tree))
 
@@ -313,19 +297,21 @@ def _complete_body(text: str, function: str, head: str) -> str:
     first = "\n".join(lines[:end])
     for body in (first, textwrap.indent(textwrap.dedent(text), margin), margin + first.lstrip()):
         tree, _ = _parse_python(textwrap.dedent(f"{begins[1]}if 1:\n{body}".rstrip()))
-        inner = tree.body[0] if tree and len(tree.body) == 1 else None
-        if isinstance(inner, ast.If) and not all(map(_is_prose, inner.body)):
-            code = f"{head.rstrip()}\n{body.rstrip()}\n"
-            if _parse_python(code)[0]:
-                return code
+        match tree.body:
+            case [ast.If(body=inner)] if not all(map(_is_prose, inner)):
+                code = f"{head.rstrip()}\n{body.rstrip()}\n"
+                if not _parse_python(code)[1]:
+                    return code
+            case _:
+                pass
     return ""
 
 
-def _parse_python(code: str) -> tuple[ast.Module | None, str]:
-    """Return the tree, or the reason why this is not Python."""
+def _parse_python(code: str) -> tuple[ast.Module, str]:
+    """Return the tree; or an empty one, and the reason why this is not Python."""
     try:
         with _parsing, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return ast.parse(code), ""
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return None, str(error)
+        return ast.Module([], []), f"not Python: {error}"
