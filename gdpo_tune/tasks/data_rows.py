@@ -570,10 +570,8 @@ def propose_layout(source: str, task: str | None, layout: str | None) -> DataSet
         layouts = [layout] if layout in LAYOUTS else []
     if not layouts or not source or not is_present(expand_home(source)):
         return None
-    rows = [
-        row
-        for _, row in islice(read_local(source, "", "train", lambda _, all: [*all]), DECISIVE_ROWS)
-    ]
+    placed = read_local(source, "", "train", lambda _, columns: [*columns])
+    rows = [row for _, row in islice(placed, DECISIVE_ROWS)]
     present = list(dict.fromkeys(column for row in rows for column in row))
     found: list[tuple[int, int, DataSettings]] = []
     for name, info in ((name, describe_layout(name)) for name in layouts):
