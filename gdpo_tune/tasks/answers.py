@@ -22,10 +22,13 @@ import json
 import os
 import re
 import reprlib
+import signal
 import subprocess
 import sys
 import threading
 from fractions import Fraction
+
+from gdpo_tune.core.errors import GdpoTuneError
 
 # Where a completion states its answer -------------------------------------------------------------
 
@@ -435,7 +438,7 @@ def is_small(text: str) -> bool:
     return True
 
 
-class MathVerifyError(RuntimeError):
+class MathVerifyError(GdpoTuneError):
     """Math-Verify is not installed here, or does not start."""
 
 
@@ -445,23 +448,35 @@ class _Verifier:
     _MEMORY = 2 << 30
     _CPU_SECONDS = 20
     """Of one pair of answers: only what `is_small` does not foresee takes a second."""
+    _MOST_STARTS = 5
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._owner = 0
         self._lock = threading.Lock()
         atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._reset)
 
     def is_equal(self, gold: str, answer: str) -> bool:
         """Return whether Math-Verify calls two answers equal; False if one overtaxes it."""
         with self._lock:
-            # A fork must not write into the pipes of its parent.
-            if self._process is None or self._owner != os.getpid():
-                self._process, self._owner = self._start(), os.getpid()
-            answered = self._exchange(self._process, json.dumps([gold, answer]))
-            if not answered:
-                self.close()
+            answered, exit_code = "", -signal.SIGKILL
+            # Others may kill it, or the machine for its memory; limits end it in another way.
+            for _ in range(self._MOST_STARTS):
+                if answered or exit_code != -signal.SIGKILL:
+                    break
+                # A fork must not write into the pipes of its parent.
+                if self._process is None or self._owner != os.getpid():
+                    self._process, self._owner = self._start(), os.getpid()
+                answered = self._exchange(self._process, json.dumps([gold, answer]))
+                if not answered:
+                    exit_code = self._process.wait()
+                    self.close()
             return answered == "true"
+
+    def _reset(self) -> None:
+        # A fork has the lock as it was, and not the thread that would release it.
+        self._lock, self._process = threading.Lock(), None
 
     def close(self) -> None:
         """End the process; the next pair starts a new one."""

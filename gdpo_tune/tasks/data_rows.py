@@ -576,7 +576,8 @@ def propose_layout(source: str, task: str | None, layout: str | None) -> DataSet
     found: list[tuple[int, int, DataSettings]] = []
     for name, info in ((name, describe_layout(name)) for name in layouts):
         columns = propose_columns([*info.columns, *info.one_of], present)
-        if MESSAGES not in present and not info.fits([*present, *columns]):
+        spoken = (info.columns[0], "answer", "solution") if MESSAGES in present else ()
+        if not info.fits([*present, *columns, *spoken]):
             continue
         data, usable = DataSettings(source, name, columns), 0
         for row in rows:

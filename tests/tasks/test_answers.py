@@ -5,6 +5,7 @@ github.com/QwenLM/Qwen2.5-Math; arithmetic.
 """
 
 import os
+import signal
 import threading
 
 import pytest
@@ -368,3 +369,23 @@ def test_towers_of_e_are_unequal_at_once(monkeypatch):
     """e to its own power, four times, has more digits than there is memory."""
     monkeypatch.setattr(answers._VERIFIER, "is_equal", lambda *_: pytest.fail("too large"))
     assert not is_same_answer("e^{e^{e^{e^{e}}}}", "5")
+
+
+def test_a_killed_process_costs_no_right_answer():
+    """A limit ends the process by SIGXCPU or an error of memory, so SIGKILL is from outside."""
+    verifier = answers._Verifier()
+    try:
+        for _ in range(2):
+            assert verifier.is_equal("x+1", "1+x")
+            os.kill(verifier._process.pid, signal.SIGKILL)
+            verifier._process.wait()
+    finally:
+        verifier.close()
+
+
+def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have():
+    with answers._VERIFIER._lock:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(not is_same_answer("z+3", "3+z"))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

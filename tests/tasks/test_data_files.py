@@ -386,6 +386,7 @@ MBPP = [{"text": "Add 1.", "code": "def f(x): return x + 1", "test_list": ["asse
         ({"Problem": "p", "Answer": 4}, "math", {"problem": "Problem", "answer": "Answer"}),
         ({"prompt": [ASK], "reward_model": {"ground_truth": "4"}}, "verl", {}),
         ({"messages": [ASK], "solution": "\\boxed{4}"}, "math", {}),
+        ({"messages": [ASK, {"role": "assistant", "content": "\\boxed{4}"}]}, "math", {}),
         (MBPP[0], "mbpp", {}),
     ],
 )
