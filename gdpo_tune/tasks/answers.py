@@ -486,7 +486,7 @@ class _Verifier:
         self._process = None
 
     def _start(self) -> subprocess.Popen[str]:
-        source = f"{inspect.getsource(_serve)}\n_serve({self._MEMORY}, {self._CPU_SECONDS})"
+        source = f"{_SERVE}\n_serve({self._MEMORY}, {self._CPU_SECONDS})"
         process = subprocess.Popen(
             [sys.executable, "-c", source, json.dumps(sys.path)],
             stdin=subprocess.PIPE,
@@ -547,4 +547,6 @@ def _serve(memory: int, cpu_seconds: int) -> None:
         print(json.dumps(bool(verify(gold, answer, timeout_seconds=0))), flush=True)
 
 
+# NOTE: read now, as the file may have been replaced when the process starts again.
+_SERVE = inspect.getsource(_serve)
 _VERIFIER = _Verifier()

@@ -389,3 +389,12 @@ def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have():
         if pid == 0:
             os._exit(not is_same_answer("z+3", "3+z"))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_the_process_starts_again_after_its_file_was_replaced(monkeypatch):
+    monkeypatch.setattr("inspect.getsource", lambda _: pytest.fail("read from the disk"))
+    verifier = answers._Verifier()
+    try:
+        assert verifier.is_equal("x+1", "1+x")
+    finally:
+        verifier.close()
