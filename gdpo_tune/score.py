@@ -262,6 +262,10 @@ def build_stated_problem(spec: SweepSpec, line: Mapping[str, Any]) -> Problem:
         if not spec.data.layout:
             raise RowError("row", "the search space has no data.layout that says what columns mean")
         layout = describe_layout(spec.data.layout)
+        for name, column in spec.data.columns.items():
+            if name in layout.columns and column not in stated:
+                present = ", ".join(stated) or "nothing"
+                raise RowError(column, f"this column of the data is missing; row has {present}")
         return convert_row(layout, name_columns(spec.data, stated, layout))
     prompt = get_text(stated, "prompt")
     del stated["prompt"]

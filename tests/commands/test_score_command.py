@@ -346,6 +346,18 @@ def test_all_lines_that_cannot_be_read_are_named_together(tmp_path):
         assert 'fix: write {"completion": "...", "prompt": "...", "answer": ...' in text
 
 
+def test_a_row_has_the_columns_of_the_file(tmp_path):
+    """As `data.columns` names them: a row in the names of the layout lacks them."""
+    data = "data: {source: rows.jsonl, layout: question_answer, columns: {answer: Final}}\n"
+    space = write_space(tmp_path, "math", data)
+    line = {"completion": "<answer>18</answer>", "row": {"question": "q", "Final": "18"}}
+    (scored,) = score_lines(tmp_path, space, "--completions", write_lines(tmp_path, line))
+    assert scored["metrics"]["correctness"] == 1
+    line["row"] = {"question": "q", "answer": "18"}
+    with pytest.raises(UsageError, match="Final: this column of the data is missing; row has"):
+        score.main([space, "--completions", write_lines(tmp_path, line)])
+
+
 @pytest.mark.parametrize(
     ("task", "line", "reason"),
     [
