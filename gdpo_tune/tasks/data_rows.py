@@ -486,9 +486,12 @@ SYNONYMS = (
 
 
 class MissingColumnsError(DataError):
-    """Data that lack columns; `present` are those that there are."""
+    """Data that lack columns; `present` are those that there are.
 
-    def __init__(self, message: str, present: Collection[str]) -> None:
+    The message alone makes one too, since `cli.name_file` and `pickle` make an error of it again.
+    """
+
+    def __init__(self, message: str, present: Collection[str] = ()) -> None:
         super().__init__(message)
         self.present = tuple(present)
 
@@ -588,10 +591,18 @@ def propose_layout(source: str, task: str | None, layout: str | None) -> DataSet
             other = sum(name != column.lower() for name, column in columns.items())
             found.append((other, -len(info.columns) - bool(info.one_of), data))
     if not found:
+        infos = {name: describe_layout(name) for name in layouts}
+        wanted = [
+            f"{name} ({', '.join((*info.columns, *filter(None, [' or '.join(info.one_of)])))})"
+            for name, info in infos.items()
+        ]
+        first = "question_answer" if "question_answer" in infos else layouts[0]
+        example = ", ".join(f"{column}: YOURS" for column in infos[first].columns)
         raise UsageError(
             f"{source} has the columns {', '.join(present) or 'of no row'}, which fit none of the "
-            f"layouts {', '.join(layouts)}\n    fix: name another layout with --layout, or write "
-            "in the file which columns are meant as data.columns"
+            f"layouts {', '.join(wanted)}\n    fix: rename the columns, or run init without --data "
+            f"and write in its file\n    data: {{source: {source}, layout: {first}, "
+            f"columns: {{{example}}}}}, where YOURS is a column of {source}"
         )
     return min(found, key=lambda each: each[:2])[2]
 

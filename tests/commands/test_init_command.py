@@ -83,6 +83,12 @@ def test_a_file_that_fits_no_layout_is_refused_with_its_columns(directory: Path)
     for words in ([], ["--layout", "mbpp"], ["--task", "tools"]):
         with pytest.raises(UsageError, match="has the columns Zeile, which fit none of"):
             init.main(["own.yaml", "--data", "rows.jsonl", "--yes", *words])
+    with pytest.raises(UsageError) as refusal:
+        init.main(["own.yaml", "--data", "rows.jsonl", "--yes", "--task", "math"])
+    assert "math (problem, answer or solution)" in str(refusal.value)
+    assert "layout: question_answer, columns: {question: YOURS, answer: YOURS}" in str(
+        refusal.value
+    )
     assert not (directory / "own.yaml").exists()
 
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from gdpo_tune import cli
+from gdpo_tune import cli, sweep
 from gdpo_tune.core.errors import DataError
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.spec import load_spec
@@ -124,3 +124,21 @@ objectives: {{correctness: {{direction: maximize, reference: 0}}}}
     assert told
     assert f"warning: references: {told[0]}" in error
     assert re.search(r"rows.jsonl:5[4-9]\d: correctness is 0.0", error)
+
+
+def test_a_sweep_names_its_file_and_the_missing_column(tmp_path, capsys):
+    """A dry run once ended in a traceback, for the error of columns could not be made again."""
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"Frage": "1+1?", "answer": "2"}) + "\n")
+    file = tmp_path / "sweep.yaml"
+    file.write_text(f"""
+task: math
+data: {{source: {tmp_path / "rows.jsonl"}, layout: question_answer}}
+space: {{reward_weights: {{correctness: 1, length: [0, 1]}}}}
+objectives: {{correctness: {{direction: maximize, reference: 0}}}}
+""")
+    with pytest.raises(SystemExit) as stop:
+        cli.run_command(sweep.main, [str(file), "--dry-run"])
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert "sweep.yaml: " in said
+    assert "rows.jsonl:1: no column question" in said
