@@ -520,6 +520,7 @@ def _serve(memory: int, cpu_seconds: int) -> None:
     import functools
     import json
     import logging
+    import os
     import resource
     import sys
     import time
@@ -532,6 +533,10 @@ def _serve(memory: int, cpu_seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (memory, resource.RLIM_INFINITY))
     form = [LatexExtractionConfig(boxed_match_priority=-1)]
+    # What a parser prints must not be read as an answer, nor fill a pipe that nobody reads.
+    answers, nowhere = os.fdopen(os.dup(1), "w"), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
 
     @functools.lru_cache(maxsize=4096)
     def read(text: str) -> list[Any]:
@@ -539,12 +544,13 @@ def _serve(memory: int, cpu_seconds: int) -> None:
 
     for line in sys.stdin:
         if not line.strip():
-            print("ready", flush=True)
+            print("ready", file=answers, flush=True)
             continue
         until = int(time.process_time()) + 1 + cpu_seconds
         resource.setrlimit(resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))
         gold, answer = map(read, json.loads(line))
-        print(json.dumps(bool(verify(gold, answer, timeout_seconds=0))), flush=True)
+        is_equal = bool(verify(gold, answer, timeout_seconds=0))
+        print(json.dumps(is_equal), file=answers, flush=True)
 
 
 # NOTE: read now, as the file may have been replaced when the process starts again.

@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result
 
 SAMPLE = 200
-"""References that are scored before a sweep, evenly from the whole data."""
+"""References that are scored before a sweep, drawn from the whole data."""
 WARN_BELOW, REFUSE_BELOW = 0.95, 0.5
 """Shares of references with full marks. Data sets have faults of their own, but not this many."""
 MOST_LISTED = 5
@@ -98,8 +98,10 @@ def check_references(data: DataSettings, sandbox: SandboxSettings, task: Any) ->
     Raises:
         DataError: the data cannot be read, or most references earn less than full marks.
     """
-    step = -(-collect_once(data).rows // SAMPLE)
-    sampled = islice(read_references(data), 0, None, step)
+    rows = collect_once(data).rows
+    # Drawn, not every n-th: a fault of every n-th row would be all that is seen.
+    drawn = set(random.Random(0).sample(range(rows), min(SAMPLE, rows)))
+    sampled = (one for row, one in enumerate(read_references(data)) if row in drawn)
     references = [one for one in sampled if one.problem and not one.reason]
     reward = task.judged_rewards[0]
     key = _hash_inputs(references, dataclasses.asdict(sandbox), reward.score.__name__)

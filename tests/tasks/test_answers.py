@@ -398,3 +398,22 @@ def test_the_process_starts_again_after_its_file_was_replaced(monkeypatch):
         assert verifier.is_equal("x+1", "1+x")
     finally:
         verifier.close()
+
+
+def test_what_the_library_prints_is_no_answer_and_fills_no_pipe(tmp_path, monkeypatch):
+    (tmp_path / "math_verify.py").write_text("""
+import sys
+LatexExtractionConfig = dict
+def parse(text, form, parsing_timeout):
+    print("false\\n" * 50_000)
+    print("line 1:3 no viable alternative\\n" * 10_000, file=sys.stderr)
+    return [text]
+def verify(gold, answer, timeout_seconds):
+    return gold == answer
+""")
+    monkeypatch.setattr(answers.sys, "path", [str(tmp_path), *answers.sys.path])
+    verifier = answers._Verifier()
+    try:
+        assert [verifier.is_equal("x", answer) for answer in ("x", "y", "x")] == [True, False, True]
+    finally:
+        verifier.close()
