@@ -97,7 +97,8 @@ def measure_content(
         files += [(f"file {os.path.relpath(file, source.parent)}", file) for file in named]
         for text in texts:
             _add_hub_commit(facts, text, "main")
-    by_feature = (*PACKAGES, *(["vllm"] if rollout.engine == "vllm" else []))
+    engine, judge = rollout.engine == "vllm", task == "math"
+    by_feature = (*PACKAGES, *["vllm"] * engine, *["math-verify"] * judge)
     for name in dict.fromkeys((*by_feature, PACKAGE, *sorted(packages))):
         with suppress(PackageNotFoundError):  # a checkout, or a module of another name
             exact = version(name)

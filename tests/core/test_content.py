@@ -169,6 +169,12 @@ def test_versions_count_by_feature_release_and_only_where_both_are_known(monkeyp
     assert list_changed(before, engine="vllm") == ["version trl"]
 
 
+def test_what_compares_answers_counts_for_the_task_that_it_judges():
+    """Source: Math-Verify's releases, of which each takes other answers for equal."""
+    assert measure(task="math")["version math-verify"].digest == "0.9"
+    assert "version math-verify" not in measure(task="code")
+
+
 def test_an_installed_package_that_the_task_imports_counts_by_its_version(monkeypatch):
     Path("mine.py").write_text("from numpy import mean\nimport torch\n")
     before = measure()
