@@ -18,7 +18,7 @@ HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 DATA_FILES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".csv", ".parquet")
 """Suffixes of local data files, in lower case."""
 DATA_KINDS = ".json, .jsonl (also .gz), .csv or .parquet"
-"""The same in words."""
+"""Suffixes of local data files, as messages list them."""
 LONGEST_PART, LONGEST_PATH = 255, 4095
 """Most bytes of the name of a file or directory, and of a path, on every usual disk."""
 _NEARLY_FULL = 64 * 1024

@@ -26,7 +26,7 @@ LATER_TRAINING = ("mini_batch_size", "optimizer", "evaluation_temperature", "dea
 """Settings of `training:` that earlier versions did not have. At their defaults they count neither
 in the identity of a sweep nor in that of a training, which stay those of earlier versions."""
 LATER_DATA = ("columns", "prompt_template", "validation", "test")
-"""The same for settings of `data:`."""
+"""Settings of `data:` that earlier versions did not have, treated like `LATER_TRAINING`."""
 DECISIVE_ROLLOUT_KEYS = ("importance_sampling", "importance_sampling_cap")
 """Settings of `rollout:` that change the result of a training; the others say where it samples."""
 

@@ -45,7 +45,7 @@ from gdpo_tune.results.retrain import TrainingRequest
 
 RUN = "run.sh"
 INSTALL_MATH_VERIFY = "pip install 'math-verify[antlr4_13_2]'"
-"""What compares answers of mathematics; no library of training brings it along."""
+"""Command for the package that compares math answers; no training library depends on it."""
 CHECK_PATH = """if [[ "$PWD" == *:* ]]; then
     echo "PYTHONPATH cannot name $PWD: move it to a place without a colon" >&2
     exit 2

@@ -30,7 +30,7 @@ _MOST_PARSED = 20
 _MOST_BLOCKS = 64
 """Fences that are looked at, the last ones."""
 _MARGIN = re.compile(r"[ \t>]*(?:(?:[-*+]|\d+[.)])[ \t]+)?")
-"""What may stand before a fence: a list's mark, a quotation's."""
+"""Marks of lists and quotations that may precede a fence on its line."""
 _LANGUAGE = re.compile(r"[\s{.]*([\w+#-]*)")
 _PYTHON = frozenset(("python", "python3", "py", "py3", "python-3", "ipython", "ipython3"))
 _CONTINUES = re.compile(r"(?:else|elif|except|finally)\b|[)\]}]|$|\s")
