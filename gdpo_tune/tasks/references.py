@@ -69,7 +69,8 @@ class ReferenceCheck:
     def __str__(self) -> str:
         if not self.count:
             return "none in the data"
-        first = "; the first that does not: {}, {}".format(*self.wrong[0]) if self.wrong else ""
+        is_listed = not self.wrong or self.share < WARN_BELOW  # a warning lists them
+        first = "" if is_listed else "; the first that does not: {}, {}".format(*self.wrong[0])
         return f"{self.right} of {self.count} earn full {self.reward}{first}"
 
 
@@ -139,7 +140,10 @@ def _list_wrong(references: Sequence[Reference], task: Any) -> Iterator[tuple[st
     values = scores.metrics.get(reward.name, scores.rewards[reward.name])
     for one, value, result in zip(references, values, results, strict=True):
         if value is None or value < reward.high:
-            shown = f"{reward.name} is {value} for ...{one.completion[-LONGEST_SHOWN:]!r}"
+            end = " ".join(make_printable(one.completion).split())[-LONGEST_SHOWN:]
+            gold = one.problem.data.get("answer") if one.problem else None
+            stated = f"; the data's answer is {make_printable(gold)}" if gold else ""
+            shown = f"{reward.name} is {value} for ...{end}{stated}"
             yield one.place, describe_result(result) if scores.results else shown
 
 

@@ -55,11 +55,13 @@ def test_a_wrong_answer_column_is_refused_with_its_lines(tmp_path):
 
 
 def test_a_share_of_wrong_answers_is_told(tmp_path):
-    data = write_problems(tmp_path / "rows.jsonl", [*range(1, 46), 0, 0, 0, 0, 0])
-    found = check(data)
-    assert (found.right, found.count, found.share) == (45, 50, 0.9)
-    assert str(found).startswith("45 of 50 earn full correctness; the first that does not: ")
-    assert "rows.jsonl:46" in str(found)
+    found = check(write_problems(tmp_path / "rows.jsonl", [*range(1, 50), 0]))
+    assert (found.right, found.count, found.share) == (49, 50, 0.98)
+    assert str(found).startswith("49 of 50 earn full correctness; the first that does not: ")
+    assert "rows.jsonl:50" in str(found)
+    assert str(found).endswith("<answer>50</answer>; the data's answer is 0")
+    found = check(write_problems(tmp_path / "rows.jsonl", [*range(1, 46), 0, 0, 0, 0, 0]))
+    assert str(found) == "45 of 50 earn full correctness"  # the warning lists them
 
 
 def test_the_first_reward_is_cached_by_content(tmp_path, monkeypatch):
