@@ -120,7 +120,7 @@ def test_values_arrive_as_they_are_in_the_file(tmp_path):
         ("a.jsonl.gz", b"no gzip", "a.jsonl.gz cannot be read: Not a gzipped file"),
         (
             "a.jsonl.gz",
-            gzip.compress(json.dumps(questions(99)[9]).encode())[:-9],
+            gzip.compress(json.dumps(questions(99)[9]).encode(), mtime=0)[:-9],
             "gz cannot be read: Compressed fi",
         ),
         ("a.csv", b"", "holds no row"),
