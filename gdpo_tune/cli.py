@@ -5,7 +5,7 @@
 
 Exit status 0: done. 1: something broke. 2: the request was wrong, and nothing was started.
 7: no training had a signal, because its rewards were equal in every group.
-130: stopped by Ctrl-C; run the same command to resume.
+130: stopped by Ctrl-C; 143: by SIGTERM; 129: by SIGHUP; run the same command to resume.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ from gdpo_tune.core.errors import (
     TaskFileError,
 )
 from gdpo_tune.core.files import expand_home, find_path_problem, is_disk_full
+from gdpo_tune.core.signals import INTERRUPTED
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
 
-INTERRUPTED = 130
-"""Exit status after Ctrl-C."""
 PIPE_CLOSED = 141
 """Exit status if the reader of the output has ended, as shells have it."""
 COMMANDS = {
@@ -134,9 +133,9 @@ def run_command(
         fix = "make room, and run the same command again"
         print(f"error: no space left on a disk: {error}; {fix}", file=sys.stderr)
         status = 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print("Interrupted. Run the same command to resume.", file=sys.stderr)
-        status = INTERRUPTED
+        status = error.args[0] if error.args else INTERRUPTED
     sys.exit(status)
 
 

@@ -127,9 +127,9 @@ def train_or_show(
         compare_content(config, accept=accept_changes)
         if (config.directory / RESULT).exists():
             print("already finished: nothing was started")
-        elif not train_to_end(asked, config):
+        elif status := train_to_end(asked, config):
             print(f"Interrupted. Resume with:\n  {command}", file=sys.stderr)
-            return cli.INTERRUPTED
+            return status
     finally:
         lease.release()
     print_training(asked, config)
@@ -203,8 +203,8 @@ def compare_content(config: TrialConfig, *, accept: bool) -> None:
     write_atomically(file, json.dumps(starts, indent=1))
 
 
-def train_to_end(asked: TrainingRequest, config: TrialConfig) -> bool:
-    """Train to the end and write the result; return False if a signal stopped it before."""
+def train_to_end(asked: TrainingRequest, config: TrialConfig) -> int:
+    """Train and write the result; return 0, or the exit status if a signal stopped it before."""
     import json
 
     from gdpo_tune.core.errors import NoSignalError
@@ -241,12 +241,12 @@ def train_to_end(asked: TrainingRequest, config: TrialConfig) -> bool:
         except SystemExit:
             if not stop.requested:
                 raise
-            return False
+            return stop.requested
         except NoSignalError as error:
             raise NoSignalError(explain_dead_start(str(error), config.directory)) from error
     encoded = encode_outcome(outcome, config.directory)
     write_atomically(config.directory / RESULT, json.dumps(encoded, indent=1))
-    return True
+    return 0
 
 
 def print_training(asked: TrainingRequest, config: TrialConfig) -> None:
@@ -267,11 +267,12 @@ class _Stop:
     """Report function that ends the training after a signal."""
 
     def __init__(self, report: Callable[[Measurement, Path | None], None]) -> None:
-        self.requested = False
+        self.requested = 0
+        """Exit status of the signal; 0 before one comes."""
         self._report = report
 
-    def request(self) -> None:
-        self.requested = True
+    def request(self, exit_status: int) -> None:
+        self.requested = exit_status
 
     def __call__(self, measurement: Measurement, checkpoint: Path | None) -> None:
         self._report(measurement, checkpoint)

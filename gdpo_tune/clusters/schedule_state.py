@@ -79,6 +79,8 @@ class ScheduledRun(Record):
     """When the newest attempt may be submitted; None: at once."""
     job: JobHandle | None = None
     """Its newest attempt; None until a backend has taken it."""
+    unknown: str = ""
+    """Why it is unknown whether the job runs, and what to do; empty if it is known."""
     stop_reason: str = ""
     """Why it is to stop; empty if it is not."""
     stop_since: Time | None = None

@@ -1,7 +1,7 @@
 """Processes by pid and start, which tells a process from a later one with its pid.
 
-The kernel counts a start in ticks since boot (field 22 of proc_pid_stat(5)). A clock that is set
-moves the creation time in Unix seconds, but neither the ticks nor the id of the boot.
+A clock that is set moves the creation time in Unix seconds, but neither the start in ticks since
+boot (field 22 of proc_pid_stat(5)) nor the id of the boot.
 """
 
 from __future__ import annotations
@@ -32,23 +32,14 @@ def identify_start(pid: int) -> str:
 
 
 def find_process(pid: int, start: str | float) -> psutil.Process | None:
-    """Return the process with this pid and start; None if it is gone or not accessible.
+    """Return the process with this pid and start; None if it is gone, a zombie or not accessible.
 
     `start` is from `identify_start`, or a creation time in Unix seconds.
     """
     try:
         process = psutil.Process(pid)
-        if not start or identify_start(pid) != start:
-            return process if abs(process.create_time() - float(start)) < SAME_START else None
+        is_same = bool(start) and identify_start(pid) == start
+        is_same = is_same or abs(process.create_time() - float(start)) < SAME_START
+        return process if is_same and process.status() != psutil.STATUS_ZOMBIE else None
     except (psutil.Error, ValueError):  # ValueError: the start of another process
         return None
-    return process
-
-
-def is_running(pid: int, start: str | float) -> bool:
-    """Return whether a process exists and is not a zombie."""
-    process = find_process(pid, start)
-    try:
-        return process is not None and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

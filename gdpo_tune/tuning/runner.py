@@ -22,7 +22,7 @@ from gdpo_tune.core.events import (
     SweepSteered,
 )
 from gdpo_tune.core.files import explain_full_disk
-from gdpo_tune.core.signals import stop_on_signals
+from gdpo_tune.core.signals import INTERRUPTED, stop_on_signals
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger, silence_optuna
 from gdpo_tune.ledger.sweep_store import SweepStore, check_writable
@@ -56,8 +56,8 @@ class SweepResult:
     """Trials of a sweep that was interrupted or has finished."""
 
     records: tuple[TrialRecord, ...]
-    interrupted: bool
-    """True if it was stopped before its end; the same call resumes it."""
+    interrupted: int
+    """Exit status if it was stopped before its end; the same call resumes it. Otherwise 0."""
     spec: SweepSpec
     """With the settings that requests have changed, and the values of measured baselines."""
     reason: str = ""
@@ -120,7 +120,7 @@ def run_sweep(
         emit(SweepStarted(records, planned, ledger.moved_aside, candidates, steering.pause))
         for request in steered:
             emit(SweepSteered(request, planned, candidates, steering.pause))
-        interrupted = False
+        interrupted = 0
         if not is_finished(spec, records, ledger.compute_hours(), added):
             refuse_other_content(spec, content)
             interrupted = _with_ray(ledger, train, emit)
@@ -134,12 +134,12 @@ def run_sweep(
         records = tuple(ledger.get_records())
         hours = ledger.compute_hours()
         reason = "" if interrupted else explain_end(spec, records, hours)
-        emit(SweepFinished(records, interrupted, reason))
+        emit(SweepFinished(records, bool(interrupted), reason))
         return SweepResult(records, interrupted, spec, reason, tuple(ledger.get_sessions()))
 
 
-def _with_ray(ledger: Ledger, train: str, emit: Listener) -> bool:
-    """Start or join Ray and run trials on it; return whether that was interrupted."""
+def _with_ray(ledger: Ledger, train: str, emit: Listener) -> int:
+    """Start or join Ray and run trials on it; return the exit status if that was interrupted."""
     started, spec = time.time(), ledger.spec
     session: int | None = None
     try:
@@ -154,7 +154,7 @@ def _with_ray(ledger: Ledger, train: str, emit: Listener) -> bool:
             emit(SearchStarted(slots, sampler))
             return _run_tuner(ledger, train, slots, emit, ray_cluster)
     except KeyboardInterrupt:  # while Ray started or ended: there was nothing to stop
-        return True
+        return INTERRUPTED
     finally:
         if session is not None:
             ledger.end_session(session, find_ending(ledger))
@@ -162,8 +162,8 @@ def _with_ray(ledger: Ledger, train: str, emit: Listener) -> bool:
 
 def _run_tuner(
     ledger: Ledger, train: str, slots: int, emit: Listener, ray_cluster: cluster.Cluster
-) -> bool:
-    """Run Ray Tune until the searcher has nothing left; return whether it was interrupted."""
+) -> int:
+    """Run Ray Tune until the searcher has nothing left; see `_with_ray`."""
     from gdpo_tune.tuning.ray.failures import Attempts
     from gdpo_tune.tuning.ray.messages import Setup
     from gdpo_tune.tuning.ray.places import PackHosts
@@ -191,8 +191,11 @@ def _run_tuner(
         searcher.stop_flag, ray_cluster.is_alive, searcher.apply_requests, together
     )
     attempts = Attempts(searcher, ray_cluster.nodes, ray_cluster.remember)
+    status = INTERRUPTED
 
-    def stop() -> None:
+    def stop(exit_status: int) -> None:
+        nonlocal status
+        status = exit_status
         searcher.stop()
         interruption.request()
 
@@ -218,7 +221,7 @@ def _run_tuner(
         shutil.rmtree(ledger.directory / RAY, ignore_errors=True)
     if searcher.fatal is not None:
         raise searcher.fatal
-    return interruption.requested
+    return status if interruption.requested else 0
 
 
 def build_tuner(

@@ -39,7 +39,7 @@ def end_with(monkeypatch, tmp_path):
     Path("runs/code").mkdir(parents=True)
     monkeypatch.setattr(cli, "probe_environment", lambda spec: {})
 
-    def run(*records, interrupted=False, options=()):
+    def run(*records, interrupted=0, options=()):
         def end(spec, **_):
             run.spec = spec
             return SweepResult(records, interrupted, spec)
@@ -61,7 +61,7 @@ def test_a_sweep_in_which_all_trials_failed_ends_with_an_error(end_with, capsys)
 
 def test_an_interrupted_sweep_prints_the_command_that_resumes_it(end_with, capsys):
     options = ["--fresh", "--set", "search.trials= 8"]
-    assert end_with(build_record(0, "complete"), interrupted=True, options=options) == 130
+    assert end_with(build_record(0, "complete"), interrupted=143, options=options) == 143
     line = capsys.readouterr().err.strip().splitlines()[-1].strip()
     assert line == f"python -m gdpo_tune.sweep {SPACE} --set 'search.trials= 8'"
 

@@ -173,7 +173,7 @@ def test_a_directory_in_which_another_process_trains_is_refused(fake, tmp_path):
 def test_a_signal_ends_the_training_and_the_same_command_resumes_it(fake, capsys):
     fake.actions[2] = lambda: signal.raise_signal(signal.SIGTERM)
     arguments = [*FILE, "--steps", "4"]
-    assert train.main(arguments) == 130
+    assert train.main(arguments) == 143
     captured = capsys.readouterr()
     line = captured.err.strip().splitlines()[-1].strip()
     assert line.startswith("python -m gdpo_tune.train ")
@@ -188,7 +188,7 @@ def test_a_training_resumes_with_another_policy_by_an_explicit_word_alone(fake, 
     shutil.copytree(POLICIES["embedded"], "policy")
     fake.actions[2] = lambda: signal.raise_signal(signal.SIGTERM)
     arguments = [*FILE, "--steps", "4", "--set", "policy=./policy", "--out", "here"]
-    assert train.main(arguments) == 130
+    assert train.main(arguments) == 143
     settings = Path("policy/generation_config.json")
     settings.write_text(settings.read_text().replace("{", '{"min_p": 0.5, ', 1))
     with pytest.raises(UsageError) as caught:
@@ -197,7 +197,7 @@ def test_a_training_resumes_with_another_policy_by_an_explicit_word_alone(fake, 
     assert "--accept-changes" in str(caught.value)
     assert fake.resumed == [None]
     fake.actions[3] = lambda: signal.raise_signal(signal.SIGTERM)
-    assert train.main([*arguments, "--accept-changes"]) == 130
+    assert train.main([*arguments, "--accept-changes"]) == 143
     assert "--accept-changes" not in capsys.readouterr().err
     assert train.main(arguments) == 0
     (_, accepted) = json.loads(Path("here", train.CONTENT).read_text())
@@ -218,7 +218,7 @@ def test_a_commit_that_becomes_known_later_is_compared_from_then_on(fake, monkey
 def test_a_training_from_before_its_content_was_recorded_resumes(fake):
     fake.actions[2] = lambda: signal.raise_signal(signal.SIGTERM)
     arguments = [*FILE, "--steps", "4", "--out", "here"]
-    assert train.main(arguments) == 130
+    assert train.main(arguments) == 143
     Path("here", train.CONTENT).unlink()
     assert train.main(arguments) == 0
     assert Path("here", train.CONTENT).exists()

@@ -18,28 +18,19 @@ from typing import ClassVar
 
 import psutil
 
-from gdpo_tune.clusters.backends import base
+from gdpo_tune.clusters.backends import base, supervise
 from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob
-from gdpo_tune.clusters.backends.supervise import (
-    BEAT,
-    BEAT_SECONDS,
-    END,
-    JOB,
-    LOG,
-    STATE,
-    is_locked,
-)
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
 from gdpo_tune.clusters.schedule_spec import LocalBackend
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.object_store import is_url
-from gdpo_tune.core.processes import find_process, is_running
+from gdpo_tune.core.processes import find_process
 
-SILENT_SECONDS = 8 * BEAT_SECONDS
+SILENT_SECONDS = 8 * supervise.BEAT_SECONDS
 """Time without a beat after which a job of another machine is watched."""
-WATCH_SECONDS = 5 * BEAT_SECONDS
+WATCH_SECONDS = 5 * supervise.BEAT_SECONDS
 """Time without a further beat after which it is dead; NFS may show a time that is a minute old."""
 
 
@@ -75,20 +66,20 @@ class Local:
     def submit(self, job: ScheduledJob) -> JobHandle:
         """Start a process for a job, unless there was one."""
         directory = self.directory / job.id
-        if not (directory / STATE).exists():
+        if not (directory / supervise.STATE).exists():
             about = {"command": job.build_command(sys.executable), "root": str(job.root)}
             try:
                 directory.mkdir(parents=True, exist_ok=True)
-                write_atomically(directory / JOB, json.dumps(about))
+                write_atomically(directory / supervise.JOB, json.dumps(about))
             except OSError as error:
                 raise BackendError(f"backend local: {directory}: {error.strerror}") from error
             words = [sys.executable, "-m", "gdpo_tune.clusters.backends.supervise", str(directory)]
             silence = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
             started = subprocess.run(words, check=False, **silence)
-            if started.returncode or not (directory / STATE).exists():
-                message = base.read_last_message(directory / LOG)
+            if started.returncode or not (directory / supervise.STATE).exists():
+                message = base.read_last_message(directory / supervise.LOG)
                 raise BackendError(f"backend local: the process did not start: {message}")
-        state = json.loads((directory / STATE).read_bytes())
+        state = json.loads((directory / supervise.STATE).read_bytes())
         return JobHandle(backend=self.kind, id=job.id, directory=str(directory), **state)
 
     def poll(self, job: JobHandle) -> JobStatus:
@@ -101,13 +92,13 @@ class Local:
                 f"backend local: {directory.name} runs on {job.machine}, and {directory} is not "
                 "shared\n    fix: call tick on that machine"
             )
-        if not (directory / END).exists() and _is_alive(job):
+        if not (directory / supervise.END).exists() and _is_alive(job):
             return JobStatus(running=True)
         # NOTE: checked again, because it may have ended between the two checks.
-        if not (directory / END).exists():
+        if not (directory / supervise.END).exists():
             return JobStatus(running=False, reason="its process is gone without an exit status")
-        exit_status = json.loads((directory / END).read_bytes())["status"]
-        return base.build_end_status(exit_status, directory / LOG)
+        exit_status = json.loads((directory / supervise.END).read_bytes())["status"]
+        return base.build_end_status(exit_status, directory / supervise.LOG)
 
     def stop(self, job: JobHandle, waited: float) -> None:
         """Send the sweep one SIGTERM; after `CHECKPOINT_SECONDS` kill it and all its children."""
@@ -119,7 +110,7 @@ class Local:
         with suppress(psutil.NoSuchProcess, FileExistsError):
             pid, start = job.processes[-1]
             # while the supervisor lives, its child keeps the pid, however the clock was set
-            known = is_locked(Path(job.directory))
+            known = supervise.is_locked(Path(job.directory))
             sweep = psutil.Process(pid) if known else find_process(pid, start)
             if sweep is None:
                 return
@@ -134,11 +125,11 @@ class Local:
 
 def _is_alive(job: JobHandle) -> bool:
     """Return whether a process of a job lives; on another machine, whether it still beats."""
-    if is_locked(Path(job.directory)):
+    if supervise.is_locked(Path(job.directory)):
         return True
     if job.machine == socket.gethostname():
-        return any(is_running(pid, start) for pid, start in job.processes)
-    beat = Path(job.directory, BEAT)
+        return any(find_process(pid, start) for pid, start in job.processes)
+    beat = Path(job.directory, supervise.BEAT)
     now = beat.with_name(f".clock-{uuid.uuid4().hex}")
     now.touch()  # the clock of the disk, which both machines share
     try:

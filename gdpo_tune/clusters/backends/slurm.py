@@ -42,15 +42,12 @@ ACTIVE = (
     *("SPECIAL_EXIT", "STAGE_OUT", "STOPPED", "SUSPENDED", "UPDATE_DB"),
 )
 """States of one that has not. Any other word says neither. Source: squeue(1), job state codes."""
-AWAY = re.compile(
-    r"unable to contact slurm controller|connection|timed out|zero bytes|unexpected message",
-    re.IGNORECASE,
-)
+AWAY = re.compile(r"unable to contact|connection|timed out|zero bytes|unexpected message", re.I)
 """Part of the messages of Slurm's commands if its controller does not answer."""
 ANYTHING = re.compile("")
 UNKNOWN = "invalid job id"
 """Part of the message about a job that the controller has forgotten, or never had."""
-ID = re.compile(r"^[0-9]+(?:;\S+)?$", re.MULTILINE)
+ID = re.compile(r"^([0-9]+(?:;\S+)?)\s*$", re.MULTILINE)
 """A job, and its cluster if there are several, on a line of its own: the last one of what `sbatch
 --parsable` prints. Sites print a welcome before it."""
 STATE = re.compile(r"^([A-Z_]+)(?: by [0-9]+)?$", re.MULTILINE)
@@ -94,9 +91,9 @@ class Slurm:
             write_atomically(directory / "id" if job_id else unclear, job_id or answer.message)
         if not job_id:
             raise BackendUnreachableError(
-                f"backend slurm: it is unknown whether {job.id} was submitted: sbatch printed no "
-                f"id of a job, but {unclear.read_text()!r}\n    fix: write the id that squeue shows "
-                f"into {directory / 'id'}; if squeue shows no such job, delete {unclear}"
+                f"backend slurm: whether {job.id} was submitted is unknown: sbatch printed no id, "
+                f"but {unclear.read_text()!r}\n    fix: write the id that squeue shows into "
+                f"{directory / 'id'}; if there is no such job, delete {unclear}"
             )
         return JobHandle(backend=self.kind, id=job_id, directory=str(directory))
 
@@ -110,15 +107,12 @@ class Slurm:
                 said = self._ask(job, "sacct", "--allocations", "--parsable2", "--format=State")
                 # it says RUNNING for ever of a job whose end it has missed
                 state = next(filter(ENDED.__contains__, STATE.findall(said)), "")
-        if end.exists() and state in ("", "COMPLETED", "FAILED"):
+        if end.exists() and (state not in ENDED or state in ("COMPLETED", "FAILED")):
             return base.build_end_status(int(end.read_text()), end.parent / "log.txt")
         if state in ENDED:
             return JobStatus(running=False, reason=state.lower().replace("_", " "))
-        said = f"squeue says {state[:80]!r}" if state else "neither squeue nor sacct knows it"
-        way = f"if it has ended, write its exit status: echo 1 >{shlex.quote(str(end))}"
-        return JobStatus(
-            True, reason=f"the state of Slurm's job {job.id} is unknown: {said}; {way}"
-        )
+        said, way = state or "neither squeue nor sacct knows it", f"echo 1 >{shlex.quote(str(end))}"
+        return JobStatus(True, reason=base.explain_unknown(f"Slurm's job {job.id}", said, way))
 
     def stop(self, job: JobHandle, waited: float) -> None:
         """Signal the script once, which stops the sweep; after a while cancel the job."""

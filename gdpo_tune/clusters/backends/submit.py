@@ -120,7 +120,7 @@ def find_active_job(client: Any, location: str) -> str | None:
     """Return the job that works on a sweep; None if there is none."""
     for job in client.list_jobs():
         is_ours = (job.metadata or {}).get(METADATA_KEY) == location and job.submission_id
-        if is_ours and jobs_api.read_job_state(job) in jobs_api.ACTIVE:
+        if is_ours and str(job.status) not in jobs_api.ENDED:
             return str(job.submission_id)
     return None
 

@@ -96,14 +96,12 @@ def take_lock(lock: TextIO, state: Path) -> bool:
 
 
 def is_locked(directory: Path) -> bool:
-    """Return whether a supervisor holds the lock of a job: that it lives is then certain."""
+    """Return whether a supervisor holds the lock of a job: then it is certain that it lives."""
     try:
         with (directory / LOCK).open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # no lock was ever there, or the disk no longer has locks
-        return False
+    except OSError as error:  # or the disk no longer has locks
+        return isinstance(error, BlockingIOError)
     return False
 
 

@@ -18,7 +18,7 @@ import psutil
 from gdpo_tune.core import ray_access
 from gdpo_tune.core.errors import ClusterLostError
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.processes import find_process, identify_start, is_running
+from gdpo_tune.core.processes import find_process, identify_start
 from gdpo_tune.core.signals import block_hangups
 from gdpo_tune.spec import count_local_cpus
 from gdpo_tune.tuning.ray.joining import (
@@ -139,7 +139,7 @@ def start_cluster(processes: Path, variables: Mapping[str, str]) -> Generator[Cl
     servers = [(pid, identify_start(pid)) for pid in started]
 
     def is_alive() -> bool:
-        return all(is_running(pid, start) for pid, start in servers)
+        return all(find_process(pid, start) for pid, start in servers)
 
     def remember() -> None:
         pids = [process.pid for process in list_children() - others]

@@ -78,7 +78,7 @@ def check_head(head: str) -> None:
     if reason:
         raise ClusterError(
             f"the head of the Ray cluster at {head} does not answer ({reason})\n"
-            "    fix: start the cluster, or correct the address"
+            f"    fix: start the cluster; or correct or unset {ray_access.ADDRESS}, which names it"
         )
     try:
         registry.load("ray._raylet:GcsClient")(address=head)

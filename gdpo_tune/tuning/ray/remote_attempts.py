@@ -24,7 +24,7 @@ from gdpo_tune.core.checkpoint_names import (
 )
 from gdpo_tune.core.errors import StoreError, StoreUnreachableError
 from gdpo_tune.core.object_store import StoreDirectory, find_cache_directory, join_address
-from gdpo_tune.core.processes import identify_start, is_running
+from gdpo_tune.core.processes import find_process, identify_start
 from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.training.checkpoints import find_newest_checkpoint
 from gdpo_tune.tuning.ray.messages import (
@@ -92,7 +92,7 @@ def make_attempt_directory(trial: str) -> Path:
     own = find_cache_directory() / "attempts" / name
     for path in own.parent.glob(f"{host}_*_*_*"):
         other, start, _ = path.name.removeprefix(f"{host}_").split("_")
-        if path == own or not is_running(int(other), start):
+        if path == own or find_process(int(other), start) is None:
             shutil.rmtree(path, ignore_errors=True)
     own.mkdir(parents=True)
     return own
