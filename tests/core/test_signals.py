@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from gdpo_tune import cli
 from gdpo_tune.core.signals import block_hangups, stop_on_signals
 
 
@@ -32,6 +33,29 @@ def test_the_first_asks_and_the_second_aborts(number):
         assert signal.getsignal(number) is signal.default_int_handler
     finally:
         signal.signal(number, before)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+@pytest.mark.usefixtures("hangups")
+def test_a_command_ends_with_128_and_the_number_of_its_signal(number, status):
+    """POSIX, shell command language, 2.8.2: above 128; bash(1), "Exit status": 128 + n."""
+
+    def command(words):
+        with stop_on_signals(lambda _: None):
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGTERM)  # the second one aborts
+        raise AssertionError
+
+    before = {each: signal.signal(each, signal.default_int_handler) for each in (2, 15)}
+    try:
+        with pytest.raises(SystemExit) as caught:
+            cli.run_command(command, [])
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert caught.value.code == status
 
 
 def test_a_hangup_that_is_ignored_stays_ignored():

@@ -18,6 +18,7 @@ import ray
 from ray._private.accelerators import accelerator
 
 from gdpo_tune.core.errors import ClusterLostError
+from gdpo_tune.core.processes import identify_start
 from gdpo_tune.tuning.ray import cluster, stopping
 from gdpo_tune.tuning.ray.joining import LOST_SECONDS
 from gdpo_tune.tuning.ray.stopping import STOP, ClusterLostInterrupt, Interruption, StopFlag
@@ -116,12 +117,23 @@ def test_other_errors_of_ray_are_raised_unchanged(
         pytest.fail("there is no cluster")
 
 
-def test_processes_of_a_killed_run_are_ended_and_a_reused_pid_is_not(file: Path, spawn: Spawn):
-    left, other = spawn(), spawn()
-    created = psutil.Process(left.pid).create_time()
-    file.write_text(json.dumps([(left.pid, created), (other.pid, created - 3600)]))
+def test_processes_of_a_killed_run_are_ended_and_a_reused_pid_is_not(
+    file: Path, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+):
+    """An earlier version has recorded creation times; proc_stat(5): they follow a set clock."""
+    left, recorded, other = spawn(), spawn(), spawn()
+    created = psutil.Process(recorded.pid).create_time()
+    start = identify_start(left.pid)
+    pairs = [(left.pid, start), (recorded.pid, created), (other.pid, created - 3600)]
+    file.write_text(json.dumps([*pairs, (other.pid, start)]))
+    real = psutil.Process.create_time
+    seconds = {left.pid: 60}  # the clock of the others was set before they were recorded
+    monkeypatch.setattr(
+        psutil.Process, "create_time", lambda self: real(self) + seconds.get(self.pid, 0)
+    )
     cluster.end_orphans(file)
     assert left.wait() != 0
+    assert recorded.wait() != 0
     assert other.poll() is None
     assert not file.exists()
 
