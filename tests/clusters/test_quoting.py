@@ -122,27 +122,30 @@ def test_systemd(project):
 
 def read_sbatch_words(line: str) -> list[str]:
     """Words of a line `#SBATCH`. Source: get_argument in slurm_opt.c and sbatch/opt.c."""
-    words, word, quote, at = list[str](), "", "", 0
-    line = line.lstrip()
-    while at < len(line):
-        character = line[at]
-        if character == "\\":
-            at += 1
-            word += line[at]
-        elif quote:
-            quote = "" if character == quote else quote
-            word += character if quote else ""
-        elif character in "\"'":
-            quote = character
-        elif character == "#":
-            break
-        elif character.isspace():
-            words, word = [*words, word], ""
-        else:
+    words = list[str]()
+    while line := line.lstrip():
+        word, quote, escaped = "", "", False
+        while line and (quote or not line[0].isspace()):  # also a blank behind a backslash
+            character, line = line[0], line[1:]
+            if escaped:
+                escaped = False
+            elif character == "\\":
+                escaped = True
+                continue
+            elif quote:
+                if character == quote:
+                    quote = ""
+                    continue
+            elif character in "\"'":
+                quote = character
+                continue
+            elif character == "#":
+                line = ""
+                break
             word += character
-        at += 1
-    assert not quote, "Unmatched quote"
-    return [*words, word]
+        assert not quote, "Unmatched quote"
+        words.append(word)
+    return words
 
 
 def expand_log(pattern: str, job: str) -> str:

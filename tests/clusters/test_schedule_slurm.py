@@ -69,6 +69,18 @@ def test_a_caller_that_was_killed_leaves_nothing_to_clean_up(backend, controller
     assert not controller.jobs
 
 
+def test_a_job_of_another_project_with_this_name_is_not_ours(tmp_path, controller, job):
+    """squeue(1), `--name`: the jobs of a user may share a name; `%o` is the script of each."""
+    known = []
+    for name in ("one", "two"):
+        sweep = load_scheduled_sweep(tmp_path / name, SLURM)
+        backend = Slurm(sweep, sweep.settings.backend, controller)
+        known.append(backend.submit(job))
+        (Path(known[-1].directory) / "id").unlink()
+        assert backend.submit(job) == known[-1]
+    assert [each.id for each in known] == ["40", "41"]
+
+
 def test_the_state_of_a_job(backend, controller, job):
     known = backend.submit(job)
     folder = Path(known.directory)

@@ -81,7 +81,7 @@ class SlurmPrograms:
         if options["jobs"] is not None and options["jobs"] not in seen:
             return ProgramAnswer(1, "", GONE)
         rows = [
-            {"%i": number, "%T": job.state}[options["format"]]
+            {"%i %o": f"{number} {job.script}", "%T": job.state}[options["format"]]
             for number, job in seen.items()
             if options["jobs"] in (None, number) and options["name"] in (None, job.name)
         ]

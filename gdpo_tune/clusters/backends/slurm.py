@@ -144,12 +144,14 @@ class Slurm:
         for file in (directory / "id", directory / "begun"):
             if file.exists() and (found := ID.findall(file.read_text())):
                 return found[-1]
-        # its caller may have been killed before it wrote the id
+        # its caller may have been killed before it wrote the id; other projects may use the name
         for cluster in self._clusters:
             words = [f"--clusters={cluster}"] if cluster else []
-            words += ["--me", "--states=all", "--format=%i"]
-            if found := ID.findall(self._query("squeue", directory.name, *words)):
-                return ";".join(filter(None, [found[-1], cluster]))
+            words += ["--me", "--states=all", "--format=%i %o"]
+            for line in self._query("squeue", directory.name, *words).split("\n"):
+                number, _, script = line.partition(" ")
+                if script == str(directory / "job.sbatch"):
+                    return f"{number};{cluster}" if cluster else number
         return ""
 
     def _read_state(self, job: JobHandle) -> str:

@@ -17,6 +17,7 @@ from gdpo_tune.clusters.render.base import RenderRequest, fill_template, refuse
 from gdpo_tune.clusters.render.cron_line import format_five_fields
 from gdpo_tune.clusters.schedule_spec import SlurmBackend
 
+PLAIN = re.compile(r"[\w%+:,./-]+")
 MARGIN = 15 * 60
 """Seconds of a job beyond `max_runtime`: Ray starts, and a sweep that stops writes checkpoints."""
 
@@ -68,6 +69,6 @@ def _quote_log(directory: Path, name: str) -> str:
     """
     path, plain = str(directory), "\\" not in str(directory)
     path = path.replace("%", "%%") if plain else path.replace("\\", "\\\\")
-    return re.sub(
-        r"([^\w%+:,./-])", r"\\\1", f"{path}/{name if plain else name.replace('-%j', '')}"
-    )
+    path = f"{path}/{name if plain else name.replace('-%j', '')}"
+    # a backslash keeps a mark as it is, but not a blank, which needs quotes
+    return path if PLAIN.fullmatch(path) else '"' + re.sub(r'(["\\#])', r"\\\1", path) + '"'
