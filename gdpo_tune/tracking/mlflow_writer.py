@@ -10,6 +10,7 @@ that takes a second.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
@@ -17,9 +18,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
+from gdpo_tune.spec import hide_passwords
 from gdpo_tune.tracking import views
 from gdpo_tune.tracking.run_content import RUN_NAME, SWEEP, SweepIdentity
-from gdpo_tune.tracking.server import CREDENTIALS, SQLITE, parse_sqlite_path
+from gdpo_tune.tracking.server import CREDENTIALS, SQLITE, find_uri_problem, parse_sqlite_path
 from gdpo_tune.tracking.spool import Message, MessageRefused, ServerUnavailable, is_separate
 
 if TYPE_CHECKING:
@@ -31,6 +33,18 @@ ENTRIES_PER_BATCH = 100
 """Params or tags; MLflow takes 1000 entries of all kinds in one request."""
 RUNS_PER_PAGE = 1000
 NOTE = "mlflow.note.content"
+ARTIFACTS = "mlartifacts"
+"""Directory of all artifacts beside a SQLite file."""
+LOCATIONS = {
+    "experiments": "artifact_location",
+    "runs": "artifact_uri",
+    "model_versions": "storage_location",
+}
+"""Table of MLflow -> its column with absolute paths below that directory."""
+MAX_DIRECTORY_NAME = 60
+"""Characters of up to four bytes each: a name on a disk has at most 255 bytes."""
+TEST = "test"
+"""Tag `role` of a test run."""
 EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
 """Without it MLflow 3 opens the experiment on its page for traces of language models."""
 
@@ -77,12 +91,7 @@ class MlflowWriter:
             return self._write(self._client or self._connect(), messages)
 
     def _connect(self) -> MlflowClient:
-        from mlflow import MlflowClient
-
-        path = parse_sqlite_path(self._uri)
-        if path is not None and not path.exists():
-            create_database(path)
-        client = MlflowClient(tracking_uri=self._uri, registry_uri=self._uri)
+        client = open_client(self._uri)
         self._experiment = find_experiment(client, self._uri, self._identity.experiment)
         self._runs = find_runs(client, self._experiment, self._identity)
         lost = {m["run"] for m in self._delivered()} - self._runs.keys()
@@ -171,20 +180,106 @@ class MlflowWriter:
         return False
 
 
+def try_store(uri: str, experiment: str, sweep: str) -> None:
+    """Write and delete a test run with an artifact.
+
+    MLflow keeps deleted runs, so the next test of the sweep restores that run: there is only one.
+
+    Raises:
+        ServerUnavailable, MessageRefused: the store does not take it.
+    """
+    from mlflow.entities import ViewType
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    with _translate_errors():
+        client = open_client(uri)
+        place, tags = find_experiment(client, uri, experiment), {"role": TEST, "sweep": sweep}
+        query = f"tags.role = '{TEST}' AND tags.sweep = '{sweep}'"
+        runs = client.search_runs([place], query, ViewType.ALL, max_results=1)
+        run = runs[0] if runs else client.create_run(place, tags=tags, run_name=TEST)
+        run_id, artifacts = run.info.run_id, str(run.info.artifact_uri)
+        if run.info.lifecycle_stage == "deleted":
+            client.restore_run(run_id)
+        try:
+            with _translate_errors(f"{artifacts} takes no artifact: "):
+                client.log_text(run_id, "", "test.txt")
+                with suppress(NotImplementedError):  # some stores keep what they have
+                    get_artifact_repository(artifacts, tracking_uri=uri).delete_artifacts()
+        finally:
+            client.delete_run(run_id)
+
+
+def open_client(uri: str) -> MlflowClient:
+    """Return a client of the store at `uri`; a SQLite file that is missing is created.
+
+    Raises:
+        ServerUnavailable: MLflow misreads the path, or another MLflow wrote the database. A client
+            migrates one that lacks tables, and after that the other MLflow cannot open it.
+    """
+    import mlflow
+    from alembic.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+    from mlflow.store.db.utils import create_sqlalchemy_engine
+
+    path = parse_sqlite_path(uri)
+    if problem := find_uri_problem(uri):
+        raise ServerUnavailable(problem)
+    if path is not None and not path.exists():
+        create_database(path)
+    if not uri.startswith(("http", "databricks")):
+        engine = create_sqlalchemy_engine(uri)
+        with engine.connect() as connection:
+            found = MigrationContext.configure(connection).get_current_revision()
+        engine.dispose()
+        scripts = Path(mlflow.__file__).parent / "store" / "db_migrations"
+        expected = ScriptDirectory(str(scripts)).get_current_head()
+        if found not in (None, expected):
+            raise ServerUnavailable(
+                f"its schema is {found}, MLflow {mlflow.__version__} needs {expected}: copy it, "
+                "then mlflow db upgrade URI; if a newer MLflow wrote it, install that version"
+            )
+    return mlflow.MlflowClient(uri, uri)
+
+
 def find_experiment(client: MlflowClient, uri: str, name: str) -> str:
     """Return the id of the experiment, which is created, or restored if it was deleted.
 
-    Artifacts of an experiment in a SQLite file lie beside the file; MLflow itself would put them
-    into the current directory. A server chooses for itself.
+    Artifacts of an experiment in a SQLite file lie beside the file, wherever it is now; MLflow
+    itself would put them into the current directory. A server chooses for itself.
     """
-    experiment = client.get_experiment_by_name(name)
+    experiment, path = client.get_experiment_by_name(name), parse_sqlite_path(uri)
     if experiment is None:
-        path, directory = parse_sqlite_path(uri), re.sub(r"[^\w.-]", "_", name)
-        location = path and str(path.parent / "mlartifacts" / directory)
+        directory = re.sub(r"[^\w.-]", "_", name).lstrip(".")[:MAX_DIRECTORY_NAME]
+        location = path and str(path.parent / ARTIFACTS / directory)
         return client.create_experiment(name, location, EXPERIMENT_KIND)
     if experiment.lifecycle_stage == "deleted":
         client.restore_experiment(experiment.experiment_id)
+    if path is not None:
+        _follow_database(path, Path(str(experiment.artifact_location)))
     return experiment.experiment_id
+
+
+def _follow_database(path: Path, old: Path) -> None:
+    """Record that artifacts moved from the directory `old` along with the SQLite file at `path`.
+
+    MLflow records absolute paths, and its client cannot change them.
+    """
+    import sqlalchemy
+
+    new, former = path.parent / ARTIFACTS / old.name, old.parent.parent
+    if old.parent.name != ARTIFACTS or former.resolve() == path.parent.resolve():
+        return
+    engine = sqlalchemy.create_engine(f"{SQLITE}{path}")
+    with engine.begin() as connection:
+        for table, column in LOCATIONS.items():
+            change = (
+                f"UPDATE {table} SET {column} = :new || substr({column}, length(:old) + 1) "
+                f"WHERE substr({column} || '/', 1, length(:old) + 1) = :old || '/'"
+            )
+            connection.execute(sqlalchemy.text(change), {"old": str(old), "new": str(new)})
+    engine.dispose()
+    lost = "" if new.exists() or not old.exists() else f"; copy what is still in {old}"
+    print(f"MLflow: artifacts are in {new}, since the database has moved{lost}", file=sys.stderr)
 
 
 def find_runs(client: MlflowClient, experiment: str, identity: SweepIdentity) -> dict[str, str]:
@@ -249,19 +344,19 @@ def create_database(path: Path) -> None:
 
 
 @contextmanager
-def _translate_errors() -> Generator[None]:
+def _translate_errors(place: str = "") -> Generator[None]:
     """Turn errors of mlflow and its stores into `ServerUnavailable` or `MessageRefused`."""
-    from alembic.util import CommandError
     from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
 
     try:
         yield
-    except (MlflowException, SQLAlchemyError, CommandError, OSError, ImportError) as error:
+    except (ServerUnavailable, MessageRefused):
+        raise
+    except Exception as error:  # libraries of databases and object stores have their own errors
         code = error.error_code if isinstance(error, MlflowException) else ""
         kind = MessageRefused if code == "INVALID_PARAMETER_VALUE" else ServerUnavailable
-        line = f"{type(error).__name__}: {str(error).strip()[:300]}".splitlines()[0]
-        raise kind(CREDENTIALS if code == "UNAUTHENTICATED" else line) from error
+        line = f"{type(error).__name__}: {hide_passwords(str(error)).strip()[:300]}".splitlines()[0]
+        raise kind(place + (CREDENTIALS if code == "UNAUTHENTICATED" else line)) from error
 
 
 def _merge_by_run(messages: Iterable[Message]) -> list[Message]:
