@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
             write_front_csv(spec, records)
         print_summary(spec, records, chosen=chosen, sessions=sessions)
     if options.sync:
-        from gdpo_tune.tracking.sync import sync
+        from gdpo_tune.tracking.mlflow_sink import sync
 
         return sync(spec)
     return 0

@@ -10,9 +10,10 @@ that takes a second.
 from __future__ import annotations
 
 import re
+import sqlite3
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,16 +36,8 @@ RUNS_PER_PAGE = 1000
 NOTE = "mlflow.note.content"
 ARTIFACTS = "mlartifacts"
 """Directory of all artifacts beside a SQLite file."""
-LOCATIONS = {
-    "experiments": "artifact_location",
-    "runs": "artifact_uri",
-    "model_versions": "storage_location",
-}
-"""Table of MLflow -> its column with absolute paths below that directory."""
-MAX_DIRECTORY_NAME = 60
-"""Characters of up to four bytes each: a name on a disk has at most 255 bytes."""
-TEST = "test"
-"""Tag `role` of a test run."""
+LOCATIONS = "experiments.artifact_location", "runs.artifact_uri", "model_versions.storage_location"
+"""Columns of MLflow with absolute paths below that directory."""
 EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
 """Without it MLflow 3 opens the experiment on its page for traces of language models."""
 
@@ -164,7 +157,7 @@ class MlflowWriter:
 
     def _store(self, client: MlflowClient, message: Message) -> bool:
         """Store a file or registered models; return False if their store does not take it now."""
-        from gdpo_tune.tracking.model_versions import register_models
+        from gdpo_tune.tracking.front_projection import register_models
 
         with suppress(ServerUnavailable, MessageRefused), _translate_errors():
             if "models" in message:
@@ -181,22 +174,19 @@ class MlflowWriter:
 
 
 def try_store(uri: str, experiment: str, sweep: str) -> None:
-    """Write and delete a test run with an artifact.
+    """Write and delete a test run with an artifact; raise as `MlflowWriter.deliver` if that fails.
 
     MLflow keeps deleted runs, so the next test of the sweep restores that run: there is only one.
-
-    Raises:
-        ServerUnavailable, MessageRefused: the store does not take it.
     """
     from mlflow.entities import ViewType
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     with _translate_errors():
         client = open_client(uri)
-        place, tags = find_experiment(client, uri, experiment), {"role": TEST, "sweep": sweep}
-        query = f"tags.role = '{TEST}' AND tags.sweep = '{sweep}'"
+        place, tags = find_experiment(client, uri, experiment), {"role": "test", "sweep": sweep}
+        query = " AND ".join(f"tags.{name} = '{text}'" for name, text in tags.items())
         runs = client.search_runs([place], query, ViewType.ALL, max_results=1)
-        run = runs[0] if runs else client.create_run(place, tags=tags, run_name=TEST)
+        run = runs[0] if runs else client.create_run(place, tags=tags, run_name="test")
         run_id, artifacts = run.info.run_id, str(run.info.artifact_uri)
         if run.info.lifecycle_stage == "deleted":
             client.restore_run(run_id)
@@ -249,7 +239,8 @@ def find_experiment(client: MlflowClient, uri: str, name: str) -> str:
     """
     experiment, path = client.get_experiment_by_name(name), parse_sqlite_path(uri)
     if experiment is None:
-        directory = re.sub(r"[^\w.-]", "_", name).lstrip(".")[:MAX_DIRECTORY_NAME]
+        # Letters have up to four bytes, and names on a disk up to 255.
+        directory = re.sub(r"[^\w.-]", "_", name).lstrip(".")[:60]
         location = path and str(path.parent / ARTIFACTS / directory)
         return client.create_experiment(name, location, EXPERIMENT_KIND)
     if experiment.lifecycle_stage == "deleted":
@@ -264,20 +255,16 @@ def _follow_database(path: Path, old: Path) -> None:
 
     MLflow records absolute paths, and its client cannot change them.
     """
-    import sqlalchemy
-
     new, former = path.parent / ARTIFACTS / old.name, old.parent.parent
     if old.parent.name != ARTIFACTS or former.resolve() == path.parent.resolve():
         return
-    engine = sqlalchemy.create_engine(f"{SQLITE}{path}")
-    with engine.begin() as connection:
-        for table, column in LOCATIONS.items():
-            change = (
+    with closing(sqlite3.connect(path)) as database, database:
+        for table, _, column in (location.partition(".") for location in LOCATIONS):
+            database.execute(
                 f"UPDATE {table} SET {column} = :new || substr({column}, length(:old) + 1) "
-                f"WHERE substr({column} || '/', 1, length(:old) + 1) = :old || '/'"
+                f"WHERE substr({column} || '/', 1, length(:old) + 1) = :old || '/'",
+                {"old": str(old), "new": str(new)},
             )
-            connection.execute(sqlalchemy.text(change), {"old": str(old), "new": str(new)})
-    engine.dispose()
     lost = "" if new.exists() or not old.exists() else f"; copy what is still in {old}"
     print(f"MLflow: artifacts are in {new}, since the database has moved{lost}", file=sys.stderr)
 
