@@ -42,8 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     needs = [] if options.dry_run or options.submit is not None else None
     spec = load_spec(options.space, options.overrides, options.name, needs=needs)
     refuse_published(spec.address, "sweep", "write a directory as storage")
-    if not options.fresh:
-        spec = keep_recorded_tracking(spec)
+    spec = spec if options.fresh else keep_recorded_tracking(spec)
     if options.dry_run:
         with cli.name_file(str(options.space)):
             return print_dry_run(spec, str(options.space), needs or ())

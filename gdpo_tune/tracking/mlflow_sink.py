@@ -281,13 +281,9 @@ class Sender:
 
     def get_state(self) -> events.TrackingState:
         """Return how far delivery is, without disk access."""
-        pending = self._spool.count_pending()
         problem = self.problem or self._find_crash() or (LEFTOVER if self._spool.leftover else "")
-        if problem:
-            return events.TrackingState("away", pending, problem)
-        return events.TrackingState(
-            "catching up" if self._catching_up else "up to date", pending, ""
-        )
+        kind = "away" if problem else "catching up" if self._catching_up else "up to date"
+        return events.TrackingState(kind, self._spool.count_pending(), problem)
 
     def close(self, timeout: float) -> int:
         """Deliver for at most `timeout` seconds more and return how many messages are left."""
@@ -304,8 +300,8 @@ class Sender:
         return CRASHED if ended and in_time and not self._spool.is_drained() else ""
 
     def _run(self) -> None:
-        delay = FIRST_DELAY
-        while not self._is_done():
+        delay, tried = FIRST_DELAY, False
+        while not (self._closing.is_set() and self._spool.is_drained() and tried):
             try:
                 more = self._send_batch()
             except (ServerUnavailable, MessageRefused) as error:
@@ -319,13 +315,9 @@ class Sender:
                 self._catching_up = more or (self._catching_up and not self._spool.is_drained())
                 delay = FIRST_DELAY
                 self._pause(0 if more else self._interval)
+            tried = self._complete or bool(self.problem)
             if time.monotonic() > self._deadline:
                 return
-
-    def _is_done(self) -> bool:
-        """Return whether `close` was called, nothing is left, and a delivery has been tried."""
-        tried = self._complete or bool(self.problem)
-        return self._closing.is_set() and self._spool.is_drained() and tried
 
     def _pause(self, seconds: float) -> None:
         if self._closing.wait(seconds) and (self.problem or self._spool.leftover):
@@ -360,19 +352,15 @@ class Sender:
             self._refusals += 1
             if self._refusals < 2:
                 raise
-            left = self._deliver_singly(messages)
+            left = []
+            for message in messages:
+                try:
+                    left += self._writer.deliver([message])
+                except MessageRefused as error:
+                    self._spool.set_aside(message, str(error))
+                    self.refused += 1
         self._refusals = 0
         self._connected = True
-        return left
-
-    def _deliver_singly(self, messages: list[Message]) -> list[Message]:
-        left: list[Message] = []
-        for message in messages:
-            try:
-                left += self._writer.deliver([message])
-            except MessageRefused as error:
-                self._spool.set_aside(message, str(error))
-                self.refused += 1
         return left
 
 

@@ -36,8 +36,6 @@ RUNS_PER_PAGE = 1000
 NOTE = "mlflow.note.content"
 ARTIFACTS = "mlartifacts"
 """Directory of all artifacts beside a SQLite file."""
-LOCATIONS = "experiments.artifact_location", "runs.artifact_uri", "model_versions.storage_location"
-"""Columns of MLflow with absolute paths below that directory."""
 EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
 """Without it MLflow 3 opens the experiment on its page for traces of language models."""
 
@@ -259,7 +257,7 @@ def _follow_database(path: Path, old: Path) -> None:
     if old.parent.name != ARTIFACTS or former.resolve() == path.parent.resolve():
         return
     with closing(sqlite3.connect(path)) as database, database:
-        for table, _, column in (location.partition(".") for location in LOCATIONS):
+        for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
             database.execute(
                 f"UPDATE {table} SET {column} = :new || substr({column}, length(:old) + 1) "
                 f"WHERE substr({column} || '/', 1, length(:old) + 1) = :old || '/'",
@@ -292,12 +290,11 @@ def find_runs(client: MlflowClient, experiment: str, identity: SweepIdentity) ->
 
 def _delete_all_but_one(client: MlflowClient, duplicates: Iterable[Run]) -> str:
     """Return the id of the run with most content; the others are deleted."""
-
-    def order(run: Run) -> tuple[int, str]:
-        data = run.data
-        return -len(data.metrics) - len(data.params) - len(data.tags), run.info.run_id
-
-    kept, *others = sorted(duplicates, key=order)
+    parts = ("metrics", "params", "tags")
+    kept, *others = sorted(
+        duplicates,
+        key=lambda run: (-sum(len(getattr(run.data, part)) for part in parts), run.info.run_id),
+    )
     for run in others:
         client.delete_run(run.info.run_id)
     return kept.info.run_id

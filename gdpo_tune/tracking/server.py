@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import urllib.parse
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,11 +85,10 @@ def find_uri_problem(uri: str) -> str:
 
 
 def _find_client_problem(spec: SweepSpec) -> str:
-    set_environment()
-    import mlflow  # noqa: F401 - it takes seconds, which are not those of the server
-
     from gdpo_tune.tracking.mlflow_writer import try_store
 
+    set_environment()
+    import_module("mlflow")  # it takes seconds, which are not those of the server
     uri, tracking = make_absolute(spec.tracking.uri), spec.tracking
     seconds = SERVER_SECONDS if uri.startswith("http") else DATABASE_SECONDS
     try:

@@ -14,7 +14,6 @@ from gdpo_tune.core.steps import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Outcome
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.tracking import MlflowSink, mlflow_sink
-from gdpo_tune.tracking.mlflow_writer import create_database
 from tests.support.tracking import make_measurement, make_tiny_spec
 
 pytestmark = [
@@ -22,13 +21,6 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.filterwarnings("ignore:The ``noload`` loader:DeprecationWarning"),
 ]
-
-
-@pytest.fixture(scope="module")
-def empty_database(tmp_path_factory):
-    path = tmp_path_factory.mktemp("empty") / "mlflow.db"
-    create_database(path)
-    return path
 
 
 @pytest.fixture
