@@ -65,7 +65,7 @@ def test_a_variable_of_no_use_is_named_in_the_refusal(load, monkeypatch):
     monkeypatch.setenv(URI, "file:./mlruns")
     with pytest.raises(SpecError, match=f"{URI}: tracking.uri = file:./mlruns: not the address"):
         load()
-    with pytest.raises(SpecError, match="sweep.yaml:14: tracking = 3"):
+    with pytest.raises(SpecError, match=r"sweep\.yaml:14: tracking = 3"):
         load(text=GOOD.replace("search:", "tracking: 3\nsearch:"))
 
 
@@ -86,7 +86,8 @@ def test_a_password_of_a_variable_reaches_no_file(load, monkeypatch, tmp_path):
 
 def test_later_commands_use_what_the_sweep_began_with(load, monkeypatch, capsys):
     monkeypatch.setenv(URI, "http://first:5000")
-    assert keep_recorded_tracking(spec := load()) == spec, "a sweep that begins has no record"
+    spec = load()
+    assert keep_recorded_tracking(spec) == spec, "a sweep that begins has no record"
     spec.directory.mkdir(parents=True)
     write_spec(spec)
     for change in ("http://me:secret@second:5000", ""):
