@@ -32,6 +32,7 @@ from gdpo_tune.core.errors import (
     TaskFileError,
 )
 from gdpo_tune.core.files import expand_home, find_path_problem, is_disk_full
+from gdpo_tune.core.service_url import bypass_proxies_on_loopback
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -118,6 +119,7 @@ def run_command(
         words: the arguments; None: those of the process.
     """
     prepare_output()
+    bypass_proxies_on_loopback()
     try:
         status = command(sys.argv[1:] if words is None else words)
         sys.stdout.flush()

@@ -36,12 +36,13 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     options = parse_arguments(arguments)
 
-    from gdpo_tune.spec import load_spec, settle_pack
+    from gdpo_tune.spec import keep_recorded_tracking, load_spec, settle_pack
 
     refuse_published(str(options.space), "sweep", "download its sweep/spec.yaml, and run that")
     needs = [] if options.dry_run or options.submit is not None else None
     spec = load_spec(options.space, options.overrides, options.name, needs=needs)
     refuse_published(spec.address, "sweep", "write a directory as storage")
+    spec = spec if options.fresh else keep_recorded_tracking(spec)
     if options.dry_run:
         with cli.name_file(str(options.space)):
             return print_dry_run(spec, str(options.space), needs or ())
