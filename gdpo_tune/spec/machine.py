@@ -18,6 +18,7 @@ from gdpo_tune.core.errors import ResourcesError, UsageError
 from gdpo_tune.core.settings import SandboxSettings
 from gdpo_tune.core.system import (
     SHARE_FOR_CANDIDATES,
+    count_local_cpus,
     count_parallel_candidates,
     read_machine_memory,
 )
@@ -105,13 +106,6 @@ def count_fitting_workers(trial: Resources, cpus: int, gpus: int) -> int:
     """Return how many workers fit beside each other."""
     by_cpu = int(cpus / trial.cpus + 1e-9)
     return min(by_cpu, int(gpus / trial.gpus)) if trial.gpus else by_cpu
-
-
-def count_local_cpus() -> int:
-    """Return the CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1  # macOS
 
 
 def count_visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) -> int:
