@@ -13,6 +13,7 @@ from gdpo_tune.core.parameters import PARAMETERS, list_parameters
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.spec import (
     data_section,
+    environment,
     pack,
     parse_space,
     sandbox_section,
@@ -59,6 +60,7 @@ def load_spec(
     problems = Problems(SourceMark(str(path), 1))
     root = problems.root = read_yaml(path, overrides, name, problems)
     problems.refuse_unusable(root)
+    environment.keep_texts(root)
     data = cast("dict[str, Any]", root.convert_to_plain())
     for key, example in REQUIRED.items():
         if key not in data:

@@ -112,9 +112,10 @@ class Uniform(ConditionalDomain):
 
     def align(self, value: ParamValue) -> ParamValue:
         """Return the value of the grid that `value` is up to float rounding, else `value`."""
-        if isinstance(value, bool | str) or not self.grid or not math.isfinite(value):
+        if isinstance(value, bool | str) or self.step is None or not self.grid:
             return value
-        index = round((value - self.low) / self.step)
+        steps = (value - self.low) / self.step
+        index = round(steps) if math.isfinite(steps) else -1
         is_close = 0 <= index < len(self.grid) and is_on_grid(value - self.low, self.step)
         return min(self.grid[index], self.high) if is_close else value
 
