@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from gdpo_tune.core.engines import (
     check_adapter_precision,
@@ -125,6 +128,26 @@ def count_visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) 
     # CUDA stops reading at the first invalid entry.
     end = next((i for i, name in enumerate(names) if not name or name[0] == "-"), len(names))
     return min(end, present)
+
+
+def list_other_sweeps() -> Iterator[str]:
+    """Yield a warning for each other sweep of this user on the CPUs of this process.
+
+    A sweep is known by its server of Ray, which ends with it.
+    """
+    for server in psutil.process_iter():
+        with suppress(psutil.Error):  # it has ended, or belongs to another user
+            driver = server.parent() if server.name() == "raylet" else None
+            if driver is None or not re.search("gdpo[-_]tune", " ".join(driver.cmdline())):
+                continue
+            shared = {*server.cpu_affinity()} & {*psutil.Process().cpu_affinity()}
+            if shared:
+                yield (
+                    f"process {driver.pid}, another sweep of yours in {driver.cwd()}, uses "
+                    f"{len(shared)} CPUs of this one: both get slower, and may lack memory on the "
+                    "same GPU. Wait for its end, or give each its own: taskset -c 0-3 gdpo-tune "
+                    "..., and CUDA_VISIBLE_DEVICES=0"
+                )
 
 
 def list_sandbox_warnings(
