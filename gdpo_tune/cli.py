@@ -31,7 +31,7 @@ from gdpo_tune.core.errors import (
     ResourcesError,
     TaskFileError,
 )
-from gdpo_tune.core.files import expand_home, find_path_problem, is_disk_full
+from gdpo_tune.core.files import expand_path, find_path_problem, is_disk_full
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -188,7 +188,7 @@ def parse_directory(text: str) -> Path:
     problem = find_path_problem(text) if text else "empty, as a variable is that has no value"
     if problem:
         raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
-    return expand_home(text)
+    return expand_path(text)
 
 
 def build_integer_parser(least: int, most: int = 10**9) -> Callable[[str], int]:

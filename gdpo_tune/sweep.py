@@ -303,7 +303,7 @@ def submit_sweep(spec: SweepSpec, options: argparse.Namespace) -> int:
     )
 
     refuse_passwords(options.overrides)
-    storage = spec.storage if spec.address else os.path.abspath(os.path.expanduser(spec.storage))
+    storage = spec.storage if spec.address else os.path.abspath(spec.storage)
     words = ["--name", spec.name]
     for name in ("fresh", "accept_changes", "one_front"):
         words += [f"--{name.replace('_', '-')}"] if getattr(options, name) else []

@@ -120,7 +120,7 @@ def write_spec(spec: SweepSpec) -> None:
     """Write the resolved spec, readable by its owner alone if it contains a password."""
     content = spec.dump_yaml()
     mode = 0o644 if content == dump_public_yaml(spec) else 0o600
-    write_atomically(spec.directory / SPEC, content, mode=mode)
+    write_atomically(spec.directory / SPEC, content + spec.dump_paths(), mode=mode)
 
 
 @contextmanager

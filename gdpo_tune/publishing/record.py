@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.core.files import is_local_source, is_present
+from gdpo_tune.core.files import expand_path, is_local_source, is_present
 from gdpo_tune.core.hub_address import RECORD
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.steps import STEPS_FILE, is_kept, read_steps
@@ -86,8 +86,8 @@ def name_source(source: str) -> str:
 
 def name_policy(policy: str) -> str:
     """Return a policy's name for others: of a directory, its last part."""
-    is_directory = policy not in POLICIES and is_present(Path(policy).expanduser())
-    is_directory = is_directory or policy.startswith(("/", "~", "."))
+    is_directory = policy not in POLICIES and is_present(expand_path(policy))
+    is_directory = is_directory or policy.startswith(("/", "~", ".", "$"))
     return Path(policy).name if is_directory else policy
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import SpecError, SpecProblem
-from gdpo_tune.core.files import expand_home, is_file
+from gdpo_tune.core.files import expand_path, is_file
 from gdpo_tune.core.parameters import PARAMETERS, list_parameters
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.spec import (
@@ -24,6 +24,7 @@ from gdpo_tune.spec import (
 from gdpo_tune.spec.model import JOURNAL, SPEC, SweepSpec
 from gdpo_tune.spec.notation import get_mapping
 from gdpo_tune.spec.objectives import check_metrics
+from gdpo_tune.spec.paths import expand_address, take_paths
 from gdpo_tune.spec.problems import Problems, SourceMark, YamlNode, join_names
 from gdpo_tune.spec.search_section import PbtSettings
 from gdpo_tune.spec.sections import read_section
@@ -58,6 +59,7 @@ def load_spec(
     path = Path(path)
     problems = Problems(SourceMark(str(path), 1))
     root = problems.root = read_yaml(path, overrides, name, problems)
+    written = take_paths(root, path, problems) if path.name == SPEC else {}
     problems.refuse_unusable(root)
     data = cast("dict[str, Any]", root.convert_to_plain())
     for key, example in REQUIRED.items():
@@ -90,8 +92,10 @@ def load_spec(
     else:
         needs += problems.list_sorted()
     experiment = spec.tracking.experiment or spec.name
-    tracking = spec.tracking.model_copy(update={"experiment": experiment})
-    return spec.model_copy(update={"tracking": tracking})
+    places = {"experiment": experiment, "uri": expand_address(spec.tracking.uri)}
+    spec = spec.model_copy(update={"tracking": spec.tracking.model_copy(update=places)})
+    spec.set_written(written)
+    return spec
 
 
 def _check(spec: SweepSpec, task: TaskInfo | None, problems: Problems, *, to_run: bool) -> None:
@@ -145,7 +149,7 @@ def check_warm_start(spec: SweepSpec, problems: Problems) -> None:
         problems.refuse(key, f"the sampler {search.sampler} learns from no trial", fix)
         return
     seen: set[Path] = set()
-    for index, directory in enumerate(map(expand_home, search.warm_start)):
+    for index, directory in enumerate(map(expand_path, search.warm_start)):
         complaint = _compare(directory, spec, problems)
         if complaint is None and directory.resolve() in seen:
             reason = "named twice, which would count its trials twice"
@@ -169,7 +173,7 @@ def _compare(directory: Path, spec: SweepSpec, problems: Problems) -> tuple[str,
     earlier = get_mapping(document.convert_to_plain()) or {}
     if not is_file(directory / JOURNAL) and "ledger" not in earlier:
         return no_sweep
-    if earlier.get("task") != spec.task and not problems.has_problem("task"):
+    if earlier.get("task") != spec.restore_written(spec.task) and not problems.has_problem("task"):
         return f"its task is {earlier.get('task')}, not {spec.task}", remove
     objectives = get_mapping(earlier.get("objectives")) or {}
     constraints = get_mapping(earlier.get("constraints")) or {}

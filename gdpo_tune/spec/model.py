@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, PrivateAttr
 
 from gdpo_tune.core.metrics import COST_METRICS
 from gdpo_tune.core.object_store import find_local_copy, is_url, join_address
@@ -32,12 +31,13 @@ from gdpo_tune.core.trials import Objective, TrialRecord
 from gdpo_tune.spec.notation import convert_to_notation, dump_entries
 from gdpo_tune.spec.notify_section import SweepNotify
 from gdpo_tune.spec.objectives import Constraint, ObjectiveSpec, read_constraint
+from gdpo_tune.spec.paths import PATHS, list_pairs
 from gdpo_tune.spec.problems import hide_passwords, hide_service_path, show
 from gdpo_tune.spec.sandbox_section import UNUSED_BY_SERVICE
 from gdpo_tune.spec.search_section import Search
 from gdpo_tune.spec.sections import Section, accept_mapping, require_pattern
 from gdpo_tune.spec.space import Space
-from gdpo_tune.spec.storage_section import RUNS, Tracking, read_ledger
+from gdpo_tune.spec.storage_section import RUNS, Tracking, expand_storage, read_ledger
 from gdpo_tune.spec.training_section import Resources
 
 SPEC = "spec.yaml"
@@ -91,12 +91,14 @@ class SweepSpec(Section):
     """MLflow server and experiment that show the sweep."""
     notify: SweepNotify | None = None
     """Webhook that is notified when the sweep ends, and when its first trial fails."""
-    storage: Annotated[Text, AfterValidator(os.path.expanduser)] = RUNS
+    storage: Annotated[Text, AfterValidator(expand_storage)] = RUNS
     """Directory of all sweeps, or address of an object store such as `s3://bucket/sweeps`, which
     needs `ledger`; this sweep is in `<storage>/<name>`."""
     ledger: Annotated[str, BeforeValidator(read_ledger)] = ""
     """Database of the record of all trials, `postgresql+psycopg2://USER@HOST/DATABASE`; default: a
     file in the sweep's directory. The password belongs in `PGPASSWORD` or `~/.pgpass`."""
+    _written: dict[str, str] = PrivateAttr(default_factory=dict[str, str])
+    """Path that `paths.take_paths` has changed -> the text of the file."""
 
     @property
     def directory(self) -> Path:
@@ -200,12 +202,36 @@ class SweepSpec(Section):
             changed = {k: value for k, value in section.items() if value != default.get(k)}
             if changed:
                 decisive[name] = changed
-        text = json.dumps(decisive, sort_keys=True)
+        text = json.dumps(self.restore_written(decisive), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def restore_written(self, value: Any) -> Any:
+        """Return a value of JSON with paths as the sweep's file has them."""
+        if isinstance(value, Mapping):
+            return {key: self.restore_written(child) for key, child in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.restore_written(child) for child in value]
+        return self._written.get(value, value) if isinstance(value, str) else value
+
+    def set_written(self, written: dict[str, str]) -> None:
+        """Note the paths that differ from the file: path -> text of the file."""
+        self._written = written
+
+    def dump_paths(self) -> str:
+        """Return the key of the stored file that says where its paths are."""
+        plain = self.model_dump(mode="json")
+        data, warm = plain["data"], plain["search"]["warm_start"]
+        values = [(key, plain[key]) for key in ("task", "policy", "storage")]
+        values += [("tracking.uri", plain["tracking"]["uri"])]
+        values += [
+            ("data.source", each["source"]) for each in (data, data["validation"], data["test"])
+        ]
+        values += [("search.warm_start", directory) for directory in warm]
+        return dump_entries({PATHS: list_pairs(values, self._written)})
 
     def dump_yaml(self) -> str:
         """Return the resolved file, every default written out; loading it gives an equal spec."""
-        plain = self.model_dump(mode="json")
+        plain = self.restore_written(self.model_dump(mode="json"))
         for name in UNUSED_BY_SERVICE if self.sandbox.type == "external" else ():
             del plain["sandbox"][name]
         if self.notify is None:  # a key without a value is refused
@@ -267,7 +293,8 @@ def list_decisive_values(spec: SweepSpec) -> dict[str, Any]:
         **{name: select_decisive(getattr(spec, name)) for name in names},
     }
     flat = {f"{name}.{k}": v for name, section in sections.items() for k, v in section.items()}
-    return {"task": spec.task, "policy": spec.policy, "scoring": spec.scoring, **flat}
+    named = {"task": spec.task, "policy": spec.policy, "scoring": spec.scoring, **flat}
+    return {key: spec.restore_written(value) for key, value in named.items()}
 
 
 def list_differences(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from annotated_types import MinLen
 
-from gdpo_tune.core.files import find_path_problem, is_file
+from gdpo_tune.core.files import expand_path, find_path_problem, is_file
 from gdpo_tune.core.hub_address import is_hub_address
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.spec.problems import Problems, hide_passwords
@@ -40,6 +40,11 @@ class Tracking(Section):
     """MLflow experiment; default: the sweep's name."""
     required: bool = False
     """True to stop if the server does not answer; else warn, and keep everything to send later."""
+
+
+def expand_storage(storage: str) -> str:
+    """Return a directory with `~` and variables expanded, and an address as it is."""
+    return storage if is_url(storage) else str(expand_path(storage))
 
 
 def check_name(name: object, problems: Problems) -> str:
