@@ -38,7 +38,7 @@ RECORDED = re.compile(rf"{SPEC}|{JOURNAL}|{TRIALS}/\d+/{STEPS_FILE}")
 PRIVATE_KEYS = (
     *(
         "extends",
-        "paths",
+        "project",
         "ledger",
         "notify",
         "sandbox.url",

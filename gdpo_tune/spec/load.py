@@ -24,7 +24,7 @@ from gdpo_tune.spec import (
 from gdpo_tune.spec.model import JOURNAL, SPEC, SweepSpec
 from gdpo_tune.spec.notation import get_mapping
 from gdpo_tune.spec.objectives import check_metrics
-from gdpo_tune.spec.paths import expand_address, take_paths
+from gdpo_tune.spec.paths import expand_address, resolve_paths
 from gdpo_tune.spec.problems import Problems, SourceMark, YamlNode, join_names
 from gdpo_tune.spec.search_section import PbtSettings
 from gdpo_tune.spec.sections import read_section
@@ -59,7 +59,7 @@ def load_spec(
     path = Path(path)
     problems = Problems(SourceMark(str(path), 1))
     root = problems.root = read_yaml(path, overrides, name, problems)
-    written = take_paths(root, path, problems) if path.name == SPEC else {}
+    written = resolve_paths(root, path) if path.name == SPEC else {}
     problems.refuse_unusable(root)
     data = cast("dict[str, Any]", root.convert_to_plain())
     for key, example in REQUIRED.items():

@@ -31,7 +31,7 @@ from gdpo_tune.core.trials import Objective, TrialRecord
 from gdpo_tune.spec.notation import convert_to_notation, dump_entries
 from gdpo_tune.spec.notify_section import SweepNotify
 from gdpo_tune.spec.objectives import Constraint, ObjectiveSpec, read_constraint
-from gdpo_tune.spec.paths import PATHS, list_pairs
+from gdpo_tune.spec.paths import PROJECT
 from gdpo_tune.spec.problems import hide_passwords, hide_service_path, show
 from gdpo_tune.spec.sandbox_section import UNUSED_BY_SERVICE
 from gdpo_tune.spec.search_section import Search
@@ -98,7 +98,7 @@ class SweepSpec(Section):
     """Database of the record of all trials, `postgresql+psycopg2://USER@HOST/DATABASE`; default: a
     file in the sweep's directory. The password belongs in `PGPASSWORD` or `~/.pgpass`."""
     _written: dict[str, str] = PrivateAttr(default_factory=dict[str, str])
-    """Path that `paths.take_paths` has changed -> the text of the file."""
+    """Path that `resolve_paths` has changed -> the text of the file."""
 
     @property
     def directory(self) -> Path:
@@ -214,20 +214,16 @@ class SweepSpec(Section):
         return self._written.get(value, value) if isinstance(value, str) else value
 
     def set_written(self, written: dict[str, str]) -> None:
-        """Note the paths that differ from the file: path -> text of the file."""
+        """Note the paths that differ from the file, as `resolve_paths` returns them."""
         self._written = written
 
-    def dump_paths(self) -> str:
-        """Return the key of the stored file that says where its paths are."""
-        plain = self.model_dump(mode="json")
-        data, warm = plain["data"], plain["search"]["warm_start"]
-        values = [(key, plain[key]) for key in ("task", "policy", "storage")]
-        values += [("tracking.uri", plain["tracking"]["uri"])]
-        values += [
-            ("data.source", each["source"]) for each in (data, data["validation"], data["test"])
-        ]
-        values += [("search.warm_start", directory) for directory in warm]
-        return dump_entries({PATHS: list_pairs(values, self._written)})
+    def dump_stored_yaml(self) -> str:
+        """Return the file that the sweep's directory keeps: `dump_yaml`, and where its paths begin.
+
+        Such a file may hold a password.
+        """
+        project = next((path for path, text in self._written.items() if text == "."), Path.cwd())
+        return self.dump_yaml() + dump_entries({PROJECT: str(project)})
 
     def dump_yaml(self) -> str:
         """Return the resolved file, every default written out; loading it gives an equal spec."""
@@ -273,15 +269,19 @@ def drop_later_defaults(
     return {k: value for k, value in section.items() if k not in later or value != default[k]}
 
 
-def dump_public_yaml(spec: SweepSpec) -> str:
-    """Return the resolved file as it may be shown: without the secrets in its addresses."""
+def dump_public_yaml(spec: SweepSpec, *, stored: bool = False) -> str:
+    """Return the resolved file as it may be shown: without the secrets in its addresses.
+
+    With `stored` it is as `dump_stored_yaml` returns it.
+    """
     uri = hide_passwords(spec.tracking.uri)
     public = {
         "tracking": spec.tracking.model_copy(update={"uri": uri}),
         "sandbox": replace(spec.sandbox, url=hide_service_path(spec.sandbox.url)),
         "ledger": hide_passwords(spec.ledger),
     }
-    return spec.model_copy(update=public).dump_yaml()
+    public = spec.model_copy(update=public)
+    return public.dump_stored_yaml() if stored else public.dump_yaml()
 
 
 def list_decisive_values(spec: SweepSpec) -> dict[str, Any]:
