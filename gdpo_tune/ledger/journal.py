@@ -37,19 +37,27 @@ class Lease:
     the holder. Child processes do not inherit the lease.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_needed: bool = True) -> None:
         """Take the lease; create the directory of the file if it is missing.
+
+        Where something else excludes a second writer, it is not needed: a disk without locks does.
 
         Raises:
             LedgerHeldError: at once, if another live process holds it; the message names it.
+            UsageError: the disk has no locks, and the lease is needed.
             OSError: the directory or the file cannot be created.
         """
-        self.path = path
-        self._file = _lock(path)
+        self.path, self._is_needed = path, is_needed
+        self._file = _lock(path, is_needed=is_needed)
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         holder = f"process {os.getpid()} on {socket.gethostname()} since {since}\n"
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, holder.encode(), 0)
+
+    def take_again(self) -> Lease:
+        """Release the lease, and take one on the same path, whose directory may be another now."""
+        self.release()
+        return Lease(self.path, is_needed=self._is_needed)
 
     def release(self) -> None:
         """End the lease; a second call does nothing."""
@@ -62,8 +70,15 @@ PROBES = 5
 """Attempts at a lock: a reader that looks whether it is held may hold it for a moment."""
 
 
-def is_held(path: Path) -> bool:
-    """Return whether a live process holds the lease of this file."""
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""Errors of a file system without locks, such as Lustre without `-o flock`.
+
+Source: flock(2), and mount.lustre(8), whose default gives ENOSYS.
+"""
+
+
+def is_held(path: Path) -> bool | None:
+    """Return whether a live process holds the lease of this file; None: the disk has no locks."""
     try:
         file = os.open(path, os.O_RDONLY)
     except (FileNotFoundError, PermissionError):
@@ -72,12 +87,16 @@ def is_held(path: Path) -> bool:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return None
     finally:
         os.close(file)
     return False
 
 
-def _lock(path: Path) -> int:
+def _lock(path: Path, *, is_needed: bool) -> int:
     """Open and lock a file; return its descriptor."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -95,11 +114,22 @@ def _lock(path: Path) -> int:
             f"{path.parent} is being written by {holder or 'another process'}; "
             "wait for it, stop it, or choose another --name (of a sweep) or --out (of a training)"
         ) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS or is_needed:
+            os.close(file)
+        if error.errno not in NO_LOCKS:
+            raise
+        if is_needed:
+            raise UsageError(
+                f"{path.parent}: this file system has no locks ({error.strerror}), so two processes "
+                "could write there at once\n    fix: keep the record in a database (ledger: "
+                "postgresql+psycopg2://USER@HOST/DATABASE), or name a directory of a local disk"
+            ) from error
     with suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(file), path.stat()):
             return file
     os.close(file)  # the last holder has moved the directory between our open and our lock
-    return _lock(path)
+    return _lock(path, is_needed=is_needed)
 
 
 def move_aside(lease: Lease) -> tuple[Lease, Path]:
@@ -112,9 +142,15 @@ def move_aside(lease: Lease) -> tuple[Lease, Path]:
     first = directory.with_name(f"{directory.name}.{time.strftime('%Y%m%d-%H%M%S')}")
     others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(1))
     aside = next(path for path in itertools.chain([first], others) if not path.exists())
-    directory.rename(aside)
-    lease.release()
-    return Lease(lease.path), aside
+    try:
+        directory.rename(aside)
+    except OSError as error:  # rename(2): EBUSY or EXDEV for a mount point
+        reason = "a mount point" if os.path.ismount(directory) else error.strerror
+        raise UsageError(
+            f"--fresh cannot move {directory} aside: {reason}\n"
+            "    fix: choose another --name, or move what is in it away"
+        ) from error
+    return lease.take_again(), aside
 
 
 def repair(path: Path) -> int:

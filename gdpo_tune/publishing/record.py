@@ -23,7 +23,7 @@ from gdpo_tune.core.steps import STEPS_FILE, is_kept, read_steps
 from gdpo_tune.core.task_files import is_task_file
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger.history import CONTENT, INCIDENT, REQUEST
-from gdpo_tune.ledger.opening import open_for_reading
+from gdpo_tune.ledger.opening import ORIGIN, open_for_reading
 from gdpo_tune.ledger.trial_encoding import TRIALS
 from gdpo_tune.publishing.private_text import PrivateTextRemover
 from gdpo_tune.results.open_sweep import Sweep
@@ -127,8 +127,8 @@ def _clean_record(
 ) -> dict[str, Any] | None:
     """Return a record of the journal as it may be published; None if it is left out."""
     attributes: Mapping[str, Any] = record.get("user_attr", {})
-    if any(key.startswith(INCIDENT) for key in attributes):
-        return None  # they name the machines of a cluster
+    if any(key.startswith((INCIDENT, ORIGIN)) for key in attributes):
+        return None  # they name machines, directories and people
     cleaned: dict[str, Any] = remover.clean_all(record)
     for key, value in cleaned.get("user_attr", {}).items():
         if key.startswith(REQUEST):
