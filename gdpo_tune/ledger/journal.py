@@ -25,7 +25,8 @@ from typing import Any
 from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
 
-from gdpo_tune.core.errors import GdpoTuneError, LedgerHeldError, UsageError
+from gdpo_tune.core.errors import GdpoTuneError, LedgerHeldError, NoLocksError, UsageError
+from gdpo_tune.core.files import lock_file
 
 DAMAGED = "damaged; restore it from a copy, or move the sweep aside and begin again with --fresh"
 
@@ -44,20 +45,15 @@ class Lease:
 
         Raises:
             LedgerHeldError: at once, if another live process holds it; the message names it.
-            UsageError: the disk has no locks, and the lease is needed.
+            NoLocksError: the disk has no locks, and the lease is needed.
             OSError: the directory or the file cannot be created.
         """
-        self.path, self._is_needed = path, is_needed
+        self.path, self.is_needed = path, is_needed
         self._file = _lock(path, is_needed=is_needed)
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         holder = f"process {os.getpid()} on {socket.gethostname()} since {since}\n"
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, holder.encode(), 0)
-
-    def take_again(self) -> Lease:
-        """Release the lease, and take one on the same path, whose directory may be another now."""
-        self.release()
-        return Lease(self.path, is_needed=self._is_needed)
 
     def release(self) -> None:
         """End the lease; a second call does nothing."""
@@ -70,13 +66,6 @@ PROBES = 5
 """Attempts at a lock: a reader that looks whether it is held may hold it for a moment."""
 
 
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Errors of a file system without locks, such as Lustre without `-o flock`.
-
-Source: flock(2), and mount.lustre(8), whose default gives ENOSYS.
-"""
-
-
 def is_held(path: Path) -> bool | None:
     """Return whether a live process holds the lease of this file; None: the disk has no locks."""
     try:
@@ -84,12 +73,10 @@ def is_held(path: Path) -> bool | None:
     except (FileNotFoundError, PermissionError):
         return False
     try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        lock_file(file, fcntl.LOCK_SH | fcntl.LOCK_NB, path)
     except BlockingIOError:
         return True
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
+    except NoLocksError:
         return None
     finally:
         os.close(file)
@@ -103,10 +90,10 @@ def _lock(path: Path, *, is_needed: bool) -> int:
     try:
         for _ in range(PROBES - 1):
             with suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(file, fcntl.LOCK_EX | fcntl.LOCK_NB, path)
                 break
             time.sleep(0.01)
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(file, fcntl.LOCK_EX | fcntl.LOCK_NB, path)
     except BlockingIOError:
         holder = os.pread(file, 1024, 0).decode(errors="replace").strip()
         os.close(file)
@@ -114,17 +101,10 @@ def _lock(path: Path, *, is_needed: bool) -> int:
             f"{path.parent} is being written by {holder or 'another process'}; "
             "wait for it, stop it, or choose another --name (of a sweep) or --out (of a training)"
         ) from None
-    except OSError as error:
-        if error.errno not in NO_LOCKS or is_needed:
-            os.close(file)
-        if error.errno not in NO_LOCKS:
-            raise
+    except NoLocksError:
         if is_needed:
-            raise UsageError(
-                f"{path.parent}: this file system has no locks ({error.strerror}), so two processes "
-                "could write there at once\n    fix: keep the record in a database (ledger: "
-                "postgresql+psycopg2://USER@HOST/DATABASE), or name a directory of a local disk"
-            ) from error
+            os.close(file)
+            raise
     with suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(file), path.stat()):
             return file
@@ -150,7 +130,8 @@ def move_aside(lease: Lease) -> tuple[Lease, Path]:
             f"--fresh cannot move {directory} aside: {reason}\n"
             "    fix: choose another --name, or move what is in it away"
         ) from error
-    return lease.take_again(), aside
+    lease.release()
+    return Lease(lease.path, is_needed=lease.is_needed), aside
 
 
 def repair(path: Path) -> int:

@@ -42,7 +42,7 @@ from gdpo_tune.core.trials import (
     TrialRecord,
 )
 from gdpo_tune.ledger import trial_encoding as encoding
-from gdpo_tune.ledger.budget import compute_hours
+from gdpo_tune.ledger.budget import WorkClock, compute_hours
 from gdpo_tune.ledger.history import CONTENT, SweepHistory
 from gdpo_tune.ledger.journal import Journal, Lease, replay
 from gdpo_tune.ledger.opening import open_for_reading, open_for_writing, record_origin
@@ -76,6 +76,7 @@ class Ledger(SweepHistory, CloseableResource):
         self.directory = spec.directory.absolute()
         self.moved_aside = moved_aside
         """Directory of an earlier sweep of this name, if `open` moved it."""
+        self._clock = WorkClock()
         self._journal = journal
         self._lease = lease
         self._stale: set[int] = set()
@@ -129,6 +130,7 @@ class Ledger(SweepHistory, CloseableResource):
 
     def close(self) -> None:
         """Close the journal and end the lease; a second call does nothing."""
+        self._clock.stop()
         self._journal.close()
         if self._lease is not None:
             self._lease.release()
