@@ -197,6 +197,12 @@ def try_store(uri: str, experiment: str, sweep: str) -> None:
             client.delete_run(run_id)
 
 
+def ask_store(uri: str) -> None:
+    """Read from the store; raise as `MlflowWriter.deliver` if that fails."""
+    with _translate_errors():
+        open_client(uri).search_experiments(max_results=1)
+
+
 def open_client(uri: str) -> MlflowClient:
     """Return a client of the store at `uri`; a SQLite file that is missing is created.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import urllib.parse
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,10 +49,14 @@ def check_server(spec: SweepSpec) -> None:
     Raises:
         TrackingError: it fails, and `tracking.required` is true.
     """
-    tracking, path = spec.tracking, parse_sqlite_path(spec.tracking.uri)
-    problem = find_uri_problem(tracking.uri)
-    if not problem and (path is None or path.exists() or tracking.required):
-        problem = _find_client_problem(spec)
+    from gdpo_tune.tracking.mlflow_writer import try_store
+
+    tracking = spec.tracking
+    problem = find_problem(
+        tracking.uri,
+        lambda: try_store(make_absolute(tracking.uri), tracking.experiment, spec.name),
+        create=tracking.required,
+    )
     origin = tracking.origins.get("uri", "default")
     text = f"tracking.uri = {hide_passwords(tracking.uri)} ({origin}): {problem}"
     if problem and tracking.required:
@@ -61,6 +66,23 @@ def check_server(spec: SweepSpec) -> None:
         )
     if problem:
         print(f"warning: {text}; every update is kept and sent later", file=sys.stderr)
+
+
+def find_problem(uri: str, call: Callable[[], object], *, create: bool = False) -> str:
+    """Return why nothing can be logged to `uri`, or why `call` fails there; empty if it works.
+
+    Where a SQLite file is still missing, it is called only with `create`.
+    """
+    path, problem = parse_sqlite_path(uri), find_uri_problem(uri)
+    if problem or not (path is None or path.exists() or create):
+        return problem
+    set_environment()
+    import_module("mlflow")  # it takes seconds, which are not those of the server
+    try:
+        call_within(SERVER_SECONDS if uri.startswith("http") else DATABASE_SECONDS, call)
+    except (TimeoutError, ServerUnavailable, MessageRefused) as error:
+        return str(error)
+    return ""
 
 
 def find_uri_problem(uri: str) -> str:
@@ -82,20 +104,6 @@ def find_uri_problem(uri: str) -> str:
     if existing == path and not path.is_file():
         return "it is not a file"
     return "" if os.access(existing, os.W_OK) else f"{existing} is not writable"
-
-
-def _find_client_problem(spec: SweepSpec) -> str:
-    from gdpo_tune.tracking.mlflow_writer import try_store
-
-    set_environment()
-    import_module("mlflow")  # it takes seconds, which are not those of the server
-    uri, tracking = make_absolute(spec.tracking.uri), spec.tracking
-    seconds = SERVER_SECONDS if uri.startswith("http") else DATABASE_SECONDS
-    try:
-        call_within(seconds, lambda: try_store(uri, tracking.experiment, spec.name))
-    except (TimeoutError, ServerUnavailable, MessageRefused) as error:
-        return str(error)
-    return ""
 
 
 def parse_sqlite_path(uri: str) -> Path | None:
