@@ -127,7 +127,7 @@ def find_warnings(sweep: ScheduledSweep) -> list[str]:
             text = f"{notify.webhook_env} is {problem}, so no notification would be sent"
             warnings.append(f"{sweep.file}: {text}")
     if isinstance(backend, LocalBackend) and (address := os.environ.get(ray_access.ADDRESS)):
-        text = f"{ray_access.ADDRESS} = {address} is set here, so its trials run on that cluster"
+        text = f"{ray_access.ADDRESS} = {address} is set: its trials run on that cluster"
         warnings.append(f"{sweep.file}: {text}")
     lost = explain_lost_tracking(sweep.spec)
     if lost and isinstance(backend, RayJobBackend | KubeRayBackend):

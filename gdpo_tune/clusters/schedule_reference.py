@@ -26,10 +26,10 @@ def fill_page(page: str) -> str:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"the page lacks {BEGIN} or {END}")
-    sections = {f"`{key}`": section for key, section in schedule_spec.list_sections().items()}
-    sections = {"Keys of the file": schedule_spec.ScheduleSettings, **sections}
+    sections = [("Keys of the file", schedule_spec.ScheduleSettings)]
+    sections += [(f"`{key}`", section) for key, section in schedule_spec.list_sections().items()]
     how = (_describe_values, _describe_default)
-    tables = [f"#{describe_section(title, kind, *how)}" for title, kind in sections.items()]
+    tables = [f"#{describe_section(title, section, *how)}" for title, section in sections]
     return "\n\n".join([before + BEGIN, *tables, END + after])
 
 

@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from gdpo_tune.core.files import find_path_problem, is_directory, is_file
+from gdpo_tune.core.files import expand_path, find_path_problem, is_directory, is_file
 from gdpo_tune.core.secret_names import HIDDEN
 from gdpo_tune.spec.problems import (
     UNPRINTABLE,
@@ -81,7 +81,10 @@ def _read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> YamlN
     unusable = find_path_problem(extends.value)
     if unusable:
         raise problems.add_value(extends, (EXTENDS,), unusable, "name another file")
-    file, chain = Path(os.path.normpath(path.parent / extends.value)), (*chain, path.resolve())
+    file, chain = (
+        Path(os.path.normpath(path.parent / expand_path(extends.value))),
+        (*chain, path.resolve()),
+    )
     if file.resolve() in chain:
         reason = f"a circle: {' -> '.join(each.name for each in (*chain, file))}"
         raise problems.add_value(extends, (EXTENDS,), reason, "remove one of these extends:")
@@ -127,6 +130,15 @@ def parse_yaml(text: str, source: str, problems: Problems, first_line: int = 1) 
     """
     yaml: Any = YAML(typ="rt", pure=True)  # the only parser that keeps the line of every key
     yaml.composer.warn_double_anchors = False  # YAML 1.2 allows them
+    texts: dict[tuple[int, int], str] = {}
+    compose = yaml.composer.compose_scalar_node
+
+    def keep_text(anchor: object) -> Any:
+        node = compose(anchor)
+        texts[node.start_mark.line, node.start_mark.column] = node.value
+        return node
+
+    yaml.composer.compose_scalar_node = keep_text
     key, line = "", 0
     try:
         data = yaml.load(text)
@@ -149,7 +161,8 @@ def parse_yaml(text: str, source: str, problems: Problems, first_line: int = 1) 
         fix = "keep to words, numbers, lists and mappings"
     else:
         mark = SourceMark(source, first_line)
-        return NodeBuilder(mark, problems).build(data, mark)
+        only = next(iter(texts.values()), None)  # of a document that is a scalar
+        return NodeBuilder(mark, problems, texts).build(data, mark, text=only)
     raise problems.add(SourceMark(source, line), key, None, reason, fix)
 
 

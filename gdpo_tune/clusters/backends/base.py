@@ -46,8 +46,7 @@ class JobStatus:
     exit_status: int | None = None
     """Exit status of the command once it has ended; None if it is unknown."""
     reason: str = ""
-    """Why it ended, for a person; empty if it succeeded. If `running`: why its state is unknown,
-    and how a person decides it."""
+    """Why it failed or, if `running`, is unknown and what a person can do; otherwise empty."""
 
 
 class Backend(Protocol):

@@ -127,16 +127,15 @@ class Slurm:
         signalled.touch()
 
     @property
-    def _clusters(self) -> list[str]:
-        """The clusters that the file names, of which sbatch chooses one."""
+    def _clusters(self) -> str:
         found = CLUSTERS.search(" ".join(self.settings.options))
-        return found[1].split(",") if found else [""]
+        return found[1] if found else ""
 
     def _locate(self, job: JobHandle) -> list[str]:
         """Return a job's number, and the option for its cluster if there are several."""
         # an earlier version kept all that sbatch printed up to a `;`
         number, _, cluster = "".join(ID.findall(job.id)[-1:]).partition(";")
-        cluster = cluster or ",".join(self._clusters)
+        cluster = cluster or self._clusters
         return [number, f"--clusters={cluster}"] if cluster else [number]
 
     def _find_id(self, directory: Path) -> str:
@@ -145,7 +144,7 @@ class Slurm:
             if file.exists() and (found := ID.findall(file.read_text())):
                 return found[-1]
         # its caller may have been killed before it wrote the id; other projects may use the name
-        for cluster in self._clusters:
+        for cluster in self._clusters.split(","):
             words = [f"--clusters={cluster}"] if cluster else []
             words += ["--me", "--states=all", "--format=%i %o"]
             for line in self._query("squeue", directory.name, *words).split("\n"):

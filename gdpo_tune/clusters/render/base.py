@@ -93,13 +93,10 @@ def render_all(
     *,
     ray_cron_job: bool = False,
 ) -> tuple[dict[str, dict[str, str]], list[SpecProblem]]:
-    """Return the files of each sweep for a target, and who has a backend for another one.
-
-    The files: name of the sweep -> name -> text. See `RenderRequest`.
+    """Return sweep -> file -> text, and the problems of sweeps with a backend for other targets.
 
     Raises:
-        SpecError: with every problem of all sweeps that the target cannot express, or if all are
-            for other targets.
+        SpecError: every problem of all sweeps, if one is for this target or none can be rendered.
         UsageError: an option is for other targets.
     """
     misplaced = [("--ray-cron-job", "kuberay")] if ray_cron_job and target != "kuberay" else []

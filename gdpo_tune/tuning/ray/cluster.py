@@ -20,7 +20,7 @@ from gdpo_tune.core.errors import ClusterLostError
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.processes import find_process, identify_start
 from gdpo_tune.core.signals import block_hangups
-from gdpo_tune.spec import count_local_cpus
+from gdpo_tune.core.system import count_local_cpus
 from gdpo_tune.tuning.ray.joining import (
     LOST_SECONDS,
     connect_to_cluster,
@@ -58,6 +58,10 @@ CHECK_SERVERS, CHECK_NODE = 0.5, 5.0
 cluster that was joined."""
 OBJECT_STORE = 128 * 2**20
 """Bytes. Results are a few KB; Ray's default takes a third of the memory."""
+LONGEST_PATH = 107
+"""Bytes of the path of a Unix socket; source: unix(7)."""
+SOCKET = "/ray/session_2026-11-26_12-00-00_000000_4194304/sockets/plasma_store"
+"""Longest path of a socket of Ray below the directory for temporary files."""
 STARTS = 4
 """Attempts to start a cluster of our own: half a minute is not always enough on a busy machine."""
 TOO_SLOW = "timed out during startup"
@@ -171,6 +175,8 @@ def start_servers(others: set[psutil.Process]) -> None:
     import ray
     from tenacity import RetryError, Retrying, retry_if_exception, stop_after_attempt
 
+    usual = os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", ""))
+    is_too_long = len(os.fsencode(os.path.abspath(usual) + SOCKET)) > LONGEST_PATH
     starting = Retrying(
         retry=retry_if_exception(lambda error: TOO_SLOW in str(error)),
         stop=stop_after_attempt(STARTS),
@@ -184,6 +190,7 @@ def start_servers(others: set[psutil.Process]) -> None:
                 num_cpus=count_local_cpus(),
                 include_dashboard=False,
                 object_store_memory=OBJECT_STORE,
+                _temp_dir="/tmp/ray" if usual and is_too_long else None,
                 **QUIET,
             )
     except RetryError as error:
