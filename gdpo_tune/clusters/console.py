@@ -127,8 +127,7 @@ def find_warnings(sweep: ScheduledSweep) -> list[str]:
             text = f"{notify.webhook_env} is {problem}, so no notification would be sent"
             warnings.append(f"{sweep.file}: {text}")
     if isinstance(backend, LocalBackend) and (address := os.environ.get(ray_access.ADDRESS)):
-        text = f"{ray_access.ADDRESS} = {address} is set: its trials run on that cluster"
-        warnings.append(f"{sweep.file}: {text}")
+        warnings.append(f"{sweep.file}: {ray_access.ADDRESS} = {address}: trials run there")
     lost = explain_lost_tracking(sweep.spec)
     if lost and isinstance(backend, RayJobBackend | KubeRayBackend):
         warnings.append(f"{sweep.file}: {lost}; write tracking: and the URL of a server")

@@ -28,10 +28,9 @@ from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.core.processes import find_process
 
-SILENT_SECONDS = 8 * supervise.BEAT_SECONDS
-"""Time without a beat after which a job of another machine is watched."""
-WATCH_SECONDS = 5 * supervise.BEAT_SECONDS
-"""Time without a further beat after which it is dead; NFS may show a time that is a minute old."""
+SILENT_SECONDS, WATCH_SECONDS = 8 * supervise.BEAT_SECONDS, 5 * supervise.BEAT_SECONDS
+"""A job of another machine is watched after this time without a beat, and is dead if none comes
+within the second: the file server's clock may have been set, and NFS be late by a minute."""
 
 
 def build_backend(sweep: ScheduledSweep, settings: LocalBackend) -> Local:
@@ -136,7 +135,7 @@ def _is_alive(job: JobHandle) -> bool:
         last = beat.stat().st_mtime
         if now.stat().st_mtime - last < SILENT_SECONDS:
             return True
-        time.sleep(WATCH_SECONDS)  # that clock may have been set since the last beat
+        time.sleep(WATCH_SECONDS)
         return beat.stat().st_mtime != last
     except FileNotFoundError:
         return False

@@ -53,7 +53,6 @@ ID = re.compile(r"^([0-9]+(?:;\S+)?)\s*$", re.MULTILINE)
 STATE = re.compile(r"^([A-Z_]+)(?: by [0-9]+)?$", re.MULTILINE)
 """A state as squeue and sacct print it: the latter adds who has cancelled a job."""
 CLUSTERS = re.compile(r"(?<!\S)(?:-M *|--clusters?[ =]+)[\"']?([^\s\"']+)")
-"""The option of sbatch that names clusters."""
 
 
 @dataclass(frozen=True)
