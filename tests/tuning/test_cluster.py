@@ -155,7 +155,7 @@ def test_processes_of_a_killed_run_are_ended_and_a_reused_pid_is_not(
     created = psutil.Process(recorded.pid).create_time()
     start = identify_start(left.pid)
     pairs = [(left.pid, start), (recorded.pid, created), (other.pid, created - 3600)]
-    file.write_text(json.dumps([*pairs, (other.pid, start)]))
+    file.write_text(json.dumps([*pairs, (other.pid, f"{start}0")]))
     real = psutil.Process.create_time
     seconds = {left.pid: 60}  # the clock of the others was set before they were recorded
     monkeypatch.setattr(
