@@ -67,18 +67,18 @@ def find_uri_problem(uri: str) -> str:
     """Return why nothing can ever be logged to `uri`, without calling it; empty if it may work."""
     path = parse_sqlite_path(uri)
     if path is None:
-        page = "#" in uri and uri.startswith("http")
-        if page:
+        if "#" in uri and uri.startswith("http"):
             return f"a browser's page: write {hide_passwords(uri).partition('#')[0].rstrip('/')}"
         lost = f"its password is in no file: export {TRACKING_VARIABLES['uri']} with it"
         return lost if ":***@" in uri else ""
-    if "?" in str(path) or urllib.parse.unquote(str(path)) != str(path):
-        # SQLAlchemy, with which MLflow opens the file, reads a URL
-        return f"MLflow misreads ? and %20 in {path}: choose another file, or rename the directory"
     try:
         existing = next(p for p in (path, *path.parents) if p.exists())
     except OSError as error:
         return f"it cannot be opened ({error.strerror})"
+    # MLflow makes a URL of the path, and in a new database a literal of the current directory.
+    quotes = existing != path and {*"'\""} <= {*os.getcwd()}
+    if quotes or "?" in str(path) or urllib.parse.unquote(str(path)) != str(path):
+        return f"MLflow misreads ?, %20 or both quotes in {path}: rename it, or name another file"
     if existing == path and not path.is_file():
         return "it is not a file"
     return "" if os.access(existing, os.W_OK) else f"{existing} is not writable"

@@ -121,9 +121,13 @@ def test_the_address_of_a_page_is_refused_with_that_of_its_server():
     assert problem == "a browser's page: write http://me:***@host:5000"
 
 
-@pytest.mark.parametrize("name", ["a?b", "a%20b"])
-def test_paths_that_sqlalchemy_reads_as_another_are_refused(tmp_path, name, monkeypatch):
-    """`make_url` of SQLAlchemy ends the path at `?`, and decodes `%20`."""
+@pytest.mark.parametrize("name", ["a?b", "a%20b", "a'b\"c"])
+def test_paths_that_mlflow_reads_as_another_are_refused(tmp_path, name, monkeypatch):
+    """SQLAlchemy's `make_url` ends the path at `?`, and decodes `%20`.
+
+    `SqlAlchemyStore` writes the current directory into SQL as Python does: with both quotes it has
+    a backslash, which SQL does not read as Python does.
+    """
     directory = tmp_path / name
     directory.mkdir()
     monkeypatch.chdir(directory)
