@@ -155,7 +155,7 @@ def _describe_limits(spec: SweepSpec) -> str:
 
 def _describe_workers(spec: SweepSpec) -> str:
     resources, total = spec.resources, spec.training.completions_per_step
-    each = f"{resources.cpus:g} CPUs and {resources.gpus:g} GPUs"
+    each = resources.share_text
     if resources.workers == 1:
         others = resources.trials_per_process - 1
         return f"1 worker with {each}" + (f", shared with up to {others} others" if others else "")

@@ -14,6 +14,7 @@ from gdpo_tune.core.parameters import PARAMETERS, list_parameters
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.spec import (
     data_section,
+    environment,
     pack,
     parse_space,
     sandbox_section,
@@ -61,6 +62,7 @@ def load_spec(
     root = problems.root = read_yaml(path, overrides, name, problems)
     storage_section.take_tracking_variables(root)
     problems.refuse_unusable(root)
+    environment.keep_texts(root)
     data = cast("dict[str, Any]", root.convert_to_plain())
     for key, example in REQUIRED.items():
         if key not in data:
