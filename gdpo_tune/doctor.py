@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from urllib.request import getproxies, proxy_bypass
+from urllib.request import getproxies
 
 from packaging.requirements import Requirement
 
@@ -124,8 +124,7 @@ def check_machine() -> Iterator[Row]:
     else:
         yield judge("GPUs", "none: trainings use CPUs", fine=True)
     proxies = [f"{kind}: {url}" for kind, url in getproxies().items() if kind != "no"]
-    fine, fix = not proxies or bool(proxy_bypass("127.0.0.1")), "export no_proxy=127.0.0.1"
-    yield judge("proxies", ", ".join(proxies) or "none", fix, fine=fine, state="warning")
+    yield judge("proxies", ", ".join(proxies) or "none", fine=True)
     uri = os.environ.get("MLFLOW_TRACKING_URI") or Tracking().uri
     problem, fix = find_problem(uri), "start the server, or export MLFLOW_TRACKING_URI=..."
     yield judge("MLflow", f"{uri} {problem}", fix, fine=not problem)

@@ -175,12 +175,16 @@ def try_store(uri: str, experiment: str, sweep: str) -> None:
     """Write and delete a test run with an artifact; raise as `MlflowWriter.deliver` if that fails.
 
     MLflow keeps deleted runs, so the next test of the sweep restores that run: there is only one.
+    Without an `experiment` nothing is written.
     """
     from mlflow.entities import ViewType
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     with _translate_errors():
         client = open_client(uri)
+        if not experiment:
+            client.search_experiments(max_results=1)
+            return
         place, tags = find_experiment(client, uri, experiment), {"role": "test", "sweep": sweep}
         query = " AND ".join(f"tags.{name} = '{text}'" for name, text in tags.items())
         runs = client.search_runs([place], query, ViewType.ALL, max_results=1)
@@ -339,7 +343,8 @@ def _translate_errors(place: str = "") -> Generator[None]:
     except Exception as error:  # libraries of databases and object stores have their own errors
         code = error.error_code if isinstance(error, MlflowException) else ""
         kind = MessageRefused if code == "INVALID_PARAMETER_VALUE" else ServerUnavailable
-        line = f"{type(error).__name__}: {hide_passwords(str(error)).strip()[:300]}".splitlines()[0]
+        cause = hide_passwords(str(error)).rpartition("(Caused by ")[2].strip()
+        line = f"{type(error).__name__}: {cause[:300]}".splitlines()[0]
         raise kind(place + (CREDENTIALS if code == "UNAUTHENTICATED" else line)) from error
 
 

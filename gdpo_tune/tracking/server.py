@@ -43,15 +43,11 @@ def set_environment() -> None:
 def check_server(spec: SweepSpec) -> None:
     """Let MLflow's client write and delete a test run; warn on stderr if that fails.
 
-    A SQLite file that does not exist yet is created only if `tracking.required`.
-
     Raises:
         TrackingError: it fails, and `tracking.required` is true.
     """
-    tracking, path = spec.tracking, parse_sqlite_path(spec.tracking.uri)
-    problem = find_uri_problem(tracking.uri)
-    if not problem and (path is None or path.exists() or tracking.required):
-        problem = _find_client_problem(spec)
+    tracking, create = spec.tracking, spec.tracking.required
+    problem = find_problem(tracking.uri, tracking.experiment, spec.name, create=create)
     origin = tracking.origins.get("uri", "default")
     text = f"tracking.uri = {hide_passwords(tracking.uri)} ({origin}): {problem}"
     if problem and tracking.required:
@@ -61,6 +57,27 @@ def check_server(spec: SweepSpec) -> None:
         )
     if problem:
         print(f"warning: {text}; every update is kept and sent later", file=sys.stderr)
+
+
+def find_problem(uri: str, experiment: str = "", sweep: str = "", *, create: bool = False) -> str:
+    """Return why MLflow's client can do nothing at `uri`, within a minute; empty if it can.
+
+    With an `experiment`, it writes and deletes a test run of `sweep`. A SQLite file that does not
+    exist yet is asked only if it may be created.
+    """
+    from gdpo_tune.tracking.mlflow_writer import try_store
+
+    problem, path, uri = find_uri_problem(uri), parse_sqlite_path(uri), make_absolute(uri)
+    if problem or (path is not None and not path.exists() and not create):
+        return problem
+    set_environment()
+    import_module("mlflow")  # it takes seconds, which are not those of the server
+    seconds = SERVER_SECONDS if uri.startswith("http") else DATABASE_SECONDS
+    try:
+        call_within(seconds, lambda: try_store(uri, experiment, sweep))
+    except (TimeoutError, ServerUnavailable, MessageRefused) as error:
+        return str(error)
+    return ""
 
 
 def find_uri_problem(uri: str) -> str:
@@ -82,20 +99,6 @@ def find_uri_problem(uri: str) -> str:
     if existing == path and not path.is_file():
         return "it is not a file"
     return "" if os.access(existing, os.W_OK) else f"{existing} is not writable"
-
-
-def _find_client_problem(spec: SweepSpec) -> str:
-    from gdpo_tune.tracking.mlflow_writer import try_store
-
-    set_environment()
-    import_module("mlflow")  # it takes seconds, which are not those of the server
-    uri, tracking = make_absolute(spec.tracking.uri), spec.tracking
-    seconds = SERVER_SECONDS if uri.startswith("http") else DATABASE_SECONDS
-    try:
-        call_within(seconds, lambda: try_store(uri, tracking.experiment, spec.name))
-    except (TimeoutError, ServerUnavailable, MessageRefused) as error:
-        return str(error)
-    return ""
 
 
 def parse_sqlite_path(uri: str) -> Path | None:
