@@ -75,6 +75,7 @@ def main(arguments: Sequence[str]) -> int:
                 fresh=options.fresh,
                 accept_changes=options.accept_changes,
                 one_front=options.one_front,
+                continue_from=options.continue_from,
                 listeners=listeners,
             )
             display.close()
@@ -146,6 +147,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--one-front",
         action="store_true",
         help="with --accept-changes: keep all trials on one front",
+    )
+    parser.add_argument(
+        "--continue-from",
+        metavar="DIRECTORY|ADDRESS",
+        default="",
+        help="go on here with the sweep that this one's ledger: has from there; fetch its policies",
     )
     cluster = parser.add_argument_group("on a Ray cluster").add_mutually_exclusive_group()
     cluster.add_argument(
@@ -288,10 +295,11 @@ def submit_sweep(spec: SweepSpec, options: argparse.Namespace) -> int:
     )
 
     refuse_passwords(options.overrides)
-    storage = spec.storage if spec.address else os.path.abspath(os.path.expanduser(spec.storage))
+    storage = spec.storage if spec.address else os.path.abspath(spec.storage)
     words = ["--name", spec.name]
     for name in ("fresh", "accept_changes", "one_front"):
         words += [f"--{name.replace('_', '-')}"] if getattr(options, name) else []
+    words += ["--continue-from", options.continue_from] if options.continue_from else []
     for change in [*options.overrides, f"storage={json.dumps(storage)}"]:
         words += ["--set", change]
     directory = (options.working_dir or Path()).absolute()

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import SpecError, SpecProblem
-from gdpo_tune.core.files import expand_home, is_file
+from gdpo_tune.core.files import expand_path, is_file
 from gdpo_tune.core.parameters import PARAMETERS, list_parameters
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.spec import (
@@ -26,6 +26,7 @@ from gdpo_tune.spec import (
 from gdpo_tune.spec.model import JOURNAL, SPEC, SweepSpec
 from gdpo_tune.spec.notation import get_mapping
 from gdpo_tune.spec.objectives import check_metrics
+from gdpo_tune.spec.paths import expand_address, resolve_paths
 from gdpo_tune.spec.problems import Problems, SourceMark, YamlNode, hide_passwords, join_names
 from gdpo_tune.spec.search_section import PbtSettings
 from gdpo_tune.spec.sections import read_section
@@ -60,6 +61,7 @@ def load_spec(
     path = Path(path)
     problems = Problems(SourceMark(str(path), 1))
     root = problems.root = read_yaml(path, overrides, name, problems)
+    written = resolve_paths(root, path) if path.name == SPEC else {}
     storage_section.take_tracking_variables(root)
     problems.refuse_unusable(root)
     environment.keep_texts(root)
@@ -94,11 +96,14 @@ def load_spec(
     else:
         needs += problems.list_sorted()
     experiment = spec.tracking.experiment or spec.name
-    tracking = spec.tracking.model_copy(update={"experiment": experiment})
+    places = {"experiment": experiment, "uri": expand_address(spec.tracking.uri)}
+    tracking = spec.tracking.model_copy(update=places)
     for key in storage_section.TRACKING_VARIABLES:
         if node := root.get(("tracking", key)):
             tracking.origins[key] = str(node.mark)
-    return spec.model_copy(update={"tracking": tracking})
+    spec = spec.model_copy(update={"tracking": tracking})
+    spec.set_written(written)
+    return spec
 
 
 def keep_recorded_tracking(spec: SweepSpec) -> SweepSpec:
@@ -173,7 +178,7 @@ def check_warm_start(spec: SweepSpec, problems: Problems) -> None:
         problems.refuse(key, f"the sampler {search.sampler} learns from no trial", fix)
         return
     seen: set[Path] = set()
-    for index, directory in enumerate(map(expand_home, search.warm_start)):
+    for index, directory in enumerate(map(expand_path, search.warm_start)):
         complaint = _compare(directory, spec, problems)
         if complaint is None and directory.resolve() in seen:
             reason = "named twice, which would count its trials twice"
@@ -197,7 +202,7 @@ def _compare(directory: Path, spec: SweepSpec, problems: Problems) -> tuple[str,
     earlier = get_mapping(document.convert_to_plain()) or {}
     if not is_file(directory / JOURNAL) and "ledger" not in earlier:
         return no_sweep
-    if earlier.get("task") != spec.task and not problems.has_problem("task"):
+    if earlier.get("task") != spec.restore_written(spec.task) and not problems.has_problem("task"):
         return f"its task is {earlier.get('task')}, not {spec.task}", remove
     objectives = get_mapping(earlier.get("objectives")) or {}
     constraints = get_mapping(earlier.get("constraints")) or {}

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from annotated_types import MinLen
 
-from gdpo_tune.core.files import find_path_problem, is_file
+from gdpo_tune.core.files import expand_path, find_path_problem, is_file
 from gdpo_tune.core.hub_address import is_hub_address
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.spec.problems import Problems, SourceMark, YamlNode, hide_passwords
@@ -49,6 +49,11 @@ class Tracking(Section):
     def origins(self) -> dict[str, str]:
         """Key -> its file and line, option or variable; a default has none. No part of equality."""
         return {}
+
+
+def expand_storage(storage: str) -> str:
+    """Return a directory with `~` and variables expanded, and an address as it is."""
+    return storage if is_url(storage) else str(expand_path(storage))
 
 
 def check_name(name: object, problems: Problems) -> str:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from gdpo_tune.core import task_files
 from gdpo_tune.core.engines import COMPILER_FIX, find_compiler_problem
 from gdpo_tune.core.errors import ClusterError, StoreError
-from gdpo_tune.core.files import expand_home, is_present
+from gdpo_tune.core.files import expand_path, is_present
 from gdpo_tune.ledger.sweep_store import check_writable
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.ray.nodes import ClusterNode, Nodes, count_workers
@@ -61,7 +61,7 @@ def probe_node(mark: Path | str, reply: str, needed: Sequence[str]) -> NodeAnswe
     `mark` is a file that the driver has written, beside which it writes `reply`; or the address of
     an object store.
     """
-    lacks = tuple(path for path in needed if path != COMPILER and not is_present(expand_home(path)))
+    lacks = tuple(path for path in needed if path != COMPILER and not is_present(expand_path(path)))
     compiler = ""
     if COMPILER in needed:
         compiler = find_compiler_problem(os.environ.get("CC"), os.environ.get("PATH"))
@@ -181,7 +181,7 @@ def list_needed_paths(spec: SweepSpec) -> list[str]:
     paths = [spec.policy, data.source, data.validation.source, data.test.source]
     if task_files.is_task_file(spec.task):
         paths.append(spec.task.rpartition(":")[0])
-    present = [path for path in paths if path and is_present(expand_home(path))]
+    present = [path for path in paths if path and is_present(expand_path(path))]
     return [*present, COMPILER] if spec.resources.gpus else present
 
 
