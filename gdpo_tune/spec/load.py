@@ -119,7 +119,7 @@ def keep_recorded_tracking(spec: SweepSpec) -> SweepSpec:
     for key, variable in storage_section.TRACKING_VARIABLES.items():
         origin, before = spec.tracking.origins.get(key, "default"), getattr(recorded, key)
         if origin in ("default", variable) and before != (now := getattr(spec.tracking, key)):
-            kept[key], spec.tracking.origins[key] = before, recorded.origins[key]
+            kept[key], spec.tracking.origins[key] = before, recorded.origins.get(key, SPEC)
             text = f"tracking.{key} = {before}, as when it began, not {now} ({origin})"
             print(
                 f"note: {spec.name} keeps {hide_passwords(text)}; --set changes it", file=sys.stderr
