@@ -100,8 +100,7 @@ class MlflowWriter:
             tags = dict(message.get("tags", {}))
             if key != SWEEP:
                 tags["mlflow.parentRunId"] = self._runs[SWEEP]
-            name = tags.get(RUN_NAME, message["name"])
-            start = message.get("start")
+            name, start = tags.get(RUN_NAME, message["name"]), message.get("start")
             run = client.create_run(self._experiment, start, tags=tags, run_name=name)
             self._runs[key] = run.info.run_id
         return self._runs[key]
@@ -158,12 +157,13 @@ class MlflowWriter:
         from gdpo_tune.tracking.front_projection import register_models
 
         with suppress(ServerUnavailable, MessageRefused), _translate_errors():
+            run_id, artifact = (
+                self._find_or_create_run(client, message),
+                message.get("artifact", {}),
+            )
             if "models" in message:
                 register_models(client, message["models"], self._runs, self._runs[SWEEP])
-                return True
-            artifact = message.get("artifact", {})
-            run_id = self._find_or_create_run(client, message)
-            if "text" in artifact:
+            elif "text" in artifact:
                 client.log_text(run_id, artifact["text"], artifact["name"])
             elif Path(artifact["file"]).exists():
                 client.log_artifact(run_id, artifact["file"])
@@ -223,7 +223,7 @@ def open_client(uri: str) -> MlflowClient:
         with engine.connect() as connection:
             found = MigrationContext.configure(connection).get_current_revision()
         engine.dispose()
-        scripts = Path(mlflow.__file__).parent / "store" / "db_migrations"
+        scripts = Path(mlflow.__file__).with_name("store") / "db_migrations"
         expected = ScriptDirectory(str(scripts)).get_current_head()
         if found not in (None, expected):
             raise ServerUnavailable(

@@ -28,10 +28,7 @@ ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # failures are reported once, when the sink is closed
 }
-CREDENTIALS = (
-    "it rejects the user name and password in MLFLOW_TRACKING_USERNAME and "
-    "MLFLOW_TRACKING_PASSWORD (401)"
-)
+CREDENTIALS = "it rejects MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD or _TOKEN (401)"
 
 
 def set_environment() -> None:
@@ -86,8 +83,8 @@ def find_uri_problem(uri: str) -> str:
     if path is None:
         if "#" in uri and uri.startswith("http"):
             return f"a browser's page: write {hide_passwords(uri).partition('#')[0].rstrip('/')}"
-        lost = f"its password is in no file: export {TRACKING_VARIABLES['uri']} with it"
-        return lost if ":***@" in uri else ""
+        variable = TRACKING_VARIABLES["uri"]
+        return f"its password is in no file: export {variable} with it" if ":***@" in uri else ""
     try:
         existing = next(p for p in (path, *path.parents) if p.exists())
     except OSError as error:

@@ -81,7 +81,9 @@ def test_a_server_that_refuses(tmp_path, stand_in):
     stand_in.status, stand_in.body = 403, b'{"error_code": "PERMISSION_DENIED", "message": "no"}'
     assert f"({'--set'} {uri}): RestException: PERMISSION_DENIED: no" in refuse(tmp_path, uri)
     stand_in.status, stand_in.body = 401, b'{"error_code": "UNAUTHENTICATED", "message": "no"}'
-    assert "the user name and password in MLFLOW_TRACKING_USERNAME" in refuse(tmp_path, uri)
+    assert "it rejects MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in refuse(
+        tmp_path, uri
+    )
     stand_in.status, stand_in.body = 200, b"<!doctype html>"
     assert "not in a valid JSON format" in refuse(tmp_path, uri)
 
