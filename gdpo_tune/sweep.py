@@ -225,7 +225,7 @@ def choose_trials_per_process(spec: SweepSpec) -> PackChoice:
 
 def print_environment(spec: SweepSpec, file: str = "") -> None:
     """Refuse a sweep that cannot run here, and print the environment of its task."""
-    from gdpo_tune.spec import list_other_sweeps, list_sandbox_warnings
+    from gdpo_tune.spec.machine import list_other_sweeps, list_sandbox_warnings
 
     for problem in cli.find_problems(spec, file):
         raise problem

@@ -50,7 +50,15 @@ def read_point(
         if name not in active and known:
             raise UsageError(f"{name} has no effect here: it needs {show(domain.when)}")
     point = {name: value for name, value in point.items() if name in active or name in changes}
-    _check_training(spec, point)
+    fixed = {name: Fixed(value=value) for name, value in point.items()}
+    space = Space(domains={**spec.space.domains, **fixed})
+    problems = Problems(SourceMark(""))
+    if "group_size" in point:
+        check_group_sizes(space, spec.training, problems)
+    if any(name.startswith("reward_weights.") for name in point):
+        check_weights(space, problems)
+    for problem in problems.list_sorted():
+        raise UsageError(f"{problem.reason}; {problem.fix}")
     return point
 
 
@@ -65,16 +73,3 @@ def _read_value(space: Space, name: str, value: Any) -> ParamValue:
     if complaint is not None:
         raise UsageError(f"{name} = {show(value)}: {'; '.join(complaint)}")
     return float(value) if info.kind == "float" else value
-
-
-def _check_training(spec: SweepSpec, point: Params) -> None:
-    """Refuse a group size that does not fit the completions of a step, and weights of 0."""
-    fixed = {name: Fixed(value=value) for name, value in point.items()}
-    space = Space(domains={**spec.space.domains, **fixed})
-    problems = Problems(SourceMark(""))
-    if "group_size" in point:
-        check_group_sizes(space, spec.training, problems)
-    if any(name.startswith("reward_weights.") for name in point):
-        check_weights(space, problems)
-    for problem in problems.list_sorted():
-        raise UsageError(f"{problem.reason}; {problem.fix}")
