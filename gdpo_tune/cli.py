@@ -32,7 +32,8 @@ from gdpo_tune.core.errors import (
     TaskFileError,
     UsageError,
 )
-from gdpo_tune.core.files import expand_home, find_path_problem, is_disk_full
+from gdpo_tune.core.files import expand_path, find_path_problem, is_disk_full
+from gdpo_tune.core.service_url import bypass_proxies_on_loopback
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -120,6 +121,7 @@ def run_command(
         words: the arguments; None: those of the process.
     """
     prepare_output()
+    bypass_proxies_on_loopback()
     try:
         status = command(sys.argv[1:] if words is None else words)
         sys.stdout.flush()
@@ -190,7 +192,7 @@ def parse_directory(text: str) -> Path:
     problem = find_path_problem(text) if text else "empty, as a variable is that has no value"
     if problem:
         raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
-    return expand_home(text)
+    return expand_path(text)
 
 
 def build_integer_parser(least: int, most: int = 10**9) -> Callable[[str], int]:

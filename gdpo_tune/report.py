@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
             write_front_csv(spec, records)
         print_summary(spec, records, chosen=chosen, sessions=sessions)
     if options.sync:
-        from gdpo_tune.tracking.sync import sync
+        from gdpo_tune.tracking.mlflow_sink import sync
 
         return sync(spec)
     return 0
@@ -102,11 +102,11 @@ def _load_named(options: argparse.Namespace) -> tuple[SweepSpec, str | None]:
     """Return the sweep, named by file or directory, and the choice: `--pick` or after a colon."""
     from gdpo_tune.core.files import is_file
     from gdpo_tune.results.open_sweep import resolve_location, resolve_spec_file, split_source
-    from gdpo_tune.spec import load_spec
+    from gdpo_tune.spec import keep_recorded_tracking, load_spec
 
     if is_file(Path(options.space)):
         spec = load_spec(options.space, options.overrides, options.name, to_run=False)
-        return spec, options.pick
+        return keep_recorded_tracking(spec), options.pick
     location, pick = split_source(options.space, options.pick)
     file, storage = resolve_spec_file(resolve_location(location), options.space)
     name = options.name or file.parent.name

@@ -36,12 +36,13 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     options = parse_arguments(arguments)
 
-    from gdpo_tune.spec import load_spec, settle_pack
+    from gdpo_tune.spec import keep_recorded_tracking, load_spec, settle_pack
 
     refuse_published(str(options.space), "sweep", "download its sweep/spec.yaml, and run that")
     needs = [] if options.dry_run or options.submit is not None else None
     spec = load_spec(options.space, options.overrides, options.name, needs=needs)
     refuse_published(spec.address, "sweep", "write a directory as storage")
+    spec = spec if options.fresh else keep_recorded_tracking(spec)
     if options.dry_run:
         with cli.name_file(str(options.space)):
             return print_dry_run(spec, str(options.space), needs or ())
@@ -74,6 +75,7 @@ def main(arguments: Sequence[str]) -> int:
                 fresh=options.fresh,
                 accept_changes=options.accept_changes,
                 one_front=options.one_front,
+                continue_from=options.continue_from,
                 listeners=listeners,
             )
             display.close()
@@ -145,6 +147,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--one-front",
         action="store_true",
         help="with --accept-changes: keep all trials on one front",
+    )
+    parser.add_argument(
+        "--continue-from",
+        metavar="DIRECTORY|ADDRESS",
+        default="",
+        help="go on here with the sweep that this one's ledger: has from there; fetch its policies",
     )
     cluster = parser.add_argument_group("on a Ray cluster").add_mutually_exclusive_group()
     cluster.add_argument(
@@ -285,10 +293,11 @@ def submit_sweep(spec: SweepSpec, options: argparse.Namespace) -> int:
                 "    fix: leave it out; PGPASSWORD or ~/.pgpass, or MLFLOW_TRACKING_USERNAME and "
                 "MLFLOW_TRACKING_PASSWORD on the cluster hold it"
             )
-    storage = spec.storage if spec.address else os.path.abspath(os.path.expanduser(spec.storage))
+    storage = spec.storage if spec.address else os.path.abspath(spec.storage)
     words = ["--name", spec.name]
     for name in ("fresh", "accept_changes", "one_front"):
         words += [f"--{name.replace('_', '-')}"] if getattr(options, name) else []
+    words += ["--continue-from", options.continue_from] if options.continue_from else []
     for change in [*options.overrides, f"storage={json.dumps(storage)}"]:
         words += ["--set", change]
     directory = (options.working_dir or Path()).absolute()

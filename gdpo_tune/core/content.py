@@ -36,7 +36,7 @@ from typing import Any
 from gdpo_tune.core.files import (
     DATA_FILES,
     HUB_ID,
-    expand_home,
+    expand_path,
     is_local_source,
     list_data_files,
     write_atomically,
@@ -106,14 +106,14 @@ def measure_content(
             facts[f"version {name}"] = Fact(feature if name in by_feature else exact)
     sources = {"": data.source, "validation ": data.validation.source, "test ": data.test.source}
     for part, source in sources.items():
-        place = expand_home(source)
+        place = expand_path(source)
         if source and is_local_source(source):
             for file in list_data_files(place):
                 name = file.name if file == place else file.relative_to(place)
                 files.append((f"data {part}{name}", file))
         elif source:
             _add_hub_commit(facts, source, "main")
-    directory = POLICIES.get(policy) or expand_home(policy)
+    directory = POLICIES.get(policy) or expand_path(policy)
     if directory.is_dir():
         below = ((file.relative_to(directory), file) for file in _list_policy_files(directory))
         files += [(f"policy {name}", file) for name, file in below]

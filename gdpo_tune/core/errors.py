@@ -89,6 +89,10 @@ class LedgerHeldError(UsageError):
     """A live process that holds the lease of this sweep's ledger."""
 
 
+class NoLocksError(UsageError):
+    """A disk without file locks, on which a second writer could not be kept out."""
+
+
 class IdentityError(UsageError):
     """A sweep of this name with another task, policy, space, objectives or training."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -10,7 +11,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gdpo_tune.core.errors import DiskFullError, UsageError
+from gdpo_tune.core.errors import DiskFullError, NoLocksError, UsageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -19,6 +20,8 @@ DATA_FILES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".csv", ".parquet")
 """Suffixes of local data files, in lower case."""
 DATA_KINDS = ".json, .jsonl (also .gz), .csv or .parquet"
 """Suffixes of local data files, as messages list them."""
+_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
+"""Variable of the environment in a path, as shells write it."""
 LONGEST_PART, LONGEST_PATH = 255, 4095
 """Most bytes of the name of a file or directory, and of a path, on every usual disk."""
 _NEARLY_FULL = 64 * 1024
@@ -63,6 +66,24 @@ def explain_write_errors(subject: str) -> Generator[None]:
         ) from error
 
 
+def lock_file(file: int, operation: int, path: Path) -> None:
+    """Lock an open file with flock(2); the kernel releases it when the file is closed.
+
+    Raises:
+        BlockingIOError: another process holds the lock.
+        NoLocksError: the file system has none, as Lustre without `-o flock` (mount.lustre(8)).
+    """
+    try:
+        fcntl.flock(file, operation)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        raise NoLocksError(
+            f"{path.parent}: this file system has no locks ({error.strerror})\n    fix: name a "
+            "directory of another disk, or keep a sweep's record in a database, with ledger:"
+        ) from error
+
+
 def is_file(path: Path) -> bool:
     """Return whether a file exists; unlike `Path.is_file`, False for a name that is too long."""
     return os.path.isfile(path)
@@ -78,24 +99,46 @@ def is_present(path: Path) -> bool:
     return os.path.exists(path)
 
 
-def expand_home(path: str) -> Path:
-    """Return a path with `~` expanded; `~` of an unknown user stays."""
-    return Path(os.path.expanduser(path))
+def expand_path(path: str) -> Path:
+    """Return a path with `~`, `$NAME` and `${NAME}` expanded; an unknown user or variable stays.
+
+    A part with a `$` that exists is taken literally: a directory may have such a name.
+    """
+    return _expand(path)[0]
 
 
 def find_path_problem(path: str) -> str:
     """Return why no file or directory can have this path; empty if one can."""
-    expanded = os.path.expanduser(path)
-    if expanded.startswith("~"):
+    expanded, unset = _expand(path)
+    if unset:
+        return f"the variable {unset[0]} is not set (export {unset[0]}=...)"
+    if str(expanded).startswith("~"):
         return "there is no user of that name"
-    if "\0" in expanded:
+    if "\0" in path:
         return "a character that no name can have"
-    sizes = [len(part.encode(errors="replace")) for part in Path(expanded).parts]
+    sizes = [len(part.encode(errors="replace")) for part in expanded.parts]
     if max(sizes, default=0) > LONGEST_PART:
         return f"a name in it has more than {LONGEST_PART} bytes"
     if sum(sizes) + len(sizes) > LONGEST_PATH:
         return f"a path of more than {LONGEST_PATH:,} bytes"
     return ""
+
+
+def _expand(path: str) -> tuple[Path, list[str]]:
+    """Return a path as `expand_path`, and the variables in it that are unset or empty."""
+    unset: list[str] = []
+
+    def read(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        unset.extend([] if os.environ.get(name) else [name])
+        return os.environ.get(name) or found[0]
+
+    result = Path()
+    for part in Path(os.path.expanduser(path)).parts:
+        literal = result / part
+        is_literal = "$" not in part or is_present(literal)
+        result = literal if is_literal else Path(result, _VARIABLE.sub(read, part))
+    return result, unset
 
 
 def is_data_file(file: Path) -> bool:
@@ -105,7 +148,7 @@ def is_data_file(file: Path) -> bool:
 
 def is_local_source(source: str) -> bool:
     """Return whether a source is a path: it exists, or cannot be an id on the Hub."""
-    path = expand_home(source)
+    path = expand_path(source)
     return not HUB_ID.fullmatch(source) or is_data_file(path) or is_present(path)
 
 

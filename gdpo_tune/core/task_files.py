@@ -21,7 +21,7 @@ from typing import Any, get_args
 from gdpo_tune.core import registry
 from gdpo_tune.core.completions import CUT
 from gdpo_tune.core.errors import TaskFileError
-from gdpo_tune.core.files import expand_home, is_file
+from gdpo_tune.core.files import expand_path, is_file
 from gdpo_tune.core.formatting import make_printable
 from gdpo_tune.core.metrics import MetricInfo
 from gdpo_tune.core.registry import TaskInfo
@@ -123,7 +123,7 @@ def split_task_file(task: str) -> tuple[str, str]:
     file, _, name = task.rpartition(":")
     if not file or not name.isidentifier():
         raise TaskFileError(f"{task}: it names no class; write path/to/file.py:MyTask")
-    return str(expand_home(file).absolute()), name
+    return str(expand_path(file).absolute()), name
 
 
 def load_class(task: str) -> Any:

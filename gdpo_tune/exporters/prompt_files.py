@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from gdpo_tune.core.errors import DataError, get_first_line
-from gdpo_tune.core.files import expand_home, is_local_source
+from gdpo_tune.core.files import expand_path, is_local_source
 from gdpo_tune.core.prompt_order import PROBLEM_SEED, order_prompts
 from gdpo_tune.core.registry import describe_layout
 from gdpo_tune.exporters.base import PROMPTS_FILE, TrainingFiles
@@ -147,7 +147,7 @@ def format_reference(recipe: Recipe, training: TrainingFiles) -> str:
     data: dict[str, Any] = {**asdict(recipe.data), "is_local": recipe.data.is_local}
     for section in (data, data["validation"], data["test"]):
         if section["source"] and is_local_source(section["source"]):
-            section["source"] = str(expand_home(section["source"]).absolute())
+            section["source"] = str(expand_path(section["source"]).absolute())
     arguments = ", ".join(
         f"{name}=SimpleNamespace(**{value!r})"
         if name in ("validation", "test")

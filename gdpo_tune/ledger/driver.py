@@ -38,5 +38,6 @@ def find_driver(directory: Path) -> Driver | None:
         return None
     process, host = int(found[1]), found[2]
     is_here = host == socket.gethostname()
-    alive = is_held(lock) or (False if is_here else None)  # not every shared disk shares locks
+    held = is_held(lock)
+    alive = held if held or is_here else None  # not every shared disk shares locks
     return Driver(process, host, since, alive)

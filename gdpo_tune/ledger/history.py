@@ -14,6 +14,7 @@ from optuna.storages import BaseStorage
 from gdpo_tune.core.incidents import Incident
 from gdpo_tune.core.requests import RecordedRequest
 from gdpo_tune.core.trials import Exploit, Generation
+from gdpo_tune.ledger.budget import WorkClock
 from gdpo_tune.ledger.steering_state import decode_recorded, encode_recorded
 
 SESSION, INCIDENT, GENERATION, REQUEST = "session:", "incident:", "generation:", "request:"
@@ -26,6 +27,9 @@ class SweepHistory:
 
     A session is the time in which one process ran trials.
     """
+
+    _clock: WorkClock
+    """Runs in a session."""
 
     def __init__(self, storage: BaseStorage, study: Study) -> None:
         self.study = study
@@ -46,6 +50,7 @@ class SweepHistory:
         `provenance` holds revision, versions and hardware as JSON. `sampler` is the name of the
         sampler, and why it was chosen.
         """
+        self._clock.start()
         content = {"started": started, "slots": slots, "provenance": dict(provenance)}
         return self._append(SESSION, {**content, "sampler": sampler})
 
@@ -54,8 +59,17 @@ class SweepHistory:
 
         `ending` says why nothing was left to run, for a person; it is empty if something was left.
         """
+        self._clock.stop()
+        self.record_gaps()
         content = {**self._list(SESSION)[session], "finished": time.time(), "ending": ending}
         self._set_entry(SESSION, session, content)
+
+    def record_gaps(self) -> None:
+        """Record in the newest session when its process did not work; usually that is never."""
+        if gaps := self._clock.take_gaps():
+            *_, newest = sessions = self._list(SESSION)
+            content = {**newest, "gaps": [*newest.get("gaps", ()), *map(list, gaps)]}
+            self._set_entry(SESSION, len(sessions) - 1, content)
 
     def record_incident(self, incident: Incident) -> None:
         """Record an incident in the newest session."""
@@ -67,7 +81,7 @@ class SweepHistory:
         """Return the sessions in order, as `begin_session` and `end_session` wrote them.
 
         `finished` (Unix seconds) and `ending` are missing in a session that runs or was killed.
-        `incidents` holds the session's `Incident`s.
+        `incidents` holds the session's `Incident`s, `gaps` what `WorkClock` found, if anything.
         """
         incidents = defaultdict[int, list[Incident]](list)
         for stored in self._list(INCIDENT):

@@ -42,10 +42,10 @@ from gdpo_tune.core.trials import (
     TrialRecord,
 )
 from gdpo_tune.ledger import trial_encoding as encoding
-from gdpo_tune.ledger.budget import compute_hours
+from gdpo_tune.ledger.budget import WorkClock, compute_hours
 from gdpo_tune.ledger.history import CONTENT, SweepHistory
 from gdpo_tune.ledger.journal import Journal, Lease, replay
-from gdpo_tune.ledger.opening import open_for_reading, open_for_writing
+from gdpo_tune.ledger.opening import open_for_reading, open_for_writing, record_origin
 from gdpo_tune.ledger.request_rules import SweepSnapshot
 from gdpo_tune.ledger.steering_state import SteeringState, apply_settings, fold_requests
 from gdpo_tune.ledger.study import open_study, pin_template_date, write_spec
@@ -76,6 +76,7 @@ class Ledger(SweepHistory, CloseableResource):
         self.directory = spec.directory.absolute()
         self.moved_aside = moved_aside
         """Directory of an earlier sweep of this name, if `open` moved it."""
+        self._clock = WorkClock()
         self._journal = journal
         self._lease = lease
         self._stale: set[int] = set()
@@ -89,29 +90,38 @@ class Ledger(SweepHistory, CloseableResource):
             self._records, self._next_order = self._load()
             self._resolve_spec()
             if lease is not None:
+                record_origin(study, spec)
                 write_spec(spec)
         except BaseException:
             self.close()
             raise
 
     @classmethod
-    def open(cls, spec: SweepSpec, *, fresh: bool = False, read_only: bool = False) -> Ledger:
+    def open(
+        cls,
+        spec: SweepSpec,
+        *,
+        fresh: bool = False,
+        read_only: bool = False,
+        continue_from: str = "",
+    ) -> Ledger:
         """Open the sweep's ledger, or begin one.
 
         `fresh` moves an earlier sweep of this name aside (nothing is deleted) and begins again.
+        `continue_from`: directory or address of a sweep in a database, which goes on here.
         With `read_only` no lease is taken and nothing changed; another process may write meanwhile.
 
         Raises:
             LedgerHeldError: another live process writes this ledger.
-            IdentityError: the ledger belongs to a sweep with another task, policy, objectives,
-                space or training.
+            IdentityError: the ledger belongs to the sweep of another directory or address, or to
+                one with another task, policy, objectives, space or training.
             UsageError: `read_only` and there is no such sweep yet, the directory cannot be used,
                 or another version wrote the ledger.
         """
         try:
             if read_only:
                 return cls(spec, open_for_reading(spec))
-            return cls(spec, *open_for_writing(spec, fresh=fresh))
+            return cls(spec, *open_for_writing(spec, fresh=fresh, continue_from=continue_from))
         except OSError as error:
             raise UsageError(
                 f"the sweep cannot be kept in {spec.directory.absolute()}: {error}; make that "
@@ -120,6 +130,7 @@ class Ledger(SweepHistory, CloseableResource):
 
     def close(self) -> None:
         """Close the journal and end the lease; a second call does nothing."""
+        self._clock.stop()
         self._journal.close()
         if self._lease is not None:
             self._lease.release()

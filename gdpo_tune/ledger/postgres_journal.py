@@ -109,6 +109,13 @@ class PostgresJournal(Journal):
         has_table = self._run("SELECT to_regclass(:table) IS NOT NULL", table=TABLE)[0][0]
         return has_table and self._count() > 0
 
+    def find_last(self, word: str) -> dict[str, Any] | None:
+        """Return the newest record with a key of this name; None if there is none."""
+        query = f"""SELECT record FROM {TABLE} WHERE sweep = :sweep AND record LIKE :key
+            ORDER BY number DESC LIMIT 1"""
+        rows = self._run(query, key=f'%"{word}":%')
+        return DECODER.decode(rows[0][0]) if rows else None
+
     def move_aside(self, name: str) -> None:
         """Rename the stored sweep, so that this journal is empty."""
         self._run(f"UPDATE {TABLE} SET sweep = :name WHERE sweep = :sweep", name=name)

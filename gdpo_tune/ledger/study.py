@@ -118,8 +118,8 @@ def name_objectives(study: optuna.Study, names: list[str]) -> None:
 
 def write_spec(spec: SweepSpec) -> None:
     """Write the resolved spec, readable by its owner alone if it contains a password."""
-    content = spec.dump_yaml()
-    mode = 0o644 if content == dump_public_yaml(spec) else 0o600
+    content = spec.dump_stored_yaml()
+    mode = 0o644 if content == dump_public_yaml(spec, stored=True) else 0o600
     write_atomically(spec.directory / SPEC, content, mode=mode)
 
 

@@ -65,7 +65,7 @@ class SweepStore:
 
     def write_spec(self) -> None:
         """Store the resolved spec, for readers that know only the address."""
-        self._files.write(SPEC, dump_public_yaml(self._spec).encode())
+        self._files.write(SPEC, dump_public_yaml(self._spec, stored=True).encode())
 
     def fetch(self) -> None:
         """Copy new small files to this machine; delete copies of checkpoints that are gone.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core.errors import PolicyError
-from gdpo_tune.core.files import HUB_ID, expand_home, is_directory
+from gdpo_tune.core.files import HUB_ID, expand_path, is_directory
 from gdpo_tune.core.policy_size import (
     KNOWN_POLICIES,
     PolicySize,
@@ -44,7 +44,7 @@ def resolve_policy(name: str) -> str:
     """Return what `from_pretrained` takes for a policy's name; a Hub id stays as it is."""
     if name in POLICIES:
         return str(POLICIES[name])
-    return str(expand_home(name)) if name.startswith("~") else name
+    return str(expand_path(name)) if name.startswith("~") or "$" in name else name
 
 
 def check_policy(name: str, revision: str = "") -> None:

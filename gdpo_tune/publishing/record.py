@@ -16,14 +16,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.core.files import is_local_source, is_present
+from gdpo_tune.core.files import expand_path, is_local_source, is_present
 from gdpo_tune.core.hub_address import RECORD
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.steps import STEPS_FILE, is_kept, read_steps
 from gdpo_tune.core.task_files import is_task_file
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger.history import CONTENT, INCIDENT, REQUEST
-from gdpo_tune.ledger.opening import open_for_reading
+from gdpo_tune.ledger.opening import ORIGIN, open_for_reading
 from gdpo_tune.ledger.trial_encoding import TRIALS
 from gdpo_tune.publishing.private_text import PrivateTextRemover
 from gdpo_tune.results.open_sweep import Sweep
@@ -86,8 +86,8 @@ def name_source(source: str) -> str:
 
 def name_policy(policy: str) -> str:
     """Return a policy's name for others: of a directory, its last part."""
-    is_directory = policy not in POLICIES and is_present(Path(policy).expanduser())
-    is_directory = is_directory or policy.startswith(("/", "~", "."))
+    is_directory = policy not in POLICIES and is_present(expand_path(policy))
+    is_directory = is_directory or policy.startswith(("/", "~", ".", "$"))
     return Path(policy).name if is_directory else policy
 
 
@@ -127,8 +127,8 @@ def _clean_record(
 ) -> dict[str, Any] | None:
     """Return a record of the journal as it may be published; None if it is left out."""
     attributes: Mapping[str, Any] = record.get("user_attr", {})
-    if any(key.startswith(INCIDENT) for key in attributes):
-        return None  # they name the machines of a cluster
+    if any(key.startswith((INCIDENT, ORIGIN)) for key in attributes):
+        return None  # they name machines, directories and people
     cleaned: dict[str, Any] = remover.clean_all(record)
     for key, value in cleaned.get("user_attr", {}).items():
         if key.startswith(REQUEST):

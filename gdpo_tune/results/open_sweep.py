@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.files import is_file
+from gdpo_tune.core.files import expand_path, is_file
 from gdpo_tune.core.hub_address import is_hub_address
 from gdpo_tune.core.object_store import find_address, find_local_copy, is_url, list_copied_addresses
 from gdpo_tune.core.trials import TrialRecord
@@ -76,7 +75,7 @@ def resolve_spec_file(location: str, source: str) -> tuple[Path, str]:
         elif not fetch_spec(address, directory, patience=PATIENCE):
             raise UsageError(missing)
         return directory / SPEC, f"storage={json.dumps(address.rpartition('/')[0])}"
-    path = _expand(location).absolute()
+    path = expand_path(location).absolute()
     if not is_file(path / SPEC):
         before, _, after = location.rpartition(":")
         if before and is_file(_find_directory(before) / SPEC):
@@ -113,7 +112,7 @@ def locate_sweep(name: str) -> str:
     Raises:
         SpecError: the file cannot be read.
     """
-    is_spec = is_file(_expand(name))
+    is_spec = is_file(expand_path(name))
     return load_spec(name, to_run=False).location if is_spec else resolve_location(name)
 
 
@@ -149,10 +148,5 @@ def resolve_location(text: str) -> str:
 
 
 def _find_directory(text: str) -> Path:
-    path, under_runs = _expand(text), Path(RUNS) / text
+    path, under_runs = expand_path(text), Path(RUNS) / text
     return under_runs if not is_file(path / SPEC) and is_file(under_runs / SPEC) else path
-
-
-def _expand(text: str) -> Path:
-    """Return a path with `~` expanded; a `~` of an unknown user stays."""
-    return Path(os.path.expanduser(text))

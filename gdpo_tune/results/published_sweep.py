@@ -36,7 +36,15 @@ from gdpo_tune.spec.storage_section import Tracking
 RECORDED = re.compile(rf"{SPEC}|{JOURNAL}|{TRIALS}/\d+/{STEPS_FILE}")
 """Files of a record."""
 PRIVATE_KEYS = (
-    *("extends", "ledger", "notify", "sandbox.url", "rollout.vllm_server", "resources.env"),
+    *(
+        "extends",
+        "project",
+        "ledger",
+        "notify",
+        "sandbox.url",
+        "rollout.vllm_server",
+        "resources.env",
+    ),
     *("search.warm_start", "tracking.uri"),
 )
 """Keys that have no value in a published sweep file, or their defaults."""
@@ -200,4 +208,4 @@ def _find(content: Any, key: str) -> Iterator[Any]:
 def _is_path(name: str) -> bool:
     """Return whether a policy or a data set is named by more than an id or a file's name."""
     parts = name.split("/")
-    return name.startswith(("/", "~", ".")) or len(parts) > 2 or ".." in parts
+    return name.startswith(("/", "~", ".", "$")) or len(parts) > 2 or ".." in parts

@@ -64,8 +64,8 @@ class Steering:
 
     @property
     def is_running(self) -> bool:
-        """True if a process works on the sweep now."""
-        return is_held(self.directory / LOCK)
+        """True if a process works on the sweep now, or may: on a disk without locks."""
+        return is_held(self.directory / LOCK) is not False
 
     @property
     def pause(self) -> RecordedRequest | None:

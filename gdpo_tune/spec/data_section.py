@@ -5,7 +5,7 @@ from __future__ import annotations
 from gdpo_tune.core import registry
 from gdpo_tune.core.files import (
     DATA_KINDS,
-    expand_home,
+    expand_path,
     find_path_problem,
     is_data_file,
     is_directory,
@@ -36,12 +36,12 @@ def check_data(settings: DataSettings, task: str, problems: Problems) -> None:
         for key, section in _list_sections(settings).items():
             _check_files(section.source, f"{key}.source", problems)
             source = section.source or settings.source
-            has_splits = not is_local_source(source) or is_directory(expand_home(source))
+            has_splits = not is_local_source(source) or is_directory(expand_path(source))
             if not has_splits and section.split not in ("", "train"):
                 reason = "has no effect: a file has no splits"
                 fix = "remove the key, or name the file that you mean as source"
                 problems.refuse(f"{key}.split", reason, fix, "data.source")
-        if settings.is_local and not is_file(expand_home(settings.source) / "README.md"):
+        if settings.is_local and not is_file(expand_path(settings.source) / "README.md"):
             reason = "has no effect: only a clone from the Hub, with its README.md, has any"
             problems.refuse_idle("data", "config", settings, reason, "remove the key")
 
@@ -50,7 +50,7 @@ def check_presence(settings: DataSettings, problems: Problems) -> None:
     """Refuse local data that is not there."""
     for key, section in _list_sections(settings).items():
         source = section.source
-        if source and is_local_source(source) and not is_present(expand_home(source)):
+        if source and is_local_source(source) and not is_present(expand_path(source)):
             reason = "no such file or directory, and not the id of a data set on the Hub"
             fix = f"write the path of a {DATA_KINDS} file, or an id such as openai/gsm8k"
             problems.refuse(f"{key}.source", reason, fix, "task")
@@ -94,7 +94,7 @@ def _check_layout(settings: DataSettings, task: str, problems: Problems) -> None
 
 
 def _check_files(name: str, key: str, problems: Problems) -> None:
-    source = expand_home(name)
+    source = expand_path(name)
     if not name or not is_local_source(name):
         return
     if unusable := find_path_problem(name):

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.files import expand_home
+from gdpo_tune.core.files import expand_path
 from gdpo_tune.core.parameters import PARTIAL_CREDIT, list_parameters
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trial_config import ParamValue
@@ -253,7 +253,7 @@ def _check_pack(spec: SweepSpec) -> Iterator[str]:
 
 def _check_warm_start(spec: SweepSpec) -> Iterator[str]:
     for index, directory in enumerate(spec.search.warm_start):
-        earlier = load_spec(expand_home(directory) / SPEC, to_run=False)
+        earlier = load_spec(expand_path(directory) / SPEC, to_run=False)
         lines = list_differences(list_decisive_values(earlier), list_decisive_values(spec))
         decisive = [line for line in lines if not line.startswith(("space.", "objectives."))]
         if decisive:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, PrivateAttr
 
 from gdpo_tune.core.metrics import COST_METRICS
 from gdpo_tune.core.object_store import find_local_copy, is_url, join_address
@@ -32,12 +31,19 @@ from gdpo_tune.core.trials import Objective, TrialRecord
 from gdpo_tune.spec.notation import convert_to_notation, dump_entries
 from gdpo_tune.spec.notify_section import SweepNotify
 from gdpo_tune.spec.objectives import Constraint, ObjectiveSpec, read_constraint
+from gdpo_tune.spec.paths import PROJECT
 from gdpo_tune.spec.problems import hide_passwords, hide_service_path, show
 from gdpo_tune.spec.sandbox_section import UNUSED_BY_SERVICE
 from gdpo_tune.spec.search_section import Search
 from gdpo_tune.spec.sections import Section, accept_mapping, require_pattern
 from gdpo_tune.spec.space import Space
-from gdpo_tune.spec.storage_section import RUNS, Tracking, read_ledger
+from gdpo_tune.spec.storage_section import (
+    RUNS,
+    TRACKING_VARIABLES,
+    Tracking,
+    expand_storage,
+    read_ledger,
+)
 from gdpo_tune.spec.training_section import Resources
 
 SPEC = "spec.yaml"
@@ -91,12 +97,14 @@ class SweepSpec(Section):
     """MLflow server and experiment that show the sweep."""
     notify: SweepNotify | None = None
     """Webhook that is notified when the sweep ends, and when its first trial fails."""
-    storage: Annotated[Text, AfterValidator(os.path.expanduser)] = RUNS
+    storage: Annotated[Text, AfterValidator(expand_storage)] = RUNS
     """Directory of all sweeps, or address of an object store such as `s3://bucket/sweeps`, which
     needs `ledger`; this sweep is in `<storage>/<name>`."""
     ledger: Annotated[str, BeforeValidator(read_ledger)] = ""
     """Database of the record of all trials, `postgresql+psycopg2://USER@HOST/DATABASE`; default: a
     file in the sweep's directory. The password belongs in `PGPASSWORD` or `~/.pgpass`."""
+    _written: dict[str, str] = PrivateAttr(default_factory=dict[str, str])
+    """Path that `resolve_paths` has changed -> the text of the file."""
 
     @property
     def directory(self) -> Path:
@@ -200,16 +208,38 @@ class SweepSpec(Section):
             changed = {k: value for k, value in section.items() if value != default.get(k)}
             if changed:
                 decisive[name] = changed
-        text = json.dumps(decisive, sort_keys=True)
+        text = json.dumps(self.restore_written(decisive), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def restore_written(self, value: Any) -> Any:
+        """Return a value of JSON with paths as the sweep's file has them."""
+        if isinstance(value, Mapping):
+            return {key: self.restore_written(child) for key, child in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.restore_written(child) for child in value]
+        return self._written.get(value, value) if isinstance(value, str) else value
+
+    def set_written(self, written: dict[str, str]) -> None:
+        """Note the paths that differ from the file, as `resolve_paths` returns them."""
+        self._written = written
+
+    def dump_stored_yaml(self) -> str:
+        """Return the file that the sweep's directory keeps: `dump_yaml`, and where its paths begin.
+
+        Such a file may hold a password.
+        """
+        project = next((path for path, text in self._written.items() if text == "."), Path.cwd())
+        return self.dump_yaml() + dump_entries({PROJECT: str(project)})
 
     def dump_yaml(self) -> str:
         """Return the resolved file, every default written out; loading it gives an equal spec."""
-        plain = self.model_dump(mode="json")
+        plain = self.restore_written(self.model_dump(mode="json"))
         for name in UNUSED_BY_SERVICE if self.sandbox.type == "external" else ():
             del plain["sandbox"][name]
         if self.notify is None:  # a key without a value is refused
             del plain["notify"]
+        if self.tracking.origins.get("uri") == TRACKING_VARIABLES["uri"]:
+            plain["tracking"]["uri"] = hide_passwords(self.tracking.uri)  # no file may have it
         plain["constraints"] = {name: limit.text for name, limit in self.constraints.items()}
         # `reward_weights` and its like stay together, because a key may be written only once.
         grouped = sorted(self.space.domains.items(), key=lambda item: item[0].rpartition(".")[0])
@@ -247,15 +277,19 @@ def drop_later_defaults(
     return {k: value for k, value in section.items() if k not in later or value != default[k]}
 
 
-def dump_public_yaml(spec: SweepSpec) -> str:
-    """Return the resolved file as it may be shown: without the secrets in its addresses."""
+def dump_public_yaml(spec: SweepSpec, *, stored: bool = False) -> str:
+    """Return the resolved file as it may be shown: without the secrets in its addresses.
+
+    With `stored` it is as `dump_stored_yaml` returns it.
+    """
     uri = hide_passwords(spec.tracking.uri)
     public = {
         "tracking": spec.tracking.model_copy(update={"uri": uri}),
         "sandbox": replace(spec.sandbox, url=hide_service_path(spec.sandbox.url)),
         "ledger": hide_passwords(spec.ledger),
     }
-    return spec.model_copy(update=public).dump_yaml()
+    public = spec.model_copy(update=public)
+    return public.dump_stored_yaml() if stored else public.dump_yaml()
 
 
 def list_decisive_values(spec: SweepSpec) -> dict[str, Any]:
@@ -267,7 +301,8 @@ def list_decisive_values(spec: SweepSpec) -> dict[str, Any]:
         **{name: select_decisive(getattr(spec, name)) for name in names},
     }
     flat = {f"{name}.{k}": v for name, section in sections.items() for k, v in section.items()}
-    return {"task": spec.task, "policy": spec.policy, "scoring": spec.scoring, **flat}
+    named = {"task": spec.task, "policy": spec.policy, "scoring": spec.scoring, **flat}
+    return {key: spec.restore_written(value) for key, value in named.items()}
 
 
 def list_differences(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from gdpo_tune.core.files import find_path_problem, is_directory, is_file
+from gdpo_tune.core.files import expand_path, find_path_problem, is_directory, is_file
 from gdpo_tune.core.secret_names import HIDDEN
 from gdpo_tune.spec.problems import (
     UNPRINTABLE,
@@ -82,7 +82,10 @@ def _read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> YamlN
     unusable = find_path_problem(extends.value)
     if unusable:
         raise problems.add_value(extends, (EXTENDS,), unusable, "name another file")
-    file, chain = Path(os.path.normpath(path.parent / extends.value)), (*chain, path.resolve())
+    file, chain = (
+        Path(os.path.normpath(path.parent / expand_path(extends.value))),
+        (*chain, path.resolve()),
+    )
     if file.resolve() in chain:
         reason = f"a circle: {' -> '.join(each.name for each in (*chain, file))}"
         raise problems.add_value(extends, (EXTENDS,), reason, "remove one of these extends:")

@@ -12,7 +12,7 @@ from typing import Any
 from gdpo_tune.core import registry
 from gdpo_tune.core.engines import ADAPTER_RANKS
 from gdpo_tune.core.errors import TaskFileError
-from gdpo_tune.core.files import expand_home, find_path_problem
+from gdpo_tune.core.files import expand_path, find_path_problem
 from gdpo_tune.core.policy_size import find_position_limit
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.settings import (
@@ -81,7 +81,7 @@ def check_scoring(scoring: Scoring, name: str, task: TaskInfo, problems: Problem
 def check_positions(training: TrainingSettings, policy: str, problems: Problems) -> None:
     """Refuse completions that are longer than the policy can write, if its files show that."""
     longest = training.max_completion_length
-    directory = registry.POLICIES.get(policy) or expand_home(policy)
+    directory = registry.POLICIES.get(policy) or expand_path(policy)
     try:
         config: Any = json.loads((directory / "config.json").read_bytes())
     except (OSError, ValueError):

@@ -40,7 +40,7 @@ from typing import Any, cast
 from gdpo_tune.core.errors import DataError, UsageError, get_first_line
 from gdpo_tune.core.files import (
     DATA_KINDS,
-    expand_home,
+    expand_path,
     is_data_file,
     is_directory,
     is_local_source,
@@ -299,7 +299,7 @@ def read_local(source: str, config: str, split: str, select: Select) -> Iterator
     Raises:
         DataError: it cannot be read, or has no such split.
     """
-    path = expand_home(source)
+    path = expand_path(source)
     if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
         yield from _read_saved(path, split, select)
         return
@@ -571,7 +571,7 @@ def propose_layout(source: str, task: str | None, layout: str | None) -> DataSet
     layouts = [n for n in LAYOUTS if task is None or task in describe_layout(n).tasks]
     if layout:
         layouts = [layout] if layout in LAYOUTS else []
-    if not layouts or not source or not is_present(expand_home(source)):
+    if not layouts or not source or not is_present(expand_path(source)):
         return None
     placed = read_local(source, "", "train", lambda _, columns: [*columns])
     rows = [row for _, row in islice(placed, DECISIVE_ROWS)]

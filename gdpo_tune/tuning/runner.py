@@ -72,6 +72,7 @@ def run_sweep(
     fresh: bool = False,
     accept_changes: bool = False,
     one_front: bool = False,
+    continue_from: str = "",
     listeners: Sequence[Listener] = (),
     train: str = "",
 ) -> SweepResult:
@@ -84,6 +85,7 @@ def run_sweep(
         fresh: move an earlier sweep of this name aside and begin anew.
         accept_changes: go on although files or versions that decide results have changed.
         one_front: keep the trials before an accepted change on one front with later ones.
+        continue_from: directory or address of the sweep, if it is to go on in this one.
         listeners: called with every event, in the thread of this call; they must return quickly.
         train: `module:function` that trains one trial; `module:class`, as `training.packs.Pack`, if
             trials share a process. Default: those of `training`.
@@ -91,7 +93,8 @@ def run_sweep(
     Raises:
         ResourcesError: a trial does not fit on this machine or cluster.
         LedgerHeldError: another process runs this sweep.
-        IdentityError: another sweep has this name, or content that decides its results changed.
+        IdentityError: another sweep has this name, another directory has this sweep, or content
+            that decides its results changed.
         PolicyError, SandboxUnavailable: the policy or the sandbox of every trial is not available.
         DiskFullError: there is no room for checkpoints or the ledger; the same call resumes.
         ClusterError: the cluster cannot be joined, or its nodes do not share the directory.
@@ -102,7 +105,7 @@ def run_sweep(
     check_resources(spec)
     if spec.address:
         check_writable(spec.storage)
-    with Ledger.open(spec, fresh=fresh) as ledger:
+    with Ledger.open(spec, fresh=fresh, continue_from=continue_from) as ledger:
         content = measure_content(spec.task, spec.policy, spec.model, spec.data, spec.rollout)
         ledger.compare_content(content, accept=accept_changes, one_front=one_front)
 

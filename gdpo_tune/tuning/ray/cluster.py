@@ -18,7 +18,7 @@ import psutil
 from gdpo_tune.core import ray_access
 from gdpo_tune.core.errors import ClusterLostError
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.processes import find_process, is_running, read_creation_time
+from gdpo_tune.core.processes import find_process, identify_start, is_running
 from gdpo_tune.core.signals import block_hangups
 from gdpo_tune.core.system import count_local_cpus
 from gdpo_tune.tuning.ray.joining import LOST_SECONDS, connect_to_cluster, watch_head
@@ -135,14 +135,15 @@ def start_cluster(processes: Path, variables: Mapping[str, str]) -> Generator[Cl
     others = list_children()
     with set_variables(variables):  # which the servers pass on to every process of a trial
         start_servers(others)
-    servers = [process for process in list_children() if read_name(process) in SERVERS]
+    started = [process.pid for process in list_children() if read_name(process) in SERVERS]
+    servers = [(pid, identify_start(pid)) for pid in started]
 
     def is_alive() -> bool:
-        return all(is_running(server.pid, server.create_time()) for server in servers)
+        return all(is_running(pid, start) for pid, start in servers)
 
     def remember() -> None:
-        ours = [(process.pid, read_creation_time(process)) for process in list_children() - others]
-        write_atomically(processes, json.dumps([entry for entry in ours if entry[1] is not None]))
+        pids = [process.pid for process in list_children() - others]
+        write_atomically(processes, json.dumps([(pid, identify_start(pid)) for pid in pids]))
 
     try:
         remember()
@@ -225,7 +226,7 @@ def end_orphans(file: Path) -> None:
     """End the processes that a killed run recorded; an incomplete file names none."""
     with suppress(OSError, ValueError, TypeError):
         entries = json.loads(file.read_bytes())
-        left = [find_process(int(pid), float(created)) for pid, created in entries]
+        left = [find_process(int(pid), start) for pid, start in entries]
         end_processes(process for process in left if process is not None)
     file.unlink(missing_ok=True)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from gdpo_tune.core.content import Fact, describe_changes, list_changes
 from gdpo_tune.core.errors import IdentityError
-from gdpo_tune.core.files import expand_home
+from gdpo_tune.core.files import expand_path
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.spec.model import SPEC
+from gdpo_tune.spec.model import SPEC, list_decisive_values
 
 
 def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
@@ -28,7 +28,7 @@ def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
         UsageError, IdentityError: a directory holds no ledger, or one of another sweep.
     """
     trials: list[TrialRecord] = []
-    for directory in map(expand_home, spec.search.warm_start):
+    for directory in map(expand_path, spec.search.warm_start):
         with _open_earlier(directory) as ledger:
             records = ledger.get_records()
         members = {record.number for record in records if record.role == "member"}
@@ -50,11 +50,13 @@ def refuse_other_content(spec: SweepSpec, content: Mapping[str, Fact]) -> None:
         IdentityError: a file of an earlier sweep's task, data or policy has changed since then.
         SpecError, UsageError: as `load_earlier_trials`.
     """
-    for directory in map(expand_home, spec.search.warm_start):
+    for directory in map(expand_path, spec.search.warm_start):
         with _open_earlier(directory) as ledger:
             earlier, newest = ledger.spec, ledger.get_contents()[-1:]
-        others = [k for k in ("data", "policy") if getattr(earlier, k) != getattr(spec, k)]
-        others += ["version", "hub", *(["task", "file"] if earlier.task != spec.task else [])]
+        ours, theirs = list_decisive_values(spec), list_decisive_values(earlier)
+        differ = {k.partition(".")[0] for k in ours | theirs if ours.get(k) != theirs.get(k)}
+        others = ["version", "hub", *differ & {"data", "policy", "task"}]
+        others += ["file"] if "task" in differ else []
         for recorded in newest:
             if changes := list_changes(recorded["digests"], content, without=others):
                 raise IdentityError(

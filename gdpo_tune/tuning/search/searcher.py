@@ -186,6 +186,7 @@ class LedgerSearcher(Searcher):
         """Apply the requests that wait; return whether there was any."""
         taken = 0
         with self._write_guard():
+            self._ledger.record_gaps()
             for request in self._inbox.take(lambda text: self.record_incident(text, [])):
                 self._apply(request)
                 taken += 1
