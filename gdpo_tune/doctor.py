@@ -100,9 +100,9 @@ def check_machine() -> Iterator[Row]:
     from gdpo_tune.tracking.server import find_problem
     from gdpo_tune.tuning.ray.joining import ASK_SECONDS, find_silence
 
-    others, memory = " ".join(list_other_sweeps()), (system.read_machine_memory() or 0) / GIB
+    others, memory = [*list_other_sweeps()], (system.read_machine_memory() or 0) / GIB
     cpus = f"{system.count_local_cpus()} of {os.cpu_count()}, by affinity and quotas"
-    yield judge("CPUs", cpus, others, fine=not others, state="warning")
+    yield judge("CPUs", "; ".join((cpus, *others[:1])), fine=not others, state="warning")
     fix = "raise the limit of this machine, container or job"
     yield judge("memory", f"{memory:.1f} GiB, with all limits", fix, fine=memory >= 2)
     temporary = os.environ.get("TMPDIR") or tempfile.gettempdir()
