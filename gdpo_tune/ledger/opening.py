@@ -31,13 +31,12 @@ from gdpo_tune.core.errors import (
     UsageError,
 )
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.object_store import StoreDirectory, is_url
+from gdpo_tune.core.object_store import JOURNAL, SPEC, StoreDirectory, is_url
 from gdpo_tune.ledger.journal import Journal, JournalFile, Lease, move_aside, repair
 from gdpo_tune.ledger.request_files import find_user
 from gdpo_tune.ledger.sweep_store import SweepStore, fetch_spec, print_notice
 from gdpo_tune.ledger.trial_encoding import TRIALS
 from gdpo_tune.spec import SweepSpec, hide_passwords, load_spec
-from gdpo_tune.spec.model import JOURNAL, SPEC
 
 if TYPE_CHECKING:
     from gdpo_tune.ledger.postgres_journal import PostgresJournal

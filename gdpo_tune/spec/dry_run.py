@@ -193,6 +193,8 @@ def _describe_peak(spec: SweepSpec, size: PolicySize | None) -> str:
     more = "" if slots else "; each further slot of the cluster "
     if not slots:
         more += f"adds up to {format_bytes(disk.training - disk.ended)}"
+    if spec.keep == "front":
+        more += "; keep: front leaves the front's, and merges of an extended sweep use no other"
     return f"at most {format_bytes(disk.peak)} of checkpoints ({describe_disk(disk)}){more}"
 
 

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.files import expand_path
+from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.parameters import PARTIAL_CREDIT, list_parameters
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trial_config import ParamValue
 from gdpo_tune.spec.load import load_spec
 from gdpo_tune.spec.machine import list_sandbox_warnings
-from gdpo_tune.spec.model import SPEC, SweepSpec, list_decisive_values, list_differences
+from gdpo_tune.spec.model import SweepSpec, list_decisive_values, list_differences
 from gdpo_tune.spec.problems import join_names, show
 from gdpo_tune.spec.sampler_choice import count_affordable_trials
 from gdpo_tune.spec.search_section import AshaSettings

@@ -9,6 +9,7 @@ from typing import Any, cast
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import SpecError, SpecProblem
 from gdpo_tune.core.files import expand_path, is_file
+from gdpo_tune.core.object_store import JOURNAL, SPEC
 from gdpo_tune.core.parameters import PARAMETERS, list_parameters
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.spec import (
@@ -21,7 +22,7 @@ from gdpo_tune.spec import (
     task_section,
     training_section,
 )
-from gdpo_tune.spec.model import JOURNAL, SPEC, SweepSpec
+from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.notation import get_mapping
 from gdpo_tune.spec.objectives import check_metrics
 from gdpo_tune.spec.paths import expand_address, resolve_paths

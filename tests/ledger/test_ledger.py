@@ -482,7 +482,7 @@ def test_a_disk_without_locks_is_named_with_the_way_out(
 
 def test_another_error_of_a_lock_stays_what_it_is(spec: SweepSpec, monkeypatch: pytest.MonkeyPatch):
     refuse_locks(monkeypatch, errno.EIO)
-    with pytest.raises(UsageError, match="cannot be kept in .*Input/output error"):
+    with pytest.raises(UsageError, match=r"cannot be kept in .*Input/output error"):
         Ledger.open(spec)
 
 
