@@ -17,7 +17,7 @@ import math
 import os
 import select
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -30,8 +30,10 @@ from gdpo_tune.core.errors import (
     PolicyError,
     ResourcesError,
     TaskFileError,
+    UsageError,
 )
 from gdpo_tune.core.files import expand_path, find_path_problem, is_disk_full
+from gdpo_tune.core.service_url import bypass_proxies_on_loopback
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -53,6 +55,7 @@ COMMANDS = {
     "export": "write a training, or a merge, for another library",
     "publish": "publish a policy of a sweep, or its whole front, on the Hub",
     "schedule": "run sweeps by a schedule",
+    "doctor": "show what this machine can do, and what a sweep lacks on it",
 }
 """Name of a command, which is a module of this package -> its help."""
 SPELLED_OUT = "gdpo_tune.spelled_out"
@@ -118,6 +121,7 @@ def run_command(
         words: the arguments; None: those of the process.
     """
     prepare_output()
+    bypass_proxies_on_loopback()
     try:
         status = command(sys.argv[1:] if words is None else words)
         sys.stdout.flush()
@@ -264,6 +268,19 @@ def name_file(file: str) -> Generator[None]:
     except (PolicyError, DataError, ResourcesError, EngineError, TaskFileError) as error:
         text = str(error)
         raise type(error)(text if text.startswith(file) else f"{file}: {text}") from error
+
+
+def find_problems(spec: SweepSpec, file: str) -> Iterator[UsageError]:
+    """Yield what a sweep lacks on this machine: resources, packages, variables and disk."""
+    from gdpo_tune.policies.load_policy import measure_policy
+    from gdpo_tune.spec import check_disk, find_machine_problems, find_unset_webhook
+
+    yield from find_machine_problems(spec)
+    yield from find_unset_webhook(spec)
+    try:
+        check_disk(spec, measure_policy(spec.policy), file)
+    except ResourcesError as error:
+        yield error
 
 
 def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str]:

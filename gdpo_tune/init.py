@@ -11,6 +11,7 @@ defaults. The file is checked as by `sweep` before it is written.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,6 +60,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from gdpo_tune.core.errors import UsageError
     from gdpo_tune.core.files import explain_write_errors, find_path_problem, write_atomically
+    from gdpo_tune.spec.machine import count_visible_gpus
 
     try:
         answers = collect_answers(options, ask=sys.stdin.isatty() and not options.yes)
@@ -80,6 +82,8 @@ def main(arguments: Sequence[str]) -> int:
     with explain_write_errors("the search space"):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, text)
+    if answers.gpus and not count_visible_gpus(os.environ):
+        print(f"{file} asks for GPUs, resources.gpus: {answers.gpus:g}; this machine has none")
     print(f"wrote {file}. Next:\n  python -m gdpo_tune.sweep {file} --dry-run")
     print(f"  python -m gdpo_tune.sweep {file}")
     return 0

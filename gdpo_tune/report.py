@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
             write_front_csv(spec, records)
         print_summary(spec, records, chosen=chosen, sessions=sessions)
     if options.sync:
-        from gdpo_tune.tracking.sync import sync
+        from gdpo_tune.tracking.mlflow_sink import sync
 
         return sync(spec)
     return 0
@@ -108,10 +108,10 @@ def _load_named(options: argparse.Namespace) -> tuple[SweepSpec, str | None]:
     )
 
     if names_space(options.space):
-        from gdpo_tune.spec import load_spec
+        from gdpo_tune.spec import keep_recorded_tracking, load_spec
 
         spec = load_spec(options.space, options.overrides, options.name, to_run=False)
-        return spec, options.pick
+        return keep_recorded_tracking(spec), options.pick
     location, pick = split_source(options.space, options.pick)
     file, storage = resolve_spec_file(resolve_location(location), options.space)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
 from gdpo_tune.core import ray_access, task_files
-from gdpo_tune.core.errors import ClusterLostError, NoSignalError, ResourcesError, UsageError
+from gdpo_tune.core.errors import ClusterLostError, NoSignalError, UsageError
 from gdpo_tune.core.hub_address import refuse_published
 
 if TYPE_CHECKING:
@@ -36,12 +36,13 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     options = parse_arguments(arguments)
 
-    from gdpo_tune.spec import load_spec, settle_pack
+    from gdpo_tune.spec import keep_recorded_tracking, load_spec, settle_pack
 
     refuse_published(str(options.space), "sweep", "download its sweep/spec.yaml, and run that")
     needs = [] if options.dry_run or options.submit is not None else None
     spec = load_spec(options.space, options.overrides, options.name, needs=needs)
     refuse_published(spec.address, "sweep", "write a directory as storage")
+    spec = spec if options.fresh else keep_recorded_tracking(spec)
     if options.dry_run:
         with cli.name_file(str(options.space)):
             return print_dry_run(spec, str(options.space), needs or ())
@@ -185,14 +186,7 @@ def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ())
     from gdpo_tune.policies.hub import describe_policy
     from gdpo_tune.policies.load_policy import measure_policy
     from gdpo_tune.policies.prompts import check_template_kwargs, read_chat_template
-    from gdpo_tune.spec import (
-        check_disk,
-        find_machine_problems,
-        find_unset_webhook,
-        render_dry_run,
-        render_needs,
-        settle_pack,
-    )
+    from gdpo_tune.spec import render_dry_run, render_needs, settle_pack
 
     cli.set_written_variables(spec)
     description, size = (
@@ -205,13 +199,8 @@ def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ())
     if spec.resources.pack != 1:
         pack = choose_trials_per_process(spec)
         spec = settle_pack(spec, pack.trials)
-    lacking: list[object] = [*needs, *find_machine_problems(spec), *find_unset_webhook(spec)]
-    try:
-        check_disk(spec, size, file)
-    except ResourcesError as error:
-        lacking.append(error)
     print(render_dry_run(spec, size, description, pack))
-    print(f"\n{render_needs(lacking)}")
+    print(f"\n{render_needs([*needs, *cli.find_problems(spec, file)])}")
     cli.check_share(spec)
     if spec.data.is_local and not any(need.key == "data.source" for need in needs):
         from gdpo_tune.tasks.data_rows import check_data
@@ -254,19 +243,15 @@ def read_device_memory(resources: Resources) -> int | None:
 
 def print_environment(spec: SweepSpec, file: str = "") -> None:
     """Refuse a sweep that cannot run here, and print the environment of its task."""
-    from gdpo_tune.policies.load_policy import measure_policy
-    from gdpo_tune.spec import (
-        check_disk,
-        check_resources,
-        find_unset_webhook,
-        list_sandbox_warnings,
-    )
+    from gdpo_tune.spec import list_other_sweeps, list_sandbox_warnings
 
-    check_resources(spec)
-    for problem in find_unset_webhook(spec):
+    for problem in cli.find_problems(spec, file):
         raise problem
-    check_disk(spec, measure_policy(spec.policy), file)
-    for warning in list_sandbox_warnings(spec):
+    if address := os.environ.get(ray_access.ADDRESS):
+        address = ray_access.check_ray_address(address, ray_access.ADDRESS)
+        print(f"cluster: {ray_access.ADDRESS} = {address}")
+    others = () if address else list_other_sweeps()
+    for warning in (*list_sandbox_warnings(spec), *others):
         print(f"warning: {warning}", file=sys.stderr)
     for name, value in cli.probe_environment(spec).items():
         print(f"{name}: {value}")

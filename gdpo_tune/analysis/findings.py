@@ -8,9 +8,8 @@ from gdpo_tune.core.candidates import title_candidate
 from gdpo_tune.core.formatting import (
     format_count,
     format_estimate,
-    format_interval,
+    format_hypervolume,
     format_list,
-    format_number,
     format_percent,
 )
 
@@ -28,11 +27,10 @@ def describe_findings(front: Front, effects: Effects) -> tuple[list[str], list[s
 def _list_findings(front: Front, effects: Effects) -> list[str]:
     lines: list[str] = []
     if front.members:
-        interval = front.hypervolume_interval
         lines.append(
             f"The front has {format_count(len(front.members), 'configuration')} and a "
-            f"hypervolume of {format_number(front.hypervolume)} "
-            f"(95 %: {format_interval(interval.low, interval.high)})."
+            "hypervolume of "
+            f"{format_hypervolume(front.hypervolume, front.hypervolume_interval)}."
         )
     for goal in front.objectives:
         if goal.name in front.extremes and not front.list_ties(goal.name):

@@ -7,8 +7,8 @@ others. Shapes: T points, M objectives; means and errors are `[T, M]` and finite
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from statistics import NormalDist
+from typing import NamedTuple
 
 import moocore
 import numpy as np
@@ -32,8 +32,7 @@ LEVEL = 0.95
 """Nominal coverage of every interval."""
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """An interval of a quantity at the level `LEVEL`."""
 
     low: float

@@ -52,8 +52,8 @@ class JobHandle(Record):
     """Directory with its logs; for `local` and `slurm`."""
     machine: str = ""
     """Host name; for `local`, as is the next one."""
-    processes: list[Annotated[tuple[int, FiniteFloat], Field(strict=False)]] = []
-    """Pid and creation time of supervisor and sweep."""
+    processes: list[Annotated[tuple[int, str | FiniteFloat], Field(strict=False)]] = []
+    """Pid and start of supervisor and sweep, see `processes.find_process`."""
 
 
 class ScheduledRun(Record):

@@ -61,6 +61,15 @@ def format_interval(low: float, high: float) -> str:
     return f"{format_number(low)} to {format_number(high)}"
 
 
+def format_hypervolume(volume: float, interval: Sequence[float], reference: str = "") -> str:
+    """Return `0.512 (95 %: 0.431 to 0.540)`, with a word why if the interval ends at the volume."""
+    low, high = interval
+    span = f"95 %: {format_interval(low, high)}"
+    if low < high <= volume:
+        span += ", not above it: noise makes a front look better"
+    return f"{format_number(volume)} ({span}{reference and f'; reference: {reference}'})"
+
+
 def _choose_decimals(value: float) -> int:
     magnitude = abs(value)
     return 3 if magnitude < 10 else 1 if magnitude < 1000 else 0
@@ -103,9 +112,9 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
-def format_count(count: int, noun: str) -> str:
-    """Format a count with its noun: `1 trial`, `2 trials`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def format_count(count: float, noun: str) -> str:
+    """Format a count with its noun: `1 trial`, `2 trials`, `0.5 GPUs`."""
+    return f"{count:,.15g} {noun}{'' if count == 1 else 's'}"
 
 
 def format_percent(share: float) -> str:

@@ -19,7 +19,7 @@ from gdpo_tune.core.candidates import format_parts, title_candidate
 from gdpo_tune.core.formatting import (
     abbreviate_parameter,
     format_count,
-    format_interval,
+    format_hypervolume,
     format_number,
     format_parameter,
 )
@@ -121,13 +121,12 @@ def _build_head(spec: SweepSpec, front: Front, note: str) -> Text:
     complete, others = describe_states(front.records)
     counts = ", ".join(filter(None, [f"{format_count(complete, 'trial')} complete", others]))
     work = describe_work(front.records, spec.resources.trials_per_process, "training")
-    interval = front.hypervolume_interval
+    volume = format_hypervolume(front.hypervolume, front.hypervolume_interval)
     head = (
         f": {f'{note}; ' if note else ''}{counts}, {work}; "
-        f"{len(front.members)} on the front, hypervolume {format_number(front.hypervolume)}"
+        f"{len(front.members)} on the front, hypervolume {volume}"
     )
-    span = f" (95 %: {format_interval(interval.low, interval.high)})" if front.members else ""
-    return Text.assemble("\n", (spec.name, "bold"), head, span)
+    return Text.assemble("\n", (spec.name, "bold"), head)
 
 
 def _print_labelled(out: Console, spec: SweepSpec, front: Front) -> None:

@@ -94,7 +94,7 @@ def decode_trial(
         number=trial.number,
         role=stored["role"],
         state="paused" if is_paused else STATES[trial.state],
-        params=stored["params"],
+        params=spec.space.align(stored["params"]),
         seed=stored["seed"],
         proposer=stored["proposer"],
         replicate_of=stored["replicate_of"],
@@ -174,7 +174,8 @@ def convert_to_distribution(domain: Choices | Uniform) -> BaseDistribution:
         return IntDistribution(
             int(domain.low), int(domain.high), log=domain.log, step=int(domain.step or 1)
         )
-    return FloatDistribution(domain.low, domain.high, log=domain.log, step=domain.step)
+    high = max((domain.high, *domain.grid))  # Optuna would drop a last value beyond the end
+    return FloatDistribution(domain.low, high, log=domain.log, step=domain.step)
 
 
 def encode_outcome(outcome: Outcome, directory: Path) -> dict[str, Any]:

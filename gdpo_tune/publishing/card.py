@@ -10,7 +10,7 @@ import jinja2
 from gdpo_tune import __version__
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.formatting import format_interval, format_number
+from gdpo_tune.core.formatting import format_hypervolume
 from gdpo_tune.core.hub_address import REPOSITORY_ID
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.publishing.card_tables import (
@@ -191,10 +191,8 @@ def _list_objectives(publication: Publication) -> list[str]:
 
 
 def _describe_hypervolume(front: Front) -> str:
-    interval = front.hypervolume_interval
-    span = format_interval(interval.low, interval.high)
     points = ", ".join(f"{goal.name} {goal.reference:g}" for goal in front.objectives)
-    return f"{format_number(front.hypervolume)} (95 %: {span}; reference: {points})"
+    return format_hypervolume(front.hypervolume, front.hypervolume_interval, points)
 
 
 def _list_versions(publication: Publication) -> str:

@@ -5,11 +5,12 @@ from gdpo_tune.spec.dry_run import render_dry_run, render_needs
 from gdpo_tune.spec.environment import collect_variables
 from gdpo_tune.spec.gpu_share import check_gpu_share, read_device_memory
 from gdpo_tune.spec.lint import list_warnings
-from gdpo_tune.spec.load import load_spec
+from gdpo_tune.spec.load import keep_recorded_tracking, load_spec
 from gdpo_tune.spec.machine import (
     check_resources,
     count_local_cpus,
     find_machine_problems,
+    list_other_sweeps,
     list_sandbox_warnings,
 )
 from gdpo_tune.spec.model import SweepSpec, dump_public_yaml
@@ -48,6 +49,8 @@ __all__ = [
     "find_machine_problems",
     "find_unset_webhook",
     "hide_passwords",
+    "keep_recorded_tracking",
+    "list_other_sweeps",
     "list_sandbox_warnings",
     "list_warnings",
     "load_spec",

@@ -17,7 +17,7 @@ from gdpo_tune.spec.lint import list_warnings
 from gdpo_tune.spec.model import SweepSpec, dump_public_yaml
 from gdpo_tune.spec.notation import format_domain
 from gdpo_tune.spec.pack import PackChoice
-from gdpo_tune.spec.problems import hide_service_path, join_names, show
+from gdpo_tune.spec.problems import hide_passwords, hide_service_path, join_names, show
 from gdpo_tune.spec.sampler_choice import choose_sampler
 from gdpo_tune.spec.search_section import PbtSettings
 from gdpo_tune.spec.space import Uniform
@@ -36,6 +36,7 @@ def render_dry_run(
     """
     warnings = [f"  - {warning}" for warning in list_warnings(spec)]
     scheduler, total = spec.search.scheduler, spec.training.completions_per_step
+    tracking = spec.tracking
     sizes = spec.space.list_reachable("group_size") or ()
     prompts = [(f"group_size {size}", f"{total // int(size)} prompts") for size in sizes]
     population: list[str] = []
@@ -65,6 +66,9 @@ def render_dry_run(
         f"# Ends early: {_describe_limits(spec)}",
         f"# Sandbox: {_describe_sandbox(spec)}",
         f"# Rollouts: {_describe_rollouts(spec)}",
+        f"# Tracking: {hide_passwords(tracking.uri)} ({tracking.origins.get('uri', 'default')}), "
+        f"experiment {tracking.experiment} ({tracking.origins.get('experiment', 'name')}); "
+        "without a call to MLflow or a test run",
         f"# Disk: {_describe_peak(spec, size)}",
         *([f"# GPU memory: {_describe_gpu_memory(spec, size)}"] if spec.resources.gpus else []),
         "",
@@ -151,7 +155,7 @@ def _describe_limits(spec: SweepSpec) -> str:
 
 def _describe_workers(spec: SweepSpec) -> str:
     resources, total = spec.resources, spec.training.completions_per_step
-    each = f"{resources.cpus:g} CPUs and {resources.gpus:g} GPUs"
+    each = resources.share_text
     if resources.workers == 1:
         others = resources.trials_per_process - 1
         return f"1 worker with {each}" + (f", shared with up to {others} others" if others else "")

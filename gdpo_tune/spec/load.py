@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +15,7 @@ from gdpo_tune.core.parameters import PARAMETERS, list_parameters
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.spec import (
     data_section,
+    environment,
     pack,
     parse_space,
     sandbox_section,
@@ -26,7 +28,7 @@ from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.notation import get_mapping
 from gdpo_tune.spec.objectives import check_metrics
 from gdpo_tune.spec.paths import expand_address, resolve_paths
-from gdpo_tune.spec.problems import Problems, SourceMark, YamlNode, join_names
+from gdpo_tune.spec.problems import Problems, SourceMark, YamlNode, hide_passwords, join_names
 from gdpo_tune.spec.search_section import PbtSettings
 from gdpo_tune.spec.sections import read_section
 from gdpo_tune.spec.source import read_yaml
@@ -61,7 +63,9 @@ def load_spec(
     problems = Problems(SourceMark(str(path), 1))
     root = problems.root = read_yaml(path, overrides, name, problems)
     written = resolve_paths(root, path) if path.name == SPEC else {}
+    storage_section.take_tracking_variables(root)
     problems.refuse_unusable(root)
+    environment.keep_texts(root)
     data = cast("dict[str, Any]", root.convert_to_plain())
     for key, example in REQUIRED.items():
         if key not in data:
@@ -94,9 +98,34 @@ def load_spec(
         needs += problems.list_sorted()
     experiment = spec.tracking.experiment or spec.name
     places = {"experiment": experiment, "uri": expand_address(spec.tracking.uri)}
-    spec = spec.model_copy(update={"tracking": spec.tracking.model_copy(update=places)})
+    tracking = spec.tracking.model_copy(update=places)
+    for key in storage_section.TRACKING_VARIABLES:
+        if node := root.get(("tracking", key)):
+            tracking.origins[key] = str(node.mark)
+    spec = spec.model_copy(update={"tracking": tracking})
     spec.set_written(written)
     return spec
+
+
+def keep_recorded_tracking(spec: SweepSpec) -> SweepSpec:
+    """Return `spec` with the tracking that its sweep began with, as far as its file has none.
+
+    MLflow's variables may have changed since then: a note on stderr says so.
+    """
+    try:
+        recorded = load_spec(spec.directory / SPEC, name=spec.name, to_run=False).tracking
+    except SpecError:  # the sweep begins now, or another version wrote the file
+        return spec
+    kept: dict[str, str] = {}
+    for key, variable in storage_section.TRACKING_VARIABLES.items():
+        origin, before = spec.tracking.origins.get(key, "default"), getattr(recorded, key)
+        if origin in ("default", variable) and before != (now := getattr(spec.tracking, key)):
+            kept[key], spec.tracking.origins[key] = before, recorded.origins[key]
+            text = f"tracking.{key} = {before}, as when it began, not {now} ({origin})"
+            print(
+                f"note: {spec.name} keeps {hide_passwords(text)}; --set changes it", file=sys.stderr
+            )
+    return spec.model_copy(update={"tracking": spec.tracking.model_copy(update=kept)})
 
 
 def _check(spec: SweepSpec, task: TaskInfo | None, problems: Problems, *, to_run: bool) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from gdpo_tune.core.engines import (
     check_adapter_precision,
@@ -18,6 +21,7 @@ from gdpo_tune.core.errors import ResourcesError, UsageError
 from gdpo_tune.core.settings import SandboxSettings
 from gdpo_tune.core.system import (
     SHARE_FOR_CANDIDATES,
+    count_local_cpus,
     count_parallel_candidates,
     read_machine_memory,
 )
@@ -107,13 +111,6 @@ def count_fitting_workers(trial: Resources, cpus: int, gpus: int) -> int:
     return min(by_cpu, int(gpus / trial.gpus)) if trial.gpus else by_cpu
 
 
-def count_local_cpus() -> int:
-    """Return the CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1  # macOS
-
-
 def count_visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) -> int:
     """Return the number of device files of GPUs (NVIDIA, AMD, WSL) that are not hidden.
 
@@ -131,6 +128,26 @@ def count_visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) 
     # CUDA stops reading at the first invalid entry.
     end = next((i for i, name in enumerate(names) if not name or name[0] == "-"), len(names))
     return min(end, present)
+
+
+def list_other_sweeps() -> Iterator[str]:
+    """Yield a warning for each other sweep of this user on the CPUs of this process.
+
+    A sweep is known by its server of Ray, which ends with it.
+    """
+    for server in psutil.process_iter():
+        with suppress(psutil.Error):  # it has ended, or belongs to another user
+            driver = server.parent() if server.name() == "raylet" else None
+            if driver is None or not re.search("gdpo[-_]tune", " ".join(driver.cmdline())):
+                continue
+            shared = {*server.cpu_affinity()} & {*psutil.Process().cpu_affinity()}
+            if shared:
+                yield (
+                    f"process {driver.pid}, another sweep of yours in {driver.cwd()}, uses "
+                    f"{len(shared)} CPUs of this one: both get slower, and may lack memory on the "
+                    "same GPU. Wait for its end, or give each its own: taskset -c 0-3 gdpo-tune "
+                    "..., and CUDA_VISIBLE_DEVICES=0"
+                )
 
 
 def list_sandbox_warnings(

@@ -37,7 +37,12 @@ from gdpo_tune.spec.sandbox_section import UNUSED_BY_SERVICE
 from gdpo_tune.spec.search_section import Search
 from gdpo_tune.spec.sections import Section, accept_mapping, require_pattern
 from gdpo_tune.spec.space import Space
-from gdpo_tune.spec.storage_section import Tracking, expand_storage, read_ledger
+from gdpo_tune.spec.storage_section import (
+    TRACKING_VARIABLES,
+    Tracking,
+    expand_storage,
+    read_ledger,
+)
 from gdpo_tune.spec.training_section import Resources
 
 Text = Annotated[str, require_pattern(r"(?s).*\S.*", "empty", "write a word, or remove the key")]
@@ -229,6 +234,8 @@ class SweepSpec(Section):
             del plain["sandbox"][name]
         if self.notify is None:  # a key without a value is refused
             del plain["notify"]
+        if self.tracking.origins.get("uri") == TRACKING_VARIABLES["uri"]:
+            plain["tracking"]["uri"] = hide_passwords(self.tracking.uri)  # no file may have it
         plain["constraints"] = {name: limit.text for name, limit in self.constraints.items()}
         # `reward_weights` and its like stay together, because a key may be written only once.
         grouped = sorted(self.space.domains.items(), key=lambda item: item[0].rpartition(".")[0])

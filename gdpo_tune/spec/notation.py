@@ -140,7 +140,7 @@ class DomainReader:
         if not is_on_grid(high - low, step):
             last = low + step * math.floor((high - low) / step)
             reason = f"steps from {show(low)} do not land on {show(high)}"
-            fix = f"end the range at {show(last)} or {show(last + step)}, or remove step:"
+            fix = f"end the range at {last:.12g} or {last + step:.12g}, or remove step:"
             raise self._reject(reason, fix, "step")
         return step
 

@@ -114,7 +114,7 @@ class SpaceReader:
                     (possible is not None and domain.contains(value))
                     or self.problems.has_problem(f"space.{parent}")
                 ):
-                    values.append(value)
+                    values.append(domain.align(value))
                     continue
                 fix = "conditions need a parameter with choices; this one is a continuous range"
                 fix = fix if possible is None else f"use any of {join_names(possible)}"
@@ -184,7 +184,7 @@ class SpaceReader:
         for name, child in self._flatten(entries, path):
             with suppress(UnreadableNodeError):
                 reader = DomainReader(self.parameters[name], path, self.problems)
-                point[name] = reader.read_value(child, name)
+                point[name] = space.domains[name].align(reader.read_value(child, name))
         active = space.select_active(point)
         for name, value in point.items():
             domain, key = space.domains[name], f"space.{name}"

@@ -26,7 +26,8 @@ def read_point(
     Raises:
         UsageError: a name or value that no trial of this sweep can have, or one without effect.
     """
-    changes = {name: _read_value(spec.space, name, value) for name, value in values.items()}
+    read = {name: _read_value(spec.space, name, value) for name, value in values.items()}
+    changes = spec.space.align(read)
     for name, value in changes.items():
         domain = spec.space.domains[name]
         if not force and not domain.contains(value):

@@ -42,6 +42,8 @@ class YamlNode:
     """Entries of a mapping."""
     elements: list[YamlNode] | None = None
     """Elements of a list."""
+    text: str | None = None
+    """A scalar as it is written, if that is known: 1.10 is the number 1.1."""
 
     def is_empty(self) -> bool:
         """Return whether this is a key without a value."""

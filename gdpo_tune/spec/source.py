@@ -130,6 +130,15 @@ def parse_yaml(text: str, source: str, problems: Problems, first_line: int = 1) 
     """
     yaml: Any = YAML(typ="rt", pure=True)  # the only parser that keeps the line of every key
     yaml.composer.warn_double_anchors = False  # YAML 1.2 allows them
+    texts: dict[tuple[int, int], str] = {}
+    compose = yaml.composer.compose_scalar_node
+
+    def keep_text(anchor: object) -> Any:
+        node = compose(anchor)
+        texts[node.start_mark.line, node.start_mark.column] = node.value
+        return node
+
+    yaml.composer.compose_scalar_node = keep_text
     key, line = "", 0
     try:
         data = yaml.load(text)
@@ -152,7 +161,8 @@ def parse_yaml(text: str, source: str, problems: Problems, first_line: int = 1) 
         fix = "keep to words, numbers, lists and mappings"
     else:
         mark = SourceMark(source, first_line)
-        return NodeBuilder(mark, problems).build(data, mark)
+        only = next(iter(texts.values()), None)  # of a document that is a scalar
+        return NodeBuilder(mark, problems, texts).build(data, mark, text=only)
     raise problems.add(SourceMark(source, line), key, None, reason, fix)
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 from pydantic import BeforeValidator
 
+from gdpo_tune.core.formatting import format_count
 from gdpo_tune.core.settings import RolloutSettings, Sharding, TrainingSettings
 from gdpo_tune.spec import environment
 from gdpo_tune.spec.problems import Problems, join_names, show
@@ -56,6 +57,11 @@ class Resources(Section):
     def shards_policy(self) -> bool:
         """True if the workers of a trial share one copy of its policy."""
         return self.workers > 1 and self.sharding != "none"
+
+    @property
+    def share_text(self) -> str:
+        """What one process gets: `1 CPU and 0.5 GPUs`."""
+        return f"{format_count(self.cpus, 'CPU')} and {format_count(self.gpus, 'GPU')}"
 
     @property
     def total_gpus(self) -> float:

@@ -5,6 +5,7 @@ Aliases are expanded up to a bound, because a file of a few lines can expand to 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,12 +28,16 @@ class NodeBuilder:
     source: SourceMark
     """Mark of the document; without a line, all nodes have this mark."""
     problems: Problems
+    texts: Mapping[tuple[int, int], str]
+    """Line and column of a scalar -> its text."""
     values: int = 0
     """Number of values so far."""
     entry: SourceMark = field(init=False)
     """Mark of the current outermost key or element."""
 
-    def build(self, data: Any, mark: SourceMark, above: tuple[int, ...] = ()) -> YamlNode:
+    def build(
+        self, data: Any, mark: SourceMark, above: tuple[int, ...] = (), text: str | None = None
+    ) -> YamlNode:
         """Return plain values with marks; a dotted key becomes nested mappings.
 
         `above` has the identities of the collections around `data`, from the outermost on.
@@ -50,7 +55,7 @@ class NodeBuilder:
             ]
             return YamlNode(mark, elements=elements)
         if not isinstance(data, CommentedMap):
-            return YamlNode(mark, convert_scalar(data))
+            return YamlNode(mark, convert_scalar(data), text=text)
         entries: dict[str, YamlNode] = {}
         for name, value in data.items():
             key, own_mark = str(name), self._find_mark(data, name, mark)
@@ -59,7 +64,8 @@ class NodeBuilder:
                 reason, fix = "a key has characters that cannot be printed", "write it without them"
                 raise self.problems.add(own_mark, shown, None, reason, fix)
             # Every dot is a level, too.
-            child = self.build(value, own_mark, inside + (0,) * key.count("."))
+            text = self.texts.get(tuple((data.lc.data or {}).get(name, ())[2:]))
+            child = self.build(value, own_mark, inside + (0,) * key.count("."), text)
             clash = add_entry(entries, key, child)
             if clash is not None:
                 fix = "keep one of the two (a dotted key is the same as nested mappings)"

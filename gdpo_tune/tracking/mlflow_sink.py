@@ -1,10 +1,15 @@
-"""The listener that keeps MLflow in step with a sweep, without ever delaying the sweep."""
+"""The listener that keeps MLflow in step with a sweep, without ever delaying the sweep.
+
+Its thread delivers the spool, batch by batch, for as long as the server needs. `sync` does the same
+for a sweep that does not run.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import shlex
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -17,9 +22,16 @@ from gdpo_tune.spec import dump_public_yaml, hide_passwords
 from gdpo_tune.tracking import run_content, views
 from gdpo_tune.tracking.mlflow_writer import MlflowWriter
 from gdpo_tune.tracking.run_content import SWEEP, SweepIdentity, convert_to_milliseconds
-from gdpo_tune.tracking.sender import Sender
-from gdpo_tune.tracking.server import make_absolute, set_environment
-from gdpo_tune.tracking.spool import Message, Spool, SpooledRun
+from gdpo_tune.tracking.server import check_server, make_absolute, set_environment
+from gdpo_tune.tracking.spool import (
+    BATCH_BYTES,
+    Message,
+    MessageRefused,
+    ServerUnavailable,
+    Spool,
+    SpooledRun,
+    is_separate,
+)
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -28,6 +40,18 @@ if TYPE_CHECKING:
 SPOOL = "spool.jsonl"
 FIGURES = ("report.html", "front.png")
 CLOSING_SECONDS = 10.0
+INTERVAL = 5.0
+"""Seconds between two batches: many small updates of a trial become one request."""
+FIRST_DELAY = 0.5
+LONGEST_DELAY = 30.0
+CLOSING_DELAY = 0.5
+"""Seconds between attempts while the process waits to end."""
+LEFTOVER = "some files or registered models could not be stored, everything else is there"
+CRASHED = "the sending thread crashed, see its traceback"
+PATIENCE = 10.0
+"""Seconds after which `sync` gives up on a server that takes nothing."""
+POLL_SECONDS = 0.5
+PRINT_SECONDS = 5.0
 
 
 class MlflowSink:
@@ -70,7 +94,10 @@ class MlflowSink:
             case events.SearchStarted() | events.IncidentOccurred() | events.SweepSteered():
                 pass  # the ledger has it; MLflow shows trials
             case events.TrialProgress():
-                self._add_curves(event.number, _add_times(event, self._read_increasing_clock()))
+                now, spent = self._read_increasing_clock(), event.measurement.cost.seconds
+                taken = [*event.earlier, event.measurement]
+                ages = (convert_to_milliseconds(spent - each.cost.seconds) for each in taken)
+                self._add_curves(event.number, zip(taken, (now - age for age in ages), strict=True))
             case events.TrialStarted() | events.TrialPaused() | events.TrialFinished():
                 if isinstance(event, events.TrialStarted):
                     # Not sooner: a finished sweep starts nothing, and its run keeps its state.
@@ -227,9 +254,157 @@ class MlflowSink:
         return self._time
 
 
-def _add_times(progress: events.TrialProgress, now: int) -> Iterator[tuple[Measurement, int]]:
-    """Yield what a trial has just reported, by step, with the times of measurement in ms."""
-    spent = progress.measurement.cost.seconds
-    for earlier in progress.earlier:
-        yield earlier, now - convert_to_milliseconds(spent - earlier.cost.seconds)
-    yield progress.measurement, now
+class Sender:
+    """Delivers `spool` through `writer` in a daemon thread; pauses grow while delivery fails."""
+
+    def __init__(self, spool: Spool, writer: MlflowWriter, interval: float = INTERVAL) -> None:
+        self._spool = spool
+        self._writer = writer
+        self._interval = interval
+        self._closing = threading.Event()
+        self._deadline = float("inf")
+        self._refusals = 0
+        """Refused batches in a row."""
+        self._connected = False
+        self._catching_up = False
+        self._complete = False
+        """True once everything is delivered and duplicates are deleted."""
+        self.problem = ""
+        """Why the last attempt failed; empty if it did not."""
+        self.refused = 0
+        """Number of messages that the server refused for good."""
+        self._thread = threading.Thread(target=self._run, name="tracking", daemon=True)
+
+    def start(self) -> None:
+        """Begin to deliver."""
+        self._thread.start()
+
+    def get_state(self) -> events.TrackingState:
+        """Return how far delivery is, without disk access."""
+        problem = self.problem or self._find_crash() or (LEFTOVER if self._spool.leftover else "")
+        kind = "away" if problem else "catching up" if self._catching_up else "up to date"
+        return events.TrackingState(kind, self._spool.count_pending(), problem)
+
+    def close(self, timeout: float) -> int:
+        """Deliver for at most `timeout` seconds more and return how many messages are left."""
+        self._deadline = time.monotonic() + timeout
+        self._closing.set()
+        self._thread.join(timeout)
+        self.problem = self.problem or self._find_crash()
+        return self._spool.count_pending()
+
+    def _find_crash(self) -> str:
+        """Return `CRASHED` if the thread ended although messages are left, else nothing."""
+        ended = self._thread.ident is not None and not self._thread.is_alive()
+        in_time = time.monotonic() <= self._deadline
+        return CRASHED if ended and in_time and not self._spool.is_drained() else ""
+
+    def _run(self) -> None:
+        delay, tried = FIRST_DELAY, False
+        while not (self._closing.is_set() and self._spool.is_drained() and tried):
+            try:
+                more = self._send_batch()
+            except (ServerUnavailable, MessageRefused) as error:
+                self.problem = str(error)
+                self._catching_up = True
+                self._writer.reset()
+                self._pause(delay)
+                delay = min(2 * delay, LONGEST_DELAY)
+            else:
+                self.problem = ""
+                self._catching_up = more or (self._catching_up and not self._spool.is_drained())
+                delay = FIRST_DELAY
+                self._pause(0 if more else self._interval)
+            tried = self._complete or bool(self.problem)
+            if time.monotonic() > self._deadline:
+                return
+
+    def _pause(self, seconds: float) -> None:
+        if self._closing.wait(seconds) and (self.problem or self._spool.leftover):
+            time.sleep(CLOSING_DELAY)
+
+    def _send_batch(self) -> bool:
+        """Deliver one batch; return whether it was a full one, so that more may wait."""
+        messages, offset = self._spool.read_batch()
+        more = offset - self._spool.offset >= BATCH_BYTES
+        # Retrying the leftover with every batch would slow down the others.
+        retry = self._closing.is_set() or any(is_separate(message) for message in messages)
+        waiting = [] if retry else self._spool.leftover
+        left = self._deliver([*self._spool.leftover, *messages] if retry else messages)
+        self._spool.commit(offset, [*waiting, *left])
+        if self._closing.is_set() and self._spool.is_drained():
+            self._writer.delete_duplicates()
+            self._complete = True
+        return more
+
+    def _deliver(self, messages: list[Message]) -> list[Message]:
+        """Deliver `messages` and return those that are left; set refused ones aside.
+
+        A batch is refused only the second time in a row: the first refusal may come from stale
+        knowledge of the server, which `reset` clears.
+        """
+        # The first delivery happens even without messages: the writer restores what was lost.
+        if not messages and self._connected:
+            return []
+        try:
+            left = self._writer.deliver(messages)
+        except MessageRefused:
+            self._refusals += 1
+            if self._refusals < 2:
+                raise
+            left = []
+            for message in messages:
+                try:
+                    left += self._writer.deliver([message])
+                except MessageRefused as error:
+                    self._spool.set_aside(message, str(error))
+                    self.refused += 1
+        self._refusals = 0
+        self._connected = True
+        return left
+
+
+def sync(spec: SweepSpec) -> int:
+    """Bring MLflow up to date with the ledger, the metric files and the figures of a sweep.
+
+    It sends what the spool still holds, and writes again what MLflow lost, even a whole database.
+    The result is the exit status: 1 if something is left; stderr has the reason.
+
+    Raises:
+        LedgerHeldError: the sweep runs, and sends by itself.
+        TrackingError: `tracking.required`, and the server does not answer.
+    """
+    from gdpo_tune.ledger import Ledger  # slow to import
+
+    check_server(spec)
+    with Ledger.open(spec) as ledger:
+        records, sessions = tuple(ledger.get_records()), ledger.get_sessions()
+        sink = MlflowSink(spec)
+        sink(events.SweepStarted(records, len(records)))
+        finished = bool(sessions and sessions[-1].get("ending"))
+        sink(events.SweepFinished(records, interrupted=not finished))
+        sink.log_figures()
+        wait_until_sent(sink)
+        warning = sink.close()
+    if warning:
+        print(f"warning: {warning}", file=sys.stderr)
+        return 1
+    print("MLflow: up to date")
+    return 0
+
+
+def wait_until_sent(sink: MlflowSink) -> None:
+    """Wait until everything is sent, or the server has taken nothing for `PATIENCE` seconds."""
+    least, progressed, printed = sys.maxsize, time.monotonic(), time.monotonic()
+    while (state := sink.get_state()) is not None and state.pending:
+        now = time.monotonic()
+        if state.pending < least:
+            least, progressed = state.pending, now
+        if state.kind == "away" and now - progressed > PATIENCE:
+            return
+        if now - printed > PRINT_SECONDS:
+            # A sender that keeps up calls itself up to date while its last batch is on its way.
+            left = f"MLflow: {state.pending:,} updates left"
+            print(state if state.kind == "away" else left, flush=True)
+            printed = now
+        time.sleep(POLL_SECONDS)

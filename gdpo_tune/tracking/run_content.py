@@ -11,9 +11,9 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -72,6 +72,9 @@ def clean_name(name: str) -> str:
 
 def build_sweep_message(identity: SweepIdentity, spec: SweepSpec, view: str) -> Message:
     """Return the first content of the sweep's run; `view` is the link to its view in MLflow."""
+    owner = ""  # who started the sweep
+    with suppress(KeyError, OSError):  # a user without a name, as in containers
+        owner = spec.directory.owner()
     tags = {
         "sweep": identity.name,
         "identity": identity.identity,
@@ -80,7 +83,7 @@ def build_sweep_message(identity: SweepIdentity, spec: SweepSpec, view: str) -> 
         "task": spec.task,
         "policy": spec.policy,
         "pareto_view": view,
-        "mlflow.user": _find_owner(spec.directory),
+        "mlflow.user": owner,
         "mlflow.source.name": f"python -m gdpo_tune.sweep {spec.location}/spec.yaml",
         "mlflow.source.type": "LOCAL",
         # Unlike a parameter, a tag may change: `search` may grow when the sweep is resumed.
@@ -93,14 +96,6 @@ def build_sweep_message(identity: SweepIdentity, spec: SweepSpec, view: str) -> 
         "params": _format_params(list_decisive_values(spec)),
         "inputs": build_inputs(spec),
     }
-
-
-def _find_owner(directory: Path) -> str:
-    """Return the user who started the sweep: the owner of its directory; empty if unknown."""
-    try:
-        return directory.owner()
-    except (KeyError, OSError):  # a user without a name, as in containers
-        return ""
 
 
 def build_inputs(spec: SweepSpec) -> list[dict[str, str]]:

@@ -38,8 +38,10 @@ def test_a_file_without_a_gpu_runs_as_it_is(task: str, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("task", DATA)
-def test_a_file_for_a_gpu_has_the_usual_data_of_its_task(task: str):
+def test_a_file_for_a_gpu_has_the_usual_data_of_its_task(task: str, monkeypatch, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert init.main(["gpu.yaml", "--task", task, "--policy", HUB, "--yes"]) == 0
+    assert "asks for GPUs, resources.gpus: 1; this machine has none" in capsys.readouterr().out
     spec = load_spec("gpu.yaml", needs=[])
     assert (spec.name, spec.policy, spec.resources.gpus) == ("gpu", HUB, 1)
     assert spec.data.source == DATA[task].source["source"]

@@ -273,4 +273,6 @@ def test_counts_and_percents():
     assert format_count(1, "trial") == "1 trial"
     assert format_count(0, "trial") == "0 trials"
     assert format_count(1200, "trial") == "1,200 trials"
+    assert format_count(1.0, "GPU") == "1 GPU"
+    assert format_count(0.5, "GPU") == "0.5 GPUs"
     assert format_percent(0.954) == "95 %"

@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 import ray
+from ray._common.utils import get_default_ray_temp_dir
 from ray._private.accelerators import accelerator
+from ray._private.utils import validate_socket_filepath
 
 from gdpo_tune.core.errors import ClusterLostError
 from gdpo_tune.tuning.ray import cluster, stopping
@@ -114,6 +117,33 @@ def test_other_errors_of_ray_are_raised_unchanged(
     monkeypatch.setattr(ray, "init", lambda **_: 1 / 0)
     with pytest.raises(ZeroDivisionError), cluster.open_cluster(file):
         pytest.fail("there is no cluster")
+
+
+@pytest.mark.parametrize(
+    ("variables", "directory"),
+    [
+        ({}, None),
+        ({"TMPDIR": "/scratch/" + "a" * 30}, None),
+        ({"TMPDIR": "/scratch/" + "a" * 31}, "/tmp/ray"),
+        ({"TMPDIR": "/scratch/" + "é" * 16}, "/tmp/ray"),  # bytes count, not characters
+        ({"TMPDIR": "/scratch/" + "a" * 31, "RAY_TMPDIR": "/scratch"}, None),
+        ({"TMPDIR": "/tmp", "RAY_TMPDIR": "/scratch/" + "a" * 31}, "/tmp/ray"),
+    ],
+)
+def test_sockets_of_ray_have_a_short_path_whatever_the_temporary_directory(
+    variables: dict[str, str], directory: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    """A socket's path has 107 bytes at most (unix(7), `sun_path`), and Ray refuses longer ones."""
+    for name in ("TMPDIR", "RAY_TMPDIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    options: dict[str, Any] = {}
+    monkeypatch.setattr(ray, "init", options.update)
+    cluster.start_servers(set())
+    assert options["_temp_dir"] == directory
+    used = directory or get_default_ray_temp_dir()
+    validate_socket_filepath(used + cluster.SOCKET.removeprefix("/ray"))
 
 
 def test_processes_of_a_killed_run_are_ended_and_a_reused_pid_is_not(file: Path, spawn: Spawn):

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +20,15 @@ import psutil
 
 from gdpo_tune.clusters.backends import base
 from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob
-from gdpo_tune.clusters.backends.supervise import BEAT, BEAT_SECONDS, END, JOB, LOG, STATE
+from gdpo_tune.clusters.backends.supervise import (
+    BEAT,
+    BEAT_SECONDS,
+    END,
+    JOB,
+    LOG,
+    STATE,
+    is_locked,
+)
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
 from gdpo_tune.clusters.schedule_spec import LocalBackend
 from gdpo_tune.clusters.schedule_state import JobHandle
@@ -29,7 +38,9 @@ from gdpo_tune.core.object_store import is_url
 from gdpo_tune.core.processes import find_process, is_running
 
 SILENT_SECONDS = 8 * BEAT_SECONDS
-"""Time without a beat after which a job of another machine counts as dead."""
+"""Time without a beat after which a job of another machine is watched."""
+WATCH_SECONDS = 5 * BEAT_SECONDS
+"""Time without a further beat after which it is dead; NFS may show a time that is a minute old."""
 
 
 def build_backend(sweep: ScheduledSweep, settings: LocalBackend) -> Local:
@@ -105,10 +116,13 @@ class Local:
                 f"backend local: {Path(job.directory).name} runs on {job.machine}\n"
                 "    fix: stop it on that machine"
             )
-        sweep = find_process(*job.processes[-1]) if job.processes else None
-        if sweep is None:
-            return
         with suppress(psutil.NoSuchProcess, FileExistsError):
+            pid, start = job.processes[-1]
+            # while the supervisor lives, its child keeps the pid, however the clock was set
+            known = is_locked(Path(job.directory))
+            sweep = psutil.Process(pid) if known else find_process(pid, start)
+            if sweep is None:
+                return
             if waited >= base.CHECKPOINT_SECONDS:
                 for process in [*sweep.children(recursive=True), sweep]:
                     process.kill()
@@ -120,13 +134,19 @@ class Local:
 
 def _is_alive(job: JobHandle) -> bool:
     """Return whether a process of a job lives; on another machine, whether it still beats."""
+    if is_locked(Path(job.directory)):
+        return True
     if job.machine == socket.gethostname():
-        return any(is_running(pid, created) for pid, created in job.processes)
+        return any(is_running(pid, start) for pid, start in job.processes)
     beat = Path(job.directory, BEAT)
     now = beat.with_name(f".clock-{uuid.uuid4().hex}")
     now.touch()  # the clock of the disk, which both machines share
     try:
-        return now.stat().st_mtime - beat.stat().st_mtime < SILENT_SECONDS
+        last = beat.stat().st_mtime
+        if now.stat().st_mtime - last < SILENT_SECONDS:
+            return True
+        time.sleep(WATCH_SECONDS)  # that clock may have been set since the last beat
+        return beat.stat().st_mtime != last
     except FileNotFoundError:
         return False
     finally:

@@ -85,7 +85,7 @@ class Pbt(Scheduler):
         training = trace_training(self._ledger.get_records(), record.number)
         params = dict(training.params)
         for segment in training.schedule:
-            params |= segment.params
+            params |= self._spec.space.align(segment.params)
         active = self._spec.space.select_active(training.params)
         movable = {name: params[name] for name in self._domains if name in active}
         return MemberStanding(record.number, values, movable, excess)

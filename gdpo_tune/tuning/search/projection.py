@@ -231,6 +231,7 @@ class Projection:
 
     def _find_point(self, params: Params) -> Point | None:
         """Return the point of a configuration, or None if it is outside of the space."""
+        params = self.spec.space.align(params)
         active = self.spec.space.select_active(params)
         if not all(domain.contains(params[name]) for name, domain in active.items()):
             return None
