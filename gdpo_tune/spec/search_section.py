@@ -132,7 +132,8 @@ class Budget(Section):
     gpu_hours: Annotated[float, Ge(0)] = 0.0
     """Hours of training times the GPUs of a trial, over all trials."""
     hours: Annotated[float, Ge(0)] = 0.0
-    """Hours in which the sweep ran, without interruptions."""
+    """Hours in which the sweep worked: without interruptions, and without a stopped process, a
+    sleeping machine or a clock that was set."""
 
 
 class Search(Section):
