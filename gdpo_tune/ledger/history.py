@@ -145,7 +145,6 @@ class SweepHistory:
         self._storage.set_study_user_attr(self._study_id, f"{prefix}{number}", content)
 
     def _list(self, prefix: str) -> list[dict[str, Any]]:
-        """Return the entries with a prefix, by number."""
         attributes = self._storage.get_study_user_attrs(self._study_id)
         count = sum(key.startswith(prefix) for key in attributes)
         return [attributes[f"{prefix}{number}"] for number in range(count)]

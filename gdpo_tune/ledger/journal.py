@@ -84,7 +84,6 @@ def is_held(path: Path) -> bool | None:
 
 
 def _lock(path: Path, *, is_needed: bool) -> int:
-    """Open and lock a file; return its descriptor."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -162,7 +161,6 @@ DECODER = json.JSONDecoder(object_hook=_intern_strings)
 
 
 def _decode(line: bytes) -> dict[str, Any] | None:
-    """Return the record on a line; None if there is none."""
     try:
         record = DECODER.decode(line.decode())
     except ValueError:  # a power loss may leave a block of zeros, not only a short line

@@ -101,7 +101,6 @@ def compare_modes(sweep: Sweep, first: str, second: str) -> ComparisonReport:
 
 
 def _advise_two_sweeps(spec: SweepSpec, first: str, second: str) -> list[str]:
-    """Return the commands of two sweeps that show a large difference between two modes."""
     file = str(spec.directory / SPEC)
     names = [f"{spec.name}_{mode}" for mode in (first, second)]
     sweeps = [
@@ -140,7 +139,6 @@ def _refuse_unless_comparable(left: SweepSpec, right: SweepSpec) -> None:
 
 
 def _list_settings(spec: SweepSpec) -> dict[str, Any]:
-    """Return the settings that decide the meaning of trials or how they are searched."""
     search = spec.search.model_dump(mode="json", include=SEARCH_KEYS)
     return list_decisive_values(spec) | {f"search.{name}": value for name, value in search.items()}
 

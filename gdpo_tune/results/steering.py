@@ -130,7 +130,6 @@ class Steering:
         return load_spec(self.file, [self._storage], self.directory.name, to_run=False)
 
     def _check_sweep(self, ledger: Ledger, request: Request) -> None:
-        """Refuse a sweep that has finished, is not ours, or is steered on another machine."""
         name = str(ledger.spec.location)
         check_writable(self.directory)
         if self.is_running:

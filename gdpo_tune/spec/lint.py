@@ -47,7 +47,6 @@ def list_warnings(spec: SweepSpec) -> list[str]:
 
 
 def _list_values(spec: SweepSpec, name: str) -> tuple[ParamValue, ...]:
-    """Return the values that trials can have; none for a continuous range or an absent name."""
     return (spec.space.list_reachable(name) or ()) if name in spec.space.domains else ()
 
 
@@ -56,7 +55,6 @@ def _list_modes(spec: SweepSpec) -> dict[str, registry.ModeInfo]:
 
 
 def _list_weights(spec: SweepSpec) -> list[str]:
-    """Return the names of the reward weights that are not always 0."""
     names = [name for name in spec.space.domains if name.startswith("reward_weights.")]
     return [name for name in names if _list_values(spec, name) != (0,)]
 

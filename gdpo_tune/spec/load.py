@@ -156,7 +156,6 @@ def _check(spec: SweepSpec, task: TaskInfo | None, problems: Problems, *, to_run
 
 
 def _check_needs(spec: SweepSpec, problems: Problems) -> None:
-    """Note the data and packages that training needs and this machine lacks."""
     sandbox_section.check_modules(spec.sandbox, problems)
     data_section.check_presence(spec.data, problems)
     task_section.check_packages(spec.model, problems)
@@ -191,7 +190,6 @@ def check_warm_start(spec: SweepSpec, problems: Problems) -> None:
 
 
 def _compare(directory: Path, spec: SweepSpec, problems: Problems) -> tuple[str, str] | None:
-    """Return why nothing can be learned from a sweep, and the fix; None if something can."""
     remove, file = "name another directory, or remove this one", directory / SPEC
     no_sweep = "there is no sweep in this directory", "name that of a sweep, such as runs/code"
     if not is_file(file):

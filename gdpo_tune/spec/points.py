@@ -70,7 +70,6 @@ def _describe_domain(domain: Domain) -> str:
 
 
 def _check_training(spec: SweepSpec, point: Params) -> None:
-    """Refuse a group size that does not fit the completions of a step, and weights of 0."""
     fixed = {name: Fixed(value=value) for name, value in point.items()}
     space = Space(domains={**spec.space.domains, **fixed})
     problems = Problems(SourceMark(""))
