@@ -32,7 +32,7 @@ from gdpo_tune.core.errors import (
 )
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.object_store import JOURNAL, SPEC, StoreDirectory, is_url
-from gdpo_tune.ledger.journal import Journal, JournalFile, Lease, move_aside, repair
+from gdpo_tune.ledger.journal import LOCK, Journal, JournalFile, Lease, move_aside, repair
 from gdpo_tune.ledger.request_files import find_user
 from gdpo_tune.ledger.sweep_store import SweepStore, fetch_spec, print_notice
 from gdpo_tune.ledger.trial_encoding import TRIALS
@@ -41,7 +41,6 @@ from gdpo_tune.spec import SweepSpec, hide_passwords, load_spec
 if TYPE_CHECKING:
     from gdpo_tune.ledger.postgres_journal import PostgresJournal
 
-LOCK = "ledger.lock"
 ID = ".sweep"
 """File of a sweep's directory with the random id of its ledger."""
 ORIGIN = "sweep_origin"

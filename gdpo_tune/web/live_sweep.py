@@ -15,7 +15,7 @@ from gdpo_tune.core.steps import STEPS_FILE, StepsReader
 from gdpo_tune.core.trial_config import Params
 from gdpo_tune.core.trials import Measurement, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.driver import Driver, find_driver
+from gdpo_tune.ledger.journal import Driver, find_driver
 from gdpo_tune.ledger.request_files import list_pending
 from gdpo_tune.ledger.steering_state import SteeringState
 from gdpo_tune.spec import SweepSpec
