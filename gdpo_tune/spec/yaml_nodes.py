@@ -77,7 +77,6 @@ class NodeBuilder:
         return SourceMark(default.source, int(position[0]) + 1) if position else default
 
     def _count(self, data: Any, mark: SourceMark, above: tuple[int, ...]) -> None:
-        """Count one more value, and refuse endless or huge documents."""
         if len(above) <= 1:
             self.entry = mark
         self.values += 1
