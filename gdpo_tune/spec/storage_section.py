@@ -16,8 +16,6 @@ from gdpo_tune.core.object_store import is_url
 from gdpo_tune.spec.problems import Problems, SourceMark, YamlNode, hide_passwords
 from gdpo_tune.spec.sections import Section, build_refusal, require_pattern
 
-RUNS = "runs"
-"""Default directory of all sweeps."""
 LONGEST_NAME = 100
 """Most characters of a sweep's name; the names of directories and pages append to it."""
 NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}")
@@ -104,10 +102,9 @@ def take_tracking_variables(root: YamlNode) -> None:
         value, written = os.environ.get(variable), root.get(("tracking", key))
         if value and (written is None or value != written.value == hide_passwords(value)):
             node = YamlNode(SourceMark(variable), value)
-            section = YamlNode(node.mark, entries={})
-            entries = (root.entries or {}).setdefault("tracking", section).entries
-            if entries is not None:
-                entries[key] = node
+            section = (root.entries or {}).setdefault("tracking", YamlNode(node.mark, entries={}))
+            if section.entries is not None:
+                section.entries[key] = node
 
 
 def check_tracking(tracking: Tracking, problems: Problems) -> None:
