@@ -123,7 +123,6 @@ class Local:
 
 
 def _is_alive(job: JobHandle) -> bool:
-    """Return whether a process of a job lives; on another machine, whether it still beats."""
     if supervise.is_locked(Path(job.directory)):
         return True
     if job.machine == socket.gethostname():

@@ -138,7 +138,6 @@ class Slurm:
         return [number, f"--clusters={cluster}"] if cluster else [number]
 
     def _find_id(self, directory: Path) -> str:
-        """Return the id of a job that was submitted before; empty if it was not."""
         for file in (directory / "id", directory / "begun"):
             if file.exists() and (found := ID.findall(file.read_text())):
                 return found[-1]
