@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,7 @@ def parse_yaml(text: str, source: str, problems: Problems, first_line: int = 1) 
     else:
         mark = SourceMark(source, first_line)
         only = next(iter(texts.values()), None)  # of a document that is a scalar
-        return NodeBuilder(mark, problems, texts).build(data, mark, text=only)
+        return replace(NodeBuilder(mark, problems, texts).build(data, mark), text=only)
     raise problems.add(SourceMark(source, line), key, None, reason, fix)
 
 

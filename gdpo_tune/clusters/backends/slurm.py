@@ -95,8 +95,8 @@ class Slurm:
         if not job_id:
             raise BackendUnreachableError(
                 f"backend slurm: it is unknown whether {job.id} was submitted: sbatch printed no "
-                f"id of a job, but {unclear.read_text()!r}\n    fix: write the id that squeue shows "
-                f"into {directory / 'id'}; if squeue shows no such job, delete {unclear}"
+                f"id of a job, but {unclear.read_text()!r}\n    fix: write the id that squeue "
+                f"shows into {directory / 'id'}; if squeue shows no such job, delete {unclear}"
             )
         return JobHandle(backend=self.kind, id=job_id, directory=str(directory))
 
