@@ -73,6 +73,7 @@ def decode_trial(
         KeyError, TypeError: another version wrote the trial.
     """
     stored = trial.user_attrs["trial"]
+    has_policies = spec.address and not is_hub_address(spec.address)
     later = [change for change in contents[1:] if trial.number < change["first"]]
     outcome = trial.user_attrs.get("outcome", {})
     end = trial.user_attrs.get("end", {})
@@ -107,7 +108,7 @@ def decode_trial(
         lineage=lineage,
         directory=sweep / TRIALS / str(trial.number),
         checkpoint=checkpoint if checkpoint is not None and checkpoint.is_dir() else None,
-        address=_join_trial_address(spec.address, trial.number),
+        address=join_address(spec.address, TRIALS, str(trial.number)) if has_policies else "",
         started=trial.datetime_start.timestamp() if trial.datetime_start else None,
         finished=trial.datetime_complete.timestamp() if trial.datetime_complete else None,
         environment=outcome.get("environment", {}),
@@ -128,10 +129,6 @@ def _describe_content(number: int, changes: Sequence[Mapping[str, Any]]) -> str:
         f"{format_list(change['changes'])} changed ({format_time(change['time'])})"
         for change in changes
     )
-
-
-def _join_trial_address(sweep: str, number: int) -> str:
-    return join_address(sweep, TRIALS, str(number)) if sweep and not is_hub_address(sweep) else ""
 
 
 def _list_kept_steps(rungs: Sequence[Rung], directory: Path) -> tuple[int, ...]:

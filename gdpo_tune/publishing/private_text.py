@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import re
 import socket
 from collections.abc import Collection, Mapping, Sequence
@@ -10,6 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from gdpo_tune.core.secret_names import HIDDEN, hide_secrets
+from gdpo_tune.ledger.request_files import find_user
 
 _ADDRESS = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>()\[\]{},;]*", re.IGNORECASE)
 _PATH = re.compile(r"(?<![\w/.:@*-])(?:~[\w.-]*)?(?:/[^\s/'\"<>()\[\]{},:;]+)+/?")
@@ -62,11 +62,3 @@ class PrivateTextRemover:
         if isinstance(content, Sequence):
             return [self.clean_all(value) for value in content]
         return content
-
-
-def find_user() -> str:
-    """Return the name of this process's user; empty if it has none."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a number without an account, as in containers
-        return ""

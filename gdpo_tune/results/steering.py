@@ -36,7 +36,7 @@ from gdpo_tune.ledger.request_files import (
 )
 from gdpo_tune.ledger.request_rules import decide, take_in
 from gdpo_tune.results.open_sweep import locate_sweep, resolve_spec_file
-from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec import load_spec
 
 POLL_SECONDS = 0.2
 """Seconds between two looks into the ledger while a request waits."""
@@ -122,11 +122,9 @@ class Steering:
 
     @contextmanager
     def _open(self) -> Generator[Ledger]:
-        with Ledger.open(self._load_spec(), read_only=True) as ledger:
+        spec = load_spec(self.file, [self._storage], self.directory.name, to_run=False)
+        with Ledger.open(spec, read_only=True) as ledger:
             yield ledger
-
-    def _load_spec(self) -> SweepSpec:
-        return load_spec(self.file, [self._storage], self.directory.name, to_run=False)
 
     def _check_sweep(self, ledger: Ledger, request: Request) -> None:
         name = str(ledger.spec.location)

@@ -11,7 +11,6 @@ from gdpo_tune.core.formatting import format_parameter
 from gdpo_tune.results.transfer_recipe import (
     FREE,
     OPTION,
-    TransferRecipe,
     list_fitting_spaces,
 )
 from gdpo_tune.results.transfer_values import (
@@ -58,9 +57,10 @@ def find_missing_values(values: WantedValues, option: str, source: str) -> Missi
     problems = [
         f"{key} = {format_value(values.get_searched(key))}: {NEEDS[key][1]}" for key in missing
     ]
-    if values.recipe and _changes_weights(values, values.recipe) and not values.is_set(RATE):
+    rank = values.recipe.spec.model.lora_rank if values.recipe else None
+    if values.recipe and bool(values.get(RANK)) != bool(rank) and not values.is_set(RATE):
         missing = [RATE]
-        trained = "adapters" if values.recipe.spec.model.lora_rank else "all weights"
+        trained = "adapters" if rank else "all weights"
         rate = format_value(values.recipe.params["learning_rate"])
         problems = [f"{RATE} = {rate}: {OPTION} {values.recipe.name} has it for {trained}"]
     examples = {key: _suggest_value(key, values) for key in missing}
@@ -114,10 +114,6 @@ def refuse_parameters(own: YamlNode, option: str, *, allowed: Sequence[str] = ()
 def format_value(value: object) -> str:
     """Return a value of a file or a parameter, in three digits, for a person."""
     return format_parameter(value) if isinstance(value, float) else show(value)
-
-
-def _changes_weights(values: WantedValues, recipe: TransferRecipe) -> bool:
-    return bool(values.get(RANK)) != bool(recipe.spec.model.lora_rank)
 
 
 def _find_near_totals(values: WantedValues) -> list[int]:

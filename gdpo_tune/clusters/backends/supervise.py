@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from gdpo_tune.core.files import write_atomically
+from gdpo_tune.core.files import lock_file, write_atomically
 from gdpo_tune.core.processes import identify_start
 
 JOB, LOCK, STATE = "job.json", "lock", "state.json"
@@ -87,7 +87,7 @@ def take_lock(lock: TextIO, state: Path) -> bool:
     """
     while not state.exists():
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB, state)
         except BlockingIOError:
             time.sleep(STARTING_SECONDS)
         else:
