@@ -284,14 +284,7 @@ def find_problems(spec: SweepSpec, file: str) -> Iterator[UsageError]:
 
 
 def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str]:
-    """Start and check everything that trials need; refuse at once what would fail all of them.
-
-    Args:
-        spec: the sweep.
-        tracked: whether its tracking server will be needed.
-
-    Returns:
-        The task's description of its environment, such as the tier of its sandbox.
+    """Start what trials need, and describe it; refuse at once what would fail all of them.
 
     Raises:
         ResourcesError: the policy does not fit into the share of a GPU that a trial gets.
@@ -327,13 +320,24 @@ def check_scoring(spec: SweepSpec, task: Any) -> dict[str, str]:
     """Check what a task calls right before any work, print warnings, and return what was found.
 
     Raises:
-        UsageError: a function of a task in a file returns what is no reward.
+        UsageError: a function of a task in a file returns what is no reward, or nothing at all.
+        PolicyError: the policy's template cannot write its prompts, which are conversations.
         DataError: most reference solutions of the data earn less than full marks.
     """
     from gdpo_tune.core import task_files
 
     if task_files.is_task_file(spec.task):
-        return {"rewards checked": check_own_rewards(spec, task)}
+        from gdpo_tune.policies.prompts import PromptFormat, load_local_tokenizer
+        from gdpo_tune.tasks.task_process import check_rewards
+
+        turns = task.problems("train", 1, 0)[0].turns
+        tokenizer = load_local_tokenizer(spec.policy, spec.model.revision) if turns else None
+        if tokenizer is not None:
+            PromptFormat(tokenizer, template_kwargs=spec.model.chat_template_kwargs).render(turns)
+        times, warnings = check_rewards(task)
+        for warning in warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+        return {"rewards checked": times}
     if not spec.data.source:
         return {}
     from gdpo_tune.tasks.references import WARN_BELOW, check_references, list_wrong
@@ -346,32 +350,8 @@ def check_scoring(spec: SweepSpec, task: Any) -> dict[str, str]:
     return {"references": str(found)}
 
 
-def check_own_rewards(spec: SweepSpec, task: Any) -> str:
-    """Check the rewards of a task in a file, print warnings, and return the times of functions.
-
-    Raises:
-        UsageError: a function returns what is no reward, or does not return.
-        PolicyError: the prompts are conversations, which the policy's template cannot write.
-    """
-    from gdpo_tune.policies.prompts import PromptFormat, load_local_tokenizer
-    from gdpo_tune.tasks.task_process import check_rewards
-
-    turns = task.problems("train", 1, 0)[0].turns
-    tokenizer = load_local_tokenizer(spec.policy, spec.model.revision) if turns else None
-    if tokenizer is not None:
-        PromptFormat(tokenizer, template_kwargs=spec.model.chat_template_kwargs).render(turns)
-    times, warnings = check_rewards(task)
-    for warning in warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    return times
-
-
 def prepare_machine(spec: SweepSpec, processes: int = 1) -> None:
-    """Prepare a training in so many processes without a search, and print what its trials need.
-
-    Raises:
-        GdpoTuneError: as `probe_environment`.
-    """
+    """Prepare a training in so many processes without a search; see `probe_environment`."""
     from gdpo_tune.spec import check_resources, list_sandbox_warnings, settle_pack
 
     spec = settle_pack(spec, 1)  # no other trial shares this process
@@ -402,11 +382,7 @@ def set_written_variables(spec: SweepSpec) -> None:
 
 
 def check_share(spec: SweepSpec) -> None:
-    """Refuse a share of this machine's GPUs in which the policy could not be trained.
-
-    Raises:
-        ResourcesError: the message names a share that would suffice.
-    """
+    """Raise `ResourcesError` for too small a share of this machine's GPUs for the policy."""
     if spec.resources.gpus:
         from gdpo_tune.policies.load_policy import measure_policy
         from gdpo_tune.spec import check_gpu_share, read_device_memory

@@ -2,8 +2,7 @@
 
     gdpo-tune doctor mine.yaml    without a file: the machine alone
 
-Exit status 0: nothing is a problem. 1: something is. No password is shown, so the page, or its
---json, may be part of a report.
+Exit status 0: nothing is a problem. 1: something is. No password is shown.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from packaging.requirements import Requirement
 
 from gdpo_tune import cli
 from gdpo_tune.core import engines, ray_access, system
-from gdpo_tune.core.errors import GdpoTuneError, SpecError, SpecProblem
+from gdpo_tune.core.errors import GdpoTuneError, SpecProblem
 from gdpo_tune.core.vllm_memory import GIB
 
 FIX = " " * 26 + "fix: "
@@ -51,8 +50,8 @@ def main(arguments: Sequence[str]) -> int:
     options = build_parser().parse_args(arguments)
     rows = [*check_versions(), *check_machine()]
     rows += check_file(options.space, options.overrides) if options.space else ()
-    shown = (f"{r['name']:<15}  {r['state']:<7}  {r['text']}\n{FIX}{r['fix']}" for r in rows)
-    lines = (line.removesuffix(f"\n{FIX}") for line in shown)
+    pairs = ((f"{r['name']:<15}  {r['state']:<7}  {r['text']}", FIX + r["fix"]) for r in rows)
+    lines = (line for pair in pairs for line in pair if line != FIX)
     page = json.dumps(rows, indent=1) if options.json else "\n".join(lines)
     build_console().print(page, markup=False, highlight=False, soft_wrap=True)
     return int(any(row["state"] == "problem" for row in rows))
@@ -95,15 +94,14 @@ def check_versions() -> Iterator[Row]:
 def check_machine() -> Iterator[Row]:
     """Yield CPUs, memory, disks, sandbox, GPUs, and the services that the environment names."""
     from gdpo_tune.sandbox import CodeSandbox
-    from gdpo_tune.spec import list_other_sweeps
-    from gdpo_tune.spec.machine import count_visible_gpus
+    from gdpo_tune.spec.machine import count_visible_gpus, list_other_sweeps
     from gdpo_tune.spec.storage_section import Tracking
     from gdpo_tune.tracking.server import find_problem
     from gdpo_tune.tuning.ray.joining import ASK_SECONDS, find_silence
 
-    others, memory = " ".join(list_other_sweeps()), (system.read_machine_memory() or 0) / GIB
+    others, memory = [*list_other_sweeps()], (system.read_machine_memory() or 0) / GIB
     cpus = f"{system.count_local_cpus()} of {os.cpu_count()}, by affinity and quotas"
-    yield judge("CPUs", cpus, others, fine=not others, state="warning")
+    yield judge("CPUs", "; ".join((cpus, *others[:1])), fine=not others, state="warning")
     fix = "raise the limit of this machine, container or job"
     yield judge("memory", f"{memory:.1f} GiB, with all limits", fix, fine=memory >= 2)
     temporary = os.environ.get("TMPDIR") or tempfile.gettempdir()
@@ -152,20 +150,17 @@ def check_file(file: str, overrides: Sequence[str]) -> Iterator[Row]:
     from gdpo_tune.spec import load_spec, settle_pack
 
     needs: list[SpecProblem] = []
-    found: dict[str, str] = {}
     try:
         spec = load_spec(file, overrides, needs=needs)
         cli.set_written_variables(spec)
         problems = [*needs, *cli.find_problems(spec, file)]
         found = {} if problems else cli.probe_environment(settle_pack(spec, 1))
-    except SpecError as error:
-        problems = error.problems
+        if not problems:
+            text = ", ".join((f"{file} could start", *map(": ".join, found.items())))
+            yield judge("file", text, fine=True)
     except GdpoTuneError as error:
-        problems = [error]
+        problems = getattr(error, "problems", [error])
     yield from (judge("file", str(problem), fine=False) for problem in problems)
-    if not problems:
-        text = ", ".join((f"{file} could start", *map(": ".join, found.items())))
-        yield judge("file", text, fine=True)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from gdpo_tune.core.hub_address import refuse_published
 
 if TYPE_CHECKING:
     from gdpo_tune.core.errors import SpecProblem
-    from gdpo_tune.spec import PackChoice, Resources, SweepSpec
+    from gdpo_tune.spec import PackChoice, SweepSpec
     from gdpo_tune.tuning.runner import SweepResult
 
 
@@ -189,10 +189,8 @@ def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ())
     from gdpo_tune.spec import render_dry_run, render_needs, settle_pack
 
     cli.set_written_variables(spec)
-    description, size = (
-        describe_policy(spec.policy, spec.model.revision),
-        measure_policy(spec.policy),
-    )
+    size = measure_policy(spec.policy)
+    description = describe_policy(spec.policy, spec.model.revision)
     template = read_chat_template(spec.policy, spec.model.revision)
     check_template_kwargs(spec.policy, template, spec.model.chat_template_kwargs)
     pack = None
@@ -224,26 +222,18 @@ def choose_trials_per_process(spec: SweepSpec) -> PackChoice:
         ClusterError: the cluster cannot be joined, or a node does not answer.
     """
     from gdpo_tune.policies.load_policy import measure_policy
-    from gdpo_tune.spec import choose_pack
-
-    size = measure_policy(spec.policy)
-    return choose_pack(spec, size, lambda: read_device_memory(spec.resources))
-
-
-def read_device_memory(resources: Resources) -> int | None:
-    """Return the bytes of the smallest GPU here, or in the cluster that RAY_ADDRESS names."""
-    from gdpo_tune import spec
-
-    if not os.environ.get(ray_access.ADDRESS):
-        return spec.read_device_memory()
+    from gdpo_tune.spec import choose_pack, read_device_memory
     from gdpo_tune.tuning.ray.gpus import read_cluster_memory
 
-    return read_cluster_memory(resources)
+    is_joined = bool(os.environ.get(ray_access.ADDRESS))
+    size, resources = measure_policy(spec.policy), spec.resources
+    read = (lambda: read_cluster_memory(resources)) if is_joined else read_device_memory
+    return choose_pack(spec, size, read)
 
 
 def print_environment(spec: SweepSpec, file: str = "") -> None:
     """Refuse a sweep that cannot run here, and print the environment of its task."""
-    from gdpo_tune.spec import list_other_sweeps, list_sandbox_warnings
+    from gdpo_tune.spec.machine import list_other_sweeps, list_sandbox_warnings
 
     for problem in cli.find_problems(spec, file):
         raise problem
@@ -293,8 +283,16 @@ def submit_sweep(spec: SweepSpec, options: argparse.Namespace) -> int:
         explain_lost_tracking,
         submit,
     )
+    from gdpo_tune.spec import hide_passwords
 
-    refuse_passwords(options.overrides)
+    for override in options.overrides:
+        shown = hide_passwords(override)
+        if shown != override:
+            raise UsageError(
+                f"--set {shown}: with a password, which the cluster's list of jobs would show\n"
+                "    fix: leave it out; PGPASSWORD or ~/.pgpass, or MLFLOW_TRACKING_USERNAME and "
+                "MLFLOW_TRACKING_PASSWORD on the cluster hold it"
+            )
     storage = spec.storage if spec.address else os.path.abspath(spec.storage)
     words = ["--name", spec.name]
     for name in ("fresh", "accept_changes", "one_front"):
@@ -309,24 +307,6 @@ def submit_sweep(spec: SweepSpec, options: argparse.Namespace) -> int:
     if problem:
         print(f"warning: {problem}; --set tracking.uri=http://SERVER:5000", file=sys.stderr)
     return submit(submission, build_jobs_api(options.submit), follow=not options.detach)
-
-
-def refuse_passwords(overrides: Sequence[str]) -> None:
-    """Refuse overrides that a cluster's list of jobs must not show.
-
-    Raises:
-        UsageError: one has a password in an address.
-    """
-    from gdpo_tune.spec import hide_passwords
-
-    for override in overrides:
-        shown = hide_passwords(override)
-        if shown != override:
-            raise UsageError(
-                f"--set {shown}: with a password, which the cluster's list of jobs would show\n"
-                "    fix: leave it out; PGPASSWORD or ~/.pgpass, or MLFLOW_TRACKING_USERNAME and "
-                "MLFLOW_TRACKING_PASSWORD on the cluster hold it"
-            )
 
 
 if __name__ == "__main__":

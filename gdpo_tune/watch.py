@@ -111,26 +111,26 @@ def find_spec(named: str) -> tuple[Callable[[], SweepSpec], str]:
     """
     from gdpo_tune.core.files import is_file
     from gdpo_tune.core.hub_address import refuse_published
-    from gdpo_tune.results.open_sweep import resolve_location, resolve_spec_file
-    from gdpo_tune.spec import load_spec
-    from gdpo_tune.spec.model import SPEC
+    from gdpo_tune.results.open_sweep import SPEC, names_space, resolve_location, resolve_spec_file
 
-    if not is_file(Path(named)):
+    if not names_space(named):
         location = resolve_location(named)
         refuse_published(location, "watch", f"gdpo-tune report {location}")
         file, storage = resolve_spec_file(location, named)
-        return (
-            lambda: load_spec(file, [storage], file.parent.name, to_run=False),
-            location,
-        )
+
+        from gdpo_tune.spec import load_spec
+
+        return lambda: load_spec(file, [storage], file.parent.name, to_run=False), location
+
+    from gdpo_tune.spec import load_spec
+
     asked = load_spec(named, to_run=False)
 
     def load() -> SweepSpec:
         file = asked.directory / SPEC
         if not is_file(file):
             return asked
-        storage = f"storage={asked.storage}"
-        return load_spec(file, [storage], asked.name, to_run=False)
+        return load_spec(file, [f"storage={asked.storage}"], asked.name, to_run=False)
 
     return load, asked.location
 

@@ -81,10 +81,10 @@ def compute_hours(
     return total / HOUR
 
 
-class WorkClock:
+class WorkClock(threading.Thread):
     """Gaps in the work of this process: it was stopped, the machine slept, or its clock was set.
 
-    A thread ticks. CLOCK_MONOTONIC stands still while the machine sleeps, and no clock setting
+    CLOCK_MONOTONIC stands still while the machine sleeps, and no clock setting
     moves it (clock_gettime(2)); a stopped process does not tick (signal(7)).
     """
 
@@ -96,18 +96,17 @@ class WorkClock:
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(name="work-clock", daemon=True)
         self._clocks = wall, monotonic
         self._last = wall(), monotonic()
         self._gaps: list[tuple[float, float]] = []
-        self._ended = threading.Event()
+        self.ended = threading.Event()
+        """Ends the thread."""
 
-    def start(self) -> None:
-        """Start the thread, which `stop` ends."""
-        threading.Thread(target=self._run, name="work-clock", daemon=True).start()
-
-    def stop(self) -> None:
-        """Stop ticking."""
-        self._ended.set()
+    def run(self) -> None:
+        """Tick until the end."""
+        while not self.ended.wait(self.TICK):
+            self.tick()
 
     def tick(self) -> None:
         """Compare both clocks with their last readings."""
@@ -124,7 +123,3 @@ class WorkClock:
         """
         gaps, self._gaps = self._gaps, []
         return gaps
-
-    def _run(self) -> None:
-        while not self._ended.wait(self.TICK):
-            self.tick()

@@ -50,6 +50,8 @@ class SweepHistory:
         `provenance` holds revision, versions and hardware as JSON. `sampler` is the name of the
         sampler, and why it was chosen.
         """
+        self._clock.ended.set()  # of a session that was not ended
+        self._clock = WorkClock()
         self._clock.start()
         content = {"started": started, "slots": slots, "provenance": dict(provenance)}
         return self._append(SESSION, {**content, "sampler": sampler})
@@ -59,7 +61,7 @@ class SweepHistory:
 
         `ending` says why nothing was left to run, for a person; it is empty if something was left.
         """
-        self._clock.stop()
+        self._clock.ended.set()
         self.record_gaps()
         content = {**self._list(SESSION)[session], "finished": time.time(), "ending": ending}
         self._set_entry(SESSION, session, content)
@@ -145,7 +147,6 @@ class SweepHistory:
         self._storage.set_study_user_attr(self._study_id, f"{prefix}{number}", content)
 
     def _list(self, prefix: str) -> list[dict[str, Any]]:
-        """Return the entries with a prefix, by number."""
         attributes = self._storage.get_study_user_attrs(self._study_id)
         count = sum(key.startswith(prefix) for key in attributes)
         return [attributes[f"{prefix}{number}"] for number in range(count)]

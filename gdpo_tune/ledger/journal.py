@@ -13,12 +13,14 @@ import fcntl
 import itertools
 import json
 import os
+import re
 import socket
 import sys
 import time
 from abc import abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,9 @@ from optuna.storages.journal import BaseJournalBackend
 from gdpo_tune.core.errors import GdpoTuneError, LedgerHeldError, NoLocksError, UsageError
 from gdpo_tune.core.files import lock_file
 
+LOCK = "ledger.lock"
+"""File of a sweep's directory on which its driver has a lease."""
+_HOLDER = re.compile(r"process (\d+) on (.+) since (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 DAMAGED = "damaged; restore it from a copy, or move the sweep aside and begin again with --fresh"
 
 
@@ -83,8 +88,36 @@ def is_held(path: Path) -> bool | None:
     return False
 
 
+@dataclass(frozen=True)
+class Driver:
+    """Process that took the lease of a ledger last."""
+
+    process: int
+    host: str
+    since: float
+    """Start of its lease, in Unix seconds."""
+    is_alive: bool | None
+    """True if it holds the lease now; None: unknown, because it is on another machine."""
+
+
+def find_driver(directory: Path) -> Driver | None:
+    """Return the last process that wrote the ledger of a sweep's directory; None if none did."""
+    lock = directory / LOCK
+    try:
+        found = _HOLDER.match(lock.read_text(encoding="utf-8", errors="replace"))
+        if found is None:
+            return None
+        since = time.mktime(time.strptime(found[3], "%Y-%m-%d %H:%M:%S"))
+    except (OSError, ValueError, OverflowError):
+        return None
+    process, host = int(found[1]), found[2]
+    is_here = host == socket.gethostname()
+    held = is_held(lock)
+    alive = held if held or is_here else None  # not every shared disk shares locks
+    return Driver(process, host, since, alive)
+
+
 def _lock(path: Path, *, is_needed: bool) -> int:
-    """Open and lock a file; return its descriptor."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -162,7 +195,6 @@ DECODER = json.JSONDecoder(object_hook=_intern_strings)
 
 
 def _decode(line: bytes) -> dict[str, Any] | None:
-    """Return the record on a line; None if there is none."""
     try:
         record = DECODER.decode(line.decode())
     except ValueError:  # a power loss may leave a block of zeros, not only a short line

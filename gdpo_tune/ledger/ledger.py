@@ -130,7 +130,7 @@ class Ledger(SweepHistory, CloseableResource):
 
     def close(self) -> None:
         """Close the journal and end the lease; a second call does nothing."""
-        self._clock.stop()
+        self._clock.ended.set()
         self._journal.close()
         if self._lease is not None:
             self._lease.release()

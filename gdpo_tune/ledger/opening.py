@@ -31,18 +31,16 @@ from gdpo_tune.core.errors import (
     UsageError,
 )
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.object_store import StoreDirectory, is_url
-from gdpo_tune.ledger.journal import Journal, JournalFile, Lease, move_aside, repair
+from gdpo_tune.core.object_store import JOURNAL, SPEC, StoreDirectory, is_url
+from gdpo_tune.ledger.journal import LOCK, Journal, JournalFile, Lease, move_aside, repair
 from gdpo_tune.ledger.request_files import find_user
 from gdpo_tune.ledger.sweep_store import SweepStore, fetch_spec, print_notice
 from gdpo_tune.ledger.trial_encoding import TRIALS
 from gdpo_tune.spec import SweepSpec, hide_passwords, load_spec
-from gdpo_tune.spec.model import JOURNAL, SPEC
 
 if TYPE_CHECKING:
     from gdpo_tune.ledger.postgres_journal import PostgresJournal
 
-LOCK = "ledger.lock"
 ID = ".sweep"
 """File of a sweep's directory with the random id of its ledger."""
 ORIGIN = "sweep_origin"
@@ -99,29 +97,29 @@ def open_for_writing(
             stored = fetch_spec(spec.address, directory)
         if spec.ledger:
             database = _open_database(spec, read_only=False)
-        if continue_from and (fresh or not database or not database.exists()):
+        is_known = database is not None and database.exists()
+        if continue_from and (fresh or not is_known):
             raise UsageError(
                 f"--continue-from {continue_from}: ledger: names no database with {spec.name}\n    "
                 "fix: write the ledger: of that sweep; one without ledger: is continued where it is"
             )
         if not fresh:
             _refuse_moved_ledger(spec, directory)
-        if database and database.exists():
+        if database and is_known:
             _check_owner(spec, database, continue_from)
-        found = stored or (directory / SPEC).exists() or file.exists()
-        if fresh and (found or (database and database.exists())):
+        if fresh and (is_known or stored or (directory / SPEC).exists() or file.exists()):
             lease, aside = move_aside(lease)
             if spec.address:
                 # Before the ledger, because an empty ledger would delete stored trials.
                 SweepStore(spec).move_aside(aside.name)
             if database:
                 database.move_aside(aside.name)
+        elif stored and not is_known:
+            raise UsageError(
+                f"{spec.address} holds a sweep that is not in {hide_passwords(spec.ledger)}\n"
+                "    fix: restore that database, or --fresh to move that sweep aside"
+            )
         if database:
-            if stored and not fresh and not database.exists():
-                raise UsageError(
-                    f"{spec.address} holds a sweep that is not in {hide_passwords(spec.ledger)}\n"
-                    "    fix: restore that database, or --fresh to move that sweep aside"
-                )
             return database, lease, aside
         if file.exists():
             repair(file)
@@ -136,9 +134,11 @@ def open_for_writing(
 def record_origin(study: optuna.Study, spec: SweepSpec) -> None:
     """Record whose sweep a ledger is, if that is new, in the study and in its directory."""
     known, own_id = study.user_attrs.get(ORIGIN), _read_id(spec.directory)
-    here = {"place": _find_place(spec), "host": socket.gethostname()}
-    if known and (spec.address or own_id in ("", known["id"])):
-        origin = known if spec.address else known | here  # the directory may have moved
+    here = {"place": spec.address or os.path.abspath(spec.directory), "host": socket.gethostname()}
+    if known and spec.address == known["place"]:
+        return
+    if known and not spec.address and own_id in ("", known["id"]):
+        origin = known | here  # the directory may have moved
     else:  # it begins here, or continues here
         new_id = own_id or uuid.uuid4().hex
         origin = {"id": new_id, **here, "user": find_user(), "time": time.time()}
@@ -213,14 +213,11 @@ def _is_ours(spec: SweepSpec, origin: Mapping[str, Any]) -> bool:
         return place == spec.address
     own_id = _read_id(spec.directory)
     if own_id != origin["id"]:
-        return not own_id and is_near and place == _find_place(spec)  # its files were deleted
+        is_same = is_near and place == os.path.abspath(spec.directory)
+        return is_same and not own_id  # its files were deleted
     # A copy of the directory has the id too, and then the first one keeps the sweep.
     is_copy = is_near and _read_id(Path(place)) == own_id
     return not is_copy or Path(place).samefile(spec.directory)
-
-
-def _find_place(spec: SweepSpec) -> str:
-    return spec.address or os.path.abspath(spec.directory)
 
 
 def _read_id(directory: Path) -> str:

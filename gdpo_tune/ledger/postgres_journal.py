@@ -239,7 +239,6 @@ class PostgresJournal(Journal):
         return self._run("SELECT pg_try_advisory_lock(:key)", key=self._key)[0][0]
 
     def _build_held_error(self) -> LedgerHeldError:
-        """Return an error that names the process with the lock."""
         query = """SELECT a.application_name, a.client_addr FROM pg_locks l
             JOIN pg_stat_activity a ON a.pid = l.pid WHERE l.locktype = 'advisory' AND l.granted
             AND ((l.classid::bigint << 32) | l.objid::bigint) = :key"""
@@ -260,7 +259,6 @@ class PostgresJournal(Journal):
 
 
 def _is_away(error: BaseException) -> bool:
-    """Return whether the database does not answer, or has ended the connection."""
     return isinstance(error, OperationalError) or (
         isinstance(error, DBAPIError) and error.connection_invalidated
     )

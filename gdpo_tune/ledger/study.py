@@ -15,8 +15,9 @@ from optuna.storages import BaseStorage, JournalStorage
 
 from gdpo_tune.core.errors import IdentityError, SpecError, UsageError
 from gdpo_tune.core.files import write_atomically
+from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.spec import SweepSpec, dump_public_yaml, load_spec
-from gdpo_tune.spec.model import SPEC, list_decisive_values, list_differences
+from gdpo_tune.spec.model import list_decisive_values, list_differences
 
 MOST_DIFFERENCES = 4
 """Number of differences between two sweeps that a message lists."""

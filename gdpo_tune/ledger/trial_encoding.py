@@ -131,12 +131,10 @@ def _describe_content(number: int, changes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _join_trial_address(sweep: str, number: int) -> str:
-    """Return the URL of a trial's directory on an object store; a published one has no policies."""
     return join_address(sweep, TRIALS, str(number)) if sweep and not is_hub_address(sweep) else ""
 
 
 def _list_kept_steps(rungs: Sequence[Rung], directory: Path) -> tuple[int, ...]:
-    """Return the steps of rungs before the last one whose checkpoints exist."""
     steps = (rung.step for rung in rungs[:-1])
     return tuple(s for s in steps if (directory / f"{CHECKPOINT_PREFIX}{s}").is_dir())
 

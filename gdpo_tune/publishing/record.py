@@ -18,6 +18,7 @@ from typing import Any
 
 from gdpo_tune.core.files import expand_path, is_local_source, is_present
 from gdpo_tune.core.hub_address import RECORD
+from gdpo_tune.core.object_store import JOURNAL, RUNS, SPEC
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.steps import STEPS_FILE, is_kept, read_steps
 from gdpo_tune.core.task_files import is_task_file
@@ -28,8 +29,7 @@ from gdpo_tune.ledger.trial_encoding import TRIALS
 from gdpo_tune.publishing.private_text import PrivateTextRemover
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.spec.model import JOURNAL, SPEC
-from gdpo_tune.spec.storage_section import RUNS, Tracking
+from gdpo_tune.spec.storage_section import Tracking
 
 NODE = re.compile(r"\bnode ([\w.-]+)")
 SOMEONE = "someone"

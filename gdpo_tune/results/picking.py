@@ -99,7 +99,6 @@ def pick_trial(
 
 
 def _describe(head: str, pick: Pick, configuration: Configuration, spec: SweepSpec) -> list[str]:
-    """Return lines for a person: the candidate, its values, and how certain its conditions are."""
     mean = configuration.mean
     names = dict.fromkeys([*spec.objectives, *(metric.name for metric in pick.metrics)])
     values = ", ".join(f"{name} {format_estimate(mean[name])}" for name in names)
@@ -118,7 +117,6 @@ def _describe(head: str, pick: Pick, configuration: Configuration, spec: SweepSp
 
 
 def _find_record(records: Sequence[TrialRecord], pick: Pick) -> TrialRecord:
-    """Return the trial that has, or evaluates, the candidate that a pick names."""
     match pick.rule:
         case int(number):
             return _find_trial(records, pick, number)
@@ -147,7 +145,6 @@ def _find_trial(records: Sequence[TrialRecord], pick: Pick, number: int) -> Tria
 def _find_checkpoint(
     records: Sequence[TrialRecord], pick: Pick, trial: int, step: int
 ) -> TrialRecord:
-    """Return the record of a checkpoint; the one of the trial itself at its last step."""
     training = _find_trial(records, pick, trial)
     if not training.is_training:
         reason = f"trial {trial} trains nothing, so it has no checkpoints"
@@ -187,14 +184,12 @@ def _explain_missing_values(record: TrialRecord) -> str:
 
 
 def _label_directory(record: TrialRecord) -> str:
-    """Return the part of a directory's name: `trial-7`, `trial-7-step-40` or `merge-27`."""
     if record.role == "checkpoint":
         return f"trial-{record.parts[0].trial}-step-{record.parts[0].step}"
     return record.name if record.role == "merge" else f"trial-{record.number}"
 
 
 def _find_member(front: Front, pick: Pick) -> Configuration:
-    """Return the member of the front that is the knee or an extreme."""
     objectives = [objective.name for objective in front.objectives]
     others = {name for member in front.members for name in member.mean} - set(objectives)
     names = [*objectives, *sorted(others)]
@@ -258,5 +253,4 @@ def _find_broken_bounds(pick: Pick, member: Configuration) -> list[Bound]:
 
 
 def _get_mean(member: Configuration, name: str) -> float:
-    """Return a metric's mean; NaN, which satisfies no condition, if the member lacks the metric."""
     return member.mean[name].mean if name in member.mean else float("nan")

@@ -89,7 +89,6 @@ def build_request_from_file(path: Path | str, overrides: Sequence[str]) -> Train
 
 
 def _fix_params(spec: SweepSpec, path: Path | str) -> Params:
-    """Return the only value of every parameter, or refuse parameters that have several."""
     problems = list[SpecProblem]()
     for name in spec.space.dimensions:
         domain = spec.space.domains[name]
@@ -183,7 +182,6 @@ def build_request_from_sweep(
 
 
 def _describe_changed_content(sweep: Sweep, spec: SweepSpec, number: int) -> str:
-    """Return a warning if what the sweep used and `spec` uses has changed since the trial."""
     recorded = next((c for c in reversed(sweep.contents) if number >= c["first"]), None)
     if recorded is None:
         return ""
@@ -195,7 +193,6 @@ def _describe_changed_content(sweep: Sweep, spec: SweepSpec, number: int) -> str
 
 
 def _build_missing_error(sweep: Sweep, plan: TransferPlan, missing: MissingValues) -> UsageError:
-    """Return the error for a transfer that lacks values, or else for values that it does have."""
     problems: tuple[SpecProblem, ...] = ()
     try:
         _load_without_search(sweep, plan.overrides, to_run=False)
@@ -205,7 +202,6 @@ def _build_missing_error(sweep: Sweep, plan: TransferPlan, missing: MissingValue
 
 
 def _add_transfer(request: TrainingRequest, plan: TransferPlan, source: str) -> TrainingRequest:
-    """Return the request with the parameters of a transfer, and what it changes."""
     params = _fix_params(request.spec, source)
     transfer = plan.describe(request.spec, params)
     return dataclasses.replace(
@@ -227,7 +223,6 @@ def _load_without_search(sweep: Sweep, changes: Sequence[str], *, to_run: bool) 
 
 
 def _shorten(sweep: Sweep, step: int) -> list[str]:
-    """Return the overrides that end a trial of a sweep at a step, with as long a warm-up."""
     training = sweep.spec.training
     if step == training.steps:
         return []
@@ -236,7 +231,6 @@ def _shorten(sweep: Sweep, step: int) -> list[str]:
 
 
 def _refuse_another_course(spec: SweepSpec, step: int, sweep: SweepSpec, source: str) -> None:
-    """Refuse to repeat the first steps of a training if their number changes the learning rate."""
     training, whole = spec.training, sweep.training.steps
     if training.steps != step:
         raise UsageError(

@@ -27,8 +27,7 @@ from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.hub_address import refuse_published
 from gdpo_tune.core.requests import RecordedRequest, Request
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.journal import is_held
-from gdpo_tune.ledger.opening import LOCK
+from gdpo_tune.ledger.journal import LOCK, is_held
 from gdpo_tune.ledger.request_files import (
     build_request,
     check_writable,
@@ -130,7 +129,6 @@ class Steering:
         return load_spec(self.file, [self._storage], self.directory.name, to_run=False)
 
     def _check_sweep(self, ledger: Ledger, request: Request) -> None:
-        """Refuse a sweep that has finished, is not ours, or is steered on another machine."""
         name = str(ledger.spec.location)
         check_writable(self.directory)
         if self.is_running:

@@ -10,7 +10,7 @@ from typing import Any
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.origins import summarize_origins
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.candidates import format_parts, title_candidate
+from gdpo_tune.core.candidates import MERGE_PREFIX, format_parts, title_candidate
 from gdpo_tune.core.formatting import format_count, format_duration, format_percent
 from gdpo_tune.core.incidents import Incident
 from gdpo_tune.core.trials import PROMPTS_LEFT_OUT, TrialRecord
@@ -149,7 +149,8 @@ def describe_role(record: TrialRecord) -> str:
     A merge shows its parts: `merge of 0.5 x 7@60 + 0.5 x 12@60`.
     """
     if record.role == "replicate":
-        return f"replicate of {record.replicate_of}"
+        kinds = ("", "the checkpoint of trial ", MERGE_PREFIX)
+        return f"replicate of {kinds[min(2, len(record.parts))]}{record.replicate_of}"
     if record.role == "checkpoint":
         return title_candidate(record.name)
     if record.role == "merge":

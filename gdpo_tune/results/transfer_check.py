@@ -117,7 +117,6 @@ def format_value(value: object) -> str:
 
 
 def _changes_weights(values: WantedValues, recipe: TransferRecipe) -> bool:
-    """Return whether one of recipe and training has adapters, and the other none."""
     return bool(values.get(RANK)) != bool(recipe.spec.model.lora_rank)
 
 
@@ -138,7 +137,6 @@ def _find_batch_unit(values: WantedValues) -> int:
 
 
 def _suggest_value(key: str, values: WantedValues) -> float | int:
-    """Return an example that fits the other values; for the policy of the sweep its own value."""
     if key == RATE:  # of the method's paper; ten times as high for adapters
         return 1e-5 if values.get(RANK) else 1e-6
     example = EXAMPLES[key] if values.is_changed("policy") else values.get_searched(key)

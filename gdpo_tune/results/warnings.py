@@ -117,7 +117,6 @@ def _warn_of_knee(front: Front) -> Iterator[ResultWarning]:
 
 
 def _warn_of_baselines(front: Front) -> Iterator[ResultWarning]:
-    """Warn of a baseline that no policy improves on without a clear loss elsewhere."""
     for baseline in front.baselines:
         others = [m for m in front.members if m is not baseline]
         if not any(_beats(member, baseline, front) for member in others):
@@ -130,13 +129,11 @@ def _warn_of_baselines(front: Front) -> Iterator[ResultWarning]:
 
 
 def _beats(member: Configuration, baseline: Configuration, front: Front) -> bool:
-    """Return whether a policy is clearly better somewhere and clearly worse nowhere."""
     worse = list_worse(member, baseline, front.objectives, errors=CLEAR)
     return not worse and bool(list_worse(baseline, member, front.objectives, errors=CLEAR))
 
 
 def _warn_of_seeds(spec: SweepSpec, front: Front) -> Iterator[ResultWarning]:
-    """Warn if most trainings on the front have one seed."""
     trained = [member for member in front.members if member.is_training]
     single = [member for member in trained if member.is_provisional]
     settings = spec.search.replicates
@@ -152,7 +149,6 @@ def _warn_of_seeds(spec: SweepSpec, front: Front) -> Iterator[ResultWarning]:
 
 
 def _warn_of_limits(spec: SweepSpec, front: Front) -> Iterator[ResultWarning]:
-    """Warn of limits at which the front has more of its trainings than the search has."""
     members = [m for m in front.members if m.is_training and m.role == "search"]
     tried = [c for c in front.configurations if c.is_training and c.role == "search"]
     for name, domain in spec.space.searched_domains.items():
@@ -177,8 +173,6 @@ def _warn_of_limits(spec: SweepSpec, front: Front) -> Iterator[ResultWarning]:
 def _count_at_limit(
     configurations: Sequence[Configuration], name: str, domain: Uniform, side: str
 ) -> int:
-    """Count the configurations whose value is at a limit, on the scale of the range."""
-
     def scale(value: ParamValue) -> float:
         kept = min(max(float(value), domain.low), domain.high)  # a person may force others
         return math.log(kept) if domain.log else kept
@@ -191,7 +185,6 @@ def _count_at_limit(
 
 
 def _widen(name: str, domain: Uniform, side: str) -> Uniform | None:
-    """Return a range that reaches beyond a limit; None if the parameter allows none."""
     info = PARAMETERS.get(name) or FAMILIES[name.partition(".")[0]]
     step = domain.step or (1 if domain.integer else None)
     low, high = float(domain.low), float(domain.high)
@@ -209,7 +202,6 @@ def _widen(name: str, domain: Uniform, side: str) -> Uniform | None:
 
 
 def _format_line(name: str, domain: Uniform) -> str:
-    """Return a line of `space:`: `learning_rate: {log: [1.0e-05, 0.001]}`."""
     family, _, leaf = name.rpartition(".")
     line = f"{leaf}: {format_domain(domain)}"
     return f"{family}: {{{line}}}" if family else line

@@ -129,7 +129,6 @@ def list_conditions(wish: Wish, spec: SweepSpec) -> tuple[Bound, ...]:
 
 
 def _get_metrics(spec: SweepSpec) -> Mapping[str, MetricInfo]:
-    """Return the metrics that the task measures on completions."""
     return load_task_info(spec.task, spec.space.domains).metrics
 
 

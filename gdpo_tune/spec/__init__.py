@@ -10,7 +10,6 @@ from gdpo_tune.spec.machine import (
     check_resources,
     count_local_cpus,
     find_machine_problems,
-    list_other_sweeps,
     list_sandbox_warnings,
 )
 from gdpo_tune.spec.model import SweepSpec, dump_public_yaml
@@ -50,7 +49,6 @@ __all__ = [
     "find_unset_webhook",
     "hide_passwords",
     "keep_recorded_tracking",
-    "list_other_sweeps",
     "list_sandbox_warnings",
     "list_warnings",
     "load_spec",

@@ -57,7 +57,6 @@ def check_presence(settings: DataSettings, problems: Problems) -> None:
 
 
 def _list_sections(settings: DataSettings) -> dict[str, DataSettings | HeldOutData]:
-    """Return key -> section for those with a source and a split."""
     own = {"data.validation": settings.validation, "data.test": settings.test}
     return {"data": settings, **own}
 

@@ -94,7 +94,6 @@ def _align(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def _describe_dimension(name: str, spec: SweepSpec) -> tuple[str, ...]:
-    """Return name, kind, values and condition of one dimension."""
     domain, kind = spec.space.domains[name], "choice"
     if isinstance(domain, Uniform):
         kind = ("integer" if domain.integer else "float") + (" (log)" if domain.log else "")
@@ -131,7 +130,6 @@ def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
 
 
 def _list_candidate_completions(spec: SweepSpec, each: int) -> list[tuple[str, int, str]]:
-    """Return the completions that merges and checkpoints take at most, `each` of them so many."""
     search = spec.search
     seeds = search.replicates.max_trainings if search.most_merges else 0
     budgets = {"merges": search.most_merges + seeds, "checkpoints": search.checkpoints.budget}
@@ -189,7 +187,6 @@ def _describe_rollouts(spec: SweepSpec) -> str:
 
 
 def _describe_peak(spec: SweepSpec, size: PolicySize | None) -> str:
-    """Return the peak of the disk that the checkpoints need, and what it is made of."""
     if size is None:
         return "unknown until the policy is on this machine"
     slots = count_local_slots(spec)
@@ -197,11 +194,12 @@ def _describe_peak(spec: SweepSpec, size: PolicySize | None) -> str:
     more = "" if slots else "; each further slot of the cluster "
     if not slots:
         more += f"adds up to {format_bytes(disk.training - disk.ended)}"
+    if spec.keep == "front":
+        more += "; keep: front leaves the front's, and merges of an extended sweep use no other"
     return f"at most {format_bytes(disk.peak)} of checkpoints ({describe_disk(disk)}){more}"
 
 
 def _describe_gpu_memory(spec: SweepSpec, size: PolicySize | None) -> str:
-    """Return the memory of a trial's process with completions of full length, computed."""
     if size is None:
         return "unknown until the policy is on this machine"
     layout, trainer, engine = read_layout(spec), measure_trainer(spec, size), None

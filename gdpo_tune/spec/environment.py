@@ -14,7 +14,7 @@ from typing import Any, cast
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.rendezvous import RENDEZVOUS
 from gdpo_tune.core.secret_names import is_secret
-from gdpo_tune.spec.problems import KeyPath, Problems, YamlNode, join_names, show
+from gdpo_tune.spec.problems import Problems, YamlNode, join_names, show
 from gdpo_tune.spec.sections import build_refusal
 
 KEY = ("resources", "env")
@@ -54,7 +54,8 @@ def check_entries(entries: Iterable[str], problems: Problems) -> None:
     seen: set[str] = set()
     for index, entry in enumerate(entries):
         name, sign, value = entry.partition("=")
-        key = _find_key(name, index, problems)
+        is_mapping = problems.root is not None and problems.root.get((*KEY, name)) is not None
+        key = (*KEY, name if is_mapping else index)
         if not NAME.fullmatch(name):
             reason = "not the name of an environment variable"
             problems.note(key, reason, "write a name such as HF_HOME", value=name)
@@ -68,12 +69,6 @@ def check_entries(entries: Iterable[str], problems: Problems) -> None:
             fix = f"write the name alone, env: [{name}], and export {name} before the command"
             problems.note(key, reason, fix, value=f"{name}=***")
         seen.add(name)
-
-
-def _find_key(name: str, index: int, problems: Problems) -> KeyPath:
-    by_name = (*KEY, name)
-    is_mapping = problems.root is not None and problems.root.get(by_name) is not None
-    return by_name if is_mapping else (*KEY, index)
 
 
 def get_written_variables(entries: Iterable[str]) -> dict[str, str]:

@@ -149,7 +149,6 @@ class FirstFile:
         return "".join(f"{_align_comment(line)}\n" for line in text.splitlines())
 
     def _describe_data(self, source: str, known: KnownData | None) -> str:
-        """Return the section `data:` in one line; empty for prompts of the task itself."""
         if source == BUILT_IN:
             return ""
         usual = known.source if known else {}
@@ -163,7 +162,6 @@ class FirstFile:
         return "{" + ", ".join(f"{key}: {dump_flow(value)}" for key, value in section.items()) + "}"
 
     def _list_objectives(self) -> list[dict[str, Any]]:
-        """Return the objective of each reward: its name, direction and worst value."""
         objectives: list[dict[str, Any]] = []
         for name in self.info.rewards:
             metric = self.info.metrics[name]
@@ -174,7 +172,6 @@ class FirstFile:
         return objectives
 
     def _choose_margin(self, is_large: bool) -> str | None:
-        """Return how far the first objective may fall; None where its range is unknown."""
         metric = self.info.metrics[next(iter(self.info.rewards))]
         span = metric.high - metric.low
         if metric.direction != "maximize" or span == float("inf"):
@@ -183,7 +180,6 @@ class FirstFile:
 
 
 def _align_comment(line: str) -> str:
-    """Return a line with its comment, if it has one behind a key, at the common column."""
     key, mark, comment = line.rpartition("  # ")
     is_comment = mark and '"' not in comment  # else it is part of a quoted value
     return f"{key + '  ':<{COLUMN}}# {comment}" if is_comment else line

@@ -10,6 +10,7 @@ from typing import Any, cast
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import SpecError, SpecProblem
 from gdpo_tune.core.files import expand_path, is_file
+from gdpo_tune.core.object_store import JOURNAL, SPEC
 from gdpo_tune.core.parameters import PARAMETERS, list_parameters
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.spec import (
@@ -23,7 +24,7 @@ from gdpo_tune.spec import (
     task_section,
     training_section,
 )
-from gdpo_tune.spec.model import JOURNAL, SPEC, SweepSpec
+from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.notation import get_mapping
 from gdpo_tune.spec.objectives import check_metrics
 from gdpo_tune.spec.paths import expand_address, resolve_paths
@@ -153,7 +154,6 @@ def _check(spec: SweepSpec, task: TaskInfo | None, problems: Problems, *, to_run
 
 
 def _check_needs(spec: SweepSpec, problems: Problems) -> None:
-    """Note the data and packages that training needs and this machine lacks."""
     sandbox_section.check_modules(spec.sandbox, problems)
     data_section.check_presence(spec.data, problems)
     task_section.check_packages(spec.model, problems)
@@ -188,7 +188,6 @@ def check_warm_start(spec: SweepSpec, problems: Problems) -> None:
 
 
 def _compare(directory: Path, spec: SweepSpec, problems: Problems) -> tuple[str, str] | None:
-    """Return why nothing can be learned from a sweep, and the fix; None if something can."""
     remove, file = "name another directory, or remove this one", directory / SPEC
     no_sweep = "there is no sweep in this directory", "name that of a sweep, such as runs/code"
     if not is_file(file):

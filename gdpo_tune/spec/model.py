@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, PrivateAttr
 
 from gdpo_tune.core.metrics import COST_METRICS
-from gdpo_tune.core.object_store import find_local_copy, is_url, join_address
+from gdpo_tune.core.object_store import RUNS, find_local_copy, is_url, join_address
 from gdpo_tune.core.settings import (
     DECISIVE_ROLLOUT_KEYS,
     INDIFFERENT_TRAINING,
@@ -38,7 +38,6 @@ from gdpo_tune.spec.search_section import Search
 from gdpo_tune.spec.sections import Section, accept_mapping, require_pattern
 from gdpo_tune.spec.space import Space
 from gdpo_tune.spec.storage_section import (
-    RUNS,
     TRACKING_VARIABLES,
     Tracking,
     expand_storage,
@@ -46,10 +45,6 @@ from gdpo_tune.spec.storage_section import (
 )
 from gdpo_tune.spec.training_section import Resources
 
-SPEC = "spec.yaml"
-"""Name of the resolved file in a sweep's directory."""
-JOURNAL = "ledger.journal"
-"""Name of the file of all trials in a sweep's directory, unless it has a `ledger:`."""
 Text = Annotated[str, require_pattern(r"(?s).*\S.*", "empty", "write a word, or remove the key")]
 
 
@@ -78,7 +73,8 @@ class SweepSpec(Section):
     """Points of the space to try first; a missing parameter gets a quasi-random value. The word
     `published` stands for those that the method's paper compares, besides the baseline."""
     keep: Literal["front", "all", "none"] = "front"
-    """Trials whose checkpoints stay at the end: the front (if empty, all), all, or none."""
+    """Trials whose checkpoints stay at the end: the front (if empty, all), all, or none. A sweep
+    that is extended later merges these alone."""
     training: Annotated[TrainingSettings, accept_mapping(TrainingSettings)] = TrainingSettings()
     """Settings that all trials share."""
     sandbox: Annotated[SandboxSettings, accept_mapping(SandboxSettings)] = SandboxSettings()

@@ -76,7 +76,6 @@ class SpaceReader:
     def _flatten(
         self, entries: Mapping[str, object], path: KeyPath, prefix: str = ""
     ) -> Iterator[tuple[str, object]]:
-        """Yield dotted parameter names with their values in the file; note unknown names."""
         for key, child in entries.items():
             name, inner = f"{prefix}{key}", get_mapping(child)
             members = [each for each in self.parameters if each.startswith(f"{name}.")]
@@ -96,7 +95,6 @@ class SpaceReader:
     def _read_when(
         self, path: KeyPath, data: object, domains: Mapping[str, Domain]
     ) -> dict[str, tuple[ParamValue, ...]]:
-        """Return `when: {normalization: [gdpo]}`; a scalar stands for a list of one."""
         when = get_mapping(data)
         if when is None:
             fix = "write when: {normalization: [gdpo]}"
@@ -126,7 +124,6 @@ class SpaceReader:
     def _restrict(
         self, name: str, parent: str, effective: Sequence[ParamValue], domains: dict[str, Domain]
     ) -> None:
-        """Search a parameter only under those values of another one that give it effect."""
         domain = domains[name]
         if not parent or isinstance(domain, Fixed) or self.problems.has_problem(f"space.{parent}"):
             return
@@ -179,7 +176,6 @@ class SpaceReader:
         return inside
 
     def _read_point(self, entries: Mapping[str, object], path: KeyPath, space: Space) -> Point:
-        """Return one point; note unknown names, values outside their domain, unmet conditions."""
         point: Point = {}
         for name, child in self._flatten(entries, path):
             with suppress(UnreadableNodeError):

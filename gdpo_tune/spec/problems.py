@@ -43,7 +43,7 @@ class YamlNode:
     elements: list[YamlNode] | None = None
     """Elements of a list."""
     text: str | None = None
-    """A scalar as it is written, if that is known: 1.10 is the number 1.1."""
+    """The text of a scalar, if it is known: 1.10 is the number 1.1."""
 
     def is_empty(self) -> bool:
         """Return whether this is a key without a value."""

@@ -73,7 +73,6 @@ def _is_module_name(module: str) -> bool:
 
 
 def _is_installed(top: str) -> bool:
-    """Return whether a module could be imported, without importing it."""
     try:
         return importlib.util.find_spec(top) is not None
     except ValueError:  # It is loaded already, and has no file.

@@ -127,7 +127,6 @@ def read_section(
 
 
 def _remove(data: Any, path: KeyPath) -> bool:
-    """Remove the innermost entry on a path; return whether there was one."""
     if not path or not isinstance(data, dict) or path[0] not in data:
         return False
     if not _remove(data[path[0]], path[1:]):
@@ -138,7 +137,6 @@ def _remove(data: Any, path: KeyPath) -> bool:
 def _explain(
     fault: ErrorDetails, path: KeyPath, keys: list[str], field: FieldInfo | None
 ) -> tuple[str, str]:
-    """Return reason and fix of one of pydantic's errors, found by `_locate`."""
     kind, context, key = fault["type"], fault.get("ctx", {}), path[-1] if path else ""
     if kind == "union_tag_invalid":
         names = context["expected_tags"].replace("'", "").split(", ")
@@ -195,7 +193,6 @@ def _locate(model: type[BaseModel], loc: KeyPath) -> tuple[KeyPath, list[str], F
 
 
 def _list_keys(kind: Any) -> list[str]:
-    """Return the keys of a section; none for anything else."""
     if isinstance(kind, type) and issubclass(kind, Section):
         return [*kind.model_fields, *kind.other_keys]
     if dataclasses.is_dataclass(kind):

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,6 @@ def _merge_overrides(node: YamlNode, overrides: Sequence[str], problems: Problem
 
 
 def _read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> YamlNode:
-    """Return one file, merged onto the one that it extends."""
     root = parse_yaml(read_text(path, problems), str(path), problems)
     if root.entries is None:
         reason = "the file is empty" if root.is_empty() else "not a mapping of keys to values"
@@ -162,7 +162,7 @@ def parse_yaml(text: str, source: str, problems: Problems, first_line: int = 1) 
     else:
         mark = SourceMark(source, first_line)
         only = next(iter(texts.values()), None)  # of a document that is a scalar
-        return NodeBuilder(mark, problems, texts).build(data, mark, text=only)
+        return replace(NodeBuilder(mark, problems, texts).build(data, mark), text=only)
     raise problems.add(SourceMark(source, line), key, None, reason, fix)
 
 
@@ -176,7 +176,6 @@ def read_scalar(text: str) -> object:
 
 
 def _read_override(override: str, problems: Problems) -> YamlNode:
-    """Return `training.steps=100` as a document of its own."""
     mark = SourceMark(f"--set {_hide_override(override)}")
     key, equals, text = override.partition("=")
     key = key.strip()

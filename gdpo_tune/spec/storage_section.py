@@ -16,8 +16,6 @@ from gdpo_tune.core.object_store import is_url
 from gdpo_tune.spec.problems import Problems, SourceMark, YamlNode, hide_passwords
 from gdpo_tune.spec.sections import Section, build_refusal, require_pattern
 
-RUNS = "runs"
-"""Default directory of all sweeps."""
 LONGEST_NAME = 100
 """Most characters of a sweep's name; the names of directories and pages append to it."""
 NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}")

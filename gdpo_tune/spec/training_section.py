@@ -158,7 +158,6 @@ def check_resources(
 
 
 def _check_mini_batch(training: TrainingSettings, workers: int, problems: Problems) -> None:
-    """Refuse a mini-batch that does not divide a step, or that the workers cannot share equally."""
     total, mini_batch = training.completions_per_step, training.mini_batch_size
     if not mini_batch or (total % mini_batch == 0 and mini_batch % workers == 0):
         return
@@ -173,7 +172,6 @@ def _check_mini_batch(training: TrainingSettings, workers: int, problems: Proble
 
 
 def _check_micro_batch(training: TrainingSettings, workers: int, problems: Problems) -> None:
-    """Refuse a micro-batch that does not divide what a worker computes for an optimizer step."""
     mini_batch, micro_batch = training.mini_batch_size, training.micro_batch_size
     share = (mini_batch or training.completions_per_step) // workers
     if not micro_batch or not share or share % micro_batch == 0:

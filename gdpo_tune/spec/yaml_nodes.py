@@ -6,7 +6,7 @@ Aliases are expanded up to a bound, because a file of a few lines can expand to 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
@@ -35,9 +35,7 @@ class NodeBuilder:
     entry: SourceMark = field(init=False)
     """Mark of the current outermost key or element."""
 
-    def build(
-        self, data: Any, mark: SourceMark, above: tuple[int, ...] = (), text: str | None = None
-    ) -> YamlNode:
+    def build(self, data: Any, mark: SourceMark, above: tuple[int, ...] = ()) -> YamlNode:
         """Return plain values with marks; a dotted key becomes nested mappings.
 
         `above` has the identities of the collections around `data`, from the outermost on.
@@ -55,7 +53,7 @@ class NodeBuilder:
             ]
             return YamlNode(mark, elements=elements)
         if not isinstance(data, CommentedMap):
-            return YamlNode(mark, convert_scalar(data), text=text)
+            return YamlNode(mark, convert_scalar(data))
         entries: dict[str, YamlNode] = {}
         for name, value in data.items():
             key, own_mark = str(name), self._find_mark(data, name, mark)
@@ -64,8 +62,9 @@ class NodeBuilder:
                 reason, fix = "a key has characters that cannot be printed", "write it without them"
                 raise self.problems.add(own_mark, shown, None, reason, fix)
             # Every dot is a level, too.
+            child = self.build(value, own_mark, inside + (0,) * key.count("."))
             text = self.texts.get(tuple((data.lc.data or {}).get(name, ())[2:]))
-            child = self.build(value, own_mark, inside + (0,) * key.count("."), text)
+            child = replace(child, text=text)
             clash = add_entry(entries, key, child)
             if clash is not None:
                 fix = "keep one of the two (a dotted key is the same as nested mappings)"
@@ -78,7 +77,6 @@ class NodeBuilder:
         return SourceMark(default.source, int(position[0]) + 1) if position else default
 
     def _count(self, data: Any, mark: SourceMark, above: tuple[int, ...]) -> None:
-        """Count one more value, and refuse endless or huge documents."""
         if len(above) <= 1:
             self.entry = mark
         self.values += 1

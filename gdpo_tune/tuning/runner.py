@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,12 +23,13 @@ from gdpo_tune.core.events import (
     SweepSteered,
 )
 from gdpo_tune.core.files import explain_full_disk
+from gdpo_tune.core.formatting import format_list
+from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.signals import stop_on_signals
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger, silence_optuna
 from gdpo_tune.ledger.sweep_store import SweepStore, check_writable
 from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler, collect_variables
-from gdpo_tune.spec.model import SPEC
 from gdpo_tune.tuning.kept_checkpoints import delete_unkept_checkpoints
 from gdpo_tune.tuning.provenance import describe_machine
 from gdpo_tune.tuning.ray import cluster
@@ -126,6 +128,7 @@ def run_sweep(
         interrupted = False
         if not is_finished(spec, records, ledger.compute_hours(), added):
             refuse_other_content(spec, content)
+            print_deleted_policies(ledger)
             interrupted = _with_ray(ledger, train, emit)
         spec = ledger.spec
         if spec.address:
@@ -267,6 +270,20 @@ def build_tuner(
             callbacks=[callback],
         ),
     )
+
+
+def print_deleted_policies(ledger: Ledger) -> None:
+    """Print which policies a sweep that is extended lost when it ended: merges need them."""
+    ended = [r for r in ledger.get_records() if r.is_training and r.state == "complete"]
+    lost = [record.name for record in ended if record.checkpoint is None]
+    was_finished = any(session.get("ending") for session in ledger.get_sessions()[-1:])
+    if lost and was_finished and ledger.spec.has_candidates and ledger.spec.search.most_merges:
+        kept, names = len(ended) - len(lost), format_list(lost)
+        print(
+            f"note: merges choose among the {kept} policies that keep: {ledger.spec.keep} left at "
+            f"the end of this sweep; those of {names} were deleted. keep: all keeps every one.",
+            file=sys.stderr,
+        )
 
 
 def build_resources(spec: SweepSpec) -> Any:

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_tune.core.errors import GdpoTuneError
+from gdpo_tune.core.object_store import JOURNAL, SPEC
 from gdpo_tune.core.requests import RecordedRequest, Request
 from gdpo_tune.core.steps import STEPS_FILE, StepsReader
 from gdpo_tune.core.trial_config import Params
 from gdpo_tune.core.trials import Measurement, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.driver import Driver, find_driver
+from gdpo_tune.ledger.journal import Driver, find_driver
 from gdpo_tune.ledger.request_files import list_pending
 from gdpo_tune.ledger.steering_state import SteeringState
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.model import JOURNAL, SPEC
 
 IDLE_SHARE = 20
 """Reading may take one part in this many of the time, however large the sweep is."""

@@ -14,13 +14,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from gdpo_tune import doctor, sandbox, spec
+from gdpo_tune import doctor, sandbox
 from gdpo_tune.core import engines, system
 from gdpo_tune.core.errors import SandboxUnavailable
 from gdpo_tune.spec import machine
 from tests.support.paths import ROOT
 
 SPACE = str(ROOT / "search_spaces" / "code.yaml")
+OTHERS = ("process 9\n    fix: wait",)
 SECRET = "sesame-2718281828"
 
 
@@ -41,7 +42,7 @@ def healthy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(spec, "list_other_sweeps", lambda: iter(()))
+    monkeypatch.setattr(machine, "list_other_sweeps", lambda: iter(()))
     monkeypatch.setattr(machine, "count_visible_gpus", lambda *_: 0)
     monkeypatch.setattr(sandbox, "CodeSandbox", _open_sandbox)
     monkeypatch.setattr(system, "read_machine_memory", lambda: 8 << 30)
@@ -104,8 +105,8 @@ def test_versions_outside_of_the_tested_ranges(
     [
         ("memory", lambda m: m.setattr(system, "read_machine_memory", lambda: 1 << 30), "problem",
          "1.0 GiB"),
-        ("CPUs", lambda m: m.setattr(spec, "list_other_sweeps", lambda: iter(("process 9",))),
-         "warning", "by affinity and quotas"),
+        ("CPUs", lambda m: m.setattr(machine, "list_other_sweeps", lambda: iter(OTHERS)),
+         "warning", "by affinity and quotas; process 9"),
         ("shared memory", lambda m: _free(m, {"/dev/shm": 64 << 20}), "problem", "/dev/shm: 0.1"),
         ("TMPDIR", lambda m: m.setenv("TMPDIR", "/nowhere"), "problem", "/nowhere: 0.0 GiB"),
         ("disk", lambda m: _free(m, {os.getcwd(): 1 << 20}), "problem", "0.0 GiB to write"),

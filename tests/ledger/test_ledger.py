@@ -20,9 +20,7 @@ from optuna.trial import FrozenTrial
 from gdpo_tune.core.errors import IdentityError, LedgerHeldError, NonFiniteError, UsageError
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.driver import find_driver
-from gdpo_tune.ledger.journal import Lease, is_held, repair
-from gdpo_tune.ledger.opening import LOCK
+from gdpo_tune.ledger.journal import LOCK, Lease, find_driver, is_held, repair
 from gdpo_tune.ledger.trial_encoding import encode_outcome
 from gdpo_tune.spec import SweepSpec
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec

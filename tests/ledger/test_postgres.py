@@ -417,6 +417,8 @@ def test_an_address_is_the_same_sweep_on_every_machine(
     with pytest.raises(IdentityError, match="in memory://bucket/origins/sweep since"):
         Ledger.open(spec)
     Ledger.open(spec, continue_from="memory://bucket/origins/sweep").close()
+    for options in ({"continue_from": str(spec.directory)}, {}):
+        Ledger.open(stored, **options).close()  # and back
 
 
 def test_a_ledger_without_an_origin_is_adopted_by_its_own_directory(

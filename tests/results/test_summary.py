@@ -1,8 +1,10 @@
 """Counts of trials in words."""
 
+from dataclasses import replace
+
 from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.trials import Role, State, TrialRecord
-from gdpo_tune.results.summary import describe_states
+from gdpo_tune.results.summary import describe_role, describe_states
 
 
 def build(number: int, role: Role, state: State, *parts: Part) -> TrialRecord:
@@ -24,3 +26,14 @@ def test_a_stopped_merge_is_no_trial_that_was_stopped_early():
         "1 stopped early, 1 of 3 merges and checkpoints complete",
     )
     assert describe_states(records[:2]) == (2, "")
+
+
+def test_a_replicate_of_a_merge_is_called_by_the_name_of_the_merge():
+    """Names of candidates: `gdpo_tune/core/candidates.py`."""
+    merge = build(71, "replicate", "complete", Part(8, 60, 0.5), Part(9, 60, 0.5))
+    assert describe_role(replace(merge, replicate_of=14)) == "replicate of merge-14"
+    checkpoint = replace(build(72, "replicate", "complete", Part(8, 40, 1.0)), replicate_of=15)
+    assert describe_role(checkpoint) == "replicate of the checkpoint of trial 15"
+    assert describe_role(replace(build(3, "replicate", "complete"), replicate_of=1)) == (
+        "replicate of 1"
+    )

@@ -48,9 +48,10 @@ def choose_candidate(
 
 
 def count_candidates(spec: SweepSpec) -> int:
-    """Return the most merges and checkpoints that a sweep evaluates."""
+    """Return the most merges and checkpoints that a sweep evaluates, fresh seeds included."""
     search = spec.search
-    return search.most_merges + search.checkpoints.budget if spec.has_candidates else 0
+    most = search.most_merges + search.checkpoints.budget if spec.has_candidates else 0
+    return most + search.replicates.max_trainings * (most > 0)
 
 
 def tighten_references(spec: SweepSpec) -> tuple[Objective, ...]:

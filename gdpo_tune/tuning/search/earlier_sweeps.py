@@ -9,10 +9,11 @@ from pathlib import Path
 from gdpo_tune.core.content import Fact, describe_changes, list_changes
 from gdpo_tune.core.errors import IdentityError
 from gdpo_tune.core.files import expand_path
+from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.spec.model import SPEC, list_decisive_values
+from gdpo_tune.spec.model import list_decisive_values
 
 
 def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
