@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from urllib.request import getproxies, proxy_bypass
+from urllib.request import getproxies
 
 from packaging.requirements import Requirement
 
@@ -96,7 +96,6 @@ def check_machine() -> Iterator[Row]:
     from gdpo_tune.sandbox import CodeSandbox
     from gdpo_tune.spec.machine import count_visible_gpus, list_other_sweeps
     from gdpo_tune.spec.storage_section import Tracking
-    from gdpo_tune.tracking.mlflow_writer import ask_store
     from gdpo_tune.tracking.server import find_problem
     from gdpo_tune.tuning.ray.joining import ASK_SECONDS, find_silence
 
@@ -123,11 +122,9 @@ def check_machine() -> Iterator[Row]:
     else:
         yield judge("GPUs", "none: trainings use CPUs", fine=True)
     proxies = [f"{kind}: {url}" for kind, url in getproxies().items() if kind != "no"]
-    fine, fix = not proxies or bool(proxy_bypass("127.0.0.1")), "export no_proxy=127.0.0.1"
-    yield judge("proxies", ", ".join(proxies) or "none", fix, fine=fine, state="warning")
+    yield judge("proxies", ", ".join(proxies) or "none", fine=True)
     uri = os.environ.get("MLFLOW_TRACKING_URI") or Tracking().uri
-    problem = find_problem(uri, lambda: ask_store(uri))
-    fix = "start the server, or export MLFLOW_TRACKING_URI=..."
+    problem, fix = find_problem(uri), "start the server, or export MLFLOW_TRACKING_URI=..."
     yield judge("MLflow", f"{uri} {problem}", fix, fine=not problem)
     address, name = os.environ.get(ray_access.ADDRESS, ""), ray_access.ADDRESS
     silence = find_silence(address, ASK_SECONDS) if ":" in address else ""

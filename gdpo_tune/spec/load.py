@@ -119,11 +119,9 @@ def keep_recorded_tracking(spec: SweepSpec) -> SweepSpec:
     for key, variable in storage_section.TRACKING_VARIABLES.items():
         origin, before = spec.tracking.origins.get(key, "default"), getattr(recorded, key)
         if origin in ("default", variable) and before != (now := getattr(spec.tracking, key)):
-            kept[key], spec.tracking.origins[key] = before, recorded.origins[key]
-            text = f"tracking.{key} = {before}, as when it began, not {now} ({origin})"
-            print(
-                f"note: {spec.name} keeps {hide_passwords(text)}; --set changes it", file=sys.stderr
-            )
+            kept[key], spec.tracking.origins[key] = before, recorded.origins.get(key, SPEC)
+            text = f"{spec.name} keeps tracking.{key} = {before}, as it began, not {now} ({origin})"
+            print(f"note: {hide_passwords(text)}; --set changes that", file=sys.stderr)
     return spec.model_copy(update={"tracking": spec.tracking.model_copy(update=kept)})
 
 

@@ -104,10 +104,9 @@ def take_tracking_variables(root: YamlNode) -> None:
         value, written = os.environ.get(variable), root.get(("tracking", key))
         if value and (written is None or value != written.value == hide_passwords(value)):
             node = YamlNode(SourceMark(variable), value)
-            section = YamlNode(node.mark, entries={})
-            entries = (root.entries or {}).setdefault("tracking", section).entries
-            if entries is not None:
-                entries[key] = node
+            section = (root.entries or {}).setdefault("tracking", YamlNode(node.mark, entries={}))
+            if section.entries is not None:
+                section.entries[key] = node
 
 
 def check_tracking(tracking: Tracking, problems: Problems) -> None:

@@ -1,8 +1,4 @@
-"""The listener that keeps MLflow in step with a sweep, without ever delaying the sweep.
-
-Its thread delivers the spool, batch by batch, for as long as the server needs. `sync` does the same
-for a sweep that does not run.
-"""
+"""The listener that keeps MLflow in step with a sweep, in a thread that never delays the sweep."""
 
 from __future__ import annotations
 
@@ -197,13 +193,8 @@ class MlflowSink:
         for record in records:
             if record.state == "running":
                 self._add_missing_curves(record)
-                self._add(
-                    {
-                        "run": str(record.number),
-                        "status": "KILLED",
-                        "end": self._read_increasing_clock(),
-                    }
-                )
+                end = self._read_increasing_clock()
+                self._add({"run": str(record.number), "status": "KILLED", "end": end})
             else:
                 self._update_trial(record)
         self._update_front(ended=True, wait=True)

@@ -100,8 +100,7 @@ class MlflowWriter:
             tags = dict(message.get("tags", {}))
             if key != SWEEP:
                 tags["mlflow.parentRunId"] = self._runs[SWEEP]
-            name = tags.get(RUN_NAME, message["name"])
-            start = message.get("start")
+            name, start = tags.get(RUN_NAME, message["name"]), message.get("start")
             run = client.create_run(self._experiment, start, tags=tags, run_name=name)
             self._runs[key] = run.info.run_id
         return self._runs[key]
@@ -158,12 +157,13 @@ class MlflowWriter:
         from gdpo_tune.tracking.front_projection import register_models
 
         with suppress(ServerUnavailable, MessageRefused), _translate_errors():
+            run_id, artifact = (
+                self._find_or_create_run(client, message),
+                message.get("artifact", {}),
+            )
             if "models" in message:
                 register_models(client, message["models"], self._runs, self._runs[SWEEP])
-                return True
-            artifact = message.get("artifact", {})
-            run_id = self._find_or_create_run(client, message)
-            if "text" in artifact:
+            elif "text" in artifact:
                 client.log_text(run_id, artifact["text"], artifact["name"])
             elif Path(artifact["file"]).exists():
                 client.log_artifact(run_id, artifact["file"])
@@ -175,12 +175,16 @@ def try_store(uri: str, experiment: str, sweep: str) -> None:
     """Write and delete a test run with an artifact; raise as `MlflowWriter.deliver` if that fails.
 
     MLflow keeps deleted runs, so the next test of the sweep restores that run: there is only one.
+    Without an `experiment` nothing is written.
     """
     from mlflow.entities import ViewType
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     with _translate_errors():
         client = open_client(uri)
+        if not experiment:
+            client.search_experiments(max_results=1)
+            return
         place, tags = find_experiment(client, uri, experiment), {"role": "test", "sweep": sweep}
         query = " AND ".join(f"tags.{name} = '{text}'" for name, text in tags.items())
         runs = client.search_runs([place], query, ViewType.ALL, max_results=1)
@@ -195,12 +199,6 @@ def try_store(uri: str, experiment: str, sweep: str) -> None:
                     get_artifact_repository(artifacts, tracking_uri=uri).delete_artifacts()
         finally:
             client.delete_run(run_id)
-
-
-def ask_store(uri: str) -> None:
-    """Read from the store; raise as `MlflowWriter.deliver` if that fails."""
-    with _translate_errors():
-        open_client(uri).search_experiments(max_results=1)
 
 
 def open_client(uri: str) -> MlflowClient:
@@ -225,7 +223,7 @@ def open_client(uri: str) -> MlflowClient:
         with engine.connect() as connection:
             found = MigrationContext.configure(connection).get_current_revision()
         engine.dispose()
-        scripts = Path(mlflow.__file__).parent / "store" / "db_migrations"
+        scripts = Path(mlflow.__file__).with_name("store") / "db_migrations"
         expected = ScriptDirectory(str(scripts)).get_current_head()
         if found not in (None, expected):
             raise ServerUnavailable(
@@ -345,7 +343,8 @@ def _translate_errors(place: str = "") -> Generator[None]:
     except Exception as error:  # libraries of databases and object stores have their own errors
         code = error.error_code if isinstance(error, MlflowException) else ""
         kind = MessageRefused if code == "INVALID_PARAMETER_VALUE" else ServerUnavailable
-        line = f"{type(error).__name__}: {hide_passwords(str(error)).strip()[:300]}".splitlines()[0]
+        cause = hide_passwords(str(error)).rpartition("(Caused by ")[2].strip()
+        line = f"{type(error).__name__}: {cause[:300]}".splitlines()[0]
         raise kind(place + (CREDENTIALS if code == "UNAUTHENTICATED" else line)) from error
 
 

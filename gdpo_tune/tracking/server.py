@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import urllib.parse
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,10 +28,7 @@ ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # failures are reported once, when the sink is closed
 }
-CREDENTIALS = (
-    "it rejects the user name and password in MLFLOW_TRACKING_USERNAME and "
-    "MLFLOW_TRACKING_PASSWORD (401)"
-)
+CREDENTIALS = "it rejects MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD or _TOKEN (401)"
 
 
 def set_environment() -> None:
@@ -44,19 +40,11 @@ def set_environment() -> None:
 def check_server(spec: SweepSpec) -> None:
     """Let MLflow's client write and delete a test run; warn on stderr if that fails.
 
-    A SQLite file that does not exist yet is created only if `tracking.required`.
-
     Raises:
         TrackingError: it fails, and `tracking.required` is true.
     """
-    from gdpo_tune.tracking.mlflow_writer import try_store
-
-    tracking = spec.tracking
-    problem = find_problem(
-        tracking.uri,
-        lambda: try_store(make_absolute(tracking.uri), tracking.experiment, spec.name),
-        create=tracking.required,
-    )
+    tracking, create = spec.tracking, spec.tracking.required
+    problem = find_problem(tracking.uri, tracking.experiment, spec.name, create=create)
     origin = tracking.origins.get("uri", "default")
     text = f"tracking.uri = {hide_passwords(tracking.uri)} ({origin}): {problem}"
     if problem and tracking.required:
@@ -68,18 +56,22 @@ def check_server(spec: SweepSpec) -> None:
         print(f"warning: {text}; every update is kept and sent later", file=sys.stderr)
 
 
-def find_problem(uri: str, call: Callable[[], object], *, create: bool = False) -> str:
-    """Return why nothing can be logged to `uri`, or why `call` fails there; empty if it works.
+def find_problem(uri: str, experiment: str = "", sweep: str = "", *, create: bool = False) -> str:
+    """Return why MLflow's client can do nothing at `uri`, within a minute; empty if it can.
 
-    Where a SQLite file is still missing, it is called only with `create`.
+    With an `experiment`, it writes and deletes a test run of `sweep`. A SQLite file that does not
+    exist yet is asked only if it may be created.
     """
-    path, problem = parse_sqlite_path(uri), find_uri_problem(uri)
-    if problem or not (path is None or path.exists() or create):
+    from gdpo_tune.tracking.mlflow_writer import try_store
+
+    problem, path, uri = find_uri_problem(uri), parse_sqlite_path(uri), make_absolute(uri)
+    if problem or (path is not None and not path.exists() and not create):
         return problem
     set_environment()
     import_module("mlflow")  # it takes seconds, which are not those of the server
+    seconds = SERVER_SECONDS if uri.startswith("http") else DATABASE_SECONDS
     try:
-        call_within(SERVER_SECONDS if uri.startswith("http") else DATABASE_SECONDS, call)
+        call_within(seconds, lambda: try_store(uri, experiment, sweep))
     except (TimeoutError, ServerUnavailable, MessageRefused) as error:
         return str(error)
     return ""
@@ -89,18 +81,18 @@ def find_uri_problem(uri: str) -> str:
     """Return why nothing can ever be logged to `uri`, without calling it; empty if it may work."""
     path = parse_sqlite_path(uri)
     if path is None:
-        page = "#" in uri and uri.startswith("http")
-        if page:
+        if "#" in uri and uri.startswith("http"):
             return f"a browser's page: write {hide_passwords(uri).partition('#')[0].rstrip('/')}"
-        lost = f"its password is in no file: export {TRACKING_VARIABLES['uri']} with it"
-        return lost if ":***@" in uri else ""
-    if "?" in str(path) or urllib.parse.unquote(str(path)) != str(path):
-        # SQLAlchemy, with which MLflow opens the file, reads a URL
-        return f"MLflow misreads ? and %20 in {path}: choose another file, or rename the directory"
+        variable = TRACKING_VARIABLES["uri"]
+        return f"its password is in no file: export {variable} with it" if ":***@" in uri else ""
     try:
         existing = next(p for p in (path, *path.parents) if p.exists())
     except OSError as error:
         return f"it cannot be opened ({error.strerror})"
+    # MLflow makes a URL of the path, and in a new database a literal of the current directory.
+    quotes = existing != path and {*"'\""} <= {*os.getcwd()}
+    if quotes or "?" in str(path) or urllib.parse.unquote(str(path)) != str(path):
+        return f"MLflow misreads ?, %20 or both quotes in {path}: rename it, or name another file"
     if existing == path and not path.is_file():
         return "it is not a file"
     return "" if os.access(existing, os.W_OK) else f"{existing} is not writable"

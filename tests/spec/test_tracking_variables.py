@@ -96,7 +96,9 @@ def test_later_commands_use_what_the_sweep_began_with(load, monkeypatch, capsys)
         kept = keep_recorded_tracking(load())
         assert get_places(kept) == ("http://first:5000", "sweep")
         told = capsys.readouterr().err
-        assert told.startswith("note: sweep keeps tracking.uri = http://first:5000")
+        assert told.startswith(
+            "note: sweep keeps tracking.uri = http://first:5000, as it began, not "
+        )
         assert (f"http://me:***@second:5000 ({URI})" if change else "mlflow.db (default)") in told
         assert kept.tracking.origins["uri"].startswith("runs/sweep/spec.yaml:")
     assert keep_recorded_tracking(load("tracking.uri=http://x")).tracking.uri == "http://x"

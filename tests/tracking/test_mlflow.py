@@ -174,7 +174,7 @@ def test_a_wrong_password_is_reported_and_loses_nothing(
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong-password")
     warning = tracking_driver.main(tmp_path, uri, timeout=5)
-    problem = "rejects the user name and password in MLFLOW_TRACKING_USERNAME"
+    problem = "rejects MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
     assert problem in warning
     assert "are kept in" in warning
     assert problem in capsys.readouterr().err
