@@ -40,10 +40,8 @@ def check_resources(
     """Refuse a trial that does not fit on this machine, unless `RAY_ADDRESS` names a cluster.
 
     Raises:
-        ResourcesError: a trial asks for more CPUs, GPUs or memory than there are, or for an
-            environment variable that is not set.
-        EngineError: trials need vLLM, TRL or a C compiler, which is not available here, or of a
-            version that was not tested.
+        ResourcesError: too few CPUs or GPUs, too little memory, or a variable that is not set.
+        EngineError: no vLLM, TRL or C compiler, or a version that was not tested.
     """
     for problem in find_machine_problems(spec, environment, devices):
         raise problem
@@ -64,8 +62,12 @@ def find_machine_problems(
     if size:
         yield from _catch(lambda: _check_size(spec, environment, devices))
     yield from _catch(lambda: _check_engine(spec))
-    if size:
-        yield from _find_lacking_memory(spec, environment)
+    memory = _get_sandbox_memory(spec.sandbox, environment)
+    if size and memory is not None and spec.sandbox.memory_mb << 20 > memory:
+        yield ResourcesError(
+            f"sandbox.memory_mb = {spec.sandbox.memory_mb}: this machine has {memory >> 20} MiB\n"
+            f"    fix: --set sandbox.memory_mb={memory >> 21}, {REMEDY}"
+        )
 
 
 def _catch(check: Callable[[], object]) -> Iterator[UsageError]:
@@ -138,10 +140,9 @@ def list_other_sweeps() -> Iterator[str]:
     for server in psutil.process_iter():
         with suppress(psutil.Error):  # it has ended, or belongs to another user
             driver = server.parent() if server.name() == "raylet" else None
-            if driver is None or not re.search("gdpo[-_]tune", " ".join(driver.cmdline())):
-                continue
+            words = " ".join(driver.cmdline()) if driver is not None else ""
             shared = {*server.cpu_affinity()} & {*psutil.Process().cpu_affinity()}
-            if shared:
+            if driver is not None and shared and re.search("gdpo[-_]tune", words):
                 yield (
                     f"process {driver.pid}, another sweep of yours in {driver.cwd()}, uses "
                     f"{len(shared)} CPUs of this one: both get slower, and may lack memory on the "
@@ -171,18 +172,6 @@ def list_sandbox_warnings(
             f"may use {settings.memory_mb} MiB and candidates get {SHARE_FOR_CANDIDATES:.0%} of "
             f"the {memory >> 20} MiB that this machine has. Write workers: {parallel}, or lower "
             "sandbox.memory_mb."
-        )
-
-
-def _find_lacking_memory(
-    spec: SweepSpec, environment: Mapping[str, str]
-) -> Iterator[ResourcesError]:
-    """Yield an error if this machine has too little memory to run code of the policy."""
-    memory = _get_sandbox_memory(spec.sandbox, environment)
-    if memory is not None and spec.sandbox.memory_mb << 20 > memory:
-        yield ResourcesError(
-            f"sandbox.memory_mb = {spec.sandbox.memory_mb}: this machine has {memory >> 20} MiB\n"
-            f"    fix: --set sandbox.memory_mb={memory >> 21}, {REMEDY}"
         )
 
 

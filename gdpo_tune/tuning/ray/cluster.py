@@ -54,8 +54,6 @@ CHECK_SERVERS, CHECK_NODE = 0.5, 5.0
 cluster that was joined."""
 OBJECT_STORE = 128 * 2**20
 """Bytes. Results are a few KB; Ray's default takes a third of the memory."""
-LONGEST_PATH = 107
-"""Bytes of the path of a Unix socket; source: unix(7)."""
 SOCKET = "/ray/session_2026-11-26_12-00-00_000000_4194304/sockets/plasma_store"
 """Longest path of a socket of Ray below the directory for temporary files."""
 STARTS = 4
@@ -172,7 +170,7 @@ def start_servers(others: set[psutil.Process]) -> None:
     from tenacity import RetryError, Retrying, retry_if_exception, stop_after_attempt
 
     usual = os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", ""))
-    is_too_long = len(os.fsencode(os.path.abspath(usual) + SOCKET)) > LONGEST_PATH
+    is_too_long = len(os.fsencode(os.path.abspath(usual) + SOCKET)) > 107  # bytes, see unix(7)
     starting = Retrying(
         retry=retry_if_exception(lambda error: TOO_SLOW in str(error)),
         stop=stop_after_attempt(STARTS),
