@@ -68,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def judge(name: str, text: str, fix: str = "", *, fine: bool, state: str = "problem") -> Row:
+def build_row(name: str, text: str, fix: str = "", *, fine: bool, state: str = "problem") -> Row:
     """Return the row of one check, without passwords; a problem's own text may end with a fix."""
     from gdpo_tune.spec import hide_passwords
 
@@ -88,7 +88,7 @@ def check_versions() -> Iterator[Row]:
         fine = need.specifier.contains(version, True) if version else need.marker is not None
         text = f"{version or 'not installed'}; tested {need.specifier}"
         fix, state = f"pip install '{need.name}{need.specifier}'", "problem"
-        yield judge(need.name, text, fix, fine=fine, state="warning" if need.marker else state)
+        yield build_row(need.name, text, fix, fine=fine, state="warning" if need.marker else state)
 
 
 def check_machine() -> Iterator[Row]:
@@ -101,9 +101,9 @@ def check_machine() -> Iterator[Row]:
 
     others, memory = [*list_other_sweeps()], (system.read_machine_memory() or 0) / GIB
     cpus = f"{system.count_local_cpus()} of {os.cpu_count()}, by affinity and quotas"
-    yield judge("CPUs", "; ".join((cpus, *others[:1])), fine=not others, state="warning")
+    yield build_row("CPUs", "; ".join((cpus, *others[:1])), fine=not others, state="warning")
     fix = "raise the limit of this machine, container or job"
-    yield judge("memory", f"{memory:.1f} GiB, with all limits", fix, fine=memory >= 2)
+    yield build_row("memory", f"{memory:.1f} GiB, with all limits", fix, fine=memory >= 2)
     temporary = os.environ.get("TMPDIR") or tempfile.gettempdir()
     for name, place, least, fix in (
         ("shared memory", "/dev/shm", 0.25, "docker run --shm-size=2g"),
@@ -111,25 +111,25 @@ def check_machine() -> Iterator[Row]:
         ("disk", os.getcwd(), 1, "make room, or --set storage=DIRECTORY"),
     ):
         free = shutil.disk_usage(place).free / GIB if os.access(place, os.W_OK) else 0
-        yield judge(name, f"{place}: {free:.1f} GiB to write", fix, fine=free >= least)
+        yield build_row(name, f"{place}: {free:.1f} GiB to write", fix, fine=free >= least)
     try:
         with CodeSandbox() as sandbox:
-            yield judge("sandbox", sandbox.info.tier, fine=True)
+            yield build_row("sandbox", sandbox.info.tier, fine=True)
     except GdpoTuneError as error:
-        yield judge("sandbox", str(error), "see docs/sandbox.md", fine=False)
+        yield build_row("sandbox", str(error), "see docs/sandbox.md", fine=False)
     if count_visible_gpus(os.environ):
         yield from check_gpus()
     else:
-        yield judge("GPUs", "none: trainings use CPUs", fine=True)
+        yield build_row("GPUs", "none: trainings use CPUs", fine=True)
     proxies = [f"{kind}: {url}" for kind, url in getproxies().items() if kind != "no"]
-    yield judge("proxies", ", ".join(proxies) or "none", fine=True)
+    yield build_row("proxies", ", ".join(proxies) or "none", fine=True)
     uri = os.environ.get("MLFLOW_TRACKING_URI") or Tracking().uri
     problem, fix = find_problem(uri), "start the server, or export MLFLOW_TRACKING_URI=..."
-    yield judge("MLflow", f"{uri} {problem}", fix, fine=not problem)
+    yield build_row("MLflow", f"{uri} {problem}", fix, fine=not problem)
     address, name = os.environ.get(ray_access.ADDRESS, ""), ray_access.ADDRESS
     silence = find_silence(address, ASK_SECONDS) if ":" in address else ""
     text = f"{name} = {address} {silence}" if address else "starts on this machine"
-    yield judge("Ray", text, f"start that cluster, or unset {name}", fine=not silence)
+    yield build_row("Ray", text, f"start that cluster, or unset {name}", fine=not silence)
 
 
 def check_gpus() -> Iterator[Row]:
@@ -140,9 +140,9 @@ def check_gpus() -> Iterator[Row]:
     error = (done.stderr.splitlines() or ["no answer"])[-1]
     said = error if done.returncode else ", ".join(done.stdout.splitlines())
     fix = "install the GPU's driver, and a PyTorch that was built for it"
-    yield judge("GPUs", f"{driver}; {said}", fix, fine=not done.returncode)
+    yield build_row("GPUs", f"{driver}; {said}", fix, fine=not done.returncode)
     problem = engines.find_compiler_problem(os.environ.get("CC"), os.environ.get("PATH"))
-    yield judge("compiler", problem or "works", engines.COMPILER_FIX, fine=not problem)
+    yield build_row("compiler", problem or "works", engines.COMPILER_FIX, fine=not problem)
 
 
 def check_file(file: str, overrides: Sequence[str]) -> Iterator[Row]:
@@ -157,10 +157,10 @@ def check_file(file: str, overrides: Sequence[str]) -> Iterator[Row]:
         found = {} if problems else cli.probe_environment(settle_pack(spec, 1))
         if not problems:
             text = ", ".join((f"{file} could start", *map(": ".join, found.items())))
-            yield judge("file", text, fine=True)
+            yield build_row("file", text, fine=True)
     except GdpoTuneError as error:
         problems = getattr(error, "problems", [error])
-    yield from (judge("file", str(problem), fine=False) for problem in problems)
+    yield from (build_row("file", str(problem), fine=False) for problem in problems)
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
         DataError, UsageError: a file of data cannot be read, or has no known layout.
     """
     from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.core.registry import TASKS, describe_layout
+    from gdpo_tune.core.registry import POLICIES, TASKS, describe_layout
     from gdpo_tune.core.task_files import is_task_file
     from gdpo_tune.spec.first_file import BUILT_IN, FirstFile
     from gdpo_tune.spec.problems import join_names, suggest
@@ -123,9 +123,8 @@ def collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
     first = FirstFile(task)
     policy = answer(options.policy, "Policy: Hub id, directory or", first.info.embedded)
     first = FirstFile(task, policy)
-    gpus = _read_number(
-        answer(_as_text(options.gpus), "GPUs of one trial", suggest_gpus(first)), "gpus", 0
-    )
+    usual = "0" if first.chosen_policy in POLICIES else "1"
+    gpus = _read_number(answer(_as_text(options.gpus), "GPUs of one trial", usual), "gpus", 0)
     data = answer(options.data, "Prompts: Hub id, file or built-in", first.suggest_data())
     trials = _read_number(
         answer(_as_text(options.trials), "Trainings of the search", str(first.trials)), "trials", 1
@@ -145,13 +144,6 @@ def collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
         *(task, policy, gpus, int(trials), data, found.layout, found.columns),
         prompts={f"{name}_prompts": len(each) for name, each in collected.splits.items()},
     )
-
-
-def suggest_gpus(first: FirstFile) -> str:
-    """Return the usual number of GPUs of one trial: none for a policy that ships."""
-    from gdpo_tune.core.registry import POLICIES
-
-    return "0" if first.chosen_policy in POLICIES else "1"
 
 
 def check_text(text: str, file: Path) -> None:

@@ -84,7 +84,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    """Do what `compare` does, which has no other options."""
     from gdpo_tune.compare import compare
     from gdpo_tune.core.errors import UsageError
 
@@ -98,13 +97,13 @@ def _compare(options: argparse.Namespace) -> int:
 def _load_named(options: argparse.Namespace) -> tuple[SweepSpec, str | None]:
     """Return the sweep, named by file or directory, and the choice: `--pick` or after a colon."""
     from gdpo_tune.results.open_sweep import (
-        names_space,
+        is_space,
         resolve_location,
         resolve_spec_file,
         split_source,
     )
 
-    if names_space(options.space):
+    if is_space(options.space):
         from gdpo_tune.spec import keep_recorded_tracking, load_spec
 
         spec = load_spec(options.space, options.overrides, options.name, to_run=False)

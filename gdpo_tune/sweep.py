@@ -48,8 +48,6 @@ def main(arguments: Sequence[str]) -> int:
             return print_dry_run(spec, str(options.space), needs or ())
     if options.submit is not None:
         return submit_sweep(spec, options)
-    if address := os.environ.get(ray_access.ADDRESS):
-        print(f"trials run on the Ray cluster at {address} ({ray_access.ADDRESS} or --address)")
     cli.set_written_variables(spec)
     with cli.name_file(str(options.space)):
         if spec.resources.pack == "auto":

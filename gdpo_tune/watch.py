@@ -111,9 +111,14 @@ def find_spec(named: str) -> tuple[Callable[[], SweepSpec], str]:
     """
     from gdpo_tune.core.files import is_file
     from gdpo_tune.core.hub_address import refuse_published
-    from gdpo_tune.results.open_sweep import SPEC, names_space, resolve_location, resolve_spec_file
+    from gdpo_tune.results.open_sweep import (
+        SPEC,
+        is_space,
+        resolve_location,
+        resolve_spec_file,
+    )
 
-    if not names_space(named):
+    if not is_space(named):
         location = resolve_location(named)
         refuse_published(location, "watch", f"gdpo-tune report {location}")
         file, storage = resolve_spec_file(location, named)

@@ -59,7 +59,9 @@ def choose_replicate(
     ]
     # A configuration may have been trained under several numbers.
     copies = {
-        record.number: _list_copies(members) for members in groups.values() for record in members
+        record.number: [member for member in members if member.role == "replicate"]
+        for members in groups.values()
+        for record in members
     }
     evaluated_again = sum(record.role == "replicate" and bool(record.parts) for record in records)
     ready = _find_ready(rivals, copies, per_point)
@@ -90,11 +92,6 @@ def choose_replicate(
     original = trained[best]
     assert original is not None, "it is allowed"
     return Replicate(original=original, params=records[original].params)
-
-
-def _list_copies(members: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Return the replicates among the trials of a configuration, by number."""
-    return [record for record in members if record.role == "replicate"]
 
 
 def _find_ready(

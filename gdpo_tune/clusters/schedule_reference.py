@@ -37,12 +37,9 @@ def _describe_values(field: FieldInfo) -> str:
     kind, *_ = (*get_args(field.annotation), None)
     if schedule_spec.DURATION_VALIDATOR in (*field.metadata, *getattr(kind, "__metadata__", ())):
         return DURATION
-    is_list = get_origin(field.annotation) is tuple
-    return (
-        f"some of {join_names(get_args(kind))}"
-        if is_list and get_args(kind)
-        else describe_values(field)
-    )
+    if get_origin(field.annotation) is tuple and get_args(kind):
+        return f"some of {join_names(get_args(kind))}"
+    return describe_values(field)
 
 
 def _describe_default(name: str, field: FieldInfo) -> str:

@@ -211,7 +211,6 @@ def _has_too_little_space(error: Exception, directory: Path) -> bool:
 
 
 def _count_free_bytes(directory: Path) -> int:
-    """Return the bytes that this user may still write."""
     while not directory.exists():
         directory = directory.parent
     return shutil.disk_usage(directory).free

@@ -42,7 +42,8 @@ def split_service_url(url: str) -> urllib.parse.SplitResult:
         raise ValueError("it must be http[s]://HOST[:PORT]")
     if port == 0:
         raise ValueError("its port must be from 1 to 65535")
-    if not (_is_ipv6(host) if ":" in host else _is_name(host)):
+    is_name = len(host) <= _LONGEST_NAME and _NAME.fullmatch(host)
+    if not (_is_ipv6(host) if ":" in host else is_name):
         raise ValueError("its host is neither a name nor a number")
     return parts
 
@@ -65,10 +66,6 @@ def find_address_problem(address: str, *, query: bool = False) -> str:
     if parts.username or parts.password:
         return "it has a user or a password, which would not be sent"
     return "it has something behind ? or #" if (parts.query or parts.fragment) and not query else ""
-
-
-def _is_name(host: str) -> bool:
-    return len(host) <= _LONGEST_NAME and _NAME.fullmatch(host) is not None
 
 
 def _is_ipv6(host: str) -> bool:

@@ -192,7 +192,6 @@ def _print_incidents(out: Console, sessions: Sequence[Mapping[str, Any]]) -> Non
 
 
 def _print_outputs(out: Console, spec: SweepSpec, front: Front) -> None:
-    """Print the paths of the report, the front and its table, the trials and the kept policies."""
     names = {"report": REPORT_FILE, "front": FRONT_FILE, "front as a table": TABLE_FILE}
     files = {label: spec.directory / name for label, name in names.items()}
     rows = [(label, str(path)) for label, path in files.items() if path.exists()]
@@ -206,7 +205,6 @@ def _print_outputs(out: Console, spec: SweepSpec, front: Front) -> None:
 
 
 def _print_next_steps(out: Console, spec: SweepSpec, chosen: ChosenTrial | None, view: str) -> None:
-    """Print the address of MLflow and the commands that a person may want next."""
     uri = hide_passwords(spec.tracking.uri)
     if uri.startswith(("http://", "https://")):
         rows = [("Open in MLflow", view or uri)]

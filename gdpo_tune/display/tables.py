@@ -156,7 +156,6 @@ def _fill_front_table(
 
 
 def _format_values(front: Front, configuration: Configuration) -> list[str]:
-    """Return the value in each objective, marked where a baseline is clearly better."""
     is_baseline = configuration.role in ROLES
     worse = set[str]() if is_baseline else front.list_worse_objectives(configuration)
     return [

@@ -202,7 +202,6 @@ def _read_import(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[tu
 
 
 def _list_names(node: ast.stmt) -> Iterator[str]:
-    """Yield the names that a statement defines."""
     match node:
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
             yield name

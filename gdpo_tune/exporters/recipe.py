@@ -245,7 +245,6 @@ def build_recipe(request: TrainingRequest, policy: str) -> Recipe:
 def _describe_shaping(
     reward: str, info: TaskInfo, params: Params, spec: SweepSpec
 ) -> tuple[str, ...]:
-    """Return the changes that `core.shaping` makes to a reward, in words."""
     sentences: list[str] = []
     if reward == info.partial_reward and params.get(PARTIAL_CREDIT):
         sentences.append("partial credit: the share of tests that pass")

@@ -137,7 +137,6 @@ def _has_params(shown: Configuration | TrialRecord) -> bool:
 
 
 def _build_mode_cell(mode: str) -> str:
-    """Return the name of a mode beside a patch of its colour."""
     return _build_patch(style.get_mark(mode).color) + escape(mode)
 
 
@@ -146,7 +145,6 @@ def _build_patch(color: str) -> str:
 
 
 def _build_value_cell(test: Estimate | None, validation: Estimate | None) -> str:
-    """Return a value on test prompts, and under it the one on validation prompts."""
     below = NO_VALUE if validation is None else format_number(validation.mean)
     return f"{format_estimate(test)}<small>validation {below}</small>"
 

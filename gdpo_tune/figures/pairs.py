@@ -246,7 +246,6 @@ def _trace_points(
 
 
 def _annotate(front: Front, panel: Panel, size: tuple[float, float]) -> list[dict[str, Any]]:
-    """Return the labels of a panel as plotly's annotations."""
     points = [panel.get_point(configuration) for configuration, _ in panel.labels]
     offsets = place_labels(front, panel, size, FONT_SIZE, RADIUS)
     return [

@@ -207,7 +207,6 @@ def _read_origin(database: PostgresJournal) -> dict[str, Any] | None:
 
 
 def _is_ours(spec: SweepSpec, origin: Mapping[str, Any]) -> bool:
-    """Return whether a ledger's sweep is that in the directory, or at the address, of `spec`."""
     place, is_near = origin["place"], origin["host"] == socket.gethostname()
     if spec.address or is_url(place):
         return place == spec.address

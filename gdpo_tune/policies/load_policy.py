@@ -301,7 +301,6 @@ def find_local_directory(name: str, revision: str = "") -> Path | None:
 
 
 def _read_shapes(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of every tensor in a safetensors file."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         if length > _LONGEST_HEADER:

@@ -8,7 +8,6 @@ from typing import Any
 import jinja2
 
 from gdpo_tune import __version__
-from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.formatting import format_hypervolume
 from gdpo_tune.core.hub_address import REPOSITORY_ID
@@ -95,6 +94,7 @@ def list_findings(publication: Publication) -> list[str]:
 
 def _render(template: str, publication: Publication, **values: Any) -> str:
     spec, front = publication.spec, publication.front
+    points = ", ".join(f"{goal.name} {goal.reference:g}" for goal in front.objectives)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("gdpo_tune.publishing"),
         undefined=jinja2.StrictUndefined,
@@ -111,7 +111,7 @@ def _render(template: str, publication: Publication, **values: Any) -> str:
         is_embedded=spec.policy in POLICIES,
         data=describe_data(spec),
         objectives=_list_objectives(publication),
-        hypervolume=_describe_hypervolume(front),
+        hypervolume=format_hypervolume(front.hypervolume, front.hypervolume_interval, points),
         versions=_list_versions(publication),
         version=__version__,
         trials=len(front.records),
@@ -122,7 +122,6 @@ def _render(template: str, publication: Publication, **values: Any) -> str:
 def _build_metadata(
     publication: Publication, candidate: PublishedPolicy, policy: PolicyFiles
 ) -> str:
-    """Return the metadata of a model card as YAML."""
     from huggingface_hub import EvalResult, ModelCardData
 
     spec, is_merge = publication.spec, candidate.record.role == "merge"
@@ -190,13 +189,7 @@ def _list_objectives(publication: Publication) -> list[str]:
     ]
 
 
-def _describe_hypervolume(front: Front) -> str:
-    points = ", ".join(f"{goal.name} {goal.reference:g}" for goal in front.objectives)
-    return format_hypervolume(front.hypervolume, front.hypervolume_interval, points)
-
-
 def _list_versions(publication: Publication) -> str:
-    """Return the versions with which the last session ran."""
     if not publication.sessions:
         return f"gdpo-tune {__version__}"
     provenance = publication.sessions[-1].get("provenance", {})

@@ -105,7 +105,6 @@ def _copy_journal(sweep: Sweep, public: SweepSpec) -> bytes:
 
 
 def _list_nodes(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the names of machines that the incidents of a sweep name."""
     incidents = (
         str(value["what"])
         for record in records

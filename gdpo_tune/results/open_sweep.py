@@ -121,7 +121,7 @@ def read_sweep(location: str, source: str, *, with_files: bool = False) -> Sweep
         return Sweep(file, storage_override, ledger.spec, records, contents)
 
 
-def names_space(name: str) -> bool:
+def is_space(name: str) -> bool:
     """Return whether a text names a file to search with; the file that a sweep keeps is none."""
     path = expand_path(name)
     return is_file(path) and not (path.name == SPEC and any(path.parent.glob("ledger.*")))
@@ -133,7 +133,7 @@ def locate_sweep(name: str) -> str:
     Raises:
         SpecError: the file cannot be read.
     """
-    if not names_space(name):
+    if not is_space(name):
         return resolve_location(name)
     from gdpo_tune.spec import load_spec
 
@@ -175,6 +175,6 @@ def resolve_location(text: str) -> str:
 
 def _find_directory(text: str) -> Path:
     path, under_runs = expand_path(text), Path(RUNS) / text
-    if path.name == SPEC and not names_space(text):
+    if path.name == SPEC and not is_space(text):
         path = path.parent
     return under_runs if not is_file(path / SPEC) and is_file(under_runs / SPEC) else path

@@ -71,7 +71,6 @@ def find_machine_problems(
 
 
 def _catch(check: Callable[[], object]) -> Iterator[UsageError]:
-    """Yield the error of a check, if it raises one."""
     try:
         check()
     except UsageError as error:

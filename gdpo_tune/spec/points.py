@@ -32,14 +32,14 @@ def read_point(
         domain = spec.space.domains[name]
         if not force and not domain.contains(value):
             text = format_domain(domain)
-            described = (
+            allowed = (
                 f"one of {text.strip('[]')}" if text[0] == "[" else f"within {text.strip('{}')}"
             )
             if isinstance(domain, Fixed):
-                described = f"{show(domain.value)}, as in every trial"
+                allowed = f"{show(domain.value)}, as in every trial"
             raise UsageError(
-                f"{name} = {show(value)} is outside of the space: it has to be "
-                f"{described}; --force trains it all the same"
+                f"{name} = {show(value)} is outside of the space: it has to be {allowed}; "
+                "--force trains it all the same"
             )
     before = base or {}
     point = {n: v for n, v in before.items() if n in spec.space.select_active(before)} | changes

@@ -81,10 +81,8 @@ def _read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> YamlN
     unusable = find_path_problem(extends.value)
     if unusable:
         raise problems.add_value(extends, (EXTENDS,), unusable, "name another file")
-    file, chain = (
-        Path(os.path.normpath(path.parent / expand_path(extends.value))),
-        (*chain, path.resolve()),
-    )
+    file = Path(os.path.normpath(path.parent / expand_path(extends.value)))
+    chain = (*chain, path.resolve())
     if file.resolve() in chain:
         reason = f"a circle: {' -> '.join(each.name for each in (*chain, file))}"
         raise problems.add_value(extends, (EXTENDS,), reason, "remove one of these extends:")

@@ -340,7 +340,6 @@ def _choose_files(directory: Path, config: str, split: str) -> list[Path]:
 
 
 def _select_splits(source: Path, split: str, present: Mapping[str, Any]) -> list[Any]:
-    """Return the parts that a split such as `train+validation` names."""
     names = [name.strip() for name in split.split("+")]
     if missing := [name for name in names if name not in present]:
         raise DataError(
@@ -352,7 +351,6 @@ def _select_splits(source: Path, split: str, present: Mapping[str, Any]) -> list
 
 
 def _read_saved(directory: Path, split: str, select: Select) -> Iterator[PlacedRow]:
-    """Read what `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote."""
     from datasets import load_from_disk
 
     try:

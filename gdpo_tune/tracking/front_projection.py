@@ -191,7 +191,6 @@ def choose_color(record: TrialRecord, *, on_front: bool) -> str:
 
 
 def _format_note(spec: SweepSpec, front: Front) -> str:
-    """Return the description of the sweep's run, in Markdown."""
     goals = ", ".join(f"{goal.direction} `{goal.name}`" for goal in front.objectives)
     states = [record.state for record in front.records]
     bounds = front.hypervolume_interval

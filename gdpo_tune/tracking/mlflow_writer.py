@@ -157,10 +157,8 @@ class MlflowWriter:
         from gdpo_tune.tracking.front_projection import register_models
 
         with suppress(ServerUnavailable, MessageRefused), _translate_errors():
-            run_id, artifact = (
-                self._find_or_create_run(client, message),
-                message.get("artifact", {}),
-            )
+            run_id = self._find_or_create_run(client, message)
+            artifact = message.get("artifact", {})
             if "models" in message:
                 register_models(client, message["models"], self._runs, self._runs[SWEEP])
             elif "text" in artifact:
@@ -293,7 +291,6 @@ def find_runs(client: MlflowClient, experiment: str, identity: SweepIdentity) ->
 
 
 def _delete_all_but_one(client: MlflowClient, duplicates: Iterable[Run]) -> str:
-    """Return the id of the run with most content; the others are deleted."""
     parts = ("metrics", "params", "tags")
     kept, *others = sorted(
         duplicates,

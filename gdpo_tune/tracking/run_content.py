@@ -252,5 +252,4 @@ def select_curve_values(measurement: Measurement, training: TrainingSettings) ->
 
 
 def _clean_values(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the finite values under names that MLflow allows."""
     return {clean_name(k): float(v) for k, v in values.items() if math.isfinite(v)}

@@ -157,7 +157,6 @@ def _build_state(
     sections: Mapping[str, Sequence[Chart]],
     hidden: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the page's state of a view: runs, columns, charts by section, and closed sections."""
     return {
         **FIXED["state"],
         "searchFilter": search,

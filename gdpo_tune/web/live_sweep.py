@@ -108,7 +108,6 @@ class LiveSweep:
         return self._snapshot
 
     def _list_stamps(self) -> list[tuple[int, int, int] | None]:
-        """Return inode, size and time of each file that may have news."""
         running = [r.number for r in self._snapshot.records if r.state == "running"]
         files = [self._directory / JOURNAL, self._directory / SPEC]
         files += [self._directory / "trials" / str(n) / STEPS_FILE for n in running]

@@ -90,7 +90,6 @@ class MicroBatchTrainer(GRPOTrainer):
         return batches[self._step % len(batches)]
 
     def _rearrange(self, mini_batch: Sequence[micro_batches.Batch]) -> list[micro_batches.Batch]:
-        """Fill the micro-batches of one mini-batch by length."""
         batches = micro_batches.rearrange(mini_batch)
         tokens = torch.stack([batch["completion_mask"].sum() for batch in batches])
         own = micro_batches.compute_shares(tokens)

@@ -62,7 +62,6 @@ class Pbt(Scheduler):
         return min(free, default=None)
 
     def _find_meeting(self, record: TrialRecord) -> int | None:
-        """Return the step of the meeting for which a member waits."""
         coming = self.list_evaluation_steps(record)
         return max((rung.step for rung in record.rungs if rung.step in coming), default=None)
 

@@ -76,5 +76,4 @@ def _count(records: Sequence[TrialRecord], role: Role) -> int:
 
 
 def _count_ended(records: Sequence[TrialRecord]) -> int:
-    """Count the trainings of the search that have ended."""
     return sum(r.role in ("search", "member") and not r.is_open for r in records)

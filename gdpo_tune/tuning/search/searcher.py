@@ -178,7 +178,6 @@ class LedgerSearcher(Searcher):
             self._take_requests()
 
     def _take_requests(self) -> bool:
-        """Apply the requests that wait; return whether there was any."""
         taken = 0
         with self._write_guard():
             self._ledger.record_gaps()
@@ -188,7 +187,6 @@ class LedgerSearcher(Searcher):
         return taken > 0
 
     def _apply(self, request: RecordedRequest) -> None:
-        """Carry out a request that is in the ledger."""
         if request.effect.stop is not None:
             self._stop_trial(request.effect.stop)
         if request.effect.settings:  # a new process would build its sampler from them
