@@ -111,12 +111,7 @@ def find_spec(named: str) -> tuple[Callable[[], SweepSpec], str]:
     """
     from gdpo_tune.core.files import is_file
     from gdpo_tune.core.hub_address import refuse_published
-    from gdpo_tune.results.open_sweep import (
-        SPEC,
-        is_space,
-        resolve_location,
-        resolve_spec_file,
-    )
+    from gdpo_tune.results.open_sweep import SPEC, is_space, resolve_location, resolve_spec_file
 
     if not is_space(named):
         location = resolve_location(named)

@@ -106,8 +106,8 @@ class Pack:
         rank = self._largest_rank or (self._config or config).model.lora_rank
         if uses_engine_in_process(config) and config.model.lora_rank > round_up_rank(rank):
             raise PackError(
-                f"model.lora_rank = {config.model.lora_rank}: vLLM was started for adapters of rank "
-                f"{round_up_rank(rank)} at most\n"
+                f"model.lora_rank = {config.model.lora_rank}: vLLM was started for adapters of "
+                f"rank {round_up_rank(rank)} at most\n"
                 "    fix: start the pack for the largest rank of its trials"
             )
         if self._cache is None:
