@@ -91,7 +91,10 @@ def load_spec(
     if needs is not None:
         problems.raise_if_any()
     if to_run:
-        _check_needs(spec, problems)
+        sandbox_section.check_modules(spec.sandbox, problems)
+        data_section.check_presence(spec.data, problems)
+        task_section.check_packages(spec.model, problems)
+        training_section.check_optimizer(spec.training, problems)
     if needs is None:
         problems.raise_if_any()
     else:
@@ -151,13 +154,6 @@ def _check(spec: SweepSpec, task: TaskInfo | None, problems: Problems, *, to_run
         sandbox_section.check_sandbox(spec.sandbox, problems)
         data_section.check_data(spec.data, spec.task, problems)
         task_section.check_model(spec.model, spec.policy, problems)
-
-
-def _check_needs(spec: SweepSpec, problems: Problems) -> None:
-    sandbox_section.check_modules(spec.sandbox, problems)
-    data_section.check_presence(spec.data, problems)
-    task_section.check_packages(spec.model, problems)
-    training_section.check_optimizer(spec.training, problems)
 
 
 def check_warm_start(spec: SweepSpec, problems: Problems) -> None:
