@@ -30,7 +30,7 @@ from gdpo_tune.core.errors import (
     StoreUnreachableError,
     UsageError,
 )
-from gdpo_tune.core.files import write_atomically
+from gdpo_tune.core.files import is_file, write_atomically
 from gdpo_tune.core.object_store import JOURNAL, SPEC, StoreDirectory, is_url
 from gdpo_tune.ledger.journal import LOCK, Journal, JournalFile, Lease, move_aside, repair
 from gdpo_tune.ledger.request_files import find_user
@@ -98,7 +98,9 @@ def open_for_writing(
         if spec.ledger:
             database = _open_database(spec, read_only=False)
         is_known = database is not None and database.exists()
-        if continue_from and (fresh or not is_known):
+        if continue_from and fresh:
+            raise UsageError("--continue-from goes on, and --fresh begins anew: write one of them")
+        if continue_from and not is_known:
             raise UsageError(
                 f"--continue-from {continue_from}: ledger: names no database with {spec.name}\n    "
                 "fix: write the ledger: of that sweep; one without ledger: is continued where it is"
@@ -167,8 +169,9 @@ def _check_owner(spec: SweepSpec, database: PostgresJournal, continue_from: str)
         return
     else:
         whose = _describe_origin(spec, origin)
-    source = continue_from if is_url(continue_from) else os.path.abspath(continue_from)
-    if not continue_from or source not in (origin["place"], os.path.abspath(origin["place"])):
+    source = continue_from.rstrip("/") if is_url(continue_from) else os.path.abspath(continue_from)
+    is_named = source == origin["place"] or _read_id(Path(source)) == origin["id"] != ""
+    if not continue_from or not is_named:
         raise IdentityError(
             f"{whose}\n    fix: choose another --name, or go on with it here, and no longer there: "
             f"--continue-from {quote(origin['place'])}"
@@ -185,8 +188,9 @@ def _fetch_files(spec: SweepSpec, source: str, origin: Mapping[str, Any]) -> Non
         if is_url(source):
             files = StoreDirectory(source, say=print_notice)
             files.download({name: directory / name for name in files.list_sizes(TRIALS)})
-        elif _read_id(Path(source)) == origin["id"] and Path(source, TRIALS).is_dir():
-            shutil.copytree(Path(source, TRIALS), directory / TRIALS, dirs_exist_ok=True)
+        elif _read_id(Path(source)) == origin["id"] and is_file(Path(source, SPEC)):
+            if Path(source, TRIALS).is_dir():
+                shutil.copytree(Path(source, TRIALS), directory / TRIALS, dirs_exist_ok=True)
         else:
             raise StoreError(f"{source} on {origin['host']} is out of reach of this machine")
     except (StoreError, StoreUnreachableError) as error:
@@ -215,14 +219,13 @@ def _is_ours(spec: SweepSpec, origin: Mapping[str, Any]) -> bool:
     if own_id != origin["id"]:
         is_same = is_near and place == os.path.abspath(spec.directory)
         return is_same and not own_id  # its files were deleted
-    # A copy of the directory has the id too, and then the first one keeps the sweep.
-    is_copy = is_near and _read_id(Path(place)) == own_id
-    return not is_copy or Path(place).samefile(spec.directory)
+    # A copy has the id too, and then the first one keeps the sweep: on a shared disk, for any host.
+    return _read_id(Path(place)) != own_id or Path(place).samefile(spec.directory)
 
 
 def _read_id(directory: Path) -> str:
-    with suppress(OSError):
-        return (directory / ID).read_text(encoding="ascii")
+    with suppress(OSError, ValueError):  # ValueError: other bytes than ours
+        return (directory / ID).read_text(encoding="ascii").strip()
     return ""
 
 
