@@ -100,6 +100,18 @@ def test_the_state_of_a_job(backend, controller, job):
     assert backend.poll(known) == JobStatus(running=False, exit_status=0)
 
 
+@pytest.mark.parametrize("content", ["", "done\n", "1\n2\n"])
+def test_a_file_that_a_person_has_written_wrongly_is_no_end(backend, controller, job, content):
+    """The message about an unknown state asks for that file; a status is a number (exit(3))."""
+    known = backend.submit(job)
+    controller.purge("40")
+    controller.records.clear()
+    Path(known.directory, "end").write_text(content)
+    status = backend.poll(known)
+    assert status.running
+    assert "if it has ended, run: echo 1 >" in status.reason
+
+
 @pytest.mark.parametrize(
     ("record", "status"),
     [

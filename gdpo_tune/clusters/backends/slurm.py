@@ -106,8 +106,9 @@ class Slurm:
                 said = self._ask(job, "sacct", "--allocations", "--parsable2", "--format=State")
                 # it says RUNNING for ever of a job whose end it has missed
                 state = next(filter(ENDED.__contains__, STATE.findall(said)), "")
-        if end.exists() and (state not in ENDED or state in ("COMPLETED", "FAILED")):
-            return base.build_end_status(int(end.read_text()), end.parent / "log.txt")
+        status = end.read_text(errors="replace").strip() if end.exists() else ""  # by hand perhaps
+        if status.isdecimal() and (state not in ENDED or state in ("COMPLETED", "FAILED")):
+            return base.build_end_status(int(status), end.parent / "log.txt")
         if state in ENDED:
             return JobStatus(running=False, reason=state.lower().replace("_", " "))
         said, way = state or "neither squeue nor sacct knows it", f"echo 1 >{shlex.quote(str(end))}"
