@@ -127,7 +127,7 @@ def check_machine() -> Iterator[Row]:
     problem, fix = find_problem(uri), "start the server, or export MLFLOW_TRACKING_URI=..."
     yield judge("MLflow", f"{uri} {problem}", fix, fine=not problem)
     address, name = os.environ.get(ray_access.ADDRESS, ""), ray_access.ADDRESS
-    silence = find_silence(address, ASK_SECONDS) if ":" in address else ""
+    silence = "" if address in ("", "auto") else find_silence(address, ASK_SECONDS)
     text = f"{name} = {address} {silence}" if address else "starts on this machine"
     yield judge("Ray", text, f"start that cluster, or unset {name}", fine=not silence)
 

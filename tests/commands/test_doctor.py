@@ -116,6 +116,8 @@ def test_versions_outside_of_the_tested_ranges(
          "problem", "http://me:***@127.0.0.1:9 MlflowException: NewConnectionError"),
         ("Ray", lambda m: m.setenv("RAY_ADDRESS", "127.0.0.1:9"), "problem",
          "RAY_ADDRESS = 127.0.0.1:9"),
+        ("Ray", lambda m: m.setenv("RAY_ADDRESS", "head"), "problem", "RAY_ADDRESS = head"),
+        ("Ray", lambda m: m.setenv("RAY_ADDRESS", "127.0.0.1:x"), "problem", ":x"),
     ],
     ids=lambda value: value if isinstance(value, str) and value.isalpha() else "",
 )  # fmt: skip
