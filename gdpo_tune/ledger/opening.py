@@ -63,7 +63,7 @@ def open_for_reading(spec: SweepSpec) -> Journal:
     journal = _open_database(spec, read_only=True)
     if journal.exists():
         origin = _read_origin(journal)
-        if origin and not _is_ours(spec, origin):
+        if origin and not is_ours(spec, origin):
             _print_once(f"{_describe_origin(spec, origin)}; its policies and step files are there")
         return journal
     journal.close()
@@ -165,7 +165,7 @@ def _check_owner(spec: SweepSpec, database: PostgresJournal, continue_from: str)
             return
         whose = f"{spec.name} in {hide_passwords(spec.ledger)} is the sweep of another directory"
         origin = {"id": "", "host": "another machine", "place": continue_from or "DIRECTORY"}
-    elif _is_ours(spec, origin):
+    elif is_ours(spec, origin):
         return
     else:
         whose = _describe_origin(spec, origin)
@@ -210,7 +210,7 @@ def _read_origin(database: PostgresJournal) -> dict[str, Any] | None:
     return record and record["user_attr"][ORIGIN]
 
 
-def _is_ours(spec: SweepSpec, origin: Mapping[str, Any]) -> bool:
+def is_ours(spec: SweepSpec, origin: Mapping[str, Any]) -> bool:
     """Return whether a ledger's sweep is that in the directory, or at the address, of `spec`."""
     place, is_near = origin["place"], origin["host"] == socket.gethostname()
     if spec.address or is_url(place):

@@ -28,6 +28,7 @@ from gdpo_tune.ledger import Ledger, postgres_journal
 from gdpo_tune.ledger.postgres_journal import TABLE, PostgresJournal
 from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.results.open_sweep import read_sweep
+from gdpo_tune.results.steering import Steering
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials
@@ -397,6 +398,9 @@ def test_a_moved_directory_keeps_its_sweep_and_a_copy_does_not(spec: SweepSpec, 
     shutil.copytree(spec.directory, moved.directory)
     with pytest.raises(IdentityError, match=f"in {spec.directory} since"):
         Ledger.open(moved)
+    with pytest.raises(UsageError, match=f"goes on in {spec.directory} on"):
+        Steering(moved.directory).request("trials", {"number": 40})
+    Steering(spec.directory).request("trials", {"number": 40})
     shutil.rmtree(spec.directory)
     with Ledger.open(moved) as ledger:
         assert len(ledger.get_records()) == 3
