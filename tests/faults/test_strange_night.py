@@ -11,8 +11,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gdpo_tune.ledger import Ledger
@@ -85,6 +87,16 @@ def find_refusal(done: subprocess.CompletedProcess[str]) -> str:
     (message,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert "fix: " in done.stderr
     return message
+
+
+@pytest.fixture(autouse=True)
+def end_what_a_failed_night_left(tmp_path: Path):
+    yield
+    for state in tmp_path.rglob("state.json"):
+        for pid, _ in json.loads(state.read_bytes())["processes"]:
+            with suppress(psutil.NoSuchProcess):
+                if str(tmp_path) in psutil.Process(pid).cwd():
+                    os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="to set a clock needs root")
