@@ -212,15 +212,14 @@ def _read_origin(database: PostgresJournal) -> dict[str, Any] | None:
 
 def is_ours(spec: SweepSpec, origin: Mapping[str, Any]) -> bool:
     """Return whether a ledger's sweep is that in the directory, or at the address, of `spec`."""
-    place, is_near = origin["place"], origin["host"] == socket.gethostname()
+    place, own_id = origin["place"], _read_id(spec.directory)
     if spec.address or is_url(place):
         return place == spec.address
-    own_id = _read_id(spec.directory)
-    if own_id != origin["id"]:
-        is_same = is_near and place == os.path.abspath(spec.directory)
-        return is_same and not own_id  # its files were deleted
+    if not own_id:  # its files were deleted
+        return origin["host"] == socket.gethostname() and place == os.path.abspath(spec.directory)
     # A copy has the id too, and then the first one keeps the sweep: on a shared disk, for any host.
-    return _read_id(Path(place)) != own_id or Path(place).samefile(spec.directory)
+    is_copy = _read_id(Path(place)) == own_id and not Path(place).samefile(spec.directory)
+    return own_id == origin["id"] and not is_copy
 
 
 def _read_id(directory: Path) -> str:

@@ -131,10 +131,7 @@ class Steering:
         name, origin = str(ledger.spec.location), ledger.study.user_attrs.get(ORIGIN)
         check_writable(self.directory)
         if ledger.spec.ledger and origin and not is_ours(ledger.spec, origin):
-            raise UsageError(
-                f"this sweep goes on in {origin['place']} on {origin['host']}, not in {name}\n"
-                "    fix: steer it there"
-            )
+            raise UsageError(f"{name} goes on in {origin['place']}, on {origin['host']}: ask there")
         if self.is_running:
             return
         if ledger.spec.address:

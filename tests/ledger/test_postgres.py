@@ -398,7 +398,7 @@ def test_a_moved_directory_keeps_its_sweep_and_a_copy_does_not(spec: SweepSpec, 
     shutil.copytree(spec.directory, moved.directory)
     with pytest.raises(IdentityError, match=f"in {spec.directory} since"):
         Ledger.open(moved)
-    with pytest.raises(UsageError, match=f"goes on in {spec.directory} on"):
+    with pytest.raises(UsageError, match=f"goes on in {spec.directory}, on"):
         Steering(moved.directory).request("trials", {"number": 40})
     Steering(spec.directory).request("trials", {"number": 40})
     shutil.rmtree(spec.directory)
