@@ -13,6 +13,7 @@ Each attempt has a directory that all nodes share:
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -148,7 +149,7 @@ class Slurm:
             words += ["--me", "--states=all", "--format=%i %o"]
             for line in self._query("squeue", directory.name, *words).split("\n"):
                 number, _, script = line.partition(" ")
-                if script == str(directory / "job.sbatch"):
+                if os.path.realpath(script) == os.path.realpath(directory / "job.sbatch"):
                     return f"{number};{cluster}" if cluster else number
         return ""
 
