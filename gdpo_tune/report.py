@@ -31,10 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     cli.add_spec_arguments(parser, "SWEEP", cli.READ_SWEEP)
     parser.add_argument(
-        "against",
-        metavar="OTHER_SWEEP",
-        nargs="?",
-        help="another sweep, to compare with",
+        "against", metavar="OTHER_SWEEP", nargs="?", help="another sweep, to compare with"
     )
     cli.add_pick_argument(parser)
     parser.add_argument(

@@ -90,12 +90,7 @@ def read_clock() -> datetime:
 
 def validate(options: argparse.Namespace) -> int:
     """Print every problem of the files and, without --files-only, of this machine."""
-    from gdpo_tune.clusters.console import (
-        ConsolePrinter,
-        find_errors,
-        find_notes,
-        find_warnings,
-    )
+    from gdpo_tune.clusters.console import ConsolePrinter, find_errors, find_notes, find_warnings
 
     loaded, errors = load(options), list["tuple[ScheduledSweep, GdpoTuneError]"]()
     for sweep in loaded.sweeps:

@@ -72,9 +72,7 @@ def measure_agreements(
 
 
 def _measure_agreement(
-    completions: int,
-    measured: Sequence[tuple[Rung, TrialRecord]],
-    objectives: Sequence[Objective],
+    completions: int, measured: Sequence[tuple[Rung, TrialRecord]], objectives: Sequence[Objective]
 ) -> Agreement:
     names = [objective.name for objective in objectives]
     early = np.array([[rung.validation[name].mean for name in names] for rung, _ in measured])

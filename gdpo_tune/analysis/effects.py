@@ -140,10 +140,7 @@ def _list_rows(front: Front, encoder: Encoder) -> list[tuple[Floats, Configurati
 
 
 def _estimate_objective(
-    encoder: Encoder,
-    rows: Sequence[tuple[Floats, Configuration]],
-    goal: Objective,
-    reliable: float,
+    encoder: Encoder, rows: Sequence[tuple[Floats, Configuration]], goal: Objective, reliable: float
 ) -> list[ParameterEffect]:
     """Estimate the effects on one objective; nothing if their ranking is not `reliable`."""
     values = np.array([configuration.mean[goal.name].mean for _, configuration in rows])

@@ -24,12 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gdpo_tune.analysis.pareto import Floats, compute_losses
-from gdpo_tune.analysis.replicates import (
-    Configuration,
-    find_original,
-    group_trials,
-    pool_trials,
-)
+from gdpo_tune.analysis.replicates import Configuration, find_original, group_trials, pool_trials
 from gdpo_tune.core.trials import Objective, Replicate, TrialRecord
 
 Flags = NDArray[np.bool_]
@@ -103,9 +98,7 @@ def _list_copies(members: Sequence[TrialRecord]) -> list[TrialRecord]:
 
 
 def _find_ready(
-    rivals: Sequence[Configuration],
-    copies: Mapping[int, Sequence[TrialRecord]],
-    per_point: int,
+    rivals: Sequence[Configuration], copies: Mapping[int, Sequence[TrialRecord]], per_point: int
 ) -> Replicate | None:
     """Return a fresh seed of a candidate on the front whose parts all have one more seed."""
     for rival in rivals:

@@ -172,9 +172,7 @@ def is_eligible(seeds: Sequence[TrialRecord]) -> bool:
     return is_feasible(seeds) and not all(record.is_unchanged for record in seeds)
 
 
-def estimate_seed_spread(
-    groups: Iterable[Sequence[Mapping[str, Estimate]]],
-) -> dict[str, float]:
+def estimate_seed_spread(groups: Iterable[Sequence[Mapping[str, Estimate]]]) -> dict[str, float]:
     """Return metric -> sigma of the head of this module, from the seeds of each configuration.
 
     A metric that no configuration has from two seeds, or that is not finite there, is left out.

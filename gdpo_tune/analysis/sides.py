@@ -17,12 +17,7 @@ import numpy as np
 
 from gdpo_tune.analysis.pareto import Floats, compute_loss_hypervolume, compute_losses, select_front
 from gdpo_tune.analysis.probability import estimate_luck
-from gdpo_tune.analysis.replicates import (
-    Configuration,
-    find_original,
-    group_trials,
-    pool_trials,
-)
+from gdpo_tune.analysis.replicates import Configuration, find_original, group_trials, pool_trials
 from gdpo_tune.analysis.resampling import Indices
 from gdpo_tune.core.trials import Objective, TrialRecord
 

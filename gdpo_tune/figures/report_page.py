@@ -29,11 +29,7 @@ from gdpo_tune.figures.html_page import (
     build_section,
     embed_figure,
 )
-from gdpo_tune.figures.html_tables import (
-    build_front_table,
-    build_origins_table,
-    build_trials_table,
-)
+from gdpo_tune.figures.html_tables import build_front_table, build_origins_table, build_trials_table
 from gdpo_tune.figures.policy_cards import build_cards
 from gdpo_tune.figures.report_texts import (
     build_head,
@@ -146,11 +142,7 @@ def _build_bodies(
 
 
 def _build_answer(
-    spec: SweepSpec,
-    front: Front,
-    gallery: Gallery,
-    warnings: Sequence[str],
-    links: Sequence[str],
+    spec: SweepSpec, front: Front, gallery: Gallery, warnings: Sequence[str], links: Sequence[str]
 ) -> str:
     """Return the first screen: figure, controls, table, and the cards with their `links`."""
     # The first warning is about the knee, which the page selects.

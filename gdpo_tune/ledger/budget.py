@@ -92,9 +92,7 @@ class WorkClock(threading.Thread):
     """Seconds between two ticks, without a tick in a process that was stopped, and of a gap."""
 
     def __init__(
-        self,
-        wall: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
+        self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(name="work-clock", daemon=True)
         self._clocks = wall, monotonic

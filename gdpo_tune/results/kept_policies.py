@@ -78,10 +78,7 @@ def evaluate_policies(
 
 
 def find_parts(
-    shares: Mapping[str, float],
-    sweep: Sweep,
-    policies: Mapping[Policy, TrainedPolicy],
-    source: str,
+    shares: Mapping[str, float], sweep: Sweep, policies: Mapping[Policy, TrainedPolicy], source: str
 ) -> tuple[Part, ...]:
     """Find the policies that `--weights` names.
 

@@ -200,9 +200,7 @@ def _find_member(front: Front, pick: Pick) -> Configuration:
     if not front.members:
         reason = "nothing is on the front of that sweep yet"
         raise pick.error(
-            1,
-            reason,
-            "run more trials or loosen the constraints, or pick a trial by its number",
+            1, reason, "run more trials or loosen the constraints, or pick a trial by its number"
         )
     members = [member for member in front.members if not _find_broken_bounds(pick, member)]
     if not members:

@@ -171,12 +171,7 @@ def build_request_from_sweep(
             f", with other values from step {join_names(segment.step for segment in schedule)} on"
         )
     request = dataclasses.replace(
-        request,
-        spec=spec,
-        params=training.params,
-        seed=training.seed,
-        note=note,
-        schedule=schedule,
+        request, spec=spec, params=training.params, seed=training.seed, note=note, schedule=schedule
     )
     return request if plan is None else _add_transfer(request, plan, source)
 
@@ -205,10 +200,7 @@ def _add_transfer(request: TrainingRequest, plan: TransferPlan, source: str) -> 
     params = _fix_params(request.spec, source)
     transfer = plan.describe(request.spec, params)
     return dataclasses.replace(
-        request,
-        params=params,
-        note=f"{request.note}, with {transfer.title}",
-        transfer=transfer,
+        request, params=params, note=f"{request.note}, with {transfer.title}", transfer=transfer
     )
 
 

@@ -8,11 +8,7 @@ from dataclasses import dataclass
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.formatting import format_parameter
-from gdpo_tune.results.transfer_recipe import (
-    FREE,
-    OPTION,
-    list_fitting_spaces,
-)
+from gdpo_tune.results.transfer_recipe import FREE, OPTION, list_fitting_spaces
 from gdpo_tune.results.transfer_values import (
     LIMIT,
     LONGEST,

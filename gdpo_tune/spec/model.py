@@ -37,12 +37,7 @@ from gdpo_tune.spec.sandbox_section import UNUSED_BY_SERVICE
 from gdpo_tune.spec.search_section import Search
 from gdpo_tune.spec.sections import Section, accept_mapping, require_pattern
 from gdpo_tune.spec.space import Space
-from gdpo_tune.spec.storage_section import (
-    TRACKING_VARIABLES,
-    Tracking,
-    expand_storage,
-    read_ledger,
-)
+from gdpo_tune.spec.storage_section import TRACKING_VARIABLES, Tracking, expand_storage, read_ledger
 from gdpo_tune.spec.training_section import Resources
 
 Text = Annotated[str, require_pattern(r"(?s).*\S.*", "empty", "write a word, or remove the key")]

@@ -6,9 +6,7 @@ import importlib.util
 import keyword
 
 from gdpo_tune.core.service_url import split_service_url
-from gdpo_tune.core.settings import (
-    SandboxSettings,
-)
+from gdpo_tune.core.settings import SandboxSettings
 from gdpo_tune.spec.problems import Problems
 
 EXAMPLE = "http://HOST:PORT"

@@ -45,12 +45,7 @@ from gdpo_tune.tasks.base import (
     check_scores,
     read_values,
 )
-from gdpo_tune.tasks.custom import (
-    Batch,
-    ProcessEndedError,
-    RewardFunctionTask,
-    score_by_functions,
-)
+from gdpo_tune.tasks.custom import Batch, ProcessEndedError, RewardFunctionTask, score_by_functions
 
 TIME_LIMIT = 600.0
 """Seconds for one call of a function, if its class does not say otherwise."""

@@ -260,10 +260,7 @@ def _check(rewards: Tensor, weights: Tensor, group_size: int, eps: float) -> Non
 
 
 def _group(
-    rewards: Tensor,
-    weights: Tensor,
-    group_size: int,
-    ranges: Sequence[tuple[float, float]] | None,
+    rewards: Tensor, weights: Tensor, group_size: int, ranges: Sequence[tuple[float, float]] | None
 ) -> GroupedRewards:
     used = weights > 0
     bounds = [registry.UNKNOWN_RANGE] * len(weights) if ranges is None else ranges

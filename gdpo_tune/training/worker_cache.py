@@ -155,12 +155,7 @@ def build_worker_cache(
     """
     model, tokenizer = _load_policy(config)
     task: Task = task_files.build_task(
-        config.task,
-        config.training,
-        config.sandbox,
-        config.data,
-        config.params,
-        config.scoring,
+        config.task, config.training, config.sandbox, config.data, config.params, config.scoring
     )
     instructions = task.instructions, config.model.instructions
     arguments = config.model.chat_template_kwargs, config.model.template_date

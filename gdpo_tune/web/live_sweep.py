@@ -62,9 +62,7 @@ class LiveSweep:
     """Read access to one sweep; `refresh` returns the same object while nothing has changed."""
 
     def __init__(
-        self,
-        load: Callable[[], SweepSpec],
-        clock: Callable[[], float] = time.monotonic,
+        self, load: Callable[[], SweepSpec], clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Read the sweep for the first time.
 

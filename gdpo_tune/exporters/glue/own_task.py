@@ -8,12 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.core.settings import (
-    DataSettings,
-    HeldOutData,
-    SandboxSettings,
-    TrainingSettings,
-)
+from gdpo_tune.core.settings import DataSettings, HeldOutData, SandboxSettings, TrainingSettings
 from gdpo_tune.core.shaping import Rewards
 from gdpo_tune.core.task_files import build_task
 from gdpo_tune.tasks.base import Problem

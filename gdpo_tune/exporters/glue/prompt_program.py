@@ -11,12 +11,7 @@ from typing import Any
 
 from gdpo_tune.core.errors import DataError, get_first_line
 from gdpo_tune.core.prompt_order import PROBLEM_SEED, order_prompts
-from gdpo_tune.exporters.glue.prompt_rows import (
-    READING,
-    ExportedPrompt,
-    build_prompt,
-    write_rows,
-)
+from gdpo_tune.exporters.glue.prompt_rows import READING, ExportedPrompt, build_prompt, write_rows
 from gdpo_tune.policies.prompts import PromptFormat
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.data_rows import Row, collect_problems, shuffle_problems

@@ -26,11 +26,7 @@ from gdpo_tune.training.packs.global_state import read_global_state, restore_glo
 from gdpo_tune.training.packs.shared_engine import SharedEngine
 from gdpo_tune.training.rollout import uses_engine_in_process
 from gdpo_tune.training.trial import prepare_process, run_trial
-from gdpo_tune.training.worker_cache import (
-    WorkerCache,
-    build_worker_cache,
-    list_shared_settings,
-)
+from gdpo_tune.training.worker_cache import WorkerCache, build_worker_cache, list_shared_settings
 
 
 class Pack:

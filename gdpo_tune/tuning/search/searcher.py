@@ -52,12 +52,7 @@ from gdpo_tune.tuning.search.attempts import build_config, mark_stored_checkpoin
 from gdpo_tune.tuning.search.candidate_plan import count_candidates
 from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials
 from gdpo_tune.tuning.search.fatal_errors import FATAL_ERRORS, explain_lost_directory
-from gdpo_tune.tuning.search.plan import (
-    PlanCache,
-    count_planned,
-    derive_seed,
-    find_equal_rewards,
-)
+from gdpo_tune.tuning.search.plan import PlanCache, count_planned, derive_seed, find_equal_rewards
 from gdpo_tune.tuning.search.projection import Projection
 from gdpo_tune.tuning.search.proposals import Proposals
 
