@@ -46,7 +46,7 @@ bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/cluster_night.py
 gpu-check:        ## what has to hold on the one GPU that may be used; no network, at most 20 minutes
 	python benchmarks/gpu_check.py
-bench-small:      ## the same scripts, seconds each, the check of a GPU a minute, without `packs`, which `slow` runs
+bench-small:      ## the same scripts, seconds each, the check of a GPU without its sweeps and packs, which `slow` runs
 	python benchmarks/step.py --small
 	python benchmarks/pack.py --small
 	python benchmarks/driver.py --small
@@ -68,4 +68,4 @@ bench-small:      ## the same scripts, seconds each, the check of a GPU a minute
 	python benchmarks/sandbox.py --small
 	python benchmarks/real_data.py --small
 	python benchmarks/sandbox_endurance.py --small
-	python benchmarks/gpu_check.py --small --only device memory adapters resume engine sleep evaluation step sweep neighbour shards packing
+	python benchmarks/gpu_check.py --small --only device memory adapters resume engine sleep evaluation step shards

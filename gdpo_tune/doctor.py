@@ -127,7 +127,7 @@ def check_machine() -> Iterator[Row]:
     problem, fix = find_problem(uri), "start the server, or export MLFLOW_TRACKING_URI=..."
     yield build_row("MLflow", f"{uri} {problem}", fix, fine=not problem)
     address, name = os.environ.get(ray_access.ADDRESS, ""), ray_access.ADDRESS
-    silence = find_silence(address, ASK_SECONDS) if ":" in address else ""
+    silence = "" if address in ("", "auto") else find_silence(address, ASK_SECONDS)
     text = f"{name} = {address} {silence}" if address else "starts on this machine"
     yield build_row("Ray", text, f"start that cluster, or unset {name}", fine=not silence)
 
@@ -153,7 +153,10 @@ def check_file(file: str, overrides: Sequence[str]) -> Iterator[Row]:
     try:
         spec = load_spec(file, overrides, needs=needs)
         cli.set_written_variables(spec)
+        place = next(p for p in (spec.directory.absolute() / "x").parents if p.exists())
         problems = [*needs, *cli.find_problems(spec, file)]
+        if not spec.address and not os.access(place, os.W_OK):
+            problems += [f"{place} is not writable\n    fix: name another one with storage:"]
         found = {} if problems else cli.probe_environment(settle_pack(spec, 1))
         if not problems:
             text = ", ".join((f"{file} could start", *map(": ".join, found.items())))

@@ -30,7 +30,7 @@ from gdpo_tune.core.errors import (
     StoreUnreachableError,
     UsageError,
 )
-from gdpo_tune.core.files import write_atomically
+from gdpo_tune.core.files import is_file, write_atomically
 from gdpo_tune.core.object_store import JOURNAL, SPEC, StoreDirectory, is_url
 from gdpo_tune.ledger.journal import LOCK, Journal, JournalFile, Lease, move_aside, repair
 from gdpo_tune.ledger.request_files import find_user
@@ -63,7 +63,7 @@ def open_for_reading(spec: SweepSpec) -> Journal:
     journal = _open_database(spec, read_only=True)
     if journal.exists():
         origin = _read_origin(journal)
-        if origin and not _is_ours(spec, origin):
+        if origin and not is_ours(spec, origin):
             _print_once(f"{_describe_origin(spec, origin)}; its policies and step files are there")
         return journal
     journal.close()
@@ -98,7 +98,9 @@ def open_for_writing(
         if spec.ledger:
             database = _open_database(spec, read_only=False)
         is_known = database is not None and database.exists()
-        if continue_from and (fresh or not is_known):
+        if continue_from and fresh:
+            raise UsageError("--continue-from goes on, and --fresh begins anew: write one of them")
+        if continue_from and not is_known:
             raise UsageError(
                 f"--continue-from {continue_from}: ledger: names no database with {spec.name}\n    "
                 "fix: write the ledger: of that sweep; one without ledger: is continued where it is"
@@ -163,12 +165,13 @@ def _check_owner(spec: SweepSpec, database: PostgresJournal, continue_from: str)
             return
         whose = f"{spec.name} in {hide_passwords(spec.ledger)} is the sweep of another directory"
         origin = {"id": "", "host": "another machine", "place": continue_from or "DIRECTORY"}
-    elif _is_ours(spec, origin):
+    elif is_ours(spec, origin):
         return
     else:
         whose = _describe_origin(spec, origin)
-    source = continue_from if is_url(continue_from) else os.path.abspath(continue_from)
-    if not continue_from or source not in (origin["place"], os.path.abspath(origin["place"])):
+    source = continue_from.rstrip("/") if is_url(continue_from) else os.path.abspath(continue_from)
+    is_named = source == origin["place"] or _read_id(Path(source)) == origin["id"] != ""
+    if not continue_from or not is_named:
         raise IdentityError(
             f"{whose}\n    fix: choose another --name, or go on with it here, and no longer there: "
             f"--continue-from {quote(origin['place'])}"
@@ -185,8 +188,9 @@ def _fetch_files(spec: SweepSpec, source: str, origin: Mapping[str, Any]) -> Non
         if is_url(source):
             files = StoreDirectory(source, say=print_notice)
             files.download({name: directory / name for name in files.list_sizes(TRIALS)})
-        elif _read_id(Path(source)) == origin["id"] and Path(source, TRIALS).is_dir():
-            shutil.copytree(Path(source, TRIALS), directory / TRIALS, dirs_exist_ok=True)
+        elif _read_id(Path(source)) == origin["id"] and is_file(Path(source, SPEC)):
+            if Path(source, TRIALS).is_dir():
+                shutil.copytree(Path(source, TRIALS), directory / TRIALS, dirs_exist_ok=True)
         else:
             raise StoreError(f"{source} on {origin['host']} is out of reach of this machine")
     except (StoreError, StoreUnreachableError) as error:
@@ -206,22 +210,21 @@ def _read_origin(database: PostgresJournal) -> dict[str, Any] | None:
     return record and record["user_attr"][ORIGIN]
 
 
-def _is_ours(spec: SweepSpec, origin: Mapping[str, Any]) -> bool:
-    place, is_near = origin["place"], origin["host"] == socket.gethostname()
+def is_ours(spec: SweepSpec, origin: Mapping[str, Any]) -> bool:
+    """Return whether a ledger's sweep is that in the directory, or at the address, of `spec`."""
+    place, own_id = origin["place"], _read_id(spec.directory)
     if spec.address or is_url(place):
         return place == spec.address
-    own_id = _read_id(spec.directory)
-    if own_id != origin["id"]:
-        is_same = is_near and place == os.path.abspath(spec.directory)
-        return is_same and not own_id  # its files were deleted
-    # A copy of the directory has the id too, and then the first one keeps the sweep.
-    is_copy = is_near and _read_id(Path(place)) == own_id
-    return not is_copy or Path(place).samefile(spec.directory)
+    if not own_id:  # its files were deleted
+        return origin["host"] == socket.gethostname() and place == os.path.abspath(spec.directory)
+    # A copy has the id too, and then the first one keeps the sweep: on a shared disk, for any host.
+    is_copy = _read_id(Path(place)) == own_id and not Path(place).samefile(spec.directory)
+    return own_id == origin["id"] and not is_copy
 
 
 def _read_id(directory: Path) -> str:
-    with suppress(OSError):
-        return (directory / ID).read_text(encoding="ascii")
+    with suppress(OSError, ValueError):  # ValueError: other bytes than ours
+        return (directory / ID).read_text(encoding="ascii").strip()
     return ""
 
 

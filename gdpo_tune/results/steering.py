@@ -28,6 +28,7 @@ from gdpo_tune.core.hub_address import refuse_published
 from gdpo_tune.core.requests import RecordedRequest, Request
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.journal import LOCK, is_held
+from gdpo_tune.ledger.opening import ORIGIN, is_ours
 from gdpo_tune.ledger.request_files import (
     build_request,
     check_writable,
@@ -127,8 +128,10 @@ class Steering:
             yield ledger
 
     def _check_sweep(self, ledger: Ledger, request: Request) -> None:
-        name = str(ledger.spec.location)
+        name, origin = str(ledger.spec.location), ledger.study.user_attrs.get(ORIGIN)
         check_writable(self.directory)
+        if ledger.spec.ledger and origin and not is_ours(ledger.spec, origin):
+            raise UsageError(f"{name} goes on in {origin['place']}, on {origin['host']}: ask there")
         if self.is_running:
             return
         if ledger.spec.address:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import SpecError, SpecProblem
-from gdpo_tune.core.files import expand_path, is_file
+from gdpo_tune.core.files import expand_path, find_path_problem, is_file
 from gdpo_tune.core.object_store import JOURNAL, SPEC
 from gdpo_tune.core.parameters import PARAMETERS, list_parameters
 from gdpo_tune.core.registry import TaskInfo
@@ -185,7 +185,8 @@ def check_warm_start(spec: SweepSpec, problems: Problems) -> None:
 
 def _compare(directory: Path, spec: SweepSpec, problems: Problems) -> tuple[str, str] | None:
     remove, file = "name another directory, or remove this one", directory / SPEC
-    no_sweep = "there is no sweep in this directory", "name that of a sweep, such as runs/code"
+    unusable = find_path_problem(str(directory)) or "there is no sweep in this directory"
+    no_sweep = unusable, "name that of a sweep, such as runs/code"
     if not is_file(file):
         return no_sweep
     try:

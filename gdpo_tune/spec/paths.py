@@ -7,11 +7,12 @@ where it was, then from the current directory. The identity of a sweep counts pa
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
 
-from gdpo_tune.core.files import expand_path, is_present
+from gdpo_tune.core.files import expand_path, is_directory, is_present
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.task_files import is_task_file
@@ -67,11 +68,10 @@ def resolve_paths(root: YamlNode, file: Path) -> dict[str, str]:
 
 def _find_project(was: Path, storage: YamlNode | None, file: Path) -> Path:
     """Return where a project is now, by the place of a sweep in it."""
-    sweeps, stored = file.absolute().parent.parent, was / str(storage.value if storage else "/")
-    below = stored.relative_to(was).parts if stored.is_relative_to(was) else sweeps.parts
-    if sweeps.parts[len(sweeps.parts) - len(below) :] == below != sweeps.parts:
-        return Path(*sweeps.parts[: len(sweeps.parts) - len(below)])
-    return was.absolute()
+    sweeps, kept = file.absolute().parent.parent, str(storage.value if storage else "/")
+    now = os.path.normpath(sweeps / os.path.relpath(was, was / kept))
+    is_there = os.path.normpath(Path(now, kept)) == str(sweeps) and is_directory(Path(now))
+    return Path(now) if is_there else was.absolute()
 
 
 def _split(text: str) -> tuple[str, str, str]:

@@ -16,7 +16,9 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from gdpo_tune.core.files import expand_path, find_path_problem, is_directory, is_file
+from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.secret_names import HIDDEN
+from gdpo_tune.spec.paths import resolve_paths
 from gdpo_tune.spec.problems import (
     UNPRINTABLE,
     Problems,
@@ -90,6 +92,8 @@ def _read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> YamlN
         fix = suggest_file(file) + "the file is looked for relative to this one"
         raise problems.add_value(extends, (EXTENDS,), f"there is no file {file}", fix)
     base = _read_file(file, problems, chain)
+    if file.name == SPEC:
+        resolve_paths(base, file)
     # A name decides the directory of a sweep: two files never share it by inheritance.
     inherited = {key: node for key, node in (base.entries or {}).items() if key != "name"}
     return merge(YamlNode(root.mark, entries=inherited), YamlNode(root.mark, entries=own))

@@ -21,7 +21,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
-@pytest.mark.slow  # `make bench-small` runs it without `packs`
+@pytest.mark.slow  # `make bench-small` runs it without sweeps and packs
 def test_a_cpu_does_what_a_cpu_can_do(tmp_path: Path):
     done = run("--small", "--output", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -69,6 +69,17 @@ def test_a_caller_that_was_killed_leaves_nothing_to_clean_up(backend, controller
     assert not controller.jobs
 
 
+def test_a_job_is_known_by_the_real_path_of_its_script(backend, controller, job, tmp_path):
+    """squeue(1), `%o`: a home directory behind a link has two paths (path_resolution(7))."""
+    known = backend.submit(job)
+    Path(known.directory, "id").unlink()
+    (tmp_path / "link").symlink_to(tmp_path / "runs")
+    script = Path(controller.jobs["40"].script)
+    controller.jobs["40"].script = str(tmp_path / "link" / script.relative_to(tmp_path / "runs"))
+    assert backend.submit(job) == known
+    assert len(controller.records) == 1
+
+
 def test_a_job_of_another_project_with_this_name_is_not_ours(tmp_path, controller, job):
     """squeue(1), `--name`: the jobs of a user may share a name; `%o` is the script of each."""
     known = []
@@ -98,6 +109,18 @@ def test_the_state_of_a_job(backend, controller, job):
     assert backend.poll(known) == status
     (folder / "end").write_text("0\n")
     assert backend.poll(known) == JobStatus(running=False, exit_status=0)
+
+
+@pytest.mark.parametrize("content", ["", "done\n", "1\n2\n"])
+def test_a_file_that_a_person_has_written_wrongly_is_no_end(backend, controller, job, content):
+    """The message about an unknown state asks for that file; a status is a number (exit(3))."""
+    known = backend.submit(job)
+    controller.purge("40")
+    controller.records.clear()
+    Path(known.directory, "end").write_text(content)
+    status = backend.poll(known)
+    assert status.running
+    assert "if it has ended, run: echo 1 >" in status.reason
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,8 @@ def test_versions_outside_of_the_tested_ranges(
          "problem", "http://me:***@127.0.0.1:9 MlflowException: NewConnectionError"),
         ("Ray", lambda m: m.setenv("RAY_ADDRESS", "127.0.0.1:9"), "problem",
          "RAY_ADDRESS = 127.0.0.1:9"),
+        ("Ray", lambda m: m.setenv("RAY_ADDRESS", "head"), "problem", "RAY_ADDRESS = head"),
+        ("Ray", lambda m: m.setenv("RAY_ADDRESS", "127.0.0.1:x"), "problem", ":x"),
     ],
     ids=lambda value: value if isinstance(value, str) and value.isalpha() else "",
 )  # fmt: skip
@@ -175,3 +177,16 @@ def test_a_file_is_checked_with_all_that_it_lacks(capsys: pytest.CaptureFixture[
     (row,) = [row for row in json.loads(capsys.readouterr().out) if row["name"] == "file"]
     assert "unknown key" in row["text"]
     assert "did you mean 'trials'" in row["fix"]
+
+
+def test_a_file_needs_a_directory_that_may_be_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    """access(2), which root passes everywhere."""
+    storage, may = tmp_path / "scratch", os.access
+    storage.mkdir()
+    monkeypatch.setattr(doctor.os, "access", lambda p, mode: Path(p) != storage and may(p, mode))
+    assert doctor.main([SPACE, "--set", f"storage={storage}/runs", "--json"]) == 1
+    (row,) = [row for row in json.loads(capsys.readouterr().out) if row["name"] == "file"]
+    assert (row["state"], row["text"]) == ("problem", f"{storage} is not writable")
+    assert row["fix"] == "name another one with storage:"

@@ -28,7 +28,7 @@ TASKS = {
     "math": "math",
 }
 """Layout -> its task."""
-SLOW = {"mbpp", "code_contests", "math"}
+SLOW = {"apps", "code_contests", "humaneval", "math", "mbpp"}
 """Layouts with a neighbour of the same kind in the quick suite: each program takes seconds."""
 
 

@@ -28,6 +28,7 @@ from gdpo_tune.ledger import Ledger, postgres_journal
 from gdpo_tune.ledger.postgres_journal import TABLE, PostgresJournal
 from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.results.open_sweep import read_sweep
+from gdpo_tune.results.steering import Steering
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials
@@ -397,10 +398,49 @@ def test_a_moved_directory_keeps_its_sweep_and_a_copy_does_not(spec: SweepSpec, 
     shutil.copytree(spec.directory, moved.directory)
     with pytest.raises(IdentityError, match=f"in {spec.directory} since"):
         Ledger.open(moved)
+    with pytest.raises(UsageError, match=f"goes on in {spec.directory}, on"):
+        Steering(moved.directory).request("trials", {"number": 40})
+    Steering(spec.directory).request("trials", {"number": 40})
     shutil.rmtree(spec.directory)
     with Ledger.open(moved) as ledger:
         assert len(ledger.get_records()) == 3
         assert ledger.study.user_attrs["sweep_origin"]["place"] == str(moved.directory)
+
+
+def test_a_copy_on_a_shared_disk_is_known_from_every_machine(
+    spec: SweepSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """cp(1) with -a copies `.sweep` too."""
+    with Ledger.open(spec) as ledger:
+        write_trials(ledger)
+    copy = spec_in(tmp_path / "copy", f"ledger={spec.ledger}")
+    shutil.copytree(spec.directory, copy.directory)
+    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    with pytest.raises(IdentityError, match=f"in {spec.directory} since"):
+        Ledger.open(copy)
+    Ledger.open(spec).close()
+
+
+def test_a_directory_is_named_through_a_link_too(spec: SweepSpec, tmp_path: Path):
+    with Ledger.open(spec) as ledger:
+        write_trials(ledger)
+    other = spec_in(tmp_path / "other", f"ledger={spec.ledger}")
+    (tmp_path / "link").symlink_to(spec.directory)
+    with pytest.raises(UsageError, match="--fresh begins anew: write one of them"):
+        Ledger.open(other, continue_from=str(tmp_path / "link"), fresh=True)
+    with Ledger.open(other, continue_from=f"{tmp_path / 'link'}/") as ledger:
+        assert len(ledger.get_records()) == 3
+
+
+def test_a_damaged_id_is_no_traceback(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        write_trials(ledger)
+    id_file = spec.directory / ".sweep"
+    id_file.write_text(id_file.read_text() + "\n")  # as an editor leaves it
+    Ledger.open(spec).close()
+    id_file.write_bytes(b"\xff\x00")
+    Ledger.open(spec).close()
+    assert len(id_file.read_text()) == 32
 
 
 def test_an_address_is_the_same_sweep_on_every_machine(

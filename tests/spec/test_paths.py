@@ -109,6 +109,38 @@ def test_a_sweep_of_an_earlier_version_is_found_by_its_place(project: Path):
     check_places(read(project), project)
 
 
+def test_a_project_beside_its_sweeps_is_found_after_a_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """`..` in `storage` leads from a sweep back to its project (path_resolution(7))."""
+    project = tmp_path / "home" / "project"
+    project.mkdir(parents=True)
+    (project / "sums.py").write_text(TASK)
+    (project / "mine.yaml").write_text(f"{SPACE}storage: ../runs\n")
+    monkeypatch.chdir(project)
+    Ledger.open(load_spec("mine.yaml")).close()
+    monkeypatch.chdir(tmp_path)
+    moved = (tmp_path / "home").rename(tmp_path / "moved")
+    spec = load_spec(moved / "runs" / "mine" / "spec.yaml", to_run=False)
+    assert spec.task == f"{moved}/project/sums.py:Sums"
+
+
+def test_a_file_may_extend_that_of_a_sweep(project: Path, monkeypatch: pytest.MonkeyPatch):
+    """It did before such a file named its project."""
+    (project / "next.yaml").write_text("extends: runs/mine/spec.yaml\ntraining: {steps: 7}\n")
+    assert load_spec(project / "next.yaml").task == f"{project}/sums.py:Sums"
+    monkeypatch.chdir(project)
+    assert load_spec("next.yaml").task == "sums.py:Sums"
+
+
+def test_an_unset_variable_of_an_earlier_sweep_is_named(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(project)
+    with pytest.raises(SpecError, match=r"warm_start\[0\].*the variable GDPO_NONE is not set"):
+        load_spec("mine.yaml", ["search.warm_start=[$GDPO_NONE/runs/code]"])
+
+
 def test_what_is_missing_is_named_with_its_absolute_path(project: Path):
     (project / "sums.py").rename(project / "other.py")
     with pytest.raises(SpecError, match=r"there is no file .*a project's 100% \?/sums.py"):

@@ -2206,7 +2206,7 @@ CASES = {
         f"warm_start: [{'x' * 300}]",
         14,
         "search.warm_start[0]",
-        "there is no sweep in this directory",
+        "more than 255 bytes",
         "runs/code",
     ),
 }

@@ -13,6 +13,7 @@ Each attempt has a directory that all nodes share:
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -106,8 +107,9 @@ class Slurm:
                 said = self._ask(job, "sacct", "--allocations", "--parsable2", "--format=State")
                 # it says RUNNING for ever of a job whose end it has missed
                 state = next(filter(ENDED.__contains__, STATE.findall(said)), "")
-        if end.exists() and (state not in ENDED or state in ("COMPLETED", "FAILED")):
-            return base.build_end_status(int(end.read_text()), end.parent / "log.txt")
+        status = end.read_text(errors="replace").strip() if end.exists() else ""  # by hand perhaps
+        if status.isdecimal() and (state not in ENDED or state in ("COMPLETED", "FAILED")):
+            return base.build_end_status(int(status), end.parent / "log.txt")
         if state in ENDED:
             return JobStatus(running=False, reason=state.lower().replace("_", " "))
         said, way = state or "neither squeue nor sacct knows it", f"echo 1 >{shlex.quote(str(end))}"
@@ -147,7 +149,7 @@ class Slurm:
             words += ["--me", "--states=all", "--format=%i %o"]
             for line in self._query("squeue", directory.name, *words).split("\n"):
                 number, _, script = line.partition(" ")
-                if script == str(directory / "job.sbatch"):
+                if os.path.realpath(script) == os.path.realpath(directory / "job.sbatch"):
                     return f"{number};{cluster}" if cluster else number
         return ""
 

@@ -103,7 +103,7 @@ def find_silence(head: str, seconds: float) -> str:
     host, _, port = head.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), seconds).close()
-    except (OSError, UnicodeError) as error:  # the second one: no host can have that name
+    except (OSError, ValueError) as error:  # the second one: no host or port can be that
         return getattr(error, "strerror", None) or str(error)
     return ""
 
