@@ -128,9 +128,11 @@ class Steering:
             yield ledger
 
     def _check_sweep(self, ledger: Ledger, request: Request) -> None:
-        name, origin = str(ledger.spec.location), ledger.study.user_attrs.get(ORIGIN)
+        name, origin = str(ledger.spec.location), None
+        if ledger.spec.ledger:
+            origin = ledger.study.user_attrs.get(ORIGIN)
         check_writable(self.directory)
-        if ledger.spec.ledger and origin and not is_ours(ledger.spec, origin):
+        if origin and not is_ours(ledger.spec, origin):
             raise UsageError(f"{name} goes on in {origin['place']}, on {origin['host']}: ask there")
         if self.is_running:
             return
