@@ -108,6 +108,7 @@ def test_trials_share_processes_and_a_fault_costs_its_own_trial_alone(tmp_path: 
         pytest.param(
             "search={sampler: random, scheduler: {type: asha, variant: promote}, trials: 6}",
             id="asha with merges",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             "search={scheduler: {type: pbt, interval: 0.5}, trials: 4}",
