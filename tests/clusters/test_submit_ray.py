@@ -50,7 +50,6 @@ training: {steps: 2, completions_per_step: 16, train_prompts: 64, validation_pro
 """
 
 
-@pytest.mark.slow  # a job of a real cluster takes a minute
 def test_a_sweep_is_sent_to_a_cluster_and_followed(tmp_path: Path):
     project, home = tmp_path / "project", tmp_path / "home"
     project.mkdir()
