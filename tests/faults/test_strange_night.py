@@ -30,7 +30,7 @@ PATIENCE = 600.0
 SPACE = f"""extends: {ROOT / "search_spaces" / "code.yaml"}
 storage: runs
 search: {{trials: 2, merges: {{budget: 0}}, scheduler: {{type: fifo}}, replicates: {{max_runs: 0}}}}
-training: {{steps: 6, checkpoint_every: 1, validation_prompts: 16, test_prompts: 16}}
+training: {{steps: 16, checkpoint_every: 1, validation_prompts: 16, test_prompts: 16}}
 """
 SWEEP = """space: small.yaml
 schedule: {cron: "0 2 * * *"}
@@ -134,7 +134,7 @@ def test_nothing_is_lost_and_nothing_is_twice(tmp_path: Path):
         # a copy of the project meets the database of the first one, which is being written
         sweep_again = gdpo("sweep", "small.yaml", "--name", NAME)
         refusal = find_refusal(run(tmp_path / "copy", *sweep_again, check=False))
-        assert str(sweep) in refusal
+        assert "is being written" in refusal
 
         # the driver is killed, with all that it started; the next tick continues the run
         driver = json.loads((jobs / f"{NAME}-a1" / "state.json").read_bytes())["processes"][-1][0]
