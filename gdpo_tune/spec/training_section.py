@@ -60,7 +60,7 @@ class Resources(Section):
 
     @property
     def share_text(self) -> str:
-        """What one process gets: `1 CPU and 0.5 GPUs`."""
+        """CPUs and GPUs of one process in words: `1 CPU and 0.5 GPUs`."""
         return f"{format_count(self.cpus, 'CPU')} and {format_count(self.gpus, 'GPU')}"
 
     @property

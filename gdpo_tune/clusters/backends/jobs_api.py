@@ -27,7 +27,7 @@ TOKEN = re.compile(r"[ -~]*")
 NO_JOB = "status code 404"
 """Part of the message of an untyped error: there is no such job."""
 GATEWAY = re.compile(r"status code 50[234]")
-"""The same: a proxy answers, and what the cluster has done is unknown."""
+"""Part of the message of a proxy before the cluster: what the cluster has done is unknown."""
 ACTIVE, ENDED = ("PENDING", "RUNNING"), ("STOPPED", "SUCCEEDED", "FAILED")
 """States of a job that has not ended, and of one that has; any other word says neither."""
 NEVER_SENT = [".git", "__pycache__", "mlruns", "*.db"]

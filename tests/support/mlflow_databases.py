@@ -1,15 +1,15 @@
-"""Databases that the tests of tracking share, because MLflow takes seconds for its tables."""
+"""Databases that tests share, because MLflow takes seconds for its tables."""
 
 import shutil
 
 import pytest
 
-from gdpo_tune.tracking.mlflow_writer import create_database
-
 
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory):
     """A SQLite file with MLflow's tables."""
+    from gdpo_tune.tracking.mlflow_writer import create_database  # this file is in every test run
+
     path = tmp_path_factory.mktemp("empty") / "mlflow.db"
     create_database(path)
     return path
