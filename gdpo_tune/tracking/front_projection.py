@@ -237,7 +237,7 @@ def build_final_messages(spec: SweepSpec, front: Front) -> list[Message]:
             )
         text = (
             f"The policy of {title_candidate(member.name)} of sweep {spec.name}: "
-            f"`{policy or 'its checkpoint was not kept'}`\n\n{loading}{again}"
+            f"`{policy or 'its checkpoint was not kept, or is private'}`\n\n{loading}{again}"
         )
         files = {"README.md": text}
         if policy and not is_url(policy):

@@ -302,7 +302,6 @@ def _delete_all_but_one(client: MlflowClient, duplicates: Iterable[Run]) -> str:
 
 
 def _search_runs(client: MlflowClient, experiment: str, query: str) -> Iterator[Run]:
-    """Yield the runs that match, oldest first."""
     order, token = ["attributes.start_time ASC"], None
     while token != "":
         page = client.search_runs(

@@ -248,7 +248,6 @@ class Spool:
 
 
 def _cut_torn_line(path: Path) -> int:
-    """Truncate the file after its last newline and return its size in bytes."""
     if not path.stat().st_size:
         return 0  # nothing to map
     with path.open("rb+") as file:
@@ -259,7 +258,6 @@ def _cut_torn_line(path: Path) -> int:
 
 
 def _read_lines(path: Path, start: int, end: int) -> Iterator[bytes]:
-    """Yield the lines of the file from byte `start` to byte `end`."""
     if start >= end:
         return
     with path.open("rb") as file:
