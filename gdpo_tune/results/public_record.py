@@ -43,12 +43,13 @@ _PHRASES = (
     rf"(?:: dominated by {_TRIALS})?|dominated on validation prompts by {_TRIALS}"
     r"|adds [\d.]+% to the hypervolume on validation prompts|stopped by someone"
     r"|breaks a constraint on validation prompts|changed, and a trial needs one content"
-    r"|(?:loss|gradient norm|WORD) is (?:nan|-?inf|missing)(?: at step \d+)?|^out of memory"
+    r"|(?:loss|gradient norm|WORD)(?: of completion \d+)? is (?:nan|-?inf|missing)"
+    r"(?: at step \d+)?|^out of memory"
     rf"|{errors.NO_SIGNAL}every advantage was 0 in \d+ steps in a row|^every gradient was 0$"
     r"|reward WORD|raised for \d+% of \d+ completions|died \(killed, out of memory, or crashed\)"
     r"|its node was lost again and again|its node has died|no training had a signal"
     r"|all \d+ configurations were tried|the budget of [\d.,]+ (?:GPU-)?[a-z]+ is spent"
-    rf"|\d+ trials in a row did not move the hypervolume|^(?:{'|'.join(SAMPLERS)})(?= \()"
+    rf"|\d+ trials in a row did not move the hypervolume|^(?:{'|'.join(SAMPLERS)})(?= \(|$)"
     r"|\d+ rows, \d+ distinct prompts|\d+ left out|^\d+, whose prompt an earlier row has$"
     rf"|^(?:{_KIND})(?= )|^trial \d+ ends|^no trial \d+"
     r"|the trial (?:resumes from checkpoint-\d+|starts over)"
@@ -103,7 +104,7 @@ class PublicFilter:
         info = load_task_info(spec.task, spec.space.domains)
         words = {*spec.space.domains, *COST_METRICS, *info.rewards, *info.metrics}
         words |= {str(choice) for each in PARAMETERS.values() for choice in each.choices}
-        words |= {*re.findall(r"[\w.@+/-]+", self.spec.dump_yaml())}
+        words |= {*re.findall(r"[\w.@+/-]*[A-Za-z][\w.@+/-]*", self.spec.dump_yaml())}
         word = f"(?:{'|'.join(map(re.escape, sorted(words, key=len, reverse=True)))})"
         pairs = ((name.replace("WORD", word), rule) for name, rule in _FIELDS.items())
         fields = [(re.compile(name), rule.replace("WORD", word)) for name, rule in pairs]
@@ -180,8 +181,7 @@ def name_source(source: str, name: str) -> str:
     """Return a source of data for others: of a path, `name` and the kind of file."""
     if not source or not is_local_source(source):
         return source
-    kinds = (kind for kind in DATA_FILES if source.lower().endswith(kind))
-    return name + max(kinds, key=len, default="")
+    return name + next((kind for kind in DATA_FILES if source.lower().endswith(kind)), "")
 
 
 def name_policy(policy: str) -> str:

@@ -142,7 +142,6 @@ def project_front(spec: SweepSpec, records: Sequence[TrialRecord]) -> FrontProje
 
 
 def _list_origin_metrics(front: Front) -> list[Point]:
-    """Return the share and the cost of each kind of candidates, if there are several kinds."""
     points: list[Point] = []
     for origin in summarize_origins(front):
         values = {"share": origin.share, "members": float(origin.members)}

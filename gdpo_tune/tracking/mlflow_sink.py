@@ -295,7 +295,6 @@ class Sender:
         return self._spool.count_pending()
 
     def _find_crash(self) -> str:
-        """Return `CRASHED` if the thread ended although messages are left, else nothing."""
         ended = self._thread.ident is not None and not self._thread.is_alive()
         in_time = time.monotonic() <= self._deadline
         return CRASHED if ended and in_time and not self._spool.is_drained() else ""

@@ -141,7 +141,6 @@ class MlflowWriter:
             client.update_run(run_id, message["status"])
 
     def _tag_experiment(self, client: MlflowClient, tags: Mapping[str, str]) -> None:
-        """Set tags of the experiment; of its note, only the line of this sweep."""
         for name, text in tags.items():
             text = self._fill_placeholders(text)
             if name == NOTE:

@@ -128,7 +128,6 @@ class SpooledRun:
 
 
 def _find_changes(spooled: Mapping[str, str], content: Mapping[str, str]) -> dict[str, str]:
-    """Return the texts that differ; an empty text only replaces another one."""
     return {name: text for name, text in content.items() if spooled.get(name, "") != text}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import socket
 import subprocess
 import sys
 import zipfile
@@ -23,7 +22,7 @@ import json
 import os
 from pathlib import Path
 
-import {helper}
+import helper
 from gdpo_tune.tasks.custom import RewardFunctionTask
 
 CALLS = Path(os.environ["CALLS"])
@@ -40,37 +39,44 @@ def parsed(prompts, completions, secret, **_):
         file.write("x")
     if CALLS.stat().st_size > int(os.environ["LIMIT"]):
         mark = os.environ["MARK"]
-        raise ValueError(f"</think>{{mark}}{{completions[0]}} of {{prompts[0]}} and {{secret[0]}}")
+        raise ValueError(f"</think>{mark}{completions[0]} of {prompts[0]} and {secret[0]}")
     return [float(len(text) % 2) for text in completions]
 
 
 class Leak(RewardFunctionTask):
     reward_funcs = [parsed, brief]
-    ranges = {{"parsed": (0, 1), "brief": (0, 1)}}
+    ranges = {"parsed": (0, 1), "brief": (0, 1)}
 
     def rows(self):
-        return map(json.loads, Path(__file__).with_name("{data}").read_text().splitlines())
+        return map(json.loads, Path(os.environ["ROWS"]).read_text().splitlines())
 
     def environment(self):
-        return {{"note": os.environ["MARK"], os.environ["METRIC"]: "1"}}
+        return {"note": os.environ["MARK"], os.environ["METRIC"]: "1"}
 """
 SWEEP = """
-task: {task}:Leak
+task: TASK:Leak
 policy: embedded_math
 objectives:
-  brief: {{direction: maximize, reference: 0}}
-  parsed: {{direction: maximize, reference: 0}}
+  brief: {direction: maximize, reference: 0}
+  parsed: {direction: maximize, reference: 0}
 space:
   group_size: 4
-  learning_rate: {{log: [3.0e-5, 3.0e-4]}}
-  reward_weights: {{parsed: 1, brief: {{log: [0.05, 2]}}}}
+  learning_rate: {log: [3.0e-5, 3.0e-4]}
+  reward_weights: {parsed: 1, brief: {log: [0.05, 2]}}
 training:
-  {{steps: 2, completions_per_step: 8, train_prompts: 40, validation_prompts: 8, test_prompts: 8,
-   max_completion_length: 12, length_limit: 8, evaluate_every: 2, checkpoint_every: 2}}
+  {steps: 2, completions_per_step: 8, train_prompts: 40, validation_prompts: 8, test_prompts: 8,
+   max_completion_length: 12, length_limit: 8, evaluate_every: 2, checkpoint_every: 2}
 keep: all
-resources: {{cpus: 2, env: [CALLS, LIMIT, METRIC, MARK]}}
-search: {{trials: 3, replicates: {{max_runs: 0}}, merges: {{budget: 0}}, checkpoints: {{budget: 0}}}}
-tracking: {{uri: '{mlflow}', private: true}}
+resources: {cpus: 2, env: [CALLS, LIMIT, METRIC, MARK, ROWS]}
+search:
+  {trials: 3, replicates: {max_runs: 0}, merges: {budget: 0}, checkpoints: {budget: 0}}
+tracking: {uri: 'MLFLOW', private: true}
+"""
+MACHINE = """
+import platform
+import socket
+
+socket.gethostname = socket.getfqdn = platform.node = lambda *_: "kanarie-host"
 """
 CANARY = b"kanarie"
 
@@ -81,7 +87,8 @@ def read_all(path: Path) -> Iterator[bytes]:
     if path.suffix == ".parquet":
         yield str(pyarrow.parquet.read_table(path).to_pylist()).encode()
     elif path.suffix == ".png":
-        yield str(Image.open(path).info).encode()
+        with Image.open(path) as image:
+            yield str(image.info).encode()
     elif path.suffix == ".gz":
         yield gzip.decompress(path.read_bytes())
     elif zipfile.is_zipfile(path):
@@ -94,13 +101,11 @@ def find_canaries(directory: Path, *without: str, within: tuple[str, ...] = ("",
     found = (path for name in within for path in [directory / name, *(directory / name).rglob("*")])
     files = [path for path in found if path.is_file() and path.name not in without]
     assert len(files) >= len(within)
-    own = [word.encode() for word in (socket.gethostname(),) if len(word) > 7]
     return [
         f"{path.relative_to(directory)}: {content[max(0, at - 80) : at + 40]!r}"
         for path in files
         for content in (str(path.relative_to(directory)).encode(), *read_all(path))
-        for word in (CANARY, *own)
-        if (at := content.lower().find(word.lower())) >= 0
+        if (at := content.lower().find(CANARY)) >= 0
     ]
 
 
@@ -113,22 +118,26 @@ def test_no_canary_of_a_sweep_with_failures_leaves(tmp_path, store):
     rows = (
         {"prompt": f"kanarie-prompt {n}: ", "secret": f"kanarie-secret-{n}"} for n in range(200)
     )
-    (modules / "kanarie-rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    (modules / "kanarie_helper.py").write_text("")
-    task = modules / "leak.py"
-    task.write_text(TASK.format(helper="kanarie_helper", data="kanarie-rows.jsonl"))
+    data = project / "kanarie-rows.jsonl"
+    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (modules / "helper.py").touch()
+    machine = tmp_path / "machine"  # Python runs this module in every process, see `site`
+    machine.mkdir()
+    (machine / "sitecustomize.py").write_text(MACHINE)
+    (modules / "leak.py").write_text(TASK)
     sweep = project / "leak.yaml"
-    sweep.write_text(SWEEP.format(task=task, mlflow=store))
+    sweep.write_text(SWEEP.replace("TASK", str(modules / "leak.py")).replace("MLFLOW", store))
     environment = {
         **os.environ,
         "CALLS": str(project / "calls"),
         "LIMIT": "12",
+        "ROWS": str(data),
         "METRIC": "kanarie/metric",
         "MARK": "kanarie-mark ",
         "LOGNAME": "kanarie-user",
         "HTTPS_PROXY": "http://kanarie-proxy:9",
         "MLFLOW_TRACKING_URI": "",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}:{machine}",
     }
 
     def run(command: str, *arguments: str, status: int = 0) -> str:
@@ -140,7 +149,7 @@ def test_no_canary_of_a_sweep_with_failures_leaves(tmp_path, store):
     run("sweep", str(sweep))
     ledger = (project / "runs" / "leak" / "ledger.journal").read_text()
     assert ledger.count("kanarie-secret") > 1
-    assert "kanarie-mark" in ledger
+    assert all(f"kanarie-{word}" in ledger for word in ("mark", "host", "user", "project"))
     assert find_canaries(tmp_path, within=("mlflow.db", "mlartifacts")) == []
 
     published = tmp_path / "published"
@@ -152,8 +161,16 @@ def test_no_canary_of_a_sweep_with_failures_leaves(tmp_path, store):
 
     for library in ("trl", "verl", "nemo-rl", "ms-swift", "axolotl"):
         out = tmp_path / "exports" / library
-        run("export", "runs/leak:max_brief", "--to", library, "--copy-data", "--out", str(out))
-        assert find_canaries(out, "prompts.parquet", "leak.py") == []
+        run(
+            "export",
+            f"{project}/runs/leak:max_brief",
+            "--to",
+            library,
+            "--copy-data",
+            "--out",
+            str(out),
+        )
+        assert find_canaries(out, "prompts.parquet") == []  # which is what an export is for
 
     rows = json.loads(run("doctor", str(sweep), "--json", status=1))
     assert {"python", "TMPDIR", "MLflow", "file"} <= {row["name"] for row in rows}
