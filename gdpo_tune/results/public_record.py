@@ -115,9 +115,12 @@ class PublicFilter:
             "identity": f"={identity}",
         }
         self._phrases = re.compile(_PHRASES.replace("WORD", word))
-        self._find_rule = functools.cache(  # a ledger repeats few names very often
-            lambda name: fixed.get(name) or next((r for k, r in fields if k.fullmatch(name)), None)
-        )
+
+        @functools.cache  # a ledger repeats few names very often
+        def find_rule(name: str) -> str | None:
+            return fixed.get(name) or next((r for k, r in fields if k.fullmatch(name)), None)
+
+        self._find_rule = find_rule
 
     def select(self, value: Any, rule: str = NUMBER) -> Any:
         """Return what of JSON may leave; a text that may not is empty, or cut if it is free."""

@@ -225,7 +225,6 @@ class MlflowSink:
             self._add_curves(record.number, zip(steps, times, strict=True))
 
     def _add_curves(self, number: int, measurements: Iterator[tuple[Measurement, int]]) -> None:
-        """Add step metrics in one message, except those that were spooled before a restart."""
         if self._spool is None:
             return
         steps = self._spool.runs[str(number)].steps
@@ -236,7 +235,6 @@ class MlflowSink:
             self._spool.put({"run": str(number), "metrics": points})
 
     def _update_front(self, *, ended: bool = False, wait: bool = False) -> None:
-        """Add new fronts; compute the front of all records if `wait`, else now and then."""
         if self._front is None:
             return
         self._front.is_stale |= ended

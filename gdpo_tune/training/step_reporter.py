@@ -176,7 +176,6 @@ class StepReporter(TrainerCallback):
                 raise NoSignalError(NO_SIGNAL + describe_dead_step(metrics, weights, dead))
 
     def _keep_examples(self, weights: Mapping[str, float]) -> None:
-        """Keep completions of the last step, with the rewards that count."""
         logs: Any = self.trainer._logs  # pyright: ignore[reportPrivateUsage]
         texts = list(zip(logs["prompt"], logs["completion"], strict=True))
         rows = range(0, len(texts), max(1, len(texts) // _EXAMPLES))  # of different prompts
