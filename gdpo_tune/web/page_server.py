@@ -19,7 +19,7 @@ from plotly.offline import get_plotlyjs
 
 from gdpo_tune.core.errors import GdpoTuneError, UsageError
 from gdpo_tune.ledger.request_files import find_user
-from gdpo_tune.web.guard import HEADERS, Guard
+from gdpo_tune.web.guard import HEADERS, HOST_NAME, Guard
 from gdpo_tune.web.view import View
 
 DEFAULT_PORT = 8770
@@ -39,9 +39,12 @@ FILES = {
 KINDS = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
 
 
-def build_app(view: View, guard: Guard) -> FastAPI:
-    """Return the application: the page, its files, the state and requests to the sweep."""
-    app = FastAPI(openapi_url=None)  # nothing but the page is served
+def build_app(view: View, guard: Guard, root_path: str = "") -> FastAPI:
+    """Return the application: the page, its files, the state and requests to the sweep.
+
+    A proxy may pass `root_path` on, or cut it off: all addresses in the page are relative.
+    """
+    app = FastAPI(openapi_url=None, root_path=root_path)  # nothing but the page is served
     assets = {name: _read_file(*place) for name, place in FILES.items()}
     assets["plotly.js"] = get_plotlyjs().encode()
     lock = threading.Lock()  # a view belongs to one thread at a time
@@ -56,9 +59,12 @@ def build_app(view: View, guard: Guard) -> FastAPI:
         return response
 
     @app.get("/")
-    def show_page() -> Response:  # pyright: ignore[reportUnusedFunction]
+    def show_page(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         response = Response(_read_file("gdpo_tune.web", "page/index.html"), media_type="text/html")
-        response.set_cookie(guard.cookie, guard.token, httponly=True, samesite="strict")
+        # Without a path it is for what is below this page (RFC 6265, 5.1.4), behind any proxy.
+        is_secure = request.headers.get("x-forwarded-proto") == "https"
+        flags: Any = {"httponly": True, "samesite": "strict", "path": None, "secure": is_secure}
+        response.set_cookie(guard.cookie, guard.token, **flags)
         return response
 
     @app.get("/files/{name}")
@@ -162,18 +168,29 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _refuse(request: Request, guard: Guard) -> Response | None:
     """Return the refusal of a request; None if it may pass."""
-    if not guard.is_known_host(request.headers.get("host", "")):
-        return _say(403, "this name is not one of this machine; open the printed address")
-    query = request.query_params.get("token") if request.url.path == "/" else None
+    host, path = request.headers.get("host", ""), request.scope["path"]
+    if not guard.is_known_host(host):
+        text = "this name is not one of this machine; open the printed address"
+        return _say(403, f"{text}{_suggest_proxy(host)}")
+    is_page = path in ("/", f"{request.scope['root_path']}/")
+    query = request.query_params.get("token") if is_page else None
     if not guard.has_token(query, request.cookies):
         address = request.client.host if request.client else "unknown"
         status = guard.note_wrong_token(address)
         if status == 429:
             return _say(status, "too many requests without the token; wait a minute")
-        return _say(status, "no valid token; open the address that the command watch prints")
+        text = "no valid token; open the address that the command watch prints"
+        path = "" if is_page else ", or give watch the --root-path under which a proxy serves it"
+        return _say(status, f"{text}{path}")
     if request.method not in ("GET", "HEAD") and not guard.may_change(request.headers):
-        return _say(403, "a change is accepted from this page alone")
+        origin = request.headers.get("origin", "").partition("://")[2]
+        return _say(403, f"a change is accepted from this page alone{_suggest_proxy(origin)}")
     return None
+
+
+def _suggest_proxy(host: str) -> str:
+    way = f", or if a proxy serves it as {host}, give watch --allow-host {host}"
+    return way if HOST_NAME.fullmatch(host) else ""
 
 
 def _say(status: int, text: str) -> Response:
@@ -185,7 +202,8 @@ def _answer(request: Request, content: bytes, kind: str) -> Response:
     """Return content with its version, or 304 if the browser has this version."""
     tag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
-    if request.headers.get("if-none-match") == tag:
+    # A proxy that compresses marks the version as weak. Source: RFC 9110, 13.1.2.
+    if request.headers.get("if-none-match", "").removeprefix("W/") == tag:
         return Response(status_code=304, headers=headers)
     return Response(content, headers=headers, media_type=kind)
 

@@ -112,7 +112,7 @@ def test_the_page_has_no_inline_script_and_no_foreign_address(client):
     assert "//" not in page.replace("<!doctype html>", "")
     for name in FILES:
         assert client.get(f"/files/{name}").status_code == 200
-        assert f"/files/{name}" in page
+        assert f"\"files/{name}\"" in page
     assert b"Plotly" in client.get("/files/plotly.js").content
     assert client.get("/files/..%2Fserver.py").status_code == 404
 
