@@ -100,8 +100,9 @@ def serve_page(options: argparse.Namespace) -> None:
     with closing(listener), closing(LiveSweep(load)) as sweep:
         proxied = frozenset[str](options.allow_host or ())
         guard = Guard(read_token(spec.directory), list_own_names(options.host), proxied=proxied)
-        server = f"http://{_name_host(options.host)}:{listener.getsockname()[1]}"
-        address = f"{server}/?token={guard.token}"
+        host = socket.gethostname() if options.host in ("0.0.0.0", "::", "") else options.host
+        host = f"[{host}]" if ":" in host else host
+        address = f"http://{host}:{listener.getsockname()[1]}/?token={guard.token}"
         if not is_loopback(options.host):
             text = "everyone who has this address can steer the sweep, and it is sent unencrypted"
             print(f"warning: {text}", file=sys.stderr)
@@ -185,13 +186,6 @@ def read_token(directory: Path) -> str:
     with suppress(OSError):  # of another user, or not there yet: it holds until this server ends
         write_atomically(path, token + "\n", mode=0o600)
     return token
-
-
-def _name_host(host: str) -> str:
-    """Return a host as it stands in an address: of all addresses, the name of this machine."""
-    if host in ("0.0.0.0", "::", ""):
-        return socket.gethostname()
-    return f"[{host}]" if ":" in host else host
 
 
 if __name__ == "__main__":

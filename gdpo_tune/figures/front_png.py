@@ -78,7 +78,7 @@ def write_front_png(
 
 
 def draw_front_svg(front: Front, name: str) -> str:
-    """Return the front as an element of HTML, without styles: who forbids scripts forbids these too.
+    """Return the front as an element of HTML, without styles, which a page may forbid too.
 
     Source: Jenkins, Configuring Content Security Policy.
     """
@@ -87,8 +87,9 @@ def draw_front_svg(front: Front, name: str) -> str:
         draw_front(front, name).savefig(picture, format="svg", metadata={"Date": None})
     head = f'<svg role="img" aria-label="{FRONT_FILE}" stroke-linejoin="round" '
     text = head + picture.getvalue().partition("<svg ")[2]
-    text = re.sub(r"<(metadata|style).*?</\1>|<!--.*?-->| id=\"[\w.]+_\d+\"", "", text, flags=re.S)
-    text = re.sub(r"(\d\d\.\d)\d+", r"\1", re.sub(r"\s+", " ", text))
+    needless = r'<(metadata|style).*?</\1>|<!--.*?-->| (id="[\w.]+_\d+"|xmlns[:\w]*=".*?")'
+    text = re.sub(r"\s+", " ", re.sub(needless, "", text, flags=re.DOTALL))
+    text = re.sub(r"(\d\d\.\d)\d+", r"\1", text)
     styles = re.compile(r'style="(.*?);?"')
     return styles.sub(lambda m: re.sub(r"([\w-]+): (.*?)(;|$)", r'\1="\2"', m[1]), text)
 

@@ -111,8 +111,8 @@ def embed_figure(
     return (
         f'<div class="wide" {label}><div class="figure" id="figure-{name}" '
         f'data-config="{escape(config, quote=True)}"{" data-stacks" if stacks else ""} '
-        f'style="min-width:{min_width}px"><div class="still"><p>{_BLOCKED}</p>{still}</div></div></div>'
-        f"{embed_data(name, data)}"
+        f'style="min-width:{min_width}px"><div class="still"><p>{_BLOCKED}</p>{still}</div></div>'
+        f"</div>{embed_data(name, data)}"
     )
 
 

@@ -8,6 +8,7 @@ import json
 import socket
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -44,13 +45,17 @@ def build_app(view: View, guard: Guard, root_path: str = "") -> FastAPI:
 
     A proxy may pass `root_path` on, or cut it off: all addresses in the page are relative.
     """
-    app = FastAPI(openapi_url=None, root_path=root_path)  # nothing but the page is served
+    app = FastAPI(openapi_url=None)  # nothing but the page is served
     assets = {name: _read_file(*place) for name, place in FILES.items()}
     assets["plotly.js"] = get_plotlyjs().encode()
+    figures = {f"figure/{name}": partial(view.get_figure, name) for name in ("front", "running")}
+    contents = {"state": view.get_state, "space": view.get_space, **figures}
     lock = threading.Lock()  # a view belongs to one thread at a time
 
     @app.middleware("http")
     async def check(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:  # pyright: ignore[reportUnusedFunction]
+        if request.scope["path"].startswith(f"{root_path}/"):
+            request.scope["path"] = request.scope["path"][len(root_path) :]
         response = _refuse(request, guard)
         if response is None:
             response = await answer(request)
@@ -73,24 +78,12 @@ def build_app(view: View, guard: Guard, root_path: str = "") -> FastAPI:
             return Response(status_code=404)
         return _answer(request, assets[name], KINDS[name.rpartition(".")[2]])
 
-    @app.get("/api/state")
-    def send_state(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
+    @app.get("/api/{name:path}")
+    def send_content(request: Request, name: str) -> Response:  # pyright: ignore[reportUnusedFunction]
         with lock:
-            content = view.get_state()
-        return _answer(request, content, "application/json")
-
-    @app.get("/api/figure/{name}")
-    def send_figure(request: Request, name: str) -> Response:  # pyright: ignore[reportUnusedFunction]
-        with lock:
-            content = view.get_figure(name)
+            content = contents[name]() if name in contents else None
         if content is None:
             return Response(status_code=404)
-        return _answer(request, content, "application/json")
-
-    @app.get("/api/space")
-    def send_space(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        with lock:
-            content = view.get_space()
         return _answer(request, content, "application/json")
 
     @app.post("/api/requests")
@@ -168,11 +161,11 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _refuse(request: Request, guard: Guard) -> Response | None:
     """Return the refusal of a request; None if it may pass."""
-    host, path = request.headers.get("host", ""), request.scope["path"]
+    host = request.headers.get("host", "")
     if not guard.is_known_host(host):
         text = "this name is not one of this machine; open the printed address"
         return _say(403, f"{text}{_suggest_proxy(host)}")
-    is_page = path in ("/", f"{request.scope['root_path']}/")
+    is_page = request.scope["path"] == "/"
     query = request.query_params.get("token") if is_page else None
     if not guard.has_token(query, request.cookies):
         address = request.client.host if request.client else "unknown"
@@ -180,8 +173,8 @@ def _refuse(request: Request, guard: Guard) -> Response | None:
         if status == 429:
             return _say(status, "too many requests without the token; wait a minute")
         text = "no valid token; open the address that the command watch prints"
-        path = "" if is_page else ", or give watch the --root-path under which a proxy serves it"
-        return _say(status, f"{text}{path}")
+        way = "" if is_page else ", or give watch the --root-path under which a proxy serves it"
+        return _say(status, f"{text}{way}")
     if request.method not in ("GET", "HEAD") and not guard.may_change(request.headers):
         origin = request.headers.get("origin", "").partition("://")[2]
         return _say(403, f"a change is accepted from this page alone{_suggest_proxy(origin)}")
