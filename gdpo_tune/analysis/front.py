@@ -25,7 +25,7 @@ from gdpo_tune.analysis.replicates import (
     pool_estimates,
     pool_trials,
 )
-from gdpo_tune.analysis.selection import CLEAR, find_extremes, find_knee, is_tied
+from gdpo_tune.analysis.selection import find_extremes, find_knee, is_above
 from gdpo_tune.core.formatting import format_first, format_list
 from gdpo_tune.core.trials import Objective, TrialRecord
 
@@ -88,6 +88,7 @@ class Front:
             [c.get_values(self.objectives) for c in self._rankable],
             [c.get_errors(self.objectives) for c in self._rankable],
             self.objectives,
+            df=max((c.df for c in self._rankable), default=0),
         )
 
     def list_labels(self, configuration: Configuration, *, ties: bool = False) -> list[str]:
@@ -111,7 +112,9 @@ class Front:
         """
         best = self.extremes[objective]
         top = best.mean[objective]
-        tied = [c for c in self._rankable if c is not best and is_tied(top, c.mean[objective])]
+        others = [c for c in self._rankable if c is not best]
+        goal = next(goal for goal in self.objectives if goal.name == objective)
+        tied = [c for c in others if not list_worse(c, best, [goal], comparisons=len(others))]
         return sorted(tied, key=lambda c: abs(c.mean[objective].mean - top.mean))
 
     def _format_ties(self, objective: str) -> str:
@@ -137,10 +140,18 @@ class Front:
         self, configuration: Configuration
     ) -> list[tuple[Configuration, list[str]]]:
         return [
-            (baseline, list_worse(configuration, baseline, self.objectives, errors=CLEAR))
+            (baseline, self.list_clearly_worse(configuration, baseline))
             for baseline in self.baselines
             if configuration is not baseline and not baseline.is_on_front
         ]
+
+    def list_clearly_worse(self, one: Configuration, other: Configuration) -> list[str]:
+        """Return the objectives in which one, or the other, of which one is a baseline, is worse.
+
+        If all are truly equal, at most 5 % of sweeps have any.
+        """
+        compared = len(self.objectives) * len(self.baselines) * len(self.configurations)
+        return list_worse(one, other, self.objectives, comparisons=compared)
 
     @cached_property
     def knee_shortfall(self) -> list[str]:
@@ -193,7 +204,7 @@ def grade_keeping(
     untrained = find_untrained(baselines)
     if untrained is None:
         return 0
-    is_worse = [bool(list_worse(member, untrained, objectives, errors=e)) for e in (CLEAR, 0.0)]
+    is_worse = [bool(list_worse(member, untrained, objectives, comparisons=n)) for n in (1, None)]
     return is_worse.count(False)
 
 
@@ -207,14 +218,15 @@ def list_worse(
     other: Configuration,
     objectives: Sequence[Objective],
     *,
-    errors: float = 0.0,
+    comparisons: int | None = None,
 ) -> list[str]:
-    """Return the objectives in which one is worse, by more than `errors` of the difference."""
+    """Return the objectives in which one is worse: at all, or by more than the noise of so many."""
     worse: list[str] = []
     for goal in objectives:
-        own, others = one.mean[goal.name], other.mean[goal.name]
-        sign = 1 if goal.direction == "maximize" else -1
-        if sign * (others.mean - own.mean) > errors * math.hypot(own.se, others.se):
+        low, high = one.mean[goal.name], other.mean[goal.name]
+        if goal.direction == "minimize":
+            low, high = high, low
+        if is_above(high, low, comparisons) if comparisons else high.mean > low.mean:
             worse.append(goal.name)
     return worse
 

@@ -15,8 +15,7 @@ from gdpo_tune.analysis.pareto import (
 )
 from gdpo_tune.analysis.probability import draw_points
 from gdpo_tune.analysis.replicates import pool_trials
-from gdpo_tune.analysis.selection import CLEAR
-from gdpo_tune.core.trials import Objective, TrialRecord
+from gdpo_tune.core.trials import CLEAR, Objective, TrialRecord
 
 ENDED = ("complete", "pruned", "failed")
 LEAST = 0.01

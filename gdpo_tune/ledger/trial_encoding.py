@@ -28,10 +28,11 @@ from gdpo_tune.core.content import format_time
 from gdpo_tune.core.errors import NonFiniteError
 from gdpo_tune.core.formatting import format_list
 from gdpo_tune.core.hub_address import is_hub_address
-from gdpo_tune.core.metrics import add_costs
+from gdpo_tune.core.metrics import COST_METRICS, add_costs, estimate_mean
 from gdpo_tune.core.object_store import join_address
 from gdpo_tune.core.trial_config import Params
 from gdpo_tune.core.trials import (
+    PROMPTS_LEFT_OUT,
     Cost,
     Estimate,
     Exploit,
@@ -83,10 +84,11 @@ def decode_trial(
     is_paused = trial.state == TrialState.RUNNING and pause["waits"]
     measured = {"cost": vars(rungs[-1].cost)} if rungs else {}
     cost = Cost(**(outcome or end or measured).get("cost", {}))
-    splits = {
-        split: add_judged_costs(decode_estimates(outcome[split]), cost, spec) if outcome else {}
-        for split in ("validation", "test")
-    }
+    splits: dict[str, dict[str, Estimate]] = {"validation": {}, "test": {}}
+    for split in splits if outcome else ():
+        left_out = outcome["environment"].get(f"{PROMPTS_LEFT_OUT}{split}", "0 of all").split()[0]
+        prompts = getattr(spec.training, f"{split}_prompts") - int(left_out)
+        splits[split] = add_judged_costs(decode_estimates(outcome[split], prompts), cost, spec)
     # A merge that was stopped has been judged by its rung.
     judged = splits["validation"] or (rungs[-1].validation if rungs and "parts" in stored else {})
     means = {name: estimate.mean for name, estimate in judged.items()}
@@ -220,18 +222,28 @@ def list_stored_rungs(trial: FrozenTrial) -> list[dict[str, Any]]:
 
 def _decode_rung(stored: Mapping[str, Any], spec: SweepSpec) -> Rung:
     cost = Cost(**stored["cost"])
-    validation = add_judged_costs(decode_estimates(stored["validation"]), cost, spec)
+    estimates = decode_estimates(stored["validation"], spec.training.validation_prompts)
+    validation = add_judged_costs(estimates, cost, spec)
     return Rung(stored["step"], validation, cost, stored["time"])
 
 
 def encode_estimates(estimates: Mapping[str, Estimate]) -> dict[str, list[float]]:
-    """Return estimates as JSON: `[mean, standard error]` of each metric."""
-    return {name: [estimate.mean, estimate.se] for name, estimate in estimates.items()}
+    """Return estimates as JSON: mean, standard error, interval and `is_constant` of each metric."""
+    return {n: [e.mean, e.se, e.low, e.high, e.is_constant] for n, e in estimates.items()}
 
 
-def decode_estimates(stored: Mapping[str, Sequence[float]]) -> dict[str, Estimate]:
-    """Return estimates from JSON."""
-    return {name: Estimate(mean, se) for name, (mean, se) in stored.items()}
+def decode_estimates(stored: Mapping[str, Any], prompts: int = 0) -> dict[str, Estimate]:
+    """Return estimates from JSON.
+
+    Older versions recorded `[mean, standard error]`. An error of 0, of equal completions, is
+    replaced by that of so many prompts.
+    """
+    return {
+        name: estimate_mean(values[0], 0.0, prompts, values[0], values[0])
+        if values[1] == 0 and prompts and name not in COST_METRICS
+        else Estimate(*values)
+        for name, values in stored.items()
+    }
 
 
 def add_judged_costs(

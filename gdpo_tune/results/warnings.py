@@ -8,9 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
-from gdpo_tune.analysis.front import Front, list_worse
+from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.analysis.selection import CLEAR
 from gdpo_tune.core.completions import CUT, read_completions
 from gdpo_tune.core.formatting import (
     abbreviate_parameter,
@@ -129,8 +128,8 @@ def _warn_of_baselines(front: Front) -> Iterator[ResultWarning]:
 
 
 def _beats(member: Configuration, baseline: Configuration, front: Front) -> bool:
-    worse = list_worse(member, baseline, front.objectives, errors=CLEAR)
-    return not worse and bool(list_worse(baseline, member, front.objectives, errors=CLEAR))
+    is_worse, is_better = map(front.list_clearly_worse, (member, baseline), (baseline, member))
+    return bool(is_better and not is_worse)
 
 
 def _warn_of_seeds(spec: SweepSpec, front: Front) -> Iterator[ResultWarning]:

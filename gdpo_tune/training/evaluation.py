@@ -25,6 +25,7 @@ from gdpo_tune.core.completions import (
 )
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.files import explain_full_disk
+from gdpo_tune.core.metrics import estimate_mean
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Estimate
@@ -158,9 +159,10 @@ def choose_shown_prompts(count: int) -> frozenset[int]:
 def estimate_metrics(
     columns: Mapping[str, Sequence[float | None]], samples_per_prompt: int, seed: int
 ) -> dict[str, Estimate]:
-    """Estimate means of metrics, with standard errors from a bootstrap over whole prompts.
+    """Estimate means of metrics, with errors from a bootstrap over whole prompts.
 
     Completions of one prompt are alike; resampling them one by one would understate the error.
+    `estimate_mean` makes intervals of the errors.
 
     `columns` maps a metric's name to P * S values, those of one prompt adjacent; None is left out.
     `samples_per_prompt` is S. A metric without a value on two prompts is left out: one prompt says
@@ -168,9 +170,9 @@ def estimate_metrics(
     """
     values = np.array(list(columns.values()), dtype=np.float64)  # None becomes NaN
     values = values.reshape(len(columns), -1, samples_per_prompt)  # [M, P, S]
-    enough = (~np.isnan(values)).any(axis=2).sum(axis=1) > 1
-    names = [name for name, keep in zip(columns, enough, strict=True) if keep]
-    values = values[enough]
+    answered = (~np.isnan(values)).any(axis=2).sum(axis=1)
+    names = [name for name, count in zip(columns, answered, strict=True) if count > 1]
+    values, answered = values[answered > 1], answered[answered > 1]
     scored = ~np.isnan(values)
     sums: NDArray[np.float64] = np.where(scored, values, 0.0).sum(axis=2)
     counts: NDArray[np.int64] = scored.sum(axis=2)
@@ -183,10 +185,9 @@ def estimate_metrics(
     means = np.where(resampled > 0, sums @ drawn.T / np.maximum(resampled, 1), np.nan)
     errors = np.nan_to_num(np.nanstd(means, axis=1, ddof=1))
     means = sums.sum(axis=1) / counts.sum(axis=1)
-    return {
-        name: Estimate(mean=float(mean), se=float(error))
-        for name, mean, error in zip(names, means, errors, strict=True)
-    }
+    parts = (means, errors, answered, np.nanmin(values, (1, 2)), np.nanmax(values, (1, 2)))
+    rows = zip(*(part.tolist() for part in parts), strict=True)
+    return {name: estimate_mean(*row) for name, row in zip(names, rows, strict=True)}
 
 
 def derive_seed(seed: int, split: str, step: int) -> int:
