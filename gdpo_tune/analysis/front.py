@@ -99,11 +99,12 @@ class Front:
         """
         names = ["chosen"] if configuration is self.chosen else []
         names += ["knee"] if configuration is self.knee else []
-        return names + [
-            name_extreme(goal) + (self._format_ties(goal.name) if ties else "")
-            for goal in self.objectives
-            if self.extremes.get(goal.name) is configuration
-        ]
+        for goal in self.objectives:
+            if self.extremes.get(goal.name) is configuration:
+                tied = [c.name for c in self.list_ties(goal.name)] if ties else []
+                more = f" (tied with {format_first(tied, MOST_TIES)})" if tied else ""
+                names.append(name_extreme(goal) + more)
+        return names
 
     def list_ties(self, objective: str) -> list[Configuration]:
         """Return the configurations that differ from the extreme by no more than noise.
@@ -113,13 +114,9 @@ class Front:
         best = self.extremes[objective]
         top = best.mean[objective]
         others = [c for c in self._rankable if c is not best]
-        goal = next(goal for goal in self.objectives if goal.name == objective)
-        tied = [c for c in others if not list_worse(c, best, [goal], comparisons=len(others))]
+        goals = [goal for goal in self.objectives if goal.name == objective]
+        tied = [c for c in others if not list_worse(c, best, goals, comparisons=len(others))]
         return sorted(tied, key=lambda c: abs(c.mean[objective].mean - top.mean))
-
-    def _format_ties(self, objective: str) -> str:
-        names = [c.name for c in self.list_ties(objective)]
-        return f" (tied with {format_first(names, MOST_TIES)})" if names else ""
 
     def list_shortfalls(self, configuration: Configuration) -> list[str]:
         """Return where it is clearly worse than a baseline: `worse than untrained in correctness`.
@@ -139,16 +136,13 @@ class Front:
     def _compare_with_baselines(
         self, configuration: Configuration
     ) -> list[tuple[Configuration, list[str]]]:
-        return [
-            (baseline, self.list_clearly_worse(configuration, baseline))
-            for baseline in self.baselines
-            if configuration is not baseline and not baseline.is_on_front
-        ]
+        others = [baseline for baseline in self.baselines if not baseline.is_on_front]
+        return [(other, self.list_clearly_worse(configuration, other)) for other in others]
 
     def list_clearly_worse(self, one: Configuration, other: Configuration) -> list[str]:
-        """Return the objectives in which one, or the other, of which one is a baseline, is worse.
+        """Return where one is worse than another, one of them a baseline, by more than noise.
 
-        If all are truly equal, at most 5 % of sweeps have any.
+        Of sweeps whose policies are all equal, at most 5 % have any such objective.
         """
         compared = len(self.objectives) * len(self.baselines) * len(self.configurations)
         return list_worse(one, other, self.objectives, comparisons=compared)

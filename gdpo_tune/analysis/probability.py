@@ -32,8 +32,6 @@ HOPELESS = 6.0
 """Standard errors by which a point trails another in every objective to be left out."""
 LEVEL = 0.95
 """Nominal coverage of every interval."""
-GRID = 1000
-"""Quantiles of each of two distributions; they give that of the ratio to within .5 %."""
 
 
 class Interval(NamedTuple):
@@ -45,16 +43,13 @@ class Interval(NamedTuple):
 
 @cache
 def compute_quantile(df: int, comparisons: int = 1) -> float:
-    """Return how many errors the intervals of so many `comparisons` reach to each side.
+    """Return how many errors intervals reach to each side, so that all `comparisons` hold.
 
-    All of them hold their values at the level `LEVEL`. One by Student's t, with `df` as above;
-    several share its spread.
-
-    Source: Stoline and Ury 1979, Tables of the studentized maximum modulus distribution.
+    Source: Student's t; Stoline and Ury 1979, The studentized maximum modulus distribution.
     """
     if comparisons == 1:
         return float(stdtrit(df or np.inf, (1 + LEVEL) / 2))
-    levels = (np.arange(GRID) + 0.5) / GRID
+    levels = (np.arange(300) + 0.5) / 300
     largest = ndtri((1 + levels ** (1 / comparisons)) / 2)
     spreads = np.sqrt(chdtri(df, levels) / df) if df else np.ones(1)
     return float(np.quantile(largest[:, None] / spreads, LEVEL))
@@ -125,8 +120,8 @@ def estimate_hypervolume_interval(
 
         s = sd of 2 H(y + z) - [H(y + z + z') + H(y + z - z')] / 2
 
-    The interval reaches 1.96 s (with `df`: Student's t) to both sides, not below 0, and is widened to hold H(y). The
-    constraints that a point meets are taken as known. No points give 0 to 0.
+    The interval reaches `compute_quantile` times s to both sides, not below 0, and is widened to
+    hold H(y). The constraints that a point meets are taken as known. No points give 0 to 0.
     `benchmarks/candidates.py` measures its coverage.
 
     Source: Davison and Hinkley 1997, section 3.9 (draws of draws).

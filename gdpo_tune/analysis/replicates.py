@@ -187,7 +187,7 @@ def is_eligible(seeds: Sequence[TrialRecord]) -> bool:
 def estimate_seed_spread(groups: Iterable[Sequence[Mapping[str, Estimate]]]) -> dict[str, Spread]:
     """Return metric -> sigma and df of the head of this module, from each configuration's seeds.
 
-    A metric that no configuration has from two seeds, that is not finite or equal there, is left out.
+    A metric that is equal, not finite or absent in two seeds of every configuration is left out.
     """
     squares: dict[str, float] = {}
     freedom: dict[str, int] = {}

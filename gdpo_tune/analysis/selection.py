@@ -16,6 +16,7 @@ from gdpo_tune.analysis.pareto import Floats, compute_losses
 from gdpo_tune.analysis.probability import compute_quantile
 from gdpo_tune.core.trials import Estimate, Objective
 
+
 def find_knee(
     values: ArrayLike, objectives: Sequence[Objective], preferred: Sequence[bool] = ()
 ) -> int | None:

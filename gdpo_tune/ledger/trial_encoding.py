@@ -32,7 +32,6 @@ from gdpo_tune.core.metrics import COST_METRICS, add_costs, estimate_mean
 from gdpo_tune.core.object_store import join_address
 from gdpo_tune.core.trial_config import Params
 from gdpo_tune.core.trials import (
-    PROMPTS_LEFT_OUT,
     Cost,
     Estimate,
     Exploit,
@@ -84,11 +83,11 @@ def decode_trial(
     is_paused = trial.state == TrialState.RUNNING and pause["waits"]
     measured = {"cost": vars(rungs[-1].cost)} if rungs else {}
     cost = Cost(**(outcome or end or measured).get("cost", {}))
-    splits: dict[str, dict[str, Estimate]] = {"validation": {}, "test": {}}
-    for split in splits if outcome else ():
-        left_out = outcome["environment"].get(f"{PROMPTS_LEFT_OUT}{split}", "0 of all").split()[0]
-        prompts = getattr(spec.training, f"{split}_prompts") - int(left_out)
-        splits[split] = add_judged_costs(decode_estimates(outcome[split], prompts), cost, spec)
+    prompts = (spec.training.validation_prompts, spec.training.test_prompts)
+    splits = {
+        split: add_judged_costs(decode_estimates(outcome[split], n), cost, spec) if outcome else {}
+        for split, n in zip(("validation", "test"), prompts, strict=True)
+    }
     # A merge that was stopped has been judged by its rung.
     judged = splits["validation"] or (rungs[-1].validation if rungs and "parts" in stored else {})
     means = {name: estimate.mean for name, estimate in judged.items()}
@@ -238,12 +237,12 @@ def decode_estimates(stored: Mapping[str, Any], prompts: int = 0) -> dict[str, E
     Older versions recorded `[mean, standard error]`. An error of 0, of equal completions, is
     replaced by that of so many prompts.
     """
-    return {
-        name: estimate_mean(values[0], 0.0, prompts, values[0], values[0])
-        if values[1] == 0 and prompts and name not in COST_METRICS
-        else Estimate(*values)
-        for name, values in stored.items()
-    }
+    estimates = {name: Estimate(*values) for name, values in stored.items()}
+    for name in estimates.keys() - COST_METRICS if prompts else ():
+        if stored[name][1:] == [0.0]:
+            mean = estimates[name].mean
+            estimates[name] = estimate_mean(mean, 0.0, prompts, mean, mean)
+    return estimates
 
 
 def add_judged_costs(

@@ -117,19 +117,18 @@ def _warn_of_knee(front: Front) -> Iterator[ResultWarning]:
 
 def _warn_of_baselines(front: Front) -> Iterator[ResultWarning]:
     for baseline in front.baselines:
-        others = [m for m in front.members if m is not baseline]
-        if not any(_beats(member, baseline, front) for member in others):
+        if not any(
+            front.list_clearly_worse(baseline, member)
+            and not front.list_clearly_worse(member, baseline)
+            for member in front.members
+            if member is not baseline
+        ):
             name = "untrained policy" if baseline.role == "untrained" else "published setting"
             yield ResultWarning(
                 f"no policy is clearly better than the {name} in some objective without being "
                 "clearly worse in another.",
                 "More trials (search.trials) may find one.",
             )
-
-
-def _beats(member: Configuration, baseline: Configuration, front: Front) -> bool:
-    is_worse, is_better = map(front.list_clearly_worse, (member, baseline), (baseline, member))
-    return bool(is_better and not is_worse)
 
 
 def _warn_of_seeds(spec: SweepSpec, front: Front) -> Iterator[ResultWarning]:
