@@ -109,13 +109,15 @@ class Front:
     def list_ties(self, objective: str) -> list[Configuration]:
         """Return the configurations that differ from the extreme by no more than noise.
 
-        Dominated ones count too. The closest comes first.
+        Dominated ones count too. The closest comes first. The extreme of T configurations was found
+        by looking, so the noise is that of all pairs in all objectives.
         """
         best = self.extremes[objective]
         top = best.mean[objective]
         others = [c for c in self._rankable if c is not best]
         goals = [goal for goal in self.objectives if goal.name == objective]
-        tied = [c for c in others if not list_worse(c, best, goals, comparisons=len(others))]
+        pairs = len(self.objectives) * math.comb(len(others) + 1, 2)
+        tied = [c for c in others if not list_worse(c, best, goals, comparisons=pairs)]
         return sorted(tied, key=lambda c: abs(c.mean[objective].mean - top.mean))
 
     def list_shortfalls(self, configuration: Configuration) -> list[str]:

@@ -6,7 +6,7 @@ Shapes: P prompts, S completions of one prompt, M metrics.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gdpo_tune.core.completions import (
@@ -24,8 +23,8 @@ from gdpo_tune.core.completions import (
     write_completions,
 )
 from gdpo_tune.core.errors import TrialFailure
+from gdpo_tune.core.estimates import estimate_metrics
 from gdpo_tune.core.files import explain_full_disk
-from gdpo_tune.core.metrics import estimate_mean
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Estimate
@@ -34,8 +33,6 @@ from gdpo_tune.training import ranks
 from gdpo_tune.training.rollout import Decoding, Generate
 from gdpo_tune.training.scoring import build_early_judging, require_finite, score_batch
 from gdpo_tune.training.worker_cache import WorkerCache
-
-RESAMPLES = 1000
 
 
 @dataclass
@@ -154,40 +151,6 @@ def choose_shown_prompts(count: int) -> frozenset[int]:
     """Draw the rows of the prompts whose completions are kept: the same in every trial."""
     rows = np.random.default_rng(0).permutation(count)[:MOST_COMPLETIONS]
     return frozenset(rows.tolist())
-
-
-def estimate_metrics(
-    columns: Mapping[str, Sequence[float | None]], samples_per_prompt: int, seed: int
-) -> dict[str, Estimate]:
-    """Estimate means of metrics, with errors from a bootstrap over whole prompts.
-
-    Completions of one prompt are alike; resampling them one by one would understate the error.
-    `estimate_mean` makes intervals of the errors.
-
-    `columns` maps a metric's name to P * S values, those of one prompt adjacent; None is left out.
-    `samples_per_prompt` is S. A metric without a value on two prompts is left out: one prompt says
-    nothing about its standard error. It may be one of a kind of task that is rare.
-    """
-    values = np.array(list(columns.values()), dtype=np.float64)  # None becomes NaN
-    values = values.reshape(len(columns), -1, samples_per_prompt)  # [M, P, S]
-    answered = (~np.isnan(values)).any(axis=2).sum(axis=1)
-    names = [name for name, count in zip(columns, answered, strict=True) if count > 1]
-    values, answered = values[answered > 1], answered[answered > 1]
-    scored = ~np.isnan(values)
-    sums: NDArray[np.float64] = np.where(scored, values, 0.0).sum(axis=2)
-    counts: NDArray[np.int64] = scored.sum(axis=2)
-    prompts = sums.shape[1]
-    # Number of draws of each prompt in each resample: one matrix product serves every metric.
-    drawn = np.random.default_rng(seed).multinomial(
-        prompts, np.full(prompts, 1 / prompts), size=RESAMPLES
-    )
-    resampled = counts @ drawn.T
-    means = np.where(resampled > 0, sums @ drawn.T / np.maximum(resampled, 1), np.nan)
-    errors = np.nan_to_num(np.nanstd(means, axis=1, ddof=1))
-    means = sums.sum(axis=1) / counts.sum(axis=1)
-    parts = (means, errors, answered, np.nanmin(values, (1, 2)), np.nanmax(values, (1, 2)))
-    rows = zip(*(part.tolist() for part in parts), strict=True)
-    return {name: estimate_mean(*row) for name, row in zip(names, rows, strict=True)}
 
 
 def derive_seed(seed: int, split: str, step: int) -> int:
