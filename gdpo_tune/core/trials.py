@@ -44,15 +44,13 @@ CLEAR = 1.96
 
 @dataclass(frozen=True)
 class Estimate:
-    """Mean of a held-out metric, its standard error and its interval at 95 %.
-
-    The interval is the mean and `CLEAR` standard errors unless it is given, see `estimate_mean`.
-    """
+    """Mean of a held-out metric, its standard error and its interval at 95 %."""
 
     mean: float
     se: float
     low: float = math.nan
     high: float = math.nan
+    """NaN: `CLEAR` standard errors from the mean."""
     is_constant: bool = False
     """True if all completions have the same value, so that `se` follows from their number."""
     df: int = 0

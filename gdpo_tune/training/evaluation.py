@@ -1,7 +1,4 @@
-"""Held-out evaluation: sampled with its own generator, standard errors clustered by prompt.
-
-Shapes: P prompts, S completions of one prompt, M metrics.
-"""
+"""Held-out evaluation: sampled with its own generator, standard errors clustered by prompt."""
 
 from __future__ import annotations
 
