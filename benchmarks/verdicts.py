@@ -1,7 +1,7 @@
 """Error rate and power of the comparison of two sweeps, and coverage of intervals, simulated.
 
     python benchmarks/verdicts.py [--pairs 200] [--small]
-    python benchmarks/verdicts.py --only intervals [--draws 2000] [--small]
+    python benchmarks/verdicts.py --only intervals [--draws 1000] [--small]
 
 A simulated sweep searches two reward weights and a learning rate on log scales. Its three
 objectives trade off by the weights' shares and fall with the distance of the learning rate from its
@@ -263,13 +263,13 @@ def measure_marks(sweeps: int, replicates: int, trials: int = 40) -> dict[str, f
     return {"sweeps": sweeps, "marked": marked / sweeps, "not_tied": apart / sweeps}
 
 
-def measure_intervals(draws: int) -> dict[str, object]:
+def measure_intervals(draws: int, sizes: Sequence[int]) -> dict[str, object]:
     """Measure and print the tables of single intervals."""
     shown = (0.5, 0.9, 0.97, 0.99, 0.998, 0.999)
     print(f"| prompts | samples | alike | {' | '.join(map(str, shown))} | lowest |")
     print(f"|---{'|---' * (3 + len(shown))}|")
     shares: list[dict[str, float]] = []
-    for prompts in (64, 128, 256):
+    for prompts in sizes:
         for samples, alike in CLUSTERS:
             found = measure_shares(prompts, samples, alike, draws)
             lowest = min(found.values())
@@ -298,7 +298,7 @@ def main() -> None:
     """Measure all cases; print the table, then JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=200)
-    parser.add_argument("--draws", type=int, default=2000, help="of each interval")
+    parser.add_argument("--draws", type=int, default=1000, help="of each interval")
     parser.add_argument("--only", choices=["intervals", "verdicts"], help="one of the two parts")
     parser.add_argument("--small", action="store_true", help="seconds instead of an hour")
     options = parser.parse_args()
@@ -307,7 +307,9 @@ def main() -> None:
     if options.only != "intervals":
         result |= measure_verdicts(*((2, SMALL) if options.small else (options.pairs, CASES)))
     if options.only != "verdicts":
-        result |= measure_intervals(10 if options.small else options.draws)
+        result |= measure_intervals(
+            *((10, (64,)) if options.small else (options.draws, (64, 128, 256)))
+        )
     print(json.dumps(result))
 
 

@@ -58,12 +58,12 @@ def estimate_mean(
 
     Its error and interval are Wilson's, for any values: z^2 prompts are added, half of them with
     the `lowest` value of a completion, half with the `highest`. Where these are equal, all from 0
-    to 1 were possible. Close to an end Wilson's interval is too short. Its limit there is at most
-    the 5 % quantile of a Poisson rate after (gap / spread)^2 events. `spread` is the standard error
-    of `mean`, clustered by prompt.
+    to 1 were possible. Next to an end Wilson's interval is too short. So it leaves at most the
+    share of the gap that is the exact limit of (gap / spread)^2 Poisson events. `spread` is the
+    standard error of `mean`, clustered by prompt.
 
-    Source: Brown, Cai and DasGupta 2001, Interval estimation for a binomial proportion, section
-    4.1; Fay and Feuer 1997 (events of weighted sums).
+    Source: Brown, Cai and DasGupta 2001, Interval estimation for a binomial proportion; Fay and
+    Feuer 1997 (limits of weighted Poisson events).
     """
     is_constant = lowest == highest
     if is_constant:
@@ -71,8 +71,8 @@ def estimate_mean(
     added = CLEAR**2 / (prompts + CLEAR**2)
     centre = mean + added * ((lowest + highest) / 2 - mean)
     reach = math.hypot(CLEAR * spread * (1 - added), added * (highest - lowest) / 2)
-    gaps = mean - lowest, highest - mean
+    gaps = [mean - lowest, highest - mean]
     if spread:
-        gaps = [spread**2 / gap * float(gammaincinv((gap / spread) ** 2, 0.05)) for gap in gaps]
+        gaps = [spread**2 / gap * float(gammaincinv((gap / spread) ** 2, 0.025)) for gap in gaps]
     low, high = min(centre - reach, lowest + gaps[0]), max(centre + reach, highest - gaps[1])
     return Estimate(mean, reach / CLEAR, low, high, is_constant)
