@@ -100,7 +100,7 @@ NO_SIGNAL = "no signal: every advantage was 0"
     ],
 )
 def test_a_sweep_stops_if_its_first_trainings_have_no_signal(tmp_path, ends, trials, is_dead):
-    """Source: issue 34, point 8: what no training learns from, no further one does."""
+    """What no training learns from, no further one does."""
     spec = load_code_spec(tmp_path, [f"search.trials={trials}"])
     records = [TrialRecord(0, "untrained", "complete", {}, 0, "baseline")]
     for number, end in enumerate(ends, 1):
