@@ -21,6 +21,9 @@ def export(recipe: Recipe) -> base.Exported:
     """Return the recipe as Axolotl's configuration."""
     modes = ("gdpo", *trl.SCALE)
     base.check_support(recipe, LIBRARY, modes=modes, losses=trl.LOSSES, fractions=False)
+    ends = recipe.end_tokens if recipe.rollout.engine != "vllm" else ()
+    sampling = trl.build_generation_kwargs(recipe, ends)
+    plugin = _ORDER + _SAMPLING if sampling else _ORDER
     settings: dict[str, object] = {
         "base_model": recipe.policy,
         **({"revision_of_model": recipe.model.revision} if recipe.model.revision else {}),
@@ -31,6 +34,7 @@ def export(recipe: Recipe) -> base.Exported:
             "reward_weights": recipe.weights,
             **trl.build_aggregation(recipe),
             **trl.build_algorithm(recipe),
+            **sampling,
             **_build_generation(recipe),
             **trl.CORRECTED_KL,
             **_build_sampler(recipe),
@@ -66,7 +70,7 @@ def export(recipe: Recipe) -> base.Exported:
         differences=_list_differences(recipe),
         to_supply={},
         result=recipe.name,
-        training=replace(trl.build_training_files(recipe), others={f"{PLUGIN}.py": _ORDER}),
+        training=replace(trl.build_training_files(recipe), others={f"{PLUGIN}.py": plugin}),
     )
 
 
@@ -81,6 +85,27 @@ class KeepOrder(BasePlugin):
     def get_training_args(self, cfg):
         return {"shuffle_dataset": False}
 '''
+_SAMPLING = '''
+    def post_trainer_create(self, cfg, trainer):
+        """Sample with `trl.generation_kwargs`, which Axolotl does not pass on.
+
+        TRL 1.9 keeps what follows an end token that is not the tokenizer's; it is cut here.
+        """
+        settings = dict(cfg.trl.generation_kwargs)
+        trainer.generation_config.update(**settings)
+        trainer.generation_kwargs.update(settings)
+        ends, generate = settings.get("eos_token_id", []), trainer._generate_single_turn
+
+        def cut(tokens):
+            return tokens[: next((n for n, t in enumerate(tokens, 1) if t in ends), None)]
+
+        def generate_and_cut(*args, **kwargs):
+            completions, *rest = generate(*args, **kwargs)
+            return [cut(tokens) for tokens in completions], *rest
+
+        trainer._generate_single_turn = generate_and_cut
+'''
+"""Rest of the plugin, for a policy whose files say how it is sampled."""
 
 
 def _format_run(recipe: Recipe) -> str:
@@ -147,7 +172,14 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         "`use_bias_correction_kl` is off there, so the file turns it on; for a mixture of experts "
         "`router_aux_loss_coef` is 0.001, not that of the model"
     )
+    rows: list[base.Difference] = []
+    if not recipe.end_tokens and recipe.rollout.engine != "vllm":
+        both = "those of the tokenizer and of `generation_config.json`"
+        alone = "the first alone: export where the policy is on the machine"
+        rows = [base.Difference("tokens that end a completion", both, alone)]
     return [
+        *rows,
+        *common_differences.list_decoding_differences(recipe),
         *_list_weight_differences(recipe),
         *common_differences.list_order_differences(recipe),
         *trl.list_process_differences(recipe, "micro_batch_size"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gdpo_tune.core.errors import SpecProblem
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.exporters import base, common_differences, trl
 from gdpo_tune.exporters.glue.ms_swift_rewards import build_row
@@ -15,6 +16,9 @@ from gdpo_tune.exporters.recipe import Recipe
 LIBRARY = "ms-swift 4.6.0"
 INSTALL = "pip install ms-swift==4.6.0 msgspec"
 SCALE = {"gdpo": "gdpo", **trl.SCALE}
+EVERY_TOKEN = 10**9
+"""`top_k` above every vocabulary: with 0 or -1, Transformers would take that of the policy, or 50.
+Source: `prepare_generation_config` in swift/infer_engine/utils.py."""
 CORRECTIONS = ("token_truncate", "token_mask")
 """Kinds of `importance_sampling` that it computes alike."""
 
@@ -23,7 +27,13 @@ def export(recipe: Recipe) -> base.Exported:
     """Return the recipe as arguments of `swift rlhf`."""
     alone = tuple(trl.SCALE)
     base.check_support(
-        recipe, LIBRARY, modes=SCALE, losses=trl.LOSSES, leave_one_out=alone, fractions=False
+        recipe,
+        LIBRARY,
+        modes=SCALE,
+        losses=trl.LOSSES,
+        leave_one_out=alone,
+        fractions=False,
+        others=_find_problems(recipe),
     )
     settings: dict[str, object] = {
         "rlhf_type": "grpo",
@@ -39,7 +49,7 @@ def export(recipe: Recipe) -> base.Exported:
         "kl_in_reward": False,
         "dynamic_sample": False,
         **trl.build_algorithm(recipe),
-        "top_k": -1,
+        "top_k": -1 if recipe.rollout.engine == "vllm" else EVERY_TOKEN,
         "max_length": recipe.max_sequence_length,
         **trl.build_schedule(recipe),
         **trl.build_clip_of_small_gradients(recipe),
@@ -65,6 +75,18 @@ def export(recipe: Recipe) -> base.Exported:
         result=f"{recipe.name}/checkpoint-{recipe.updates}",
         training=_build_training_files(recipe),
     )
+
+
+def _find_problems(recipe: Recipe) -> list[SpecProblem]:
+    declared = (recipe.own_decoding or {}).get("eos_token_id")
+    ends = recipe.end_tokens
+    listed = declared if isinstance(declared, list) else [declared]
+    if recipe.rollout.engine == "vllm" or declared is None or {*ends} <= {*listed}:
+        return []
+    reason = f"ms-swift takes these alone, and completions also ended at {ends[0]}, the tokenizer's"
+    fix = f"write {list(ends)} there, in a copy of the policy, and --set policy=DIRECTORY"
+    place = "eos_token_id in generation_config.json"
+    return [SpecProblem(recipe.policy_name, place, str(declared), reason, fix)]
 
 
 def _build_training_files(recipe: Recipe) -> base.TrainingFiles:
@@ -121,6 +143,9 @@ def _build_adapters(recipe: Recipe) -> dict[str, object]:
 def _list_differences(recipe: Recipe) -> list[base.Difference]:
     gdpo = recipe.mode == "gdpo"
     rows = [
+        *common_differences.list_decoding_differences(
+            recipe, ("num_beams", "num_return_sequences")
+        ),
         *common_differences.list_order_differences(recipe),
         *trl.list_process_differences(recipe, "per_device_train_batch_size"),
     ]

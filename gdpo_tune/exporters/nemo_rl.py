@@ -224,6 +224,8 @@ def _build_policy(recipe: Recipe) -> dict[str, object]:
             "temperature": recipe.get_number("temperature"),
             "top_p": 1.0,
             "top_k": None,
+            # Its default is the tokenizer's alone.
+            **({"stop_token_ids": recipe.end_tokens} if len(recipe.end_tokens) > 1 else {}),
             "vllm_cfg": {"gpu_memory_utilization": recipe.rollout.vllm_memory_share},
         },
         **_build_adapters(recipe),

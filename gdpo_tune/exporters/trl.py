@@ -5,6 +5,8 @@ Source: trl/trainer/grpo_config.py, grpo_trainer.py and scripts/grpo.py of TRL 1
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gdpo_tune.exporters import base, common_differences
 from gdpo_tune.exporters.glue.trl_rewards import build_row
 from gdpo_tune.exporters.recipe import Recipe
@@ -40,6 +42,7 @@ def export(recipe: Recipe) -> base.Exported:
         "reward_weights": recipe.weights,
         **build_aggregation(recipe),
         **build_algorithm(recipe),
+        **build_generation_kwargs(recipe),
         **CORRECTED_KL,
         **build_schedule(recipe),
         **_build_adapters(recipe),
@@ -117,6 +120,20 @@ def build_algorithm(recipe: Recipe) -> dict[str, object]:
         "temperature": recipe.get_number("temperature"),
         "top_p": 1.0,
     }
+
+
+def build_generation_kwargs(
+    recipe: Recipe, ends: Sequence[int] = ()
+) -> dict[str, dict[str, object]]:
+    """Return what Transformers would take from the policy's own generation config, turned off.
+
+    Axolotl shares it; its TRL has to be told more than one end token.
+    """
+    own = common_differences.list_own_settings(recipe)
+    kwargs = {k: v for k, v in common_differences.NEUTRAL.items() if k in own and v is not None}
+    if len(ends) > 1:
+        kwargs["eos_token_id"] = ends
+    return {"generation_kwargs": kwargs} if kwargs else {}
 
 
 def build_schedule(recipe: Recipe) -> dict[str, object]:
@@ -204,6 +221,7 @@ def build_correction(recipe: Recipe) -> dict[str, object]:
 
 def _list_differences(recipe: Recipe) -> list[base.Difference]:
     rows = [
+        *common_differences.list_decoding_differences(recipe),
         *list_shared_differences(recipe),
         *list_process_differences(recipe, "per_device_train_batch_size"),
         *common_differences.list_order_differences(recipe),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,14 +96,19 @@ def suggest_policy(name: str) -> str:
 
 
 def load_policy(
-    name: str, dtype: torch.dtype | None = None, revision: str = "", *, dropout: bool = False
+    name: str,
+    dtype: torch.dtype | None = None,
+    revision: str = "",
+    *,
+    dropout: bool = False,
+    temperature: float = 1.0,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a policy's weights (on the CPU, in float32 without `dtype`) and its tokenizer.
 
     The tokenizer pads on the left, as generation needs, and with its end token if it has no pad
     token, as TRL does. Padding is masked by its length, so that the end token is still trained. Of
-    the policy's generation config only the ids of tokens stay, see `build_neutral_decoding`. Its
-    dropout is off, unless `dropout` keeps it.
+    the policy's generation config only the ids of tokens stay; `temperature` is that by which it is
+    judged, see `build_neutral_decoding`. Its dropout is off, unless `dropout` keeps it.
 
     Raises:
         PolicyError: it cannot be found or read, has no end token, or its loaded tokenizer differs
@@ -140,26 +145,63 @@ def load_policy(
             f"describes, such as {missing[0]}: save the whole model (an adapter must be merged)"
         )
     _check_loaded(name, model, tokenizer)
-    model.generation_config = build_neutral_decoding(model)
+    model.generation_config = build_neutral_decoding(model, tokenizer, temperature)
     if not dropout:
         turn_off_dropout(model)
     return model, tokenizer
 
 
-def build_neutral_decoding(model: PreTrainedModel) -> GenerationConfig:
-    """Build a generation config that samples from the policy itself, and ends where its own does.
+def build_neutral_decoding(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, temperature: float
+) -> GenerationConfig:
+    """Build a generation config that samples from the policy itself, and ends where a trial does.
 
     `generate` takes whatever a call leaves out from the config of the model, such as `min_p`,
     `suppress_tokens` or `num_beams`. A trained policy is saved with this config, so that its
-    directory samples as it was trained.
+    directory samples as it was judged.
 
     Source: `GenerationMixin._prepare_generation_config` of transformers; trl#5783, verl#7270.
     """
     from transformers import GenerationConfig
 
     own: Any = model.generation_config
-    tokens = {key: getattr(own, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    return GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, **tokens)
+    ends, pad = list_end_tokens(tokenizer, own.eos_token_id), tokenizer.pad_token_id
+    settings = list_decoding_settings(temperature, ends, pad)
+    return GenerationConfig(bos_token_id=own.bos_token_id, **settings)
+
+
+def list_decoding_settings(
+    temperature: float | None, ends: Sequence[int], pad: object
+) -> dict[str, Any]:
+    """List the arguments of a `GenerationConfig` by which a policy is judged, for files and cards.
+
+    No token is cut off. A temperature of 0 or None takes the most likely token.
+    """
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    tokens = {"eos_token_id": list(ends) if len(ends) > 1 else ends[0], "pad_token_id": pad}
+    return {**(sampling if temperature else {"do_sample": False}), **tokens}
+
+
+def list_end_tokens(tokenizer: Any, declared: int | Sequence[int] | None) -> tuple[int, ...]:
+    """List the tokens that end a completion: of the tokenizer, then of a generation config."""
+    more = [declared] if isinstance(declared, int | None) else declared
+    tokens = (tokenizer.eos_token_id, *more)
+    return tuple(dict.fromkeys(token for token in tokens if token is not None))
+
+
+def read_own_decoding(name: str, revision: str = "") -> dict[str, Any] | None:
+    """Read the generation config of a policy's files; None if they are not on this machine.
+
+    Transformers takes end tokens from `config.json` where there is none.
+    """
+    directory = find_local_directory(name, revision)
+    if directory is None:
+        return None
+    own = _read_json(name, directory / "generation_config.json")
+    config = _read_json(name, directory / "config.json")
+    if own is None and config and any(file for each in WEIGHTS for file in directory.glob(each)):
+        return {"eos_token_id": config.get("eos_token_id")}
+    return own
 
 
 def turn_off_dropout(model: PreTrainedModel) -> None:
