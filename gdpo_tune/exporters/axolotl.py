@@ -91,21 +91,18 @@ _SAMPLING = '''
 
         TRL 1.9 keeps what follows an end token that is not the tokenizer's; it is cut here.
         """
-        settings = dict(cfg.trl.generation_kwargs)
+        settings, generate = dict(cfg.trl.generation_kwargs), trainer._generate_single_turn
         trainer.generation_config.update(**settings)
         trainer.generation_kwargs.update(settings)
-        ends, generate = settings.get("eos_token_id", []), trainer._generate_single_turn
+        ends = settings.get("eos_token_id", [])
 
-        def cut(tokens):
-            return tokens[: next((n for n, t in enumerate(tokens, 1) if t in ends), None)]
-
-        def generate_and_cut(*args, **kwargs):
-            completions, *rest = generate(*args, **kwargs)
-            return [cut(tokens) for tokens in completions], *rest
+        def generate_and_cut(*args):
+            completions, *rest = generate(*args)
+            stops = [[n for n, t in enumerate(c, 1) if t in ends] for c in completions]
+            return [c[: s[0] if s else None] for c, s in zip(completions, stops)], *rest
 
         trainer._generate_single_turn = generate_and_cut
 '''
-"""Rest of the plugin, for a policy whose files say how it is sampled."""
 
 
 def _format_run(recipe: Recipe) -> str:
@@ -179,7 +176,6 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         rows = [base.Difference("tokens that end a completion", both, alone)]
     return [
         *rows,
-        *common_differences.list_decoding_differences(recipe),
         *_list_weight_differences(recipe),
         *common_differences.list_order_differences(recipe),
         *trl.list_process_differences(recipe, "micro_batch_size"),

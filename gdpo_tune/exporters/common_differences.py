@@ -5,9 +5,6 @@ Sizes in the texts are those of the batch that `docs/export.md` describes; tests
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
-
 from gdpo_tune.core.settings import RolloutSettings
 from gdpo_tune.exporters.base import START, Difference
 from gdpo_tune.exporters.recipe import Recipe
@@ -22,20 +19,6 @@ UNBIASED = (
     "(`use_bias_correction_kl`)"
 )
 """Gradient of the KL in training."""
-NEUTRAL: dict[str, Any] = {
-    **dict.fromkeys(("min_p", "epsilon_cutoff", "eta_cutoff"), 0.0),
-    **dict.fromkeys(("typical_p", "encoder_repetition_penalty", "guidance_scale"), 1.0),
-    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
-    **dict.fromkeys(("min_length", "min_new_tokens"), 0),
-    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), []),
-    **dict.fromkeys(("num_beams", "num_return_sequences"), 1),
-    **dict.fromkeys(("top_h", "bad_words_ids", "sequence_bias", "forced_eos_token_id")),
-    **dict.fromkeys(("exponential_decay_length_penalty", "stop_strings", "max_time")),
-}
-"""What `generate` of Transformers takes from a policy's own generation config where a call does not
-say it -> value that changes nothing; None if there is none."""
-TURNED_OFF = tuple(key for key, value in NEUTRAL.items() if value is not None)
-"""Keys that the `generation_kwargs` of TRL turn off."""
 MEASURED = "measured"
 """Word in a difference whose size tests measure."""
 
@@ -146,34 +129,6 @@ def describe_correction(rollout: RolloutSettings) -> str:
     )
     sampled = {"auto": f"if vLLM sampled, {text}; else {OWN}", "vllm": text, "transformers": OWN}
     return sampled[rollout.engine]
-
-
-def list_own_settings(recipe: Recipe) -> list[str]:
-    """Return the keys of `NEUTRAL` that the policy sets; of `TURNED_OFF` if that is not known.
-
-    vLLM takes none of them.
-    """
-    own = recipe.own_decoding
-    if recipe.rollout.engine == "vllm":
-        return []
-    if own is None:
-        return [*TURNED_OFF]
-    return [key for key, value in NEUTRAL.items() if own.get(key) not in (None, value)]
-
-
-def list_decoding_differences(
-    recipe: Recipe, turned_off: Collection[str] = TURNED_OFF
-) -> list[Difference]:
-    """Return what the library takes from the policy's own generation config in spite of its file.
-
-    The file, or the library, says `turned_off`.
-    """
-    kept = ", ".join(f"`{key}`" for key in list_own_settings(recipe) if key not in turned_off)
-    if not kept:
-        return []
-    condition = ", where it has them" if recipe.own_decoding is None else ""
-    theirs = f"applies {kept}{condition}: remove them from its `generation_config.json`"
-    return [Difference("sampling settings of the policy's files", "ignored", theirs)]
 
 
 def list_sampler_differences(rollout: RolloutSettings) -> list[Difference]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gdpo_tune.core.errors import SpecProblem
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.exporters import base, common_differences, trl
 from gdpo_tune.exporters.glue.ms_swift_rewards import build_row
@@ -19,6 +18,8 @@ SCALE = {"gdpo": "gdpo", **trl.SCALE}
 EVERY_TOKEN = 10**9
 """`top_k` above every vocabulary: with 0 or -1, Transformers would take that of the policy, or 50.
 Source: `prepare_generation_config` in swift/infer_engine/utils.py."""
+SAMPLING = "plain_sampling"
+"""Callback that lets the policy's own generation config say no more than its end tokens."""
 CORRECTIONS = ("token_truncate", "token_mask")
 """Kinds of `importance_sampling` that it computes alike."""
 
@@ -27,13 +28,7 @@ def export(recipe: Recipe) -> base.Exported:
     """Return the recipe as arguments of `swift rlhf`."""
     alone = tuple(trl.SCALE)
     base.check_support(
-        recipe,
-        LIBRARY,
-        modes=SCALE,
-        losses=trl.LOSSES,
-        leave_one_out=alone,
-        fractions=False,
-        others=_find_problems(recipe),
+        recipe, LIBRARY, modes=SCALE, losses=trl.LOSSES, leave_one_out=alone, fractions=False
     )
     settings: dict[str, object] = {
         "rlhf_type": "grpo",
@@ -50,6 +45,7 @@ def export(recipe: Recipe) -> base.Exported:
         "dynamic_sample": False,
         **trl.build_algorithm(recipe),
         "top_k": -1 if recipe.rollout.engine == "vllm" else EVERY_TOKEN,
+        **({"callbacks": [SAMPLING]} if _build_sampling(recipe) else {}),
         "max_length": recipe.max_sequence_length,
         **trl.build_schedule(recipe),
         **trl.build_clip_of_small_gradients(recipe),
@@ -77,26 +73,36 @@ def export(recipe: Recipe) -> base.Exported:
     )
 
 
-def _find_problems(recipe: Recipe) -> list[SpecProblem]:
-    declared = (recipe.own_decoding or {}).get("eos_token_id")
-    ends = recipe.end_tokens
-    listed = declared if isinstance(declared, list) else [declared]
-    if recipe.rollout.engine == "vllm" or declared is None or {*ends} <= {*listed}:
-        return []
-    reason = f"ms-swift takes these alone, and completions also ended at {ends[0]}, the tokenizer's"
-    fix = f"write {list(ends)} there, in a copy of the policy, and --set policy=DIRECTORY"
-    place = "eos_token_id in generation_config.json"
-    return [SpecProblem(recipe.policy_name, place, str(declared), reason, fix)]
-
-
 def _build_training_files(recipe: Recipe) -> base.TrainingFiles:
     names = [reward.name for reward in recipe.rewards]
     entries = [f'orms["{name}_reward"] = build_reward_class("{name}")' for name in names]
+    ending = "\n".join(["from swift.rewards import orms", "", *entries])
     return base.TrainingFiles(
         glue={"ms_swift_rewards": ("build_reward_class",)},
-        ending="\n".join(["from swift.rewards import orms", "", *entries]),
+        ending=ending + _build_sampling(recipe),
         build_row=build_row,
     )
+
+
+def _build_sampling(recipe: Recipe) -> str:
+    """Return the source of the callback; empty where nothing has to be changed."""
+    changed: dict[str, object] = dict.fromkeys(trl.list_own_settings(recipe))
+    if len(recipe.end_tokens) > 1 and recipe.rollout.engine != "vllm":
+        changed["eos_token_id"] = list(recipe.end_tokens)
+    if not changed:
+        return ""
+    return f'''
+
+from swift.callbacks import TrainerCallback, callbacks_map
+
+
+class PlainSampling(TrainerCallback):
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        for key, value in {changed}.items():
+            setattr(model.generation_config, key, value)
+
+
+callbacks_map["{SAMPLING}"] = PlainSampling'''
 
 
 def _build_correction(recipe: Recipe) -> dict[str, object]:
@@ -143,9 +149,6 @@ def _build_adapters(recipe: Recipe) -> dict[str, object]:
 def _list_differences(recipe: Recipe) -> list[base.Difference]:
     gdpo = recipe.mode == "gdpo"
     rows = [
-        *common_differences.list_decoding_differences(
-            recipe, ("num_beams", "num_return_sequences")
-        ),
         *common_differences.list_order_differences(recipe),
         *trl.list_process_differences(recipe, "per_device_train_batch_size"),
     ]

@@ -6,6 +6,7 @@ Source: trl/trainer/grpo_config.py, grpo_trainer.py and scripts/grpo.py of TRL 1
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from gdpo_tune.exporters import base, common_differences
 from gdpo_tune.exporters.glue.trl_rewards import build_row
@@ -21,6 +22,18 @@ CORRECTED_KL = {"use_bias_correction_kl": True}
 STEP_LOSSES = ("dapo", "cispo")
 """Losses that are divided by tokens of a whole step. The TRL of Axolotl, and ms-swift, do not count
 that an optimizer step has only a part of them."""
+NEUTRAL: dict[str, Any] = {
+    **dict.fromkeys(("min_p", "epsilon_cutoff", "eta_cutoff"), 0.0),
+    **dict.fromkeys(("typical_p", "encoder_repetition_penalty", "guidance_scale"), 1.0),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
+    **dict.fromkeys(("min_length", "min_new_tokens"), 0),
+    **dict.fromkeys(("num_beams", "num_return_sequences"), 1),
+    **{key: [] for key in ("suppress_tokens", "begin_suppress_tokens")},
+    **dict.fromkeys(("top_h", "bad_words_ids", "sequence_bias", "forced_eos_token_id")),
+    **dict.fromkeys(("exponential_decay_length_penalty", "stop_strings", "max_time")),
+}
+"""What `generate` of Transformers takes from the policy's own generation config where a call does
+not say it -> value that changes nothing; None if there is none."""
 MISSING = "counts as a raw 0, which is biased: advantages differ by up to 0.5 (measured)"
 MICRO_BATCHES = "tokens of a micro-batch: the gradient differs by 11 % (measured)"
 
@@ -122,17 +135,22 @@ def build_algorithm(recipe: Recipe) -> dict[str, object]:
     }
 
 
-def build_generation_kwargs(
-    recipe: Recipe, ends: Sequence[int] = ()
-) -> dict[str, dict[str, object]]:
-    """Return what Transformers would take from the policy's own generation config, turned off.
+def list_own_settings(recipe: Recipe) -> list[str]:
+    """Return the keys of `NEUTRAL` that the policy's files set; all if they are not known.
 
-    Axolotl shares it; its TRL has to be told more than one end token.
+    vLLM takes none of them.
     """
-    own = common_differences.list_own_settings(recipe)
-    kwargs = {k: v for k, v in common_differences.NEUTRAL.items() if k in own and v is not None}
-    if len(ends) > 1:
-        kwargs["eos_token_id"] = ends
+    own = recipe.own_decoding
+    if recipe.rollout.engine == "vllm":
+        return []
+    return [k for k, v in NEUTRAL.items() if own is None or own.get(k) not in (None, v)]
+
+
+def build_generation_kwargs(recipe: Recipe, ends: Sequence[int] = ()) -> dict[str, object]:
+    """Return what turns off the policy's own settings, and ends, by names that Axolotl shares."""
+    own = list_own_settings(recipe)
+    kwargs = {k: v for k, v in NEUTRAL.items() if k in own and v is not None}
+    kwargs |= {"eos_token_id": list(ends)} if len(ends) > 1 else {}
     return {"generation_kwargs": kwargs} if kwargs else {}
 
 
@@ -221,7 +239,6 @@ def build_correction(recipe: Recipe) -> dict[str, object]:
 
 def _list_differences(recipe: Recipe) -> list[base.Difference]:
     rows = [
-        *common_differences.list_decoding_differences(recipe),
         *list_shared_differences(recipe),
         *list_process_differences(recipe, "per_device_train_batch_size"),
         *common_differences.list_order_differences(recipe),
@@ -248,7 +265,12 @@ def list_shared_differences(recipe: Recipe, step_tokens: str = "") -> list[base.
 
     `step_tokens` is as in `list_common_differences`.
     """
-    return common_differences.list_common_differences(
+    forced = [f"`{key}`" for key in list_own_settings(recipe) if NEUTRAL[key] is None]
+    rows: list[base.Difference] = []
+    if forced and recipe.own_decoding is not None:
+        theirs = f"applies {', '.join(forced)}: remove them from its `generation_config.json`"
+        rows.append(base.Difference("sampling by the policy's own files", "ignored", theirs))
+    return rows + common_differences.list_common_differences(
         recipe,
         eps="",
         whitening="",

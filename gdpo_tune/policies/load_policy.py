@@ -165,21 +165,14 @@ def build_neutral_decoding(
     from transformers import GenerationConfig
 
     own: Any = model.generation_config
-    ends, pad = list_end_tokens(tokenizer, own.eos_token_id), tokenizer.pad_token_id
-    settings = list_decoding_settings(temperature, ends, pad)
-    return GenerationConfig(bos_token_id=own.bos_token_id, **settings)
-
-
-def list_decoding_settings(
-    temperature: float | None, ends: Sequence[int], pad: object
-) -> dict[str, Any]:
-    """List the arguments of a `GenerationConfig` by which a policy is judged, for files and cards.
-
-    No token is cut off. A temperature of 0 or None takes the most likely token.
-    """
+    ends = list_end_tokens(tokenizer, own.eos_token_id)
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-    tokens = {"eos_token_id": list(ends) if len(ends) > 1 else ends[0], "pad_token_id": pad}
-    return {**(sampling if temperature else {"do_sample": False}), **tokens}
+    return GenerationConfig(
+        bos_token_id=own.bos_token_id,
+        eos_token_id=list(ends) if len(ends) > 1 else ends[0],
+        pad_token_id=tokenizer.pad_token_id,
+        **(sampling if temperature else {"do_sample": False}),
+    )
 
 
 def list_end_tokens(tokenizer: Any, declared: int | Sequence[int] | None) -> tuple[int, ...]:

@@ -36,8 +36,8 @@ def build_model_card(
 ) -> str:
     """Return the model card of a candidate; `others` are the published members of the front."""
     repository, spec = publication.name_repository(candidate.name), publication.spec
-    config = policy.files.get(ADAPTER_CONFIG, b"{}")
-    own = json.loads(config if isinstance(config, bytes) else config.read_bytes())
+    config = policy.directory / ADAPTER_CONFIG
+    own = json.loads(config.read_bytes()) if policy.is_adapter else {}
     return _render(
         "model_card.md.jinja",
         publication,
@@ -49,7 +49,7 @@ def build_model_card(
         metrics=build_metric_rows(publication, candidate.configuration),
         training=describe_training(publication, candidate),
         policy=policy,
-        revision=own.get("revision"),
+        revision=own.get("revision") or spec.model.revision,
         example=build_example(publication.sweep.spec, policy.directory),
         lora_rank=spec.model.lora_rank,
         members=build_member_rows(publication, others, candidate.name),
@@ -143,10 +143,7 @@ def _build_metadata(
             metric_type=name,
             metric_name=f"{name} ({get_metric(publication, name).doc})",
             metric_value=candidate.configuration.mean[name].mean,
-            metric_args={
-                "standard_error": candidate.configuration.mean[name].se,
-                "temperature": spec.training.evaluation_temperature,
-            },
+            metric_args={"standard_error": candidate.configuration.mean[name].se},
         )
         for name in spec.objectives
     ]

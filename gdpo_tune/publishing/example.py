@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gdpo_tune.core import task_files
-from gdpo_tune.policies.load_policy import (
-    list_decoding_settings,
-    list_end_tokens,
-    read_own_decoding,
-)
 from gdpo_tune.policies.prompts import PROMPTS_FILE, choose_prompt_format, load_local_tokenizer
 from gdpo_tune.spec import SweepSpec
 
@@ -28,8 +22,6 @@ class Example:
     """Turns for the chat template of its tokenizer; empty without one."""
     is_placeholder: bool
     """True if the reader has to write the prompt itself."""
-    decoding: Mapping[str, object]
-    """Arguments of the `GenerationConfig` by which the policy was judged."""
 
 
 def build_example(spec: SweepSpec, directory: Path) -> Example | None:
@@ -50,15 +42,6 @@ def build_example(spec: SweepSpec, directory: Path) -> Example | None:
     mode = spec.model.instructions
     style = choose_prompt_format(name, tokenizer, instructions, mode, *arguments)
     prompt = own or PLACEHOLDER
-    # Adapters of before do not say it.
-    config = (
-        read_own_decoding(str(directory))
-        or read_own_decoding(spec.policy, spec.model.revision)
-        or {}
-    )
-    ends = list_end_tokens(tokenizer, config.get("eos_token_id"))
-    temperature = spec.training.evaluation_temperature
-    decoding = list_decoding_settings(temperature, ends, tokenizer.pad_token_id)
     if tokenizer.chat_template is None:
-        return Example(style.render(prompt), [], not own, decoding)
-    return Example("", style.build_messages(prompt), not own, decoding)
+        return Example(style.render(prompt), [], not own)
+    return Example("", style.build_messages(prompt), not own)

@@ -25,7 +25,6 @@ from gdpo_tune.core.engines import (
     select_engine,
 )
 from gdpo_tune.core.trial_config import TrialConfig
-from gdpo_tune.policies.load_policy import list_decoding_settings
 from gdpo_tune.training.chunks import sample_in_chunks
 from gdpo_tune.training.fast_cpu.llama import is_small_llama
 from gdpo_tune.training.fast_cpu.sampler import cut_after_end, pad_left, sample
@@ -150,11 +149,16 @@ def _generate_with_transformers(
 ) -> list[list[int]]:
     tokens, present = pad_left(prompts, decoding.pad_token)
     width = tokens.shape[1]
+    drawing: dict[str, Any] = {"do_sample": False}
+    if decoding.temperature is not None:
+        drawing = {"do_sample": True, "temperature": decoding.temperature, "top_k": 0, "top_p": 1.0}
     # An argument that is missing here would come from the policy's own generation config.
     config = GenerationConfig(
         max_new_tokens=decoding.max_new_tokens,
+        eos_token_id=list(decoding.end_tokens),
+        pad_token_id=decoding.pad_token,
         repetition_penalty=1.0,
-        **list_decoding_settings(decoding.temperature, decoding.end_tokens, decoding.pad_token),
+        **drawing,
     )
     network: Any = model
     output: Tensor = network.generate(
