@@ -21,9 +21,9 @@ def export(recipe: Recipe) -> base.Exported:
     """Return the recipe as Axolotl's configuration."""
     modes = ("gdpo", *trl.SCALE)
     base.check_support(recipe, LIBRARY, modes=modes, losses=trl.LOSSES, fractions=False)
-    ends = recipe.end_tokens if recipe.rollout.engine != "vllm" else ()
-    sampling = trl.build_generation_kwargs(recipe, ends)
-    plugin = _ORDER + _SAMPLING if sampling else _ORDER
+    total = recipe.training.completions_per_step
+    sampling = trl.build_generation_kwargs(recipe, ends=True)
+    plugin = {f"{PLUGIN}.py": _ORDER + _SAMPLING if sampling else _ORDER}
     settings: dict[str, object] = {
         "base_model": recipe.policy,
         **({"revision_of_model": recipe.model.revision} if recipe.model.revision else {}),
@@ -35,7 +35,8 @@ def export(recipe: Recipe) -> base.Exported:
             **trl.build_aggregation(recipe),
             **trl.build_algorithm(recipe),
             **sampling,
-            **_build_generation(recipe),
+            # Completions that are sampled at once, if they are not one optimizer step's.
+            **({"generation_batch_size": total} if recipe.training.mini_batches > 1 else {}),
             **trl.CORRECTED_KL,
             **_build_sampler(recipe),
         },
@@ -70,7 +71,7 @@ def export(recipe: Recipe) -> base.Exported:
         differences=_list_differences(recipe),
         to_supply={},
         result=recipe.name,
-        training=replace(trl.build_training_files(recipe), others={f"{PLUGIN}.py": plugin}),
+        training=replace(trl.build_training_files(recipe), others=plugin),
     )
 
 
@@ -87,10 +88,7 @@ class KeepOrder(BasePlugin):
 '''
 _SAMPLING = '''
     def post_trainer_create(self, cfg, trainer):
-        """Sample with `trl.generation_kwargs`, which Axolotl does not pass on.
-
-        TRL 1.9 keeps what follows an end token that is not the tokenizer's; it is cut here.
-        """
+        """Sample with `trl.generation_kwargs`; TRL 1.9 cuts at the tokenizer's end token alone."""
         settings, generate = dict(cfg.trl.generation_kwargs), trainer._generate_single_turn
         trainer.generation_config.update(**settings)
         trainer.generation_kwargs.update(settings)
@@ -110,12 +108,6 @@ def _format_run(recipe: Recipe) -> str:
     command = "axolotl train axolotl.yaml --launcher python"
     started = trl.format_run(recipe, command, "--bf16", "--gradient-checkpointing")
     return f'export PYTHONPATH="$PWD:${{PYTHONPATH-}}"\n{started}'
-
-
-def _build_generation(recipe: Recipe) -> dict[str, object]:
-    """Return the completions that are sampled at once, if they are not one optimizer step's."""
-    total = recipe.training.completions_per_step
-    return {"generation_batch_size": total} if recipe.training.mini_batches > 1 else {}
 
 
 def _build_sampler(recipe: Recipe) -> dict[str, object]:

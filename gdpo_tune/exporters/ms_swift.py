@@ -6,6 +6,7 @@ Source: swift/arguments/, swift/rlhf_trainers/ and swift/rl_core/advantage.py of
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.exporters import base, common_differences, trl
@@ -18,8 +19,6 @@ SCALE = {"gdpo": "gdpo", **trl.SCALE}
 EVERY_TOKEN = 10**9
 """`top_k` above every vocabulary: with 0 or -1, Transformers would take that of the policy, or 50.
 Source: `prepare_generation_config` in swift/infer_engine/utils.py."""
-SAMPLING = "plain_sampling"
-"""Callback that lets the policy's own generation config say no more than its end tokens."""
 CORRECTIONS = ("token_truncate", "token_mask")
 """Kinds of `importance_sampling` that it computes alike."""
 
@@ -45,7 +44,7 @@ def export(recipe: Recipe) -> base.Exported:
         "dynamic_sample": False,
         **trl.build_algorithm(recipe),
         "top_k": -1 if recipe.rollout.engine == "vllm" else EVERY_TOKEN,
-        **({"callbacks": [SAMPLING]} if _build_sampling(recipe) else {}),
+        **({"callbacks": ["plain_sampling"]} if _build_sampling(recipe) else {}),
         "max_length": recipe.max_sequence_length,
         **trl.build_schedule(recipe),
         **trl.build_clip_of_small_gradients(recipe),
@@ -85,13 +84,13 @@ def _build_training_files(recipe: Recipe) -> base.TrainingFiles:
 
 
 def _build_sampling(recipe: Recipe) -> str:
-    """Return the source of the callback; empty where nothing has to be changed."""
-    changed: dict[str, object] = dict.fromkeys(trl.list_own_settings(recipe))
+    """Return a callback by which the policy's files say no more than its end tokens; or nothing."""
+    changed: dict[str, Any] = dict.fromkeys(trl.list_own_settings(recipe))
     if len(recipe.end_tokens) > 1 and recipe.rollout.engine != "vllm":
         changed["eos_token_id"] = list(recipe.end_tokens)
     if not changed:
         return ""
-    return f'''
+    return f"""
 
 from swift.callbacks import TrainerCallback, callbacks_map
 
@@ -102,7 +101,7 @@ class PlainSampling(TrainerCallback):
             setattr(model.generation_config, key, value)
 
 
-callbacks_map["{SAMPLING}"] = PlainSampling'''
+callbacks_map["plain_sampling"] = PlainSampling"""
 
 
 def _build_correction(recipe: Recipe) -> dict[str, object]:

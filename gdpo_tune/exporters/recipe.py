@@ -218,7 +218,6 @@ def build_recipe(request: TrainingRequest, policy: str) -> Recipe:
     shaping = {name: _describe_shaping(name, info, params, spec) for name in names}
     origin = spec.policy, spec.model.revision
     own, tokenizer = read_own_decoding(*origin), load_local_tokenizer(*origin)
-    is_known = own is not None and tokenizer is not None
     return Recipe(
         name=f"{spec.name}-{request.label}",
         note=" ".join(request.note.split()),  # a path with a new line would end a comment
@@ -227,7 +226,7 @@ def build_recipe(request: TrainingRequest, policy: str) -> Recipe:
         is_chat=read_chat_template(*origin) != "",
         positions=count_positions(*origin),
         own_decoding=own,
-        end_tokens=list_end_tokens(tokenizer, own.get("eos_token_id")) if is_known else (),
+        end_tokens=list_end_tokens(tokenizer, own.get("eos_token_id")) if own and tokenizer else (),
         rewards=tuple(
             ExportedReward(name, weights[name] / largest, *info.rewards[name], shaping[name])
             for name in names

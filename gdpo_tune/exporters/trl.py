@@ -5,7 +5,6 @@ Source: trl/trainer/grpo_config.py, grpo_trainer.py and scripts/grpo.py of TRL 1
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from gdpo_tune.exporters import base, common_differences
@@ -136,32 +135,32 @@ def build_algorithm(recipe: Recipe) -> dict[str, object]:
 
 
 def list_own_settings(recipe: Recipe) -> list[str]:
-    """Return the keys of `NEUTRAL` that the policy's files set; all if they are not known.
-
-    vLLM takes none of them.
-    """
+    """Return the keys of `NEUTRAL` that the policy's files set, or may set; vLLM takes none."""
     own = recipe.own_decoding
     if recipe.rollout.engine == "vllm":
         return []
     return [k for k, v in NEUTRAL.items() if own is None or own.get(k) not in (None, v)]
 
 
-def build_generation_kwargs(recipe: Recipe, ends: Sequence[int] = ()) -> dict[str, object]:
-    """Return what turns off the policy's own settings, and ends, by names that Axolotl shares."""
+def build_generation_kwargs(recipe: Recipe, *, ends: bool = False) -> dict[str, object]:
+    """Return what turns off the policy's own settings, with all `ends` for the TRL of Axolotl."""
     own = list_own_settings(recipe)
     kwargs = {k: v for k, v in NEUTRAL.items() if k in own and v is not None}
-    kwargs |= {"eos_token_id": list(ends)} if len(ends) > 1 else {}
+    if ends and len(recipe.end_tokens) > 1 and recipe.rollout.engine != "vllm":
+        kwargs["eos_token_id"] = list(recipe.end_tokens)
     return {"generation_kwargs": kwargs} if kwargs else {}
 
 
 def build_schedule(recipe: Recipe) -> dict[str, object]:
     """Return steps, batches and the optimizer, by names that ms-swift shares."""
+    size = recipe.micro_batches * recipe.training.mini_batches
     return {
         "seed": recipe.seed,
         "max_steps": recipe.updates,
         "per_device_train_batch_size": recipe.micro_batch,
         "gradient_accumulation_steps": recipe.micro_batches,
-        **_build_generation(recipe),
+        # Micro-batches for which samples are drawn at once, if not one optimizer step's.
+        **({"steps_per_generation": size} if recipe.training.mini_batches > 1 else {}),
         "learning_rate": recipe.get_number("learning_rate"),
         "lr_scheduler_type": SCHEDULES[recipe.training.lr_schedule],
         "warmup_steps": recipe.warmup,
@@ -186,13 +185,6 @@ def describe_small_gradients(recipe: Recipe) -> str:
         f"tokens of the whole step, so gradients are {recipe.training.mini_batches} times smaller. "
         "`max_grad_norm` is divided by that, too: Adam takes the same steps, but for its eps"
     )
-
-
-def _build_generation(recipe: Recipe) -> dict[str, object]:
-    """Return the micro-batches for which samples are drawn at once, if not one optimizer step's."""
-    if recipe.training.mini_batches == 1:
-        return {}
-    return {"steps_per_generation": recipe.micro_batches * recipe.training.mini_batches}
 
 
 def _build_adapters(recipe: Recipe) -> dict[str, object]:
@@ -266,11 +258,11 @@ def list_shared_differences(recipe: Recipe, step_tokens: str = "") -> list[base.
     `step_tokens` is as in `list_common_differences`.
     """
     forced = [f"`{key}`" for key in list_own_settings(recipe) if NEUTRAL[key] is None]
-    rows: list[base.Difference] = []
-    if forced and recipe.own_decoding is not None:
-        theirs = f"applies {', '.join(forced)}: remove them from its `generation_config.json`"
-        rows.append(base.Difference("sampling by the policy's own files", "ignored", theirs))
-    return rows + common_differences.list_common_differences(
+    theirs = f"applies {', '.join(forced)}: remove them from its `generation_config.json`"
+    row = base.Difference("sampling by the policy's own files", "ignored", theirs)
+    return [row] * bool(
+        forced and recipe.own_decoding
+    ) + common_differences.list_common_differences(
         recipe,
         eps="",
         whitening="",

@@ -169,7 +169,7 @@ def build_neutral_decoding(
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     return GenerationConfig(
         bos_token_id=own.bos_token_id,
-        eos_token_id=list(ends) if len(ends) > 1 else ends[0],
+        eos_token_id=ends[0] if len(ends) == 1 else list(ends),
         pad_token_id=tokenizer.pad_token_id,
         **(sampling if temperature else {"do_sample": False}),
     )
@@ -183,17 +183,14 @@ def list_end_tokens(tokenizer: Any, declared: int | Sequence[int] | None) -> tup
 
 
 def read_own_decoding(name: str, revision: str = "") -> dict[str, Any] | None:
-    """Read the generation config of a policy's files; None if they are not on this machine.
-
-    Transformers takes end tokens from `config.json` where there is none.
-    """
+    """Read the generation config of a policy's files; None if they are not on this machine."""
     directory = find_local_directory(name, revision)
     if directory is None:
         return None
     own = _read_json(name, directory / "generation_config.json")
     config = _read_json(name, directory / "config.json")
     if own is None and config and any(file for each in WEIGHTS for file in directory.glob(each)):
-        return {"eos_token_id": config.get("eos_token_id")}
+        return {"eos_token_id": config.get("eos_token_id")}  # as Transformers does
     return own
 
 

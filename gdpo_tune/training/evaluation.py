@@ -142,12 +142,12 @@ def build_decoding(
     settings: TrainingSettings, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> Decoding:
     """Return the settings with which held-out completions are sampled."""
-    config: Any = model.generation_config
+    config: Any = model.generation_config  # of `build_neutral_decoding`
     return Decoding(
         max_new_tokens=settings.max_completion_length,
         temperature=settings.evaluation_temperature or None,
         end_tokens=list_end_tokens(tokenizer, config.eos_token_id),
-        pad_token=_require_token(tokenizer.pad_token_id),
+        pad_token=config.pad_token_id,
     )
 
 
@@ -195,8 +195,3 @@ def derive_seed(seed: int, split: str, step: int) -> int:
     """Derive the seed of an evaluation from the trial's seed, the split and the step."""
     digest = hashlib.sha256(f"{seed}/{split}/{step}".encode()).digest()
     return int.from_bytes(digest[:6], "big")
-
-
-def _require_token(token: Any) -> int:
-    assert isinstance(token, int), "load_policy refuses a policy without a pad or end token"
-    return token

@@ -205,9 +205,9 @@ def release_worker_cache() -> None:
 
 def _load_policy(config: TrialConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     settings, temperature = config.model, config.training.evaluation_temperature
-    options = {"dropout": settings.dropout, "temperature": temperature}
-    dtype = choose_weights_dtype(settings)
-    return load_policy(config.policy, dtype, settings.revision, **options)
+    dtype, dropout = choose_weights_dtype(settings), settings.dropout
+    arguments = config.policy, dtype, settings.revision
+    return load_policy(*arguments, dropout=dropout, temperature=temperature)
 
 
 atexit.register(release_worker_cache)
