@@ -17,6 +17,10 @@ from gdpo_tune.exporters.reward_file import TASK_COPY
 from gdpo_tune.results.transfer import Transfer
 
 PAGE = "DIFFERENCES.md"
+SIZES = """
+What is "measured" was computed by the code of both on one batch: see "Measured differences" in \
+`docs/export.md` of gdpo_tune.
+"""
 
 
 def format_page(
@@ -36,6 +40,11 @@ def format_page(
     supply = [(f"`{key}`", text) for key, text in _list_supplies(recipe, exported).items()]
     supplies = _format_table(("key", "what it needs"), supply) if supply else "Nothing."
     rows = [(row.topic, row.ours, row.theirs) for row in (*exported.differences, *differences)]
+    sizes = SIZES if any(MEASURED in theirs for _, _, theirs in rows) else ""
+    prompts = (
+        f"`run.sh` first makes `{PROMPTS_FILE}` of {recipe.data.source}. Without a network, make "
+        f"it of a copy: `python {REFERENCE_FILE} FILE`. "
+    )
     return f"""# {recipe.name} in {exported.library}
 {_format_transfer(recipe)}
 `{exported.file}` {verb} {recipe.note}.
@@ -46,7 +55,7 @@ Start it in this directory:
     {exported.install}
     {exported.start}
 
-{_describe_prompts(recipe) if references_data else ""}Then the policy is in `{exported.result}`.
+{prompts if references_data else ""}Then the policy is in `{exported.result}`.
 
 ## What you supply
 
@@ -55,7 +64,7 @@ Start it in this directory:
 ## What differs
 
 {_format_table(("", "gdpo_tune", exported.library), rows)}
-{_describe_sizes(rows)}{_describe_metrics(recipe, objectives)}"""
+{sizes}{_describe_metrics(recipe, objectives)}"""
 
 
 def _format_transfer(recipe: Recipe) -> str:
@@ -101,23 +110,6 @@ def _list_items(recipe: Recipe, transfer: Transfer) -> Iterator[str]:
         "overlong": "`length_cache` carries over as a share of the longest, not in tokens.",
     }.get(str(shape), "The shape carries over, not its tokens.")
     yield f"Reward `{reward}`: {searched}, in the sweep; {wanted}, here. {meaning}"
-
-
-def _describe_prompts(recipe: Recipe) -> str:
-    return (
-        f"`run.sh` first makes `{PROMPTS_FILE}` of {recipe.data.source}. Without a network, make "
-        f"it of a copy: `python {REFERENCE_FILE} FILE`. "
-    )
-
-
-def _describe_sizes(rows: Sequence[tuple[str, str, str]]) -> str:
-    """Return what the sizes in a table were measured on; empty if it has none."""
-    if not any(MEASURED in theirs for _, _, theirs in rows):
-        return ""
-    return """
-What is "measured" was computed by the code of both on one batch: see "Measured differences" in \
-`docs/export.md` of gdpo_tune.
-"""
 
 
 def _describe_metrics(recipe: Recipe, objectives: Sequence[Objective]) -> str:

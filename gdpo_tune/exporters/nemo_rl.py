@@ -69,12 +69,22 @@ def export(recipe: Recipe) -> base.Exported:
         fractions=False,
         others=tuple(_find_problems(recipe)),
     )
+    prompts = f"{HERE}/{base.PROMPTS_FILE}"
     settings: dict[str, object] = {
         "defaults": "${oc.env:NEMO_RL}/examples/configs/grpo_math_1B.yaml",
         "grpo": _build_grpo(recipe),
         "loss_fn": _build_loss(recipe),
         "policy": _build_policy(recipe),
-        "data": _build_data(),
+        "data": {
+            "_override_": True,  # in place of all of its section, which is mathematics
+            "max_input_seq_length": "${policy.max_total_sequence_length}",
+            "shuffle": False,
+            "num_workers": 1,
+            "use_multiple_dataloader": False,
+            "train": {"dataset_name": "ResponseDataset", "data_path": prompts},
+            "validation": None,
+            "default": {"prompt_file": None, "processor": ENVIRONMENT, "env_name": ENVIRONMENT},
+        },
         "env": {
             ENVIRONMENT: {
                 "tokenizer": "${policy.tokenizer.name}",
@@ -100,7 +110,12 @@ def export(recipe: Recipe) -> base.Exported:
             *_list_differences(recipe),
             *common_differences.list_order_differences(recipe),
             common_differences.describe_devices(recipe, "cluster.gpus_per_node"),
-            _describe_lengths(recipe),
+            base.Difference(
+                "tokens that the length reward counts",
+                "those that were sampled, the end token included",
+                "its environments get no tokens: the text is tokenized again, plus 1 for the end "
+                f"token, at most {recipe.training.max_completion_length}",
+            ),
         ],
         to_supply={"NEMO_RL": "the directory of the checkout, as an environment variable"},
         environment=CHECKOUT,
@@ -113,29 +128,6 @@ def export(recipe: Recipe) -> base.Exported:
             others={PROGRAM_FILE: PROGRAM},
         ),
     )
-
-
-def _describe_lengths(recipe: Recipe) -> base.Difference:
-    longest = recipe.training.max_completion_length
-    ours = "those that were sampled, the end token included"
-    theirs = (
-        "its environments get no tokens: the text is tokenized again, plus 1 for the end token, at "
-        f"most {longest}"
-    )
-    return base.Difference("tokens that the length reward counts", ours, theirs)
-
-
-def _build_data() -> dict[str, object]:
-    return {
-        "_override_": True,  # in place of all of its section, which is mathematics
-        "max_input_seq_length": "${policy.max_total_sequence_length}",
-        "shuffle": False,
-        "num_workers": 1,
-        "use_multiple_dataloader": False,
-        "train": {"dataset_name": "ResponseDataset", "data_path": f"{HERE}/{base.PROMPTS_FILE}"},
-        "validation": None,
-        "default": {"prompt_file": None, "processor": ENVIRONMENT, "env_name": ENVIRONMENT},
-    }
 
 
 def _find_problems(recipe: Recipe) -> Iterator[SpecProblem]:
@@ -224,6 +216,8 @@ def _build_policy(recipe: Recipe) -> dict[str, object]:
             "temperature": recipe.get_number("temperature"),
             "top_p": 1.0,
             "top_k": None,
+            # Its default is the tokenizer's alone.
+            **({"stop_token_ids": recipe.end_tokens} if len(recipe.end_tokens) > 1 else {}),
             "vllm_cfg": {"gpu_memory_utilization": recipe.rollout.vllm_memory_share},
         },
         **_build_adapters(recipe),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,14 +96,19 @@ def suggest_policy(name: str) -> str:
 
 
 def load_policy(
-    name: str, dtype: torch.dtype | None = None, revision: str = "", *, dropout: bool = False
+    name: str,
+    dtype: torch.dtype | None = None,
+    revision: str = "",
+    *,
+    dropout: bool = False,
+    temperature: float = 1.0,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a policy's weights (on the CPU, in float32 without `dtype`) and its tokenizer.
 
     The tokenizer pads on the left, as generation needs, and with its end token if it has no pad
     token, as TRL does. Padding is masked by its length, so that the end token is still trained. Of
-    the policy's generation config only the ids of tokens stay, see `build_neutral_decoding`. Its
-    dropout is off, unless `dropout` keeps it.
+    the policy's generation config only the ids of tokens stay; `temperature` is that by which it is
+    judged, see `build_neutral_decoding`. Its dropout is off, unless `dropout` keeps it.
 
     Raises:
         PolicyError: it cannot be found or read, has no end token, or its loaded tokenizer differs
@@ -140,26 +145,53 @@ def load_policy(
             f"describes, such as {missing[0]}: save the whole model (an adapter must be merged)"
         )
     _check_loaded(name, model, tokenizer)
-    model.generation_config = build_neutral_decoding(model)
+    model.generation_config = build_neutral_decoding(model, tokenizer, temperature)
     if not dropout:
         turn_off_dropout(model)
     return model, tokenizer
 
 
-def build_neutral_decoding(model: PreTrainedModel) -> GenerationConfig:
-    """Build a generation config that samples from the policy itself, and ends where its own does.
+def build_neutral_decoding(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, temperature: float
+) -> GenerationConfig:
+    """Build a generation config that samples from the policy itself, and ends where a trial does.
 
     `generate` takes whatever a call leaves out from the config of the model, such as `min_p`,
     `suppress_tokens` or `num_beams`. A trained policy is saved with this config, so that its
-    directory samples as it was trained.
+    directory samples as it was judged.
 
     Source: `GenerationMixin._prepare_generation_config` of transformers; trl#5783, verl#7270.
     """
     from transformers import GenerationConfig
 
     own: Any = model.generation_config
-    tokens = {key: getattr(own, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    return GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, **tokens)
+    ends = list_end_tokens(tokenizer, own.eos_token_id)
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    return GenerationConfig(
+        bos_token_id=own.bos_token_id,
+        eos_token_id=ends[0] if len(ends) == 1 else list(ends),
+        pad_token_id=tokenizer.pad_token_id,
+        **(sampling if temperature else {"do_sample": False}),
+    )
+
+
+def list_end_tokens(tokenizer: Any, declared: int | Sequence[int] | None) -> tuple[int, ...]:
+    """List the tokens that end a completion: of the tokenizer, then of a generation config."""
+    more = [declared] if isinstance(declared, int | None) else declared
+    tokens = (tokenizer.eos_token_id, *more)
+    return tuple(dict.fromkeys(token for token in tokens if token is not None))
+
+
+def read_own_decoding(name: str, revision: str = "") -> dict[str, Any] | None:
+    """Read the generation config of a policy's files; None if they are not on this machine."""
+    directory = find_local_directory(name, revision)
+    if directory is None:
+        return None
+    own = _read_json(name, directory / "generation_config.json")
+    config = _read_json(name, directory / "config.json")
+    if own is None and config and any(file for each in WEIGHTS for file in directory.glob(each)):
+        return {"eos_token_id": config.get("eos_token_id")}  # as Transformers does
+    return own
 
 
 def turn_off_dropout(model: PreTrainedModel) -> None:

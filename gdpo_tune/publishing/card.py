@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import jinja2
 
 from gdpo_tune import __version__
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.checkpoint_names import ADAPTER_CONFIG
 from gdpo_tune.core.formatting import format_hypervolume
 from gdpo_tune.core.hub_address import REPOSITORY_ID
 from gdpo_tune.core.registry import POLICIES
@@ -34,6 +36,8 @@ def build_model_card(
 ) -> str:
     """Return the model card of a candidate; `others` are the published members of the front."""
     repository, spec = publication.name_repository(candidate.name), publication.spec
+    config = policy.directory / ADAPTER_CONFIG
+    own = json.loads(config.read_bytes()) if policy.is_adapter else {}
     return _render(
         "model_card.md.jinja",
         publication,
@@ -45,6 +49,7 @@ def build_model_card(
         metrics=build_metric_rows(publication, candidate.configuration),
         training=describe_training(publication, candidate),
         policy=policy,
+        revision=own.get("revision") or spec.model.revision,
         example=build_example(publication.sweep.spec, policy.directory),
         lora_rank=spec.model.lora_rank,
         members=build_member_rows(publication, others, candidate.name),

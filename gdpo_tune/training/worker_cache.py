@@ -64,6 +64,8 @@ class WorkerCache:
     """Where trials get their vLLM."""
     initial: str = ""
     """Digest of the untrained policy, as checkpoints record it."""
+    decoding: Any = None
+    """Generation config by which policies are judged, as checkpoints record it."""
     shared: dict[str, object] = field(default_factory=dict[str, object])
     """`list_shared_settings` of the first trial, in which all others agree."""
     left_out: dict[str, str] = field(default_factory=dict[str, str])
@@ -96,9 +98,10 @@ class WorkerCache:
         return {**self.task.environment(), **self.left_out}
 
     def save_format(self, directory: Path) -> None:
-        """Record in a trained policy's directory its prompt format and its initial policy."""
+        """Record in a trained policy's directory its prompts, decoding and initial policy."""
         self.prompts.save(directory)
         save_initial_policy(directory, self.initial)
+        self.decoding.save_pretrained(directory)
 
     def load_split(self, split: Split) -> ProblemSet:
         """Load the problems of a split whose prompts are short enough.
@@ -166,7 +169,8 @@ def build_worker_cache(
         model = network.requires_grad_(False).to("cuda" if torch.cuda.is_available() else "cpu")
     shared = list_shared_settings(config)
     return WorkerCache(
-        config, task, tokenizer, prompts, model, shares_weights, engines, initial, shared
+        *(config, task, tokenizer, prompts, model, shares_weights, engines, initial),
+        *(copy.deepcopy(model.generation_config), shared),
     )
 
 
@@ -200,9 +204,10 @@ def release_worker_cache() -> None:
 
 
 def _load_policy(config: TrialConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    settings = config.model
-    dtype = choose_weights_dtype(settings)
-    return load_policy(config.policy, dtype, settings.revision, dropout=settings.dropout)
+    settings, temperature = config.model, config.training.evaluation_temperature
+    dtype, dropout = choose_weights_dtype(settings), settings.dropout
+    arguments = config.policy, dtype, settings.revision
+    return load_policy(*arguments, dropout=dropout, temperature=temperature)
 
 
 atexit.register(release_worker_cache)
