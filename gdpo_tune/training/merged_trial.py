@@ -12,6 +12,7 @@ from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.steps import append_step
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Measurement, Report
+from gdpo_tune.policies.initial_policy import keep_form
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import ranks
 from gdpo_tune.training.checkpoints import Checkpoint, create_draft, write_checkpoint
@@ -38,6 +39,7 @@ def merge_and_validate(
     with create_draft(config.directory, is_writer=token is not None) as draft:
         if token is not None:
             write_merge(config.parts, draft, evaluator.cache.take_policy)
+            keep_form(draft, config.policy, config.model.revision)
         ranks.broadcast_from_first(None)  # it is written
         model = load_merge(config, draft)
         validation = evaluator.evaluate(model, "validation", 0)

@@ -20,6 +20,7 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import safe_open
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -203,8 +204,16 @@ def _find_difference(first: Path, other: Path) -> str | None:
         return None
     if first.suffix != ".json":
         return None if first.read_bytes() == other.read_bytes() else first.name
-    ours, theirs = (json.loads(file.read_text(encoding="utf-8")) for file in (first, other))
-    keys = (ours.keys() | theirs.keys()) - _NOT_COMPARED.get(first.name, set())
+    texts = (
+        Tokenizer.from_file(str(file)).to_str()  # versions write pairs in two ways
+        if file.name == "tokenizer.json"
+        else file.read_text(encoding="utf-8")
+        for file in (first, other)
+    )
+    ours, theirs = map(json.loads, texts)
+    forms = ["rope_parameters" in settings for settings in (ours, theirs)]  # by version of its keys
+    keys = ours.keys() & theirs.keys() if len(set(forms)) > 1 else ours.keys() | theirs.keys()
+    keys -= _NOT_COMPARED.get(first.name, set())
     different = sorted(key for key in keys if ours.get(key) != theirs.get(key))
     return f"{different[0]} in {first.name}" if different else None
 
