@@ -257,8 +257,8 @@ def print_training(asked: TrainingRequest, config: TrialConfig) -> None:
     from gdpo_tune.ledger.trial_encoding import decode_estimates
 
     result = json.loads((config.directory / RESULT).read_text(encoding="utf-8"))
-    goals = asked.spec.list_objectives()
-    print_result(goals, decode_estimates(result["validation"]), decode_estimates(result["test"]))
+    columns = {name: decode_estimates(result[name]) for name in ("validation", "test")}
+    print_result(asked.spec.list_objectives(), columns)
     print(f"policy: {config.directory / result['checkpoint']}")
     print(f"steps:  {config.directory / 'steps.jsonl'}")
 

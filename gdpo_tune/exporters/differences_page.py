@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from gdpo_tune.core.service_url import drop_credentials
 from gdpo_tune.core.task_files import is_task_file, load_task_info
@@ -46,7 +47,8 @@ Start it in this directory:
     {exported.install}
     {exported.start}
 
-{_describe_prompts(recipe) if references_data else ""}Then the policy is in `{exported.result}`.
+{_describe_prompts(recipe) if references_data else ""}{_format_conversion(exported)}\
+Then the policy is in `{exported.result}`.
 
 ## What you supply
 
@@ -110,6 +112,17 @@ def _describe_prompts(recipe: Recipe) -> str:
     )
 
 
+def _format_conversion(exported: Exported) -> str:
+    """Return how what the library saves becomes a policy; empty if it is one."""
+    if not exported.conversion:
+        return ""
+    return f"""Then consolidate what the library saved, on a machine that has it:
+
+    {exported.conversion}
+
+"""
+
+
 def _describe_sizes(rows: Sequence[tuple[str, str, str]]) -> str:
     """Return what the sizes in a table were measured on; empty if it has none."""
     if not any(MEASURED in theirs for _, _, theirs in rows):
@@ -134,12 +147,17 @@ A reward that the library logs is none of them.
 def _list_supplies(recipe: Recipe, exported: Exported) -> dict[str, str]:
     """Return key -> what the user has to put there."""
     supplies = dict(exported.to_supply)
+    if Path(recipe.policy).is_absolute() and recipe.policy in exported.text:
+        supplies[exported.file] = (
+            f"the directory {recipe.policy}, which another machine lacks: copy it there, and name "
+            "its place, or the same model on the Hub, with --base-model NAME_OR_PATH of the export"
+        )
     if recipe.sandbox.url != drop_credentials(recipe.sandbox.url):
         supplies[SERVICE] = "an environment variable: the address of the sandbox, with its password"
     if is_task_file(recipe.task) and exported.training is not None:
         supplies["gdpo-tune"] = (
-            f"the package, which `{TASK_COPY}` imports: pip install --no-deps gdpo-tune. Files "
-            "that the task reads are not here: copy them"
+            f"the package, which `{TASK_COPY}` imports: pip install --no-deps in a checkout of its "
+            "repository. Files that the task reads are not here: copy them"
         )
     return supplies
 

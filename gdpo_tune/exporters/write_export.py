@@ -80,7 +80,8 @@ def export_training(
         command = f"python -m gdpo_tune.export {{}} --to {library}"
         reason, fix = explain_merge(request.name, request.parents, request.sweep, command)
         raise ExportError(library, (SpecProblem(request.sweep, "", "", reason, fix),))
-    ships = request.spec.policy in POLICIES and library not in MERGERS
+    is_here = policy == str(POLICIES.get(request.spec.policy))
+    ships = is_here and library not in MERGERS
     recipe = build_recipe(request, POLICY_COPY if ships else policy)
     exported: Exported = load(EXPORTERS[library])(recipe)
     if recipe.task == "math" and exported.training is not None:

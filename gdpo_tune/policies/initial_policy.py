@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gdpo_tune.core.files import write_atomically
 from gdpo_tune.policies.load_policy import find_local_directory
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def keep_form(directory: Path, policy: str, revision: str = "") -> None:
         return
     for file in (file for pattern in _TOKENIZER for file in base.glob(pattern)):
         if file.is_file():
-            shutil.copyfile(file, directory / file.name)
+            # Replaced, not changed: a policy that is linked shares its files with a checkpoint.
+            write_atomically(directory / file.name, file.read_bytes())
     template = directory / "chat_template.jinja"
     settings = _read_json(directory / TOKENIZER_FILE)
     if "chat_template" in settings and template.is_file():  # versions read one or the other
@@ -87,4 +88,4 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:
-    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_atomically(file, json.dumps(content, indent=2, ensure_ascii=False) + "\n")

@@ -12,6 +12,7 @@ from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.formatting import format_hypervolume
 from gdpo_tune.core.hub_address import REPOSITORY_ID
 from gdpo_tune.core.registry import POLICIES
+from gdpo_tune.policies.initial_policy import find_required_version
 from gdpo_tune.publishing.card_tables import (
     build_member_rows,
     build_metric_rows,
@@ -45,6 +46,7 @@ def build_model_card(
         metrics=build_metric_rows(publication, candidate.configuration),
         training=describe_training(publication, candidate),
         policy=policy,
+        required_version=find_required_version(policy.directory),
         example=build_example(publication.sweep.spec, policy.directory),
         lora_rank=spec.model.lora_rank,
         members=build_member_rows(publication, others, candidate.name),

@@ -95,7 +95,7 @@ def pick_trial(
             f"of the whole front it is {passed_over.name}, a merge, which no single training "
             "repeats; this is the choice among trainings"
         )
-    return ChosenTrial(record, label, tuple(lines))
+    return ChosenTrial(record, label, tuple(lines), configuration.mean)
 
 
 def _describe(head: str, pick: Pick, configuration: Configuration, spec: SweepSpec) -> list[str]:

@@ -39,7 +39,8 @@ def merge_and_validate(
     with create_draft(config.directory, is_writer=token is not None) as draft:
         if token is not None:
             write_merge(config.parts, draft, evaluator.cache.take_policy)
-            keep_form(draft, config.policy, config.model.revision)
+            with explain_full_disk(config.directory, "the settings of a merge"):
+                keep_form(draft, config.policy, config.model.revision)
         ranks.broadcast_from_first(None)  # it is written
         model = load_merge(config, draft)
         validation = evaluator.evaluate(model, "validation", 0)
