@@ -21,7 +21,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -30,6 +30,7 @@ from gdpo_tune import cli
 from gdpo_tune.core.registry import EXPORTERS
 
 if TYPE_CHECKING:
+    from gdpo_tune.core.trials import Measurement
     from gdpo_tune.results.retrain import TrainingRequest
 
 WITHOUT_GDPO = ("openrlhf", "prime-rl")
@@ -144,9 +145,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def collect(options: argparse.Namespace) -> int:
-    """Make a policy of what a library trained, evaluate it, and compare it with the candidate.
+    """Make a policy of what a library trained, and compare it with the candidate.
 
-    Both are judged by the sweep's task on its prompts, with the seeds of the trial.
+    Both are judged by the sweep's task on its test prompts, with the seeds of the trial.
 
     Raises:
         UsageError: there are no weights, their library is not here, or `--out` is in use.
@@ -158,6 +159,7 @@ def collect(options: argparse.Namespace) -> int:
     from gdpo_tune.core.errors import UsageError
     from gdpo_tune.core.trials import Cost, Estimate
     from gdpo_tune.display.training import print_result
+    from gdpo_tune.results.picking import load_and_pick
     from gdpo_tune.results.retrain import build_trial_config
 
     request = _load_request(options)
@@ -165,15 +167,12 @@ def collect(options: argparse.Namespace) -> int:
     out = options.out or request.spec.output_directory / name
     config = build_trial_config(request, seed=None, out=out, threads=None)
     if config.directory.exists():
-        raise UsageError(
-            f"{config.directory} exists\n    fix: move it, or choose another --out"
-        )
+        raise UsageError(f"{config.directory} exists\n    fix: move it, or choose another --out")
     saved = find_policy(options.collect)
-    cli.prepare_machine(request.spec)
     is_adapter = (saved / ADAPTER_CONFIG).is_file()
     if not is_adapter:
         config = replace(config, model=replace(config.model, lora_rank=0))
-
+    cli.prepare_machine(request.spec)
     from gdpo_tune.training import train
     from gdpo_tune.training.checkpoints import write_checkpoint
     from gdpo_tune.training.lora import load_adapter, write_merged_policy
@@ -193,18 +192,20 @@ def collect(options: argparse.Namespace) -> int:
             cache.tokenizer.save_pretrained(place)
             cache.save_format(place)
 
-    written = write_checkpoint(config.directory, config.training.steps, Cost(), fill).path
-    test = train(config, resume=written, report=lambda *_: None).test
+    policy = write_checkpoint(config.directory, config.training.steps, Cost(), fill).path
+    test = train(config, resume=policy, report=_discard).test
+    values: Mapping[str, Estimate] = {}
+    if request.name:
+        values = load_and_pick(options.source, options.pick, "export", merges=False)[1].values
     apart = {
         name: Estimate(test[name].mean - value.mean, math.hypot(test[name].se, value.se))
-        for name, value in request.values.items()
+        for name, value in values.items()
         if name in test
     }
-    for line in request.lines:
-        print(line)
-    columns = {"in the sweep": request.values, "collected": test, "difference": apart}
+    print("\n".join(request.lines))
+    columns = {"in the sweep": values, "collected": test, "difference": apart}
     print_result(request.spec.list_objectives(), columns)
-    print(f"policy: {written}")
+    print(f"policy: {policy}")
     return 0
 
 
@@ -219,44 +220,41 @@ def find_policy(directory: Path) -> Path:
     from gdpo_tune.core.errors import UsageError
     from gdpo_tune.exporters import base, nemo_rl, verl
 
-    commands = {
+    shards = {
         "model_world_size_*_rank_0.pt": verl.MERGE,
         "shard-*.safetensors": nemo_rl.CONSOLIDATE,
-        "*.distcp": nemo_rl.CONVERT_DCP,
-        **dict.fromkeys(POLICY_FILES, ""),
     }
-    found = [(file, c) for pattern, c in commands.items() for file in directory.rglob(pattern)]
-    shipped, optimizer = directory / base.POLICY_COPY, "optimizer"
-    found = [(f, c) for f, c in found if f.parent != shipped and optimizer not in f.parts]
+    found = [
+        (float(steps[-1]), not command, "adapter" in file.name, file.stat().st_mtime, file, command)
+        for pattern, command in {**dict.fromkeys(POLICY_FILES, ""), **shards}.items()
+        for file in directory.rglob(pattern)
+        if (below := file.relative_to(directory)).parent != Path(base.POLICY_COPY)
+        and (steps := TRAINED_STEPS.findall(f"{below}") or ["inf"])
+        and "optimizer" not in below.parts
+    ]
     if not found:
         reason = f"--collect {directory}: no weights of a policy are there"
         fix = "name the directory of an export whose training has ended, or that of a policy"
         raise UsageError(f"{reason}\n    fix: {fix}")
-
-    def order(entry: tuple[Path, str]) -> tuple[float, bool, bool, float]:
-        file, command = entry
-        steps = TRAINED_STEPS.findall(str(file.relative_to(directory)))
-        last = float(steps[-1]) if steps else math.inf
-        return last, not command, file.name.startswith("adapter"), file.stat().st_mtime
-
-    file, command = max(found, key=order)
+    *_, file, command = max(found)
     if not command:
         return file.parent
     target = directory / base.CONVERTED
     line = command.format(saved=quote(str(file.parent)), policy=quote(str(target)))
     print(line, flush=True)
-    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
-    ended = subprocess.run(
-        ["bash", "-uc", line], env={**os.environ, "PATH": path}, capture_output=True, text=True
-    )
+    here = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"}
+    ended = subprocess.run(["bash", "-uc", line], env=here, capture_output=True, text=True)
     if ended.returncode:
-        last = ended.stderr.strip().rpartition("\n")[2]
         raise UsageError(
-            f"--collect: {file.parent} holds shards, which only their own library reads, and that "
-            f"failed here: {last}\n    fix: run {line}\n         where the library is installed, "
-            f"then collect {target}"
+            f"--collect: {file.parent} holds shards, and their library cannot join them here: "
+            f"{ended.stderr.strip().splitlines()[-1:]}\n    fix: where it is installed, run {line}"
+            f"\n         then collect {target}"
         )
     return find_policy(target)
+
+
+def _discard(measurement: Measurement, checkpoint: Path | None) -> None:
+    """Let an evaluation go on."""
 
 
 def _load_request(options: argparse.Namespace) -> TrainingRequest:

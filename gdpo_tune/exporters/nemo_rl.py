@@ -62,11 +62,6 @@ CONSOLIDATE = (
     "cp {saved}/../../tokenizer/* {policy}"
 )
 """Its converter of what it saves by default, which `convert_dcp_to_hf.py` does not read."""
-CONVERT_DCP = (
-    'uv run --project "$NEMO_RL" python "$NEMO_RL/examples/converters/convert_dcp_to_hf.py" '
-    "--config {saved}/../../../config.yaml --dcp-ckpt-path {saved}/.. --hf-ckpt-path {policy}"
-)
-"""Its converter under `checkpointing.model_save_format: torch_save`."""
 FOREVER = 10**9
 
 

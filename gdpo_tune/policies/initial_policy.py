@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.policies.load_policy import find_local_directory
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 INITIAL_FILE = "initial_policy.json"
 """File in a policy's directory with the digest of the policy from which its training started."""
-SETTINGS_FILE, TOKENIZER_FILE = "config.json", "tokenizer_config.json"
-"""Files whose keys and classes differ between versions of Transformers."""
-_TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt")
+_FORM = (
+    *("config.json", "tokenizer*.*", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.*", "merges.txt"),
+)
 _HASHED = 256
 """Leading values of each weight that the digest covers: enough to tell trained policies apart."""
 
@@ -57,35 +58,26 @@ def keep_form(directory: Path, policy: str, revision: str = "") -> None:
 
     Source: MIGRATION_GUIDE_V5.md of Transformers; vllm#42624.
     """
+    settings, template = directory / "config.json", directory / "chat_template.jinja"
     base = find_local_directory(policy, revision)
-    if base is None:
-        return
-    for file in (file for pattern in _TOKENIZER for file in base.glob(pattern)):
-        if file.is_file():
-            # Replaced, not changed: a policy that is linked shares its files with a checkpoint.
-            write_atomically(directory / file.name, file.read_bytes())
-    template = directory / "chat_template.jinja"
-    settings = _read_json(directory / TOKENIZER_FILE)
-    if "chat_template" in settings and template.is_file():  # versions read one or the other
-        settings["chat_template"] = template.read_text(encoding="utf-8")
-        _write_json(directory / TOKENIZER_FILE, settings)
-    if (directory / SETTINGS_FILE).is_file():
-        written, own = (_read_json(place / SETTINGS_FILE) for place in (directory, base))
-        key = "dtype" if "dtype" in own else "torch_dtype"  # version 5 reads both
-        dtype = written.get("dtype") or written.get("torch_dtype")
-        _write_json(directory / SETTINGS_FILE, own | {key: dtype})
+    for file in (file for pattern in _FORM for file in (base.glob(pattern) if base else ())):
+        content = json.loads(file.read_bytes()) if file.name.endswith("config.json") else {}
+        if file.name == settings.name:
+            if not settings.is_file():  # an adapter alone
+                continue
+            written = json.loads(settings.read_bytes())
+            key = "dtype" if "dtype" in content else "torch_dtype"  # version 5 reads both
+            content[key] = written.get("dtype") or written.get("torch_dtype")
+        elif "chat_template" in content and template.is_file():  # versions read one or the other
+            content["chat_template"] = template.read_text(encoding="utf-8")
+        text = json.dumps(content, indent=2, ensure_ascii=False) if content else file.read_bytes()
+        # Replaced, not changed: a policy that is linked shares its files with a checkpoint.
+        write_atomically(directory / file.name, text)
 
 
 def find_required_version(directory: Path) -> int | None:
     """Return the first major version of Transformers that reads a policy; None: any does."""
-    is_new = "rope_parameters" in _read_json(directory / SETTINGS_FILE)
-    kind = _read_json(directory / TOKENIZER_FILE).get("tokenizer_class")
-    return 5 if is_new or kind == "TokenizersBackend" else None
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-
-
-def _write_json(file: Path, content: dict[str, Any]) -> None:
-    write_atomically(file, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    texts = [file.read_text(encoding="utf-8") for file in directory.glob("*config.json")]
+    return (
+        5 if any(w in t for t in texts for w in ("rope_parameters", "TokenizersBackend")) else None
+    )

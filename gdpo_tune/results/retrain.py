@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from gdpo_tune.core.settings import (
     TrainingSettings,
 )
 from gdpo_tune.core.trial_config import Params, Segment, TrialConfig
-from gdpo_tune.core.trials import Estimate
 from gdpo_tune.results.open_sweep import Sweep, split_source
 from gdpo_tune.results.parents import Parent, explain_merge, list_parents
 from gdpo_tune.results.picking import load_and_pick
@@ -64,8 +63,6 @@ class TrainingRequest:
     """Changes of the parameters during the training."""
     trial_lines: tuple[str, ...] = ()
     """Lines about the picked candidate, for a person."""
-    values: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
-    """Values of the picked candidate on test prompts; empty for a file."""
     name: str = ""
     """Name of the picked candidate; empty for a file."""
     sweep: str = ""
@@ -135,16 +132,7 @@ def build_request_from_sweep(
     record, location = picked.record, sweep.spec.address or split_source(source, pick)[0]
     note = f"{title_candidate(picked.name)} of {location}"
     request = TrainingRequest(
-        sweep.spec,
-        {},
-        record.seed,
-        picked.label,
-        note,
-        (),
-        picked.lines,
-        picked.values,
-        picked.name,
-        location,
+        sweep.spec, {}, record.seed, picked.label, note, (), picked.lines, picked.name, location
     )
     if len(record.parts) > 1:
         if recipe:

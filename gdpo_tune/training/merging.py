@@ -204,15 +204,14 @@ def _find_difference(first: Path, other: Path) -> str | None:
         return None
     if first.suffix != ".json":
         return None if first.read_bytes() == other.read_bytes() else first.name
-    texts = (
-        Tokenizer.from_file(str(file)).to_str()  # versions write pairs in two ways
-        if file.name == "tokenizer.json"
-        else file.read_text(encoding="utf-8")
-        for file in (first, other)
-    )
+    codec = first.name == "tokenizer.json"  # versions write its pairs in two ways
+    texts = [
+        Tokenizer.from_file(str(f)).to_str() if codec else f.read_text() for f in (first, other)
+    ]
     ours, theirs = map(json.loads, texts)
-    forms = ["rope_parameters" in settings for settings in (ours, theirs)]  # by version of its keys
-    keys = ours.keys() & theirs.keys() if len(set(forms)) > 1 else ours.keys() | theirs.keys()
+    keys = ours.keys() | theirs.keys()
+    if ("rope_parameters" in ours) != ("rope_parameters" in theirs):  # two versions wrote them
+        keys = ours.keys() & theirs.keys()
     keys -= _NOT_COMPARED.get(first.name, set())
     different = sorted(key for key in keys if ours.get(key) != theirs.get(key))
     return f"{different[0]} in {first.name}" if different else None
