@@ -30,7 +30,6 @@ from gdpo_tune import cli
 from gdpo_tune.core.registry import EXPORTERS
 
 if TYPE_CHECKING:
-    from gdpo_tune.core.trials import Measurement
     from gdpo_tune.results.retrain import TrainingRequest
 
 WITHOUT_GDPO = ("openrlhf", "prime-rl")
@@ -193,7 +192,7 @@ def collect(options: argparse.Namespace) -> int:
             cache.save_format(place)
 
     policy = write_checkpoint(config.directory, config.training.steps, Cost(), fill).path
-    test = train(config, resume=policy, report=_discard).test
+    test = train(config, resume=policy, report=lambda _step, _path: None).test
     values: Mapping[str, Estimate] = {}
     if request.name:
         values = load_and_pick(options.source, options.pick, "export", merges=False)[1].values
@@ -251,10 +250,6 @@ def find_policy(directory: Path) -> Path:
             f"\n         then collect {target}"
         )
     return find_policy(target)
-
-
-def _discard(measurement: Measurement, checkpoint: Path | None) -> None:
-    """Let an evaluation go on."""
 
 
 def _load_request(options: argparse.Namespace) -> TrainingRequest:

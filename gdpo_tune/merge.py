@@ -26,7 +26,7 @@ from gdpo_tune import cli
 if TYPE_CHECKING:
     from gdpo_tune.core.candidates import Part
     from gdpo_tune.core.trial_config import TrainedPart
-    from gdpo_tune.core.trials import Measurement, Outcome
+    from gdpo_tune.core.trials import Outcome
     from gdpo_tune.results.merge_file import MergeProgress, MergeResult
     from gdpo_tune.results.merge_request import MergeRequest
 
@@ -127,14 +127,18 @@ def merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapter
     from gdpo_tune.core.errors import UsageError
     from gdpo_tune.display.merge_tables import print_merge
     from gdpo_tune.ledger.journal import Lease
+    from gdpo_tune.policies.load_policy import measure_policy
     from gdpo_tune.results.merge_file import read_progress
+    from gdpo_tune.spec.disk import check_merge_room
 
     settings = request.list_decisive_settings(adapters=adapters)
     progress = read_progress(directory, settings)
     if progress.result is None:
         request.choose(progress.evaluations)  # refuses a wish before any work
         cli.prepare_machine(request.spec)
-        _check_room(request, directory, count)
+        # Room for the best merge so far and the next one.
+        policy = measure_policy(request.spec.policy)
+        check_merge_room(request.spec, policy, directory, min(count, 2))
         try:
             lease = Lease(directory / LOCK)
         except OSError as error:
@@ -240,11 +244,7 @@ def _evaluate(
         except TrialFailure as error:
             raise UsageError(f"these policies cannot be merged: {error}") from error
     config = request.build_config(place, trained)
-    return train(config, resume=resume, report=_discard_measurement, with_test=with_test)
-
-
-def _discard_measurement(measurement: Measurement, checkpoint: Path | None) -> None:
-    """Discard a measurement: a merge that a person asked for is never stopped."""
+    return train(config, resume=resume, report=lambda _step, _path: None, with_test=with_test)
 
 
 def _find_part(
@@ -261,14 +261,6 @@ def _find_part(
         store, copies = SweepStore(request.spec), directory / PARENTS / trial
         path = store.fetch_checkpoint(int(trial), path.name, copies)
     return TrainedPart(path, part.weight)
-
-
-def _check_room(request: MergeRequest, directory: Path, count: int) -> None:
-    """Refuse a disk without room for the best merge so far and the next one."""
-    from gdpo_tune.policies.load_policy import measure_policy
-    from gdpo_tune.spec.disk import check_merge_room
-
-    check_merge_room(request.spec, measure_policy(request.spec.policy), directory, min(count, 2))
 
 
 def _get_place(directory: Path, index: int) -> Path:

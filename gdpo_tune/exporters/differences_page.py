@@ -37,6 +37,10 @@ def format_page(
     supply = [(f"`{key}`", text) for key, text in _list_supplies(recipe, exported).items()]
     supplies = _format_table(("key", "what it needs"), supply) if supply else "Nothing."
     rows = [(row.topic, row.ours, row.theirs) for row in (*exported.differences, *differences)]
+    conversion = (
+        f"Then consolidate what it saved, where it is installed:\n\n    {exported.conversion}"
+    )
+    conversion = f"{conversion}\n\n" if exported.conversion else ""
     return f"""# {recipe.name} in {exported.library}
 {_format_transfer(recipe)}
 `{exported.file}` {verb} {recipe.note}.
@@ -47,8 +51,8 @@ Start it in this directory:
     {exported.install}
     {exported.start}
 
-{_describe_prompts(recipe) if references_data else ""}{_format_conversion(exported)}\
-Then the policy is in `{exported.result}`.
+{_describe_prompts(recipe) if references_data else ""}{conversion}Then the policy is in \
+`{exported.result}`.
 
 ## What you supply
 
@@ -110,17 +114,6 @@ def _describe_prompts(recipe: Recipe) -> str:
         f"`run.sh` first makes `{PROMPTS_FILE}` of {recipe.data.source}. Without a network, make "
         f"it of a copy: `python {REFERENCE_FILE} FILE`. "
     )
-
-
-def _format_conversion(exported: Exported) -> str:
-    """Return how what the library saves becomes a policy; empty if it is one."""
-    if not exported.conversion:
-        return ""
-    return f"""Then consolidate what the library saved, on a machine that has it:
-
-    {exported.conversion}
-
-"""
 
 
 def _describe_sizes(rows: Sequence[tuple[str, str, str]]) -> str:

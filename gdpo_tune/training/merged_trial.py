@@ -54,9 +54,12 @@ def merge_and_validate(
         report(measurement, None)
         checkpoint = None
         if token is not None:
-            checkpoint = write_checkpoint(
-                config.directory, 0, cost, lambda target: _move_files(draft, target), validation
-            )
+
+            def fill(target: Path) -> None:
+                for path in draft.iterdir():
+                    path.rename(target / path.name)
+
+            checkpoint = write_checkpoint(config.directory, 0, cost, fill, validation)
     checkpoint = ranks.broadcast_from_first(checkpoint)
     assert checkpoint is not None, "the first process has written it, or has raised"
     return model, checkpoint
@@ -66,8 +69,3 @@ def load_merge(config: TrialConfig, directory: Path) -> PreTrainedModel:
     """Load a merge as a trial of this configuration loads a policy."""
     model: Any = load_policy(str(directory), choose_weights_dtype(config.model))[0]
     return model.to("cuda") if torch.cuda.is_available() else model
-
-
-def _move_files(source: Path, target: Path) -> None:
-    for path in source.iterdir():
-        path.rename(target / path.name)
