@@ -42,12 +42,7 @@ POLICY_FILES = ("adapter_model.safetensors", "model*.safetensors", "pytorch_mode
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gdpo_tune.export",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = cli.start_parser("export", __doc__)
     parser.add_argument(
         "source",
         metavar="SWEEP[:WHICH]",

@@ -28,11 +28,7 @@ FILE = "{}.yaml"
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gdpo_tune.init",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = cli.start_parser("init", __doc__, allow_abbrev=True)
     file = parser.add_argument(
         "file", metavar="FILE.yaml", nargs="?", type=Path, help="file to write (default: TASK.yaml)"
     )

@@ -37,12 +37,7 @@ ADAPTERS, PARENTS = "adapters", "parents"
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gdpo_tune.merge",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = cli.start_parser("merge", __doc__)
     parser.add_argument(
         "sweep", metavar="SWEEP", help="its directory, name under runs/, or address"
     )

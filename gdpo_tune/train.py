@@ -38,12 +38,7 @@ CONTENT = "content.json"
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gdpo_tune.train",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = cli.start_parser("train", __doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("space", metavar="FILE.yaml", nargs="?", help="the file to train")
     source.add_argument(
