@@ -123,7 +123,7 @@ def merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapter
     from gdpo_tune.display.merge_tables import print_merge
     from gdpo_tune.ledger.journal import Lease
     from gdpo_tune.policies.load_policy import measure_policy
-    from gdpo_tune.results.merge_file import read_progress
+    from gdpo_tune.results.merge_file import MERGE_FILE, read_progress
     from gdpo_tune.spec.disk import check_merge_room
 
     settings = request.list_decisive_settings(adapters=adapters)
@@ -142,7 +142,13 @@ def merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapter
         try:
             progress = _search(request, directory, settings, count)
         except UsageError:
-            _remove_unfinished(directory)
+            # Evaluations that a later call can use stay.
+            for path in (*directory.glob("merge-*"), directory / PARENTS):
+                shutil.rmtree(path, ignore_errors=True)
+            if not (directory / MERGE_FILE).exists():
+                (directory / LOCK).unlink(missing_ok=True)
+                with suppress(OSError):  # it has other files
+                    directory.rmdir()
             raise
         finally:
             lease.release()
@@ -153,7 +159,16 @@ def merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapter
         )
     else:
         print("already finished: nothing was started")
-    _move_result(directory, progress)
+    result = progress.result
+    assert result is not None, "the search ends with one"
+    place = directory / f"merge-{result.index + 1}"
+    for path in sorted(place.iterdir()) if place.is_dir() else ():
+        if result.policy == ADAPTERS and path.name.startswith("checkpoint-"):
+            shutil.rmtree(path)
+        else:
+            path.replace(directory / path.name)
+    for path in (*directory.glob("merge-*"), directory / PARENTS):
+        shutil.rmtree(path, ignore_errors=True)
     print_merge(request, progress, directory)
 
 
@@ -171,14 +186,14 @@ def _search(
         choice = request.choose(done)
         if choice is None:
             break
-        outcome = _evaluate(request, choice.parts, _get_place(directory, len(done)))
+        outcome = _evaluate(request, choice.parts, directory / f"merge-{len(done) + 1}")
         evaluation = MergeEvaluation(choice, outcome.validation, outcome.cost)
         progress = replace(progress, evaluations=(*done, evaluation))
         write_progress(directory, settings, progress)
         print_evaluation(request, len(progress.evaluations), evaluation)
         best = request.find_best(progress.evaluations)
         for index in set(range(len(progress.evaluations))) - {best}:
-            shutil.rmtree(_get_place(directory, index), ignore_errors=True)
+            shutil.rmtree(directory / f"merge-{index + 1}", ignore_errors=True)
     if progress.result is None:
         best = request.find_best(progress.evaluations)
         request.check_met(progress.evaluations[best])
@@ -197,7 +212,7 @@ def _test(
     from gdpo_tune.training.checkpoints import create_draft
     from gdpo_tune.training.merging import write_mixture
 
-    parts, place = progress.evaluations[best].choice.parts, _get_place(directory, best)
+    parts, place = progress.evaluations[best].choice.parts, directory / f"merge-{best + 1}"
     outcome = _evaluate(request, parts, place, with_test=True)
     assert outcome.checkpoint is not None, "a merge is kept"
     if adapters:
@@ -256,37 +271,6 @@ def _find_part(
         store, copies = SweepStore(request.spec), directory / PARENTS / trial
         path = store.fetch_checkpoint(int(trial), path.name, copies)
     return TrainedPart(path, part.weight)
-
-
-def _get_place(directory: Path, index: int) -> Path:
-    """Return the directory of an evaluation by its place among all."""
-    return directory / f"merge-{index + 1}"
-
-
-def _move_result(directory: Path, progress: MergeProgress) -> None:
-    """Move the files of the chosen merge into `directory`, and delete those of all others."""
-    result = progress.result
-    assert result is not None, "only a finished merge is moved"
-    place = _get_place(directory, result.index)
-    for path in sorted(place.iterdir()) if place.is_dir() else ():
-        if result.policy == ADAPTERS and path.name.startswith("checkpoint-"):
-            shutil.rmtree(path)
-        else:
-            path.replace(directory / path.name)
-    for path in (*directory.glob("merge-*"), directory / PARENTS):
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _remove_unfinished(directory: Path) -> None:
-    """Delete the files of a refused merge, except for evaluations that a later call can use."""
-    from gdpo_tune.results.merge_file import MERGE_FILE
-
-    for path in (*directory.glob("merge-*"), directory / PARENTS):
-        shutil.rmtree(path, ignore_errors=True)
-    if not (directory / MERGE_FILE).exists():
-        (directory / LOCK).unlink(missing_ok=True)
-        with suppress(OSError):  # it has other files
-            directory.rmdir()
 
 
 if __name__ == "__main__":

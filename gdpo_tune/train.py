@@ -109,8 +109,12 @@ def train_or_show(
         UsageError: the directory holds another training, what decides its result has changed, or
             another process trains there.
     """
+    import json
+
     from gdpo_tune.core.errors import UsageError
+    from gdpo_tune.display.training import print_result
     from gdpo_tune.ledger.journal import Lease
+    from gdpo_tune.ledger.trial_encoding import decode_estimates
 
     try:
         lease = Lease(config.directory / LOCK)
@@ -127,7 +131,11 @@ def train_or_show(
             return status
     finally:
         lease.release()
-    print_training(asked, config)
+    encoded = json.loads((config.directory / RESULT).read_text(encoding="utf-8"))
+    columns = {name: decode_estimates(encoded[name]) for name in ("validation", "test")}
+    print_result(asked.spec.list_objectives(), columns)
+    print(f"policy: {config.directory / encoded['checkpoint']}")
+    print(f"steps:  {config.directory / 'steps.jsonl'}")
     return 0
 
 
@@ -242,20 +250,6 @@ def train_to_end(asked: TrainingRequest, config: TrialConfig) -> int:
     encoded = encode_outcome(outcome, config.directory)
     write_atomically(config.directory / RESULT, json.dumps(encoded, indent=1))
     return 0
-
-
-def print_training(asked: TrainingRequest, config: TrialConfig) -> None:
-    """Print held-out metrics and the path of the policy."""
-    import json
-
-    from gdpo_tune.display.training import print_result
-    from gdpo_tune.ledger.trial_encoding import decode_estimates
-
-    result = json.loads((config.directory / RESULT).read_text(encoding="utf-8"))
-    columns = {name: decode_estimates(result[name]) for name in ("validation", "test")}
-    print_result(asked.spec.list_objectives(), columns)
-    print(f"policy: {config.directory / result['checkpoint']}")
-    print(f"steps:  {config.directory / 'steps.jsonl'}")
 
 
 class _Stop:

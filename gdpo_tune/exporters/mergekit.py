@@ -34,7 +34,24 @@ def export(recipe: Recipe) -> base.Exported:
     Raises:
         ExportError: there is nothing to merge, or the policy of a parent was not kept.
     """
-    _check_parents(recipe)
+    problems = [
+        SpecProblem(
+            recipe.note,
+            "",
+            "",
+            f"the policy of {parent.source} was not kept",
+            f"train it again: python -m gdpo_tune.train --from {quote(parent.source)} (its weight "
+            f"is {parent.weight:g})",
+        )
+        for parent in recipe.parents
+        if not parent.policy
+    ]
+    if not recipe.parents:
+        reason = "this is one training, so there is nothing to merge"
+        fix = "pick a merge, such as runs/code:merge-27, or export the training with --to trl"
+        problems.append(SpecProblem(recipe.note, "", "", reason, fix))
+    if problems:
+        raise ExportError(LIBRARY, tuple(problems))
     adapters = [parent for parent in recipe.parents if _is_adapter(parent)]
     written = {_read_type(parent) for parent in recipe.parents}
     command = COMMAND + (f" --lora-merge-dtype {COMPUTED_IN}" if adapters else "")
@@ -63,27 +80,6 @@ def export(recipe: Recipe) -> base.Exported:
             if is_url(parent.policy)
         },
     )
-
-
-def _check_parents(recipe: Recipe) -> None:
-    problems = [
-        SpecProblem(
-            recipe.note,
-            "",
-            "",
-            f"the policy of {parent.source} was not kept",
-            f"train it again: python -m gdpo_tune.train --from {quote(parent.source)} (its weight "
-            f"is {parent.weight:g})",
-        )
-        for parent in recipe.parents
-        if not parent.policy
-    ]
-    if not recipe.parents:
-        reason = "this is one training, so there is nothing to merge"
-        fix = "pick a merge, such as runs/code:merge-27, or export the training with --to trl"
-        problems.append(SpecProblem(recipe.note, "", "", reason, fix))
-    if problems:
-        raise ExportError(LIBRARY, tuple(problems))
 
 
 def _is_adapter(parent: Parent) -> bool:

@@ -96,6 +96,11 @@ def list_findings(publication: Publication) -> list[str]:
 def _render(template: str, publication: Publication, **values: Any) -> str:
     spec, front = publication.spec, publication.front
     points = ", ".join(f"{goal.name} {goal.reference:g}" for goal in front.objectives)
+    packages = {"gdpo-tune": __version__}
+    if publication.sessions:
+        provenance = publication.sessions[-1].get("provenance", {})
+        python = provenance.get("python", "unknown")
+        packages = {**provenance.get("packages", {}), "Python": python}
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("gdpo_tune.publishing"),
         undefined=jinja2.StrictUndefined,
@@ -116,7 +121,7 @@ def _render(template: str, publication: Publication, **values: Any) -> str:
             for name, goal in spec.objectives.items()
         ],
         hypervolume=format_hypervolume(front.hypervolume, front.hypervolume_interval, points),
-        versions=_list_versions(publication),
+        versions=", ".join(f"{name} {version}" for name, version in packages.items()),
         version=__version__,
         trials=len(front.records),
         **values,
@@ -176,12 +181,3 @@ def describe_data(spec: SweepSpec) -> str:
     own = {"validation": data.validation, "test": data.test}
     splits = [data.split, *(s.split or name for name, s in own.items() if s.split or s.source)]
     return f"{place} (split {', '.join(splits)}): {counts}"
-
-
-def _list_versions(publication: Publication) -> str:
-    if not publication.sessions:
-        return f"gdpo-tune {__version__}"
-    provenance = publication.sessions[-1].get("provenance", {})
-    packages = dict(provenance.get("packages", {}))
-    packages["Python"] = provenance.get("python", "unknown")
-    return ", ".join(f"{name} {version}" for name, version in packages.items())
