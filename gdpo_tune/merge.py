@@ -178,7 +178,7 @@ def _search(
     """Evaluate `count` merges on validation prompts, and the best of them on test prompts."""
     from gdpo_tune.display.merge_tables import print_evaluation
     from gdpo_tune.results.merge_file import read_progress, write_progress
-    from gdpo_tune.results.merge_request import MergeEvaluation
+    from gdpo_tune.results.merge_request import MergeEvaluation, find_broken
 
     progress = read_progress(directory, settings)
     while len(progress.evaluations) < count and progress.result is None:
@@ -196,7 +196,9 @@ def _search(
             shutil.rmtree(directory / f"merge-{index + 1}", ignore_errors=True)
     if progress.result is None:
         best = request.find_best(progress.evaluations)
-        request.check_met(progress.evaluations[best])
+        found = progress.evaluations[best]
+        if find_broken(request.conditions, found.validation):
+            raise request.build_error("was found to", found.choice, found.validation)
         result = _test(request, progress, best, directory, adapters=settings["adapters"])
         progress = replace(progress, result=replace(result, most_evaluations=count))
         write_progress(directory, settings, progress)

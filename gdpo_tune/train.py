@@ -71,12 +71,23 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train as `arguments` say and return the exit status."""
+    """Train as `arguments` say, or show the result, and return the exit status.
+
+    Raises:
+        UsageError: the directory holds another training, what decides its result has changed, or
+            another process trains there.
+    """
+    import json
+
     options = build_parser().parse_args(arguments)
     for option in ("pick", "recipe"):
         if getattr(options, option) and options.source is None:
             build_parser().error(f"--{option} requires --from")
 
+    from gdpo_tune.core.errors import UsageError
+    from gdpo_tune.display.training import print_result
+    from gdpo_tune.ledger.journal import Lease
+    from gdpo_tune.ledger.trial_encoding import decode_estimates
     from gdpo_tune.results.retrain import (
         build_request_from_file,
         build_request_from_sweep,
@@ -97,25 +108,6 @@ def main(arguments: Sequence[str]) -> int:
     config = build_trial_config(asked, seed=options.seed, out=options.out, threads=options.threads)
     words = [word for word in arguments if word != "--accept-changes"]
     command = shlex.join(["python", "-m", "gdpo_tune.train", *words])
-    return train_or_show(asked, config, command, accept_changes=options.accept_changes)
-
-
-def train_or_show(
-    asked: TrainingRequest, config: TrialConfig, command: str, *, accept_changes: bool = False
-) -> int:
-    """Train in `config.directory`, or show its result if it has one; return the exit status.
-
-    Raises:
-        UsageError: the directory holds another training, what decides its result has changed, or
-            another process trains there.
-    """
-    import json
-
-    from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.display.training import print_result
-    from gdpo_tune.ledger.journal import Lease
-    from gdpo_tune.ledger.trial_encoding import decode_estimates
-
     try:
         lease = Lease(config.directory / LOCK)
     except OSError as error:
@@ -123,7 +115,7 @@ def train_or_show(
         raise UsageError(reason) from error
     try:
         config = write_request(config)
-        compare_content(config, accept=accept_changes)
+        compare_content(config, accept=options.accept_changes)
         if (config.directory / RESULT).exists():
             print("already finished: nothing was started")
         elif status := train_to_end(asked, config):
