@@ -65,6 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--base-model",
         metavar="NAME_OR_PATH",
+        default="",
         help="where the machine that trains has the policy of the sweep (default: as it is here)",
     )
     data = parser.add_mutually_exclusive_group()
@@ -113,18 +114,19 @@ def main(arguments: Sequence[str]) -> int:
 
     request = _load_request(options)
     policy = resolve_policy(request.spec.policy)
-    if base := options.base_model:
-        if not Path(base).is_absolute() and not HUB_ID.fullmatch(base):
-            reason = "it is neither a whole path nor a Hub id"
-            fix = "write org/name, or the path on the machine that trains"
-            raise UsageError(f"--base-model {base}: {reason}\n    fix: {fix}")
-        policy = base
-    elif is_directory(Path(policy)):  # the library works in the exported directory
+    base: str = options.base_model
+    if base and not Path(base).is_absolute() and not HUB_ID.fullmatch(base):
+        reason = "it is neither a whole path nor a Hub id"
+        fix = "write org/name, or the path on the machine that trains"
+        raise UsageError(f"--base-model {base}: {reason}\n    fix: {fix}")
+    if is_directory(Path(policy)):  # the library works in the exported directory
         policy = str(Path(policy).absolute())
     if not options.copy_data and not options.reference_data and options.to not in MERGERS:
         require_shareable(request.spec.data)
     exported, directory = export_training(
-        request, options.to, policy, options.out, references_data=options.reference_data
+        *(request, options.to, policy, options.out),
+        references_data=options.reference_data,
+        base_model=base,
     )
     for line in request.lines:
         print(line)
