@@ -8,7 +8,6 @@ from typing import Any
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.lineage import trace_training
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.analysis.selection import CLEAR
 from gdpo_tune.core.formatting import (
     NO_VALUE,
     format_estimate,
@@ -111,8 +110,7 @@ def _format_value(publication: Publication, configuration: Configuration, name: 
     if value is None:
         return NO_VALUE
     metric = get_metric(publication, name)
-    low, high = value.mean - CLEAR * value.se, value.mean + CLEAR * value.se
-    interval = format_interval(max(low, metric.low), min(high, metric.high))
+    interval = format_interval(max(value.low, metric.low), min(value.high, metric.high))
     return f"{format_number(value.mean)} ({interval})"
 
 
