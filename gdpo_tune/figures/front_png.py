@@ -85,7 +85,7 @@ def draw_front_svg(front: Front, name: str) -> str:
     picture = StringIO()
     with rc_context({"svg.hashsalt": name}):  # equal fronts have equal names of their parts
         draw_front(front, name).savefig(picture, format="svg", metadata={"Date": None})
-    head = f'<svg role="img" aria-label="Pareto front" stroke-linejoin="round" '
+    head = '<svg role="img" aria-label="Pareto front" stroke-linejoin="round" '
     text = head + picture.getvalue().partition("<svg ")[2]
     needless = r'<(metadata|style).*?</\1>|<!--.*?-->| (id="[\w.]+_\d+"|xmlns[:\w]*=".*?")'
     text = re.sub(r"\s+", " ", re.sub(needless, "", text, flags=re.DOTALL))
