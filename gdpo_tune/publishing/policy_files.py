@@ -86,15 +86,14 @@ def collect_policy_files(sweep: Sweep, directory: Path) -> PolicyFiles:
     Raises:
         UsageError: the directory has no weights.
     """
-    base = name_policy(sweep.spec.policy)
+    base, revision = name_policy(sweep.spec.policy), sweep.spec.model.revision
     files: dict[str, Path | bytes] = {}
     for prefix in ("", f"{ADAPTER}/"):
         for pattern in PUBLISHED:
             for path in sorted((directory / prefix).glob(pattern)):
                 is_config = path.suffix == ".json" and path.name != "tokenizer.json"
-                files[prefix + path.name] = (
-                    _clean_config(path, base, sweep.spec.policy) if is_config else path
-                )
+                names = base, sweep.spec.policy, revision
+                files[prefix + path.name] = _clean_config(path, *names) if is_config else path
     if not any(name.endswith(".safetensors") for name in files):
         raise UsageError(
             f"{directory} has no weights as *.safetensors\n    fix: train the policy again"
@@ -107,8 +106,8 @@ def collect_policy_files(sweep: Sweep, directory: Path) -> PolicyFiles:
     )
 
 
-def _clean_config(path: Path, base: str, policy: str) -> bytes:
-    """Return a JSON file in which the base has its name for others."""
+def _clean_config(path: Path, base: str, policy: str, revision: str) -> bytes:
+    """Return a JSON file in which the base has its name for others, and its revision."""
     content: Any = json.loads(path.read_bytes())
     if not isinstance(content, dict):
         return path.read_bytes()
@@ -117,6 +116,8 @@ def _clean_config(path: Path, base: str, policy: str) -> bytes:
         for key, value in content.items()
         if key in NAMES_OF_BASE and value
     }
-    if all(content[key] == value for key, value in changed.items()):
+    if path.name == ADAPTER_CONFIG and revision:  # adapters of before do not say it
+        changed["revision"] = content.get("revision") or revision
+    if all(content.get(key) == value for key, value in changed.items()):
         return path.read_bytes()
     return (json.dumps(content | changed, indent=2) + "\n").encode()
