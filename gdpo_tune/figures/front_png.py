@@ -83,10 +83,10 @@ def draw_front_svg(front: Front, name: str) -> str:
     Source: Jenkins, Configuring Content Security Policy.
     """
     picture = StringIO()
-    with rc_context({"svg.hashsalt": name}):  # equal fronts have equal names of their parts
+    with rc_context({"svg.hashsalt": name, "svg.fonttype": "path"}):  # equal fronts, equal files
         draw_front(front, name).savefig(picture, format="svg", metadata={"Date": None})
-    head = f'<svg role="img" aria-label="Pareto front" stroke-linejoin="round" '
-    text = head + picture.getvalue().partition("<svg ")[2]
+    text = '<svg role="img" aria-label="Pareto front" stroke-linejoin="round" '
+    text += picture.getvalue().partition("<svg ")[2]
     needless = r'<(metadata|style).*?</\1>|<!--.*?-->| (id="[\w.]+_\d+"|xmlns[:\w]*=".*?")'
     text = re.sub(r"\s+", " ", re.sub(needless, "", text, flags=re.DOTALL))
     text = re.sub(r"(\d\d\.\d)\d+", r"\1", text)
