@@ -44,12 +44,7 @@ LEAST_CHARACTERS = 43
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gdpo_tune.watch",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = cli.start_parser("watch", __doc__)
     sweep = parser.add_argument(
         "sweep", metavar="SWEEP", help="its directory, name under runs/, address, or file"
     )

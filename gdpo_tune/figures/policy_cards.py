@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gdpo_tune.analysis.front import Front, find_untrained
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.analysis.selection import CLEAR
+from gdpo_tune.analysis.selection import subtract_estimates
 from gdpo_tune.core.candidates import format_parts
 from gdpo_tune.core.errors import TaskFileError
 from gdpo_tune.core.formatting import (
@@ -86,8 +86,8 @@ def _build_values(front: Front, policy: Configuration, ranges: Mapping[str, Metr
         low, high = (info.low, info.high) if info else (-math.inf, math.inf)
         cells = [_format_interval(own, low, high), NO_VALUE, NO_VALUE]
         if base is not None:
-            gain = Estimate(own.mean - base.mean, math.hypot(own.se, base.se))
-            cells[1:] = [format_number(base.mean), _format_interval(gain, sign="+")]
+            gain = _format_interval(subtract_estimates(own, base), sign="+")
+            cells[1:] = [format_number(base.mean), gain]
         head = f'<th scope="row">{escape(abbreviate_parameter(name))}</th>'
         rows.append(f"<tr>{head}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     heads = ["metric", "value (95 %)", "untrained", "difference (95 %)"]
@@ -98,8 +98,7 @@ def _format_interval(
     estimate: Estimate, low: float = -math.inf, high: float = math.inf, sign: str = ""
 ) -> str:
     """Return the mean and its interval, which ends where the metric does."""
-    reach = CLEAR * estimate.se
-    ends = max(low, estimate.mean - reach), min(high, estimate.mean + reach)
+    ends = max(low, estimate.low), min(high, estimate.high)
     plus = sign if estimate.mean > 0 else ""
     return f"<b>{plus}{format_number(estimate.mean)}</b> <small>{format_interval(*ends)}</small>"
 

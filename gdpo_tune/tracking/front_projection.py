@@ -143,7 +143,6 @@ def project_front(spec: SweepSpec, records: Sequence[TrialRecord]) -> FrontProje
 
 
 def _list_origin_metrics(front: Front) -> list[Point]:
-    """Return the share and the cost of each kind of candidates, if there are several kinds."""
     points: list[Point] = []
     for origin in summarize_origins(front):
         values = {"share": origin.share, "members": float(origin.members)}
@@ -235,7 +234,7 @@ def build_final_messages(spec: SweepSpec, front: Front) -> list[Message]:
             )
         text = (
             f"The policy of {title_candidate(member.name)} of sweep {spec.name}: "
-            f"`{policy or 'its checkpoint was not kept'}`\n\n{loading}{again}"
+            f"`{policy or 'its checkpoint was not kept, or is private'}`\n\n{loading}{again}"
         )
         files = {"README.md": text}
         if policy and not is_url(policy):

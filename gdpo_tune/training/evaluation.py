@@ -1,12 +1,9 @@
-"""Held-out evaluation: sampled with its own generator, standard errors clustered by prompt.
-
-Shapes: P prompts, S completions of one prompt, M metrics.
-"""
+"""Held-out evaluation: sampled with its own generator, standard errors clustered by prompt."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
@@ -14,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gdpo_tune.core.completions import (
@@ -24,17 +20,17 @@ from gdpo_tune.core.completions import (
     write_completions,
 )
 from gdpo_tune.core.errors import TrialFailure
+from gdpo_tune.core.estimates import estimate_metrics
 from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Estimate
+from gdpo_tune.policies.load_policy import list_end_tokens
 from gdpo_tune.tasks.base import CallContext, Split
 from gdpo_tune.training import ranks
 from gdpo_tune.training.rollout import Decoding, Generate
 from gdpo_tune.training.scoring import build_early_judging, require_finite, score_batch
 from gdpo_tune.training.worker_cache import WorkerCache
-
-RESAMPLES = 1000
 
 
 @dataclass
@@ -141,11 +137,12 @@ def build_decoding(
     settings: TrainingSettings, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> Decoding:
     """Return the settings with which held-out completions are sampled."""
+    config: Any = model.generation_config  # of `build_neutral_decoding`
     return Decoding(
         max_new_tokens=settings.max_completion_length,
         temperature=settings.evaluation_temperature or None,
-        end_tokens=list_end_tokens(model, tokenizer),
-        pad_token=_require_token(tokenizer.pad_token_id),
+        end_tokens=list_end_tokens(tokenizer, config.eos_token_id),
+        pad_token=config.pad_token_id,
     )
 
 
@@ -155,55 +152,7 @@ def choose_shown_prompts(count: int) -> frozenset[int]:
     return frozenset(rows.tolist())
 
 
-def estimate_metrics(
-    columns: Mapping[str, Sequence[float | None]], samples_per_prompt: int, seed: int
-) -> dict[str, Estimate]:
-    """Estimate means of metrics, with standard errors from a bootstrap over whole prompts.
-
-    Completions of one prompt are alike; resampling them one by one would understate the error.
-
-    `columns` maps a metric's name to P * S values, those of one prompt adjacent; None is left out.
-    `samples_per_prompt` is S. A metric without a value on two prompts is left out: one prompt says
-    nothing about its standard error. It may be one of a kind of task that is rare.
-    """
-    values = np.array(list(columns.values()), dtype=np.float64)  # None becomes NaN
-    values = values.reshape(len(columns), -1, samples_per_prompt)  # [M, P, S]
-    enough = (~np.isnan(values)).any(axis=2).sum(axis=1) > 1
-    names = [name for name, keep in zip(columns, enough, strict=True) if keep]
-    values = values[enough]
-    scored = ~np.isnan(values)
-    sums: NDArray[np.float64] = np.where(scored, values, 0.0).sum(axis=2)
-    counts: NDArray[np.int64] = scored.sum(axis=2)
-    prompts = sums.shape[1]
-    # Number of draws of each prompt in each resample: one matrix product serves every metric.
-    drawn = np.random.default_rng(seed).multinomial(
-        prompts, np.full(prompts, 1 / prompts), size=RESAMPLES
-    )
-    resampled = counts @ drawn.T
-    means = np.where(resampled > 0, sums @ drawn.T / np.maximum(resampled, 1), np.nan)
-    errors = np.nan_to_num(np.nanstd(means, axis=1, ddof=1))
-    means = sums.sum(axis=1) / counts.sum(axis=1)
-    return {
-        name: Estimate(mean=float(mean), se=float(error))
-        for name, mean, error in zip(names, means, errors, strict=True)
-    }
-
-
 def derive_seed(seed: int, split: str, step: int) -> int:
     """Derive the seed of an evaluation from the trial's seed, the split and the step."""
     digest = hashlib.sha256(f"{seed}/{split}/{step}".encode()).digest()
     return int.from_bytes(digest[:6], "big")
-
-
-def list_end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """List the tokens that end a completion: of the tokenizer, then of the model."""
-    config: Any = model.generation_config
-    declared = config.eos_token_id
-    more = [declared] if isinstance(declared, int | None) else declared
-    tokens = [_require_token(tokenizer.eos_token_id), *more]
-    return tuple(dict.fromkeys(token for token in tokens if token is not None))
-
-
-def _require_token(token: Any) -> int:
-    assert isinstance(token, int), "load_policy refuses a policy without a pad or end token"
-    return token

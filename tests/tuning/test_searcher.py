@@ -386,7 +386,10 @@ def test_first_steps_without_a_signal_are_reported_once(spec: SweepSpec, share: 
 def test_an_untrained_policy_that_earns_nothing_is_reported(spec: SweepSpec, se: float):
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
-        equal = {name: Estimate(0.0, se) for name in ("correctness", "format", "length")}
+        equal = {
+            name: Estimate(0.0, se, is_constant=not se)
+            for name in ("correctness", "format", "length")
+        }
         driver.end(driver.ask(), outcome=Outcome(equal, equal, Cost(), None))
         told = [str(e.incident) for e in driver.events if isinstance(e, IncidentOccurred)]
     assert len(told) == (se == 0)
