@@ -78,10 +78,7 @@ def write_front_png(
 
 
 def draw_front_svg(front: Front, name: str) -> str:
-    """Return the front as an element of HTML, without styles, which a page may forbid too.
-
-    Source: Jenkins, Configuring Content Security Policy.
-    """
+    """Return the front as HTML without styles, which Jenkins' Content Security Policy forbids."""
     picture = StringIO()
     with rc_context({"svg.hashsalt": name, "svg.fonttype": "path"}):  # equal fronts, equal files
         draw_front(front, name).savefig(picture, format="svg", metadata={"Date": None})
