@@ -78,15 +78,12 @@ def write_front_png(
 
 
 def draw_front_svg(front: Front, name: str) -> str:
-    """Return the front as an element of HTML, without styles, which a page may forbid too.
-
-    Source: Jenkins, Configuring Content Security Policy.
-    """
+    """Return the front as HTML without styles, which Jenkins' Content Security Policy forbids."""
     picture = StringIO()
-    with rc_context({"svg.hashsalt": name}):  # equal fronts have equal names of their parts
+    with rc_context({"svg.hashsalt": name, "svg.fonttype": "path"}):  # equal fronts, equal files
         draw_front(front, name).savefig(picture, format="svg", metadata={"Date": None})
-    head = '<svg role="img" aria-label="Pareto front" stroke-linejoin="round" '
-    text = head + picture.getvalue().partition("<svg ")[2]
+    text = '<svg role="img" aria-label="Pareto front" stroke-linejoin="round" '
+    text += picture.getvalue().partition("<svg ")[2]
     needless = r'<(metadata|style).*?</\1>|<!--.*?-->| (id="[\w.]+_\d+"|xmlns[:\w]*=".*?")'
     text = re.sub(r"\s+", " ", re.sub(needless, "", text, flags=re.DOTALL))
     text = re.sub(r"(\d\d\.\d)\d+", r"\1", text)

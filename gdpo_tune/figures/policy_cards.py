@@ -99,8 +99,8 @@ def _format_interval(
 ) -> str:
     """Return the mean and its interval, which ends where the metric does."""
     ends = max(low, estimate.low), min(high, estimate.high)
-    plus = sign if estimate.mean > 0 else ""
-    return f"<b>{plus}{format_number(estimate.mean)}</b> <small>{format_interval(*ends)}</small>"
+    mean = f"{sign * (estimate.mean > 0)}{format_number(estimate.mean, ends[1] - ends[0])}"
+    return f"<b>{mean}</b> <small>{format_interval(*ends)}</small>"
 
 
 def _build_facts(spec: SweepSpec, front: Front, policy: Configuration) -> str:

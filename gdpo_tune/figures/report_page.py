@@ -152,7 +152,8 @@ def _build_answer(
     legend += f"<p>{READING_THE_TABLE}</p></details>"
     panel = build_choose_panel(spec, front)
     table = f"<div>{build_front_table(front)}{legend if front.members else ''}</div>"
-    figure = _embed(gallery, "pairs", CHOOSE, draw_front_svg(front, spec.name))
+    still = draw_front_svg(front, spec.name) if "pairs" in gallery else ""
+    figure = _embed(gallery, "pairs", CHOOSE, still)
     choice = f'<div class="choice">{panel}{table}</div>' if panel else table
     return f"{doubt}{figure}{choice}{build_cards(spec, front, links)}"
 

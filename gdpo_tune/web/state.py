@@ -227,8 +227,7 @@ def _link_tracking(spec: SweepSpec) -> dict[str, str]:
 def list_fields(spec: SweepSpec) -> list[dict[str, Any]]:
     """Return the searched parameters as the fields of a form, with the centre of the space."""
     fields: list[dict[str, Any]] = []
-    domains: dict[str, Any] = dict(spec.space.searched_domains)
-    for name, domain in domains.items():
+    for name, domain in dict[str, Any](spec.space.searched_domains).items():
         field: dict[str, Any] = {
             "name": name,
             "label": abbreviate_parameter(name),
@@ -242,7 +241,7 @@ def list_fields(spec: SweepSpec) -> list[dict[str, Any]]:
             text = f"{format_parameter(domain.low)} to {format_parameter(domain.high)}"
             text += ", on a log scale" if domain.log else ""
             text += f", in steps of {domain.step}" if domain.step else ""
-            ends = {"low": domain.low, "high": domain.high}
-            field |= {**ends, "integer": domain.integer, "range": text}
+            field |= {key: getattr(domain, key) for key in ("low", "high", "integer")}
+            field["range"] = text
         fields.append(field)
     return fields

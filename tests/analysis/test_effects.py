@@ -186,8 +186,9 @@ def test_an_objective_that_did_not_vary_is_called_so():
     front = sweep(slope)
     found = estimate_effects(front, SPACE)
     assert (found.constant, found.unreliable) == (("b",), ())
-    (line,) = [line for line in describe_findings(front, found)[1] if " b" in line]
-    assert line.startswith("Did not vary: b. All 40 configurations have the same value")
+    _, limits = describe_findings(front, found)
+    assert any(line.startswith("Did not vary: b. All 40 configurations") for line in limits)
+    assert not any("Raise search.trials" in line for line in limits)
     assert estimate_effects(sweep(slope, count=1), SPACE).constant == ()
     assert estimate_effects(sweep(lambda _: 1e-5, noise=1e-9), SPACE).constant == ("b",)
 

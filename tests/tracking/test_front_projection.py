@@ -105,8 +105,8 @@ def test_the_table_holds_the_front(tmp_path):
     assert artifact["name"] == "front.csv"
     rows = list(csv.DictReader(io.StringIO(artifact["text"])))
     assert [row["trial"] for row in rows] == ["1", "0"]
-    assert rows[0]["correctness"] == "0.9000"
-    assert rows[0]["length_se"] == "0.0200"
+    assert rows[0]["correctness"] == "0.9"
+    assert rows[0]["length_se"] == "0.02"
     assert rows[0]["normalization"] == "gdpo"
     assert rows[0]["seeds"] == "1"
 
