@@ -21,6 +21,9 @@ def export(recipe: Recipe) -> base.Exported:
     """Return the recipe as Axolotl's configuration."""
     modes = ("gdpo", *trl.SCALE)
     base.check_support(recipe, LIBRARY, modes=modes, losses=trl.LOSSES, fractions=False)
+    total = recipe.training.completions_per_step
+    sampling = trl.build_generation_kwargs(recipe, ends=True)
+    plugin = {f"{PLUGIN}.py": _ORDER + _SAMPLING if sampling else _ORDER}
     settings: dict[str, object] = {
         "base_model": recipe.policy,
         **({"revision_of_model": recipe.model.revision} if recipe.model.revision else {}),
@@ -31,7 +34,9 @@ def export(recipe: Recipe) -> base.Exported:
             "reward_weights": recipe.weights,
             **trl.build_aggregation(recipe),
             **trl.build_algorithm(recipe),
-            **_build_generation(recipe),
+            **sampling,
+            # Completions that are sampled at once, if they are not one optimizer step's.
+            **({"generation_batch_size": total} if recipe.training.mini_batches > 1 else {}),
             **trl.CORRECTED_KL,
             **_build_sampler(recipe),
         },
@@ -66,7 +71,7 @@ def export(recipe: Recipe) -> base.Exported:
         differences=_list_differences(recipe),
         to_supply={},
         result=recipe.name,
-        training=replace(trl.build_training_files(recipe), others={f"{PLUGIN}.py": _ORDER}),
+        training=replace(trl.build_training_files(recipe), others=plugin),
     )
 
 
@@ -81,6 +86,21 @@ class KeepOrder(BasePlugin):
     def get_training_args(self, cfg):
         return {"shuffle_dataset": False}
 '''
+_SAMPLING = '''
+    def post_trainer_create(self, cfg, trainer):
+        """Sample with `trl.generation_kwargs`; TRL 1.9 cuts at the tokenizer's end token alone."""
+        settings, generate = dict(cfg.trl.generation_kwargs), trainer._generate_single_turn
+        trainer.generation_config.update(**settings)
+        trainer.generation_kwargs.update(settings)
+        ends = settings.get("eos_token_id", [])
+
+        def generate_and_cut(*args):
+            completions, *rest = generate(*args)
+            stops = [[n for n, t in enumerate(c, 1) if t in ends] for c in completions]
+            return [c[: s[0] if s else None] for c, s in zip(completions, stops)], *rest
+
+        trainer._generate_single_turn = generate_and_cut
+'''
 
 
 def _format_run(recipe: Recipe) -> str:
@@ -88,12 +108,6 @@ def _format_run(recipe: Recipe) -> str:
     command = "axolotl train axolotl.yaml --launcher python"
     started = trl.format_run(recipe, command, "--bf16", "--gradient-checkpointing")
     return f'export PYTHONPATH="$PWD:${{PYTHONPATH-}}"\n{started}'
-
-
-def _build_generation(recipe: Recipe) -> dict[str, object]:
-    """Return the completions that are sampled at once, if they are not one optimizer step's."""
-    total = recipe.training.completions_per_step
-    return {"generation_batch_size": total} if recipe.training.mini_batches > 1 else {}
 
 
 def _build_sampler(recipe: Recipe) -> dict[str, object]:
@@ -147,7 +161,13 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         "`use_bias_correction_kl` is off there, so the file turns it on; for a mixture of experts "
         "`router_aux_loss_coef` is 0.001, not that of the model"
     )
+    rows: list[base.Difference] = []
+    if not recipe.end_tokens and recipe.rollout.engine != "vllm":
+        both = "those of the tokenizer and of `generation_config.json`"
+        alone = "the first alone: export where the policy is on the machine"
+        rows = [base.Difference("tokens that end a completion", both, alone)]
     return [
+        *rows,
         *_list_weight_differences(recipe),
         *common_differences.list_order_differences(recipe),
         *trl.list_process_differences(recipe, "micro_batch_size"),

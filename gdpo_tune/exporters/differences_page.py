@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from gdpo_tune.core.service_url import drop_credentials
 from gdpo_tune.core.task_files import is_task_file, load_task_info
@@ -17,6 +18,10 @@ from gdpo_tune.exporters.reward_file import TASK_COPY
 from gdpo_tune.results.transfer import Transfer
 
 PAGE = "DIFFERENCES.md"
+SIZES = """
+What is "measured" was computed by the code of both on one batch: see "Measured differences" in \
+`docs/export.md` of gdpo_tune.
+"""
 
 
 def format_page(
@@ -36,6 +41,15 @@ def format_page(
     supply = [(f"`{key}`", text) for key, text in _list_supplies(recipe, exported).items()]
     supplies = _format_table(("key", "what it needs"), supply) if supply else "Nothing."
     rows = [(row.topic, row.ours, row.theirs) for row in (*exported.differences, *differences)]
+    sizes = SIZES if any(MEASURED in theirs for _, _, theirs in rows) else ""
+    prompts = (
+        f"`run.sh` first makes `{PROMPTS_FILE}` of {recipe.data.source}. Without a network, make "
+        f"it of a copy: `python {REFERENCE_FILE} FILE`. "
+    )
+    conversion = (
+        f"Then consolidate what it saved, where it is installed:\n\n    {exported.conversion}"
+    )
+    conversion = f"{conversion}\n\n" if exported.conversion else ""
     return f"""# {recipe.name} in {exported.library}
 {_format_transfer(recipe)}
 `{exported.file}` {verb} {recipe.note}.
@@ -46,7 +60,7 @@ Start it in this directory:
     {exported.install}
     {exported.start}
 
-{_describe_prompts(recipe) if references_data else ""}Then the policy is in `{exported.result}`.
+{prompts if references_data else ""}{conversion}Then the policy is in `{exported.result}`.
 
 ## What you supply
 
@@ -55,7 +69,7 @@ Start it in this directory:
 ## What differs
 
 {_format_table(("", "gdpo_tune", exported.library), rows)}
-{_describe_sizes(rows)}{_describe_metrics(recipe, objectives)}"""
+{sizes}{_describe_metrics(recipe, objectives)}"""
 
 
 def _format_transfer(recipe: Recipe) -> str:
@@ -103,23 +117,6 @@ def _list_items(recipe: Recipe, transfer: Transfer) -> Iterator[str]:
     yield f"Reward `{reward}`: {searched}, in the sweep; {wanted}, here. {meaning}"
 
 
-def _describe_prompts(recipe: Recipe) -> str:
-    return (
-        f"`run.sh` first makes `{PROMPTS_FILE}` of {recipe.data.source}. Without a network, make "
-        f"it of a copy: `python {REFERENCE_FILE} FILE`. "
-    )
-
-
-def _describe_sizes(rows: Sequence[tuple[str, str, str]]) -> str:
-    """Return what the sizes in a table were measured on; empty if it has none."""
-    if not any(MEASURED in theirs for _, _, theirs in rows):
-        return ""
-    return """
-What is "measured" was computed by the code of both on one batch: see "Measured differences" in \
-`docs/export.md` of gdpo_tune.
-"""
-
-
 def _describe_metrics(recipe: Recipe, objectives: Sequence[Objective]) -> str:
     """Return why logged rewards are not the values of the candidate; empty for a merge."""
     if not recipe.rewards:
@@ -134,12 +131,17 @@ A reward that the library logs is none of them.
 def _list_supplies(recipe: Recipe, exported: Exported) -> dict[str, str]:
     """Return key -> what the user has to put there."""
     supplies = dict(exported.to_supply)
+    if Path(recipe.policy).is_absolute() and recipe.policy in exported.text:
+        supplies[exported.file] = (
+            f"the directory {recipe.policy}, which another machine lacks: copy it there, and name "
+            "its place, or the same model on the Hub, with --base-model NAME_OR_PATH of the export"
+        )
     if recipe.sandbox.url != drop_credentials(recipe.sandbox.url):
         supplies[SERVICE] = "an environment variable: the address of the sandbox, with its password"
     if is_task_file(recipe.task) and exported.training is not None:
         supplies["gdpo-tune"] = (
-            f"the package, which `{TASK_COPY}` imports: pip install --no-deps gdpo-tune. Files "
-            "that the task reads are not here: copy them"
+            f"the package, which `{TASK_COPY}` imports: pip install --no-deps in a checkout of its "
+            "repository. Files that the task reads are not here: copy them"
         )
     return supplies
 

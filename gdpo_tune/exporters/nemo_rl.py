@@ -8,6 +8,7 @@ and loss/ of NeMo-RL at commit 7ea279a (22 August 2026, after 0.7.0).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from shlex import quote
 
 from gdpo_tune.core.errors import SpecProblem
 from gdpo_tune.core.settings import EVERY_LINEAR
@@ -54,6 +55,13 @@ export NEMO_RL PYTHONPATH="$PWD${{PYTHONPATH:+:$PYTHONPATH}}"
 exec uv run --project "$NEMO_RL" python {PROGRAM_FILE} --config nemo_rl.yaml "$@\""""
 HERE = "${oc.env:PWD}"
 """Directory of the export, for processes that work in other directories."""
+CONSOLIDATE = (
+    'uv run --project "$NEMO_RL" --extra automodel python '
+    '"$NEMO_RL/3rdparty/Automodel-workspace/Automodel/tools/offline_hf_consolidation.py" '
+    "--model-name unused --input-dir {saved} --output-dir {policy} && "
+    "cp {saved}/../../tokenizer/* {policy}"
+)
+"""Its converter of what it saves by default, which `convert_dcp_to_hf.py` does not read."""
 FOREVER = 10**9
 
 
@@ -69,12 +77,22 @@ def export(recipe: Recipe) -> base.Exported:
         fractions=False,
         others=tuple(_find_problems(recipe)),
     )
+    prompts = f"{HERE}/{base.PROMPTS_FILE}"
     settings: dict[str, object] = {
         "defaults": "${oc.env:NEMO_RL}/examples/configs/grpo_math_1B.yaml",
         "grpo": _build_grpo(recipe),
         "loss_fn": _build_loss(recipe),
         "policy": _build_policy(recipe),
-        "data": _build_data(),
+        "data": {
+            "_override_": True,  # in place of all of its section, which is mathematics
+            "max_input_seq_length": "${policy.max_total_sequence_length}",
+            "shuffle": False,
+            "num_workers": 1,
+            "use_multiple_dataloader": False,
+            "train": {"dataset_name": "ResponseDataset", "data_path": prompts},
+            "validation": None,
+            "default": {"prompt_file": None, "processor": ENVIRONMENT, "env_name": ENVIRONMENT},
+        },
         "env": {
             ENVIRONMENT: {
                 "tokenizer": "${policy.tokenizer.name}",
@@ -90,6 +108,7 @@ def export(recipe: Recipe) -> base.Exported:
         },
         "logger": {"log_dir": f"{HERE}/logs"},
     }
+    saved = f"results/{recipe.name}/step_{recipe.training.steps}/policy/weights/model"
     return base.Exported(
         library=LIBRARY,
         file="nemo_rl.yaml",
@@ -100,11 +119,19 @@ def export(recipe: Recipe) -> base.Exported:
             *_list_differences(recipe),
             *common_differences.list_order_differences(recipe),
             common_differences.describe_devices(recipe, "cluster.gpus_per_node"),
-            _describe_lengths(recipe),
+            base.Difference(
+                "tokens that the length reward counts",
+                "those that were sampled, the end token included",
+                "its environments get no tokens: the text is tokenized again, plus 1 for the end "
+                f"token, at most {recipe.training.max_completion_length}",
+            ),
         ],
         to_supply={"NEMO_RL": "the directory of the checkout, as an environment variable"},
         environment=CHECKOUT,
-        result=f"results/{recipe.name}",
+        result=saved if recipe.model.lora_rank else base.CONVERTED,
+        conversion=""  # an adapter is saved as PEFT has it
+        if recipe.model.lora_rank
+        else CONSOLIDATE.format(saved=quote(saved), policy=base.CONVERTED),
         training=base.TrainingFiles(
             glue={"nemo_rl_rewards": ("Judge", "process_prompt")},
             ending=f"import ray  # noqa: E402\n\n{ACTOR} = ray.remote(Judge)",
@@ -113,29 +140,6 @@ def export(recipe: Recipe) -> base.Exported:
             others={PROGRAM_FILE: PROGRAM},
         ),
     )
-
-
-def _describe_lengths(recipe: Recipe) -> base.Difference:
-    longest = recipe.training.max_completion_length
-    ours = "those that were sampled, the end token included"
-    theirs = (
-        "its environments get no tokens: the text is tokenized again, plus 1 for the end token, at "
-        f"most {longest}"
-    )
-    return base.Difference("tokens that the length reward counts", ours, theirs)
-
-
-def _build_data() -> dict[str, object]:
-    return {
-        "_override_": True,  # in place of all of its section, which is mathematics
-        "max_input_seq_length": "${policy.max_total_sequence_length}",
-        "shuffle": False,
-        "num_workers": 1,
-        "use_multiple_dataloader": False,
-        "train": {"dataset_name": "ResponseDataset", "data_path": f"{HERE}/{base.PROMPTS_FILE}"},
-        "validation": None,
-        "default": {"prompt_file": None, "processor": ENVIRONMENT, "env_name": ENVIRONMENT},
-    }
 
 
 def _find_problems(recipe: Recipe) -> Iterator[SpecProblem]:
@@ -224,6 +228,8 @@ def _build_policy(recipe: Recipe) -> dict[str, object]:
             "temperature": recipe.get_number("temperature"),
             "top_p": 1.0,
             "top_k": None,
+            # Its default is the tokenizer's alone.
+            **({"stop_token_ids": recipe.end_tokens} if len(recipe.end_tokens) > 1 else {}),
             "vllm_cfg": {"gpu_memory_utilization": recipe.rollout.vllm_memory_share},
         },
         **_build_adapters(recipe),

@@ -158,6 +158,8 @@ def format_reference(recipe: Recipe, training: TrainingFiles) -> str:
     columns = ", ".join(f"{name}={getattr(layout, name)!r}" for name in shape)
     tokenizer = load_local_tokenizer(recipe.policy_name, recipe.model.revision)
     mode, own = recipe.model.instructions, recipe.build_task().instructions
+    prompts = collect_prompts(recipe) if is_within_reach(recipe.data) else None
+    digest = compute_digest(prompts.problems) if prompts and prompts.reader else ""
     values = {
         "DATA": f"SimpleNamespace({arguments})",
         "LAYOUT": f"SimpleNamespace({columns})",
@@ -167,7 +169,7 @@ def format_reference(recipe: Recipe, training: TrainingFiles) -> str:
         "IS_CHAT": repr(recipe.is_chat),
         "COUNT": repr(recipe.training.train_prompts),
         "SEED": repr(recipe.seed),
-        "DIGEST": repr(_find_digest(recipe)),
+        "DIGEST": repr(digest),
     }
     imports, definitions = bundle.format({k: f"{k} = {value}" for k, value in values.items()})
     call = f"write_prompts({convert.__name__}, {build_row.__name__}, target)"
@@ -186,11 +188,3 @@ if __name__ == "__main__":
     target = Path(__file__).with_name("{PROMPTS_FILE}")
     {call}
 '''
-
-
-def _find_digest(recipe: Recipe) -> str:
-    """Return the digest of the prompts; empty if data or tokenizer are not within reach."""
-    if not is_within_reach(recipe.data):
-        return ""
-    prompts = collect_prompts(recipe)
-    return compute_digest(prompts.problems) if prompts.reader else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gdpo_tune.core import registry
@@ -20,8 +21,8 @@ from gdpo_tune.core.settings import (
 from gdpo_tune.core.shaping import Shaping, build_shaping
 from gdpo_tune.core.task_files import build_task, load_task_info
 from gdpo_tune.core.trial_config import Params, Segment
-from gdpo_tune.policies.load_policy import count_positions
-from gdpo_tune.policies.prompts import list_own_tags, read_chat_template
+from gdpo_tune.policies.load_policy import count_positions, list_end_tokens, read_own_decoding
+from gdpo_tune.policies.prompts import list_own_tags, load_local_tokenizer, read_chat_template
 from gdpo_tune.results.parents import Parent
 from gdpo_tune.results.retrain import TrainingRequest
 from gdpo_tune.results.transfer import Transfer
@@ -58,6 +59,10 @@ class Recipe:
     """True if the policy reads prompts through its chat template, or is not on this machine."""
     positions: int | None
     """Tokens that the policy can read and write, if that is known."""
+    own_decoding: Mapping[str, Any] | None
+    """Settings of the policy's own generation config; None if it is not on this machine."""
+    end_tokens: tuple[int, ...]
+    """Tokens that end a completion, the tokenizer's first; empty if they are not known."""
     rewards: tuple[ExportedReward, ...]
     """Those with a weight, in the order of the task."""
     params: Params
@@ -206,19 +211,25 @@ def build_recipe(request: TrainingRequest, policy: str) -> Recipe:
 
     `policy` is the argument of `from_pretrained` for the policy of the spec.
     """
-    spec, params = request.spec, request.params
+    spec, params, place = request.spec, request.params, request.sweep or request.note
+    shown = Path(place).name if place.startswith("/") else place
     info = load_task_info(spec.task, params)
     weights = {name: float(params.get(f"reward_weights.{name}", 0.0)) for name in info.rewards}
     largest = max(weights.values())
     names = [name for name, weight in weights.items() if weight > 0]
     shaping = {name: _describe_shaping(name, info, params, spec) for name in names}
+    origin = spec.policy, spec.model.revision
+    own, tokenizer = read_own_decoding(*origin), load_local_tokenizer(*origin)
     return Recipe(
         name=f"{spec.name}-{request.label}",
-        note=" ".join(request.note.split()),  # a path with a new line would end a comment
+        # A path with a new line would end a comment, and its directories may name a person.
+        note=" ".join(request.note.replace(place, shown).split()),
         policy=policy,
         policy_name=spec.policy,
-        is_chat=read_chat_template(spec.policy, spec.model.revision) != "",
-        positions=count_positions(spec.policy, spec.model.revision),
+        is_chat=read_chat_template(*origin) != "",
+        positions=count_positions(*origin),
+        own_decoding=own,
+        end_tokens=list_end_tokens(tokenizer, own.get("eos_token_id")) if own and tokenizer else (),
         rewards=tuple(
             ExportedReward(name, weights[name] / largest, *info.rewards[name], shaping[name])
             for name in names

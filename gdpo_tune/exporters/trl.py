@@ -5,6 +5,8 @@ Source: trl/trainer/grpo_config.py, grpo_trainer.py and scripts/grpo.py of TRL 1
 
 from __future__ import annotations
 
+from typing import Any
+
 from gdpo_tune.exporters import base, common_differences
 from gdpo_tune.exporters.glue.trl_rewards import build_row
 from gdpo_tune.exporters.recipe import Recipe
@@ -19,6 +21,18 @@ CORRECTED_KL = {"use_bias_correction_kl": True}
 STEP_LOSSES = ("dapo", "cispo")
 """Losses that are divided by tokens of a whole step. The TRL of Axolotl, and ms-swift, do not count
 that an optimizer step has only a part of them."""
+NEUTRAL: dict[str, Any] = {
+    **dict.fromkeys(("min_p", "epsilon_cutoff", "eta_cutoff"), 0.0),
+    **dict.fromkeys(("typical_p", "encoder_repetition_penalty", "guidance_scale"), 1.0),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
+    **dict.fromkeys(("min_length", "min_new_tokens"), 0),
+    **dict.fromkeys(("num_beams", "num_return_sequences"), 1),
+    **{key: [] for key in ("suppress_tokens", "begin_suppress_tokens")},
+    **dict.fromkeys(("top_h", "bad_words_ids", "sequence_bias", "forced_eos_token_id")),
+    **dict.fromkeys(("exponential_decay_length_penalty", "stop_strings", "max_time")),
+}
+"""What `generate` of Transformers takes from the policy's own generation config where a call does
+not say it -> value that changes nothing; None if there is none."""
 MISSING = "counts as a raw 0, which is biased: advantages differ by up to 0.5 (measured)"
 MICRO_BATCHES = "tokens of a micro-batch: the gradient differs by 11 % (measured)"
 
@@ -40,6 +54,7 @@ def export(recipe: Recipe) -> base.Exported:
         "reward_weights": recipe.weights,
         **build_aggregation(recipe),
         **build_algorithm(recipe),
+        **build_generation_kwargs(recipe),
         **CORRECTED_KL,
         **build_schedule(recipe),
         **_build_adapters(recipe),
@@ -119,14 +134,33 @@ def build_algorithm(recipe: Recipe) -> dict[str, object]:
     }
 
 
+def list_own_settings(recipe: Recipe) -> list[str]:
+    """Return the keys of `NEUTRAL` that the policy's files set, or may set; vLLM takes none."""
+    own = recipe.own_decoding
+    if recipe.rollout.engine == "vllm":
+        return []
+    return [k for k, v in NEUTRAL.items() if own is None or own.get(k) not in (None, v)]
+
+
+def build_generation_kwargs(recipe: Recipe, *, ends: bool = False) -> dict[str, object]:
+    """Return what turns off the policy's own settings, with all `ends` for the TRL of Axolotl."""
+    own = list_own_settings(recipe)
+    kwargs = {k: v for k, v in NEUTRAL.items() if k in own and v is not None}
+    if ends and len(recipe.end_tokens) > 1 and recipe.rollout.engine != "vllm":
+        kwargs["eos_token_id"] = list(recipe.end_tokens)
+    return {"generation_kwargs": kwargs} if kwargs else {}
+
+
 def build_schedule(recipe: Recipe) -> dict[str, object]:
     """Return steps, batches and the optimizer, by names that ms-swift shares."""
+    size = recipe.micro_batches * recipe.training.mini_batches
     return {
         "seed": recipe.seed,
         "max_steps": recipe.updates,
         "per_device_train_batch_size": recipe.micro_batch,
         "gradient_accumulation_steps": recipe.micro_batches,
-        **_build_generation(recipe),
+        # Micro-batches for which samples are drawn at once, if not one optimizer step's.
+        **({"steps_per_generation": size} if recipe.training.mini_batches > 1 else {}),
         "learning_rate": recipe.get_number("learning_rate"),
         "lr_scheduler_type": SCHEDULES[recipe.training.lr_schedule],
         "warmup_steps": recipe.warmup,
@@ -151,13 +185,6 @@ def describe_small_gradients(recipe: Recipe) -> str:
         f"tokens of the whole step, so gradients are {recipe.training.mini_batches} times smaller. "
         "`max_grad_norm` is divided by that, too: Adam takes the same steps, but for its eps"
     )
-
-
-def _build_generation(recipe: Recipe) -> dict[str, object]:
-    """Return the micro-batches for which samples are drawn at once, if not one optimizer step's."""
-    if recipe.training.mini_batches == 1:
-        return {}
-    return {"steps_per_generation": recipe.micro_batches * recipe.training.mini_batches}
 
 
 def _build_adapters(recipe: Recipe) -> dict[str, object]:
@@ -230,7 +257,12 @@ def list_shared_differences(recipe: Recipe, step_tokens: str = "") -> list[base.
 
     `step_tokens` is as in `list_common_differences`.
     """
-    return common_differences.list_common_differences(
+    forced = [f"`{key}`" for key in list_own_settings(recipe) if NEUTRAL[key] is None]
+    theirs = f"applies {', '.join(forced)}: remove them from its `generation_config.json`"
+    row = base.Difference("sampling by the policy's own files", "ignored", theirs)
+    return [row] * bool(
+        forced and recipe.own_decoding
+    ) + common_differences.list_common_differences(
         recipe,
         eps="",
         whitening="",

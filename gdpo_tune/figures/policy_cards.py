@@ -105,33 +105,24 @@ def _format_interval(
 
 def _build_facts(spec: SweepSpec, front: Front, policy: Configuration) -> str:
     """Return the trials, the searched parameters or the parts, and the checkpoint."""
-    facts: dict[str, str] = {}
+    facts: dict[str, str] = {}  # as HTML
     if policy.role != "untrained":
         facts = {
-            abbreviate_parameter(name): format_parameter(policy.params[name])
+            escape(abbreviate_parameter(name)): escape(format_parameter(policy.params[name]))
             for name in spec.space.dimensions
             if name in policy.params
         }
-        facts["trials" if policy.seeds > 1 else "trial"] = ", ".join(map(str, policy.numbers))
+        links = (f'<a href="#trial-{number}">{number}</a>' for number in policy.numbers)
+        facts["trials" if policy.seeds > 1 else "trial"] = ", ".join(links)
     if policy.role == "merge":
         facts = {"merge of": format_parts(policy.parts), **facts}
     if policy.rank >= 0:
         facts["P(front)"] = f"{policy.probability:.2f}"
     checkpoint = next((r.checkpoint for r in front.records if r.number == policy.first), None)
     if checkpoint is not None:
-        facts["checkpoint"] = str(checkpoint)
-    items = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{_link_trials(name, value)}</dd></div>"
-        for name, value in facts.items()
-    )
+        facts["checkpoint"] = escape(str(checkpoint))
+    items = "".join(f"<div><dt>{name}</dt><dd>{fact}</dd></div>" for name, fact in facts.items())
     return f'<dl class="facts">{items}</dl>' if items else ""
-
-
-def _link_trials(name: str, value: str) -> str:
-    """Return the value of a fact as HTML; trials become links to their rows."""
-    if name not in ("trial", "trials"):
-        return escape(value)
-    return ", ".join(f'<a href="#trial-{number}">{number}</a>' for number in value.split(", "))
 
 
 def _build_commands(spec: SweepSpec, policy: Configuration) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,14 +96,19 @@ def suggest_policy(name: str) -> str:
 
 
 def load_policy(
-    name: str, dtype: torch.dtype | None = None, revision: str = "", *, dropout: bool = False
+    name: str,
+    dtype: torch.dtype | None = None,
+    revision: str = "",
+    *,
+    dropout: bool = False,
+    temperature: float = 1.0,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a policy's weights (on the CPU, in float32 without `dtype`) and its tokenizer.
 
     The tokenizer pads on the left, as generation needs, and with its end token if it has no pad
     token, as TRL does. Padding is masked by its length, so that the end token is still trained. Of
-    the policy's generation config only the ids of tokens stay, see `build_neutral_decoding`. Its
-    dropout is off, unless `dropout` keeps it.
+    the policy's generation config only the ids of tokens stay; `temperature` is that by which it is
+    judged, see `build_neutral_decoding`. Its dropout is off, unless `dropout` keeps it.
 
     Raises:
         PolicyError: it cannot be found or read, has no end token, or its loaded tokenizer differs
@@ -140,26 +145,53 @@ def load_policy(
             f"describes, such as {missing[0]}: save the whole model (an adapter must be merged)"
         )
     _check_loaded(name, model, tokenizer)
-    model.generation_config = build_neutral_decoding(model)
+    model.generation_config = build_neutral_decoding(model, tokenizer, temperature)
     if not dropout:
         turn_off_dropout(model)
     return model, tokenizer
 
 
-def build_neutral_decoding(model: PreTrainedModel) -> GenerationConfig:
-    """Build a generation config that samples from the policy itself, and ends where its own does.
+def build_neutral_decoding(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, temperature: float
+) -> GenerationConfig:
+    """Build a generation config that samples from the policy itself, and ends where a trial does.
 
     `generate` takes whatever a call leaves out from the config of the model, such as `min_p`,
     `suppress_tokens` or `num_beams`. A trained policy is saved with this config, so that its
-    directory samples as it was trained.
+    directory samples as it was judged.
 
     Source: `GenerationMixin._prepare_generation_config` of transformers; trl#5783, verl#7270.
     """
     from transformers import GenerationConfig
 
     own: Any = model.generation_config
-    tokens = {key: getattr(own, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    return GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, **tokens)
+    ends = list_end_tokens(tokenizer, own.eos_token_id)
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    return GenerationConfig(
+        bos_token_id=own.bos_token_id,
+        eos_token_id=ends[0] if len(ends) == 1 else list(ends),
+        pad_token_id=tokenizer.pad_token_id,
+        **(sampling if temperature else {"do_sample": False}),
+    )
+
+
+def list_end_tokens(tokenizer: Any, declared: int | Sequence[int] | None) -> tuple[int, ...]:
+    """List the tokens that end a completion: of the tokenizer, then of a generation config."""
+    more = [declared] if isinstance(declared, int | None) else declared
+    tokens = (tokenizer.eos_token_id, *more)
+    return tuple(dict.fromkeys(token for token in tokens if token is not None))
+
+
+def read_own_decoding(name: str, revision: str = "") -> dict[str, Any] | None:
+    """Read the generation config of a policy's files; None if they are not on this machine."""
+    directory = find_local_directory(name, revision)
+    if directory is None:
+        return None
+    own = _read_json(name, directory / "generation_config.json")
+    config = _read_json(name, directory / "config.json")
+    if own is None and config and any(file for each in WEIGHTS for file in directory.glob(each)):
+        return {"eos_token_id": config.get("eos_token_id")}  # as Transformers does
+    return own
 
 
 def turn_off_dropout(model: PreTrainedModel) -> None:
@@ -230,37 +262,28 @@ def _check_directory(name: str, directory: Path) -> None:
 
 
 def _check_loaded(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    from tokenizers import Tokenizer
+
     _require_end_token(name, tokenizer.eos_token)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    _check_tokenizer_file(name, tokenizer)
+    # `AutoTokenizer` may pick a class by the model's type and replace the pre-tokenizer without a
+    # warning. Then numbers may be split into digits, and the policy can no longer calculate.
+    file = Path(resolve_policy(name)) / "tokenizer.json"
+    if file.is_file():
+        expected = Tokenizer.from_file(str(file)).encode(_PROBE, add_special_tokens=False).ids
+        if tokenizer(_PROBE, add_special_tokens=False)["input_ids"] != expected:
+            raise PolicyError(
+                f"policy {name!r}: AutoTokenizer splits text differently from the saved "
+                "tokenizer.json: its model type has a tokenizer class of its own; save the model "
+                "under a type whose class keeps the file (llama or qwen3)"
+            )
     embeddings: Any = model.get_input_embeddings()
     rows: int = embeddings.weight.shape[0]
     if len(tokenizer) > rows:
         raise PolicyError(
             f"policy {name!r}: its tokenizer has {len(tokenizer)} tokens but the model only "
             f"{rows} embeddings: call model.resize_token_embeddings(len(tokenizer)) and save again"
-        )
-
-
-def _check_tokenizer_file(name: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Compare a loaded tokenizer with its own file.
-
-    `AutoTokenizer` may pick a class by the model's type and replace the pre-tokenizer without a
-    warning. Then numbers may be split into digits, and the policy can no longer calculate.
-    """
-    from tokenizers import Tokenizer
-
-    file = Path(resolve_policy(name)) / "tokenizer.json"
-    if not file.is_file():
-        return
-    saved = Tokenizer.from_file(str(file))
-    expected = saved.encode(_PROBE, add_special_tokens=False).ids
-    if tokenizer(_PROBE, add_special_tokens=False)["input_ids"] != expected:
-        raise PolicyError(
-            f"policy {name!r}: AutoTokenizer splits text differently from the saved tokenizer.json:"
-            " its model type has a tokenizer class of its own; save the model under a type whose "
-            "class keeps the file (llama or qwen3)"
         )
 
 

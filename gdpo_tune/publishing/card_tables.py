@@ -19,6 +19,7 @@ from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.publishing.publication import Publication, PublishedPolicy
 from gdpo_tune.results.summary import ROLES, title_configuration
+from gdpo_tune.spec.problems import show
 
 
 def list_columns(front: Front, configuration: Configuration) -> list[str]:
@@ -70,7 +71,7 @@ def describe_training(publication: Publication, candidate: PublishedPolicy) -> d
     if len(record.parts) > 1:
         parts = [
             {
-                "weight": f"{part.weight:.3g}",
+                "weight": show(part.weight),
                 "name": f"{part.trial}@{part.step}",
                 "params": _format_params(publication, records[part.trial].params),
             }

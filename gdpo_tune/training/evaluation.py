@@ -25,6 +25,7 @@ from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Estimate
+from gdpo_tune.policies.load_policy import list_end_tokens
 from gdpo_tune.tasks.base import CallContext, Split
 from gdpo_tune.training import ranks
 from gdpo_tune.training.rollout import Decoding, Generate
@@ -136,11 +137,12 @@ def build_decoding(
     settings: TrainingSettings, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> Decoding:
     """Return the settings with which held-out completions are sampled."""
+    config: Any = model.generation_config  # of `build_neutral_decoding`
     return Decoding(
         max_new_tokens=settings.max_completion_length,
         temperature=settings.evaluation_temperature or None,
-        end_tokens=list_end_tokens(model, tokenizer),
-        pad_token=_require_token(tokenizer.pad_token_id),
+        end_tokens=list_end_tokens(tokenizer, config.eos_token_id),
+        pad_token=config.pad_token_id,
     )
 
 
@@ -154,17 +156,3 @@ def derive_seed(seed: int, split: str, step: int) -> int:
     """Derive the seed of an evaluation from the trial's seed, the split and the step."""
     digest = hashlib.sha256(f"{seed}/{split}/{step}".encode()).digest()
     return int.from_bytes(digest[:6], "big")
-
-
-def list_end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """List the tokens that end a completion: of the tokenizer, then of the model."""
-    config: Any = model.generation_config
-    declared = config.eos_token_id
-    more = [declared] if isinstance(declared, int | None) else declared
-    tokens = [_require_token(tokenizer.eos_token_id), *more]
-    return tuple(dict.fromkeys(token for token in tokens if token is not None))
-
-
-def _require_token(token: Any) -> int:
-    assert isinstance(token, int), "load_policy refuses a policy without a pad or end token"
-    return token

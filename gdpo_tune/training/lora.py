@@ -49,12 +49,15 @@ def build_adapter_config(model: PreTrainedModel, settings: ModelSettings, policy
     _check_targets(model, settings.lora_targets, policy)
     everywhere = settings.lora_targets == (EVERY_LINEAR,)
     transposed = any(isinstance(module, Conv1D) for module in model.modules())
+    # Readers of the adapter get these weights even when the base's main branch has moved on.
+    commit = getattr(model.config, "_commit_hash", None)
     return peft.LoraConfig(
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha or 2 * settings.lora_rank,
         target_modules=EVERY_LINEAR if everywhere else list(settings.lora_targets),
         task_type="CAUSAL_LM",
         fan_in_fan_out=transposed,
+        revision=settings.revision or commit,
     )
 
 

@@ -23,7 +23,7 @@ from gdpo_tune.core.errors import DataError
 from gdpo_tune.core.prompt_order import PROBLEM_SEED
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import PROMPTS_LEFT_OUT
-from gdpo_tune.policies.initial_policy import hash_policy, save_initial_policy
+from gdpo_tune.policies.initial_policy import hash_policy, keep_form, save_initial_policy
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.policies.prompts import PromptFormat, choose_prompt_format
 from gdpo_tune.tasks.base import Problem, Split, Task
@@ -64,6 +64,8 @@ class WorkerCache:
     """Where trials get their vLLM."""
     initial: str = ""
     """Digest of the untrained policy, as checkpoints record it."""
+    decoding: Any = None
+    """Generation config by which policies are judged, as checkpoints record it."""
     shared: dict[str, object] = field(default_factory=dict[str, object])
     """`list_shared_settings` of the first trial, in which all others agree."""
     left_out: dict[str, str] = field(default_factory=dict[str, str])
@@ -96,9 +98,14 @@ class WorkerCache:
         return {**self.task.environment(), **self.left_out}
 
     def save_format(self, directory: Path) -> None:
-        """Record in a trained policy's directory its prompt format and its initial policy."""
+        """Record in a trained policy's directory its prompts, decoding and initial policy.
+
+        Its settings and tokenizer, which the directory holds, get the form of the initial policy.
+        """
         self.prompts.save(directory)
         save_initial_policy(directory, self.initial)
+        self.decoding.save_pretrained(directory)
+        keep_form(directory, self.config.policy, self.config.model.revision)
 
     def load_split(self, split: Split) -> ProblemSet:
         """Load the problems of a split whose prompts are short enough.
@@ -166,7 +173,8 @@ def build_worker_cache(
         model = network.requires_grad_(False).to("cuda" if torch.cuda.is_available() else "cpu")
     shared = list_shared_settings(config)
     return WorkerCache(
-        config, task, tokenizer, prompts, model, shares_weights, engines, initial, shared
+        *(config, task, tokenizer, prompts, model, shares_weights, engines, initial),
+        *(copy.deepcopy(model.generation_config), shared),
     )
 
 
@@ -200,9 +208,10 @@ def release_worker_cache() -> None:
 
 
 def _load_policy(config: TrialConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    settings = config.model
-    dtype = choose_weights_dtype(settings)
-    return load_policy(config.policy, dtype, settings.revision, dropout=settings.dropout)
+    settings, temperature = config.model, config.training.evaluation_temperature
+    dtype, dropout = choose_weights_dtype(settings), settings.dropout
+    arguments = config.policy, dtype, settings.revision
+    return load_policy(*arguments, dropout=dropout, temperature=temperature)
 
 
 atexit.register(release_worker_cache)

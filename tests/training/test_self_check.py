@@ -52,7 +52,7 @@ def run(policy, directory, **changes):
     return steps[0].metrics
 
 
-def keep_own_decoding(model):
+def keep_own_decoding(model, tokenizer, temperature):
     return model.generation_config
 
 
