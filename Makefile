@@ -57,7 +57,6 @@ bench-small:      ## the same scripts, seconds each, the check of a GPU without 
 	python benchmarks/search/schedulers.py --small
 	python benchmarks/search/replay.py --small
 	python benchmarks/search/curves.py --small
-	python benchmarks/search/fronts.py --small
 	python benchmarks/candidates.py --small
 	python benchmarks/verdicts.py --small
 	python benchmarks/overlap.py --small

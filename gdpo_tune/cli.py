@@ -89,6 +89,19 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def start_parser(
+    command: str, description: str | None, *, allow_abbrev: bool = False
+) -> argparse.ArgumentParser:
+    """Return the parser of a command, without its arguments.
+
+    A command that prints how to run it again finds its options by their whole names.
+    """
+    layout, name = argparse.RawDescriptionHelpFormatter, f"python -m gdpo_tune.{command}"
+    return argparse.ArgumentParser(
+        name, None, description, formatter_class=layout, allow_abbrev=allow_abbrev
+    )
+
+
 class _PrintCompletion(argparse.Action):
     """Print the completion script of a shell, and exit."""
 

@@ -16,11 +16,7 @@ from gdpo_tune import cli
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gdpo_tune.compare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = cli.start_parser("compare", __doc__, allow_abbrev=True)
     sweep = parser.add_argument("sweep", metavar="SWEEP", help=cli.READ_SWEEP)
     cli.complete_files(sweep)
     other = parser.add_argument("other", metavar="SWEEP", nargs="?", help="the other one")

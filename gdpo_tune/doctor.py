@@ -2,7 +2,8 @@
 
     gdpo-tune doctor mine.yaml    without a file: the machine alone
 
-Exit status 0: nothing is a problem. 1: something is. No password is shown.
+Exit status 0: nothing is a problem. 1: something is. No password is shown. --json may be passed on:
+it has no places, hosts and values, and quotes no error.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -39,6 +41,12 @@ for index in range(torch.cuda.device_count()):
 assert torch.cuda.device_count(), "PyTorch sees no GPU"
 """
 """Program that multiplies matrices on every GPU: a driver may list one that computes nothing."""
+PUBLIC = re.compile(
+    r"^(?:[\d.]+(?:(?:a|b|rc|\.post|\.dev)\d+)*(?:\+(?:cpu|cu\d+))?|not installed); tested "
+    r"[\d.,<>=!~]*$|^[\d.]+ of \d+, by affinity and quotas|[\d.]+ GiB(?: to write|, with .*)$"
+    r"|^none(?:: trainings use CPUs)?$|^works$|^starts on this machine$| could start(?=,|$)"
+)
+"""Parts of texts that --json prints."""
 Row = dict[str, str]
 """`name`, `state` (ok, warning or problem), `text` and `fix` of one check."""
 
@@ -52,6 +60,10 @@ def main(arguments: Sequence[str]) -> int:
     rows += check_file(options.space, options.overrides) if options.space else ()
     pairs = ((f"{r['name']:<15}  {r['state']:<7}  {r['text']}", FIX + r["fix"]) for r in rows)
     lines = (line for pair in pairs for line in pair if line != FIX)
+    for row in rows if options.json else ():
+        if row["state"] != "ok" or row["name"] not in ("GPUs", "sandbox"):
+            row["text"] = "; ".join(PUBLIC.findall(row["text"])).strip()
+            row["fix"] = "" if row["name"] in ("file", "sandbox") else row["fix"]
     page = json.dumps(rows, indent=1) if options.json else "\n".join(lines)
     build_console().print(page, markup=False, highlight=False, soft_wrap=True)
     return int(any(row["state"] == "problem" for row in rows))

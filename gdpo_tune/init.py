@@ -28,11 +28,7 @@ FILE = "{}.yaml"
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gdpo_tune.init",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = cli.start_parser("init", __doc__, allow_abbrev=True)
     file = parser.add_argument(
         "file", metavar="FILE.yaml", nargs="?", type=Path, help="file to write (default: TASK.yaml)"
     )
@@ -58,8 +54,11 @@ def main(arguments: Sequence[str]) -> int:
     """Write the file that `arguments` and answers describe and return the exit status."""
     options = build_parser().parse_args(arguments)
 
-    from gdpo_tune.core.errors import UsageError
+    from tempfile import TemporaryDirectory
+
+    from gdpo_tune.core.errors import SpecError, UsageError
     from gdpo_tune.core.files import explain_write_errors, find_path_problem, write_atomically
+    from gdpo_tune.spec import load_spec
     from gdpo_tune.spec.machine import count_visible_gpus
 
     try:
@@ -78,7 +77,13 @@ def main(arguments: Sequence[str]) -> int:
     if file.exists() and not options.force:
         raise UsageError(f"{file} exists already\n    fix: another name, or --force to replace it")
     text = answers.render(file)
-    check_text(text, file)
+    with TemporaryDirectory() as directory:
+        draft = Path(directory) / file.name
+        draft.write_text(text)
+        try:
+            load_spec(draft, needs=[])  # what only the machine that trains needs is no problem
+        except SpecError as error:
+            raise UsageError(str(error).replace(str(draft), str(file))) from error
     with explain_write_errors("the search space"):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, text)
@@ -144,26 +149,6 @@ def collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
         *(task, policy, gpus, int(trials), data, found.layout, found.columns),
         prompts={f"{name}_prompts": len(each) for name, each in collected.splits.items()},
     )
-
-
-def check_text(text: str, file: Path) -> None:
-    """Check the text as a sweep would; what only the machine that trains needs is no problem.
-
-    Raises:
-        UsageError: the answers do not fit together; the message names the lines.
-    """
-    from tempfile import TemporaryDirectory
-
-    from gdpo_tune.core.errors import SpecError, UsageError
-    from gdpo_tune.spec import load_spec
-
-    with TemporaryDirectory() as directory:
-        draft = Path(directory) / file.name
-        draft.write_text(text)
-        try:
-            load_spec(draft, needs=[])
-        except SpecError as error:
-            raise UsageError(str(error).replace(str(draft), str(file))) from error
 
 
 def _as_text(value: float | None) -> str | None:

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gdpo_tune.report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = cli.start_parser("report", __doc__, allow_abbrev=True)
     cli.add_spec_arguments(parser, "SWEEP", cli.READ_SWEEP)
     parser.add_argument(
         "against", metavar="OTHER_SWEEP", nargs="?", help="another sweep, to compare with"

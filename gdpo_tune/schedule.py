@@ -36,12 +36,7 @@ if TYPE_CHECKING:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the command line without importing anything heavy: `--help` answers at once."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gdpo_tune.schedule",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = cli.start_parser("schedule", __doc__)
     parser.add_argument("sweeps", metavar="SWEEPS", help="a directory of scheduled sweeps, or one")
     words = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for word, (summary, _) in COMMANDS.items():

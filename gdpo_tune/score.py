@@ -97,12 +97,7 @@ class ScoredText:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gdpo_tune.score",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = cli.start_parser("score", __doc__)
     space = parser.add_argument("space", metavar="SEARCH_SPACE.yaml", help="its task is used")
     source = parser.add_mutually_exclusive_group(required=True)
     file = source.add_argument(

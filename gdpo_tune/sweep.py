@@ -120,12 +120,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the command line, without importing anything heavy: `--help` answers at once."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gdpo_tune.sweep",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # the command that resumes a sweep must be able to omit --fresh
-    )
+    parser = cli.start_parser("sweep", __doc__)
     cli.add_spec_arguments(parser)
     parser.add_argument(
         "--dry-run",

@@ -38,12 +38,7 @@ CONTENT = "content.json"
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gdpo_tune.train",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = cli.start_parser("train", __doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("space", metavar="FILE.yaml", nargs="?", help="the file to train")
     source.add_argument(
@@ -76,12 +71,23 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train as `arguments` say and return the exit status."""
+    """Train as `arguments` say, or show the result, and return the exit status.
+
+    Raises:
+        UsageError: the directory holds another training, what decides its result has changed, or
+            another process trains there.
+    """
+    import json
+
     options = build_parser().parse_args(arguments)
     for option in ("pick", "recipe"):
         if getattr(options, option) and options.source is None:
             build_parser().error(f"--{option} requires --from")
 
+    from gdpo_tune.core.errors import UsageError
+    from gdpo_tune.display.training import print_result
+    from gdpo_tune.ledger.journal import Lease
+    from gdpo_tune.ledger.trial_encoding import decode_estimates
     from gdpo_tune.results.retrain import (
         build_request_from_file,
         build_request_from_sweep,
@@ -102,21 +108,6 @@ def main(arguments: Sequence[str]) -> int:
     config = build_trial_config(asked, seed=options.seed, out=options.out, threads=options.threads)
     words = [word for word in arguments if word != "--accept-changes"]
     command = shlex.join(["python", "-m", "gdpo_tune.train", *words])
-    return train_or_show(asked, config, command, accept_changes=options.accept_changes)
-
-
-def train_or_show(
-    asked: TrainingRequest, config: TrialConfig, command: str, *, accept_changes: bool = False
-) -> int:
-    """Train in `config.directory`, or show its result if it has one; return the exit status.
-
-    Raises:
-        UsageError: the directory holds another training, what decides its result has changed, or
-            another process trains there.
-    """
-    from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.ledger.journal import Lease
-
     try:
         lease = Lease(config.directory / LOCK)
     except OSError as error:
@@ -124,7 +115,7 @@ def train_or_show(
         raise UsageError(reason) from error
     try:
         config = write_request(config)
-        compare_content(config, accept=accept_changes)
+        compare_content(config, accept=options.accept_changes)
         if (config.directory / RESULT).exists():
             print("already finished: nothing was started")
         elif status := train_to_end(asked, config):
@@ -132,7 +123,11 @@ def train_or_show(
             return status
     finally:
         lease.release()
-    print_training(asked, config)
+    encoded = json.loads((config.directory / RESULT).read_text(encoding="utf-8"))
+    columns = {name: decode_estimates(encoded[name]) for name in ("validation", "test")}
+    print_result(asked.spec.list_objectives(), columns)
+    print(f"policy: {config.directory / encoded['checkpoint']}")
+    print(f"steps:  {config.directory / 'steps.jsonl'}")
     return 0
 
 
@@ -247,20 +242,6 @@ def train_to_end(asked: TrainingRequest, config: TrialConfig) -> int:
     encoded = encode_outcome(outcome, config.directory)
     write_atomically(config.directory / RESULT, json.dumps(encoded, indent=1))
     return 0
-
-
-def print_training(asked: TrainingRequest, config: TrialConfig) -> None:
-    """Print held-out metrics and the path of the policy."""
-    import json
-
-    from gdpo_tune.display.training import print_result
-    from gdpo_tune.ledger.trial_encoding import decode_estimates
-
-    result = json.loads((config.directory / RESULT).read_text(encoding="utf-8"))
-    goals = asked.spec.list_objectives()
-    print_result(goals, decode_estimates(result["validation"]), decode_estimates(result["test"]))
-    print(f"policy: {config.directory / result['checkpoint']}")
-    print(f"steps:  {config.directory / 'steps.jsonl'}")
 
 
 class _Stop:

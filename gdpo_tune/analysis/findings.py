@@ -69,7 +69,8 @@ def _list_limits(front: Front, effects: Effects) -> list[str]:
             "More likely dominated than not, given the standard errors: "
             f"{format_list([title_candidate(name) for name in doubtful])}."
         )
-    tied = [name for name in front.extremes if front.list_ties(name)]
+    varied = [name for name in front.extremes if name not in effects.constant]
+    tied = [name for name in varied if front.list_ties(name)]
     if tied:
         lines.append(f"Top configurations for {format_list(tied)} are statistically tied.")
     return lines
@@ -88,6 +89,11 @@ def _list_limits_of_effects(effects: Effects) -> list[str]:
             "Too few configurations to say which parameters mattered for "
             f"{format_list(effects.unreliable)}: {effects.configurations} do not settle their "
             f"order, about {MORE * effects.configurations} would. Raise search.trials."
+        )
+    if effects.constant:
+        lines.append(
+            f"Did not vary: {format_list(effects.constant)}. All {effects.configurations} "
+            "configurations have the same value, so no parameter mattered."
         )
     unclear = [effect for effect in effects.estimates if effect.strength == "unclear"]
     lines += [

@@ -153,7 +153,8 @@ def count_expected_changes(
     points = compute_losses(means, objectives)
     spread = np.asarray(errors, dtype=np.float64).reshape(points.shape)
     noise = np.random.default_rng(0).standard_normal((DRAWS, len(objectives)))
-    dominates = _find_dominated(points)
+    no_worse = (points[:, None] <= points).all(axis=2)
+    dominates = no_worse & ~no_worse.T  # the row dominates the column
     dominators = dominates.sum(axis=0)
     front = dominators == 0
     result = np.zeros(len(points))
@@ -170,14 +171,6 @@ def count_expected_changes(
         changes = (inside != front[index]).astype(float) + (others != front[near]).sum(axis=1)
         result[index] = changes.mean() + np.count_nonzero(rest & ~near & ~front)
     return result
-
-
-def _find_dominated(points: Floats) -> Flags:
-    """Mark the losses that each loss dominates, `bool[T, T]`: the row dominates the column."""
-    no_worse = np.ones((len(points), len(points)), dtype=np.bool_)
-    for values in points.T:
-        no_worse &= values[:, None] <= values
-    return no_worse & ~no_worse.T
 
 
 def _find_memberships(moved: Floats, rest: Floats) -> tuple[Flags, Flags]:

@@ -141,6 +141,7 @@ def list_changes(
             continue
         if fact is None or before is None:
             is_known = kind in ("task", "data", "policy") or (kind == "file" and fact is None)
+            is_known &= any(each.startswith(f"{kind} ") for each in recorded)  # none is published
             if is_known:
                 changes[name] = f"{kind} {what} is {'new' if fact else 'gone'}"
             continue

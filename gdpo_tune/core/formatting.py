@@ -11,6 +11,8 @@ from gdpo_tune.core.trials import Estimate
 
 NO_VALUE = "\N{EM DASH}"
 """Stands where there is no value."""
+NOISE = 1e-12
+"""Share of a value that rounding leaves of a difference that is 0, at most."""
 SHORT_NAMES = {
     "reward_weights": "w {}",
     "conditioning": "{} if",
@@ -44,21 +46,26 @@ def get_mode(params: Params) -> str:
     return str(params.get("normalization", "gdpo"))
 
 
-def format_number(value: float) -> str:
-    """Format a measured value: three decimals below 10, fewer above; a dash if not finite."""
-    return f"{value:,.{_choose_decimals(value)}f}" if math.isfinite(value) else NO_VALUE
+def format_number(value: float, apart: float = math.inf) -> str:
+    """Format a measured value: three decimals below 10, fewer above; a dash if not finite.
+
+    It has more decimals where these hide that it is not 0, or a difference of `apart`.
+    """
+    return _format_decimals(value, _choose_decimals(value, apart))
 
 
 def format_estimate(value: Estimate | None) -> str:
-    """Format `mean ± standard error` with equally many decimals; a dash for None."""
+    """Format `mean ± standard error`, both to the first digit of the error; a dash for None."""
     if value is None:
         return NO_VALUE
-    return f"{format_number(value.mean)} ± {value.se:,.{_choose_decimals(value.mean)}f}"
+    decimals = _choose_decimals(value.mean, value.se)
+    error = _format_decimals(value.se, min(decimals, _choose_decimals(value.se, math.inf)))
+    return f"{_format_decimals(value.mean, decimals)} ± {error}"
 
 
 def format_interval(low: float, high: float) -> str:
     """Return `low to high`."""
-    return f"{format_number(low)} to {format_number(high)}"
+    return f"{format_number(low, high - low)} to {format_number(high, high - low)}"
 
 
 def format_hypervolume(volume: float, interval: Sequence[float], reference: str = "") -> str:
@@ -67,12 +74,34 @@ def format_hypervolume(volume: float, interval: Sequence[float], reference: str 
     span = f"95 %: {format_interval(low, high)}"
     if low < high <= volume:
         span += ", not above it: noise makes a front look better"
-    return f"{format_number(volume)} ({span}{reference and f'; reference: {reference}'})"
+    return (
+        f"{format_number(volume, high - low)} ({span}{reference and f'; reference: {reference}'})"
+    )
 
 
-def _choose_decimals(value: float) -> int:
+def _choose_decimals(value: float, apart: float) -> int:
     magnitude = abs(value)
-    return 3 if magnitude < 10 else 1 if magnitude < 1000 else 0
+    usual = 3 if magnitude < 10 else 1 if magnitude < 1000 else 0
+    if NOISE < magnitude < math.inf and apart <= NOISE * magnitude:  # exact: up to six digits
+        digits, _, exponent = f"{magnitude:.5e}".partition("e")
+        return max(usual, len(digits.rstrip("0")) - 2 - int(exponent))
+    finest = min((x for x in (magnitude / 10, apart) if NOISE < x < 1), default=1)
+    return max(usual, math.ceil(-math.log10(finest)))
+
+
+def _format_decimals(value: float, decimals: int) -> str:
+    if not math.isfinite(value):
+        return NO_VALUE
+    if abs(value) <= NOISE:
+        return f"{0:.{min(decimals, 3)}f}"
+    if decimals > 5 and abs(value) < 1e-3:
+        return _format_exponent(value, max(0, decimals + math.floor(math.log10(abs(value)))))
+    return f"{value:,.{decimals}f}"
+
+
+def _format_exponent(value: float, decimals: int) -> str:
+    digits, _, exponent = f"{value:.{decimals}e}".partition("e")
+    return f"{float(digits):g}e{int(exponent)}"
 
 
 def format_parameter(value: ParamValue | None) -> str:
@@ -84,8 +113,7 @@ def format_parameter(value: ParamValue | None) -> str:
     if not isinstance(value, float):
         return str(value)
     if 0 < abs(value) < 1e-3:
-        digits, _, exponent = f"{value:.2e}".partition("e")
-        return f"{float(digits):g}e{int(exponent)}"
+        return _format_exponent(value, 2)
     return f"{value:.3g}"
 
 

@@ -23,6 +23,18 @@ NO_ADVANTAGE = "frac_advantage_zero"
 """Share of the completions that teach nothing, because their advantage is exactly 0."""
 CLIPPED = "completions/clipped_ratio"
 """Share of the completions that were cut at `training.max_completion_length`, as TRL names it."""
+KEPT = (
+    *("loss", "grad_norm", "learning_rate", "entropy", "kl", "clip_ratio/region_mean"),
+    *("reward", "reward_std", ZERO_STD, NO_ADVANTAGE, "completions/mean_length", CLIPPED),
+    "sampling/importance_sampling_ratio/mean",
+    "sampling/sampling_logp_difference/mean",
+    "sampling/sampling_logp_difference/max",
+)
+"""Step metrics of TRL that are kept, besides those of each reward.
+
+`frac_advantage_zero` is ours. `kl` exists where beta is above 0. Lengths are in tokens. With vLLM,
+the ratio is a mean over completions, those beyond TRL's bound counted as 0, and differences are in
+nats per token between engine and trainer."""
 MOST_CUT = 0.5
 """Above this share of cut completions, the cut is named as the cause of equal rewards."""
 EARLIER_NAMES = {

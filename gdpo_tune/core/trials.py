@@ -5,6 +5,7 @@ Importing them needs neither torch nor ray nor pydantic.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
@@ -37,12 +38,28 @@ class Objective:
     """Worst value of interest: the reference point of the hypervolume, fixed in the spec."""
 
 
+CLEAR = 1.96
+"""Standard errors beyond which noise alone is an unlikely reason for a difference."""
+
+
 @dataclass(frozen=True)
 class Estimate:
-    """Mean of a held-out metric and its standard error (bootstrap clustered by prompt)."""
+    """Mean of a held-out metric, its standard error and its interval at 95 %."""
 
     mean: float
     se: float
+    low: float = math.nan
+    high: float = math.nan
+    """NaN: `CLEAR` standard errors from the mean."""
+    is_constant: bool = False
+    """True if all completions have the same value, so that `se` follows from their number."""
+    df: int = 0
+    """Degrees of freedom of a spread between seeds in it; 0: none is in it."""
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.low):
+            object.__setattr__(self, "low", self.mean - CLEAR * self.se)
+            object.__setattr__(self, "high", self.mean + CLEAR * self.se)
 
 
 @dataclass(frozen=True)

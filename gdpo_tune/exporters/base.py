@@ -19,6 +19,8 @@ PROMPTS_FILE = "prompts.parquet"
 """Training prompts of an export."""
 POLICY_COPY = "policy"
 """Directory of an export with a policy that ships with this package."""
+CONVERTED = "converted"
+"""Directory of an export with the policy that a conversion made."""
 START = "bash run.sh"
 """Command that starts the library in the directory of an export."""
 
@@ -69,6 +71,8 @@ class Exported:
     """Directory in that of the export where the policy will be."""
     training: TrainingFiles | None = None
     """None for a merge, which trains nothing."""
+    conversion: str = ""
+    """Command that makes that policy of what the library saves; empty if it saves it so."""
     environment: str = ""
     """Assignment before the command that starts it, such as `NAME=/a/path`."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from gdpo_tune.core.service_url import drop_credentials
 from gdpo_tune.core.task_files import is_task_file, load_task_info
@@ -50,6 +51,10 @@ A reward that the library logs is none of them.
         f"`run.sh` first makes `{PROMPTS_FILE}` of {recipe.data.source}. Without a network, make "
         f"it of a copy: `python {REFERENCE_FILE} FILE`. "
     )
+    conversion = (
+        f"Then consolidate what it saved, where it is installed:\n\n    {exported.conversion}"
+    )
+    conversion = f"{conversion}\n\n" if exported.conversion else ""
     return f"""# {recipe.name} in {exported.library}
 {_format_transfer(recipe)}
 `{exported.file}` {verb} {recipe.note}.
@@ -60,7 +65,7 @@ Start it in this directory:
     {exported.install}
     {exported.start}
 
-{prompts if references_data else ""}Then the policy is in `{exported.result}`.
+{prompts if references_data else ""}{conversion}Then the policy is in `{exported.result}`.
 
 ## What you supply
 
@@ -120,12 +125,17 @@ def _list_items(recipe: Recipe, transfer: Transfer) -> Iterator[str]:
 def _list_supplies(recipe: Recipe, exported: Exported) -> dict[str, str]:
     """Return key -> what the user has to put there."""
     supplies = dict(exported.to_supply)
+    if Path(recipe.policy).is_absolute() and recipe.policy in exported.text:
+        supplies[exported.file] = (
+            f"the directory {recipe.policy}, which another machine lacks: copy it there, and name "
+            "its place, or the same model on the Hub, with --base-model NAME_OR_PATH of the export"
+        )
     if recipe.sandbox.url != drop_credentials(recipe.sandbox.url):
         supplies[SERVICE] = "an environment variable: the address of the sandbox, with its password"
     if is_task_file(recipe.task) and exported.training is not None:
         supplies["gdpo-tune"] = (
-            f"the package, which `{TASK_COPY}` imports: pip install --no-deps gdpo-tune. Files "
-            "that the task reads are not here: copy them"
+            f"the package, which `{TASK_COPY}` imports: pip install --no-deps in a checkout of its "
+            "repository. Files that the task reads are not here: copy them"
         )
     return supplies
 

@@ -8,6 +8,7 @@ and loss/ of NeMo-RL at commit 7ea279a (22 August 2026, after 0.7.0).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from shlex import quote
 
 from gdpo_tune.core.errors import SpecProblem
 from gdpo_tune.core.settings import EVERY_LINEAR
@@ -54,6 +55,13 @@ export NEMO_RL PYTHONPATH="$PWD${{PYTHONPATH:+:$PYTHONPATH}}"
 exec uv run --project "$NEMO_RL" python {PROGRAM_FILE} --config nemo_rl.yaml "$@\""""
 HERE = "${oc.env:PWD}"
 """Directory of the export, for processes that work in other directories."""
+CONSOLIDATE = (
+    'uv run --project "$NEMO_RL" --extra automodel python '
+    '"$NEMO_RL/3rdparty/Automodel-workspace/Automodel/tools/offline_hf_consolidation.py" '
+    "--model-name unused --input-dir {saved} --output-dir {policy} && "
+    "cp {saved}/../../tokenizer/* {policy}"
+)
+"""Its converter of what it saves by default, which `convert_dcp_to_hf.py` does not read."""
 FOREVER = 10**9
 
 
@@ -100,6 +108,7 @@ def export(recipe: Recipe) -> base.Exported:
         },
         "logger": {"log_dir": f"{HERE}/logs"},
     }
+    saved = f"results/{recipe.name}/step_{recipe.training.steps}/policy/weights/model"
     return base.Exported(
         library=LIBRARY,
         file="nemo_rl.yaml",
@@ -119,7 +128,10 @@ def export(recipe: Recipe) -> base.Exported:
         ],
         to_supply={"NEMO_RL": "the directory of the checkout, as an environment variable"},
         environment=CHECKOUT,
-        result=f"results/{recipe.name}",
+        result=saved if recipe.model.lora_rank else base.CONVERTED,
+        conversion=""  # an adapter is saved as PEFT has it
+        if recipe.model.lora_rank
+        else CONSOLIDATE.format(saved=quote(saved), policy=base.CONVERTED),
         training=base.TrainingFiles(
             glue={"nemo_rl_rewards": ("Judge", "process_prompt")},
             ending=f"import ray  # noqa: E402\n\n{ACTOR} = ray.remote(Judge)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gdpo_tune.core import registry
@@ -210,7 +211,8 @@ def build_recipe(request: TrainingRequest, policy: str) -> Recipe:
 
     `policy` is the argument of `from_pretrained` for the policy of the spec.
     """
-    spec, params = request.spec, request.params
+    spec, params, place = request.spec, request.params, request.sweep or request.note
+    shown = Path(place).name if place.startswith("/") else place
     info = load_task_info(spec.task, params)
     weights = {name: float(params.get(f"reward_weights.{name}", 0.0)) for name in info.rewards}
     largest = max(weights.values())
@@ -220,7 +222,8 @@ def build_recipe(request: TrainingRequest, policy: str) -> Recipe:
     own, tokenizer = read_own_decoding(*origin), load_local_tokenizer(*origin)
     return Recipe(
         name=f"{spec.name}-{request.label}",
-        note=" ".join(request.note.split()),  # a path with a new line would end a comment
+        # A path with a new line would end a comment, and its directories may name a person.
+        note=" ".join(request.note.replace(place, shown).split()),
         policy=policy,
         policy_name=spec.policy,
         is_chat=read_chat_template(*origin) != "",

@@ -128,5 +128,5 @@ Their weights, which the configuration beside this file has, too:
 
 {weights}
 
-Written by gdpo_tune. The functions are copies of those of its task `{recipe.task}`.
+Written by gdpo_tune. The functions are copies of those of its task `{Path(recipe.task).name}`.
 """

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 
 from gdpo_tune.core.errors import SpecProblem
 from gdpo_tune.core.settings import EVERY_LINEAR
@@ -34,6 +35,8 @@ MANAGER = "RewardManager"
 """Class of `glue.verl_rewards` that gives the rewards."""
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 """Chat template that changes no text, for policies without one of their own."""
+MERGE = "python -m verl.model_merger merge --backend fsdp --local_dir {saved} --target_dir {policy}"
+"""Its converter of the shards of FSDP, by verl/model_merger/__main__.py."""
 AGENTS = 8
 """Largest number of its processes that sample."""
 
@@ -125,7 +128,12 @@ def export(recipe: Recipe) -> base.Exported:
             common_differences.describe_devices(recipe, "trainer.n_gpus_per_node"),
         ],
         to_supply={},
-        result=f"checkpoints/{recipe.name}",
+        # The model in `converted` alone is the base, if it trained an adapter.
+        result=f"{base.CONVERTED}/lora_adapter" if recipe.model.lora_rank else base.CONVERTED,
+        conversion=MERGE.format(
+            saved=f"checkpoints/{quote(recipe.name)}/global_step_{recipe.training.steps}/actor",
+            policy=base.CONVERTED,
+        ),
         training=base.TrainingFiles(
             glue={"verl_rewards": (MANAGER,)}, ending="", build_row=build_row
         ),

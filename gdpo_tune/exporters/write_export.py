@@ -64,12 +64,14 @@ def export_training(
     directory: Path | None = None,
     *,
     references_data: bool = False,
+    base_model: str = "",
 ) -> tuple[Exported, Path]:
     """Write a training for a library; return the export and the directory that holds it.
 
     `library` is a key of `registry.EXPORTERS`; `policy` is the argument of `from_pretrained` for
     the policy of the spec. Default of `directory`: `<storage>/<name>-<which>-<library>`.
-    `references_data` writes a program for the prompts in place of the prompts.
+    `references_data` writes a program for the prompts in place of the prompts; `base_model` names
+    the policy on the machine that trains.
 
     Raises:
         ExportError: the library would change or ignore a part of the training; or it trains, and
@@ -83,8 +85,8 @@ def export_training(
         raise ExportError(library, (SpecProblem(request.sweep, "", "", reason, fix),))
     if request.spec.model.revision:
         describe_policy(request.spec.policy, request.spec.model.revision)  # the Hub may have none
-    ships = request.spec.policy in POLICIES and library not in MERGERS
-    recipe = build_recipe(request, POLICY_COPY if ships else policy)
+    ships = request.spec.policy in POLICIES and library not in MERGERS and not base_model
+    recipe = build_recipe(request, base_model or (POLICY_COPY if ships else policy))
     exported: Exported = load(EXPORTERS[library])(recipe)
     if recipe.task == "math" and exported.training is not None:
         exported = replace(exported, install=f"{exported.install} && {INSTALL_MATH_VERIFY}")

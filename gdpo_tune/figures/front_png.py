@@ -1,12 +1,14 @@
-"""The front against every pair of objectives as a PNG, for a page or a paper."""
+"""The front against every pair of objectives as a still picture, for a page or a paper."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from io import BytesIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -73,6 +75,23 @@ def write_front_png(
     figure.savefig(picture, format="png", dpi=DPI, facecolor=style.PAPER)
     write_atomically(target, picture.getvalue())
     return target
+
+
+def draw_front_svg(front: Front, name: str) -> str:
+    """Return the front as an element of HTML, without styles, which a page may forbid too.
+
+    Source: Jenkins, Configuring Content Security Policy.
+    """
+    picture = StringIO()
+    with rc_context({"svg.hashsalt": name}):  # equal fronts have equal names of their parts
+        draw_front(front, name).savefig(picture, format="svg", metadata={"Date": None})
+    head = '<svg role="img" aria-label="Pareto front" stroke-linejoin="round" '
+    text = head + picture.getvalue().partition("<svg ")[2]
+    needless = r'<(metadata|style).*?</\1>|<!--.*?-->| (id="[\w.]+_\d+"|xmlns[:\w]*=".*?")'
+    text = re.sub(r"\s+", " ", re.sub(needless, "", text, flags=re.DOTALL))
+    text = re.sub(r"(\d\d\.\d)\d+", r"\1", text)
+    styles = re.compile(r'style="(.*?);?"')
+    return styles.sub(lambda m: re.sub(r"([\w-]+): (.*?)(;|$)", r'\1="\2"', m[1]), text)
 
 
 def draw_front(front: Front, name: str) -> Figure:

@@ -19,7 +19,7 @@ from gdpo_tune.core.formatting import (
     format_percent,
     get_mode,
 )
-from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
+from gdpo_tune.core.trials import Objective, TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.results.summary import ORIGINS, describe_role, name_state
 
@@ -131,29 +131,16 @@ def _build_member_row(front: Front, configuration: Configuration) -> str:
     return f'<tr{kind} data-candidate="{name}"{marks}>{row}</tr>'
 
 
-def _has_params(shown: Configuration | TrialRecord) -> bool:
-    """Return whether parameters led to it: a merge has none, and the untrained policy no use."""
-    return shown.role != "untrained" and bool(shown.params)
-
-
-def _build_mode_cell(mode: str) -> str:
-    return _build_patch(style.get_mark(mode).color) + escape(mode)
-
-
 def _build_patch(color: str) -> str:
     return f'<i class="patch" style="background:{color}"></i>'
-
-
-def _build_value_cell(test: Estimate | None, validation: Estimate | None) -> str:
-    below = NO_VALUE if validation is None else format_number(validation.mean)
-    return f"{format_estimate(test)}<small>validation {below}</small>"
 
 
 def _build_trial_row(
     record: TrialRecord, dimensions: Sequence[str], objectives: Sequence[Objective], on_front: bool
 ) -> str:
-    has_params = _has_params(record)
-    mode, seconds = get_mode(record.params), record.cost.seconds
+    # A merge has no parameters that led to it, and the untrained policy no use for its own.
+    params = record.params if record.role != "untrained" else {}
+    mode, seconds = get_mode(params), record.cost.seconds
     role = describe_role(record)
     role += f" ({record.proposer})" if role in ("search", "member") else ""
     own = f", trial {record.number}" if record.role == "checkpoint" else ""
@@ -167,18 +154,20 @@ def _build_trial_row(
             record.number,
         ),
         (state + "".join(f"<small>{escape(note)}</small>" for note in notes), record.state),
-        (_build_mode_cell(mode), mode) if has_params else EMPTY,
+        (_build_patch(style.get_mark(mode).color) + escape(mode), mode) if params else EMPTY,
     ]
-    params = record.params if has_params else {}
     cells += [
         (escape(format_parameter(params[name])), params[name]) if name in params else EMPTY
         for name in dimensions
     ]
     for objective in objectives:
         test, validation = record.test.get(objective.name), record.validation.get(objective.name)
-        key = "" if test is None else test.mean
-        is_empty = test is None and validation is None
-        cells.append(EMPTY if is_empty else (_build_value_cell(test, validation), key))
+        below = format_number(validation.mean, validation.se) if validation else NO_VALUE
+        cell = (
+            f"{format_estimate(test)}<small>validation {below}</small>",
+            test.mean if test else "",
+        )
+        cells.append(cell if test or validation else EMPTY)
     cells.append((format_duration(seconds), seconds) if seconds else EMPTY)
     body = "".join(
         f'<td data-sort="{escape(str(key), quote=True)}">{html}</td>' for html, key in cells

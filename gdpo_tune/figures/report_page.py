@@ -21,6 +21,7 @@ from gdpo_tune.figures.captions import (
 )
 from gdpo_tune.figures.choose_panel import build_choose_panel
 from gdpo_tune.figures.completions_grid import build_completions
+from gdpo_tune.figures.front_png import draw_front_svg
 from gdpo_tune.figures.gallery import Gallery, build_gallery
 from gdpo_tune.figures.html_page import (
     build_bullets,
@@ -151,12 +152,12 @@ def _build_answer(
     legend += f"<p>{READING_THE_TABLE}</p></details>"
     panel = build_choose_panel(spec, front)
     table = f"<div>{build_front_table(front)}{legend if front.members else ''}</div>"
-    figure = _embed(gallery, "pairs", CHOOSE)
+    figure = _embed(gallery, "pairs", CHOOSE, draw_front_svg(front, spec.name))
     choice = f'<div class="choice">{panel}{table}</div>' if panel else table
     return f"{doubt}{figure}{choice}{build_cards(spec, front, links)}"
 
 
-def _embed(gallery: Gallery, name: str, title: str) -> str:
+def _embed(gallery: Gallery, name: str, title: str, still: str = "") -> str:
     """Return a figure as HTML; empty if there is no data for it."""
     if name not in gallery:
         return ""
@@ -167,4 +168,5 @@ def _embed(gallery: Gallery, name: str, title: str) -> str:
         buttons=name != "all",
         min_width=_MIN_WIDTHS.get(name, 560),
         stacks=name in ("pairs", "surfaces"),
+        still=still,
     )

@@ -26,9 +26,10 @@ from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.checkpoint_names import CHECKPOINT_PREFIX
 from gdpo_tune.core.content import format_time
 from gdpo_tune.core.errors import NonFiniteError
+from gdpo_tune.core.estimates import estimate_mean
 from gdpo_tune.core.formatting import format_list
 from gdpo_tune.core.hub_address import is_hub_address
-from gdpo_tune.core.metrics import add_costs
+from gdpo_tune.core.metrics import COST_METRICS, add_costs
 from gdpo_tune.core.object_store import join_address
 from gdpo_tune.core.trial_config import Params
 from gdpo_tune.core.trials import (
@@ -83,9 +84,10 @@ def decode_trial(
     is_paused = trial.state == TrialState.RUNNING and pause["waits"]
     measured = {"cost": vars(rungs[-1].cost)} if rungs else {}
     cost = Cost(**(outcome or end or measured).get("cost", {}))
+    prompts = (spec.training.validation_prompts, spec.training.test_prompts)
     splits = {
-        split: add_judged_costs(decode_estimates(outcome[split]), cost, spec) if outcome else {}
-        for split in ("validation", "test")
+        split: add_judged_costs(decode_estimates(outcome[split], n), cost, spec) if outcome else {}
+        for split, n in zip(("validation", "test"), prompts, strict=True)
     }
     # A merge that was stopped has been judged by its rung.
     judged = splits["validation"] or (rungs[-1].validation if rungs and "parts" in stored else {})
@@ -220,18 +222,28 @@ def list_stored_rungs(trial: FrozenTrial) -> list[dict[str, Any]]:
 
 def _decode_rung(stored: Mapping[str, Any], spec: SweepSpec) -> Rung:
     cost = Cost(**stored["cost"])
-    validation = add_judged_costs(decode_estimates(stored["validation"]), cost, spec)
+    estimates = decode_estimates(stored["validation"], spec.training.validation_prompts)
+    validation = add_judged_costs(estimates, cost, spec)
     return Rung(stored["step"], validation, cost, stored["time"])
 
 
 def encode_estimates(estimates: Mapping[str, Estimate]) -> dict[str, list[float]]:
-    """Return estimates as JSON: `[mean, standard error]` of each metric."""
-    return {name: [estimate.mean, estimate.se] for name, estimate in estimates.items()}
+    """Return estimates as JSON: mean, standard error, interval and `is_constant` of each metric."""
+    return {n: [e.mean, e.se, e.low, e.high, e.is_constant] for n, e in estimates.items()}
 
 
-def decode_estimates(stored: Mapping[str, Sequence[float]]) -> dict[str, Estimate]:
-    """Return estimates from JSON."""
-    return {name: Estimate(mean, se) for name, (mean, se) in stored.items()}
+def decode_estimates(stored: Mapping[str, Any], prompts: int = 0) -> dict[str, Estimate]:
+    """Return estimates from JSON.
+
+    Older versions recorded `[mean, standard error]`. An error of 0, of equal completions, is
+    replaced by that of so many prompts.
+    """
+    estimates = {name: Estimate(*values) for name, values in stored.items()}
+    for name in estimates.keys() - COST_METRICS if prompts else ():
+        if stored[name][1:] == [0.0]:
+            mean = estimates[name].mean
+            estimates[name] = estimate_mean(mean, 0.0, prompts, mean, mean)
+    return estimates
 
 
 def add_judged_costs(

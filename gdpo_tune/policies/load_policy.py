@@ -262,37 +262,28 @@ def _check_directory(name: str, directory: Path) -> None:
 
 
 def _check_loaded(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    from tokenizers import Tokenizer
+
     _require_end_token(name, tokenizer.eos_token)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    _check_tokenizer_file(name, tokenizer)
+    # `AutoTokenizer` may pick a class by the model's type and replace the pre-tokenizer without a
+    # warning. Then numbers may be split into digits, and the policy can no longer calculate.
+    file = Path(resolve_policy(name)) / "tokenizer.json"
+    if file.is_file():
+        expected = Tokenizer.from_file(str(file)).encode(_PROBE, add_special_tokens=False).ids
+        if tokenizer(_PROBE, add_special_tokens=False)["input_ids"] != expected:
+            raise PolicyError(
+                f"policy {name!r}: AutoTokenizer splits text differently from the saved "
+                "tokenizer.json: its model type has a tokenizer class of its own; save the model "
+                "under a type whose class keeps the file (llama or qwen3)"
+            )
     embeddings: Any = model.get_input_embeddings()
     rows: int = embeddings.weight.shape[0]
     if len(tokenizer) > rows:
         raise PolicyError(
             f"policy {name!r}: its tokenizer has {len(tokenizer)} tokens but the model only "
             f"{rows} embeddings: call model.resize_token_embeddings(len(tokenizer)) and save again"
-        )
-
-
-def _check_tokenizer_file(name: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Compare a loaded tokenizer with its own file.
-
-    `AutoTokenizer` may pick a class by the model's type and replace the pre-tokenizer without a
-    warning. Then numbers may be split into digits, and the policy can no longer calculate.
-    """
-    from tokenizers import Tokenizer
-
-    file = Path(resolve_policy(name)) / "tokenizer.json"
-    if not file.is_file():
-        return
-    saved = Tokenizer.from_file(str(file))
-    expected = saved.encode(_PROBE, add_special_tokens=False).ids
-    if tokenizer(_PROBE, add_special_tokens=False)["input_ids"] != expected:
-        raise PolicyError(
-            f"policy {name!r}: AutoTokenizer splits text differently from the saved tokenizer.json:"
-            " its model type has a tokenizer class of its own; save the model under a type whose "
-            "class keeps the file (llama or qwen3)"
         )
 
 

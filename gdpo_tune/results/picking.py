@@ -6,7 +6,7 @@ every table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gdpo_tune.analysis.front import Front, build_front, choose_knee, find_configuration
@@ -95,7 +95,7 @@ def pick_trial(
             f"of the whole front it is {passed_over.name}, a merge, which no single training "
             "repeats; this is the choice among trainings"
         )
-    return ChosenTrial(record, label, tuple(lines))
+    return ChosenTrial(record, label, tuple(lines), configuration.mean)
 
 
 def _describe(head: str, pick: Pick, configuration: Configuration, spec: SweepSpec) -> list[str]:
@@ -149,31 +149,22 @@ def _find_checkpoint(
     if not training.is_training:
         reason = f"trial {trial} trains nothing, so it has no checkpoints"
         raise pick.error(1, reason, f"write {training.name}")
-    steps = _list_steps(records, training)
+    steps: dict[int, TrialRecord] = {}
+    for record in records:
+        for part in record.parts:
+            if part.trial == trial and record.role == "checkpoint":
+                steps[part.step] = record
+            elif part.trial == trial and part.step not in steps:  # of a merge: without values
+                alone = (Part(trial, part.step, 1.0),)
+                steps[part.step] = replace(training, role="checkpoint", parts=alone, test={})
+    if training.state == "complete" and training.last_step is not None:
+        steps[training.last_step] = training
     if step not in steps:
         names = [f"{trial}@{known}" for known in sorted(steps)]
         reason = f"trial {trial} has no candidate at step {step}"
         fix = f"write {join_names(names)}" if names else f"write {trial}"
         raise pick.error(1, reason, fix)
     return steps[step]
-
-
-def _list_steps(records: Sequence[TrialRecord], training: TrialRecord) -> Mapping[int, TrialRecord]:
-    """Return the steps at which a training has a candidate, or gave a merge a part, with records.
-
-    A part that was not evaluated on its own gets a record without values.
-    """
-    steps: dict[int, TrialRecord] = {}
-    for record in records:
-        for part in record.parts:
-            if part.trial == training.number and record.role == "checkpoint":
-                steps[part.step] = record
-            elif part.trial == training.number and part.step not in steps:
-                alone = (Part(part.trial, part.step, 1.0),)
-                steps[part.step] = replace(training, role="checkpoint", parts=alone, test={})
-    if training.state == "complete" and training.last_step is not None:
-        steps[training.last_step] = training
-    return steps
 
 
 def _explain_missing_values(record: TrialRecord) -> str:

@@ -173,7 +173,12 @@ def build_request_from_sweep(
     request = dataclasses.replace(
         request, spec=spec, params=training.params, seed=training.seed, note=note, schedule=schedule
     )
-    return request if plan is None else _add_transfer(request, plan, source)
+    if plan is None:
+        return request
+    params = _fix_params(spec, source)
+    transfer = plan.describe(spec, params)
+    note = f"{note}, with {transfer.title}"
+    return dataclasses.replace(request, params=params, note=note, transfer=transfer)
 
 
 def _describe_changed_content(sweep: Sweep, spec: SweepSpec, number: int) -> str:
@@ -194,14 +199,6 @@ def _build_missing_error(sweep: Sweep, plan: TransferPlan, missing: MissingValue
     except SpecError as error:
         problems = tuple(each for each in error.problems if each.key not in missing.examples)
     return SpecError(problems) if problems else UsageError(missing.message)
-
-
-def _add_transfer(request: TrainingRequest, plan: TransferPlan, source: str) -> TrainingRequest:
-    """Return the request with the parameters of a transfer, and what it changes."""
-    params = _fix_params(request.spec, source)
-    transfer = plan.describe(request.spec, params)
-    note = f"{request.note}, with {transfer.title}"
-    return dataclasses.replace(request, params=params, note=note, transfer=transfer)
 
 
 def _load_without_search(sweep: Sweep, changes: Sequence[str], *, to_run: bool) -> SweepSpec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gdpo_tune.analysis.front import Front
@@ -13,7 +13,7 @@ from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.candidates import MERGE_PREFIX, format_parts, title_candidate
 from gdpo_tune.core.formatting import format_count, format_duration, format_percent
 from gdpo_tune.core.incidents import Incident
-from gdpo_tune.core.trials import PROMPTS_LEFT_OUT, TrialRecord
+from gdpo_tune.core.trials import PROMPTS_LEFT_OUT, Estimate, TrialRecord
 
 REPORT_FILE = "report.html"
 FRONT_FILE = "front.png"
@@ -37,6 +37,8 @@ class ChosenTrial:
     """Part of a directory's name: `knee`, `trial-7`, `trial-7-step-40` or `merge-27`."""
     lines: tuple[str, ...]
     """Sentences about it: its values, and how certain its conditions are."""
+    values: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
+    """Means over seeds on test prompts; empty if it was not measured to its end."""
 
     @property
     def name(self) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from gdpo_tune.core.formatting import format_list
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trial_config import Params, Segment
+from gdpo_tune.results.public_record import name_source
 from gdpo_tune.results.transfer_check import (
     MissingValues,
     find_missing_values,
@@ -195,7 +196,9 @@ def _name_subject(subject: str, searched: SweepSpec, wanted: SweepSpec) -> str:
 
 
 def _format(key: str, value: object) -> str:
-    return "the task's own prompts" if key == SOURCE and not value else format_value(value)
+    if key == SOURCE:
+        return name_source(str(value), "data") or "the task's own prompts"
+    return format_value(value)
 
 
 def _list_settings(spec: SweepSpec) -> dict[str, Any]:

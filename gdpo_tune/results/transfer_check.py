@@ -60,9 +60,10 @@ def find_missing_values(values: WantedValues, option: str, source: str) -> Missi
         rate = format_value(values.recipe.params["learning_rate"])
         problems = [f"{RATE} = {rate}: {OPTION} {values.recipe.name} has it for {trained}"]
     examples = {key: _suggest_value(key, values) for key in missing}
-    near = [] if TOTAL in missing else _find_near_totals(values)
-    if near:
-        size, total = values.params["group_size"], values.get(TOTAL)
+    size, total = int(values.params["group_size"]), values.get(TOTAL)
+    if TOTAL not in missing and isinstance(total, int) and total > 0 and total % size:
+        unit = _find_batch_unit(values)
+        near = sorted({max(1, total // unit) * unit, -(-total // unit) * unit})
         reason = f"group_size {size}, which carries over, does not divide it"
         problems.append(f"{TOTAL} = {total}: {reason}; {' or '.join(map(str, near))} would do")
         examples[TOTAL] = min(near, key=lambda count: abs(count - total))
@@ -110,17 +111,6 @@ def refuse_parameters(own: YamlNode, option: str, *, allowed: Sequence[str] = ()
 def format_value(value: object) -> str:
     """Return a value of a file or a parameter, in three digits, for a person."""
     return format_parameter(value) if isinstance(value, float) else show(value)
-
-
-def _find_near_totals(values: WantedValues) -> list[int]:
-    """Return the completions a step closest to the wanted ones that the group size divides.
-
-    There are none if it divides those.
-    """
-    total, unit = values.get(TOTAL), _find_batch_unit(values)
-    if not isinstance(total, int) or total < 1 or total % int(values.params["group_size"]) == 0:
-        return []
-    return sorted({max(1, total // unit) * unit, -(-total // unit) * unit})
 
 
 def _find_batch_unit(values: WantedValues) -> int:

@@ -8,9 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
-from gdpo_tune.analysis.front import Front, list_worse
+from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.analysis.selection import CLEAR
 from gdpo_tune.core.completions import CUT, read_completions
 from gdpo_tune.core.formatting import (
     abbreviate_parameter,
@@ -118,19 +117,18 @@ def _warn_of_knee(front: Front) -> Iterator[ResultWarning]:
 
 def _warn_of_baselines(front: Front) -> Iterator[ResultWarning]:
     for baseline in front.baselines:
-        others = [m for m in front.members if m is not baseline]
-        if not any(_beats(member, baseline, front) for member in others):
+        if not any(
+            front.list_clearly_worse(baseline, member)
+            and not front.list_clearly_worse(member, baseline)
+            for member in front.members
+            if member is not baseline
+        ):
             name = "untrained policy" if baseline.role == "untrained" else "published setting"
             yield ResultWarning(
                 f"no policy is clearly better than the {name} in some objective without being "
                 "clearly worse in another.",
                 "More trials (search.trials) may find one.",
             )
-
-
-def _beats(member: Configuration, baseline: Configuration, front: Front) -> bool:
-    worse = list_worse(member, baseline, front.objectives, errors=CLEAR)
-    return not worse and bool(list_worse(baseline, member, front.objectives, errors=CLEAR))
 
 
 def _warn_of_seeds(spec: SweepSpec, front: Front) -> Iterator[ResultWarning]:

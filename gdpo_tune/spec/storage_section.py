@@ -42,6 +42,8 @@ class Tracking(Section):
     """MLflow experiment; default: `MLFLOW_EXPERIMENT_NAME`, or the sweep's name."""
     required: bool = False
     """True to stop if MLflow takes no test run; else warn, and keep everything to send later."""
+    private: bool = False
+    """True to send no free text, path, host or user: the same texts leave as in `publish`."""
 
     @cached_property
     def origins(self) -> dict[str, str]:

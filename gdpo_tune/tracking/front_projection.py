@@ -23,6 +23,7 @@ from gdpo_tune.core.formatting import CANDIDATE_COLORS, INK, MODE_COLORS, OTHER_
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.results.front_csv import format_front_csv
+from gdpo_tune.results.front_figures import build_figures, describe_front
 from gdpo_tune.results.summary import TABLE_FILE, describe_origins
 from gdpo_tune.tracking import views
 from gdpo_tune.tracking.run_content import (
@@ -142,7 +143,6 @@ def project_front(spec: SweepSpec, records: Sequence[TrialRecord]) -> FrontProje
 
 
 def _list_origin_metrics(front: Front) -> list[Point]:
-    """Return the share and the cost of each kind of candidates, if there are several kinds."""
     points: list[Point] = []
     for origin in summarize_origins(front):
         values = {"share": origin.share, "members": float(origin.members)}
@@ -193,8 +193,6 @@ def choose_color(record: TrialRecord, *, on_front: bool) -> str:
 def _format_note(spec: SweepSpec, front: Front) -> str:
     goals = ", ".join(f"{goal.direction} `{goal.name}`" for goal in front.objectives)
     states = [record.state for record in front.records]
-    bounds = front.hypervolume_interval
-    interval = f" (95 %: {bounds.low:.4f} to {bounds.high:.4f})" if front.members else ""
     origins = "".join(f"- {line}\n" for line in describe_origins(front))
     origins += "\n" if origins else ""
     return (
@@ -202,8 +200,7 @@ def _format_note(spec: SweepSpec, front: Front) -> str:
         "`report.html` among this run's artifacts shows all.\n\n"
         f"Sweep **{spec.name}**: task `{spec.task}`, policy `{spec.policy}`; {goals}.\n\n"
         f"{states.count('complete')} trials complete, {states.count('failed')} failed; "
-        f"{len(front.members)} configurations on the front, "
-        f"hypervolume {front.hypervolume:.4f}{interval}.\n\n{origins}"
+        f"{describe_front(build_figures(front))}.\n\n{origins}"
         "The trials are the children of this run: filter by `tags.pareto = 'true'`, sort by "
         "`metrics.pareto/order`. Artifacts: `report.html`, `front.png`, `front.csv`, `spec.yaml`.\n"
     )
@@ -237,7 +234,7 @@ def build_final_messages(spec: SweepSpec, front: Front) -> list[Message]:
             )
         text = (
             f"The policy of {title_candidate(member.name)} of sweep {spec.name}: "
-            f"`{policy or 'its checkpoint was not kept'}`\n\n{loading}{again}"
+            f"`{policy or 'its checkpoint was not kept, or is private'}`\n\n{loading}{again}"
         )
         files = {"README.md": text}
         if policy and not is_url(policy):

@@ -9,11 +9,13 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gdpo_tune.core import events
 from gdpo_tune.core.steps import read_steps
 from gdpo_tune.core.trials import Measurement, TrialRecord
+from gdpo_tune.results.public_record import PublicFilter
 from gdpo_tune.spec import dump_public_yaml, hide_passwords
 from gdpo_tune.tracking import run_content, views
 from gdpo_tune.tracking.mlflow_writer import MlflowWriter
@@ -62,7 +64,9 @@ class MlflowSink:
 
     def __init__(self, spec: SweepSpec) -> None:
         self._spec = spec
-        self._inputs = run_content.build_inputs(spec)
+        self._public = PublicFilter(spec) if spec.tracking.private else None
+        self._shown = self._public.spec if self._public else spec
+        self._inputs = run_content.build_inputs(self._shown)
         self._directory = spec.directory.absolute()
         self._uri = make_absolute(spec.tracking.uri)
         self._records: dict[int, TrialRecord] = {}
@@ -107,7 +111,8 @@ class MlflowSink:
 
     def log_figures(self) -> None:
         """Attach `report.html` and `front.png` to the sweep's run if they are new."""
-        for path in (self._directory / name for name in FIGURES):
+        # a report quotes reasons and incidents
+        for path in (self._directory / name for name in FIGURES[bool(self._public) :]):
             if self._spool is not None and path.exists():
                 digest = hashlib.sha256(path.read_bytes()).hexdigest()
                 self._add({"run": SWEEP, "artifact": {"file": str(path), "sha256": digest}})
@@ -171,10 +176,10 @@ class MlflowSink:
             sweep_id=sweep.tags.get("sweep_id") or uuid.uuid4().hex,
             adopt=not sweep.start and bool(records),
         )
-        self._add(run_content.build_sweep_message(identity, self._spec, views.build_link()))
-        tags = views.build_experiment_tags(self._spec, spool.runs[SWEEP].start)
+        self._add(run_content.build_sweep_message(identity, self._shown, views.build_link()))
+        tags = views.build_experiment_tags(self._shown, spool.runs[SWEEP].start)
         self._add({"run": SWEEP, "experiment": tags})
-        spec = {"name": "spec.yaml", "text": dump_public_yaml(self._spec)}
+        spec = {"name": "spec.yaml", "text": dump_public_yaml(self._shown)}
         self._add({"run": SWEEP, "artifact": spec})
         for record in records:
             # A trial that is spooled as ended has nothing new in its file: most need no reading.
@@ -182,7 +187,7 @@ class MlflowSink:
             self._update_trial(record)
             if record.is_open or record.state != state:
                 self._add_missing_curves(record)
-        self._front = FrontWatch(self._spec)
+        self._front = FrontWatch(self._shown)
         self._front.is_stale = bool(records)
         self._writer = MlflowWriter(self._uri, identity, spool.read_delivered)
         self._sender = Sender(spool, self._writer)
@@ -203,6 +208,9 @@ class MlflowSink:
         self._add({"run": SWEEP, "status": status, "end": self._read_increasing_clock()})
 
     def _update_trial(self, record: TrialRecord) -> None:
+        if self._public:
+            places = {"directory": None, "checkpoint": None, "address": ""}
+            record = replace(self._public.select_trial(record), **places)
         self._records[record.number] = record
         content = run_content.build_trial_message(record, self._spec.name, self._inputs)
         run = self._spool and self._spool.runs.get(content["run"])
@@ -222,6 +230,8 @@ class MlflowSink:
             return
         steps = self._spool.runs[str(number)].steps
         points = run_content.build_curve_points(measurements, self._spec.training, steps)
+        if self._public:
+            points = [point for point in points if self._public.select({point[0]: 0})]
         if points:
             self._spool.put({"run": str(number), "metrics": points})
 
@@ -285,7 +295,6 @@ class Sender:
         return self._spool.count_pending()
 
     def _find_crash(self) -> str:
-        """Return `CRASHED` if the thread ended although messages are left, else nothing."""
         ended = self._thread.ident is not None and not self._thread.is_alive()
         in_time = time.monotonic() <= self._deadline
         return CRASHED if ended and in_time and not self._spool.is_drained() else ""

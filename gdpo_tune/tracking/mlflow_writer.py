@@ -141,7 +141,6 @@ class MlflowWriter:
             client.update_run(run_id, message["status"])
 
     def _tag_experiment(self, client: MlflowClient, tags: Mapping[str, str]) -> None:
-        """Set tags of the experiment; of its note, only the line of this sweep."""
         for name, text in tags.items():
             text = self._fill_placeholders(text)
             if name == NOTE:
@@ -302,7 +301,6 @@ def _delete_all_but_one(client: MlflowClient, duplicates: Iterable[Run]) -> str:
 
 
 def _search_runs(client: MlflowClient, experiment: str, query: str) -> Iterator[Run]:
-    """Yield the runs that match, oldest first."""
     order, token = ["attributes.start_time ASC"], None
     while token != "":
         page = client.search_runs(

@@ -74,7 +74,7 @@ def build_sweep_message(identity: SweepIdentity, spec: SweepSpec, view: str) -> 
     """Return the first content of the sweep's run; `view` is the link to its view in MLflow."""
     owner = ""  # who started the sweep
     with suppress(KeyError, OSError):  # a user without a name, as in containers
-        owner = spec.directory.owner()
+        owner = "" if spec.tracking.private else spec.directory.owner()
     tags = {
         "sweep": identity.name,
         "identity": identity.identity,

@@ -1,12 +1,9 @@
-"""Held-out evaluation: sampled with its own generator, standard errors clustered by prompt.
-
-Shapes: P prompts, S completions of one prompt, M metrics.
-"""
+"""Held-out evaluation: sampled with its own generator, standard errors clustered by prompt."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
@@ -14,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gdpo_tune.core.completions import (
@@ -24,6 +20,7 @@ from gdpo_tune.core.completions import (
     write_completions,
 )
 from gdpo_tune.core.errors import TrialFailure
+from gdpo_tune.core.estimates import estimate_metrics
 from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trial_config import TrialConfig
@@ -34,8 +31,6 @@ from gdpo_tune.training import ranks
 from gdpo_tune.training.rollout import Decoding, Generate
 from gdpo_tune.training.scoring import build_early_judging, require_finite, score_batch
 from gdpo_tune.training.worker_cache import WorkerCache
-
-RESAMPLES = 1000
 
 
 @dataclass
@@ -155,40 +150,6 @@ def choose_shown_prompts(count: int) -> frozenset[int]:
     """Draw the rows of the prompts whose completions are kept: the same in every trial."""
     rows = np.random.default_rng(0).permutation(count)[:MOST_COMPLETIONS]
     return frozenset(rows.tolist())
-
-
-def estimate_metrics(
-    columns: Mapping[str, Sequence[float | None]], samples_per_prompt: int, seed: int
-) -> dict[str, Estimate]:
-    """Estimate means of metrics, with standard errors from a bootstrap over whole prompts.
-
-    Completions of one prompt are alike; resampling them one by one would understate the error.
-
-    `columns` maps a metric's name to P * S values, those of one prompt adjacent; None is left out.
-    `samples_per_prompt` is S. A metric without a value on two prompts is left out: one prompt says
-    nothing about its standard error. It may be one of a kind of task that is rare.
-    """
-    values = np.array(list(columns.values()), dtype=np.float64)  # None becomes NaN
-    values = values.reshape(len(columns), -1, samples_per_prompt)  # [M, P, S]
-    enough = (~np.isnan(values)).any(axis=2).sum(axis=1) > 1
-    names = [name for name, keep in zip(columns, enough, strict=True) if keep]
-    values = values[enough]
-    scored = ~np.isnan(values)
-    sums: NDArray[np.float64] = np.where(scored, values, 0.0).sum(axis=2)
-    counts: NDArray[np.int64] = scored.sum(axis=2)
-    prompts = sums.shape[1]
-    # Number of draws of each prompt in each resample: one matrix product serves every metric.
-    drawn = np.random.default_rng(seed).multinomial(
-        prompts, np.full(prompts, 1 / prompts), size=RESAMPLES
-    )
-    resampled = counts @ drawn.T
-    means = np.where(resampled > 0, sums @ drawn.T / np.maximum(resampled, 1), np.nan)
-    errors = np.nan_to_num(np.nanstd(means, axis=1, ddof=1))
-    means = sums.sum(axis=1) / counts.sum(axis=1)
-    return {
-        name: Estimate(mean=float(mean), se=float(error))
-        for name, mean, error in zip(names, means, errors, strict=True)
-    }
 
 
 def derive_seed(seed: int, split: str, step: int) -> int:

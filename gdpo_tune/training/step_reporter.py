@@ -23,8 +23,8 @@ from gdpo_tune.core.files import explain_full_disk, write_atomically
 from gdpo_tune.core.formatting import format_number, format_percent
 from gdpo_tune.core.steps import (
     CLIPPED,
+    KEPT,
     MOST_CUT,
-    NO_ADVANTAGE,
     REWARDS,
     ZERO_STD,
     append_step,
@@ -48,18 +48,6 @@ from gdpo_tune.training.random_state import read_random_state, save_random_state
 from gdpo_tune.training.sharding import gather_optimizer
 from gdpo_tune.training.trainer import GDPOTrainer
 
-_KEPT = (
-    *("loss", "grad_norm", "learning_rate", "entropy", "kl", "clip_ratio/region_mean"),
-    *("reward", "reward_std", ZERO_STD, NO_ADVANTAGE, "completions/mean_length", CLIPPED),
-    "sampling/importance_sampling_ratio/mean",
-    "sampling/sampling_logp_difference/mean",
-    "sampling/sampling_logp_difference/max",
-)
-"""Step metrics of TRL that are kept, besides those of each reward.
-
-`frac_advantage_zero` is ours. `kl` exists where beta is above 0. Lengths are in tokens. With vLLM,
-the ratio is a mean over completions, those beyond TRL's bound counted as 0, and differences are in
-nats per token between engine and trainer."""
 _EXAMPLES = 3
 """Completions that are kept of a trial without a signal."""
 _WRITER = "writer"
@@ -231,8 +219,8 @@ class StepReporter(TrainerCallback):
 
 
 def select_metrics(logs: Mapping[str, Any], logged: Collection[str] = ()) -> dict[str, float]:
-    """Select the finite metrics of one pass, after `train/`: `_KEPT`, `logged`, of rewards."""
-    kept = ((k, v) for k, v in logs.items() if k in _KEPT or k in logged or k.startswith(REWARDS))
+    """Select the finite metrics of one pass, after `train/`: `KEPT`, `logged`, of rewards."""
+    kept = ((k, v) for k, v in logs.items() if k in KEPT or k in logged or k.startswith(REWARDS))
     return {f"train/{k}": float(v) for k, v in kept if v is not None and math.isfinite(v)}
 
 

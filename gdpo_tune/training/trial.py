@@ -7,7 +7,6 @@ CPU, in a fresh process or a reused one, uninterrupted or resumed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from gdpo_tune.core.checkpoint_names import parse_step
 from gdpo_tune.core.steps import read_steps
 from gdpo_tune.core.trial_config import TrialConfig
-from gdpo_tune.core.trials import UNCHANGED, Cost, Estimate, Measurement, Outcome, Report
+from gdpo_tune.core.trials import UNCHANGED, Cost, Measurement, Outcome, Report
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.tasks.base import Problem, Task
 from gdpo_tune.training import gpu, live_engine, ranks
@@ -116,7 +115,11 @@ def run_trial(
     else:
         model, sampler = _load_without_training(config, cache, start)
         evaluator = Evaluator(config, cache, sampler)
-        validation = _evaluate_once(evaluator, model, start)
+        if start is None or not start.validation:
+            validation = evaluator.evaluate(model, "validation", 0 if start is None else start.step)
+        else:
+            cache.load_split("validation")  # counts the prompts that are left out
+            validation = start.validation
         checkpoint = None if start is None else start.path
     unchanged = {UNCHANGED: "every gradient was 0"} if _had_no_gradient(config) else {}
     return Outcome(
@@ -172,16 +175,6 @@ def _had_no_gradient(config: TrialConfig) -> bool:
         if len(norms) < max(last, 1) or any(norm != 0 for norm in norms):
             return False
     return True
-
-
-def _evaluate_once(
-    evaluator: Evaluator, model: PreTrainedModel, start: Checkpoint | None
-) -> Mapping[str, Estimate]:
-    """Evaluate a policy on validation prompts, unless its checkpoint holds the estimates."""
-    if start is None or not start.validation:
-        return evaluator.evaluate(model, "validation", 0 if start is None else start.step)
-    evaluator.cache.load_split("validation")  # counts the prompts that are left out
-    return start.validation
 
 
 def _load_without_training(

@@ -23,7 +23,7 @@ from gdpo_tune.core.errors import DataError
 from gdpo_tune.core.prompt_order import PROBLEM_SEED
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import PROMPTS_LEFT_OUT
-from gdpo_tune.policies.initial_policy import hash_policy, save_initial_policy
+from gdpo_tune.policies.initial_policy import hash_policy, keep_form, save_initial_policy
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.policies.prompts import PromptFormat, choose_prompt_format
 from gdpo_tune.tasks.base import Problem, Split, Task
@@ -98,10 +98,14 @@ class WorkerCache:
         return {**self.task.environment(), **self.left_out}
 
     def save_format(self, directory: Path) -> None:
-        """Record in a trained policy's directory its prompts, decoding and initial policy."""
+        """Record in a trained policy's directory its prompts, decoding and initial policy.
+
+        Its settings and tokenizer, which the directory holds, get the form of the initial policy.
+        """
         self.prompts.save(directory)
         save_initial_policy(directory, self.initial)
         self.decoding.save_pretrained(directory)
+        keep_form(directory, self.config.policy, self.config.model.revision)
 
     def load_split(self, split: Split) -> ProblemSet:
         """Load the problems of a split whose prompts are short enough.

@@ -36,14 +36,10 @@ def read_git_revision() -> str:
     source = Path(__file__).resolve().parents[2]
     if not (source / ".git").exists():
         return ""
+    command = ["git", "-C", str(source), "describe", "--always", "--abbrev=40", "--dirty=+"]
     try:
-        described = subprocess.run(
-            ["git", "-C", str(source), "describe", "--always", "--abbrev=40", "--dirty=+"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
+        return subprocess.check_output(
+            command, stderr=subprocess.DEVNULL, text=True, timeout=5
+        ).strip()
     except (OSError, subprocess.SubprocessError):
         return ""
-    return described.stdout.strip()

@@ -139,13 +139,14 @@ class LiveSweep:
 
     def _open_ledger(self) -> None:
         """Open the ledger, again if another one has taken its place or the spec has changed."""
-        stamps = (_stamp(self._directory / SPEC), _get_inode(self._directory / JOURNAL))
+        journal = _stamp(self._directory / JOURNAL)
+        stamps = (_stamp(self._directory / SPEC), journal and journal[0])
         if self._ledger is not None and stamps == self._opened:
             return
         self.close()
         self._readers = {}
         self._spec = self._load()
-        if self._spec.ledger or stamps[1] is not None:
+        if self._spec.ledger or journal is not None:
             self._ledger = Ledger.open(self._spec, read_only=True)
             self._opened = stamps
 
@@ -156,8 +157,3 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _get_inode(path: Path) -> int | None:
-    stamp = _stamp(path)
-    return stamp and stamp[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections import namedtuple
 from collections.abc import Iterator
@@ -54,11 +55,45 @@ def _free(monkeypatch: pytest.MonkeyPatch, bytes_free: dict[str, int]) -> None:
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda p: usage(bytes_free.get(p, 1 << 40)))
 
 
+def read_page(text: str) -> list[tuple[str, list[str]]]:
+    """Return name -> state, text and fix of each row of a page."""
+    rows: list[tuple[str, list[str]]] = []
+    for line in text.splitlines():
+        if line.startswith(doctor.FIX):
+            rows[-1][1][2] = line.removeprefix(doctor.FIX)
+        elif found := re.match(r"(\S.*?) +(ok|warning|problem)  +(.*)", line):
+            rows.append((found[1], [found[2], found[3], ""]))
+    return rows
+
+
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, list[str]]]:
     """Return the exit status, and state, text and fix of each row."""
-    status = doctor.main([*arguments, "--json"])
-    rows = json.loads(capsys.readouterr().out)
-    return status, {row["name"]: [row["state"], row["text"], row["fix"]] for row in rows}
+    status = doctor.main(arguments)
+    return status, dict(read_page(capsys.readouterr().out))
+
+
+def test_json_may_be_passed_on(monkeypatch, capsys, tmp_path):
+    """People post it in public issues: numbers and versions stay, what names or quotes goes."""
+    place = tmp_path / "kanarie"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("TMPDIR", str(place))
+    monkeypatch.setenv("https_proxy", "http://kanarie:9")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{place}")
+    monkeypatch.setattr(machine, "list_other_sweeps", lambda: iter(("sweep in /kanarie",)))
+    fake_versions(monkeypatch, trl="1.16.0", torch="2.13.0+kanarie")
+    assert doctor.main([SPACE, "--set", "task=kanarie", "--json"]) == 1
+    page = capsys.readouterr().out
+    rows = {row["name"]: row for row in json.loads(page)}
+    assert "kanarie" not in page
+    assert rows["trl"]["text"] == "1.16.0; tested <1.17,>=1.16"
+    assert (rows["torch"]["state"], rows["torch"]["text"]) == ("ok", "")
+    assert rows["TMPDIR"]["text"].endswith("GiB to write")
+    assert rows["CPUs"]["text"].endswith("by affinity and quotas")
+    assert rows["sandbox"]["text"] == "full"
+    assert (rows["MLflow"]["state"], rows["MLflow"]["text"]) == ("problem", "")
+    assert rows["MLflow"]["fix"].startswith("start the server")
+    assert (rows["file"]["state"], rows["file"]["text"], rows["file"]["fix"]) == ("problem", "", "")
 
 
 def test_a_healthy_machine_has_no_problem(capsys: pytest.CaptureFixture[str]):
@@ -166,17 +201,17 @@ def test_the_compute_test_refuses_a_machine_without_a_gpu(
 
 def test_a_file_is_checked_with_all_that_it_lacks(capsys: pytest.CaptureFixture[str]):
     arguments = [SPACE, "--set", "resources.gpus=1", "--set", "resources.env=[UNSET_VARIABLE]"]
-    assert doctor.main([*arguments, "--json"]) == 1
-    rows = [row for row in json.loads(capsys.readouterr().out) if row["name"] == "file"]
-    assert [row["text"].partition(":")[0] for row in rows] == [
+    assert doctor.main(arguments) == 1
+    rows = [row for name, row in read_page(capsys.readouterr().out) if name == "file"]
+    assert [row[1].partition(":")[0] for row in rows] == [
         "resources.env = [UNSET_VARIABLE]",
         "resources.gpus = 1",
     ]
-    assert rows[0]["fix"].startswith("export UNSET_VARIABLE=")
-    assert doctor.main([SPACE, "--set", "search.trails=3", "--json"]) == 1
-    (row,) = [row for row in json.loads(capsys.readouterr().out) if row["name"] == "file"]
-    assert "unknown key" in row["text"]
-    assert "did you mean 'trials'" in row["fix"]
+    assert rows[0][2].startswith("export UNSET_VARIABLE=")
+    status, found = run(capsys, SPACE, "--set", "search.trails=3")
+    assert status == 1
+    assert "unknown key" in found["file"][1]
+    assert "did you mean 'trials'" in found["file"][2]
 
 
 def test_a_file_needs_a_directory_that_may_be_written(
@@ -186,7 +221,6 @@ def test_a_file_needs_a_directory_that_may_be_written(
     storage, may = tmp_path / "scratch", os.access
     storage.mkdir()
     monkeypatch.setattr(doctor.os, "access", lambda p, mode: Path(p) != storage and may(p, mode))
-    assert doctor.main([SPACE, "--set", f"storage={storage}/runs", "--json"]) == 1
-    (row,) = [row for row in json.loads(capsys.readouterr().out) if row["name"] == "file"]
-    assert (row["state"], row["text"]) == ("problem", f"{storage} is not writable")
-    assert row["fix"] == "name another one with storage:"
+    status, rows = run(capsys, SPACE, "--set", f"storage={storage}/runs")
+    fix = "name another one with storage:"
+    assert (status, rows["file"]) == (1, ["problem", f"{storage} is not writable", fix])

@@ -15,7 +15,7 @@ from gdpo_tune.core.completions import Completion, write_completions
 from gdpo_tune.core.errors import ClusterLostError, UsageError
 from gdpo_tune.core.events import TrackingState
 from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.spec import load_spec
+from gdpo_tune.spec import load_spec, machine
 from gdpo_tune.tuning import runner
 from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.ray.cluster import Cluster
@@ -38,6 +38,7 @@ def end_with(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("runs/code").mkdir(parents=True)
     monkeypatch.setattr(cli, "probe_environment", lambda spec: {})
+    monkeypatch.setattr(machine, "list_other_sweeps", lambda: iter(()))  # of other tests
 
     def run(*records, interrupted=0, options=()):
         def end(spec, **_):
@@ -182,7 +183,7 @@ def test_trials_share_a_process_by_the_smallest_gpu_of_a_cluster(monkeypatch):
 
 
 def test_a_sweep_without_a_signal_ends_with_a_status_of_its_own(end_with, tmp_path, capsys):
-    """Source: issue 34, point 8; the status is that of `NoSignalError`."""
+    """The status is that of `NoSignalError`."""
     reason = "no signal: every advantage was 0 in 10 steps in a row: format is 0.000"
     records = [build_record(number, "failed") for number in range(1, 4)]
     records = [replace(r, reason=reason, directory=tmp_path / str(r.number)) for r in records]

@@ -247,7 +247,6 @@ def test_a_training_that_fails_says_why_and_can_be_started_again(fake, tmp_path)
 
 
 def test_a_training_without_a_signal_says_the_ways_on(fake, tmp_path):
-    """Source: issue 34, point 8."""
 
     def fail():
         write_completions(tmp_path / "runs" / "code-train-3", [Completion("a", "b", {"format": 0})])

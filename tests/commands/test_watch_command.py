@@ -73,6 +73,27 @@ def test_other_machines_are_served_only_on_request_and_with_a_warning(sweep):
         assert "warning: everyone who has this address can steer" in process.stderr.read()
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Sweeps.Example", "sweeps.example"),
+        ("localhost:8443", "localhost:8443"),
+        ("[::1]:8443", "[::1]:8443"),
+        ("bücher.example", "xn--bcher-kva.example"),  # as browsers send it: RFC 5891
+    ],
+)
+def test_the_name_of_a_proxy_is_as_browsers_send_it(text, name):
+    assert watch.build_parser().parse_args(["x", "--allow-host", text]).allow_host == [name]
+
+
+@pytest.mark.parametrize("text", ["https://sweeps.example", "*", "*.example", "a/b", "", "a b"])
+def test_what_is_no_name_of_a_proxy_is_refused_in_one_line(text, capsys):
+    with pytest.raises(SystemExit):
+        watch.build_parser().parse_args(["x", "--allow-host", text])
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert f"argument --allow-host: {text!r} is not the name of a host; write the name" in line
+
+
 @pytest.mark.integration
 def test_a_browser_is_opened_only_on_request(sweep, monkeypatch):
     opened = []

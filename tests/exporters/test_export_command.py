@@ -138,3 +138,21 @@ def test_help_imports_nothing_heavy():
     )
     assert done.stdout.strip().endswith("set()")
     assert all(name in done.stdout for name in registry.EXPORTERS)
+
+
+def test_a_base_in_a_directory_is_named_and_may_be_replaced(tmp_path, capsys):
+    """A path of this machine means nothing on another: transformers#10412."""
+    mine = tmp_path / "mine"
+    shutil.copytree(registry.POLICIES["embedded"], mine)
+    space = str(ROOT / "search_spaces" / "code.yaml")
+    fixed = [word for each in (*FIXED, f"policy={mine}") for word in ("--set", each)]
+    assert export.main([space, "--to", "trl", "--out", str(tmp_path / "a"), *fixed]) == 0
+    page = (tmp_path / "a" / PAGE).read_text()
+    assert f"| `grpo.yaml` | the directory {mine}, which another machine lacks" in page
+    assert f"--collect {tmp_path / 'a'} in place of --to and --out" in capsys.readouterr().out
+    other = ["--base-model", "org/mine", "--out", str(tmp_path / "b")]
+    assert export.main([space, "--to", "trl", *other, *fixed]) == 0
+    assert "org/mine" in (tmp_path / "b" / "grpo.yaml").read_text()
+    assert str(mine) not in (tmp_path / "b" / PAGE).read_text().split("## What you supply")[1]
+    with pytest.raises(UsageError, match="neither a whole path nor a Hub id"):
+        export.main([space, "--to", "trl", *fixed, "--base-model", "./mine"])

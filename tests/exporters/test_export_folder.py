@@ -216,7 +216,7 @@ def test_an_own_task_comes_along(tmp_path, name):
         "right": [1.0, 0.0],
         "short": [1.0, 0.0],
     }
-    assert "pip install --no-deps gdpo-tune" in (out / "DIFFERENCES.md").read_text()
+    assert "pip install --no-deps in a checkout" in (out / "DIFFERENCES.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from gdpo_tune.core.errors import IdentityError, LedgerHeldError, NonFiniteError
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.journal import LOCK, Lease, find_driver, is_held, repair
-from gdpo_tune.ledger.trial_encoding import encode_outcome
+from gdpo_tune.ledger.trial_encoding import decode_estimates, encode_estimates, encode_outcome
 from gdpo_tune.spec import SweepSpec
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
 
@@ -216,6 +216,16 @@ def test_rungs_read_back_with_their_standard_errors(spec: SweepSpec):
     assert [rung.completions for rung in written] == [1280, 1920]
     estimates = {"format": Estimate(0.5, 0.02), "correctness": Estimate(0.25, 0.02)}
     assert written[0] == Rung(20, estimates, spent)
+
+
+def test_equal_values_of_an_older_record_get_the_width_of_their_prompts():
+    """Source: Wilson 1927: 32 of 32 gives .893 to 1; a cost is known exactly."""
+    old = {"format": [1.0, 0.0], "length": [0.5, 0.02], "seconds": [1.0, 0.0]}
+    read = decode_estimates(old, 32)
+    assert read["format"].low == pytest.approx(0.893, abs=5e-4)
+    assert read["format"].is_constant
+    assert (read["length"], read["seconds"]) == (Estimate(0.5, 0.02), Estimate(1.0, 0.0))
+    assert decode_estimates(json.loads(json.dumps(encode_estimates(read))), 32) == read
 
 
 def test_the_order_of_rungs_over_all_trials_survives_the_process(spec: SweepSpec):

@@ -9,14 +9,18 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
 
 from gdpo_tune import load_sweep, publish
+from gdpo_tune.core.candidates import Part, check_weights
 from gdpo_tune.core.errors import HubError, UsageError
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.publishing.card_tables import describe_training
 from gdpo_tune.publishing.policy_files import find_kept_policy
 from gdpo_tune.results.open_sweep import find_sweep
 from gdpo_tune.results.warnings import list_result_warnings
@@ -194,6 +198,19 @@ def test_the_code_of_a_card_decodes_as_the_values_were_measured(tmp_path, hub, t
         assert (used.temperature, used.top_k, used.top_p) == (0.6, 0, 1.0)
 
 
+def test_weights_of_a_merge_sum_to_one():
+    """Rounded to three digits, thirds sum to .999, and `merge --weights` refuses them."""
+    parts = [Part(trial, 60, 1 / 3) for trial in range(3)]
+    sweep = SimpleNamespace(records=[SimpleNamespace(params={})] * 3)
+    spec = SimpleNamespace(
+        training=SimpleNamespace(steps=60), space=SimpleNamespace(select_active=lambda params: ())
+    )
+    publication: Any = SimpleNamespace(sweep=sweep, spec=spec)
+    candidate: Any = SimpleNamespace(record=SimpleNamespace(parts=parts))
+    shown = describe_training(publication, candidate)["parts"]
+    check_weights([float(part["weight"]) for part in shown])
+
+
 def test_a_merge_shows_its_parts(tmp_path, hub):
     directory = copy_stored_sweep(tmp_path)
     make_policy(directory / "trials" / "13" / "checkpoint-0")
@@ -203,6 +220,9 @@ def test_a_merge_shows_its_parts(tmp_path, hub):
     assert "| weight in the merge | 0.25 | 0.25 | 0.5 |" in text
     assert "| | 1@60 | 2@60 | 3@60 |" in text
     assert "- merge\n" in text
+    assert re.search(r"\ngdpo-tune merge \S+ --weights 1@60=0\.25,2@60=0\.25,3@60=0\.5\n", text)
+    assert "pip install gdpo-tune" not in text, "no such package is published"
+    assert "It needs Transformers 5 or newer" in text
     with pytest.raises(UsageError, match=r"merge-20 was not kept[\s\S]*is a merge|make it anew"):
         publish.main([f"{directory}:merge-20", "--to", "me/other"])
 

@@ -71,7 +71,7 @@ def test_the_fence_that_defines_the_function_is_the_program(completion):
         f"<answer>\n{PROGRAM}</answer>",
         f"It was\n```\nx\n```\nbut is\n```python3 \n{PROGRAM}\n```\nnow.",
         f"Sure, here it is:\n\n{PROGRAM}\n\nIt reads a number.",
-        # What LiveCodeBench's last pair of fences would take is the sample below (its issue 118).
+        # What LiveCodeBench's last pair of fences would take is the sample below.
         f"```python\n{PROGRAM}\n```\nFor\n```\n3\n```\nit prints\n```\n4\n```\n",
         f"<answer>```python\n{PROGRAM}\n```\nOutput:\n```\n4\n```\n</answer>",
         f"```\n{PROGRAM}\n```\nOutput:\n```\nyes\n```\n",

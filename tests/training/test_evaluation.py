@@ -20,7 +20,6 @@ from gdpo_tune.training.evaluation import (
     Evaluator,
     choose_shown_prompts,
     derive_seed,
-    estimate_metrics,
 )
 from gdpo_tune.training.rollout import generate
 from gdpo_tune.training.worker_cache import WorkerCache
@@ -109,33 +108,6 @@ def test_a_metric_of_nan_ends_the_trial(policy):
 
     with pytest.raises(NonFiniteError, match=r"metric hits .* on validation prompts"):
         build_evaluator(policy, Broken(SETTINGS)).evaluate(policy[0], "validation", 0)
-
-
-def test_mean_and_bootstrap_error():
-    values = np.random.default_rng(0).normal(3, 2, size=400)
-    estimate = estimate_metrics({"m": values.tolist()}, 1, 0)["m"]
-    assert estimate.mean == pytest.approx(values.mean())
-    assert estimate.se == pytest.approx(values.std(ddof=1) / 20, rel=0.1)
-
-
-def test_equal_completions_of_a_prompt_leave_the_error():
-    values = np.random.default_rng(0).normal(size=200)
-    once = estimate_metrics({"m": values.tolist()}, 1, 0)["m"]
-    copied = estimate_metrics({"m": np.repeat(values, 4).tolist()}, 4, 0)["m"]
-    assert copied.mean == pytest.approx(once.mean)
-    assert copied.se == pytest.approx(once.se)
-
-
-def test_a_constant_metric_has_no_error():
-    assert estimate_metrics({"m": [0.5] * 8}, 2, 0)["m"].se == 0
-
-
-def test_a_metric_that_one_prompt_alone_has_is_left_out():
-    """Source: arithmetic: the variance of a mean over n prompts needs n - 1 > 0."""
-    absent, once = [None] * 6, [None, None, 0.0, 1.0, None, None]
-    estimates = estimate_metrics({"a": absent, "m": [0.5, 1.0] * 3, "b": once}, 2, 0)
-    assert list(estimates) == ["m"]
-    assert estimate_metrics({"m": [0.0, 1.0]}, 2, 0) == {}
 
 
 @pytest.mark.parametrize("judged", [(), ("rare",)])

@@ -100,7 +100,7 @@ NO_SIGNAL = "no signal: every advantage was 0"
     ],
 )
 def test_a_sweep_stops_if_its_first_trainings_have_no_signal(tmp_path, ends, trials, is_dead):
-    """Source: issue 34, point 8: what no training learns from, no further one does."""
+    """What no training learns from, no further one does."""
     spec = load_code_spec(tmp_path, [f"search.trials={trials}"])
     records = [TrialRecord(0, "untrained", "complete", {}, 0, "baseline")]
     for number, end in enumerate(ends, 1):
@@ -121,7 +121,10 @@ def test_a_sweep_stops_if_its_first_trainings_have_no_signal(tmp_path, ends, tri
 @pytest.mark.parametrize(("se", "is_dead"), [(0.0, True), (0.1, False)])
 def test_one_training_is_enough_if_the_untrained_policy_earned_the_same(tmp_path, se, is_dead):
     spec = load_code_spec(tmp_path, [])
-    test = {"correctness": Estimate(0.0, 0.0), "format": Estimate(0.1, se)}
+    test = {
+        "correctness": Estimate(0.0, 0.02, is_constant=True),
+        "format": Estimate(0.1, se, is_constant=not se),
+    }
     untrained = TrialRecord(0, "untrained", "complete", {}, 0, "baseline", test=test)
     first = TrialRecord(1, "published", "failed", {}, 1, "model", reason=NO_SIGNAL)
     assert (find_dead_start(spec, [untrained, first]) == first) == is_dead

@@ -368,7 +368,6 @@ def test_checkpoints_stay_while_no_trial_is_feasible(tmp_path: Path):
 
 @pytest.mark.parametrize("share", [1.0, 0.9])
 def test_first_steps_without_a_signal_are_reported_once(spec: SweepSpec, share: float):
-    """Source: issue 34, point 8."""
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger, slots=3)
         names = [driver.ask() for _ in range(3)]
@@ -385,10 +384,12 @@ def test_first_steps_without_a_signal_are_reported_once(spec: SweepSpec, share: 
 
 @pytest.mark.parametrize("se", [0.0, 0.01])
 def test_an_untrained_policy_that_earns_nothing_is_reported(spec: SweepSpec, se: float):
-    """Source: issue 34, point 8."""
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
-        equal = {name: Estimate(0.0, se) for name in ("correctness", "format", "length")}
+        equal = {
+            name: Estimate(0.0, se, is_constant=not se)
+            for name in ("correctness", "format", "length")
+        }
         driver.end(driver.ask(), outcome=Outcome(equal, equal, Cost(), None))
         told = [str(e.incident) for e in driver.events if isinstance(e, IncidentOccurred)]
     assert len(told) == (se == 0)
@@ -396,7 +397,6 @@ def test_an_untrained_policy_that_earns_nothing_is_reported(spec: SweepSpec, se:
 
 
 def test_a_sweep_without_a_signal_starts_no_fourth_training(spec: SweepSpec):
-    """Source: issue 34, point 8."""
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
         driver.end(driver.ask())

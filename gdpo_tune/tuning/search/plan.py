@@ -163,7 +163,7 @@ def find_equal_rewards(spec: SweepSpec, record: TrialRecord) -> Mapping[str, flo
     """Return the held-out rewards if all completions earned the same of each; empty otherwise."""
     names = task_files.load_task_info(spec.task, spec.space.domains).rewards
     earned = {name: record.test[name] for name in names if name in record.test}
-    equal = all(estimate.se == 0 for estimate in earned.values())
+    equal = all(estimate.is_constant for estimate in earned.values())
     return {name: e.mean for name, e in earned.items()} if equal else {}
 
 
