@@ -21,7 +21,9 @@ def export(recipe: Recipe) -> base.Exported:
     """Return the recipe as Axolotl's configuration."""
     modes = ("gdpo", *trl.SCALE)
     base.check_support(recipe, LIBRARY, modes=modes, losses=trl.LOSSES, fractions=False)
-    total = recipe.training.completions_per_step
+    total, rollout = recipe.training.completions_per_step, recipe.rollout
+    share, longest = rollout.vllm_memory_share, recipe.max_sequence_length
+    engine = {"gpu_memory_utilization": share, "max_model_len": longest}
     sampling = trl.build_generation_kwargs(recipe, ends=True)
     plugin = {f"{PLUGIN}.py": _ORDER + _SAMPLING if sampling else _ORDER}
     settings: dict[str, object] = {
@@ -40,7 +42,8 @@ def export(recipe: Recipe) -> base.Exported:
             **trl.CORRECTED_KL,
             **_build_sampler(recipe),
         },
-        **_build_engine(recipe),
+        # An engine beside the trainer.
+        **({"vllm": engine} if rollout.engine == "vllm" and rollout.vllm_mode != "server" else {}),
         "datasets": [{"path": base.PROMPTS_FILE, "ds_type": "parquet", "split": "train"}],
         "skip_prepare_dataset": True,
         "shuffle_merged_datasets": False,
@@ -125,14 +128,6 @@ def _build_sampler(recipe: Recipe) -> dict[str, object]:
     return sampler
 
 
-def _build_engine(recipe: Recipe) -> dict[str, object]:
-    """Return the section `vllm:`, which configures an engine beside the trainer."""
-    if recipe.rollout.engine != "vllm" or recipe.rollout.vllm_mode == "server":
-        return {}
-    share = recipe.rollout.vllm_memory_share
-    return {"vllm": {"gpu_memory_utilization": share, "max_model_len": recipe.max_sequence_length}}
-
-
 def _build_adapters(recipe: Recipe) -> dict[str, object]:
     if not recipe.model.lora_rank:
         return {}
@@ -166,23 +161,17 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         both = "those of the tokenizer and of `generation_config.json`"
         alone = "the first alone: export where the policy is on the machine"
         rows = [base.Difference("tokens that end a completion", both, alone)]
+    if recipe.model.dtype != "float32" and not recipe.model.lora_rank:
+        changed = (
+            "bfloat16 on a GPU, so small changes are rounded away; "
+            f"`{base.START} --bf16 false` keeps and computes in float32"
+        )
+        rows.append(base.Difference("weights that are trained", "float32", changed))
     return [
         *rows,
-        *_list_weight_differences(recipe),
         *common_differences.list_order_differences(recipe),
         *trl.list_process_differences(recipe, "micro_batch_size"),
         *trl.list_shared_differences(recipe, trl.describe_small_gradients(recipe)),
         base.Difference("context_parallel_size above 1", ours, parallel),
         base.Difference("trainer underneath", "TRL 1.16", theirs),
     ]
-
-
-def _list_weight_differences(recipe: Recipe) -> list[base.Difference]:
-    """Return the difference that on a GPU the weights, too, are in bfloat16."""
-    if recipe.model.dtype == "float32" or recipe.model.lora_rank:
-        return []
-    theirs = (
-        "bfloat16 on a GPU, so small changes are rounded away; "
-        f"`{base.START} --bf16 false` keeps and computes in float32"
-    )
-    return [base.Difference("weights that are trained", "float32", theirs)]

@@ -42,6 +42,11 @@ def format_page(
     supplies = _format_table(("key", "what it needs"), supply) if supply else "Nothing."
     rows = [(row.topic, row.ours, row.theirs) for row in (*exported.differences, *differences)]
     sizes = SIZES if any(MEASURED in theirs for _, _, theirs in rows) else ""
+    goals = ", ".join(f"`{goal.name}` ({goal.direction})" for goal in objectives)
+    metrics = f"""
+Not exported: held-out evaluation. A sweep compares unweighted metrics ({goals}) on test prompts. \
+A reward that the library logs is none of them.
+"""
     prompts = (
         f"`run.sh` first makes `{PROMPTS_FILE}` of {recipe.data.source}. Without a network, make "
         f"it of a copy: `python {REFERENCE_FILE} FILE`. "
@@ -69,7 +74,7 @@ Start it in this directory:
 ## What differs
 
 {_format_table(("", "gdpo_tune", exported.library), rows)}
-{sizes}{_describe_metrics(recipe, objectives)}"""
+{sizes}{metrics if recipe.rewards else ""}"""
 
 
 def _format_transfer(recipe: Recipe) -> str:
@@ -115,17 +120,6 @@ def _list_items(recipe: Recipe, transfer: Transfer) -> Iterator[str]:
         "overlong": "`length_cache` carries over as a share of the longest, not in tokens.",
     }.get(str(shape), "The shape carries over, not its tokens.")
     yield f"Reward `{reward}`: {searched}, in the sweep; {wanted}, here. {meaning}"
-
-
-def _describe_metrics(recipe: Recipe, objectives: Sequence[Objective]) -> str:
-    """Return why logged rewards are not the values of the candidate; empty for a merge."""
-    if not recipe.rewards:
-        return ""
-    goals = ", ".join(f"`{goal.name}` ({goal.direction})" for goal in objectives)
-    return f"""
-Not exported: held-out evaluation. A sweep compares unweighted metrics ({goals}) on test prompts. \
-A reward that the library logs is none of them.
-"""
 
 
 def _list_supplies(recipe: Recipe, exported: Exported) -> dict[str, str]:

@@ -260,9 +260,8 @@ def list_shared_differences(recipe: Recipe, step_tokens: str = "") -> list[base.
     forced = [f"`{key}`" for key in list_own_settings(recipe) if NEUTRAL[key] is None]
     theirs = f"applies {', '.join(forced)}: remove them from its `generation_config.json`"
     row = base.Difference("sampling by the policy's own files", "ignored", theirs)
-    return [row] * bool(
-        forced and recipe.own_decoding
-    ) + common_differences.list_common_differences(
+    rows = [row] if forced and recipe.own_decoding else []
+    return rows + common_differences.list_common_differences(
         recipe,
         eps="",
         whitening="",

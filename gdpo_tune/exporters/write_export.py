@@ -39,6 +39,7 @@ from gdpo_tune.exporters.reward_file import (
     find_task_file,
     runs_programs,
 )
+from gdpo_tune.policies.hub import describe_policy
 from gdpo_tune.policies.prompts import CLOCK, FIXED_DATE, TEMPLATE_FILE
 from gdpo_tune.results.parents import explain_merge
 from gdpo_tune.results.retrain import TrainingRequest
@@ -82,6 +83,8 @@ def export_training(
         command = f"python -m gdpo_tune.export {{}} --to {library}"
         reason, fix = explain_merge(request.name, request.parents, request.sweep, command)
         raise ExportError(library, (SpecProblem(request.sweep, "", "", reason, fix),))
+    if request.spec.model.revision:
+        describe_policy(request.spec.policy, request.spec.model.revision)  # the Hub may have none
     ships = request.spec.policy in POLICIES and library not in MERGERS and not base_model
     recipe = build_recipe(request, base_model or (POLICY_COPY if ships else policy))
     exported: Exported = load(EXPORTERS[library])(recipe)

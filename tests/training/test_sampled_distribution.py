@@ -262,6 +262,31 @@ def test_the_temperature_of_evaluations_is_a_setting(tmp_path, monkeypatch):
     assert list(dict.fromkeys(used)) == [1.0, 0.5, None]  # None: the most likely token
 
 
+@pytest.mark.parametrize("model", [ModelSettings(), ModelSettings(lora_rank=2)])
+def test_a_checkpoint_records_by_which_decoding_it_was_judged(tmp_path, model):
+    # Source: generation_config.json, which `from_pretrained`, pipelines and vLLM read.
+    policy = write_gpt2(tmp_path / "policy", OWN_DECODING | {"eos_token_id": [5]})
+    settings = dataclasses.replace(ONE_STEP, steps=2, checkpoint_every=1)
+    settings = dataclasses.replace(settings, evaluate_every=1, evaluation_temperature=0.5)
+    run(policy, tmp_path / "trial", settings, model, temperature=0.7)
+    places = sorted((tmp_path / "trial").glob("checkpoint-*"))
+    assert places
+    for place in places:
+        config = json.loads((place / "generation_config.json").read_text())
+        del config["transformers_version"]
+        expected = {"do_sample": True, "temperature": 0.5, "top_k": 0, "top_p": 1.0}
+        assert config == {**expected, "eos_token_id": [1, 5], "pad_token_id": 0}
+
+
+def test_an_adapter_names_the_revision_of_its_base(tmp_path):
+    # Source: `revision` of `PeftConfig`; the Hub's commit where a sweep names none. peft#1567.
+    model = load_policy(write_gpt2(tmp_path / "policy"))[0]
+    model.config._commit_hash = "c" * 40
+    for revision, expected in (("v1.0", "v1.0"), ("", "c" * 40)):
+        settings = ModelSettings(lora_rank=2, revision=revision)
+        assert build_adapter_config(model, settings, "mine").revision == expected
+
+
 @pytest.mark.parametrize(
     ("share", "steps", "expected"),
     [(0.05, 10, 1), (0.0, 10, 0), (0.33, 3, 1), (0.67, 3, 3), (0.1, 60, 6), (0.07, 100, 7)],
