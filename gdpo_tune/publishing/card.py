@@ -145,7 +145,7 @@ def _build_metadata(
         base = {"base_model": spec.policy, "base_model_relation": relation}
     source, mode = spec.data.source, candidate.configuration.params.get("normalization")
     licence = publication.licence
-    keys = {"license": licence.identifier, "license_name": licence.name}
+    keys: dict[str, Any] = {"license": licence.identifier, "license_name": licence.name}
     keys["license_link"] = licence.link
     results = [
         EvalResult(

@@ -78,7 +78,8 @@ def read_progress(directory: Path, request: Mapping[str, Any]) -> MergeProgress:
         result = None
         if found := stored["result"]:
             test, cost = decode_estimates(found["test"]), Cost(**found["cost"])
-            read = {**found, "test": test, "cost": cost, "parents": tuple(found["parents"])}
+            read: dict[str, Any] = found | {"test": test, "cost": cost}
+            read["parents"] = tuple(found["parents"])
             result = MergeResult(**{field.name: read[field.name] for field in fields(MergeResult)})
     except (ValueError, KeyError, TypeError) as error:
         reason = f"it is damaged, or of another version ({error!r})"
