@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -142,13 +143,14 @@ def test_a_name_of_data_may_hold_quotes(tmp_path):
     assert len(read_prompts(out)) == 16
 
 
-def test_a_note_with_a_new_line_stays_a_comment(tmp_path):
-    (tmp_path / "a\nb").mkdir()
-    space = tmp_path / "a\nb" / "space.yaml"
+def test_a_note_with_a_new_line_stays_a_comment(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    space = Path("a\nb", "space.yaml")
+    space.parent.mkdir()
     (tmp_path / "sums.py").write_text(TASK.format(second="short", more="0", imports=""))
     space.write_text(f"task: {tmp_path}/sums.py:Sums{SPACE.format(second='short')}")
     export_training(build_request_from_file(space, []), "trl", "", tmp_path / "out")
-    assert "/a b/space.yaml\n" in (tmp_path / "out" / "grpo.yaml").read_text()
+    assert "# a b/space.yaml\n" in (tmp_path / "out" / "grpo.yaml").read_text()
 
 
 @pytest.mark.parametrize("kind", ["file", "link to nothing", "pipe"])
