@@ -191,12 +191,8 @@ def collect(options: argparse.Namespace) -> int:
             cache.save_format(place)
         load_policy(str(place))
 
-    unusable = (
-        PolicyError,
-        SafetensorError,
-        RuntimeError,
-        ValueError,
-    )  # PEFT has no type of its own
+    # PEFT has no type of its own.
+    unusable = (PolicyError, SafetensorError, RuntimeError, ValueError)
     try:
         policy = write_checkpoint(config.directory, config.training.steps, Cost(), fill).path
     except unusable as error:
