@@ -146,13 +146,15 @@ def collect(options: argparse.Namespace) -> int:
     Both are judged by the sweep's task on its test prompts, with the seeds of the trial.
 
     Raises:
-        UsageError: there are no weights, their library is not here, or `--out` is in use.
-        PolicyError: the weights are those of another model than the policy of the sweep.
+        UsageError: there are no weights, their library is not here, they are those of another
+            model than the policy of the sweep, or `--out` is in use.
     """
     from dataclasses import replace
 
+    from safetensors import SafetensorError
+
     from gdpo_tune.core.checkpoint_names import ADAPTER, ADAPTER_CONFIG
-    from gdpo_tune.core.errors import UsageError
+    from gdpo_tune.core.errors import PolicyError, UsageError
     from gdpo_tune.core.trials import Cost, Estimate
     from gdpo_tune.display.training import print_result
     from gdpo_tune.results.picking import load_and_pick
@@ -169,6 +171,7 @@ def collect(options: argparse.Namespace) -> int:
     if not is_adapter:
         config = replace(config, model=replace(config.model, lora_rank=0))
     cli.prepare_machine(request.spec)
+    from gdpo_tune.policies.load_policy import load_policy
     from gdpo_tune.training import train
     from gdpo_tune.training.checkpoints import write_checkpoint
     from gdpo_tune.training.lora import load_adapter, write_merged_policy
@@ -186,8 +189,18 @@ def collect(options: argparse.Namespace) -> int:
                 write_merged_policy(load_adapter(model, place), place)
             cache.tokenizer.save_pretrained(place)
             cache.save_format(place)
+        load_policy(str(place))
 
-    policy = write_checkpoint(config.directory, config.training.steps, Cost(), fill).path
+    # PEFT has no type of its own.
+    unusable = (PolicyError, SafetensorError, RuntimeError, ValueError)
+    try:
+        policy = write_checkpoint(config.directory, config.training.steps, Cost(), fill).path
+    except unusable as error:
+        shutil.rmtree(config.directory, ignore_errors=True)
+        detail = str(error.__cause__ or error).strip().rpartition("\n")[2].strip()
+        reason = f"its weights are not those of {request.spec.policy}, or are damaged: {detail}"
+        fix = "name what was trained from that policy, to its end"
+        raise UsageError(f"--collect {saved}: {reason}\n    fix: {fix}") from error
     test = train(config, resume=policy, report=lambda _step, _path: None).test
     values: Mapping[str, Estimate] = {}
     if request.name:
@@ -240,9 +253,10 @@ def find_policy(directory: Path) -> Path:
     here = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"}
     ended = subprocess.run(["bash", "-uc", line], env=here, capture_output=True, text=True)
     if ended.returncode:
+        reason = ended.stderr.strip().rpartition("\n")[2]
         raise UsageError(
             f"--collect: {file.parent} holds shards, and their library cannot join them here: "
-            f"{ended.stderr.strip().splitlines()[-1:]}\n    fix: where it is installed, run {line}"
+            f"{reason}\n    fix: where it is installed, run {line}"
             f"\n         then collect {target}"
         )
     return find_policy(target)

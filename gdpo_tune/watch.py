@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from gdpo_tune import cli
 from gdpo_tune.web.guard import HOST_NAME, Guard, is_loopback, list_own_names
@@ -115,9 +115,9 @@ def serve_page(options: argparse.Namespace) -> None:
 
 def parse_host_name(text: str) -> str:
     """Return the name of a proxy, and its port, as browsers send them."""
-    with suppress(UnicodeError):
+    with suppress(ValueError):  # of the encoding, of the port, or of an address
         name = text.encode("idna").decode().lower()
-        if HOST_NAME.fullmatch(name):
+        if HOST_NAME.fullmatch(name) and urlsplit(f"//{name}").port != 0:
             return name
     fix = "write the name alone, or with its port: sweeps.example or localhost:8443"
     raise argparse.ArgumentTypeError(f"{text!r} is not the name of a host; {fix}")

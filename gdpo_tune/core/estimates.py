@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaincinv
 
+from gdpo_tune.core.formatting import NOISE
 from gdpo_tune.core.trials import CLEAR, Estimate
 
 RESAMPLES = 1000
@@ -65,7 +66,7 @@ def estimate_mean(
     Source: Brown, Cai and DasGupta 2001, Interval estimation for a binomial proportion; Fay and
     Feuer 1997 (limits of weighted Poisson events).
     """
-    is_constant = lowest == highest
+    is_constant = highest - lowest <= NOISE * max(abs(lowest), abs(highest))
     if is_constant:
         spread, lowest, highest = 0.0, min(0.0, mean), max(1.0, mean)
     added = CLEAR**2 / (prompts + CLEAR**2)

@@ -86,7 +86,21 @@ def test_the_name_of_a_proxy_is_as_browsers_send_it(text, name):
     assert watch.build_parser().parse_args(["x", "--allow-host", text]).allow_host == [name]
 
 
-@pytest.mark.parametrize("text", ["https://sweeps.example", "*", "*.example", "a/b", "", "a b"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://sweeps.example",
+        "*",
+        "*.example",
+        "a/b",
+        "",
+        "a b",
+        "a:65536",
+        "a:0",
+        "[:::]",
+        "[::g]",
+    ],
+)
 def test_what_is_no_name_of_a_proxy_is_refused_in_one_line(text, capsys):
     with pytest.raises(SystemExit):
         watch.build_parser().parse_args(["x", "--allow-host", text])

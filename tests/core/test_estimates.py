@@ -61,6 +61,15 @@ def test_equal_values_between_the_ends_may_hide_others_on_both_sides():
     assert found.high == pytest.approx(0.9 * (1 - unseen) + unseen)
 
 
+@pytest.mark.parametrize(("usual", "other"), [(0.3, 0.1 + 0.2), (1e9, 1e9 + 1e-6)])
+def test_values_that_only_rounding_tells_apart_are_equal(usual, other):
+    """Source: IEEE 754: a mean of them may be the lowest of them, which leaves no gap."""
+    estimates = estimate_metrics({"m": [usual] * 15 + [other], "equal": [usual] * 16}, 1, 0)
+    assert estimates["m"].is_constant
+    assert estimates["m"].low == pytest.approx(estimates["equal"].low)
+    assert estimates["m"].se == pytest.approx(estimates["equal"].se)
+
+
 def test_small_values_keep_small_errors():
     values = 2e-5 + 1e-6 * np.random.default_rng(0).normal(size=128)
     found = estimate_metrics({"m": values.tolist()}, 1, 0)["m"]

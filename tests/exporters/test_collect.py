@@ -10,7 +10,9 @@ import json
 import re
 import shutil
 
+import peft
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from gdpo_tune import export
 from gdpo_tune.core import registry
@@ -67,6 +69,7 @@ def test_shards_whose_library_is_missing_are_refused_with_its_command(
     with pytest.raises(UsageError, match=re.escape(tool)) as error:
         export.find_policy(tmp_path)
     assert f"then collect {tmp_path / 'converted'}" in str(error.value)
+    assert "['" not in str(error.value)
     assert not (tmp_path / "converted").exists()
 
 
@@ -122,3 +125,24 @@ def test_a_policy_is_collected_and_compared_with_its_candidate(tmp_path, monkeyp
     assert f"0.800 ± 0.030  -0.100 ± {error:.3f}" in printed
     with pytest.raises(UsageError, match="move it, or choose another --out"):
         export.main(words)
+
+
+@pytest.mark.parametrize("kind", ["adapter", "model", "cut"])
+def test_weights_of_another_model_or_cut_ones_are_refused_and_leave_nothing(tmp_path, kind):
+    spec = load_code_spec(tmp_path)
+    with Ledger.open(spec) as ledger:
+        ledger.start(spec.space.complete_baseline({}), "search", "model", seed=7)
+        ledger.complete(0, build_outcome(0.9, 0.2, 0.5))
+    config = LlamaConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
+    other = LlamaForCausalLM(config)
+    settings = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    saved = peft.get_peft_model(other, settings) if kind == "adapter" else other
+    saved.save_pretrained(tmp_path / "other")
+    if kind == "cut":
+        weights = (registry.POLICIES["embedded"] / MODEL).read_bytes()
+        (tmp_path / "other" / MODEL).write_bytes(weights[: len(weights) // 2])
+    out = tmp_path / "out"
+    words = [f"{spec.directory}:0", "--collect", str(tmp_path / "other"), "--out", str(out)]
+    with pytest.raises(UsageError, match="other: its weights are not those of embedded"):
+        export.main(words)
+    assert not out.exists()
