@@ -61,6 +61,13 @@ def test_equal_values_between_the_ends_may_hide_others_on_both_sides():
     assert found.high == pytest.approx(0.9 * (1 - unseen) + unseen)
 
 
+def test_values_that_differ_by_rounding_are_equal():
+    """Source: the mean of these lies below the lowest one, and its spread is not 0."""
+    found = estimate_metrics({"m": [0.3] * 255 + [0.1 + 0.2]}, 1, 0)["m"]
+    assert found.is_constant
+    assert found.low < 0.3 < found.high
+
+
 def test_small_values_keep_small_errors():
     values = 2e-5 + 1e-6 * np.random.default_rng(0).normal(size=128)
     found = estimate_metrics({"m": values.tolist()}, 1, 0)["m"]
