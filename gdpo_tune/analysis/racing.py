@@ -154,7 +154,7 @@ def count_expected_changes(
     spread = np.asarray(errors, dtype=np.float64).reshape(points.shape)
     noise = np.random.default_rng(0).standard_normal((DRAWS, len(objectives)))
     no_worse = (points[:, None] <= points).all(axis=2)
-    dominates: Flags = no_worse & ~no_worse.T  # the row dominates the column
+    dominates: Flags = np.logical_and(no_worse, ~no_worse.T)  # the row dominates the column
     dominators = dominates.sum(axis=0)
     front = dominators == 0
     result = np.zeros(len(points))

@@ -142,13 +142,15 @@ def test_a_name_of_data_may_hold_quotes(tmp_path):
     assert len(read_prompts(out)) == 16
 
 
-def test_a_note_with_a_new_line_stays_a_comment(tmp_path):
+def test_a_note_with_a_new_line_stays_a_comment(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "a\nb").mkdir()
     space = tmp_path / "a\nb" / "space.yaml"
     (tmp_path / "sums.py").write_text(TASK.format(second="short", more="0", imports=""))
     space.write_text(f"task: {tmp_path}/sums.py:Sums{SPACE.format(second='short')}")
-    export_training(build_request_from_file(space, []), "trl", "", tmp_path / "out")
-    assert "/a b/space.yaml\n" in (tmp_path / "out" / "grpo.yaml").read_text()
+    place = space.relative_to(tmp_path)
+    export_training(build_request_from_file(place, []), "trl", "", tmp_path / "out")
+    assert "a b/space.yaml\n" in (tmp_path / "out" / "grpo.yaml").read_text()
 
 
 @pytest.mark.parametrize("kind", ["file", "link to nothing", "pipe"])

@@ -37,7 +37,9 @@ def test_a_trial_of_a_sweep_is_exported(sweep, tmp_path, capsys):
     names = {"verl.yaml", PAGE, "run.sh", "rewards.py", "prompts.parquet", "policy", "gdpo_sandbox"}
     assert {file.name for file in written.iterdir()} >= names
     assert "gdpo_reward_weights: [1.0, 0.2, 1.0]" in (written / "verl.yaml").read_text()
-    assert f"trial 1 of {directory}" in (written / PAGE).read_text()
+    page = (written / PAGE).read_text()
+    assert f"trial 1 of {sweep.directory.name}." in page
+    assert str(sweep.directory.parent) not in page  # a directory may name a person
     printed = capsys.readouterr().out
     assert "trial 1: correctness 0.700" in printed
     assert f"bash {written / 'run.sh'}" in printed

@@ -109,7 +109,7 @@ def find_canaries(directory: Path, *without: str, within: tuple[str, ...] = ("",
     ]
 
 
-@pytest.mark.system
+@pytest.mark.slow
 def test_no_canary_of_a_sweep_with_failures_leaves(tmp_path, store):
     """docs/publish.md and the card promise it; `ValueError` alone stays of an exception."""
     project = tmp_path / "kanarie-project"
