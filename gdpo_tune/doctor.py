@@ -3,7 +3,7 @@
     gdpo-tune doctor mine.yaml    without a file: the machine alone
 
 Exit status 0: nothing is a problem. 1: something is. No password is shown. --json may be passed on:
-it has no places, hosts and values, and quotes no error.
+it has no paths, hosts or values, and quotes no error.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ the library has trained, --collect makes a policy of what it saved and compares 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
 import shutil
@@ -153,6 +152,7 @@ def collect(options: argparse.Namespace) -> int:
 
     from safetensors import SafetensorError
 
+    from gdpo_tune.analysis.selection import subtract_estimates
     from gdpo_tune.core.checkpoint_names import ADAPTER, ADAPTER_CONFIG
     from gdpo_tune.core.errors import PolicyError, UsageError
     from gdpo_tune.core.trials import Cost, Estimate
@@ -205,11 +205,7 @@ def collect(options: argparse.Namespace) -> int:
     values: Mapping[str, Estimate] = {}
     if request.name:
         values = load_and_pick(options.source, options.pick, "export", merges=False)[1].values
-    apart = {
-        name: Estimate(test[name].mean - value.mean, math.hypot(test[name].se, value.se))
-        for name, value in values.items()
-        if name in test
-    }
+    apart = {n: subtract_estimates(test[n], value) for n, value in values.items() if n in test}
     print("\n".join(request.lines))
     columns = {"in the sweep": values, "collected": test, "difference": apart}
     print_result(request.spec.list_objectives(), columns)

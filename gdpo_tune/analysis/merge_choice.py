@@ -61,7 +61,11 @@ def choose_merge(
     known = read_evaluated(records, goals)
     policies = [entry for entry in known if entry.is_measured and len(entry.mixture) == 1]
     tried = [entry for entry in known if len(entry.mixture) > 1]
-    damaged = _find_damaged(tried)
+    failed = [
+        policy for merge in tried if merge.record.state == "failed" for policy in merge.mixture
+    ]
+    measured = {policy for merge in tried if merge.is_measured for policy in merge.mixture}
+    damaged = {p for p in failed if failed.count(p) >= MOST_FAILURES and p not in measured}
     parents = select_parents([p for p in policies if damaged.isdisjoint(p.mixture)])
     # `keep: front` has deleted policies of a sweep that is extended.
     kept = {p for entry in policies if entry.record.checkpoint is not None for p in entry.mixture}
@@ -108,15 +112,6 @@ def select_parents(policies: Sequence[Evaluated]) -> list[Evaluated]:
         distances[order] = -1.0
         order.append(int(np.argmax(distances)))
     return [kept[index] for index in order]
-
-
-def _find_damaged(tried: Sequence[Evaluated]) -> set[Policy]:
-    """Return the policies of `MOST_FAILURES` failed merges and no measured one."""
-    failed = [
-        policy for merge in tried if merge.record.state == "failed" for policy in merge.mixture
-    ]
-    measured = {policy for merge in tried if merge.is_measured for policy in merge.mixture}
-    return {p for p in failed if failed.count(p) >= MOST_FAILURES and p not in measured}
 
 
 def _list_mixtures(

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaincinv
 
-from gdpo_tune.core.formatting import NOISE
 from gdpo_tune.core.trials import CLEAR, Estimate
 
 RESAMPLES = 1000
@@ -58,15 +57,15 @@ def estimate_mean(
     """Build the estimate of a metric from its mean over prompts; it never lacks a width.
 
     Its error and interval are Wilson's, for any values: z^2 prompts are added, half of them with
-    the `lowest` value of a completion, half with the `highest`. Where these are equal, all from 0
-    to 1 were possible. Next to an end Wilson's interval is too short. So it leaves at most the
-    share of the gap that is the exact limit of (gap / spread)^2 Poisson events. `spread` is the
-    standard error of `mean`, clustered by prompt.
+    the `lowest` value of a completion, half with the `highest`. Where these are equal but for
+    rounding, all from 0 to 1 were possible. Next to an end Wilson's interval is too short. So it
+    leaves at most the share of the gap that is the exact limit of (gap / spread)^2 Poisson events.
+    `spread` is the standard error of `mean`, clustered by prompt.
 
     Source: Brown, Cai and DasGupta 2001, Interval estimation for a binomial proportion; Fay and
     Feuer 1997 (limits of weighted Poisson events).
     """
-    is_constant = highest - lowest <= NOISE * max(abs(lowest), abs(highest))
+    is_constant = math.isclose(lowest, highest)
     if is_constant:
         spread, lowest, highest = 0.0, min(0.0, mean), max(1.0, mean)
     added = CLEAR**2 / (prompts + CLEAR**2)

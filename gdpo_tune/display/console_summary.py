@@ -83,7 +83,12 @@ def print_summary(
         _print_prose(out, line, "dim")
     for agreement in measure_agreements(records, front.objectives):
         _print_prose(out, f"early scores: {agreement}", "dim")
-    _print_failures(out, records)
+    failed = [record for record in records if record.state == "failed"]
+    if failed:
+        _print_line(out, f"\n{len(failed)} failed", "bold")
+    for record in failed:
+        line = Text(f"{title_candidate(record.name)}: {record.reason or 'no reason recorded'}")
+        out.print(Padding(line, (0, 0, 0, 2)))
     _print_incidents(out, sessions)
     _print_outputs(out, spec, front)
     _print_next_steps(out, spec, chosen, view)
@@ -166,16 +171,6 @@ def _print_unmet(out: Console, spec: SweepSpec, records: Sequence[TrialRecord]) 
             closest = max(values) if bound.op == ">=" else min(values)
             text = f"the closest trial has {format_number(closest)} on validation"
         _print_line(out, f"  {name} {bound}: {text}")
-
-
-def _print_failures(out: Console, records: Sequence[TrialRecord]) -> None:
-    failed = [record for record in records if record.state == "failed"]
-    if failed:
-        _print_line(out, f"\n{len(failed)} failed", "bold")
-    for record in failed:
-        title = title_candidate(record.name)
-        line = Text(f"{title}: {record.reason or 'no reason recorded'}")
-        out.print(Padding(line, (0, 0, 0, 2)))
 
 
 def _print_incidents(out: Console, sessions: Sequence[Mapping[str, Any]]) -> None:

@@ -92,11 +92,12 @@ def _start_bundle(recipe: Recipe) -> tuple[Bundle, dict[str, str]]:
     rewards = [reward for reward in recipe.build_task().judged_rewards if reward.name in read]
     partial = {reward.name: reward.partial for reward in rewards if reward.partial is not None}
     uses_partial = recipe.shaping.partial_credit
+    sandbox = ", ".join(f"{k}={v!r}" for k, v in asdict(_hide(recipe.sandbox)).items())
     settings = {
         "SCORES": _add_functions(bundle, "SCORES", {r.name: r.score for r in rewards}),
         "PARTIAL_SCORES": _add_functions(bundle, "PARTIAL_SCORES", partial if uses_partial else {}),
         "LENGTH_LIMIT": f"LENGTH_LIMIT = {recipe.training.length_limit}",
-        "SANDBOX": f"SANDBOX = SimpleNamespace({_format_arguments(asdict(_hide(recipe.sandbox)))})",
+        "SANDBOX": f"SANDBOX = SimpleNamespace({sandbox})",
     }
     return bundle, settings
 
@@ -109,10 +110,6 @@ def _add_functions(
         bundle.add(function.__module__, function.__name__)
     entries = ", ".join(f'"{name}": {each.__name__}' for name, each in functions.items())
     return f"{setting} = {{{entries}}}"
-
-
-def _format_arguments(values: Mapping[str, object]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
 
 def _hide(sandbox: SandboxSettings) -> SandboxSettings:

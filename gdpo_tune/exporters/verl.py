@@ -8,7 +8,6 @@ experimental/{agent,reward}_loop/ of verl 0.9.1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
 
@@ -43,6 +42,10 @@ AGENTS = 8
 
 def export(recipe: Recipe) -> base.Exported:
     """Return the recipe as a configuration that inherits from verl's `ppo_trainer`."""
+    size, group = recipe.mini_batch, recipe.group_size
+    reason = f"verl counts in prompts, and this is no multiple of group_size {group}"
+    fix = f"--set training.mini_batch_size={math.lcm(size, group)}"
+    problem = SpecProblem(recipe.note, "training.mini_batch_size", str(size), reason, fix)
     base.check_support(
         recipe,
         LIBRARY,
@@ -55,7 +58,7 @@ def export(recipe: Recipe) -> base.Exported:
             "gdpo_no_std": "does not pass norm_adv_by_std_in_grpo on to its GDPO",
             "gd2po": "lacks GD2PO, which only its authors' fork of verl has",
         },
-        others=tuple(_find_problems(recipe)),
+        others=(problem,) if size % group else (),
     )
     kwargs = dict(recipe.model.chat_template_kwargs)
     settings: dict[str, object] = {
@@ -161,14 +164,6 @@ def _format_run(recipe: Recipe) -> str:
             '    "$@"',
         ]
     )
-
-
-def _find_problems(recipe: Recipe) -> Iterator[SpecProblem]:
-    size, group = recipe.mini_batch, recipe.group_size
-    if size % group:
-        reason = f"verl counts in prompts, and this is no multiple of group_size {group}"
-        fix = f"--set training.mini_batch_size={math.lcm(size, group)}"
-        yield SpecProblem(recipe.note, "training.mini_batch_size", str(size), reason, fix)
 
 
 def _build_algorithm(recipe: Recipe) -> dict[str, object]:

@@ -135,25 +135,21 @@ def _draw_panel(axis: Axes, front: Front, panel: Panel) -> None:
     axis.set_xlim(*panel.x.range)
     axis.set_ylim(*panel.y.range)
     style_axis(axis, panel.x.title, panel.y.title)
-    x, y = [x for x, _ in panel.staircase], [y for _, y in panel.staircase]
-    axis.plot(x, y, color=style.FAINT, linewidth=1.2, zorder=1)
+    stairs = [x for x, _ in panel.staircase], [y for _, y in panel.staircase]
+    axis.plot(*stairs, color=style.FAINT, linewidth=1.2, zorder=1)
     for merge, parent in list_lines_to_parents(front, panel):
         axis.plot([merge[0], parent[0]], [merge[1], parent[1]], **_TO_PARENTS)
     if not front.configurations:
         axis.text(0.5, 0.5, "no trial is complete yet", color=style.MUTED, ha="center")
     for configuration in front.configurations:
-        _draw_point(axis, panel, configuration)
-
-
-def _draw_point(axis: Axes, panel: Panel, configuration: Configuration) -> None:
-    x, y = panel.x.get_estimate(configuration), panel.y.get_estimate(configuration)
-    marker = _choose_marker(configuration)
-    is_baseline = configuration.role in style.BASELINES
-    if configuration.is_on_front or is_baseline:
-        color = style.INK if is_baseline else marker["markeredgecolor"]
-        bars: dict[str, Any] = {"ecolor": color, "elinewidth": 0.9, "alpha": 0.6, "fmt": "none"}
-        axis.errorbar(x.mean, y.mean, xerr=x.se, yerr=y.se, zorder=2, **bars)
-    axis.plot([x.mean], [y.mean], **marker)
+        x, y = panel.x.get_estimate(configuration), panel.y.get_estimate(configuration)
+        marker = _choose_marker(configuration)
+        is_baseline = configuration.role in style.BASELINES
+        if configuration.is_on_front or is_baseline:
+            color = style.INK if is_baseline else marker["markeredgecolor"]
+            bars: dict[str, Any] = {"ecolor": color, "elinewidth": 0.9, "alpha": 0.6, "fmt": "none"}
+            axis.errorbar(x.mean, y.mean, xerr=x.se, yerr=y.se, zorder=2, **bars)
+        axis.plot([x.mean], [y.mean], **marker)
 
 
 def _choose_marker(configuration: Configuration) -> dict[str, Any]:

@@ -118,9 +118,11 @@ def decode_trial(
         request=stored.get("request", ""),
         content=_describe_content(trial.number, contents[1:]),
         is_comparable=all(change["one_front"] for change in later),
-        kept_steps=_list_kept_steps(rungs, sweep / TRIALS / str(trial.number))
-        if outcome and stored["role"] != "member"
-        else (),
+        kept_steps=tuple(
+            rung.step
+            for rung in (rungs[:-1] if outcome and stored["role"] != "member" else ())
+            if (sweep / TRIALS / str(trial.number) / f"{CHECKPOINT_PREFIX}{rung.step}").is_dir()
+        ),
     )
 
 
@@ -131,11 +133,6 @@ def _describe_content(number: int, changes: Sequence[Mapping[str, Any]]) -> str:
         f"{format_list(change['changes'])} changed ({format_time(change['time'])})"
         for change in changes
     )
-
-
-def _list_kept_steps(rungs: Sequence[Rung], directory: Path) -> tuple[int, ...]:
-    steps = (rung.step for rung in rungs[:-1])
-    return tuple(s for s in steps if (directory / f"{CHECKPOINT_PREFIX}{s}").is_dir())
 
 
 def compute_violation(bound: Constraint, value: float) -> float:

@@ -19,6 +19,8 @@ _FORM = (
     *("config.json", "tokenizer*.*", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.*", "merges.txt"),
 )
+_STRUCTURE = ("model_type", "quantization_config")
+"""Settings that must agree with the weights."""
 _HASHED = 256
 """Leading values of each weight that the digest covers: enough to tell trained policies apart."""
 
@@ -54,7 +56,9 @@ def keep_form(directory: Path, policy: str, revision: str = "") -> None:
 
     Training changes weights alone. Version 5 of Transformers would write keys and a class that
     version 4 ignores or refuses: `rope_parameters`, `TokenizersBackend`. The type of the weights
-    and the chat template stay those of the directory. A base that is not at hand changes nothing.
+    and the chat template stay those of the directory. All its settings stay where `_STRUCTURE`
+    differs: the weights that are loaded of a multimodal or quantized base are not those that its
+    files describe. A base that is not at hand changes nothing.
 
     Source: MIGRATION_GUIDE_V5.md of Transformers; vllm#42624.
     """
@@ -66,6 +70,8 @@ def keep_form(directory: Path, policy: str, revision: str = "") -> None:
             if not settings.is_file():  # an adapter alone
                 continue
             written = json.loads(settings.read_bytes())
+            if any(key in content and content[key] != written.get(key) for key in _STRUCTURE):
+                continue
             key = "dtype" if "dtype" in content else "torch_dtype"  # version 5 reads both
             content[key] = written.get("dtype") or written.get("torch_dtype")
         elif "chat_template" in content and template.is_file():  # versions read one or the other
@@ -77,7 +83,5 @@ def keep_form(directory: Path, policy: str, revision: str = "") -> None:
 
 def find_required_version(directory: Path) -> int | None:
     """Return the first major version of Transformers that reads a policy; None: any does."""
-    texts = [file.read_text(encoding="utf-8") for file in directory.glob("*config.json")]
-    return (
-        5 if any(w in t for t in texts for w in ("rope_parameters", "TokenizersBackend")) else None
-    )
+    text = "".join(file.read_text(encoding="utf-8") for file in directory.glob("*config.json"))
+    return 5 if "rope_parameters" in text or "TokenizersBackend" in text else None

@@ -72,3 +72,14 @@ def test_a_base_that_is_not_at_hand_changes_nothing(tmp_path):
     directory = write(tmp_path / "trained", NEWER)
     keep_form(directory, "nobody/nothing")
     assert read(directory) == NEWER
+
+
+@pytest.mark.parametrize(
+    "other", [{"model_type": "vision"}, {"quantization_config": {"bits": 4}}], ids=str
+)
+def test_settings_of_other_weights_are_not_taken(tmp_path, other):
+    """Loading takes the text model out of one that sees, and dequantizes."""
+    directory = write(tmp_path / "trained", NEWER)
+    settings = {**OLDER["config.json"], **other}
+    keep_form(directory, str(write(tmp_path / "base", {**OLDER, "config.json": settings})))
+    assert read(directory) == {**OLDER, "config.json": NEWER["config.json"]}

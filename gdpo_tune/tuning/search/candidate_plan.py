@@ -32,7 +32,8 @@ def choose_candidate(
     """
     if not spec.has_candidates:
         return None
-    search, trained = spec.search, _count_ended(records)
+    search = spec.search
+    trained = sum(r.role in ("search", "member") and not r.is_open for r in records)
     share = 1.0 if at_end else math.sqrt(min(1.0, trained / search.trials))
     if _count(records, "checkpoint") < int(share * search.checkpoints.budget):
         part = choose_checkpoint(records, spec.list_objectives(), spec.meets_constraints)
@@ -73,7 +74,3 @@ def _tighten(goal: Objective, constraint: Constraint | None) -> Objective:
 
 def _count(records: Sequence[TrialRecord], role: Role) -> int:
     return sum(record.role == role for record in records)
-
-
-def _count_ended(records: Sequence[TrialRecord]) -> int:
-    return sum(r.role in ("search", "member") and not r.is_open for r in records)
