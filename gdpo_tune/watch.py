@@ -67,7 +67,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="name under which a proxy serves the page, with its port if the browser shows it",
     )
     parser.add_argument(
-        "--root-path", default="", help="path below which a proxy serves it, such as /sweeps"
+        "--root-path",
+        type=parse_root_path,
+        default="",
+        help="path below which a proxy serves it, such as /sweeps",
     )
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     return parser
@@ -108,9 +111,16 @@ def serve_page(options: argparse.Namespace) -> None:
             webbrowser.open(address)
         logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
         os.nice(10)  # trials come first
-        root_path = f"/{unquote(options.root_path).strip('/')}".rstrip("/")
-        app = build_app(View(sweep, make_plan, target), guard, root_path)
+        app = build_app(View(sweep, make_plan, target), guard, options.root_path)
         build_server(app).run(sockets=[listener])
+
+
+def parse_root_path(text: str) -> str:
+    """Return a path as servers see it: decoded, with a slash before it and none behind."""
+    if set(text) & set(":?#"):
+        fix = "write what stands between the name of the proxy and the page: /sweeps"
+        raise argparse.ArgumentTypeError(f"{text!r} is not a path; {fix}")
+    return f"/{unquote(text).strip('/')}".rstrip("/")
 
 
 def parse_host_name(text: str) -> str:

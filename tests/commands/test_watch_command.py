@@ -108,6 +108,14 @@ def test_what_is_no_name_of_a_proxy_is_refused_in_one_line(text, capsys):
     assert f"argument --allow-host: {text!r} is not the name of a host; write the name" in line
 
 
+@pytest.mark.parametrize("text", ["https://x.example/code", "/code?token=1", "/code#top"])
+def test_what_is_no_path_of_a_proxy_is_refused_in_one_line(text, capsys):
+    with pytest.raises(SystemExit):
+        watch.build_parser().parse_args(["x", "--root-path", text])
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert f"argument --root-path: {text!r} is not a path; write what stands between" in line
+
+
 @pytest.mark.integration
 def test_a_browser_is_opened_only_on_request(sweep, monkeypatch):
     opened = []
