@@ -49,6 +49,7 @@ def test_a_cpu_does_what_a_cpu_can_do(tmp_path: Path):
     assert (tmp_path / "sweep.log").is_file()
 
 
+@pytest.mark.slow  # as above
 def test_single_steps_can_be_run(tmp_path: Path):
     done = run("--small", "--only", "memory", "packing", "--output", str(tmp_path))
     assert done.returncode == 0, done.stderr

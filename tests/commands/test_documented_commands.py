@@ -8,12 +8,14 @@ import gzip
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from importlib import import_module
 
 import pytest
 
+from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.results.open_sweep import find_sweep
 from tests.support.paths import ROOT
 
@@ -67,6 +69,9 @@ def test_a_documented_command_works_on_the_default_sweep(line, directory, capsys
     module, arguments = split_command(line)
     if module == "gdpo_tune.merge" and "--dry-run" not in arguments:
         arguments.append("--dry-run")
+    if "--collect" in arguments:  # what the library would have trained there
+        shutil.copytree(POLICIES["embedded"], arguments[arguments.index("--collect") + 1])
+        arguments += ["--set", "training.test_prompts=4"]
     assert import_module(module).main(arguments) == 0, capsys.readouterr().out
 
 

@@ -48,7 +48,7 @@ def start(*words):
 def test_the_page_is_served_until_ctrl_c(sweep):
     with start(sweep, "--port", find_free_port()) as (printed, address, process):
         assert printed.startswith("code: http://127.0.0.1:")
-        with httpx.Client() as client:
+        with httpx.Client(timeout=60) as client:  # the first answer imports much
             assert client.get(address).status_code == 200
             root = address.partition("?")[0]
             state = client.get(f"{root}api/state").json()
