@@ -48,11 +48,8 @@ gpu-check:        ## what has to hold on the one GPU that may be used; no networ
 	python benchmarks/gpu_check.py
 bench-small:      ## the same scripts, seconds each, the check of a GPU without its sweeps and packs, which `slow` runs
 	python benchmarks/step.py --small
-	python benchmarks/pack.py --small
 	python benchmarks/driver.py --small
-	python benchmarks/utilisation.py --small
 	python benchmarks/tracking.py --small
-	python benchmarks/normalization.py --small
 	python benchmarks/search/samplers.py --small
 	python benchmarks/search/schedulers.py --small
 	python benchmarks/search/replay.py --small

@@ -29,6 +29,8 @@ from gdpo_tune import cli
 from gdpo_tune.core.registry import EXPORTERS
 
 if TYPE_CHECKING:
+    from gdpo_tune.core.trial_config import TrialConfig
+    from gdpo_tune.core.trials import Estimate
     from gdpo_tune.results.retrain import TrainingRequest
 
 WITHOUT_GDPO = ("openrlhf", "prime-rl")
@@ -145,17 +147,13 @@ def collect(options: argparse.Namespace) -> int:
     Both are judged by the sweep's task on its test prompts, with the seeds of the trial.
 
     Raises:
-        UsageError: there are no weights, their library is not here, they are those of another
-            model than the policy of the sweep, or `--out` is in use.
+        UsageError: there are no weights, their library is not here, or `--out` is in use.
     """
     from dataclasses import replace
 
-    from safetensors import SafetensorError
-
     from gdpo_tune.analysis.selection import subtract_estimates
-    from gdpo_tune.core.checkpoint_names import ADAPTER, ADAPTER_CONFIG
-    from gdpo_tune.core.errors import PolicyError, UsageError
-    from gdpo_tune.core.trials import Cost, Estimate
+    from gdpo_tune.core.checkpoint_names import ADAPTER_CONFIG
+    from gdpo_tune.core.errors import UsageError
     from gdpo_tune.display.training import print_result
     from gdpo_tune.results.picking import load_and_pick
     from gdpo_tune.results.retrain import build_trial_config
@@ -167,15 +165,41 @@ def collect(options: argparse.Namespace) -> int:
     if config.directory.exists():
         raise UsageError(f"{config.directory} exists\n    fix: move it, or choose another --out")
     saved = find_policy(options.collect)
-    is_adapter = (saved / ADAPTER_CONFIG).is_file()
-    if not is_adapter:
+    if not (saved / ADAPTER_CONFIG).is_file():
         config = replace(config, model=replace(config.model, lora_rank=0))
     cli.prepare_machine(request.spec)
-    from gdpo_tune.policies.load_policy import load_policy
     from gdpo_tune.training import train
+
+    policy = write_policy(saved, config)
+    test = train(config, resume=policy, report=lambda _step, _path: None).test
+    values: Mapping[str, Estimate] = {}
+    if request.name:
+        values = load_and_pick(options.source, options.pick, "export", merges=False)[1].values
+    apart = {n: subtract_estimates(test[n], value) for n, value in values.items() if n in test}
+    print("\n".join(request.lines))
+    columns = {"in the sweep": values, "collected": test, "difference": apart}
+    print_result(request.spec.list_objectives(), columns)
+    print(f"policy: {policy}")
+    return 0
+
+
+def write_policy(saved: Path, config: TrialConfig) -> Path:
+    """Write the policy or the adapter in `saved` as a checkpoint of a trial, and return its place.
+
+    Raises:
+        UsageError: they are those of another model than the policy of the trial, or damaged.
+    """
+    from safetensors import SafetensorError
+
+    from gdpo_tune.core.checkpoint_names import ADAPTER, ADAPTER_CONFIG
+    from gdpo_tune.core.errors import PolicyError, UsageError
+    from gdpo_tune.core.trials import Cost
+    from gdpo_tune.policies.load_policy import load_policy
     from gdpo_tune.training.checkpoints import write_checkpoint
     from gdpo_tune.training.lora import load_adapter, write_merged_policy
     from gdpo_tune.training.worker_cache import open_worker_cache
+
+    is_adapter = (saved / ADAPTER_CONFIG).is_file()
 
     def fill(place: Path) -> None:
         target = place / ADAPTER if is_adapter else place
@@ -194,23 +218,13 @@ def collect(options: argparse.Namespace) -> int:
     # PEFT has no type of its own.
     unusable = (PolicyError, SafetensorError, RuntimeError, ValueError)
     try:
-        policy = write_checkpoint(config.directory, config.training.steps, Cost(), fill).path
+        return write_checkpoint(config.directory, config.training.steps, Cost(), fill).path
     except unusable as error:
         shutil.rmtree(config.directory, ignore_errors=True)
         detail = str(error.__cause__ or error).strip().rpartition("\n")[2].strip()
-        reason = f"its weights are not those of {request.spec.policy}, or are damaged: {detail}"
+        reason = f"its weights are not those of {config.policy}, or are damaged: {detail}"
         fix = "name what was trained from that policy, to its end"
         raise UsageError(f"--collect {saved}: {reason}\n    fix: {fix}") from error
-    test = train(config, resume=policy, report=lambda _step, _path: None).test
-    values: Mapping[str, Estimate] = {}
-    if request.name:
-        values = load_and_pick(options.source, options.pick, "export", merges=False)[1].values
-    apart = {n: subtract_estimates(test[n], value) for n, value in values.items() if n in test}
-    print("\n".join(request.lines))
-    columns = {"in the sweep": values, "collected": test, "difference": apart}
-    print_result(request.spec.list_objectives(), columns)
-    print(f"policy: {policy}")
-    return 0
 
 
 def find_policy(directory: Path) -> Path:
