@@ -31,8 +31,8 @@ NEUTRAL: dict[str, Any] = {
     **dict.fromkeys(("top_h", "bad_words_ids", "sequence_bias", "forced_eos_token_id")),
     **dict.fromkeys(("exponential_decay_length_penalty", "stop_strings", "max_time")),
 }
-"""What `generate` of Transformers takes from the policy's own generation config where a call does
-not say it -> value that changes nothing; None if there is none."""
+"""Setting that `generate` of Transformers reads from the policy if a call leaves it out -> its
+neutral value; None if it has none."""
 MISSING = "counts as a raw 0, which is biased: advantages differ by up to 0.5 (measured)"
 MICRO_BATCHES = "tokens of a micro-batch: the gradient differs by 11 % (measured)"
 

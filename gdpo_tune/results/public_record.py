@@ -1,8 +1,9 @@
-"""What of a sweep may leave its author's machine: numbers, names of its file, closed vocabularies.
+"""Removal of private text from the records of a sweep before they are published.
 
-A field that `_FIELDS` does not name stays behind, and so does a text that its pattern does not
-match. Of a free text, such as the reason of a failure, phrases of this package stay, kinds of
-errors and places in its files. Rows, completions, exceptions, paths, hosts and people match none.
+`_FIELDS` lists the fields that are published, with a pattern for their text. All other fields, and
+texts that do not match, are removed. Of a free text, such as the reason of a failure, phrases of
+this package, kinds of errors and places in its files are kept. Rows, completions, messages of
+exceptions, paths, hosts and names of people match no pattern.
 """
 
 from __future__ import annotations

@@ -195,14 +195,16 @@ def _format_note(spec: SweepSpec, front: Front) -> str:
     states = [record.state for record in front.records]
     origins = "".join(f"- {line}\n" for line in describe_origins(front))
     origins += "\n" if origins else ""
+    report = "" if spec.tracking.private else "`report.html`, "  # it quotes reasons
+    place = "among this run's artifacts" if report else "in the sweep's directory"
     return (
         f"{views.format_links()}. These pages load {views.LOADED} trials, the front first; "
-        "`report.html` among this run's artifacts shows all.\n\n"
+        f"`report.html` {place} shows all.\n\n"
         f"Sweep **{spec.name}**: task `{spec.task}`, policy `{spec.policy}`; {goals}.\n\n"
         f"{states.count('complete')} trials complete, {states.count('failed')} failed; "
         f"{describe_front(build_figures(front))}.\n\n{origins}"
         "The trials are the children of this run: filter by `tags.pareto = 'true'`, sort by "
-        "`metrics.pareto/order`. Artifacts: `report.html`, `front.png`, `front.csv`, `spec.yaml`.\n"
+        f"`metrics.pareto/order`. Artifacts: {report}`front.png`, `front.csv`, `spec.yaml`.\n"
     )
 
 

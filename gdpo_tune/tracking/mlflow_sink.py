@@ -16,6 +16,7 @@ from gdpo_tune.core import events
 from gdpo_tune.core.steps import read_steps
 from gdpo_tune.core.trials import Measurement, TrialRecord
 from gdpo_tune.results.public_record import PublicFilter
+from gdpo_tune.results.summary import FRONT_FILE, REPORT_FILE
 from gdpo_tune.spec import dump_public_yaml, hide_passwords
 from gdpo_tune.tracking import run_content, views
 from gdpo_tune.tracking.mlflow_writer import MlflowWriter
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from gdpo_tune.tracking.front_projection import FrontWatch
 
 SPOOL = "spool.jsonl"
-FIGURES = ("report.html", "front.png")
 CLOSING_SECONDS = 10.0
 INTERVAL = 5.0
 """Seconds between two batches: many small updates of a trial become one request."""
@@ -110,9 +110,10 @@ class MlflowSink:
         self._update_front(ended=isinstance(event, events.TrialFinished))
 
     def log_figures(self) -> None:
-        """Attach `report.html` and `front.png` to the sweep's run if they are new."""
-        # a report quotes reasons and incidents
-        for path in (self._directory / name for name in FIGURES[bool(self._public) :]):
+        """Attach `front.png`, and a report that is not private, to the sweep's run if new."""
+        # A report quotes reasons and incidents.
+        names = [FRONT_FILE] if self._public else [REPORT_FILE, FRONT_FILE]
+        for path in (self._directory / name for name in names):
             if self._spool is not None and path.exists():
                 digest = hashlib.sha256(path.read_bytes()).hexdigest()
                 self._add({"run": SWEEP, "artifact": {"file": str(path), "sha256": digest}})
