@@ -16,7 +16,6 @@ from gdpo_tune.core import events
 from gdpo_tune.core.steps import read_steps
 from gdpo_tune.core.trials import Measurement, TrialRecord
 from gdpo_tune.results.public_record import PublicFilter
-from gdpo_tune.results.summary import FRONT_FILE, REPORT_FILE
 from gdpo_tune.spec import dump_public_yaml, hide_passwords
 from gdpo_tune.tracking import run_content, views
 from gdpo_tune.tracking.mlflow_writer import MlflowWriter
@@ -111,6 +110,8 @@ class MlflowSink:
 
     def log_figures(self) -> None:
         """Attach `front.png`, and a report that is not private, to the sweep's run if new."""
+        from gdpo_tune.results.summary import FRONT_FILE, REPORT_FILE
+
         # A report quotes reasons and incidents.
         names = [FRONT_FILE] if self._public else [REPORT_FILE, FRONT_FILE]
         for path in (self._directory / name for name in names):
