@@ -108,11 +108,7 @@ def measure_sizes(spec: SweepSpec) -> dict[str, int]:
     """Return the bytes of the files that a sweep keeps."""
     directory = spec.directory
     steps = sum(file.stat().st_size for file in directory.glob("trials/*/steps.jsonl"))
-    sizes = {"step_metrics": steps}
-    for name in ("ledger.journal", "spool.jsonl"):
-        file = directory / name
-        sizes[name] = file.stat().st_size if file.exists() else 0
-    return sizes
+    return {"step_metrics": steps, "ledger.journal": (directory / "ledger.journal").stat().st_size}
 
 
 @contextmanager
@@ -152,7 +148,7 @@ def run_watched_sweep(output: Path, spec: SweepSpec, slots: int, kill_after: int
     from rich.console import Console
 
     from gdpo_tune.display import LiveDisplay
-    from gdpo_tune.tracking import MlflowSink
+    from gdpo_tune.tracking import MlflowTracker
     from gdpo_tune.tuning.runner import run_sweep
     from gdpo_tune.tuning.search.projection import Projection
 
@@ -170,7 +166,7 @@ def run_watched_sweep(output: Path, spec: SweepSpec, slots: int, kill_after: int
     with (
         Path(os.devnull).open("w") as null,
         simulate_processes(slots, simulate_results),
-        MlflowSink(spec) as sink,
+        MlflowTracker(spec) as sink,
         LiveDisplay(spec, Console(file=null), sink.get_state) as display,
     ):
         run_sweep(spec, listeners=[sink, display, watch])

@@ -46,7 +46,6 @@ def finish_ours(output: Path, spec: SweepSpec) -> None:
     }
     with measure("one picture of the live display"):
         draw(spec, records)
-    figures["spool"] = count_messages(spec)
     output.write_text(json.dumps(figures))
 
 
@@ -62,13 +61,3 @@ def draw(spec: SweepSpec, records: Any) -> None:
         display = LiveDisplay(spec, console)
         display._progress.update(SweepStarted(records, len(records)))
         console.print(display.render())
-
-
-def count_messages(spec: SweepSpec) -> dict[str, int]:
-    """Count the messages and metrics that would go to MLflow."""
-    count = metrics = 0
-    with (spec.directory / "spool.jsonl").open() as lines:
-        for line in lines:
-            count += 1
-            metrics += len(json.loads(line).get("metrics", ()))
-    return {"messages": count, "metrics": metrics}

@@ -38,7 +38,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
         "gdpo_tune.tuning.ray.failures:Attempts.on_trial_result",
         "gdpo_tune.tuning.ray.failures:Attempts.on_trial_complete",
     ),
-    "spool": ("gdpo_tune.tracking.mlflow_sink:MlflowSink.__call__",),
+    "tracking": ("gdpo_tune.tracking.mlflow_sink:MlflowTracker.__call__",),
     "display": ("gdpo_tune.display.live:LiveDisplay.__call__",),
     "simulation": ("scale_executor:SimulatedActors.next",),
     "simulated processes": (

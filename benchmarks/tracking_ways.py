@@ -51,11 +51,11 @@ class Ours:
     def __init__(self, uri: str, directory: Path, load: Load) -> None:
         from gdpo_tune.core.events import SweepStarted
         from gdpo_tune.spec import load_spec
-        from gdpo_tune.tracking import MlflowSink
+        from gdpo_tune.tracking import MlflowTracker
 
         path = directory / "tracked.yaml"
         path.write_text(SPACE.format(uri=uri, directory=directory, steps=load.steps))
-        self._sink = MlflowSink(load_spec(path))
+        self._sink = MlflowTracker(load_spec(path))
         self._sink(SweepStarted((), load.trials))
         # as the other ways do, import mlflow before the first call
         while self._sink.get_state().pending:

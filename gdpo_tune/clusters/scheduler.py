@@ -1,6 +1,6 @@
 """What a schedule does next, by its file, its state and the clock.
 
-Due is every time of the schedule after the last one that was handled. Each is handled once:
+Every fire time after the last handled one is due. Each is handled once:
 started, skipped or queued. If several are due at once, only the last one is started. Each action is
 recorded before it is done, and backends are idempotent: if the process is killed between the two,
 the next tick repeats the action under the same name.
@@ -43,9 +43,9 @@ from gdpo_tune.clusters.schedule_storage import ScheduleStorage
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError, GdpoTuneError, UsageError
 from gdpo_tune.core.webhook import post_message
 
-ON_TIME = timedelta(minutes=10)
+TICK_TOLERANCE = timedelta(minutes=10)
 """Delay allowed under `missed: skip`: `tick` may be called only every few minutes."""
-AFTER_REFUSAL = timedelta(minutes=10)
+REFUSAL_BACKOFF = timedelta(minutes=10)
 """Pause before the next attempt after a refusal: a server may answer again by then."""
 REFUSED = 2
 """Exit status of a sweep that did not start: the next attempt would be refused as well."""
@@ -113,7 +113,7 @@ class Scheduler:
             UsageError: the time lies in the future, or there is no schedule.
         """
         clock, schedule = self.clock(), self.sweep.settings.schedule
-        if at is not None and at - clock > ON_TIME:
+        if at is not None and at - clock > TICK_TOLERANCE:
             # the schedule would start no run for the times before it
             raise UsageError(
                 f"--at {at.isoformat()}: that time has not come\n"
@@ -135,12 +135,12 @@ class Scheduler:
         once: bool = False,
         every: float = 10.0,
         report: Callable[[Scheduler], None] = lambda _: None,
-        taken_back: threading.Event | None = None,
+        preempted: threading.Event | None = None,
     ) -> int:
         """Run the sweep for a time; return the exit status. Repeating the call changes nothing.
 
         With `wait` it polls every `every` seconds until the run has ended. With `once` a run that
-        failed or was stopped is not resumed. `report` is called after each poll. `taken_back` is
+        failed or was stopped is not resumed. `report` is called after each poll. `preempted` is
         set when another scheduler takes this machine back.
 
         Raises:
@@ -165,9 +165,9 @@ class Scheduler:
                 return EXIT_STATUS[run.state]
             if not wait:
                 return 0
-            if taken_back is None:
+            if preempted is None:
                 time.sleep(every)
-            elif taken_back.wait(every):
+            elif preempted.wait(every):
                 # Nothing is recorded: the next call finds this machine lost, and resumes the run.
                 active, waited = self.state.active, 0.0
                 job, backend = active and active.job, self.build_backend(self.sweep)
@@ -273,7 +273,11 @@ class Scheduler:
         if not due:
             return None
         *earlier, latest = due
-        grace = timedelta(seconds=policy.missed_grace) if policy.missed == "run_once" else ON_TIME
+        grace = (
+            timedelta(seconds=policy.missed_grace)
+            if policy.missed == "run_once"
+            else TICK_TOLERANCE
+        )
         if now - latest > grace:
             late, allowed = (format_duration(d.total_seconds()) for d in (now - latest, grace))
             return self._skip(due, "missed", f"{late} late, {allowed} allowed")
@@ -400,11 +404,16 @@ class Scheduler:
                 "`render --to slurm` and `rayjob` start runs as local ones: call those with --here"
             )
         status = backend.poll(run.job)
-        if status.running:
-            if run.stop_since is not None:
-                backend.stop(run.job, (self.clock() - run.stop_since).total_seconds())
+        if not status.running:
+            self._record(self._end_attempt(run, status))
+            return True
+        now = self.clock()
+        if run.stop_since is not None:
+            backend.stop(run.job, (now - run.stop_since).total_seconds())
+        if status.reason == run.unknown:
             return False
-        self._record(self._end_attempt(run, status))
+        run.unknown = status.reason
+        self._record(ScheduleEvent("asked", now, f"{run.name}: {status.reason or 'it runs'}."))
         return True
 
     def _stop_if_needed(self, run: ScheduledRun) -> ScheduleEvent | None:
@@ -424,11 +433,10 @@ class Scheduler:
 
     def _start_attempt(self, run: ScheduledRun) -> bool:
         now, attempt = self.clock(), run.attempt
-        if run.stop_reason:
-            self._record(self._end(run, "stopped", run.stop_reason, None))
-            return True
         if run.not_before is not None and now < run.not_before:
-            return False
+            if run.stop_reason:  # otherwise it may have been submitted: found, it is stopped
+                self._record(self._end(run, "stopped", run.stop_reason, None))
+            return bool(run.stop_reason)
         backend = self.build_backend(self.sweep)
         try:
             job = backend.submit(build_job(self.sweep, run))
@@ -457,12 +465,15 @@ class Scheduler:
             return self._retry(run, status.reason, refused=status.exit_status == REFUSED)
         return self._end(run, "failed", status.reason, status.exit_status)
 
-    def _retry(self, run: ScheduledRun, reason: str = "", *, refused: bool = False) -> ScheduleEvent:
+    def _retry(
+        self, run: ScheduledRun, reason: str = "", *, refused: bool = False
+    ) -> ScheduleEvent:
         """Begin the next attempt at a run; after a refusal only after a pause."""
         now = self.clock()
         run.attempt += 1
         run.state, run.job, run.stop_reason, run.stop_since = "starting", None, "", None
-        run.not_before = now + AFTER_REFUSAL if refused else None
+        run.unknown = ""
+        run.not_before = now + REFUSAL_BACKOFF if refused else None
         later = f", not before {run.not_before:%FT%TZ}" if run.not_before else ""
         because = f": {reason}" if reason else ""
         text = f"{run.name} gets attempt {run.attempt}{later}{because}."
@@ -486,7 +497,8 @@ class Scheduler:
         hours, now = float(figures.get("gpu_hours", unread or 0.0)), self.clock()
         run.spent.append((now, max(0.0, hours - run.gpu_hours)))
         description = describe_figures(figures)
-        run.state, run.summary = end_state, ". ".join(filter(None, [reason, description]))
+        run.state, run.unknown = end_state, ""
+        run.summary = ". ".join(filter(None, [reason, description]))
         details: dict[str, Any] = {"run": run.name, "attempt": run.attempt, "state": end_state}
         details |= {"reason": reason} if reason else {}
         details |= {"status": exit_status} if exit_status is not None else {}

@@ -1,13 +1,15 @@
 """`steps.jsonl`: the measurements of one trial, a line each, only ever appended to.
 
-A line is `{"step": 3, "metrics": {"train/loss": ...}, "cost": {"completions": ...}}`. A trial that
-resumes from a checkpoint repeats steps that an interrupted attempt had written: a line
-supersedes every earlier line of the same or a later step. A line that a crash cut short is skipped.
+A line is `{"step": 3, "metrics": {"train/loss": ...}, "cost": {"completions": ...}, "time": ...}`;
+`time` is Unix time in seconds, which older files lack. A trial that resumes from a checkpoint
+repeats steps that an interrupted attempt had written: a line supersedes every earlier line of the
+same or a later step. A line that a crash cut short is skipped.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +20,26 @@ from gdpo_tune.core.trials import Cost, Measurement
 STEPS_FILE = "steps.jsonl"
 REWARDS = "rewards/"
 """Prefix of the step metrics of each reward, as TRL names them."""
+ZERO_STD = "frac_reward_zero_std"
+"""Share of the groups whose rewards are all equal, as TRL names it."""
+NO_ADVANTAGE = "frac_advantage_zero"
+"""Share of the completions that teach nothing, because their advantage is exactly 0."""
+CLIPPED = "completions/clipped_ratio"
+"""Share of the completions that were cut at `training.max_completion_length`, as TRL names it."""
+KEPT = (
+    *("loss", "grad_norm", "learning_rate", "entropy", "kl", "clip_ratio/region_mean"),
+    *("reward", "reward_std", ZERO_STD, NO_ADVANTAGE, "completions/mean_length", CLIPPED),
+    "sampling/importance_sampling_ratio/mean",
+    "sampling/sampling_logp_difference/mean",
+    "sampling/sampling_logp_difference/max",
+)
+"""Step metrics of TRL that are kept, besides those of each reward.
+
+`frac_advantage_zero` is ours. `kl` exists where beta is above 0. Lengths are in tokens. With vLLM,
+the ratio is a mean over completions, those beyond TRL's bound counted as 0, and differences are in
+nats per token between engine and trainer."""
+MOST_CUT = 0.5
+"""Above this share of cut completions, the cut is named as the cause of equal rewards."""
 EARLIER_NAMES = {
     "train/reward/": f"train/{REWARDS}",
     "/dead_groups": "/frac_reward_zero_std",
@@ -40,16 +62,21 @@ def is_kept(step: int, last: int) -> bool:
     return step >= last or step % -(-last // MOST_POINTS) == 0
 
 
+def teaches_nothing(step: Measurement) -> bool:
+    """Return whether every advantage of a step was 0."""
+    return step.metrics.get(f"train/{NO_ADVANTAGE}") == 1
+
+
 def append_step(directory: Path, measurement: Measurement) -> None:
     """Append one measurement to the trial's file, which is created if missing."""
-    line = json.dumps(
-        {
-            "step": measurement.step,
-            "metrics": dict(measurement.metrics),
-            "cost": asdict(measurement.cost),
-        },
-        allow_nan=False,
-    )
+    content: dict[str, Any] = {
+        "step": measurement.step,
+        "metrics": dict(measurement.metrics),
+        "cost": asdict(measurement.cost),
+    }
+    if measurement.time is not None:
+        content["time"] = measurement.time
+    line = json.dumps(content, allow_nan=False)
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / STEPS_FILE).open("ab+") as file:
         if file.tell() and not _ends_line(file):
@@ -67,11 +94,17 @@ def read_first_steps(directory: Path) -> list[Measurement]:
 
     Unlike the latest one, it never changes.
     """
-    steps: list[Measurement] = []
     with suppress(FileNotFoundError), (directory / STEPS_FILE).open("rb") as file:
-        for measurement in map(_parse_line, file):
-            if measurement is not None and (not steps or measurement.step > steps[-1].step):
-                steps.append(measurement)
+        return parse_first_steps(file)
+    return []
+
+
+def parse_first_steps(lines: Iterable[bytes]) -> list[Measurement]:
+    """Return the first measurement of each step in the lines of a file, by step."""
+    steps: list[Measurement] = []
+    for measurement in map(_parse_line, lines):
+        if measurement is not None and (not steps or measurement.step > steps[-1].step):
+            steps.append(measurement)
     return steps
 
 
@@ -119,7 +152,8 @@ def _parse_line(line: bytes) -> Measurement | None:
     try:
         record: dict[str, Any] = json.loads(line)
         metrics = {_update_name(name): value for name, value in record["metrics"].items()}
-        return Measurement(record["step"], metrics, Cost(**record["cost"]))
+        cost, time = Cost(**record["cost"]), record.get("time")
+        return Measurement(record["step"], metrics, cost, time=time and float(time))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 

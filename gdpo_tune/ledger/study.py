@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
 
 import optuna
 from optuna.exceptions import ExperimentalWarning
@@ -14,9 +18,12 @@ from optuna.storages import BaseStorage, JournalStorage
 
 from gdpo_tune.core.errors import IdentityError, SpecError, UsageError
 from gdpo_tune.core.files import write_atomically
+from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.spec import SweepSpec, dump_public_yaml, load_spec
-from gdpo_tune.spec.model import SPEC, list_decisive_values, list_differences
+from gdpo_tune.spec.model import list_decisive_values, list_differences
 
+SWEEP_ID = "sweep_id"
+"""Attribute of the study: a random id, by which MLflow's runs of this ledger are found."""
 MOST_DIFFERENCES = 4
 """Number of differences between two sweeps that a message lists."""
 
@@ -35,9 +42,12 @@ def open_study(storage: JournalStorage, spec: SweepSpec, *, writable: bool) -> o
         study = optuna.load_study(storage=storage, study_name=name, sampler=sampler)
     elif writable:
         study = create_study(storage, spec.name, spec, sampler)
-        study.set_user_attr("id", uuid.uuid4().hex)
+        study.set_user_attr(SWEEP_ID, uuid.uuid4().hex)
     else:
         raise UsageError(f"there is no sweep in {spec.location} yet")
+    earlier = _find_earlier_id(spec.directory) if stored and writable else ""
+    if earlier and SWEEP_ID not in study.user_attrs:
+        study.set_user_attr(SWEEP_ID, earlier)
     if writable and study.metric_names is None:
         name_objectives(study, list(spec.objectives))
     identity = study.user_attrs.get("identity")
@@ -49,6 +59,38 @@ def open_study(storage: JournalStorage, spec: SweepSpec, *, writable: bool) -> o
             "    fix: choose another --name, or --fresh to move that one aside"
         )
     return study
+
+
+def _find_earlier_id(directory: Path) -> str:
+    """Return the id that earlier versions kept with what they sent to MLflow; empty if none."""
+    try:
+        with (directory / "spool.jsonl").open(encoding="utf-8") as file:
+            return str(json.loads(file.readline())["tags"][SWEEP_ID])
+    except (OSError, ValueError, KeyError, TypeError):  # there is none, or it is damaged
+        return ""
+
+
+def pin_template_date(study: optuna.Study, spec: SweepSpec, *, writable: bool) -> SweepSpec:
+    """Return the spec with the date for chat templates that the sweep recorded at its first start.
+
+    A sweep that recorded none is given one if it is `writable`, and else keeps that of its file.
+
+    Raises:
+        IdentityError: the spec names another date.
+    """
+    named = spec.model.template_date
+    recorded: str = study.user_attrs.get("template_date", "")
+    if not recorded and not writable:
+        return spec
+    if not recorded:
+        recorded = named or date.today().isoformat()
+        study.set_user_attr("template_date", recorded)
+    if named not in ("", recorded):
+        raise IdentityError(
+            f"{spec.location} was started with model.template_date = {recorded}, not {named}\n"
+            "    fix: remove that key, choose another --name, or --fresh to move that sweep aside"
+        )
+    return spec.model_copy(update={"model": replace(spec.model, template_date=recorded)})
 
 
 def describe_differences(spec: SweepSpec) -> str:
@@ -95,8 +137,8 @@ def name_objectives(study: optuna.Study, names: list[str]) -> None:
 
 def write_spec(spec: SweepSpec) -> None:
     """Write the resolved spec, readable by its owner alone if it contains a password."""
-    content = spec.dump_yaml()
-    mode = 0o644 if content == dump_public_yaml(spec) else 0o600
+    content = spec.dump_stored_yaml()
+    mode = 0o644 if content == dump_public_yaml(spec, stored=True) else 0o600
     write_atomically(spec.directory / SPEC, content, mode=mode)
 
 

@@ -18,16 +18,11 @@ from typing import TYPE_CHECKING, Any
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.analysis.origins import summarize_origins
 from gdpo_tune.core.candidates import format_parts, title_candidate
-from gdpo_tune.core.formatting import (
-    CANDIDATE_COLORS,
-    INK,
-    MODE_COLORS,
-    OTHER_COLOR,
-    get_mode,
-)
+from gdpo_tune.core.formatting import CANDIDATE_COLORS, INK, MODE_COLORS, OTHER_COLOR, get_mode
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.results.front_csv import format_front_csv
+from gdpo_tune.results.front_figures import build_figures, describe_front
 from gdpo_tune.results.summary import TABLE_FILE, describe_origins
 from gdpo_tune.tracking import views
 from gdpo_tune.tracking.run_content import (
@@ -142,19 +137,18 @@ def choose_color(record: TrialRecord, *, on_front: bool) -> str:
 def _format_note(spec: SweepSpec, front: Front, site: views.Site) -> str:
     goals = ", ".join(f"{goal.direction} `{goal.name}`" for goal in front.objectives)
     states = [record.state for record in front.records]
-    bounds = front.hypervolume_interval
-    interval = f" (95 %: {bounds.low:.4f} to {bounds.high:.4f})" if front.members else ""
     origins = "".join(f"- {line}\n" for line in describe_origins(front))
     origins += "\n" if origins else ""
+    report = "" if spec.tracking.private else "`report.html`, "  # it quotes reasons
+    place = "among this run's artifacts" if report else "in the sweep's directory"
     return (
         f"{views.format_links(site)}. These pages load {views.LOADED} trials, the front first; "
-        "`report.html` among this run's artifacts shows all.\n\n"
+        f"`report.html` {place} shows all.\n\n"
         f"Sweep **{spec.name}**: task `{spec.task}`, policy `{spec.policy}`; {goals}.\n\n"
         f"{states.count('complete')} trials complete, {states.count('failed')} failed; "
-        f"{len(front.members)} configurations on the front, "
-        f"hypervolume {front.hypervolume:.4f}{interval}.\n\n{origins}"
+        f"{describe_front(build_figures(front))}.\n\n{origins}"
         "The trials are the children of this run: filter by `tags.pareto = 'true'`, sort by "
-        "`metrics.pareto/order`. Artifacts: `report.html`, `front.png`, `front.csv`, `spec.yaml`.\n"
+        f"`metrics.pareto/order`. Artifacts: {report}`front.png`, `front.csv`, `spec.yaml`.\n"
     )
 
 
@@ -192,7 +186,8 @@ def _list_policy_files(
     files: dict[str, str | Path] = {
         f"{POLICY}/README.md": (
             f"The policy of {title_candidate(member.name)} of sweep {spec.name}: "
-            f"`{policy or 'its checkpoint was not kept'}`\n\n{loading if policy else ''}{again}"
+            f"`{policy or 'its checkpoint was not kept, or is private'}`\n\n"
+            f"{loading if policy else ''}{again}"
         )
     }
     if policy and not is_url(policy):

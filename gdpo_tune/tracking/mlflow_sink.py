@@ -4,6 +4,12 @@ An event is put on a queue, which is all that the driver does. One thread folds 
 MLflow should show, reads once what it does show, and writes the difference. Nothing is stored on
 the way: the ledger and the trials' files hold everything, so the next start, or `sync`, compares
 again and sends what is missing.
+
+Everything is stored exactly once, because
+- of a step that a trial repeats, the first line of its file counts,
+- the time of a point comes from that file, so a request that is repeated changes nothing,
+- the tag `state` is written after all points, so a trial that MLflow shows as ended lacks none,
+- runs are found by the random id of their ledger.
 """
 
 from __future__ import annotations
@@ -12,22 +18,23 @@ import shlex
 import sys
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from gdpo_tune.core.errors import StoreError, StoreUnreachableError
 from gdpo_tune.core.events import Event, SweepFinished, SweepStarted, TrackingState
 from gdpo_tune.spec import hide_passwords
-from gdpo_tune.tracking.mlflow_store import (
-    ContentRefused,
-    MlflowStore,
-    ServerUnavailable,
-    SweepIdentity,
-)
+from gdpo_tune.tracking.mlflow_store import MlflowStore, SweepIdentity
 from gdpo_tune.tracking.projection import Projection
 from gdpo_tune.tracking.run_content import SWEEP
-from gdpo_tune.tracking.server import check_server, make_absolute, set_environment
+from gdpo_tune.tracking.server import (
+    ContentRefused,
+    ServerUnavailable,
+    check_server,
+    make_absolute,
+    set_environment,
+)
 from gdpo_tune.tracking.views import build_experiment_tags
 
 if TYPE_CHECKING:
@@ -35,17 +42,20 @@ if TYPE_CHECKING:
 
 INTERVAL = 5.0
 """Seconds between two comparisons: many small updates of a trial become one request."""
-FIRST_DELAY, LONGEST_DELAY = 0.5, 30.0
+FIRST_DELAY, MAX_DELAY = 0.5, 30.0
 CLOSING_DELAY = 0.5
 """Seconds between attempts while the process waits to end."""
 CLOSING_SECONDS = 10.0
 LEFTOVER = "some files or registered models could not be stored, everything else is there"
+CRASHED = "the tracking thread crashed, see its traceback"
 PATIENCE = 10.0
 """Seconds after which `sync` gives up on a server that takes nothing."""
 POLL_SECONDS, PRINT_SECONDS = 0.5, 5.0
+SPOOL = "spool.jsonl"
+"""File of a sweep's directory in which earlier versions kept what was to be sent."""
 
 
-class MlflowSink:
+class MlflowTracker:
     """Projects a sweep into MLflow: a run for the sweep, a nested run per trial, and the front.
 
     Use it as a context manager. Nothing is opened before `SweepStarted`.
@@ -55,9 +65,10 @@ class MlflowSink:
         self._spec = spec
         self._events: SimpleQueue[Event | None] = SimpleQueue()
         self._projection = Projection(spec)
-        self._store: Any = None
+        self._spool = (spec.directory / SPOOL).absolute()
+        self._store: MlflowStore | None = None
         self._thread = threading.Thread(target=self._run, name="tracking", daemon=True)
-        self._closing = threading.Event()
+        self._wake, self._is_closing = threading.Event(), False
         self._deadline = float("inf")
         self._problem = ""
         """Why the last attempt failed; empty if it did not."""
@@ -67,7 +78,7 @@ class MlflowSink:
         self._refused: dict[str, str] = {}
         """Key of a run -> why the server refuses what it should show."""
 
-    def __enter__(self) -> MlflowSink:
+    def __enter__(self) -> MlflowTracker:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,21 +88,25 @@ class MlflowSink:
 
     def __call__(self, event: Event) -> None:
         """Take notice of an event."""
+        self._events.put(event)
         if isinstance(event, SweepStarted):
             set_environment()
             spec, experiment = self._spec, self._spec.tracking.experiment or self._spec.name
             marks = (spec.name, spec.compute_identity(), experiment, event.sweep_id)
             self._store = MlflowStore(make_absolute(spec.tracking.uri), SweepIdentity(*marks))
+            # A kill of the earlier version may have left runs in any state.
+            self._projection.trusts_states = not self._spool.exists()
             self._thread.start()
-        self._events.put(event)
+        elif isinstance(event, SweepFinished):
+            self._wake.set()
 
     def log_figures(self) -> None:
-        """Attach `report.html` and `front.png` to the sweep's run if they are new."""
+        """Attach `front.png`, and a report that is not private, to the sweep's run if new."""
         self._events.put(None)
 
     def get_state(self) -> TrackingState | None:
         """Return how far MLflow is; None before the sweep has started and after `close`."""
-        if self._store is None or self._closing.is_set():
+        if self._store is None or self._is_closing:
             return None
         pending, problem = self._count_pending(), self._explain_pending()
         if problem:
@@ -108,93 +123,125 @@ class MlflowSink:
 
         It says how much is left or was refused, and what happens to it; empty if all was sent.
         """
-        if self._store is None or self._closing.is_set():
+        if self._store is None or self._is_closing:
             return ""
         self._deadline = time.monotonic() + timeout
-        self._closing.set()
+        self._is_closing = True
+        self._wake.set()
         self._thread.join(timeout)
         uri, left, warnings = hide_passwords(self._spec.tracking.uri), self._count_pending(), []
         if left:
             warnings.append(
                 f"{left} updates did not reach {uri} ({self._explain_pending() or 'out of time'}); "
                 f"they are kept in {self._spec.directory} and sent the next time the same command "
-                f"runs, or by\n  python -m gdpo_tune.report {shlex.quote(self._spec.location)} --sync"
+                "runs, or by\n"
+                f"  python -m gdpo_tune.report {shlex.quote(self._spec.location)} --sync"
             )
         for key, reason in self._refused.items():
-            warnings.append(f"{uri} refused updates of run {key}: {reason}")
+            name = "of the sweep" if key == SWEEP else f"of trial {key}"
+            warnings.append(f"{uri} refused updates {name}: {reason}")
         return "; ".join(warnings)
 
     def _count_pending(self) -> int:
         return self._events.qsize() + len(self._projection.changed) + len(self._files)
 
     def _explain_pending(self) -> str:
-        if not self._thread.is_alive() and not self._is_clean and not self._problem:
-            return "the tracking thread crashed, see its traceback"
+        has_crashed = not self._thread.is_alive() and not self._is_clean and not self._problem
+        if has_crashed and time.monotonic() <= self._deadline:
+            return CRASHED
         return self._problem or (LEFTOVER if self._files and self._is_clean else "")
 
     def _run(self) -> None:
-        delay = FIRST_DELAY
+        assert self._store is not None, "it starts with the sweep"
+        delay, store = FIRST_DELAY, self._store
         while True:
-            closing = self._closing.is_set()
+            is_closing = self._is_closing
             try:
-                self._take_events(closing)
-                self._compare()
-            except (ServerUnavailable, ContentRefused, OSError) as error:
+                self._take_events(store, is_closing=is_closing)
+                self._compare(store, is_closing=is_closing)
+            except (
+                ServerUnavailable,
+                ContentRefused,
+                OSError,
+                StoreError,
+                StoreUnreachableError,
+            ) as error:
                 self._problem, self._had_failure = str(error), True
-                self._store.reset()
-                pause, delay = delay, min(2 * delay, LONGEST_DELAY)
+                store.reset()
+                pause, delay = delay, min(2 * delay, MAX_DELAY)
             else:
                 self._problem, pause, delay = "", INTERVAL, FIRST_DELAY
             # A sweep that has no news does not wait for a server that is away.
             gives_up = self._problem and not self._projection.has_started_trial
             is_done = self._is_clean and not self._files and self._events.empty()
-            if closing and (is_done or gives_up or time.monotonic() > self._deadline):
+            if is_closing and (is_done or gives_up or time.monotonic() > self._deadline):
                 return
-            if self._closing.wait(pause) and closing:
+            if is_closing:
                 time.sleep(CLOSING_DELAY)
+            elif self._wake.wait(pause):
+                self._wake.clear()
 
-    def _take_events(self, closing: bool) -> None:
+    def _take_events(self, store: MlflowStore, *, is_closing: bool) -> None:
         for _ in range(self._events.qsize()):
             self._projection.take(self._events.get())
-        held = self._store.runs.get(SWEEP)
-        if closing and (held is None or held.status == "RUNNING"):
+        held = store.runs.get(SWEEP)
+        if is_closing and (held is None or held.status == "RUNNING"):
             self._projection.fail_unless_ended()
 
-    def _compare(self) -> None:
+    def _compare(self, store: MlflowStore, *, is_closing: bool) -> None:
         """Write what MLflow lacks: the sweep's run first, then trials, then files."""
-        store, projection, closing = self._store, self._projection, self._closing.is_set()
+        projection = self._projection
         self._is_clean = False
-        if store.connect():
+        if site := store.connect():
             projection.touch_all()
-            tags = build_experiment_tags(self._spec, store.site, store.runs[SWEEP].start)
-            store.tag_experiment(tags)
+            start = store.runs[SWEEP].start
+            store.tag_experiment(build_experiment_tags(projection.spec, site, start))
+        assert store.site is not None, "it is connected"
         projection.refresh_front(store.site)
         for key in list(projection.changed):
             try:
                 content = projection.build(key, store.site, store.runs.get(key))
                 store.write(store.get_run(key, content), content)
-                self._refused.pop(key, None)
-                self._files |= {key: content.files} if content.files else {}
             except ContentRefused as error:
                 is_first, self._refused[key] = key not in self._refused, str(error)
                 if is_first:
                     raise  # it may come from stale knowledge of MLflow: connect again
-            projection.forget(key)
+                projection.forget(key, is_stored=False)
+            else:
+                self._refused.pop(key, None)
+                self._files |= {key: content.files} if content.files else {}
+                projection.forget(key, is_stored=True)
             if time.monotonic() > self._deadline:
                 return
-        self._store_files()
-        if closing and self._had_failure:
+        self._store_files(store)
+        if is_closing and self._had_failure:
             store.delete_duplicates()
         self._is_clean = True
+        if not projection.trusts_states:
+            self._remove_spool()
 
-    def _store_files(self) -> None:
+    def _store_files(self, store: MlflowStore) -> None:
         """Store files and versions; if their own store is away, they alone are left."""
-        for key, files in list(self._files.items()):
-            with suppress(ServerUnavailable, ContentRefused):
-                self._store.write_files(self._store.runs[key], files)
-                if key == SWEEP and self._projection.final:
-                    self._store.register(self._spec.name, self._projection.versions)
-                del self._files[key]
+        for key in sorted(self._files, key=lambda key: key == SWEEP):  # versions name the others
+            try:
+                store.write_files(store.runs[key], self._files[key])
+                if key == SWEEP and self._projection.is_final:
+                    store.register(self._spec.name, self._projection.versions)
+            except ServerUnavailable:
+                return
+            except ContentRefused:
+                continue
+            del self._files[key]
+
+    def _remove_spool(self) -> None:
+        """Delete what an earlier version kept, once MLflow has all that the ledger and files do."""
+        self._projection.trusts_states = True
+        for path in self._spool.parent.glob("spool.*"):
+            path.unlink(missing_ok=True)
+        print(
+            f"note: {self._spool} is deleted: MLflow has all of it, and is written from the ledger",
+            file=sys.stderr,
+        )
 
 
 def sync(spec: SweepSpec) -> int:
@@ -206,16 +253,17 @@ def sync(spec: SweepSpec) -> int:
         LedgerHeldError: the sweep runs, and sends by itself.
         TrackingError: `tracking.required`, and the server does not answer.
     """
-    from gdpo_tune.ledger import Ledger
+    from gdpo_tune.ledger import Ledger  # slow to import
 
     check_server(spec)
     with Ledger.open(spec) as ledger:
         records, sessions = tuple(ledger.get_records()), ledger.get_sessions()
-        sink = MlflowSink(spec)
-        sink(SweepStarted(records, len(records), sweep_id=ledger.sweep_id))
-        sink(SweepFinished(records, interrupted=not (sessions and sessions[-1].get("ending"))))
-        wait_until_sent(sink)
-        warning = sink.close()
+        tracker = MlflowTracker(spec)
+        tracker(SweepStarted(records, len(records), sweep_id=ledger.sweep_id))
+        has_ended = bool(sessions and sessions[-1].get("ending"))
+        tracker(SweepFinished(records, interrupted=not has_ended))
+        wait_until_sent(tracker)
+        warning = tracker.close()
     if warning:
         print(f"warning: {warning}", file=sys.stderr)
         return 1
@@ -223,10 +271,10 @@ def sync(spec: SweepSpec) -> int:
     return 0
 
 
-def wait_until_sent(sink: MlflowSink) -> None:
+def wait_until_sent(tracker: MlflowTracker) -> None:
     """Wait until everything is sent, or the server has taken nothing for `PATIENCE` seconds."""
     least, progressed, printed = sys.maxsize, time.monotonic(), time.monotonic()
-    while (state := sink.get_state()) is not None and state.pending:
+    while (state := tracker.get_state()) is not None and state.pending:
         now = time.monotonic()
         if state.pending < least:
             least, progressed = state.pending, now

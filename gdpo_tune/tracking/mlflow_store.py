@@ -1,28 +1,24 @@
 """The runs of one sweep in MLflow: what it holds of them, and writing what it lacks.
 
-The client is its own, without global state. Runs are found by tag, and what they hold is read once,
-when a connection begins; so a database that was replaced, or a run that somebody deleted, is
-written again. A server that hangs may still carry out a request after the same run was requested
-again: of such duplicates the run with more content stays. mlflow is imported in the tracking
-thread, since that takes a second.
+Runs are found by tag, and what they hold is read once, when a connection begins; so a database that
+was replaced, or a run that somebody deleted, is written again. A server that hangs may still carry
+out a request after the same run was requested again: of such duplicates the run with more content
+stays.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.tracking import views
 from gdpo_tune.tracking.run_content import RUN_NAME, SWEEP, RunContent
-from gdpo_tune.tracking.server import CREDENTIALS, SQLITE, parse_sqlite_path
+from gdpo_tune.tracking.server import find_experiment, open_client, translate_errors
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -36,33 +32,23 @@ PARENT = "mlflow.parentRunId"
 DIGESTS = "mlflow.gdpo_tune.files"
 """Tag with the digest of each file that a run has, as JSON; MLflow's page hides such tags."""
 NOTE = "mlflow.note.content"
-EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
-"""Without it MLflow 3 opens the experiment on its page for traces of language models."""
-
-
-class ServerUnavailable(Exception):
-    """The server cannot take anything now; the same request may succeed later."""
-
-
-class ContentRefused(Exception):
-    """The server refuses a request, and would refuse it again."""
 
 
 @dataclass(frozen=True)
 class SweepIdentity:
-    """Marks by which the runs of a sweep are found."""
+    """Tags that identify a sweep's runs, and their experiment."""
 
     name: str
     identity: str
     """Hash of what makes the sweep this one, from the spec."""
     experiment: str
     sweep_id: str
-    """Of its ledger. Empty: an older version began it; its newest run of this name is the one."""
+    """Of its ledger. Empty: an older version began it, and its newest run of this name is its."""
 
 
 @dataclass
 class HeldRun:
-    """What MLflow holds of a run."""
+    """Content that MLflow has of a run."""
 
     id: str
     start: int
@@ -75,12 +61,13 @@ class HeldRun:
 
     @classmethod
     def read(cls, run: Run) -> HeldRun:
-        """Return what an answer of MLflow shows of a run."""
+        """Convert an answer of MLflow."""
         metrics = {m.key: (m.value, m.step) for m in run.data.to_proto().metrics}
-        tags, params, inputs = run.data.tags, run.data.params, run.inputs
-        has_inputs = bool(inputs and inputs.dataset_inputs)
-        info = run.info
-        return cls(info.run_id, info.start_time, info.status, tags, params, metrics, has_inputs)
+        info, data = run.info, run.data
+        has_inputs = bool(run.inputs and run.inputs.dataset_inputs)
+        return cls(
+            info.run_id, info.start_time, info.status, data.tags, data.params, metrics, has_inputs
+        )
 
     @property
     def size(self) -> int:
@@ -97,67 +84,67 @@ class MlflowStore:
     def __init__(self, uri: str, identity: SweepIdentity) -> None:
         self._uri = uri
         self._identity = identity
-        self._client: Any = None
+        self._client: MlflowClient | None = None
         self._experiment = ""
         self.runs: dict[str, HeldRun] = {}
         """`SWEEP` or a trial's number -> its run."""
         self.site: views.Site | None = None
         """Where the sweep's run is; None before the first connection."""
 
+    @property
+    def client(self) -> MlflowClient:
+        """Client of the current connection."""
+        assert self._client is not None, "connect comes first"
+        return self._client
+
     def reset(self) -> None:
         """Read again what MLflow holds before the next request."""
         self._client = None
 
-    def connect(self) -> bool:
-        """Read what MLflow holds, and create the sweep's run; return False if that is done."""
+    def connect(self) -> views.Site | None:
+        """Read what MLflow holds, and create the sweep's run; None if that was done before."""
         if self._client is not None:
-            return False
+            return None
         with translate_errors():
-            from mlflow import MlflowClient
-
-            path = parse_sqlite_path(self._uri)
-            if path is not None and not path.exists():
-                create_database(path)
-            client = MlflowClient(tracking_uri=self._uri, registry_uri=self._uri)
+            client = open_client(self._uri)
             self._experiment = find_experiment(client, self._uri, self._identity.experiment)
             self.runs = find_runs(client, self._experiment, self._identity)
             if SWEEP not in self.runs:
-                marks = vars(self._identity) | {"role": SWEEP, "sweep": self._identity.name}
+                marks = {**vars(self._identity), "role": SWEEP, "sweep": self._identity.name}
                 tags = {key: marks[key] for key in ("sweep", "identity", "sweep_id", "role")}
                 run = client.create_run(self._experiment, tags=tags, run_name=tags["sweep"])
                 self.runs[SWEEP] = HeldRun.read(run)
             self.site = views.Site(self._uri, self._experiment, self.runs[SWEEP].id)
             self._client = client
-        return True
+        return self.site
 
     def get_run(self, key: str, content: RunContent) -> HeldRun:
-        """Return the run of a trial, which is created if it is missing.
+        """Return a run; create that of a trial if it is missing.
 
         A run with other parameters is replaced: the ledger lost it in a crash, and gave its number
         again.
         """
+        run = self.runs.get(key)
+        if run and key == SWEEP:
+            return run
         with translate_errors():
-            run = self.runs.get(key)
             if run and any(content.params.get(k, v) != v for k, v in run.params.items()):
-                self._client.delete_run(self.runs.pop(key).id)
+                self.client.delete_run(self.runs.pop(key).id)
                 run = None
             if run is None:
                 # Without its state: that says that all points are there, see `write`.
                 tags = {name: content.tags[name] for name in ("sweep", "trial", "role")}
                 tags[PARENT], name = self.runs[SWEEP].id, content.tags.get(RUN_NAME, content.name)
-                created = self._client.create_run(self._experiment, content.start, tags, name)
+                created = self.client.create_run(self._experiment, content.start, tags, name)
                 run = self.runs[key] = HeldRun.read(created)
             return run
 
     def write(self, run: HeldRun, content: RunContent) -> None:
-        """Write what a run lacks of its content, files aside; its tags last."""
+        """Write what a run lacks of its content, files aside; its tags after all points."""
         from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
-        points = [
-            point
-            for point in content.curves
-            if point[3] > run.metrics.get(point[0], (0.0, -1))[1]
-        ]
+        held = {name: step for name, (_, step) in run.metrics.items()}
+        points = [point for point in content.curves if point[3] > held.get(point[0], -1)]
         for name, (value, when) in content.values.items():
             if name not in run.metrics or run.metrics[name][0] != value:
                 points.append((name, value, when, 0))
@@ -171,25 +158,25 @@ class MlflowStore:
             )
             *others, (metrics, entries) = [*batches] or [((), ())]
             for batch in others:
-                self._client.log_batch(run.id, *batch)
+                self.client.log_batch(run.id, *batch)
             for marks in _split([RunTag(*item) for item in tags.items()], ENTRIES_PER_BATCH):
-                self._client.log_batch(run.id, metrics, entries, marks)
+                self.client.log_batch(run.id, metrics, entries, marks)
                 metrics, entries = (), ()
             if metrics or entries:
-                self._client.log_batch(run.id, metrics, entries)
+                self.client.log_batch(run.id, metrics, entries)
             if content.inputs and not run.has_inputs:
                 inputs: list[DatasetInput] = []
                 for entry in content.inputs:
                     context = InputTag("mlflow.data.context", entry["context"])
                     fields = {k: v for k, v in entry.items() if k != "context"}
                     inputs.append(DatasetInput(Dataset(**fields), [context]))
-                self._client.log_inputs(run.id, inputs)
+                self.client.log_inputs(run.id, inputs)
                 run.has_inputs = True
             if content.status and content.status != run.status:
                 if content.end is None:
-                    self._client.update_run(run.id, content.status)
+                    self.client.update_run(run.id, content.status)
                 else:
-                    self._client.set_terminated(run.id, content.status, content.end)
+                    self.client.set_terminated(run.id, content.status, content.end)
                 run.status = content.status
         run.tags |= tags
         run.params |= params
@@ -207,22 +194,22 @@ class MlflowStore:
                 continue
             with translate_errors():
                 if isinstance(content, Path):
-                    self._client.log_artifact(run.id, str(content))
+                    self.client.log_artifact(run.id, str(content))
                 else:
-                    self._client.log_text(run.id, content, name)
+                    self.client.log_text(run.id, content, name)
                 digests[name] = digest
                 run.tags[DIGESTS] = json.dumps(digests)
-                self._client.set_tag(run.id, DIGESTS, run.tags[DIGESTS])
+                self.client.set_tag(run.id, DIGESTS, run.tags[DIGESTS])
 
     def tag_experiment(self, tags: Mapping[str, str]) -> None:
         """Set tags of the experiment; of its note, only the line of this sweep."""
         with translate_errors():
-            held = self._client.get_experiment(self._experiment).tags
+            held = self.client.get_experiment(self._experiment).tags
             for name, text in tags.items():
                 if name == NOTE:
                     text = views.merge_note(held.get(NOTE, ""), text, self.runs[SWEEP].id)
                 if held.get(name) != text:
-                    self._client.set_experiment_tag(self._experiment, name, text)
+                    self.client.set_experiment_tag(self._experiment, name, text)
 
     def register(self, name: str, versions: Iterable[Mapping[str, Any]]) -> None:
         """Make the registry hold these versions and no others of this sweep."""
@@ -230,28 +217,12 @@ class MlflowStore:
 
         with translate_errors():
             ids = {key: run.id for key, run in self.runs.items()}
-            register_versions(self._client, name, versions, ids, self.runs[SWEEP].id)
+            register_versions(self.client, name, versions, ids, self.runs[SWEEP].id)
 
     def delete_duplicates(self) -> None:
         """Delete runs that failed requests created a second time."""
         with translate_errors():
-            find_runs(self._client, self._experiment, self._identity)
-
-
-def find_experiment(client: MlflowClient, uri: str, name: str) -> str:
-    """Return the id of the experiment, which is created, or restored if it was deleted.
-
-    Artifacts of an experiment in a SQLite file lie beside the file; MLflow itself would put them
-    into the current directory. A server chooses for itself.
-    """
-    experiment = client.get_experiment_by_name(name)
-    if experiment is None:
-        path, directory = parse_sqlite_path(uri), re.sub(r"[^\w.-]", "_", name)
-        location = path and str(path.parent / "mlartifacts" / directory)
-        return client.create_experiment(name, location, EXPERIMENT_KIND)
-    if experiment.lifecycle_stage == "deleted":
-        client.restore_experiment(experiment.experiment_id)
-    return experiment.experiment_id
+            find_runs(self.client, self._experiment, self._identity)
 
 
 def find_runs(client: MlflowClient, experiment: str, identity: SweepIdentity) -> dict[str, HeldRun]:
@@ -264,7 +235,8 @@ def find_runs(client: MlflowClient, experiment: str, identity: SweepIdentity) ->
         return kept
 
     query = f"tags.role = '{SWEEP}' AND tags.identity = '{identity.identity}'"
-    sweeps = [run for run in _search(client, experiment, query) if run.tags["sweep"] == identity.name]
+    found = _search(client, experiment, query)
+    sweeps = [run for run in found if run.tags["sweep"] == identity.name]
     ours = [run for run in sweeps if run.tags.get("sweep_id", "") == identity.sweep_id]
     if not identity.sweep_id:
         ours = sweeps[-1:]
@@ -287,38 +259,6 @@ def _search(client: MlflowClient, experiment: str, query: str) -> Iterator[HeldR
         )
         yield from map(HeldRun.read, page)
         token = page.token or ""
-
-
-def create_database(path: Path) -> None:
-    """Create MLflow's tables in a new SQLite file, which appears only once it is complete.
-
-    MLflow takes seconds for them, and a file that a kill leaves in between never opens again.
-    """
-    from mlflow import MlflowClient
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as directory:
-        new = Path(directory) / path.name
-        uri = f"{SQLITE}{new}"
-        MlflowClient(tracking_uri=uri, registry_uri=uri).search_experiments(max_results=1)
-        if not path.exists():
-            new.replace(path)
-
-
-@contextmanager
-def translate_errors() -> Generator[None]:
-    """Turn errors of mlflow and its stores into `ServerUnavailable` or `ContentRefused`."""
-    from alembic.util import CommandError
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
-    try:
-        yield
-    except (MlflowException, SQLAlchemyError, CommandError, OSError, ImportError) as error:
-        code = error.error_code if isinstance(error, MlflowException) else ""
-        kind = ContentRefused if code == "INVALID_PARAMETER_VALUE" else ServerUnavailable
-        line = f"{type(error).__name__}: {str(error).strip()[:300]}".splitlines()[0]
-        raise kind(CREDENTIALS if code == "UNAUTHENTICATED" else line) from error
 
 
 def _split(items: list[Any], size: int) -> Iterator[list[Any]]:

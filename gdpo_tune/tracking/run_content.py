@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,7 @@ from gdpo_tune.core.formatting import get_mode
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.steps import is_kept
 from gdpo_tune.core.trials import Measurement, State, TrialRecord
-from gdpo_tune.spec.model import list_decisive_values
+from gdpo_tune.spec.model import list_decisive_values, select_decisive
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -32,7 +33,7 @@ SWEEP = "sweep"
 """Key and role of the sweep's own run; the key of a trial's run is its number."""
 RUN_NAME = "mlflow.runName"
 """Tag that holds a run's name, which changes with it."""
-LONGEST_TEXT = 5000
+MAX_TEXT = 5000
 """Characters of a tag or parameter; MLflow refuses more than 6000 and 8000."""
 STATUS: Mapping[State, str] = {
     "running": "RUNNING",
@@ -85,10 +86,9 @@ def clean_name(name: str) -> str:
 
 def build_sweep_content(spec: SweepSpec, view: str) -> RunContent:
     """Return what the sweep's run shows from the start; `view` is the link to its view."""
-    try:
-        owner = spec.directory.owner()  # the user who started the sweep
-    except (KeyError, OSError):  # a user without a name, as in containers
-        owner = ""
+    owner = ""  # who started the sweep
+    with suppress(KeyError, OSError):  # a user without a name, as in containers
+        owner = "" if spec.tracking.private else spec.directory.owner()
     tags = {
         "task": spec.task,
         "policy": spec.policy,
@@ -101,7 +101,7 @@ def build_sweep_content(spec: SweepSpec, view: str) -> RunContent:
     }
     return RunContent(
         name=spec.name,
-        tags={key: text[:LONGEST_TEXT] for key, text in tags.items()},
+        tags={key: text[:MAX_TEXT] for key, text in tags.items()},
         params=format_params(list_decisive_values(spec)),
         inputs=build_inputs(spec),
     )
@@ -127,7 +127,12 @@ def build_inputs(spec: SweepSpec) -> list[dict[str, str]]:
         ("validation", training.validation_prompts),
         ("testing", training.test_prompts),
     ):
-        content = {"task": spec.task, **asdict(data), "context": context, "prompts": prompts}
+        content = {
+            "task": spec.task,
+            **select_decisive(data),
+            "context": context,
+            "prompts": prompts,
+        }
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         inputs.append(
             {
@@ -143,7 +148,7 @@ def build_inputs(spec: SweepSpec) -> list[dict[str, str]]:
 
 
 def build_trial_content(
-    record: TrialRecord, sweep: str, inputs: list[dict[str, str]] = []
+    record: TrialRecord, sweep: str, inputs: list[dict[str, str]]
 ) -> RunContent:
     """Return what a trial's run shows, except for its curves and for what the front says of it.
 
@@ -162,6 +167,8 @@ def build_trial_content(
         "replicate_of": "" if record.replicate_of is None else str(record.replicate_of),
         "feasible": "" if record.feasible is None else str(record.feasible).lower(),
         "reason": record.reason,
+        "content": record.content,
+        "comparable": str(record.is_comparable).lower() if record.content else "",
         "directory": record.address or str(record.directory or ""),
         "checkpoint": record.policy,
         **{f"environment.{key}": value for key, value in record.environment.items()},
@@ -177,7 +184,7 @@ def build_trial_content(
     return RunContent(
         name=build_run_name(record),
         start=to_milliseconds(record.started) if record.started else None,
-        tags={clean_name(key): text[:LONGEST_TEXT] for key, text in tags.items()},
+        tags={clean_name(key): text[:MAX_TEXT] for key, text in tags.items()},
         params=format_params(params),
         values={name: (value, when) for name, value in keep_finite(values).items()},
         inputs=inputs,
@@ -199,7 +206,7 @@ def build_run_name(record: TrialRecord) -> str:
 
 def format_params(params: Mapping[str, Any]) -> dict[str, str]:
     """Return parameters by the names and with the texts that MLflow takes."""
-    return {clean_name(k): format_setting(value)[:LONGEST_TEXT] for k, value in params.items()}
+    return {clean_name(k): format_setting(value)[:MAX_TEXT] for k, value in params.items()}
 
 
 def format_setting(value: Any) -> str:
@@ -214,7 +221,8 @@ def iterate_points(
 ) -> Iterator[Point]:
     """Yield the points of a trial's curves, by step; `started` is Unix time."""
     for measurement in measurements:
-        when = to_milliseconds(started + measurement.cost.seconds)
+        seconds = measurement.time or started + measurement.cost.seconds
+        when = to_milliseconds(seconds)
         for name, value in select_curve_values(measurement, training).items():
             yield name, value, when, measurement.step
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 from mlflow import MlflowClient
 
-from gdpo_tune.tracking.mlflow_store import create_database
+from gdpo_tune.tracking.server import create_database
 from tests.support.browser import WEBGL, open_browser, wait
 from tests.support.made_up_sweep import send_sweep
 from tests.support.mlflow_servers import PATIENCE, MlflowServer

@@ -12,9 +12,9 @@ import pytest
 
 from gdpo_tune import schedule
 from gdpo_tune.clusters import console
-from gdpo_tune.clusters.backends.base import build_backend
+from gdpo_tune.clusters.backends.base import JobStatus, build_backend
 from gdpo_tune.clusters.outcome import read_figures
-from gdpo_tune.clusters.schedule_decisions import ScheduleContext
+from gdpo_tune.clusters.scheduler import Scheduler
 from gdpo_tune.core.errors import BackendUnreachableError, SpecError, StoreError
 from tests.support.paths import ROOT
 from tests.support.schedule import Clock, FakeBackend, Plan, load_scheduled_sweep
@@ -28,12 +28,12 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
     clock = Clock(datetime(2026, 1, 1, 1, tzinfo=UTC))
     fake = FakeBackend(clock, lambda _: Plan(1))
     monkeypatch.setattr(schedule, "read_clock", clock)
-    monkeypatch.setattr(ScheduleContext.__init__, "__defaults__", replace_defaults(fake))
+    monkeypatch.setattr(Scheduler.__init__, "__defaults__", replace_defaults(fake))
     return fake
 
 
 def replace_defaults(fake: FakeBackend) -> tuple[object, ...]:
-    old = ScheduleContext.__init__.__defaults__
+    old = Scheduler.__init__.__defaults__
     assert old is not None
     changed = {build_backend: lambda _: fake, read_figures: lambda *_: {}}
     return tuple(changed.get(value, value) if callable(value) else value for value in old)
@@ -116,6 +116,29 @@ def test_wrong_files_do_not_stop_other_sweeps(tmp_path, backend, capsys):
     assert "2026-01-02T02:00:00Z" in capsys.readouterr().out
 
 
+def test_a_cluster_that_the_environment_names_is_shown(tmp_path, capsys, monkeypatch):
+    """ray.init: RAY_ADDRESS, as a shell or a job of Ray leaves it, decides where trials run."""
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    load_scheduled_sweep(tmp_path, NIGHTLY)
+    assert run_schedule(tmp_path, "validate", "--files-only") == 0
+    assert "nightly.yaml: RAY_ADDRESS = head:6379: trials run there" in capsys.readouterr().err
+
+
+def test_a_state_that_is_unknown_is_shown(tmp_path, backend, capsys, monkeypatch):
+    load_scheduled_sweep(tmp_path, NIGHTLY)
+    assert run_schedule(tmp_path, "run", "nightly", "--now") == 0
+    reason = "its state is unknown; if it has ended, run: true"
+    monkeypatch.setattr(backend, "poll", lambda job: JobStatus(True, reason=reason))
+    for _ in range(2):
+        assert run_schedule(tmp_path, "tick") == 0
+    assert capsys.readouterr().out.count(reason) == 1
+    assert run_schedule(tmp_path, "status") == 0
+    shown = capsys.readouterr().out
+    assert "attempt 1: unknown (running)\n" in shown
+    assert reason in shown
+    assert len(backend.submissions) == 1
+
+
 def test_exit_statuses(tmp_path, backend, capsys):
     load_scheduled_sweep(tmp_path, NIGHTLY)
     assert run_schedule(tmp_path, "run", "nightly", "--now") == 0
@@ -178,7 +201,7 @@ def test_a_sweep_whose_disk_fails_does_not_stop_others(tmp_path, backend, capsys
     load_scheduled_sweep(tmp_path, NIGHTLY, name="other")
     real = console.tick
 
-    def broken(context: ScheduleContext) -> None:
+    def broken(context: Scheduler) -> None:
         if context.sweep.name == "nightly":
             raise PermissionError(13, "Permission denied", "runs/beat")
         real(context)
@@ -239,7 +262,7 @@ def test_status_and_next_write_nothing(tmp_path, backend):
         (("run", "nightly", "--at", "0001-01-01T00:00:00Z"), "is not a time"),
         (("run", "nightly", "--at", "2026-01-01T02:00Z", "--now"), "not allowed with"),
         (("serve", "--every", "0"), "write 0.1 to 86400 seconds"),
-        (("next", "--count", "0"), "write 1 to 1000"),
+        (("next", "--count", "0"), "must be between 1 and 1000"),
         (("tik",), "invalid choice"),
         ((), "required: COMMAND"),
     ],

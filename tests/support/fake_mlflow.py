@@ -48,8 +48,16 @@ class FakeMlflow:
     def create_run(self, experiment, start=None, tags=None, run_name=None):
         id = f"r{next(self._ids)}"
         self.runs[id] = SimpleNamespace(
-            id=id, name=run_name, start=start or 1, end=None, status="RUNNING",
-            statuses=["RUNNING"], tags=dict(tags), params={}, points=[], inputs=[],
+            id=id,
+            name=run_name,
+            start=start or 1,
+            end=None,
+            status="RUNNING",
+            statuses=["RUNNING"],
+            tags=dict(tags),
+            params={},
+            points=[],
+            inputs=[],
         )
         return self._build_run(id)
 
@@ -59,7 +67,8 @@ class FakeMlflow:
     def search_runs(self, experiments, query, max_results, order_by, page_token):
         parent = query.rpartition("'mlflow.")[0] or query
         wanted = [
-            run for run in self.runs.values()
+            run
+            for run in self.runs.values()
             if ("tags.role" in query) == (run.tags["role"] == "sweep")
             and ("tags.role" in query or run.tags["mlflow.parentRunId"] in parent)
         ]

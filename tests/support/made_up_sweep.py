@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gdpo_tune.core.events import SweepFinished, SweepStarted
 from gdpo_tune.figures import write_front_png, write_report
-from gdpo_tune.tracking import MlflowSink
+from gdpo_tune.tracking import MlflowTracker
 from tests.support.figures import add_candidates, make_records, make_spec, write_steps
 
 PATIENCE = 240.0
@@ -19,7 +19,7 @@ def send_sweep(directory, uri, trials, *, steps=True):
     for record in records if steps else []:
         if record.is_training:
             write_steps(record)
-    sink = MlflowSink(spec)
+    sink = MlflowTracker(spec)
     sink(SweepStarted(tuple(records), len(records)))
     sink(SweepFinished(tuple(records), interrupted=False))
     write_report(spec, records)

@@ -21,7 +21,7 @@ from gdpo_tune.core.events import (
 )
 from gdpo_tune.core.steps import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, TrialRecord
-from gdpo_tune.tracking import MlflowSink, check_server
+from gdpo_tune.tracking import MlflowTracker, check_server
 from tests.support.tracking import make_tiny_spec
 
 TRIALS = 4
@@ -57,7 +57,10 @@ class Times:
         self.sweep_id = hashlib.sha256(str(path).encode()).hexdigest()[:8]
 
     def make_records(self):
-        return tuple(make_record(number, *times, sweep=self._path.parent) for number, times in enumerate(self.times))
+        return tuple(
+            make_record(number, *times, sweep=self._path.parent)
+            for number, times in enumerate(self.times)
+        )
 
     def start(self, number):
         if number == len(self.times):
@@ -76,7 +79,7 @@ def main(directory, uri, pause=0.0, timeout=120.0):
     spec = make_tiny_spec(directory, f"tracking.uri={uri}")
     times = Times(directory / "times.json")
     check_server(spec)
-    sink = MlflowSink(spec)
+    sink = MlflowTracker(spec)
     sink(SweepStarted(times.make_records(), TRIALS, sweep_id=times.sweep_id))
     for number in range(TRIALS):
         if len(times.times) > number and len(times.times[number]) == 2:

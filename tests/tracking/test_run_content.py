@@ -1,4 +1,4 @@
-"""The content of the run of a trial, and that it is spooled once."""
+"""The content of the run of a trial, and of its points."""
 
 import math
 

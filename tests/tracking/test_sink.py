@@ -6,10 +6,16 @@ from dataclasses import replace
 import pytest
 from mlflow.exceptions import MlflowException
 
-from gdpo_tune.core.events import SweepFinished, SweepStarted, TrialFinished, TrialProgress, TrialStarted
+from gdpo_tune.core.events import (
+    SweepFinished,
+    SweepStarted,
+    TrialFinished,
+    TrialProgress,
+    TrialStarted,
+)
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.steps import append_step
-from gdpo_tune.tracking import MlflowSink, mlflow_sink, projection
+from gdpo_tune.tracking import MlflowTracker, mlflow_sink, mlflow_store, projection
 from tests.support.fake_mlflow import REFUSED, FakeMlflow
 from tests.support.tracking import (
     make_complete_trial,
@@ -18,7 +24,7 @@ from tests.support.tracking import (
     make_tiny_spec,
 )
 
-LONG = 30.0
+LONG = 20.0
 
 
 @pytest.fixture
@@ -33,8 +39,7 @@ def mlflow(monkeypatch):
 
 @pytest.fixture
 def spec(tmp_path):
-    (tmp_path / "mlflow.db").touch()
-    return make_tiny_spec(tmp_path)
+    return make_tiny_spec(tmp_path, "tracking.uri=http://mlflow")
 
 
 def started(*records, sweep_id="s"):
@@ -43,7 +48,7 @@ def started(*records, sweep_id="s"):
 
 def play(spec, *events, timeout=LONG):
     """One process of the sweep, from its first event to its end; returns the warning."""
-    sink = MlflowSink(spec)
+    sink = MlflowTracker(spec)
     for event in events:
         sink(event)
     return sink.close(timeout)
@@ -136,10 +141,12 @@ def test_the_file_of_a_trial_that_mlflow_shows_as_ended_is_not_read(spec, mlflow
 
 
 def test_only_changes_of_the_front_are_sent(spec, mlflow, monkeypatch):
-    monkeypatch.setattr(projection, "LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(projection, "TIME_SHARE", float("inf"))
-    records = [make_complete_trial(n, *v) for n, v in enumerate([(0.5, 0.5), (0.6, 0.4), (0.7, 0.7)])]
-    sink = MlflowSink(spec)
+    monkeypatch.setattr(projection, "MIN_INTERVAL", 0.0)
+    monkeypatch.setattr(projection, "MAX_CPU_SHARE", float("inf"))
+    records = [
+        make_complete_trial(n, *v) for n, v in enumerate([(0.5, 0.5), (0.6, 0.4), (0.7, 0.7)])
+    ]
+    sink = MlflowTracker(spec)
     sink(started())
     for record in records:
         sink(TrialFinished(record))
@@ -164,7 +171,7 @@ def test_the_tag_of_a_deleted_checkpoint_is_removed(spec, mlflow, tmp_path):
 def test_a_finished_sweep_runs_again_once_a_trial_is_added(spec, mlflow):
     record, more = make_complete_trial(0, 0.9, 0.1), make_complete_trial(1, 0.5, 0.5)
     play(spec, started(), TrialStarted(make_running_trial(0)), SweepFinished((record,), False))
-    sink = MlflowSink(spec)
+    sink = MlflowTracker(spec)
     sink(started(record))
     sink(TrialStarted(make_running_trial(1)))
     wait_until_sent(sink)
@@ -213,13 +220,102 @@ def test_a_step_that_was_repeated_keeps_its_first_measurement(spec, mlflow):
     assert curve(mlflow.by_key()["0"], "train/loss") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("batches", [0, 1, 2, 5])
+def test_a_kill_between_two_batches_loses_and_repeats_nothing(spec, mlflow, monkeypatch, batches):
+    monkeypatch.setattr(mlflow_store, "METRICS_PER_BATCH", 10)
+    directory, done = spec.directory / "trials" / "0", []
+    for step in range(1, 41):
+        append_step(directory, make_measurement(step))
+
+    def kill(method, *arguments):
+        done.extend([True] * (method == "log_batch" and len(mlflow.runs) > 1))
+        if len(done) > batches:
+            raise SystemExit
+
+    mlflow.fail = kill
+    record = replace(make_complete_trial(0, 0.9, 0.1), directory=directory)
+    play(spec, started(record), timeout=1.0)
+    before = list(mlflow.by_key()["0"].points)
+    assert len(before) == 10 * batches
+    assert "state" not in mlflow.by_key()["0"].tags
+    mlflow.fail = lambda *_: None
+    assert play(spec, started(record)) == ""
+    points = mlflow.by_key()["0"].points
+    assert points[: len(before)] == before
+    assert len({(name, step) for name, _, _, step in points}) == len(points)
+    assert [step for step, _ in curve(mlflow.by_key()["0"], "train/loss")] == list(range(1, 41))
+    assert mlflow.by_key()["0"].tags["state"] == "complete"
+
+
+def test_a_point_has_the_time_at_which_its_step_was_measured(spec, mlflow):
+    directory = spec.directory / "trials" / "0"
+    for step, when in [(1, 5000.0), (2, None), (1, 7000.0)]:
+        append_step(directory, replace(make_measurement(step), time=when))
+    play(spec, started(make_running_trial(0, directory=directory)))
+    times = [when for name, _, when, _ in mlflow.by_key()["0"].points if name == "train/loss"]
+    assert times == [5_000_000, 1_001_000], "older versions recorded the start and the cost"
+
+
+@pytest.mark.parametrize("state", ["running", "complete", "failed"])
+def test_measurements_that_memory_does_not_hold_are_read_where_they_are(
+    spec, mlflow, monkeypatch, tmp_path, state
+):
+    monkeypatch.setattr(projection, "MAX_HELD", 10)
+    store, copy = tmp_path / "store" / "trials" / "0", spec.directory / "trials" / "0"
+    places = {"directory": copy, "address": f"file://{store}"}
+    for step in range(1, 41):
+        append_step(store, make_measurement(step))
+    append_step(copy, make_measurement(1))
+    mlflow.fail = lambda *_: mlflow.is_away and 1 / 0
+    mlflow.is_away = True
+    sink = MlflowTracker(spec)
+    sink(started())
+    sink(TrialStarted(make_running_trial(0, **places)))
+    for event in steps(0, 1, 40):
+        sink(event)
+    if state != "running":
+        sink(TrialFinished(replace(make_complete_trial(0, 0.9, 0.1), state=state, **places)))
+    mlflow.is_away = False
+    assert sink.close(LONG) == ""
+    assert [step for step, _ in curve(mlflow.by_key()["0"], "train/loss")] == list(range(1, 41))
+
+
+def test_what_an_earlier_version_has_not_sent_is_sent_from_the_files(spec, mlflow, capsys):
+    directory = spec.directory / "trials" / "0"
+    for step in range(1, 13):
+        append_step(directory, make_measurement(step))
+    record = replace(make_complete_trial(0, 0.9, 0.1), directory=directory)
+    play(spec, started(record))
+    run = mlflow.by_key()["0"]
+    run.points = [point for point in run.points if point[3] < 7]  # it wrote the state first
+    for name in ("spool.jsonl", "spool.offset"):
+        (spec.directory / name).write_text("{}\n")
+    play(spec, started(record))
+    assert [step for step, _ in curve(mlflow.by_key()["0"], "train/loss")] == list(range(1, 13))
+    assert list(spec.directory.glob("spool*")) == []
+    assert capsys.readouterr().err.count("note: ") == 1
+    play(spec, started(record))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_sweep_that_has_ended_is_sent_at_once(spec, mlflow, monkeypatch):
+    monkeypatch.setattr(mlflow_sink, "INTERVAL", 10 * LONG)
+    record, sink = make_complete_trial(0, 0.9, 0.1), MlflowTracker(spec)
+    sink(started(record))
+    sink(SweepFinished((record,), interrupted=False))
+    wait_until_sent(sink)
+    assert mlflow.by_key()["sweep"].status == "FINISHED"
+    sink.close(LONG)
+
+
 def test_an_interruption_ends_running_trials(spec, mlflow):
     end = SweepFinished((make_running_trial(0),), interrupted=True)
     play(spec, started(), TrialStarted(make_running_trial(0)), end)
     runs = mlflow.by_key()
     assert (runs["sweep"].status, runs["0"].status) == ("KILLED", "KILLED")
     assert mlflow.versions == {}, "only a final front is registered"
-    sink = MlflowSink(spec)
+    sink = MlflowTracker(spec)
     sink(started(make_running_trial(0)))
     sink(TrialStarted(make_running_trial(0)))
     wait_until_sent(sink)
@@ -251,7 +347,7 @@ def test_a_number_that_is_used_again_replaces_its_run(spec, mlflow):
 def test_pictures_are_sent_again_only_if_they_changed(spec, mlflow):
     spec.directory.mkdir(parents=True)
     for content in ("first", "first", "second"):
-        with MlflowSink(spec) as sink:
+        with MlflowTracker(spec) as sink:
             sink(started())
             write_atomically(spec.directory / "front.png", content)
             sink.log_figures()
@@ -267,7 +363,7 @@ def test_a_server_that_is_away_gets_everything_later(spec, mlflow):
             raise MlflowException("nobody there")
 
     mlflow.fail = fail
-    sink = MlflowSink(spec)
+    sink = MlflowTracker(spec)
     sink(started())
     sink(TrialStarted(make_running_trial(0)))
     for event in steps(0, 1, 10):
@@ -287,7 +383,7 @@ def test_updates_that_are_left_are_reported_and_sent_by_the_next_process(spec, m
 
     mlflow.fail = fail
     warning = play(spec, started(), TrialStarted(make_running_trial(0)), timeout=0.05)
-    assert "updates did not reach sqlite" in warning
+    assert "updates did not reach http://mlflow" in warning
     assert "sent the next time the same command runs" in warning
     mlflow.fail = lambda *_: None
     assert play(spec, started(make_running_trial(0))) == ""
@@ -312,7 +408,7 @@ def test_a_refused_run_does_not_delay_the_others(spec, mlflow):
     mlflow.fail = fail
     events = [TrialStarted(make_running_trial(number)) for number in (0, 1)]
     warning = play(spec, started(), *events)
-    assert "refused updates of run 0" in warning
+    assert "refused updates of trial 0" in warning
     assert set(mlflow.by_key()) == {"sweep", "1"}
 
 
@@ -332,27 +428,24 @@ def test_files_that_cannot_be_stored_delay_nothing_and_are_tried_again(spec, mlf
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_crashes_is_reported(spec, mlflow):
-    def fail(*_):
-        raise ZeroDivisionError
-
-    mlflow.fail = fail
+def test_a_thread_that_crashes_is_reported(spec, mlflow, monkeypatch):
+    monkeypatch.setattr(projection.Projection, "refresh_front", lambda *_: 1 / 0)
     warning = play(spec, started(), TrialStarted(make_running_trial(0)), timeout=0.5)
     assert "crashed" in warning
 
 
 def test_state_and_link(spec, mlflow):
-    sink = MlflowSink(spec)
+    sink = MlflowTracker(spec)
     assert sink.get_state() is None
     assert sink.get_front_link() == ""
     sink(started())
     assert sink.close(LONG) == ""
     assert sink.get_state() is None
-    assert sink.get_front_link().startswith("#/experiments/1/runs?")
+    assert sink.get_front_link().startswith("http://mlflow/#/experiments/1/runs?")
 
 
 def test_nothing_is_touched_before_the_ledger_is_held(spec, mlflow):
-    with MlflowSink(spec) as sink:
+    with MlflowTracker(spec) as sink:
         sink.log_figures()
     assert not spec.directory.exists()
     assert mlflow.requests == []

@@ -1,2 +1,0 @@
-from gdpo_tune.clusters.scheduler import Scheduler, build_job
-tick = Scheduler.tick
