@@ -5,7 +5,7 @@
 Four ways to send the same results to an MLflow server on a SQLite file run one after the other,
 each in its own process with its own server:
 
-    ours      the listener of `gdpo_tune.sweep`: a queue, and one thread that sends what MLflow lacks
+    ours      the listener of `gdpo_tune.sweep`: a thread that sends what MLflow lacks
     sync      `MlflowClient.log_batch`, a batch for each result
     async     the same with `synchronous=False`, waited for at the end
     ray       `MlflowLoggerCallback` of Ray Tune, called as Ray's loop calls its callbacks

@@ -199,14 +199,14 @@ def test_storage_that_is_not_writable(tmp_path, backend, capsys):
 def test_a_sweep_whose_disk_fails_does_not_stop_others(tmp_path, backend, capsys, monkeypatch):
     load_scheduled_sweep(tmp_path, NIGHTLY)
     load_scheduled_sweep(tmp_path, NIGHTLY, name="other")
-    real = console.tick
+    real = Scheduler.tick
 
     def broken(context: Scheduler) -> None:
         if context.sweep.name == "nightly":
             raise PermissionError(13, "Permission denied", "runs/beat")
         real(context)
 
-    monkeypatch.setattr(console, "tick", broken)
+    monkeypatch.setattr(Scheduler, "tick", broken)
     assert run_schedule(tmp_path, "tick") == 1
     backend.clock.advance(hours=1)
     assert run_schedule(tmp_path, "tick") == 1
