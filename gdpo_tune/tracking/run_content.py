@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -58,7 +58,7 @@ class RunContent:
     values: dict[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
     """Metric that has one value -> value and time."""
     curves: list[Point] = field(default_factory=list[Point])
-    inputs: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    inputs: Sequence[Mapping[str, str]] = ()
     files: dict[str, str | Path] = field(default_factory=dict[str, str | Path])
     """Path among its artifacts -> text, or the file to send."""
     status: str = ""
@@ -148,7 +148,7 @@ def build_inputs(spec: SweepSpec) -> list[dict[str, str]]:
 
 
 def build_trial_content(
-    record: TrialRecord, sweep: str, inputs: list[dict[str, str]]
+    record: TrialRecord, sweep: str, inputs: Sequence[Mapping[str, str]] = ()
 ) -> RunContent:
     """Return what a trial's run shows, except for its curves and for what the front says of it.
 

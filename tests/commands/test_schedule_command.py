@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune import schedule
-from gdpo_tune.clusters import console
 from gdpo_tune.clusters.backends.base import JobStatus, build_backend
 from gdpo_tune.clusters.outcome import read_figures
 from gdpo_tune.clusters.scheduler import Scheduler

@@ -55,8 +55,7 @@ def test_a_note_names_the_report_where_it_is(tmp_path, private):
     spec = spec.model_copy(
         update={"tracking": spec.tracking.model_copy(update={"private": private})}
     )
-    (message,) = [each for each in project_front(spec, []).sweep if "tags" in each]
-    note = message["tags"]["mlflow.note.content"]
+    note = project_front(spec, []).sweep.tags["mlflow.note.content"]
     assert ("Artifacts: `report.html`" in note) != private
     assert ("in the sweep's directory" in note) == private
 
