@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any
 from gdpo_tune import cli
 
 if TYPE_CHECKING:
-    from gdpo_tune.core.candidates import Part
     from gdpo_tune.core.trial_config import TrainedPart
-    from gdpo_tune.core.trials import Outcome
+    from gdpo_tune.core.trials import Outcome, Part
     from gdpo_tune.results.merge_file import MergeProgress, MergeResult
     from gdpo_tune.results.merge_request import MergeRequest
 

@@ -30,8 +30,7 @@ from gdpo_tune import cli
 from gdpo_tune.web.guard import HOST_NAME, Guard, is_loopback, list_own_names
 
 if TYPE_CHECKING:
-    from gdpo_tune.core.trial_config import Params
-    from gdpo_tune.core.trials import TrialRecord
+    from gdpo_tune.core.trials import Params, TrialRecord
     from gdpo_tune.spec import SweepSpec
     from gdpo_tune.web.live_sweep import Plan
 

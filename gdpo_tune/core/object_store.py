@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.core.checkpoint_names import is_marker
 from gdpo_tune.core.errors import StoreError, StoreUnreachableError, get_first_line
 from gdpo_tune.core.files import is_disk_full
 from gdpo_tune.core.outages import PATIENCE, build_retrying
+from gdpo_tune.core.trial_files import is_marker
 
 SPEC = "spec.yaml"
 """Name of the resolved file in a sweep's directory."""

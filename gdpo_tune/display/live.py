@@ -13,7 +13,6 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from gdpo_tune.core.candidates import format_parts, title_candidate
 from gdpo_tune.core.events import (
     Event,
     IncidentOccurred,
@@ -33,7 +32,7 @@ from gdpo_tune.core.formatting import (
     format_parameter,
 )
 from gdpo_tune.core.system import CloseableResource
-from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.core.trials import TrialRecord, format_parts, title_candidate
 from gdpo_tune.display.consoles import build_console
 from gdpo_tune.display.progress import Progress
 from gdpo_tune.display.tables import build_front_table, build_running_table

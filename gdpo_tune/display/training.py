@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from gdpo_tune.core.formatting import abbreviate_parameter, format_estimate
-from gdpo_tune.core.steps import REWARDS, is_kept
 from gdpo_tune.core.system import CloseableResource
+from gdpo_tune.core.trial_files import REWARDS, is_kept
 from gdpo_tune.core.trials import Estimate, Measurement, Objective
 from gdpo_tune.display.consoles import build_console
 from gdpo_tune.display.tables import format_metrics, make_table

@@ -22,8 +22,8 @@ from gdpo_tune.core.metrics import COST_METRICS
 from gdpo_tune.core.object_store import RUNS
 from gdpo_tune.core.parameters import PARAMETERS
 from gdpo_tune.core.registry import POLICIES, SAMPLERS
-from gdpo_tune.core.steps import KEPT, REWARDS, ZERO_STD
 from gdpo_tune.core.task_files import is_task_file, load_task_info
+from gdpo_tune.core.trial_files import KEPT, REWARDS, ZERO_STD
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.storage_section import Tracking

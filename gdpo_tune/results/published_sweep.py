@@ -27,8 +27,8 @@ from gdpo_tune.core.hub_address import (
     parse_hub_address,
 )
 from gdpo_tune.core.object_store import JOURNAL, SPEC, find_local_copy
-from gdpo_tune.core.steps import STEPS_FILE
 from gdpo_tune.core.task_files import is_task_file
+from gdpo_tune.core.trial_files import STEPS_FILE
 from gdpo_tune.ledger.trial_encoding import TRIALS
 from gdpo_tune.spec.storage_section import Tracking
 

@@ -17,11 +17,11 @@ import torch
 from transformers import TrainerCallback
 
 from gdpo_tune.core import turns
-from gdpo_tune.core.completions import shorten_completion, write_completions
 from gdpo_tune.core.errors import NO_SIGNAL, NoSignalError, SupersededError
 from gdpo_tune.core.files import explain_full_disk, write_atomically
 from gdpo_tune.core.formatting import format_number, format_percent
-from gdpo_tune.core.steps import (
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trial_files import (
     CLIPPED,
     KEPT,
     MOST_CUT,
@@ -29,9 +29,10 @@ from gdpo_tune.core.steps import (
     ZERO_STD,
     append_step,
     read_steps,
+    shorten_completion,
     teaches_nothing,
+    write_completions,
 )
-from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Report
 from gdpo_tune.training import ranks
 from gdpo_tune.training.checkpoints import (
