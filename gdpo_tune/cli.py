@@ -23,6 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from gdpo_tune.core.addresses import bypass_proxies_on_loopback
 from gdpo_tune.core.errors import (
     DataError,
     EngineError,
@@ -33,7 +34,6 @@ from gdpo_tune.core.errors import (
     UsageError,
 )
 from gdpo_tune.core.files import expand_path, find_path_problem, is_disk_full
-from gdpo_tune.core.service_url import bypass_proxies_on_loopback
 from gdpo_tune.core.signals import INTERRUPTED
 
 if TYPE_CHECKING:

@@ -139,8 +139,8 @@ def find_spec(named: str) -> tuple[Callable[[], SweepSpec], str]:
         UsageError: there is no such sweep.
         SpecError: its file cannot be read.
     """
+    from gdpo_tune.core.addresses import refuse_published
     from gdpo_tune.core.files import is_file
-    from gdpo_tune.core.hub_address import refuse_published
     from gdpo_tune.results.open_sweep import SPEC, is_space, resolve_location, resolve_spec_file
 
     if not is_space(named):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gdpo_tune.analysis.effects import Change, Effects, ParameterEffect
 from gdpo_tune.analysis.front import Front, name_extreme
-from gdpo_tune.core.formatting import (
+from gdpo_tune.core.text import (
     format_count,
     format_estimate,
     format_hypervolume,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gdpo_tune.core.formatting import format_parameter
+from gdpo_tune.core.text import format_parameter
 from gdpo_tune.core.trials import Measurement, Params, TrialRecord
 
 WAS_LOST = "was lost"

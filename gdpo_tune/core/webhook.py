@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gdpo_tune.core.service_url import find_address_problem
+from gdpo_tune.core.addresses import find_address_problem
 from gdpo_tune.core.timed_call import call_within
 
 SECONDS = 5.0

@@ -16,7 +16,7 @@ from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.analysis.verdict import Verdict
 from gdpo_tune.core.events import IS_TRIED_AGAIN, WAS_LOST
-from gdpo_tune.core.formatting import (
+from gdpo_tune.core.text import (
     abbreviate_parameter,
     format_count,
     format_hypervolume,

@@ -24,14 +24,14 @@ from gdpo_tune.core.events import (
     TrialProgress,
     TrialStarted,
 )
-from gdpo_tune.core.formatting import (
+from gdpo_tune.core.system import CloseableResource
+from gdpo_tune.core.text import (
     abbreviate_parameter,
     format_duration,
     format_estimate,
     format_number,
     format_parameter,
 )
-from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.trials import TrialRecord, format_parts, title_candidate
 from gdpo_tune.display.consoles import build_console
 from gdpo_tune.display.progress import Progress

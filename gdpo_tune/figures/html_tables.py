@@ -8,7 +8,7 @@ from html import escape
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.origins import summarize_origins
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.formatting import (
+from gdpo_tune.core.text import (
     NO_VALUE,
     abbreviate_parameter,
     format_duration,

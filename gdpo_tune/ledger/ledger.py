@@ -25,8 +25,8 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from gdpo_tune.core.content import Fact, describe_changes, list_changes
 from gdpo_tune.core.errors import IdentityError, UsageError
 from gdpo_tune.core.events import RecordedRequest
-from gdpo_tune.core.formatting import format_list, make_printable
 from gdpo_tune.core.system import CloseableResource
+from gdpo_tune.core.text import format_list, make_printable
 from gdpo_tune.core.trials import (
     CHECKPOINT_PREFIX,
     Cost,

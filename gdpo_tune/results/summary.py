@@ -11,7 +11,7 @@ from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.origins import summarize_origins
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.events import Incident
-from gdpo_tune.core.formatting import format_count, format_duration, format_percent
+from gdpo_tune.core.text import format_count, format_duration, format_percent
 from gdpo_tune.core.trials import (
     MERGE_PREFIX,
     PROMPTS_LEFT_OUT,

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.formatting import (
+from gdpo_tune.core.parameters import FAMILIES, PARAMETERS
+from gdpo_tune.core.text import (
     abbreviate_parameter,
     format_count,
     format_first,
     format_list,
     format_percent,
 )
-from gdpo_tune.core.parameters import FAMILIES, PARAMETERS
 from gdpo_tune.core.trial_files import (
     CLIPPED,
     CUT,

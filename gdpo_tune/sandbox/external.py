@@ -11,7 +11,7 @@ from asyncio import sleep
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, wait
 
-from ..core import turns
+from ..core import compute_lock
 from ..core.errors import GdpoTuneError, SandboxInfraError, SandboxUnavailable
 from .jobs import Call, Job, Limits, Result, Sandbox, SandboxInfo, Stream, name_in_errors
 from .remote_jobs import RemoteJob
@@ -96,7 +96,7 @@ class ExternalSandbox(Sandbox):
                 for job in remote_jobs
             ]
         try:
-            with turns.pause():
+            with compute_lock.yield_lock():
                 done = wait(tasks, return_when=FIRST_EXCEPTION).done
             for task in done:
                 task.result()

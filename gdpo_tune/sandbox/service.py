@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import httpx
 
+from ..core.addresses import split_service_url
 from ..core.errors import SandboxUnavailable
-from ..core.service_url import split_service_url
 from .jobs import Limits
 
 _PATH = "/run_code"

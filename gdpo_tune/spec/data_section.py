@@ -14,9 +14,9 @@ from gdpo_tune.core.files import (
     is_present,
     list_data_files,
 )
-from gdpo_tune.core.formatting import list_template_columns
 from gdpo_tune.core.settings import LATER_DATA, DataSettings, HeldOutData
 from gdpo_tune.core.task_files import is_task_file
+from gdpo_tune.core.text import list_template_columns
 from gdpo_tune.spec.problems import Problems, explain_unknown_name, join_names
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 from gdpo_tune.core.errors import SpecError, SpecProblem
-from gdpo_tune.core.secret_names import HIDDEN, hide_secrets, is_secret
+from gdpo_tune.core.redaction import HIDDEN, hide_secrets, is_secret
 
 KeyPath = tuple[str | int, ...]
 

@@ -47,9 +47,9 @@ from gdpo_tune.core.files import (
     is_present,
     list_data_files,
 )
-from gdpo_tune.core.formatting import list_template_columns
 from gdpo_tune.core.registry import LAYOUTS, LayoutInfo, describe_layout
 from gdpo_tune.core.settings import DataSettings, TrainingSettings
+from gdpo_tune.core.text import list_template_columns
 from gdpo_tune.tasks.base import Problem, Split
 from gdpo_tune.tasks.generation import choose_split
 

@@ -14,8 +14,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gdpo_tune.core.errors import TrialFailure
-from gdpo_tune.core.estimates import estimate_metrics
 from gdpo_tune.core.files import explain_full_disk
+from gdpo_tune.core.metrics import estimate_metrics
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trial_files import (

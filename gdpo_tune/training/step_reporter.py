@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from transformers import TrainerCallback
 
-from gdpo_tune.core import turns
+from gdpo_tune.core import compute_lock
 from gdpo_tune.core.errors import NO_SIGNAL, NoSignalError, SupersededError
 from gdpo_tune.core.files import explain_full_disk, write_atomically
-from gdpo_tune.core.formatting import format_number, format_percent
+from gdpo_tune.core.text import format_number, format_percent
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trial_files import (
     CLIPPED,
@@ -90,7 +90,7 @@ class Clock:
     before: Cost
     completions_per_step: int
     started: float = field(default_factory=time.monotonic)
-    cpu_started: float = field(default_factory=turns.read_cpu_seconds)
+    cpu_started: float = field(default_factory=compute_lock.read_cpu_seconds)
 
     def read(self, step: int, evaluated: int) -> Cost:
         """Return the cost after `step` steps; CPU time is that of all processes.
@@ -98,7 +98,7 @@ class Clock:
         `evaluated` are the completions that all processes have sampled in evaluations since the
         start or the last resume.
         """
-        cpu_seconds = sum(ranks.gather(turns.read_cpu_seconds() - self.cpu_started))
+        cpu_seconds = sum(ranks.gather(compute_lock.read_cpu_seconds() - self.cpu_started))
         return Cost(
             completions=step * self.completions_per_step,
             seconds=self.before.seconds + time.monotonic() - self.started,

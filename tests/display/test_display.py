@@ -21,7 +21,7 @@ from gdpo_tune.core.events import (
     TrialProgress,
     TrialStarted,
 )
-from gdpo_tune.core.formatting import format_estimate, format_hypervolume, format_number
+from gdpo_tune.core.text import format_estimate, format_hypervolume, format_number
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Part
 from gdpo_tune.display import LiveDisplay, print_summary
 from gdpo_tune.display.progress import Progress

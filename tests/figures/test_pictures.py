@@ -11,7 +11,7 @@ from gdpo_tune.analysis.front import build_front
 from gdpo_tune.analysis.origins import find_parents
 from gdpo_tune.analysis.probability import Interval
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.formatting import abbreviate_parameter, format_estimate, get_mode
+from gdpo_tune.core.text import abbreviate_parameter, format_estimate, get_mode
 from gdpo_tune.core.trial_files import (
     COMPLETIONS_FILE,
     LONGEST_TEXT,

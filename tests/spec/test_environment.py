@@ -3,7 +3,7 @@
 import pytest
 
 from gdpo_tune.core.errors import ResourcesError, SpecError
-from gdpo_tune.core.secret_names import hide_secrets, is_secret
+from gdpo_tune.core.redaction import hide_secrets, is_secret
 from gdpo_tune.spec import check_resources, collect_variables, load_spec, render_dry_run
 from tests.support.spec_cases import GOOD
 

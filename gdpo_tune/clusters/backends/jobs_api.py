@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gdpo_tune.clusters.backends.base import JobStatus, explain_unknown
+from gdpo_tune.core.addresses import find_address_problem
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from gdpo_tune.core.object_store import is_url
-from gdpo_tune.core.service_url import find_address_problem
 from gdpo_tune.core.timed_call import call_within
 
 T = TypeVar("T")

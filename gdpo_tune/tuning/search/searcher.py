@@ -26,7 +26,7 @@ from gdpo_tune.core.events import (
     TrialProgress,
     TrialStarted,
 )
-from gdpo_tune.core.formatting import format_number
+from gdpo_tune.core.text import format_number
 from gdpo_tune.core.trial_files import teaches_nothing
 from gdpo_tune.core.trials import Cost, Measurement, TrialRecord
 from gdpo_tune.ledger import Ledger
