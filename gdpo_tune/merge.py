@@ -241,7 +241,7 @@ def _evaluate(
         UsageError: the policies do not fit.
     """
     from gdpo_tune.core.errors import TrialFailure, UsageError
-    from gdpo_tune.core.rendezvous import clear_rendezvous
+    from gdpo_tune.core.system import clear_rendezvous
     from gdpo_tune.training import train
     from gdpo_tune.training.checkpoints import find_newest_checkpoint
     from gdpo_tune.training.merging import check_parts

@@ -19,7 +19,7 @@ from gdpo_tune.clusters.schedule_storage import ScheduleStorage
 from gdpo_tune.clusters.tick import tick
 from gdpo_tune.core import addresses
 from gdpo_tune.core.errors import GdpoTuneError, SpecError
-from gdpo_tune.core.webhook import find_webhook_problem
+from gdpo_tune.core.http import find_webhook_problem
 from gdpo_tune.spec import find_machine_problems, find_unset_webhook
 
 LOCAL_TIME = "%a %Y-%m-%d %H:%M %Z"

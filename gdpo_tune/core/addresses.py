@@ -12,7 +12,6 @@ import ipaddress
 import os
 import re
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
@@ -94,15 +93,6 @@ def refuse_published(address: str, command: str, fix: str) -> None:
 _PLAIN = re.compile(r"[!-~]+")
 _NAME = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*\.?")
 _LONGEST_NAME = 253
-
-
-def bypass_proxies_on_loopback() -> None:
-    """Let no client of this process and its children ask a proxy for this machine itself."""
-    # Not every client reads networks, and Debian gives 127.0.1.1 to the host's own name.
-    here = "localhost,127.0.0.1,127.0.1.1,127.0.0.0/8,::1"
-    present = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
-    if urllib.request.getproxies_environment() and present != "*" and here not in present:
-        os.environ["no_proxy"] = os.environ["NO_PROXY"] = f"{here},{present}".rstrip(",")
 
 
 def split_service_url(url: str) -> urllib.parse.SplitResult:

@@ -20,7 +20,7 @@ from typing import Any
 from gdpo_tune.clusters.backends import jobs_api
 from gdpo_tune.core import addresses
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
-from gdpo_tune.core.outages import build_retrying
+from gdpo_tune.core.http import build_retry
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.storage_section import TRACKING_VARIABLES
 
@@ -101,7 +101,7 @@ def _submit_job(api: jobs_api.JobsApi, job: Mapping[str, Any]) -> None:
     from tenacity import retry_if_exception_message
 
     no_agent = retry_if_exception_message(match=r"(?s).*No available agent")
-    for attempt in build_retrying(AGENT_SECONDS, retry=no_agent, reraise=True):
+    for attempt in build_retry(AGENT_SECONDS, retry=no_agent, reraise=True):
         with attempt:
             api.ask(lambda client: client.submit_job(**job))
 

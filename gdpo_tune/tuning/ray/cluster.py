@@ -18,9 +18,7 @@ import psutil
 from gdpo_tune.core import addresses
 from gdpo_tune.core.errors import ClusterLostError
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.processes import find_process, identify_start
-from gdpo_tune.core.signals import block_hangups
-from gdpo_tune.core.system import count_local_cpus
+from gdpo_tune.core.system import block_hangups, count_local_cpus, find_process, identify_start
 from gdpo_tune.tuning.ray.joining import LOST_SECONDS, connect_to_cluster, watch_head
 from gdpo_tune.tuning.ray.nodes import Nodes
 from gdpo_tune.tuning.ray.variables import SHARED, set_variables, share_secrets, split_secrets

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gdpo_tune.core.errors import StoreError, StoreUnreachableError
 from gdpo_tune.core.object_store import StoreDirectory, find_cache_directory, join_address
-from gdpo_tune.core.processes import find_process, identify_start
+from gdpo_tune.core.system import find_process, identify_start
 from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.core.trial_files import (
     MARKER,
