@@ -124,7 +124,7 @@ def tick(options: argparse.Namespace) -> int:
 def serve(options: argparse.Namespace) -> int:
     """Tick until a signal comes. Files are read again each time."""
     from gdpo_tune.clusters.console import ScheduleTicker
-    from gdpo_tune.core.signals import stop_on_signals
+    from gdpo_tune.core.system import stop_on_signals
 
     ended, ticker = threading.Event(), ScheduleTicker(options.sweeps, read_clock)
     with stop_on_signals(lambda _: ended.set()):
@@ -137,7 +137,7 @@ def serve(options: argparse.Namespace) -> int:
 def run(options: argparse.Namespace) -> int:
     """Run one sweep for a time, or for the last time of its schedule."""
     from gdpo_tune.clusters.console import ConsolePrinter
-    from gdpo_tune.core.signals import stop_on_signals
+    from gdpo_tune.core.system import stop_on_signals
 
     context, ended = open_named(options), threading.Event()
     due, report = context.choose_due_time(options.at, now=options.now), ConsolePrinter().print_news

@@ -41,7 +41,7 @@ from gdpo_tune.clusters.schedule_state import (
 )
 from gdpo_tune.clusters.schedule_storage import ScheduleStorage
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError, GdpoTuneError, UsageError
-from gdpo_tune.core.webhook import post_message
+from gdpo_tune.core.http import post_message
 
 TICK_TOLERANCE = timedelta(minutes=10)
 """Delay allowed under `missed: skip`: `tick` may be called only every few minutes."""

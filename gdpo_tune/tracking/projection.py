@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from gdpo_tune.core import events
 from gdpo_tune.core.object_store import StoreDirectory
-from gdpo_tune.core.steps import STEPS_FILE, parse_first_steps, read_first_steps
+from gdpo_tune.core.trial_files import STEPS_FILE, parse_first_steps, read_first_steps
 from gdpo_tune.core.trials import Measurement, TrialRecord
 from gdpo_tune.results.public_record import PublicFilter
 from gdpo_tune.spec import dump_public_yaml

@@ -19,7 +19,7 @@ from gdpo_tune.core.events import (
     TrialProgress,
     TrialStarted,
 )
-from gdpo_tune.core.steps import append_step
+from gdpo_tune.core.trial_files import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, TrialRecord
 from gdpo_tune.tracking import MlflowTracker, check_server
 from tests.support.tracking import make_tiny_spec

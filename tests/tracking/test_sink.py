@@ -14,7 +14,7 @@ from gdpo_tune.core.events import (
     TrialStarted,
 )
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.steps import append_step
+from gdpo_tune.core.trial_files import append_step
 from gdpo_tune.tracking import MlflowTracker, mlflow_sink, mlflow_store, projection
 from tests.support.fake_mlflow import REFUSED, FakeMlflow
 from tests.support.tracking import (

@@ -1,21 +1,32 @@
-"""`steps.jsonl`: the measurements of one trial, a line each, only ever appended to.
+"""Files of a trial's directory: steps, completions and checkpoints.
 
-A line is `{"step": 3, "metrics": {"train/loss": ...}, "cost": {"completions": ...}, "time": ...}`;
-`time` is Unix time in seconds, which older files lack. A trial that resumes from a checkpoint
-repeats steps that an interrupted attempt had written: a line supersedes every earlier line of the
-same or a later step. A line that a crash cut short is skipped.
+`steps.jsonl` has the measurements, a line each, only ever appended to:
+`{"step": 3, "metrics": {"train/loss": ...}, "cost": {"completions": ...}, "time": ...}`; `time` is
+Unix time in seconds, which older files lack. A trial that resumes from a checkpoint repeats steps
+that an interrupted attempt had written: a line supersedes every earlier line of the same or a later
+step. A line that a crash cut short is skipped.
+
+`completions.jsonl` has a few held-out completions for a person to read:
+`{"prompt": ..., "completion": ..., "metrics": {"correctness": 1.0, ...}}`. Every trial of a sweep
+keeps completions of the same prompts, which are drawn at random. The file is small on purpose: it
+has `MOST_COMPLETIONS` lines, and long texts are cut.
+
+A checkpoint is whole once its marker exists and every file that the marker lists has its size. The
+marker is written last and deleted first.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.core.trials import Cost, Measurement
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.files import write_atomically
+from gdpo_tune.core.trials import Cost, Measurement, parse_step
 
 STEPS_FILE = "steps.jsonl"
 REWARDS = "rewards/"
@@ -162,3 +173,108 @@ def _update_name(name: str) -> str:
     for earlier, now in EARLIER_NAMES.items():
         name = name.replace(earlier, now)
     return name
+
+
+COMPLETIONS_FILE = "completions.jsonl"
+MOST_COMPLETIONS = 24
+"""Completions that are kept."""
+LONGEST_TEXT = 1500
+"""Characters of a text that are kept; of a prompt the last ones, where the question is."""
+CUT = "\N{HORIZONTAL ELLIPSIS}"
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A completion with its prompt and its metrics."""
+
+    prompt: str
+    completion: str
+    metrics: Mapping[str, float | None]
+    columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Extra columns that reward functions logged."""
+
+
+def shorten_completion(
+    prompt: str,
+    completion: str,
+    metrics: Mapping[str, float | None],
+    columns: Mapping[str, Any] | None = None,
+) -> Completion:
+    """Build a completion whose texts are cut to `LONGEST_TEXT`."""
+    if len(prompt) > LONGEST_TEXT:
+        prompt = CUT + prompt[-LONGEST_TEXT:]
+    if len(completion) > LONGEST_TEXT:
+        completion = completion[:LONGEST_TEXT] + CUT
+    cut = {k: v[:LONGEST_TEXT] if isinstance(v, str) else v for k, v in (columns or {}).items()}
+    return Completion(prompt, completion, dict(metrics), cut)
+
+
+def write_completions(directory: Path, completions: Sequence[Completion]) -> None:
+    """Replace a trial's file; its directory is created if missing."""
+    directory.mkdir(parents=True, exist_ok=True)
+    rows = [{k: v for k, v in asdict(one).items() if k != "columns" or v} for one in completions]
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+    write_atomically(directory / COMPLETIONS_FILE, "".join(f"{line}\n" for line in lines))
+
+
+def read_completions(directory: Path) -> list[Completion]:
+    """Return the completions of a trial; none without a file.
+
+    Raises:
+        UsageError: a line of the file holds no completion.
+    """
+    path = directory / COMPLETIONS_FILE
+    if not path.exists():
+        return []
+    result: list[Completion] = []
+    # Bytes are split: a text may hold line breaks that are none in a file, such as U+2028.
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            result.append(Completion(**json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise UsageError(
+                f"{path}:{number}: this line holds no completion ({error})\n"
+                "    fix: move the file away; a report then shows those of the other trials"
+            ) from None
+    return result
+
+
+MARKER = "complete.json"
+ADAPTER = "adapter"
+"""Directory of the adapter inside a checkpoint that holds the merged policy."""
+ADAPTER_CONFIG = "adapter_config.json"
+"""File that every directory of an adapter holds."""
+
+
+def find_checkpoint_name(path: str) -> str | None:
+    """Return the name of the checkpoint that a file belongs to; None if it belongs to none."""
+    return next((part for part in path.split("/")[:-1] if parse_step(part) is not None), None)
+
+
+def is_marker(path: str) -> bool:
+    """Return whether a file marks a checkpoint as whole."""
+    return path.endswith(f"/{MARKER}") and find_checkpoint_name(path) is not None
+
+
+def sort_checkpoints(paths: Iterable[str]) -> list[str]:
+    """Return the names of the checkpoints among a trial's files, the one of most steps first."""
+    names = {name for path in paths if (name := find_checkpoint_name(path)) is not None}
+    return sorted(names, key=lambda name: parse_step(name) or 0, reverse=True)
+
+
+def iterate_whole_checkpoints(
+    sizes: Mapping[str, int], read: Callable[[str], bytes | None]
+) -> Iterator[str]:
+    """Yield the names of a trial's whole checkpoints, the one of most steps first.
+
+    `sizes` are the bytes of each file, by its path in the trial's directory; `read` returns a
+    file's content, or None if it does not exist.
+    """
+    for name in sort_checkpoints(sizes):
+        marker = read(f"{name}/{MARKER}") if f"{name}/{MARKER}" in sizes else None
+        try:
+            files: Mapping[str, Mapping[str, int]] = json.loads(marker or b"")["files"]
+        except (ValueError, KeyError, TypeError):
+            continue  # no marker, or a torn one
+        if all(sizes.get(f"{name}/{file}") == about["size"] for file, about in files.items()):
+            yield name
