@@ -31,9 +31,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from measures import evaluate_at_budgets, find_budget_to_reach
-from picture import write_picture
-from sweep_command import SweepLine, list_overrides, run_sweep_command
+from comparison import write_picture
+from fronts import SweepLine, list_overrides, run_sweep_command
+from simulator import evaluate_at_budgets, find_budget_to_reach
 
 from gdpo_tune.analysis.pareto import compute_hypervolume
 from gdpo_tune.core.trials import Cost, Objective, TrialRecord

@@ -1,6 +1,6 @@
 """Tables and pictures of docs/gdpo_in_ten_minutes.md.
 
-    python benchmarks/ten_minutes.py [--pictures DIRECTORY]
+    python benchmarks/tutorial_figures.py [--pictures DIRECTORY]
 
 It computes the worked examples with the function that training uses, and prints them as tables. The
 picture of a front is drawn from the stored ledger of a real default sweep, `tests/data/code_sweep`.
