@@ -24,7 +24,7 @@ from harness import Peak, measure_gpu_memory, measure_process_memory
 from gdpo_tune import cli
 from gdpo_tune.core import task_files
 from gdpo_tune.core.errors import GdpoTuneError
-from gdpo_tune.core.incidents import IS_TRIED_AGAIN
+from gdpo_tune.core.events import IS_TRIED_AGAIN
 from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.core.settings import (
     DataSettings,

@@ -51,8 +51,7 @@ from gdpo_tune.analysis.effects import (
 from gdpo_tune.analysis.resampling import compute_interval
 from gdpo_tune.analysis.response import Dimension, Encoder, draw_surfaces
 from gdpo_tune.core.registry import SAMPLERS
-from gdpo_tune.core.trial_config import Params
-from gdpo_tune.core.trials import Estimate, TrialRecord
+from gdpo_tune.core.trials import Estimate, Params, TrialRecord
 from gdpo_tune.results.dimensions import list_dimensions
 from gdpo_tune.spec import Choices, Domain, ObjectiveSpec, Search, Space, SweepSpec, Uniform
 from gdpo_tune.tuning.search.projection import Projection

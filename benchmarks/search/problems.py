@@ -24,8 +24,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.trial_config import Params
-from gdpo_tune.core.trials import Estimate
+from gdpo_tune.core.trials import Estimate, Params
 from gdpo_tune.spec import (
     AshaSettings,
     Choices,

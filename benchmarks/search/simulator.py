@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from problems import Curve, Estimates, Problem, build_spec
 
 from gdpo_tune.analysis import pareto
-from gdpo_tune.core.trial_config import Params
+from gdpo_tune.core.trials import Params
 from gdpo_tune.spec import Search
 
 Verdict = Literal["continue", "stop", "pause"]

@@ -27,8 +27,7 @@ from problems import (
 )
 from simulator import Tuner, Verdict
 
-from gdpo_tune.core.trial_config import Params
-from gdpo_tune.core.trials import Cost, Rung, State, TrialRecord
+from gdpo_tune.core.trials import Cost, Params, Rung, State, TrialRecord
 from gdpo_tune.ledger import (
     compute_violation,
     convert_to_distribution,

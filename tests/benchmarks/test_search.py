@@ -58,7 +58,7 @@ from tuners import (
     find_missing_package,
 )
 
-from gdpo_tune.core.trial_config import Params
+from gdpo_tune.core.trials import Params
 from gdpo_tune.spec import Constraint, ObjectiveSpec, Uniform
 from tests.support.paths import ROOT
 
