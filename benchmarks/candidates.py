@@ -106,7 +106,6 @@ class Sweep:
 
 
 def simulate_sweep(case: Case, seed: int) -> Sweep:
-    """Simulate the candidates of a sweep and their evaluations."""
     rng = np.random.default_rng(seed)
     weights = np.exp(rng.uniform(np.log(0.05), np.log(2.0), (case.trainings, 2)))
     rates = np.exp(rng.uniform(np.log(3e-5), np.log(3e-4), case.trainings))
@@ -236,7 +235,6 @@ FRONT_COLUMNS: dict[str, Callable[[dict[str, float]], str]] = {
 
 
 def measure(sweeps: int = 400, cases: int = len(CASES), pairs: int = len(PAIRS)):
-    """Measure the first so many cases and pairs of searches."""
     print(f"| candidates | tested | {' | '.join(FRONT_COLUMNS)} |")
     print("|---" * (2 + len(FRONT_COLUMNS)) + "|")
     fronts: list[dict[str, float]] = []

@@ -117,7 +117,6 @@ class Run:
     """Trials by the number of their results."""
 
     def build_figures(self) -> dict[str, Any]:
-        """Build the figures for the line of JSON."""
         trials = self.states.total()
         results = sum(count * having for count, having in self.results.items())
         return {
@@ -210,7 +209,6 @@ def report_only(config: dict[str, Any]) -> dict[str, float]:
 
 
 def print_run(name: str, run: Run) -> Run:
-    """Print the samples of a run and return the run."""
     if run.states["failed"]:
         raise SystemExit(f"{name}: {run.states['failed']} trials failed: the figures are not valid")
     for at, cpu, mib in zip(run.samples.trials, run.samples.cpu, run.samples.mib, strict=True):

@@ -63,7 +63,6 @@ LIMIT_SECONDS = 120.0
 
 
 def list_trial_processes(node: RayNode) -> list[psutil.Process]:
-    """Return the processes of trials on a node."""
     return [process for process in node.list_processes() if read_command(process).startswith(TRIAL)]
 
 
@@ -184,7 +183,6 @@ class Night(KilledSweep):
 
     @property
     def spec(self) -> SweepSpec:
-        """Spec of the sweep."""
         return load_spec(
             self.directory / "night.yaml",
             [f"storage={self.directory / 'shared'}"],
@@ -219,7 +217,6 @@ class Watch:
         return first
 
     def count_repeated_steps(self) -> int:
-        """Count the steps that trials have repeated so far."""
         lines = [read_steps_written(directory) for directory in self.trials.glob("*")]
         return sum(len(steps) - len(set(steps)) for steps in lines)
 
@@ -290,7 +287,6 @@ def wait(
 
 
 def list_running_trials(night: Night) -> list[int]:
-    """Return the numbers of the running trials."""
     with Ledger.open(night.spec, read_only=True) as ledger:
         return [record.number for record in ledger.get_records() if record.state == "running"]
 
@@ -302,7 +298,6 @@ def list_incidents(night: Night) -> list[Any]:
 
 
 def find_lost_trials(night: Night) -> set[str]:
-    """Return the trials that ran on the lost node."""
     return {
         str(trial)
         for incident in list_incidents(night)

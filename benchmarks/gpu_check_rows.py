@@ -37,24 +37,20 @@ class Row:
     """True if the steps that follow make no sense where this check does not hold."""
 
     def describe_result(self) -> str:
-        """Return the result with its reason."""
         return f"{self.result} ({self.reason})" if self.reason else self.result
 
 
 def judge(
     step: str, check: str, figure: str, limit: str, held: bool, *, stops: bool = False, **values
 ) -> Row:
-    """Build the row of a check that was run."""
     return Row(step, check, figure, limit, "held" if held else "did not hold", "", values, stops)
 
 
 def skip(step: str, check: str, reason: str, limit: str = "") -> Row:
-    """Build the row of a check that was not run."""
     return Row(step, check, "", limit, "not run", reason)
 
 
 def fail(step: str, check: str, reason: str, *, stops: bool = False) -> Row:
-    """Build the row of a check that ended in an error."""
     return Row(step, check, "", "runs to its end", "did not hold", reason, stops=stops)
 
 
@@ -130,7 +126,6 @@ GOALS = {8: 4.0}
 
 
 def judge_memory(bound: float, peak: float) -> Row:
-    """Judge the bound of a trial's memory against its peak, in MiB."""
     held = bound <= peak <= bound * (1 + SLACK) + ACTIVATIONS
     figure = f"bound {bound / GIB:.1f} GiB, peak {peak / GIB:.1f} GiB"
     values = {"bound_mib": round(bound), "peak_mib": round(peak)}
@@ -268,7 +263,6 @@ def judge_step(pair: Pair, *, small: bool) -> list[Row]:
 
 
 def judge_killed_sweep(figures: SweepFigures, trials: int) -> Row:
-    """Judge a sweep in which a process of a trial was killed."""
     failures = figures.list_failures()
     done = sum(r.state == "complete" and r.role != "untrained" for r in figures.records)
     figure = f"{done} complete, {len(figures.retries)} tried again"
@@ -333,10 +327,8 @@ def judge_shards(step: str, check: str, figures: SweepFigures, trials: int) -> R
 
 
 def name_share(share: float) -> str:
-    """Return a share as a fraction."""
     return str(Fraction(share).limit_denominator(8))
 
 
 def name_steps(steps: Sequence[int]) -> str:
-    """Return the range of steps."""
     return f"{min(steps)} to {max(steps)}" if steps else "none"

@@ -362,7 +362,6 @@ def list_device_rows(small: bool) -> list[Row]:
 
 
 def check_driver() -> Row:
-    """Check that the driver answers."""
     limit = "nvidia-smi answers"
     try:
         name, driver, memory = (query_gpu(f) for f in ("name", "driver_version", "memory.total"))
@@ -413,7 +412,6 @@ def check_compiler(small: bool) -> Row:
 
 
 def read_ranges(project: Path = PROJECT) -> dict[str, Requirement]:
-    """Read the ranges of versions that the project is tested with."""
     content = tomllib.loads(project.read_text())["project"]
     texts = [*content["dependencies"], *content["optional-dependencies"]["vllm"]]
     found = {requirement.name: requirement for requirement in map(Requirement, texts)}

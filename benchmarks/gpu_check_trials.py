@@ -112,7 +112,6 @@ def measure_first_steps(configs: Sequence[TrialConfig]) -> list[float]:
 
 
 def count_device_states(checkpoint: Path) -> int:
-    """Count the generator states of GPUs in a checkpoint."""
     states = torch.load(checkpoint / "rng_state.pth", weights_only=False).get("cuda")
     if states is None:
         return 0

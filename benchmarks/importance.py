@@ -85,7 +85,6 @@ class Result:
 
 
 def measure_case(case: Case, objective: str, least: float) -> Result:
-    """Measure the importances for one objective of a case in every way."""
     encoder = Encoder(list_dimensions(case.spec.space))
     names = [dimension.name for dimension in encoder.dimensions]
     places = np.stack([encoder.convert(record.params) for record in case.records])

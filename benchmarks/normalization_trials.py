@@ -114,7 +114,6 @@ _TASKS = {
 
 
 def build_task_info(task: str, ranges: str) -> registry.TaskInfo:
-    """Build the info of a task of the package with correctness in another range."""
     own = registry.describe_task(task)
     return replace(
         own,
@@ -229,7 +228,6 @@ def rescale(
 def count_distinct_advantages(
     batches: Sequence[Mapping[str, Sequence[float | None]]], weights: Sequence[float]
 ) -> dict[str, float]:
-    """Count the distinct advantages of each mode, as a mean over the batches."""
     totals = dict.fromkeys(MODES, 0)
     for batch in batches:
         columns = [[torch.nan if v is None else v for v in values] for values in batch.values()]

@@ -81,7 +81,6 @@ class TimedSandbox(Sandbox):
         return results
 
     def close(self) -> None:
-        """Close the sandbox."""
         self._sandbox.close()
 
 

@@ -54,7 +54,6 @@ class Stopwatch:
         self._lengths: list[float] = []
 
     def end_step(self, step: int, mean_length: float) -> None:
-        """Record the end of a step."""
         now = self._clock()
         if step == self._warm_up:
             self._started = now

@@ -197,7 +197,6 @@ class Ours:
         self._records: list[Any] = []
 
     def start(self, trial: int) -> None:
-        """Record the start of a trial."""
         from gdpo_tune.core.events import TrialStarted
 
         self._records.append(_build_record(trial))
@@ -211,7 +210,6 @@ class Ours:
         self._sink(TrialProgress(trial, Measurement(step, values, Cost(step, 1.0, 1.0))))
 
     def end(self, trial: int) -> None:
-        """Record the end of a trial."""
         from gdpo_tune.core.events import TrialFinished
 
         self._records[trial] = _build_record(trial, ended=True)
@@ -260,7 +258,6 @@ class Client:
         self._operations: list[Any] = []
 
     def start(self, trial: int) -> None:
-        """Record the start of a trial."""
         run = self._client.create_run(self._experiment, run_name=f"trial-{trial}")
         self._runs.append(run.info.run_id)
 
@@ -275,7 +272,6 @@ class Client:
             self._operations.append(done)
 
     def end(self, trial: int) -> None:
-        """Record the end of a trial."""
         self._client.set_terminated(self._runs[trial])
 
     def close(self) -> None:
@@ -300,7 +296,6 @@ class Callback:
         self._directory = directory
 
     def start(self, trial: int) -> None:
-        """Record the start of a trial."""
         from ray.tune.experiment import Trial
 
         config = {"learning_rate": 1e-4 + trial}
@@ -313,7 +308,6 @@ class Callback:
         self._callback.log_trial_result(step, self._trials[trial], result)
 
     def end(self, trial: int) -> None:
-        """Record the end of a trial."""
         self._callback.log_trial_end(self._trials[trial])
 
     def close(self) -> None:

@@ -135,7 +135,6 @@ def draw_front(front: Front, path: Path) -> None:
 
 
 def read_stored_front() -> Front:
-    """Read the front of the stored sweep."""
     with tempfile.TemporaryDirectory() as directory:
         sweep = Path(directory) / "code"
         sweep.mkdir()

@@ -147,7 +147,6 @@ def write_sheet(spec: SweepSpec, table: Path) -> None:
 
 
 def render_sheet(spec: SweepSpec, curves: Curves, name: str) -> str:
-    """Render the sheet as Markdown."""
     training = spec.training
     steps = [level // training.completions_per_step for level in curves.levels]
     versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)

@@ -64,9 +64,7 @@ class Problem(Protocol):
     """Objective -> bound of its best value; with the references, the box of the hypervolume."""
     constraints: Mapping[str, Constraint]
 
-    def draw_curve(self, params: Params, rng: np.random.Generator) -> Curve:
-        """Draw the learning curve of one training with these parameters."""
-        ...
+    def draw_curve(self, params: Params, rng: np.random.Generator) -> Curve: ...
 
     def compute_truth(self, params: Params, level: int) -> Mapping[str, float]:
         """Compute every objective and constrained metric at a level, without noise."""
@@ -83,7 +81,6 @@ def compute_full_cost(problem: Problem) -> int:
 
 
 def build_spec(problem: Problem, search: Search) -> SweepSpec:
-    """Build the spec of a sweep of the problem, for samplers and schedulers."""
     return SweepSpec(
         name=problem.name,
         task=problem.name,
@@ -96,7 +93,6 @@ def build_spec(problem: Problem, search: Search) -> SweepSpec:
 
 
 def build_exact_estimates(values: Mapping[str, float]) -> Estimates:
-    """Build estimates without error from values."""
     return {name: Estimate(float(value), 0.0) for name, value in values.items()}
 
 
@@ -249,7 +245,6 @@ class PymooProblem:
         return dict(zip([*self.objectives, *self.constraints], map(float, values), strict=True))
 
     def compute_seconds(self, params: Params, start: int, end: int) -> float:
-        """Return one second for each trial."""
         del params
         return float(end - start)
 
@@ -336,7 +331,6 @@ class Replayed:
         return Replayed(load_spec(SPACE, BOUND), curves, levels, rungs, EVALUATION_COST)
 
     def draw_curve(self, params: Params, rng: np.random.Generator) -> Curve:
-        """Draw one training."""
         point = encode_features(params, self.domains)
         of_training = {name: float(rng.standard_normal()) for name in self._list_metrics()}
         of_rungs = {
