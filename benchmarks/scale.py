@@ -47,6 +47,9 @@ def measure_loop(tasks: list[int]) -> dict[str, float]:
     """Measure the CPU microseconds of an event for each number of tasks in flight."""
     import ray
 
+    # Ray's worker imports the class by this module name, not as `__main__`.
+    from scale import Slots
+
     from gdpo_tune.tuning.ray.cluster import open_cluster
 
     with tempfile.TemporaryDirectory() as directory, open_cluster(Path(directory) / "processes"):
