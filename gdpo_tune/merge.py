@@ -119,8 +119,8 @@ def merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapter
             merge, or another process merges there.
     """
     from gdpo_tune.core.errors import UsageError
+    from gdpo_tune.core.locks import Lease
     from gdpo_tune.display.merge_tables import print_merge
-    from gdpo_tune.ledger.journal import Lease
     from gdpo_tune.policies.load_policy import measure_policy
     from gdpo_tune.results.merge_file import MERGE_FILE, read_progress
     from gdpo_tune.spec.disk import check_merge_room

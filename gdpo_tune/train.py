@@ -85,8 +85,8 @@ def main(arguments: Sequence[str]) -> int:
             build_parser().error(f"--{option} requires --from")
 
     from gdpo_tune.core.errors import UsageError
+    from gdpo_tune.core.locks import Lease
     from gdpo_tune.display.training import print_result
-    from gdpo_tune.ledger.journal import Lease
     from gdpo_tune.ledger.trial_encoding import decode_estimates
     from gdpo_tune.results.retrain import (
         build_request_from_file,

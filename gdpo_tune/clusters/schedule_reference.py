@@ -20,7 +20,7 @@ BEGIN, END = "<!-- generated: keys -->", "<!-- end -->"
 DURATION = "length of time: `90m`, `6h`, `1d12h`"
 
 
-def fill_page(page: str) -> str:
+def fill_schedule_page(page: str) -> str:
     """Return the page with new tables between its two marks; refuse a page without them."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -46,10 +46,10 @@ def _describe_default(name: str, field: FieldInfo) -> str:
     if field.default == schedule_spec.EVERY_OCCASION:
         return "all"
     if field.default and _describe_values(field) == DURATION:
-        return f"`{schedule_spec.format_duration(field.default)}`"
+        return f"`{schedule_spec.compose_duration(field.default)}`"
     return describe_default(name, field)
 
 
 if __name__ == "__main__":
     page = Path(sys.argv[1])
-    write_atomically(page, fill_page(page.read_text(encoding="utf-8")))
+    write_atomically(page, fill_schedule_page(page.read_text(encoding="utf-8")))

@@ -14,7 +14,7 @@ from optuna.storages import BaseStorage
 from gdpo_tune.core.events import Incident, RecordedRequest
 from gdpo_tune.core.trials import Exploit, Generation
 from gdpo_tune.ledger.budget import WorkClock
-from gdpo_tune.ledger.steering_state import decode_recorded, encode_recorded
+from gdpo_tune.ledger.requests import decode_recorded, encode_recorded
 
 SESSION, INCIDENT, GENERATION, REQUEST = "session:", "incident:", "generation:", "request:"
 CONTENT = "content:"

@@ -25,6 +25,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from gdpo_tune.core.content import Fact, describe_changes, list_changes
 from gdpo_tune.core.errors import IdentityError, UsageError
 from gdpo_tune.core.events import RecordedRequest
+from gdpo_tune.core.locks import Lease
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.text import format_list, make_printable
 from gdpo_tune.core.trials import (
@@ -44,11 +45,17 @@ from gdpo_tune.core.trials import (
 from gdpo_tune.ledger import trial_encoding as encoding
 from gdpo_tune.ledger.budget import WorkClock, compute_hours
 from gdpo_tune.ledger.history import CONTENT, SweepHistory
-from gdpo_tune.ledger.journal import Journal, Lease, replay
-from gdpo_tune.ledger.opening import open_for_reading, open_for_writing, record_origin
-from gdpo_tune.ledger.request_rules import SweepSnapshot
-from gdpo_tune.ledger.steering_state import SteeringState, apply_settings, fold_requests
-from gdpo_tune.ledger.study import SWEEP_ID, open_study, pin_template_date, write_spec
+from gdpo_tune.ledger.journal import Journal, open_storage
+from gdpo_tune.ledger.opening import (
+    SWEEP_ID,
+    open_for_reading,
+    open_for_writing,
+    open_study,
+    pin_template_date,
+    record_origin,
+    write_spec,
+)
+from gdpo_tune.ledger.requests import SteeringState, SweepSnapshot, apply_settings, fold_requests
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.objectives import BASELINES
 
@@ -82,7 +89,7 @@ class Ledger(SweepHistory, CloseableResource):
         self._stale: set[int] = set()
         """Numbers of trials whose records in memory are out of date."""
         try:
-            storage = replay(journal)
+            storage = open_storage(journal)
             study = open_study(storage, spec, writable=lease is not None)
             super().__init__(storage, study)
             spec = pin_template_date(study, spec, writable=lease is not None)

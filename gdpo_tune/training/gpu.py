@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from gdpo_tune.core.errors import CrowdedGpuError
-from gdpo_tune.core.files import lock_file
 from gdpo_tune.core.http import PATIENCE
+from gdpo_tune.core.locks import lock_file
 from gdpo_tune.core.vllm_memory import CONTEXT, GIB
 
 _LOGGER = logging.getLogger("gdpo_tune.training")

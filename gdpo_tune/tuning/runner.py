@@ -28,7 +28,7 @@ from gdpo_tune.core.system import INTERRUPTED, stop_on_signals
 from gdpo_tune.core.text import format_list
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger, silence_optuna
-from gdpo_tune.ledger.sweep_store import SweepStore, check_writable
+from gdpo_tune.ledger.sweep_store import SweepStore, check_store_writable
 from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler, collect_variables
 from gdpo_tune.tuning.kept_checkpoints import delete_unkept_checkpoints
 from gdpo_tune.tuning.provenance import describe_machine
@@ -106,7 +106,7 @@ def run_sweep(
     """
     check_resources(spec)
     if spec.address:
-        check_writable(spec.storage)
+        check_store_writable(spec.storage)
     with Ledger.open(spec, fresh=fresh, continue_from=continue_from) as ledger:
         content = measure_content(spec.task, spec.policy, spec.model, spec.data, spec.rollout)
         ledger.compare_content(content, accept=accept_changes, one_front=one_front)

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.ledger.request_files import list_pending
+from gdpo_tune.ledger.requests import list_pending
 from gdpo_tune.web.page_server import DEFAULT_PORT, FILES, MOST_BYTES, open_socket
 from gdpo_tune.web.view import View
 from tests.support.tuning import load_code_spec

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from gdpo_tune.core.events import RecordedRequest
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.request_files import RequestFile, list_pending, set_aside
-from gdpo_tune.ledger.request_rules import judge
+from gdpo_tune.ledger.requests import RequestFile, list_pending, set_aside, settle_request
 
 POLL_SECONDS = 1.0
 """Seconds between two looks at the directory of requests."""
@@ -49,7 +48,7 @@ class RequestInbox:
                 remove(file.path)
             else:
                 now = time.time()
-                recorded = judge(self._ledger.take_snapshot(now), file.request, now)
+                recorded = settle_request(self._ledger.take_snapshot(now), file.request, now)
                 self._ledger.record_request(recorded)
                 remove(file.path)
                 yield recorded
