@@ -357,11 +357,6 @@ def read_setting(spec: SweepSpec, name: str) -> float:
     return getattr(section, name.removeprefix(BUDGET))
 
 
-def encode_recorded(request: RecordedRequest) -> dict[str, Any]:
-    """Return a recorded request as JSON."""
-    return asdict(request)
-
-
 def decode_recorded(stored: Mapping[str, Any]) -> RecordedRequest:
     """Return a recorded request from JSON."""
     values, effect = dict(stored), dict[str, Any](stored["effect"])

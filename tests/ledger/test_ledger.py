@@ -18,12 +18,14 @@ import pytest
 from optuna.trial import FrozenTrial
 
 from gdpo_tune.core.errors import IdentityError, LedgerHeldError, NonFiniteError, UsageError
+from gdpo_tune.core.events import Event, SweepFinished
 from gdpo_tune.core.locks import LOCK, Lease, find_driver, is_locked
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.journal import truncate_torn_write
 from gdpo_tune.ledger.trial_encoding import decode_estimates, encode_estimates, encode_outcome
 from gdpo_tune.spec import SweepSpec
+from gdpo_tune.tuning.runner import run_sweep
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
 
 HOLD = """
@@ -747,6 +749,37 @@ def test_sessions_record_when_and_where_the_sweep_ran(spec: SweepSpec):
     assert first["finished"] >= first["started"]
     assert first["ending"] == "all was tried"
     assert "finished" not in second  # it was killed
+
+
+def test_a_session_that_was_killed_at_its_end_gets_its_ending_later(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        ledger.record_ending("there was no session")
+        assert ledger.get_sessions() == []
+        ledger.begin_session(time.time(), 2, {})
+        ledger.record_ending("all was tried")
+        ledger.record_ending("the first reason stays")
+    with Ledger.open(spec, read_only=True) as ledger:
+        (session,) = ledger.get_sessions()
+    assert session["ending"] == "all was tried"
+    assert "finished" not in session, "its hours are those of its trials"
+
+
+def test_the_next_start_of_a_sweep_finds_that_a_killed_session_had_finished(tmp_path: Path):
+    spec = load_code_spec(tmp_path, ["search.trials=1", "search.replicates={per_point: 1}"])
+    with Ledger.open(spec) as ledger:
+        ledger.begin_session(time.time(), 2, {})
+        for role in ("untrained", "published", "search"):
+            proposer = "startup" if role == "search" else "baseline"
+            params = spec.space.complete_baseline({})
+            record = ledger.start(params, role, proposer, seed=0)
+            ledger.complete(record.number, build_outcome())
+    events: list[Event] = []
+    run_sweep(spec, listeners=[events.append])
+    (finished,) = (event for event in events if isinstance(event, SweepFinished))
+    with Ledger.open(spec, read_only=True) as ledger:
+        (session,) = ledger.get_sessions()
+    assert not finished.interrupted
+    assert session["ending"] == finished.reason != ""
 
 
 def test_a_cost_that_an_objective_or_constraint_names_is_a_metric(tmp_path: Path):
