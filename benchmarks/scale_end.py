@@ -12,6 +12,7 @@ from typing import Any
 
 from scale_driver import measure_mib
 
+from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.spec import SweepSpec
 
 
@@ -36,9 +37,9 @@ def finish_ours(output: Path, spec: SweepSpec) -> None:
     with ledger:
         records, sessions = tuple(ledger.get_records()), ledger.get_sessions()
     with measure("report"):
-        path = write_report(spec, records, sessions=sessions)
+        path = write_report(Sweep(spec, records, sessions))
     with measure("front.png"):
-        write_front_png(spec, records)
+        write_front_png(Sweep(spec, records))
     figures["report_megabytes"] = round(path.stat().st_size / 1e6, 1)
     figures["states"] = {
         state: sum(record.state == state for record in records)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.core.completions import Completion, write_completions
 from gdpo_tune.core.steps import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Role, State, TrialRecord
@@ -119,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         spec = load_spec(SPACE, [f"storage={directory}"])
         records = build_records(spec, trials)
         wall, cpu = time.perf_counter(), time.process_time()
-        path = write_report(spec, records)
+        path = write_report(Sweep(spec, records))
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         megabytes = path.stat().st_size / 1e6
     print(f"{trials} trials: {wall:.1f} s, {cpu:.1f} CPU-s, {megabytes:.1f} MB")

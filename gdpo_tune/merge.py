@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from gdpo_tune.core.candidates import Part
     from gdpo_tune.core.trial_config import TrainedPart
     from gdpo_tune.core.trials import Measurement, Outcome
-    from gdpo_tune.results.merge_file import MergeProgress, MergeResult
-    from gdpo_tune.results.merge_request import MergeRequest
+    from gdpo_tune.results.merging import MergeProgress, MergeResult
+    from gdpo_tune.results.merging import MergeRequest
 
 LOCK = "merge.lock"
 ADAPTERS, PARENTS = "adapters", "parents"
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from gdpo_tune.core.errors import UsageError
     from gdpo_tune.display.merge_tables import print_choice
-    from gdpo_tune.results.merge_request import build_merge_request
+    from gdpo_tune.results.merging import build_merge_request
 
     request = build_merge_request(
         options.sweep, options.toward, options.prefer, options.weights, options.overrides
@@ -127,7 +127,7 @@ def merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapter
     from gdpo_tune.core.errors import UsageError
     from gdpo_tune.display.merge_tables import print_merge
     from gdpo_tune.ledger.journal import Lease
-    from gdpo_tune.results.merge_file import read_progress
+    from gdpo_tune.results.merging import read_progress
 
     settings = request.list_decisive_settings(adapters=adapters)
     progress = read_progress(directory, settings)
@@ -163,8 +163,7 @@ def _search(
 ) -> MergeProgress:
     """Evaluate `count` merges on validation prompts, and the best of them on test prompts."""
     from gdpo_tune.display.merge_tables import print_evaluation
-    from gdpo_tune.results.merge_file import read_progress, write_progress
-    from gdpo_tune.results.merge_request import MergeEvaluation
+    from gdpo_tune.results.merging import read_progress, write_progress
 
     progress = read_progress(directory, settings)
     while len(progress.evaluations) < count and progress.result is None:
@@ -173,7 +172,7 @@ def _search(
         if choice is None:
             break
         outcome = _evaluate(request, choice.parts, _get_place(directory, len(done)))
-        evaluation = MergeEvaluation(choice, outcome.validation, outcome.cost)
+        evaluation = replace(choice, validation=outcome.validation, cost=outcome.cost)
         progress = replace(progress, evaluations=(*done, evaluation))
         write_progress(directory, settings, progress)
         print_evaluation(request, len(progress.evaluations), evaluation)
@@ -194,11 +193,11 @@ def _test(
 ) -> MergeResult:
     """Evaluate a merge on test prompts, and write its adapters if they are asked for."""
     from gdpo_tune.core.trials import sum_costs
-    from gdpo_tune.results.merge_file import MergeResult
+    from gdpo_tune.results.merging import MergeResult
     from gdpo_tune.training.checkpoints import create_draft
     from gdpo_tune.training.merging import write_mixture
 
-    parts, place = progress.evaluations[best].choice.parts, _get_place(directory, best)
+    parts, place = progress.evaluations[best].parts, _get_place(directory, best)
     outcome = _evaluate(request, parts, place, with_test=True)
     assert outcome.checkpoint is not None, "a merge is kept"
     if adapters:
@@ -292,7 +291,7 @@ def _move_result(directory: Path, progress: MergeProgress) -> None:
 
 def _remove_unfinished(directory: Path) -> None:
     """Delete the files of a refused merge, except for evaluations that a later call can use."""
-    from gdpo_tune.results.merge_file import MERGE_FILE
+    from gdpo_tune.results.merging import MERGE_FILE
 
     for path in (*directory.glob("merge-*"), directory / PARENTS):
         shutil.rmtree(path, ignore_errors=True)

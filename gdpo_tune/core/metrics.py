@@ -2,12 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import math
+import operator
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 from gdpo_tune.core.trials import Cost, Direction, Estimate
 
 HOUR = 3600.0
+COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A limit of a metric, as a person writes it: `length >= 0.6`."""
+
+    metric: str
+    op: str
+    """Key of `COMPARISONS`."""
+    limit: float
+    position: int = field(default=1, compare=False)
+    """Of the metric in the text, from 1, for messages."""
+
+    @property
+    def is_floor(self) -> bool:
+        return self.op[0] == ">"
+
+    def holds(self, value: float) -> bool:
+        """Return whether `value` satisfies the condition; NaN does not."""
+        return COMPARISONS[self.op](value, self.limit)
+
+    def compute_shortfall(self, value: float) -> float:
+        """Return the distance of `value` to the limit; 0 beyond the limit, infinite for NaN."""
+        gap = self.limit - value if self.is_floor else value - self.limit
+        return math.inf if math.isnan(gap) else max(gap, 0.0)
+
+    def __str__(self) -> str:
+        limit = f"{self.limit:g}" if float(f"{self.limit:g}") == self.limit else repr(self.limit)
+        return f"{self.metric} {self.op} {limit}"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from gdpo_tune.analysis.agreement import measure_agreements
-from gdpo_tune.analysis.front import Front, build_front
+from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.analysis.verdict import Verdict
 from gdpo_tune.core.candidates import format_parts, title_candidate
@@ -26,7 +26,8 @@ from gdpo_tune.core.formatting import (
 from gdpo_tune.core.incidents import IS_TRIED_AGAIN, WAS_LOST
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.display.consoles import build_console
-from gdpo_tune.display.tables import build_front_table, explain_marks, select_rows
+from gdpo_tune.display.tables import build_front_table, explain_marks
+from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.summary import (
     FRONT_FILE,
     REPORT_FILE,
@@ -37,7 +38,6 @@ from gdpo_tune.results.summary import (
     describe_work,
     list_incidents,
 )
-from gdpo_tune.results.warnings import list_result_warnings
 from gdpo_tune.spec import hide_passwords
 
 if TYPE_CHECKING:
@@ -50,41 +50,32 @@ WIDTH = 160
 
 
 def print_summary(
-    spec: SweepSpec,
-    records: Sequence[TrialRecord],
-    console: Console | None = None,
-    *,
-    note: str = "",
-    chosen: ChosenTrial | None = None,
-    view: str = "",
-    sessions: Sequence[Mapping[str, Any]] = (),
+    sweep: Sweep, console: Console | None = None, *, note: str = "", view: str = ""
 ) -> None:
     """Print the front with its standard errors, the failures, paths and next commands.
 
     `note` says how the sweep ended, as `LiveDisplay.note` has it; `view` is the address of the
-    front in MLflow, without the server part for a database; `sessions` are as `Ledger.get_sessions`
-    returns them.
+    front in MLflow, without the server part for a database.
     """
     out = console or build_console()
     if not out.is_terminal and console is None:
         out = build_console(WIDTH)
-    front = build_front(records, spec.list_objectives(), chosen and chosen.name)
+    spec, records, front, chosen = sweep.spec, sweep.records, sweep.front, sweep.chosen
     out.print(_build_head(spec, front, note))
     _print_unmet(out, spec, records)
-    for warning in list_result_warnings(spec, front):
+    for warning in sweep.warnings:
         _print_prose(out, f"warning: {warning}", "yellow")
     if front.members or front.baselines:
-        shown = select_rows(front)
         out.print(build_front_table(front, spec.space.dimensions, out))
         if front.members:
-            _print_prose(out, explain_marks(front, shown), "dim")
+            _print_prose(out, explain_marks(front), "dim")
         _print_labelled(out, spec, front)
     for line in describe_origins(front):
         _print_prose(out, line, "dim")
     for agreement in measure_agreements(records, front.objectives):
         _print_prose(out, f"early scores: {agreement}", "dim")
     _print_failures(out, records)
-    _print_incidents(out, sessions)
+    _print_incidents(out, sweep.sessions)
     _print_outputs(out, spec, front)
     _print_next_steps(out, spec, chosen, view)
     for line in chosen.lines if chosen else ():

@@ -35,10 +35,9 @@ from gdpo_tune.core.formatting import (
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.display.consoles import build_console
-from gdpo_tune.display.progress import Progress
 from gdpo_tune.display.tables import build_front_table, build_running_table
+from gdpo_tune.results.live import ENDED, LiveState
 from gdpo_tune.results.summary import describe_role, name_state
-from gdpo_tune.results.time_left import ENDED
 
 if TYPE_CHECKING:
     from gdpo_tune.core.events import TrackingState
@@ -65,7 +64,7 @@ class LiveDisplay(CloseableResource):
     ) -> None:
         self._spec = spec
         self._console = console or build_console()
-        self._progress = Progress(spec.list_objectives(), spec.training.steps)
+        self._state = LiveState(spec.list_objectives(), spec.training.steps)
         self._tracking = tracking
         self._printed_kind = "up to date"
         """Kind of the tracking state that was printed last."""
@@ -91,7 +90,7 @@ class LiveDisplay(CloseableResource):
 
     def __call__(self, event: Event) -> None:
         """Apply one event, and print it where no live table shows it."""
-        self._progress.update(event)
+        self._state.apply(event)
         if isinstance(event, SearchStarted | TrialStarted):
             self._waits_for = "starting trials" * isinstance(event, SearchStarted)
         if isinstance(event, SweepStarted) and event.moved_aside is not None:
@@ -107,14 +106,14 @@ class LiveDisplay(CloseableResource):
     @property
     def note(self) -> str:
         """How the sweep ended, in a few words; empty until it has."""
-        return self._progress.ending
+        return self._state.ending
 
     def render(self) -> RenderableType:
         """Return what the terminal shows now."""
-        front, counts = self._progress.get_front(), self._progress.count_states()
+        front, counts = self._state.get_front(), self._state.count_states()
         elapsed = format_duration(time.monotonic() - self._started)
         head = f": {self._describe_counts()}, {elapsed} so far{self._describe_time_left()}"
-        total, ended = max(self._progress.planned, 1), sum(counts[state] for state in ENDED)
+        total, ended = max(self._state.planned, 1), sum(counts[state] for state in ENDED)
         bar = ProgressBar(total, ended, 60, complete_style="green", finished_style="green")
         parts: list[RenderableType] = [Text.assemble((self._spec.name, "bold"), head), bar]
         state = self._tracking()
@@ -122,9 +121,9 @@ class LiveDisplay(CloseableResource):
             parts.append(Text(str(state), style="yellow" if state.kind == "away" else "dim"))
         if pause := self._describe_pause():
             parts.append(Text(pause, style="yellow"))
-        running = self._progress.list_running()
+        running = self._state.list_running()
         if running:
-            parts.append(build_running_table(running, self._progress.steps))
+            parts.append(build_running_table(running, self._state.steps))
         if front.members:
             more = len(front.members) - MEMBERS
             parts.append(Text(f"Front so far, hypervolume {format_number(front.hypervolume)}"))
@@ -134,16 +133,16 @@ class LiveDisplay(CloseableResource):
         return Group(*parts)
 
     def _describe_counts(self) -> str:
-        counts = self._progress.count_states()
+        counts = self._state.count_states()
         ended = sum(counts[state] for state in ENDED)
         parts = [self._waits_for or f"{counts['running']} running"]
         parts += [
             f"{counts[s]} {name_state(s)}" for s in ("paused", "pruned", "failed") if counts[s]
         ]
-        return f"{ended} of at most {self._progress.planned} trials done, {', '.join(parts)}"
+        return f"{ended} of at most {self._state.planned} trials done, {', '.join(parts)}"
 
     def _describe_time_left(self) -> str:
-        seconds = self._progress.estimate_seconds_left()
+        seconds = self._state.estimate_seconds_left()
         return "" if seconds is None else f", about {format_duration(seconds)} left"
 
     def _describe_event(self, event: Event) -> str:
@@ -174,7 +173,7 @@ class LiveDisplay(CloseableResource):
 
     def _describe_pause(self) -> str:
         """Return who has paused the sweep, and how to go on; empty if it is not paused."""
-        pause = self._progress.pause
+        pause = self._state.pause
         if pause is None:
             return ""
         command = f"python -m gdpo_tune.steer {shlex.quote(self._spec.location)} resume"
@@ -194,10 +193,10 @@ class LiveDisplay(CloseableResource):
             return f"{head}: {record.reason or 'no reason recorded'}"
         values = ", ".join(
             f"{goal.name} {format_estimate(record.test.get(goal.name))}"
-            for goal in self._progress.objectives
+            for goal in self._state.objectives
         )
         parts = [f"{head} after {format_duration(record.cost.seconds)}: {values}"]
-        front = self._progress.compute_front()
+        front = self._state.compute_front()
         if front is not None:
             volume = format_number(front.hypervolume)
             parts.append(f"hypervolume {volume}, {len(front.members)} on the front")

@@ -14,21 +14,21 @@ from gdpo_tune.core.formatting import (
 from gdpo_tune.core.trials import Estimate
 from gdpo_tune.display.consoles import build_console
 from gdpo_tune.display.tables import make_table
-from gdpo_tune.results.merge_file import MERGE_FILE, MergeProgress
-from gdpo_tune.results.merge_request import MergeChoice, MergeEvaluation, MergeRequest, find_broken
+from gdpo_tune.results.merging import MERGE_FILE, MergeProgress
+from gdpo_tune.results.merging import MergeRequest, MergeStep
 
 
-def print_choice(request: MergeRequest, choice: MergeChoice) -> None:
+def print_choice(request: MergeRequest, choice: MergeStep) -> None:
     """Print a merge that is not evaluated, and its prediction."""
     print(f"{request.text!r}: {_describe(request, choice.parts)}")
     rows = {"merge, predicted on validation": choice.prediction}
     _print_table(request, choice.parts, rows)
 
 
-def print_evaluation(request: MergeRequest, number: int, evaluation: MergeEvaluation) -> None:
+def print_evaluation(request: MergeRequest, number: int, evaluation: MergeStep) -> None:
     """Print one line about a merge that was just evaluated on validation prompts."""
     values = _format_values(request, evaluation.validation)
-    choice = evaluation.choice
+    choice = evaluation
     expected = f", predicted {_format_values(request, choice.prediction)}"
     print(
         f"merge {number}: {_describe(request, choice.parts)}: {values}"
@@ -42,7 +42,7 @@ def print_merge(request: MergeRequest, progress: MergeProgress, directory: Path)
     result = progress.result
     assert result is not None, "only a finished merge is printed"
     evaluation = progress.evaluations[result.index]
-    choice = evaluation.choice
+    choice = evaluation
     print(f"{request.text!r}: {_describe(request, choice.parts)}")
     rows = {
         "merge, predicted on validation": choice.prediction,
@@ -62,13 +62,13 @@ def print_merge(request: MergeRequest, progress: MergeProgress, directory: Path)
 
 
 def _judge(
-    request: MergeRequest, evaluation: MergeEvaluation, test: Mapping[str, Estimate]
+    request: MergeRequest, evaluation: MergeStep, test: Mapping[str, Estimate]
 ) -> list[str]:
     """Return a line for each condition, and one if a parent meets the wish better."""
     lines: list[str] = []
-    broken = find_broken(request.conditions, test)
+    broken = request.find_broken(test)
     for bound in request.conditions:
-        estimate = test[bound.metric.name]
+        estimate = test[bound.metric]
         holds = "does not hold" if bound in broken else "holds"
         narrow = abs(estimate.mean - bound.limit) < estimate.se
         margin = ", by less than its standard error" if narrow else ""

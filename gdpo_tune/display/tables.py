@@ -10,18 +10,17 @@ from rich.table import Table
 from rich.text import Text
 
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.formatting import (
     NO_VALUE,
     abbreviate_parameter,
-    format_estimate,
     format_list,
     format_number,
     format_parameter,
     get_mode,
 )
-from gdpo_tune.display.progress import Running
-from gdpo_tune.results.summary import ROLES, describe_role
+from gdpo_tune.results.front_table import BASELINES, FrontRow, build_row, list_rows
+from gdpo_tune.results.live import Running
+from gdpo_tune.results.summary import describe_role
 
 MOST_ROWS = 16
 """Members of a front that the terminal lists; report and front.csv have all."""
@@ -37,17 +36,13 @@ def build_front_table(
 ) -> Table:
     """Return the front, best in the first objective first, with standard errors.
 
-    Only `MOST_ROWS` members are shown: those that have a label, and of the others an even
-    selection. For a console that is too narrow, the table drops the probability, then ever more
-    parameters: the normalization and the weights, which trade the objectives off, stay longest.
-
-    Args:
-        front: its members are shown.
-        dimensions: parameters that get a column, after `normalization`.
-        console: the table is to fit into it.
-        rows: the first members alone, at most this many; default: the baselines too.
+    For a console that is too narrow, the table drops the probability, then ever more parameters:
+    the normalization and the weights, which trade the objectives off, stay longest. `rows`: only so
+    many first members, and no baselines.
     """
-    shown = list(front.members[:rows]) if rows is not None else select_rows(front)
+    shown = list_rows(front, MOST_ROWS)
+    if rows is not None:
+        shown = [build_row(front, member) for member in front.members[:rows]]
     mode = "normalization"
     names = [mode, *(name for name in dimensions if name != mode)]
     droppable = sorted(names, key=lambda name: (name.startswith("reward_weights."), name == mode))
@@ -62,29 +57,18 @@ def build_front_table(
     return table
 
 
-def select_rows(front: Front) -> list[Configuration]:
-    """Select the members that the terminal lists, in order, and the baselines at the end."""
-    named = [m for m in front.members if front.list_labels(m) or m.role in ROLES]
-    others = [m for m in front.members if m not in named]
-    room = max(MOST_ROWS - len(named), 0)
-    even = {index * len(others) // room for index in range(min(room, len(others)))}
-    kept = {id(member) for member in (*named, *(others[index] for index in even))}
-    members = [member for member in front.members if id(member) in kept]
-    return members + [baseline for baseline in front.baselines if not baseline.is_on_front]
-
-
-def explain_marks(front: Front, shown: Sequence[Configuration]) -> str:
+def explain_marks(front: Front) -> str:
     """Return a line that explains the marks of a table."""
+    shown = list_rows(front, MOST_ROWS)
     parts = [
         f"{SEVERAL_SEEDS} several seeds",
         f"{ONE_SEED} one seed: provisional",
         "±: one standard error",
     ]
-    if any(front.list_worse_objectives(member) for member in shown if member.is_on_front):
-        roles = [b.role for b in front.baselines if not b.is_on_front]
-        names = format_list([ROLES[role] for role in roles], "or")
-        parts.append(f"{WORSE} clearly worse than the {names}")
-    hidden = len(front.members) - sum(member.is_on_front for member in shown)
+    if any(row.worse for row in shown):
+        names = [BASELINES[b.role] for b in front.baselines if not b.is_on_front]
+        parts.append(f"{WORSE} clearly worse than the {format_list(names, 'or')}")
+    hidden = len(front.members) - sum(row.policy.is_on_front for row in shown)
     return "; ".join([*parts, *([f"{hidden} more in the report"] if hidden > 0 else [])])
 
 
@@ -128,7 +112,7 @@ def make_table(*columns: str) -> Table:
 
 
 def _fill_front_table(
-    front: Front, shown: Sequence[Configuration], dimensions: Sequence[str], *, probability: bool
+    front: Front, shown: Sequence[FrontRow], dimensions: Sequence[str], *, probability: bool
 ) -> Table:
     table = make_table("", "policy", *map(abbreviate_parameter, dimensions))
     for goal in front.objectives:
@@ -136,36 +120,18 @@ def _fill_front_table(
     if probability:
         table.add_column("P(front)", justify="right", no_wrap=True)
     table.add_column("", max_width=REMARKS)
-    for configuration in shown:
-        params = configuration.params if configuration.role != "untrained" else {}
-        is_trained = configuration.role != "untrained"
-        mark = ONE_SEED if configuration.is_provisional else SEVERAL_SEEDS
+    for row in shown:
+        policy, is_trained = row.policy, row.policy.role != "untrained"
+        mark = ONE_SEED if policy.is_provisional else SEVERAL_SEEDS
+        values = zip(front.objectives, row.cells, strict=True)
+        chance = f"{policy.probability:.2f}" if policy.is_on_front else NO_VALUE
         cells = [
-            mark if is_trained else "",
-            configuration.name,
-            *[format_parameter(params.get(name)) for name in dimensions],
-            *_format_values(front, configuration),
+            mark * is_trained,
+            policy.name,
+            *[format_parameter(policy.params.get(n) if is_trained else None) for n in dimensions],
+            *[f"{f'{WORSE} ' * (goal.name in row.worse)}{cell}" for goal, cell in values],
+            *([chance] if probability else []),
+            ", ".join(filter(None, [*row.labels, row.baseline])),
         ]
-        if probability:
-            chance = f"{configuration.probability:.2f}" if configuration.is_on_front else NO_VALUE
-            cells.append(chance)
-        cells.append(_list_remarks(front, configuration))
-        table.add_row(*map(Text, cells), style="" if configuration.is_on_front else "dim")
+        table.add_row(*map(Text, cells), style="" if policy.is_on_front else "dim")
     return table
-
-
-def _format_values(front: Front, configuration: Configuration) -> list[str]:
-    """Return the value in each objective, marked where a baseline is clearly better."""
-    is_baseline = configuration.role in ROLES
-    worse = set[str]() if is_baseline else front.list_worse_objectives(configuration)
-    return [
-        f"{f'{WORSE} ' * (goal.name in worse)}{format_estimate(configuration.mean[goal.name])}"
-        for goal in front.objectives
-    ]
-
-
-def _list_remarks(front: Front, configuration: Configuration) -> str:
-    remarks = front.list_labels(configuration)
-    if configuration.role in ROLES:
-        remarks.append(ROLES[configuration.role])
-    return ", ".join(remarks)

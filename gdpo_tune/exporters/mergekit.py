@@ -19,7 +19,7 @@ from gdpo_tune.core.errors import ExportError, SpecProblem
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.exporters import base
 from gdpo_tune.exporters.recipe import Recipe
-from gdpo_tune.results.parents import Parent
+from gdpo_tune.results.retrain import Parent
 from gdpo_tune.spec.notation import dump_flow
 
 LIBRARY = "mergekit 0.1.5"

@@ -35,7 +35,7 @@ from gdpo_tune.exporters.reward_file import (
     runs_programs,
 )
 from gdpo_tune.exporters.sandbox_copy import SANDBOX_COPY, copy_sandbox
-from gdpo_tune.results.parents import explain_merge
+from gdpo_tune.results.retrain import explain_merge
 from gdpo_tune.results.retrain import TrainingRequest
 
 RUN = "run.sh"

@@ -6,18 +6,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gdpo_tune.figures.comparison_page import write_comparison
+    from gdpo_tune.figures.report import write_comparison
     from gdpo_tune.figures.front_png import write_front_png
-    from gdpo_tune.figures.report_page import write_report
+    from gdpo_tune.figures.report import write_report
 
 
 __all__ = ["write_comparison", "write_front_png", "write_report"]
 
 
 _FILES = {
-    "write_comparison": "comparison_page",
+    "write_comparison": "report",
     "write_front_png": "front_png",
-    "write_report": "report_page",
+    "write_report": "report",
 }
 
 

@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from gdpo_tune.analysis.effects import Effects
-from gdpo_tune.analysis.front import Front
 from gdpo_tune.figures.curves import draw_learning, draw_population, draw_rungs, read_all_steps
 from gdpo_tune.figures.hypervolume import draw_hypervolume
 from gdpo_tune.figures.importance import draw_importance
-from gdpo_tune.figures.pairs import draw_pairs
+from gdpo_tune.figures.front_plotly import draw_pairs
 from gdpo_tune.figures.parallel import draw_parallel
 from gdpo_tune.figures.shares import draw_shares
 from gdpo_tune.figures.slices import draw_slices, list_sliced
 from gdpo_tune.figures.surfaces import draw_surfaces
 from gdpo_tune.figures.timeline import draw_timeline
-from gdpo_tune.results.dimensions import estimate_sweep_effects
-
-if TYPE_CHECKING:
-    from gdpo_tune.spec import SweepSpec
+from gdpo_tune.results.open_sweep import Sweep
 
 Gallery = Mapping[str, Callable[[], go.Figure]]
 
 
-def build_gallery(spec: SweepSpec, front: Front, effects: Effects | None = None) -> Gallery:
-    """Return name -> function that draws it, for the figures that there is data for.
-
-    `effects` are the parameters'; by default they are estimated here.
-    """
-    dimensions, records = spec.space.dimensions, front.records
-    gpus = spec.resources.total_gpus
-    importance = effects or estimate_sweep_effects(spec, front)
+def build_gallery(sweep: Sweep) -> Gallery:
+    """Return name -> function that draws it, for the figures that there is data for."""
+    spec, front, records = sweep.spec, sweep.front, sweep.records
+    dimensions, gpus = spec.space.dimensions, spec.resources.total_gpus
     steps = read_all_steps(records)
     trained = [c for c in front.configurations if c.is_training]
     started = any(r.started is not None for r in records)
@@ -41,7 +31,7 @@ def build_gallery(spec: SweepSpec, front: Front, effects: Effects | None = None)
         "pairs": (front.configurations, lambda: draw_pairs(front, spec.constraints, dimensions)),
         "surfaces": (front.members and len(front.objectives) > 1, lambda: draw_surfaces(front)),
         "all": (len(trained) > 1, lambda: draw_parallel(front, dimensions)),
-        "importance": (importance.estimates, lambda: draw_importance(importance)),
+        "importance": (sweep.effects.estimates, lambda: draw_importance(sweep.effects)),
         "slices": (list_sliced(front, dimensions), lambda: draw_slices(front, dimensions)),
         "progress": (front.hypervolume_over_trials, lambda: draw_hypervolume(front, gpus)),
         "shares": (steps and front.members, lambda: draw_shares(front, steps)),

@@ -12,14 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.path import Path
 from matplotlib.transforms import Bbox, IdentityTransform
 
-from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.pareto import Floats
-from gdpo_tune.figures.panels import Panel
+from gdpo_tune.figures.front_panels import Panel
 
 DPI = 72
 """At this resolution a point is a pixel, so every length below is in both."""
-CROWDED = 200
-"""Most points that labels keep free; if there are more, faded ones may be covered."""
 STARTS = list(product((8.0, 30.0), (1, 0, -1), (1, 0, -1)))
 """Distance and direction (up, right) from which the search for positions starts, in this order."""
 ITERATIONS = 20
@@ -29,14 +26,13 @@ CLASH = 5
 
 
 def place_labels(
-    front: Front, panel: Panel, size: tuple[float, float], font_size: float, radius: float
+    panel: Panel, size: tuple[float, float], font_size: float, radius: float
 ) -> list[tuple[float, float]]:
     """Return the offset (right, up) of each label's middle from its point, in points.
 
     adjustText pushes texts away from points and from one another, and may get stuck in a cloud of
     points. So it starts from several sides: the first places without an overlap are taken, else
-    those with the fewest. Equal input gives equal places. The configurations of `front` are kept
-    free, or the members and baselines of a large one.
+    those with the fewest. Equal input gives equal places. The panel's obstacles are kept free.
 
     All lengths are in points; `size` is width and height of the panel, `radius` half the size of a
     mark with some space around it.
@@ -52,10 +48,7 @@ def place_labels(
         for _, text in panel.labels
     ]
     anchors = np.array([panel.get_position(c) for c, _ in panel.labels]) * size
-    shown = front.configurations
-    if len(shown) > CROWDED:
-        shown = (*front.members, *front.baselines)[:: 1 + len(front.members) // CROWDED]
-    points = np.array([panel.get_position(c) for c in shown]) * size
+    points = np.array([panel.get_position(point) for point in panel.obstacles]) * size
     squares = [Bbox([point - radius, point + radius]) for point in points]
     halves = [np.array(text.get_window_extent().size) / 2 for text in texts]
     best, least = anchors, np.inf

@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 from gdpo_tune.core.metrics import HOUR
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.figures import style
-from gdpo_tune.figures.panels import count_columns, title_axis
+from gdpo_tune.figures.front_panels import count_columns, title_axis
 
 WIDTH = 1120
 """Pixels of a figure in a wide window; labels are placed for this width."""

@@ -17,9 +17,9 @@ from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.policies.load_policy import resolve_policy
 from gdpo_tune.publishing.private_text import PrivateTextRemover
 from gdpo_tune.publishing.record import list_private_names, name_policy
-from gdpo_tune.results.kept_policies import list_policies
+from gdpo_tune.results.merging import list_policies
 from gdpo_tune.results.open_sweep import Sweep
-from gdpo_tune.results.parents import explain_merge, list_parents
+from gdpo_tune.results.retrain import explain_merge, list_parents
 
 PUBLISHED = (
     *("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json"),

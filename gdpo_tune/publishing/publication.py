@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -106,13 +106,11 @@ class Publication:
         pattern = rf"{re.escape(self.target)}-(merge-)?\d+(-step-\d+)?"
         return re.fullmatch(pattern, repository) is not None
 
-    def draw_picture(self, chosen: str | None) -> bytes:
+    def draw_picture(self, chosen: ChosenTrial | None) -> bytes:
         """Return the picture of the front, with a candidate marked."""
         with TemporaryDirectory(prefix="gdpo-tune-") as directory:
-            path = write_front_png(
-                self.spec, self.sweep.records, Path(directory, PICTURE), chosen=chosen
-            )
-            return path.read_bytes()
+            sweep = replace(self.sweep, chosen=chosen)
+            return write_front_png(sweep, Path(directory, PICTURE)).read_bytes()
 
 
 def open_publication(
@@ -127,7 +125,7 @@ def open_publication(
     for name in names:
         if problem := find_id_problem(name):
             raise UsageError(f"--to {target}: {problem}\n    fix: write --to USER/NAME")
-    front = sweep.build_front()
+    front = sweep.front
     if not front.members:
         raise UsageError(
             f"{source}: nothing is on the front of that sweep, so there is nothing to publish\n"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.core.errors import UsageError
@@ -17,9 +19,14 @@ from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.sweep_store import SweepStore, fetch_spec
 from gdpo_tune.results.published_sweep import download_published_sweep, explain_foreign_ledger
+from gdpo_tune.results.summary import ChosenTrial
+from gdpo_tune.results.warnings import ResultWarning, list_result_warnings
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.model import RUNS, SPEC
 from gdpo_tune.spec.problems import join_names
+
+if TYPE_CHECKING:
+    from gdpo_tune.analysis.effects import Effects
 
 PATIENCE = 20.0
 """Seconds to wait for an object store that does not answer, when a sweep is only read."""
@@ -27,18 +34,51 @@ PATIENCE = 20.0
 
 @dataclass(frozen=True)
 class Sweep:
-    """Specification and records of a stored sweep."""
+    """A sweep at one moment: what every table, figure and command reads."""
 
-    file: Path
-    """Its resolved YAML."""
-    storage_override: str
-    """Override, such as `storage="runs"`, that states where the sweep is now."""
     spec: SweepSpec
     records: Sequence[TrialRecord]
+    sessions: Sequence[Mapping[str, Any]] = ()
+    """As `Ledger.get_sessions` returns them."""
+    chosen: ChosenTrial | None = None
+    """What a person picked."""
+    file: Path | None = None
+    """Its resolved YAML, if it was read."""
+    storage_override: str = ""
+    """Override, such as `storage="runs"`, that states where the sweep is now."""
 
-    def build_front(self) -> Front:
-        """Build the front of its trials, on test prompts."""
-        return build_front(self.records, self.spec.list_objectives())
+    @cached_property
+    def front(self) -> Front:
+        """Front of its trials, on test prompts."""
+        goals = self.spec.list_objectives()
+        return build_front(self.records, goals, self.chosen and self.chosen.name)
+
+    @cached_property
+    def effects(self) -> Effects:
+        """Which parameters mattered, as far as its sampler lets that be seen."""
+        from gdpo_tune.results.dimensions import estimate_sweep_effects  # late: scipy.stats
+
+        return estimate_sweep_effects(self.spec, self.front)
+
+    @cached_property
+    def warnings(self) -> list[ResultWarning]:
+        """What is to be known before the result is trusted."""
+        return list_result_warnings(self.spec, self.front)
+
+    def reload(self, changes: Sequence[str], *, to_run: bool = True) -> SweepSpec:
+        """Load its file with changes, for a training or merge on its own.
+
+        It learns from no earlier sweep, and that sweep may be gone. Without `to_run` this machine
+        may lack its data and packages.
+        """
+        assert self.file is not None, "it was read"
+        words = [self.storage_override, "search.warm_start=[]", *changes]
+        return load_spec(self.file, words, self.file.parent.name, needs=None if to_run else [])
+
+    @property
+    def ending(self) -> str:
+        """Why nothing was left to run; empty if something was."""
+        return self.sessions[-1].get("ending", "") if self.sessions else ""
 
 
 def split_source(source: str, pick: str | None) -> tuple[str, str | None]:
@@ -100,7 +140,8 @@ def read_sweep(location: str, source: str, *, with_files: bool = False) -> Sweep
     if with_files:
         download_artifacts(spec)  # first: a record's policy is looked up among the downloaded names
     with explain_foreign_ledger(location), Ledger.open(spec, read_only=True) as ledger:
-        return Sweep(file, storage_override, ledger.spec, ledger.get_records())
+        records, sessions = ledger.get_records(), ledger.get_sessions()
+        return Sweep(ledger.spec, records, sessions, None, file, storage_override)
 
 
 def locate_sweep(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +17,8 @@ from gdpo_tune.core.formatting import (
     get_mode,
 )
 from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.results.front_csv import format_front_csv
+from gdpo_tune.results.front_table import format_front_csv
+from gdpo_tune.results.live import Paced
 from gdpo_tune.results.summary import TABLE_FILE, describe_origins
 from gdpo_tune.tracking import views
 from gdpo_tune.tracking.model_versions import build_final_messages
@@ -59,7 +59,7 @@ class FrontWatch:
         self._worker = ThreadPoolExecutor(1, "front")
         self._job: Future[FrontProjection] | None = None
         self._trials: dict[int, Message] = {}
-        self._due = 0.0
+        self._paced = Paced[FrontProjection](1 / TIME_SHARE, LEAST_SECONDS)
 
     def poll(
         self, records: Mapping[int, TrialRecord], *, wait: bool = False
@@ -69,7 +69,7 @@ class FrontWatch:
         `wait` computes the front of exactly these `records` before returning.
         """
         yield from self._collect_result(wait=wait)
-        if self.is_stale and (wait or (self._job is None and time.monotonic() >= self._due)):
+        if self.is_stale and (wait or (self._job is None and self._paced.is_due)):
             ordered = [records[number] for number in sorted(records)]
             self._job = self._worker.submit(self._project_changes, ordered)
             self.is_stale = False
@@ -86,11 +86,9 @@ class FrontWatch:
 
     def _project_changes(self, records: Sequence[TrialRecord]) -> FrontProjection:
         """Project the front in the worker, which saves the driver milliseconds of comparisons."""
-        started = time.monotonic()
-        front = project_front(self._spec, records)
+        front = self._paced.make(lambda: project_front(self._spec, records))
         changed = {n: trial for n, trial in front.trials.items() if self._trials.get(n) != trial}
         self._trials = front.trials
-        self._due = started + max(LEAST_SECONDS, (time.monotonic() - started) / TIME_SHARE)
         return replace(front, trials=changed)
 
 

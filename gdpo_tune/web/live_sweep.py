@@ -17,6 +17,7 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.driver import Driver, find_driver
 from gdpo_tune.ledger.request_files import list_pending
 from gdpo_tune.ledger.steering_state import SteeringState
+from gdpo_tune.results.live import Paced
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.model import JOURNAL, SPEC
 
@@ -71,7 +72,6 @@ class LiveSweep:
         `load` reads its file: a driver may write another one, with more trials.
         """
         self._load = load
-        self._clock = clock
         self._spec = load()
         self._directory = self._spec.directory.absolute()
         self._ledger: Ledger | None = None
@@ -79,8 +79,8 @@ class LiveSweep:
         """State of the files when the ledger was opened."""
         self._readers: dict[int, StepsReader] = {}
         self._fingerprint: object = None
-        self._due = -float("inf")
         self._snapshot = Snapshot(self._spec, (), (), None, {})
+        self._paced = Paced[Snapshot](IDLE_SHARE, clock=clock)
 
     def close(self) -> None:
         """Close the ledger."""
@@ -90,9 +90,9 @@ class LiveSweep:
 
     def refresh(self) -> Snapshot:
         """Return the sweep as it is now, or was a moment ago if reading it takes long."""
-        started = self._clock()
-        if started < self._due:
-            return self._snapshot
+        return self._paced.make(self._refresh) if self._paced.is_due else self._snapshot
+
+    def _refresh(self) -> Snapshot:
         driver, files = find_driver(self._directory), list_pending(self._directory)
         pending = [file.request for file in files if file.request is not None]
         fingerprint = (self._list_stamps(), driver, pending)
@@ -106,7 +106,6 @@ class LiveSweep:
                 self._snapshot = replace(self._snapshot, driver=driver, problem=str(error))
                 self._fingerprint = None  # the same files may come back, as after a lost disk
                 self.close()
-        self._due = self._clock() + IDLE_SHARE * (self._clock() - started)
         return self._snapshot
 
     def _list_stamps(self) -> list[tuple[int, int, int] | None]:

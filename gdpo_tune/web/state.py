@@ -25,7 +25,7 @@ from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.ledger.budget import compute_hours, compute_spending
 from gdpo_tune.results.summary import describe_role, describe_states, name_state
-from gdpo_tune.results.time_left import (
+from gdpo_tune.results.live import (
     ENDED,
     estimate_seconds_left,
     measure_planned_work,

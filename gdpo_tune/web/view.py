@@ -7,16 +7,15 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gdpo_tune.analysis.front import Front, build_front
+from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.requests import Request
-from gdpo_tune.figures.pairs import draw_pairs
+from gdpo_tune.figures.front_plotly import draw_pairs
+from gdpo_tune.results.live import Paced
+from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.steering import Steering
 from gdpo_tune.web.live_sweep import LiveSweep, Planner, Snapshot
 from gdpo_tune.web.running_curves import draw_running
 from gdpo_tune.web.state import build_state, describe_sweep, list_fields
-
-IDLE_SHARE = 30
-"""Drawing the front may take one part in this many of the time."""
 
 
 class View:
@@ -38,9 +37,8 @@ class View:
         self._status: tuple[str, str] | None = None
         self._state = b""
         self._figures: dict[str, bytes] = {}
-        self._front: Front | None = None
+        self._front = Paced[Front](share=30)
         self._front_key: object = None
-        self._front_due = -float("inf")
 
     def get_state(self) -> bytes:
         """Return the present state as JSON."""
@@ -78,21 +76,21 @@ class View:
         self._state = _dump({**state, "figures": versions})
 
     def _is_front_due(self, snapshot: Snapshot) -> bool:
-        return _list_ended(snapshot) != self._front_key and time.monotonic() >= self._front_due
+        return _list_ended(snapshot) != self._front_key and self._front.is_due
 
     def _refresh_front(self, snapshot: Snapshot) -> Front:
         """Return the front of the trials that have ended; it may lag behind a little."""
-        if self._front is None or self._is_front_due(snapshot):
-            started = time.monotonic()
-            objectives = snapshot.spec.list_objectives()
-            self._front = build_front(snapshot.records, objectives)
-            figure = draw_pairs(self._front, snapshot.spec.constraints)
-            drawn = bool(self._front.configurations)
-            self._figures["front"] = str(figure.to_json()).encode() if drawn else b"null"
+        if self._front.value is None or self._is_front_due(snapshot):
             self._front_key = _list_ended(snapshot)
-            now = time.monotonic()
-            self._front_due = now + IDLE_SHARE * (now - started)
-        return self._front
+            return self._front.make(lambda: self._draw_front(snapshot))
+        return self._front.value
+
+    def _draw_front(self, snapshot: Snapshot) -> Front:
+        front = Sweep(snapshot.spec, snapshot.records).front
+        figure = draw_pairs(front, snapshot.spec.constraints)
+        drawn = bool(front.configurations)
+        self._figures["front"] = str(figure.to_json()).encode() if drawn else b"null"
+        return front
 
 
 def _list_ended(snapshot: Snapshot) -> list[tuple[int, str]]:

@@ -68,6 +68,6 @@ def test_a_documented_command_works_on_the_default_sweep(line, directory, capsys
 
 
 def test_the_recommended_candidate_keeps_what_the_untrained_policy_has(directory):
-    front = find_sweep("runs/code").build_front()
+    front = find_sweep("runs/code").front
     assert front.knee_shortfall == []
     assert sum(bool(front.list_shortfalls(member)) for member in front.members) > 5

@@ -13,7 +13,7 @@ from tests.support.paths import ROOT
 def load_sweep(name: str, *overrides: str) -> Sweep:
     """Return a sweep without trials."""
     spec = load_spec(ROOT / "search_spaces" / f"{name}.yaml", [*overrides, f"storage={name}"])
-    return Sweep(spec.directory / SPEC, "", spec, ())
+    return Sweep(spec, ())
 
 
 @pytest.mark.parametrize(

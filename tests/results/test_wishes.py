@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.analysis.wish_choice import Limit
 from gdpo_tune.core.errors import PickError, UsageError
-from gdpo_tune.results.wishes import build_aim, name_directory, parse_shares, parse_wish
+from gdpo_tune.core.metrics import Condition
+from gdpo_tune.results.merging import build_aim, name_directory, parse_shares, parse_wish
 from tests.support.tuning import load_code_spec
 
 
@@ -20,7 +20,7 @@ def list_limits(spec, toward: str, prefer: str = ""):
 def test_conditions_become_limits_and_the_rest_is_preferred(tmp_path: Path, joint: str):
     spec = load_code_spec(tmp_path, ["constraints={}"])
     aim = list_limits(spec, f"length >= 0.6{joint}format > 0.8")
-    assert aim.limits == (Limit("length", True, 0.6), Limit("format", True, 0.8))
+    assert aim.limits == (Condition("length", ">=", 0.6), Condition("format", ">", 0.8))
     assert [metric.name for metric in aim.metrics] == ["correctness", "format", "length"]
     assert aim.preferences == (1.0, 0.0, 0.0)
 
@@ -41,7 +41,7 @@ def test_preferences_stand_alone_or_beside_conditions(tmp_path: Path):
 def test_constraints_of_the_sweep_are_conditions_too_but_not_costs(tmp_path: Path):
     bounds = 'constraints={correctness: ">= 0.2", cpu_seconds: "<= 60"}'
     aim = list_limits(load_code_spec(tmp_path, [bounds]), "length >= 0.6")
-    assert aim.limits == (Limit("length", True, 0.6), Limit("correctness", True, 0.2))
+    assert aim.limits == (Condition("length", ">=", 0.6), Condition("correctness", ">=", 0.2))
     assert "cpu_seconds" not in [metric.name for metric in aim.metrics]
 
 

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.core.events import SweepFinished, SweepStarted
 from gdpo_tune.figures import write_front_png, write_report
 from gdpo_tune.tracking import MlflowSink
@@ -22,8 +23,8 @@ def send_sweep(directory, uri, trials, *, steps=True):
     sink = MlflowSink(spec)
     sink(SweepStarted(tuple(records), len(records)))
     sink(SweepFinished(tuple(records), interrupted=False))
-    write_report(spec, records)
-    write_front_png(spec, records)
+    write_report(Sweep(spec, records))
+    write_front_png(Sweep(spec, records))
     sink.log_figures()
     warning = sink.close(PATIENCE)
     assert warning == "", warning

@@ -189,7 +189,7 @@ def test_the_front_is_drawn_again_only_after_the_end_of_a_trial(spec):
             assert after["front"] == before["front"]
             assert after["running"] != before["running"]
             ledger.complete(2, build_outcome(0.95, 0.95, 0.95))
-            view._front_due = 0.0
+            view._front.expire()
             assert get_state(view)["figures"]["front"] != before["front"]
             assert view.get_figure("nonsense") is None
 
