@@ -104,18 +104,17 @@ class Merge:
 def read_merges(records: Sequence[TrialRecord], objectives: Sequence[Objective]) -> list[Merge]:
     """Read all that was evaluated on validation prompts, by number of the trial.
 
-    These are trainings and checkpoints that are complete, and merges in any state.
+    These are trainings and checkpoints that are complete, and merges in any state. Trials that are
+    not comparable are left out.
     """
     result: list[Merge] = []
-    for record in sorted(records, key=lambda record: record.number):
-        mixture: Mixture = {}
-        if record.role == "merge":
-            mixture = {(part.trial, part.step): part.weight for part in record.parts}
-        elif record.state == "complete" and record.role == "checkpoint":
-            mixture = {(record.parts[0].trial, record.parts[0].step): 1.0}
-        elif record.state == "complete" and record.role in ("search", "published", "member"):
-            mixture = {(record.number, record.rungs[-1].step): 1.0} if record.rungs else {}
-        if mixture:
+    comparable = (record for record in records if record.is_comparable)
+    for record in sorted(comparable, key=lambda record: record.number):
+        mixture = {(part.trial, part.step): part.weight for part in record.parts}
+        if record.role in ("search", "published", "member") and record.rungs:
+            mixture = {(record.number, record.rungs[-1].step): 1.0}
+        is_known = record.state == "complete" and record.role != "replicate" and mixture
+        if is_known or record.role == "merge":
             result.append(read_merge(record, mixture, objectives))
     return result
 
@@ -223,12 +222,9 @@ def compute_expected_gains(
     """
     inside = front[(front < reference).all(axis=1)]
     most = max(2, int(MOST_CELLS ** (1 / len(reference))) - 1)
-    edges: list[Floats] = []
-    for column in inside.T:
-        edge = np.unique(column)
-        if len(edge) > most:  # evenly, the last one included
-            edge = edge[np.linspace(0, len(edge) - 1, most).round().astype(int)]
-        edges.append(edge)
+    edges = [np.unique(column) for column in inside.T]
+    # At most `most` of them, evenly, the last one included.
+    edges = [e[np.linspace(0, len(e) - 1, min(len(e), most)).round().astype(int)] for e in edges]
     free = np.ones([len(edge) + 1 for edge in edges], dtype=np.bool_)
     # Cell k of an objective reaches from edge k - 1 to edge k; a point on edge k covers k + 1 on.
     corners = [
@@ -280,7 +276,9 @@ def choose_merge(
     measured = {policy for merge in tried if merge.is_measured for policy in merge.mixture}
     damaged = {p for p in failed if failed.count(p) >= MOST_FAILURES and p not in measured}
     parents = select_parents([p for p in policies if damaged.isdisjoint(p.mixture)])
-    mixtures = _list_next(parents, tried, most_parts)
+    # `keep: front` has deleted policies of a sweep that is extended.
+    kept = {p.policy for p in policies if p.record and p.record.checkpoint is not None}
+    mixtures = _list_next(parents, tried, kept, most_parts)
     if not mixtures:
         return None
     seen = [
@@ -326,17 +324,18 @@ def select_parents(policies: Sequence[Merge]) -> list[Merge]:
 
 
 def _list_next(
-    parents: Sequence[Merge], tried: Sequence[Merge], most_parts: int
+    parents: Sequence[Merge], tried: Sequence[Merge], kept: set[Policy], most_parts: int
 ) -> list[Mixture]:
-    """List the merges that may come next, none of them tried.
+    """List the merges of policies that are `kept` that may come next, none of them tried.
 
     They are the middles of two parents or of measured merges on the front, which bisects what was
     tried before, and groups of parents with even weights or half of the weight on one.
     """
     known = [*parents, *(merge for merge in tried if merge.is_measured and merge.is_allowed)]
-    kept = mark_front(np.array([entry.losses for entry in known])) if known else np.empty(0)
-    kept[: len(parents)] = True
-    ends = [entry.mixture for entry, is_kept in zip(known, kept, strict=True) if is_kept]
+    is_end = mark_front(np.array([entry.losses for entry in known])) if known else np.empty(0)
+    is_end[: len(parents)] = True
+    ends = [entry.mixture for entry, used in zip(known, is_end, strict=True) if used]
+    ends = [mixture for mixture in ends if mixture.keys() <= kept]
     result: dict[Rounded, Mixture] = {}
     for left, right in combinations(ends, 2):
         middle = {p: (left.get(p, 0.0) + right.get(p, 0.0)) / 2 for p in left | right}

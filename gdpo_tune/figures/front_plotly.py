@@ -130,6 +130,8 @@ def describe_standing(configuration: Configuration) -> str:
         return "baseline, not trained"
     if not configuration.feasible:
         return "violates a constraint"
+    if not configuration.can_be_on_front:
+        return "unchanged: every gradient was 0"
     seeds = format_count(configuration.seeds, "seed")
     seeds += ", provisional" if configuration.is_provisional else ""
     place = "on the front" if configuration.is_on_front else "dominated"

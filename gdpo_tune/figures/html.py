@@ -27,6 +27,7 @@ CONFIG = {
 }
 MIN_WIDTH = 560
 """Pixels below which a figure scrolls instead of shrinking: a phone is narrower."""
+BLOCKED = "This figure needs scripts, which are blocked here. Save the page, and open the file."
 SCRIPTS = ("drawing.js", "report.js", "choice.js", "choose_panel.js")
 LONG_NUMBER = re.compile(r"-?\d+\.\d{7,}(e-?\d+)?")
 FILTERS = {
@@ -94,18 +95,20 @@ def embed_figure(
     buttons: bool = True,
     min_width: int = MIN_WIDTH,
     stacks: bool = False,
+    still: str = "",
 ) -> Markup:
     """Return a figure as data that the page draws, in a width that the page decides.
 
     Its id is `figure-` and `name`, so that equal sweeps give equal files. `title` names it for
     screen readers. `buttons` shows plotly's under the pointer. Below `min_width` pixels it scrolls;
-    if it `stacks`, its panels move below one another instead.
+    if it `stacks`, its panels move below one another instead. Where scripts are blocked, the page
+    says so, and shows `still`, a picture as HTML.
     """
     config = json.dumps({**CONFIG, "displayModeBar": "hover" if buttons else False})
     # A figure cannot show more than six digits, and the others are half of a large page.
     data = LONG_NUMBER.sub(lambda match: f"{float(match[0]):.6g}", str(figure.to_json()))
-    height = figure.layout.height or 400
-    return get_parts().figure(name, title, config, embed_data(data), height, min_width, stacks)
+    picture = Markup(still)
+    return get_parts().figure(name, title, config, embed_data(data), min_width, stacks, picture, BLOCKED)
 
 
 def _read_asset(name: str) -> Markup:

@@ -18,7 +18,7 @@ from gdpo_tune.analysis.findings import describe_findings
 from gdpo_tune.analysis.front import Front, find_untrained, grade_keeping, name_extreme
 from gdpo_tune.analysis.origins import summarize_origins
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.analysis.selection import CLEAR
+from gdpo_tune.analysis.selection import subtract_estimates
 from gdpo_tune.analysis.verdict import Verdict
 from gdpo_tune.core.candidates import format_parts, title_candidate
 from gdpo_tune.core.completions import read_completions
@@ -30,6 +30,7 @@ from gdpo_tune.core.formatting import (
     format_duration,
     format_estimate,
     format_first,
+    format_hypervolume,
     format_interval,
     format_number,
     format_parameter,
@@ -40,6 +41,7 @@ from gdpo_tune.core.settings import STRICT
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trials import Estimate, TrialRecord
 from gdpo_tune.figures.comparison_figures import draw_sides, draw_superiority
+from gdpo_tune.figures.front_png import draw_front_svg
 from gdpo_tune.figures.gallery import Gallery, build_gallery
 from gdpo_tune.figures.html import build_page, embed_data, embed_figure, get_parts
 from gdpo_tune.figures.timeline import describe_utilisation
@@ -48,6 +50,7 @@ from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.summary import (
     ORIGINS,
     REPORT_FILE,
+    describe_content,
     describe_left_out_prompts,
     describe_states,
     describe_work,
@@ -66,7 +69,7 @@ CAPTIONS = {
     ),
     COMPLETIONS: (
         "All policies have the same test prompts, drawn at random. One completion per prompt, "
-        "sampled at temperature 1, with its scores."
+        "sampled at the temperature of the evaluation, with its scores."
     ),
     "Warnings": "What to check before you trust the result, and what would help.",
     "Front uncertainty": (
@@ -256,17 +259,16 @@ def _describe_sweep(sweep: Sweep) -> dict[str, str]:
     completions = sum(record.cost.completions for record in front.records)
     provisional = sum(member.is_provisional for member in front.members)
     points = ", ".join(f"{goal.name} {goal.reference:g}" for goal in front.objectives)
-    interval = front.hypervolume_interval
-    span = f"95 %: {format_interval(interval.low, interval.high)}; " if front.members else ""
     return {
         "directory": spec.address or str(spec.directory.absolute()),
         "identity": spec.compute_identity(),
         "on the front": f"{len(front.members)}, {provisional} provisional",
-        "hypervolume": f"{format_number(front.hypervolume)} ({span}reference: {points})",
+        "hypervolume": format_hypervolume(front.hypervolume, front.hypervolume_interval, points),
         "cost": f"{work}, {completions:,} completions",
         "do early scores predict final ones?": "; ".join(
             map(str, measure_agreements(front.records, front.objectives))
         ),
+        "changes": describe_content(front.records),
         "prompts too long, left out": describe_left_out_prompts(front.records),
     }
 
@@ -287,10 +289,11 @@ def _build_answer(
     table = Markup("<div>{}</div>").format(table)
     if panel := build_choose_panel(sweep):
         table = Markup('<div class="choice">{}{}</div>').format(panel, table)
-    return answer + _embed(gallery, "pairs", CHOOSE) + table + build_cards(sweep, links)
+    still = draw_front_svg(front, sweep.spec.name) if "pairs" in gallery else ""
+    return answer + _embed(gallery, "pairs", CHOOSE, still) + table + build_cards(sweep, links)
 
 
-def _embed(gallery: Gallery, name: str, title: str) -> Markup:
+def _embed(gallery: Gallery, name: str, title: str, still: str = "") -> Markup:
     """Return a figure as HTML; empty if there is no data for it."""
     if name not in gallery:
         return Markup("")
@@ -301,6 +304,7 @@ def _embed(gallery: Gallery, name: str, title: str) -> Markup:
         buttons=name != "all",
         min_width=MIN_WIDTHS.get(name, 560),
         stacks=name in ("pairs", "surfaces"),
+        still=still,
     )
 
 
@@ -460,8 +464,8 @@ def _list_values(
         low, high = (info.low, info.high) if info else (-math.inf, math.inf)
         row = (name, _format_interval(own, low, high), NO_VALUE, None)
         if base is not None:
-            gain = Estimate(own.mean - base.mean, math.hypot(own.se, base.se))
-            row = (*row[:2], format_number(base.mean), _format_interval(gain, sign="+"))
+            gain = _format_interval(subtract_estimates(own, base), sign="+")
+            row = (*row[:2], format_number(base.mean), gain)
         rows.append(row)
     return rows
 
@@ -470,10 +474,9 @@ def _format_interval(
     estimate: Estimate, low: float = -math.inf, high: float = math.inf, sign: str = ""
 ) -> tuple[str, str]:
     """Return the mean and its interval, which ends where the metric does."""
-    reach = CLEAR * estimate.se
-    ends = max(low, estimate.mean - reach), min(high, estimate.mean + reach)
-    plus = sign if estimate.mean > 0 else ""
-    return f"{plus}{format_number(estimate.mean)}", format_interval(*ends)
+    ends = max(low, estimate.low), min(high, estimate.high)
+    mean = f"{sign * (estimate.mean > 0)}{format_number(estimate.mean, ends[1] - ends[0])}"
+    return mean, format_interval(*ends)
 
 
 def _describe_policy(sweep: Sweep, policy: Configuration) -> dict[str, Any]:
@@ -560,10 +563,11 @@ def write_comparison(
     heads = ["side", "configurations", "stopped early", "failed trials", "on its front", "time"]
     heads.append(f"hypervolume of {comparison.count}")
     heads += [f"best {abbreviate_parameter(name)}" for name in comparison.best]
+    volumes = comparison.hypervolumes
     rows = [
         [
             *(side.name, side.tried_count, side.stopped, side.failed, len(side.front)),
-            *(format_duration(side.seconds), format_number(comparison.hypervolumes[index])),
+            *(format_duration(side.seconds), format_number(volumes[index], abs(volumes[0] - volumes[1]))),
             *(format_estimate(pair[index]) for pair in comparison.best.values()),
         ]
         for index, side in enumerate((comparison.left, comparison.right))

@@ -118,19 +118,19 @@ def list_facts(front: Front) -> list[dict[str, Any]]:
 
 
 def format_front_csv(front: Front) -> str:
-    """Return `front.csv`: a row per member, best in the first objective first."""
+    """Return `front.csv`: a row per member, best in the first objective first, with all digits."""
     facts = list_facts(front)
+    for row, member in zip(facts, front.members, strict=True):
+        row["parts"] = format_parts(member.parts, "") if member.parts else ""
     measured = [f"{goal.name}{suffix}" for goal in front.objectives for suffix in ("", "_se")]
     about = ["seeds", "probability", "role", "parts", "picked_as", "worse_than_baselines"]
     params = sorted({key for row in facts for key in row if key.startswith("param/")})
-    decimals = {**dict.fromkeys(measured, 4), "probability": 3}
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     columns = ["trial", "name", *measured, *about, *params]
     writer.writerow([column.removeprefix("param/") for column in columns])
     for row in facts:
-        cells = ((row.get(column), decimals.get(column)) for column in columns)
-        writer.writerow([x if places is None else f"{x:.{places}f}" for x, places in cells])
+        writer.writerow([row.get(column, "") for column in columns])
     return file.getvalue()
 
 

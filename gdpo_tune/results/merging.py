@@ -117,7 +117,8 @@ def name_directory(weights: Mapping[str, float]) -> str:
 def build_aim(wish: Wish, spec: SweepSpec) -> Aim:
     """Return a wish in numbers; the constraints of the sweep count among its conditions.
 
-    Costs of trainings count in nothing: a merge has none.
+    Training costs are ignored; a merge has none. A constraint relative to a baseline that was not
+    measured limits nothing.
 
     Raises:
         PickError, UsageError: the wish names an unknown metric, or a preference no objective.
@@ -138,8 +139,14 @@ def build_aim(wish: Wish, spec: SweepSpec) -> Aim:
                 f"    fix: name some of {join_names(goals)}"
             )
     own = {condition.metric for condition in wish.conditions}
-    constraints = (Condition(n, c.op, c.limit) for n, c in spec.constraints.items() if n in names)
-    limits = (*wish.conditions, *constraints)
+    limits = (
+        *wish.conditions,
+        *(
+            Condition(name, constraint.op, constraint.limit)
+            for name, constraint in spec.constraints.items()
+            if name in names and constraint.is_known
+        ),
+    )
     others = sorted({limit.metric for limit in limits} - goals.keys(), key=names.index)
     metrics = [*goals.values(), *(Objective(n, measured[n].direction, 0.0) for n in others)]
     free = [name for name in goals if name not in own]
@@ -179,7 +186,8 @@ def list_policies(records: Sequence[TrialRecord]) -> dict[Policy, TrainedPolicy]
     """
     result: dict[Policy, TrainedPolicy] = {}
     for record in records:
-        if not record.is_training or record.state != "complete" or record.last_step is None:
+        is_usable = record.is_training and record.state == "complete" and record.is_comparable
+        if not is_usable or record.last_step is None:
             continue
         for rung in () if record.role == "member" else record.rungs:
             policy, early = (record.number, rung.step), replace(record, test={})
@@ -256,21 +264,12 @@ class MergeRequest:
         found, is_hopeful = chosen
         step = self._name_parts(found)
         if not is_hopeful and not done:
-            raise self._build_error("is expected to", step, step.prediction)
+            raise self.build_error("is expected to", step, step.prediction)
         return step if is_hopeful else None
 
     def find_best(self, done: Sequence[MergeStep]) -> int:
         """Return the index of the evaluated merge that best meets the wish."""
         return self.chooser.find_best([self._read(step) for step in done]) if self.wish else 0
-
-    def check_met(self, step: MergeStep) -> None:
-        """Refuse a merge that breaks a condition on validation prompts.
-
-        Raises:
-            UsageError: it does; the message has its values.
-        """
-        if self.find_broken(step.validation):
-            raise self._build_error("was found to", step, step.validation)
 
     def find_broken(self, values: Mapping[str, Estimate]) -> list[Condition]:
         """Return the conditions that means do not meet."""
@@ -333,9 +332,10 @@ class MergeRequest:
         }
         return MergeStep(parts, prediction)
 
-    def _build_error(
+    def build_error(
         self, verb: str, step: MergeStep, values: Mapping[str, Estimate]
     ) -> UsageError:
+        """Build the error for a merge that breaks a condition with its values."""
         broken, weights = self.find_broken(values), self.format_weights(step.parts)
         shown = {condition.metric: format_estimate(values[condition.metric]) for condition in broken}
         has = ", ".join(f"{name} {value}" for name, value in shown.items())

@@ -15,8 +15,10 @@ from typing import Any
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.formatting import format_list, format_parameter
 from gdpo_tune.core.registry import POLICIES
+from gdpo_tune.core.settings import LATER_DATA
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trial_config import Params, Segment
+from gdpo_tune.results.public_record import name_source
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.model import list_decisive_values
 from gdpo_tune.spec.notation import dump_flow, format_domain, get_mapping
@@ -36,7 +38,10 @@ SOURCE = "data.source"
 SUBJECTS = {
     "policy": ("policy",),
     "trained weights": (RANK,),
-    "data": (SOURCE, "data.config", "data.split", "data.layout"),
+    "data": (
+        *(SOURCE, "data.config", "data.split", "data.layout"),
+        *(f"data.{name}" for name in LATER_DATA),
+    ),
     "lengths": (LONGEST, LIMIT),
     "scoring": (SCORING,),
 }
@@ -241,13 +246,11 @@ class TransferPlan:
         )
 
     def _list_scoring(self, spec: SweepSpec) -> Iterator[str]:
-        """Yield the scoring of a task that offers several, if it carries over."""
         if load_task_info(spec.task).offers_released and not self.is_changed(SCORING):
             is_other = self.recipe is not None and self.recipe.spec.scoring != spec.scoring
             yield f"scoring {spec.scoring}" + (", unlike the recipe" if is_other else "")
 
     def _source(self, key: str) -> str:
-        """Return where the value of a key is from, for a person."""
         if self.recipe is None or self.is_set(key):
             return "`--set`"
         is_foreign = key == RATE and self.recipe.spec.policy != self.get("policy")
@@ -268,7 +271,7 @@ class TransferPlan:
                 missing = [RATE]
         examples = {key: self._suggest_value(key) for key in missing}
         total, size = self.get(TOTAL), int(self.params["group_size"])
-        if TOTAL not in missing and isinstance(total, int) and total >= 1 and total % size:
+        if TOTAL not in missing and isinstance(total, int) and total > 0 and total % size:
             near = sorted({max(1, total // self._unit) * self._unit, self._round_up(total)})
             reason = f"group_size {size}, which carries over, does not divide it"
             problems.append(f"{TOTAL} = {total}: {reason}; {' or '.join(map(str, near))} would do")
@@ -413,7 +416,8 @@ def _get_value(spec: SweepSpec, key: str) -> Any:
 
 
 def _describe_conditions(spec: SweepSpec) -> str:
-    training, data = spec.training, spec.data.source or "the prompts that the task writes"
+    training, data = spec.training, name_source(spec.data.source, "data")
+    data = data or "the prompts that the task writes"
     adapters = f" with adapters of rank {spec.model.lora_rank}" if spec.model.lora_rank else ""
     return (
         f"policy {spec.policy}{adapters}, data {data}, {training.max_completion_length} tokens "
@@ -437,11 +441,12 @@ def _format_value(value: object) -> str:
 
 
 def _format_setting(key: str, value: object) -> str:
-    return "the task's own prompts" if key == SOURCE and not value else _format_value(value)
+    if key == SOURCE:
+        return name_source(str(value), "data") or "the task's own prompts"
+    return _format_value(value)
 
 
 def _list_settings(spec: SweepSpec) -> dict[str, Any]:
-    """Return the settings that decide a training elsewhere, without objectives and parameters."""
     values = list_decisive_values(spec) | {MICRO: _get_value(spec, MICRO)}
     skipped = ("task", "objectives.", "space.")
     return {
@@ -460,7 +465,6 @@ def _list_recipe_values(spec: SweepSpec) -> dict[str, Any]:
 
 
 def _list_carried(params: Params) -> Iterator[str]:
-    """Yield the parameters that carry over, without those that are off."""
     for name, value in params.items():
         info = get_parameter_info(name)
         needed, values = info.needs or ("", ())

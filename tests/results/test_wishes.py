@@ -45,6 +45,15 @@ def test_constraints_of_the_sweep_are_conditions_too_but_not_costs(tmp_path: Pat
     assert "cpu_seconds" not in [metric.name for metric in aim.metrics]
 
 
+def test_a_constraint_on_a_baseline_counts_once_the_baseline_is_measured(tmp_path: Path):
+    spec = load_code_spec(tmp_path, ['constraints={correctness: ">= untrained - 0.02"}'])
+    wish = parse_wish("length >= 0.6", "")
+    assert [str(limit) for limit in build_aim(wish, spec).limits] == ["length >= 0.6"]
+    measured = spec.constraints["correctness"].model_copy(update={"value": 0.5})
+    spec = spec.model_copy(update={"constraints": {"correctness": measured}})
+    assert [str(limit) for limit in build_aim(wish, spec).limits][1:] == ["correctness >= 0.48"]
+
+
 def test_a_condition_may_name_any_metric_of_the_task(tmp_path: Path):
     aim = list_limits(load_code_spec(tmp_path, ["constraints={}"]), "mean_length < 20")
     assert aim.metrics[-1].direction == "minimize"
