@@ -11,8 +11,7 @@ from gdpo_tune.core.formatting import abbreviate_parameter, format_duration, for
 from gdpo_tune.core.trials import Estimate
 from gdpo_tune.display.consoles import build_console
 from gdpo_tune.display.tables import make_table
-from gdpo_tune.results.merging import MERGE_FILE, MergeProgress
-from gdpo_tune.results.merging import MergeRequest, MergeStep
+from gdpo_tune.results.merging import MERGE_FILE, MergeProgress, MergeRequest, MergeStep
 
 
 def print_choice(request: MergeRequest, choice: MergeStep) -> None:
@@ -60,9 +59,7 @@ def print_merge(request: MergeRequest, progress: MergeProgress, directory: Path)
     print(f"parents: {directory / MERGE_FILE}")
 
 
-def _judge(
-    request: MergeRequest, evaluation: MergeStep, test: Mapping[str, Estimate]
-) -> list[str]:
+def _judge(request: MergeRequest, evaluation: MergeStep, test: Mapping[str, Estimate]) -> list[str]:
     """Return a line for each condition, and one if a parent meets the wish better."""
     lines: list[str] = []
     broken = request.find_broken(test)

@@ -6,9 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gdpo_tune.figures.report import write_comparison
     from gdpo_tune.figures.front_png import write_front_png
-    from gdpo_tune.figures.report import write_report
+    from gdpo_tune.figures.report import write_comparison, write_report
 
 
 __all__ = ["write_comparison", "write_front_png", "write_report"]

@@ -190,7 +190,9 @@ def _build_legend(front: Front, panel: Panel) -> list[Line2D]:
     if "violating" in layers:
         marks.append(("violates a constraint", "x", style.MUTED, style.MUTED, 1.0))
     handles = [
-        Line2D([], [], label=name, **_make_marker(symbol, fill, edge, 7 + 4 * (symbol == "*"), 1.0, a))
+        Line2D(
+            [], [], label=name, **_make_marker(symbol, fill, edge, 7 + 4 * (symbol == "*"), 1.0, a)
+        )
         for name, symbol, fill, edge, a in marks
     ]
     return handles + [Line2D([], [], label=name, **LINES[name]) for name in list_line_legend(front)]

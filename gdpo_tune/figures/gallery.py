@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 import plotly.graph_objects as go
 
 from gdpo_tune.figures.curves import draw_learning, draw_population, draw_rungs, read_all_steps
+from gdpo_tune.figures.front_plotly import draw_pairs
 from gdpo_tune.figures.hypervolume import draw_hypervolume
 from gdpo_tune.figures.importance import draw_importance
-from gdpo_tune.figures.front_plotly import draw_pairs
 from gdpo_tune.figures.parallel import draw_parallel
 from gdpo_tune.figures.shares import draw_shares
 from gdpo_tune.figures.slices import draw_slices, list_sliced

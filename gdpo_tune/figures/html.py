@@ -84,7 +84,9 @@ def build_page(
 
 def embed_data(content: Any) -> Markup:
     """Return JSON for a script of the page, in which no text may end the script."""
-    return Markup((content if isinstance(content, str) else json.dumps(content)).replace("<", "\\u003c"))
+    return Markup(
+        (content if isinstance(content, str) else json.dumps(content)).replace("<", "\\u003c")
+    )
 
 
 def embed_figure(
@@ -108,7 +110,9 @@ def embed_figure(
     # A figure cannot show more than six digits, and the others are half of a large page.
     data = LONG_NUMBER.sub(lambda match: f"{float(match[0]):.6g}", str(figure.to_json()))
     picture = Markup(still)
-    return get_parts().figure(name, title, config, embed_data(data), min_width, stacks, picture, BLOCKED)
+    return get_parts().figure(
+        name, title, config, embed_data(data), min_width, stacks, picture, BLOCKED
+    )
 
 
 def _read_asset(name: str) -> Markup:

@@ -448,7 +448,9 @@ def build_cards(sweep: Sweep, links: Sequence[str] = ()) -> Markup:
         )
         for policy in {c.name: c for c in shown}.values()
     ]
-    return Markup('<div id="cards">{}</div>').format(Markup("").join(cards)) if cards else Markup("")
+    return (
+        Markup('<div id="cards">{}</div>').format(Markup("").join(cards)) if cards else Markup("")
+    )
 
 
 def _list_values(
@@ -567,7 +569,10 @@ def write_comparison(
     rows = [
         [
             *(side.name, side.tried_count, side.stopped, side.failed, len(side.front)),
-            *(format_duration(side.seconds), format_number(volumes[index], abs(volumes[0] - volumes[1]))),
+            *(
+                format_duration(side.seconds),
+                format_number(volumes[index], abs(volumes[0] - volumes[1])),
+            ),
             *(format_estimate(pair[index]) for pair in comparison.best.values()),
         ]
         for index, side in enumerate((comparison.left, comparison.right))

@@ -23,13 +23,13 @@ from gdpo_tune.core.metrics import HOUR
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.ledger.budget import compute_hours, compute_spending
-from gdpo_tune.results.summary import describe_role, describe_states, name_state
 from gdpo_tune.results.live import (
     ENDED,
     estimate_seconds_left,
     measure_planned_work,
     measure_work_done,
 )
+from gdpo_tune.results.summary import describe_role, describe_states, name_state
 from gdpo_tune.spec import SweepSpec, hide_passwords
 from gdpo_tune.web.live_sweep import Plan, Snapshot
 from gdpo_tune.web.request_texts import describe_requests, list_log

@@ -5,13 +5,12 @@ import re
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
-from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.completions import shorten_completion, write_completions
 from gdpo_tune.figures import write_report
 from gdpo_tune.figures.front_plotly import draw_pairs
-from gdpo_tune.results.picks import parse_pick
-from gdpo_tune.results.picks import pick_trial
+from gdpo_tune.results.open_sweep import Sweep
+from gdpo_tune.results.picks import parse_pick, pick_trial
 from gdpo_tune.spec.objectives import Constraint
 from tests.support.browser import open_browser
 from tests.support.figures import add_candidates, make_records, make_spec, write_steps

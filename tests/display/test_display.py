@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.events import (
@@ -25,12 +24,12 @@ from gdpo_tune.core.incidents import Incident
 from gdpo_tune.core.requests import RecordedRequest, RequestEffect
 from gdpo_tune.core.trials import Cost, Estimate, Measurement
 from gdpo_tune.display import LiveDisplay, print_summary
-from gdpo_tune.results.live import LiveState
 from gdpo_tune.display.tables import MOST_ROWS, build_front_table
-from gdpo_tune.results.front_table import list_rows
 from gdpo_tune.figures import write_front_png, write_report
-from gdpo_tune.results.picks import parse_pick
-from gdpo_tune.results.picks import pick_trial
+from gdpo_tune.results.front_table import list_rows
+from gdpo_tune.results.live import LiveState
+from gdpo_tune.results.open_sweep import Sweep
+from gdpo_tune.results.picks import parse_pick, pick_trial
 from gdpo_tune.results.summary import describe_origins
 from gdpo_tune.spec import Constraint
 from tests.support.figures import NASTY, add_candidates, make_records, make_spec
@@ -424,7 +423,9 @@ def test_the_summary_calls_candidates_by_their_names(spec):
 def test_the_next_steps_are_those_of_the_chosen_candidate(spec, pick, command):
     records = add_candidates(make_records(spec, 12))
     console = paper()
-    print_summary(Sweep(spec, records, chosen=pick_trial(Sweep(spec, records), parse_pick(pick))), console)
+    print_summary(
+        Sweep(spec, records, chosen=pick_trial(Sweep(spec, records), parse_pick(pick))), console
+    )
     text = console.file.getvalue()
     assert command.format(spec.location) + "\n" in text
     assert ("Train this trial" in text) == (not pick.startswith("merge"))

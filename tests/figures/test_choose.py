@@ -6,21 +6,24 @@ import re
 import shlex
 from dataclasses import replace
 from html import unescape
+from types import SimpleNamespace
 
 import pytest
 
-from types import SimpleNamespace
-from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune import export, merge, report, train
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.formatting import format_interval
 from gdpo_tune.core.trials import Estimate
-from gdpo_tune.figures.report import build_choices, list_preferences, list_sliders
-from gdpo_tune.figures.report import build_choose_panel
-from gdpo_tune.figures.report import build_cards
-from gdpo_tune.results.picks import parse_pick
-from gdpo_tune.results.picks import pick_trial
+from gdpo_tune.figures.report import (
+    build_cards,
+    build_choices,
+    build_choose_panel,
+    list_preferences,
+    list_sliders,
+)
 from gdpo_tune.results.merging import parse_shares, parse_wish
+from gdpo_tune.results.open_sweep import Sweep
+from gdpo_tune.results.picks import parse_pick, pick_trial
 from gdpo_tune.spec.objectives import Constraint
 from tests.support.figures import add_candidates, make_records, make_spec
 
@@ -29,7 +32,6 @@ PARSERS = {module.__name__: module.build_parser for module in (export, merge, re
 
 def Fake(spec, front):
     return SimpleNamespace(spec=spec, front=front)
-
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.formatting import abbreviate_parameter, format_estimate, get_mode
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung, TrialRecord
 from gdpo_tune.figures import style
-from gdpo_tune.figures.report import build_completions
 from gdpo_tune.figures.curves import (
     MAX_CURVES,
     draw_learning,
@@ -30,17 +29,18 @@ from gdpo_tune.figures.curves import (
     list_rewards,
     read_all_steps,
 )
-from gdpo_tune.figures.hypervolume import draw_hypervolume
-from gdpo_tune.figures.importance import draw_importance
-from gdpo_tune.figures.layout import choose_time_unit
+from gdpo_tune.figures.front_panels import PARENTS
 from gdpo_tune.figures.front_plotly import (
     MOST_LINES,
     describe_configuration,
     describe_standing,
     draw_pairs,
 )
-from gdpo_tune.figures.front_panels import PARENTS
+from gdpo_tune.figures.hypervolume import draw_hypervolume
+from gdpo_tune.figures.importance import draw_importance
+from gdpo_tune.figures.layout import choose_time_unit
 from gdpo_tune.figures.parallel import draw_parallel
+from gdpo_tune.figures.report import build_completions
 from gdpo_tune.figures.shares import MAX_BARS, draw_shares
 from gdpo_tune.figures.slices import draw_slices
 from gdpo_tune.figures.surfaces import draw_surfaces

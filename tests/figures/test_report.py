@@ -9,7 +9,6 @@ from html.parser import HTMLParser
 import pytest
 from plotly.offline import get_plotlyjs
 
-from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.analysis.origins import find_parents, summarize_origins
 from gdpo_tune.core.formatting import format_number, format_percent, get_mode
@@ -19,6 +18,7 @@ from gdpo_tune.figures import style, write_front_png, write_report
 from gdpo_tune.figures.curves import draw_population
 from gdpo_tune.figures.front_png import DPI, draw_front, draw_front_svg
 from gdpo_tune.figures.report import build_report
+from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.warnings import list_result_warnings
 from tests.support.figures import NASTY, add_candidates, make_records, make_spec, write_steps
 
@@ -275,7 +275,15 @@ def test_the_report_says_why_the_sweep_ended(tmp_path):
     spec = make_spec(tmp_path)
     assert (
         "the budget of 2 hours is spent"
-        in Page(build_report(Sweep(spec, make_records(spec, 3), [{"started": 0.0, "slots": 1, "ending": "the budget of 2 hours is spent"}]))).text
+        in Page(
+            build_report(
+                Sweep(
+                    spec,
+                    make_records(spec, 3),
+                    [{"started": 0.0, "slots": 1, "ending": "the budget of 2 hours is spent"}],
+                )
+            )
+        ).text
     )
 
 
