@@ -39,7 +39,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
         "gdpo_tune.tuning.ray.failures:Attempts.on_trial_complete",
     ),
     "spool": ("gdpo_tune.tracking.mlflow_sink:MlflowSink.__call__",),
-    "display": ("gdpo_tune.display.live:LiveDisplay.__call__",),
+    "display": ("gdpo_tune.display.live_table:LiveDisplay.__call__",),
     "simulation": ("scale_executor:SimulatedActors.next",),
     "simulated processes": (
         "scale_executor:SimulatedActors.add_actor",

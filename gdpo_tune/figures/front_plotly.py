@@ -29,8 +29,8 @@ from gdpo_tune.figures.front_panels import (
     build_panels,
     list_legend,
     list_line_legend,
+    place_labels,
 )
-from gdpo_tune.figures.labels import place_labels
 from gdpo_tune.figures.layout import get_panel_size, make_panels, wrap_title
 from gdpo_tune.results.summary import name_configuration
 

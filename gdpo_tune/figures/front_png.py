@@ -23,11 +23,10 @@ from gdpo_tune.figures.front_panels import (
     PARENTS,
     Panel,
     build_panels,
-    count_columns,
     list_legend,
     list_line_legend,
+    place_labels,
 )
-from gdpo_tune.figures.labels import place_labels
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.summary import FRONT_FILE
 
@@ -85,7 +84,7 @@ def draw_front_svg(front: Front, name: str) -> str:
 def draw_front(front: Front, name: str) -> Figure:
     """Draw a panel for each pair of objectives, and a legend below."""
     panels = build_panels(front)
-    columns = count_columns(len(panels))
+    columns = style.count_columns(len(panels))
     rows = -(-len(panels) // columns)
     width = max(columns * SIDE + 0.3, 6.4)
     figure = Figure(figsize=(width, rows * SIDE + 1.15), layout="constrained")

@@ -1,4 +1,4 @@
-"""Pages as one HTML file that needs no network: templates, figures as data, and what a page is of."""
+"""Pages as one HTML file that needs no network: the parts of the template, and figures as data."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ CONFIG = {
     # Nothing in the page may send data anywhere.
     "modeBarButtonsToRemove": ["lasso2d", "select2d", "sendChartToCloud"],
 }
+STACKED = ("pairs", "surfaces", "sides")
+"""Figures whose panels move below one another where the page is narrow."""
+MIN_WIDTHS = {**dict.fromkeys(STACKED, 300), **dict.fromkeys(("slices", "progress", "all"), 700)}
 MIN_WIDTH = 560
 """Pixels below which a figure scrolls instead of shrinking: a phone is narrower."""
-BLOCKED = "This figure needs scripts, which are blocked here. Save the page, and open the file."
 SCRIPTS = ("drawing.js", "report.js", "choice.js", "choose_panel.js")
 LONG_NUMBER = re.compile(r"-?\d+\.\d{7,}(e-?\d+)?")
 FILTERS = {
@@ -84,34 +86,24 @@ def build_page(
 
 def embed_data(content: Any) -> Markup:
     """Return JSON for a script of the page, in which no text may end the script."""
-    return Markup(
-        (content if isinstance(content, str) else json.dumps(content)).replace("<", "\\u003c")
-    )
+    text = content if isinstance(content, str) else json.dumps(content)
+    return Markup(text.replace("<", "\\u003c"))
 
 
-def embed_figure(
-    figure: go.Figure,
-    name: str,
-    title: str,
-    *,
-    buttons: bool = True,
-    min_width: int = MIN_WIDTH,
-    stacks: bool = False,
-    still: str = "",
-) -> Markup:
+def embed_figure(figure: go.Figure, name: str, title: str, still: str = "") -> Markup:
     """Return a figure as data that the page draws, in a width that the page decides.
 
     Its id is `figure-` and `name`, so that equal sweeps give equal files. `title` names it for
-    screen readers. `buttons` shows plotly's under the pointer. Below `min_width` pixels it scrolls;
-    if it `stacks`, its panels move below one another instead. Where scripts are blocked, the page
-    says so, and shows `still`, a picture as HTML.
+    screen readers. Where scripts are blocked, the page says so, and shows `still`, a picture as
+    HTML.
     """
-    config = json.dumps({**CONFIG, "displayModeBar": "hover" if buttons else False})
+    # Its own axes are dragged in the figure of all parameters, so it has no buttons.
+    config = json.dumps({**CONFIG, "displayModeBar": False if name == "all" else "hover"})
     # A figure cannot show more than six digits, and the others are half of a large page.
     data = LONG_NUMBER.sub(lambda match: f"{float(match[0]):.6g}", str(figure.to_json()))
-    picture = Markup(still)
+    width = MIN_WIDTHS.get(name, MIN_WIDTH)
     return get_parts().figure(
-        name, title, config, embed_data(data), min_width, stacks, picture, BLOCKED
+        name, title, config, embed_data(data), width, name in STACKED, Markup(still)
     )
 
 

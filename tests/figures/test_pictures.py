@@ -22,13 +22,7 @@ from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.formatting import abbreviate_parameter, format_estimate, get_mode
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung, TrialRecord
 from gdpo_tune.figures import style
-from gdpo_tune.figures.curves import (
-    MAX_CURVES,
-    draw_learning,
-    draw_rungs,
-    list_rewards,
-    read_all_steps,
-)
+from gdpo_tune.figures.attainment_figures import draw_surfaces
 from gdpo_tune.figures.front_panels import PARENTS
 from gdpo_tune.figures.front_plotly import (
     MOST_LINES,
@@ -36,15 +30,21 @@ from gdpo_tune.figures.front_plotly import (
     describe_standing,
     draw_pairs,
 )
-from gdpo_tune.figures.hypervolume import draw_hypervolume
-from gdpo_tune.figures.importance import draw_importance
 from gdpo_tune.figures.layout import choose_time_unit
-from gdpo_tune.figures.parallel import draw_parallel
-from gdpo_tune.figures.report import build_completions
-from gdpo_tune.figures.shares import MAX_BARS, draw_shares
-from gdpo_tune.figures.slices import draw_slices
-from gdpo_tune.figures.surfaces import draw_surfaces
-from gdpo_tune.figures.timeline import describe_utilisation, draw_timeline
+from gdpo_tune.figures.parameter_figures import draw_importance, draw_parallel, draw_slices
+from gdpo_tune.figures.report_page import build_completions
+from gdpo_tune.figures.trial_curves import (
+    MAX_BARS,
+    MAX_CURVES,
+    describe_utilisation,
+    draw_hypervolume,
+    draw_learning,
+    draw_rungs,
+    draw_shares,
+    draw_timeline,
+    list_rewards,
+    read_all_steps,
+)
 from gdpo_tune.results.summary import name_configuration
 from gdpo_tune.spec.model import Constraint
 from tests.support.figures import add_candidates, make_records, make_spec, write_steps
