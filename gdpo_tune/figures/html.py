@@ -1,4 +1,4 @@
-"""Pages as one HTML file that needs no network: templates, figures as data, and what a page is of."""
+"""Pages as one HTML file that needs no network: templates, and figures as data."""
 
 from __future__ import annotations
 

@@ -333,7 +333,7 @@ def test_the_summary_lists_the_labelled_members_of_a_large_front(spec):
 @pytest.mark.parametrize("count", [10, 16, 17, 22])
 def test_a_table_with_room_for_every_member_shows_every_member(spec, count):
     front = build_front(make_records(spec, count), spec.list_objectives())
-    shown = [member for member in select_rows(front) if member.is_on_front]
+    shown = [row for row in list_rows(front, MOST_ROWS) if row.policy.is_on_front]
     assert len(shown) == min(len(front.members), MOST_ROWS)
 
 

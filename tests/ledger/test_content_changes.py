@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from gdpo_tune.figures.html_tables import build_trials_table
 
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.content import Fact
 from gdpo_tune.core.errors import IdentityError
 from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.figures.html_tables import build_trials_table
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.picks import parse_pick, pick_trial
