@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.core.completions import Completion, write_completions
 from gdpo_tune.core.steps import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Role, State, TrialRecord
 from gdpo_tune.figures import write_report
+from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.spec import SweepSpec, load_spec
 
 LIMIT_SECONDS, LIMIT_MB = 20.0, 10.0

@@ -91,8 +91,7 @@ def choose_policies(
     from gdpo_tune.core.hub_address import refuse_published
     from gdpo_tune.publishing.publication import choose_candidate, list_members, open_publication
     from gdpo_tune.results.open_sweep import read_sweep, resolve_location, split_source
-    from gdpo_tune.results.picks import parse_pick
-    from gdpo_tune.results.picks import pick_trial
+    from gdpo_tune.results.picks import parse_pick, pick_trial
 
     directory, pick = split_source(options.source, options.pick)
     if options.front and pick is not None:

@@ -13,8 +13,8 @@ another sweep, or with --modes, it does what `compare` does.
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
@@ -57,8 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     from gdpo_tune.ledger import Ledger
     from gdpo_tune.results.front_table import write_front_csv
     from gdpo_tune.results.open_sweep import Sweep, download_artifacts
-    from gdpo_tune.results.picks import parse_pick
-    from gdpo_tune.results.picks import pick_trial
+    from gdpo_tune.results.picks import parse_pick, pick_trial
     from gdpo_tune.results.published_sweep import explain_foreign_ledger
 
     download_artifacts(spec)

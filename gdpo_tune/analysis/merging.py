@@ -98,6 +98,7 @@ class Merge:
 
     @property
     def is_allowed(self) -> bool:
+        """False if it breaks a constraint of the sweep."""
         return self.record is None or self.record.feasible is not False
 
 

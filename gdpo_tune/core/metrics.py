@@ -31,6 +31,7 @@ class Condition:
 
     @property
     def is_floor(self) -> bool:
+        """True for a lower limit."""
         return self.op[0] == ">"
 
     def holds(self, value: float) -> bool:

@@ -41,8 +41,7 @@ from gdpo_tune.exporters.reward_file import (
 )
 from gdpo_tune.policies.hub import describe_policy
 from gdpo_tune.policies.prompts import CLOCK, FIXED_DATE, TEMPLATE_FILE
-from gdpo_tune.results.retrain import explain_merge
-from gdpo_tune.results.retrain import TrainingRequest
+from gdpo_tune.results.retrain import TrainingRequest, explain_merge
 
 RUN = "run.sh"
 INSTALL_MATH_VERIFY = "pip install 'math-verify[antlr4_13_2]'"

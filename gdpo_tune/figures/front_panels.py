@@ -1,4 +1,4 @@
-"""What every scatter of a front shows: panels of points, lines and labels, before any library draws.
+"""Scatters of a front: panels of points, lines and labels, before any library draws.
 
 `front_figure` draws a panel with plotly and with matplotlib, so HTML and PNG cannot disagree. Every
 axis points towards better values: that of a minimised objective is reversed.
@@ -55,6 +55,7 @@ class Axis(NamedTuple):
 
     @property
     def title(self) -> str:
+        """Title of the axis."""
         return "trial" if self.objective is None else style.title_axis(self.objective)
 
     @property
@@ -64,6 +65,7 @@ class Axis(NamedTuple):
         return (self.high, self.low) if is_reversed else (self.low, self.high)
 
     def get_estimate(self, configuration: Configuration) -> Estimate:
+        """Return the value of a configuration; its first trial on an axis of trials."""
         if self.objective is None:
             return Estimate(float(configuration.first), 0.0)
         return configuration.mean[self.objective.name]
@@ -110,10 +112,12 @@ class Point(NamedTuple):
 
     @property
     def xy(self) -> XY:
+        """Means on both axes."""
         return self.x.mean, self.y.mean
 
     @property
     def has_bars(self) -> bool:
+        """True if its standard errors are drawn."""
         return self.layer not in ("violating", "dominated")
 
 

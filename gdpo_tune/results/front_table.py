@@ -1,4 +1,4 @@
-"""The front as a table, from which console, report, notebook, cards, MLflow and front.csv render."""
+"""The front as a table, which console, report, notebook, cards, MLflow and front.csv render."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ class FrontRow:
 
     @property
     def stands_out(self) -> bool:
+        """True for a knee, an extreme, a picked candidate or a baseline."""
         return bool(self.labels or self.baseline)
 
     @property
@@ -59,6 +60,7 @@ class FrontRow:
 
 
 def title_policy(policy: Configuration) -> str:
+    """Return `trial 7`, `merge-27` or `untrained policy`."""
     return BASELINES["untrained"] if policy.role == "untrained" else title_candidate(policy.name)
 
 

@@ -1,4 +1,4 @@
-"""A sweep while it runs: its state from events, its pace, and values made again as far as is cheap."""
+"""A sweep while it runs: its state from events, its pace, and values that are kept recent."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ class Paced(Generic[T]):
 
     @property
     def is_due(self) -> bool:
+        """True if it may be computed again."""
         return self._clock() >= self._due
 
     def expire(self) -> None:
@@ -51,6 +52,7 @@ class Paced(Generic[T]):
         self._due = -float("inf")
 
     def make(self, compute: Callable[[], T]) -> T:
+        """Compute it, and set when it is due again."""
         started = self._clock()
         self.value = compute()
         now = self._clock()

@@ -41,7 +41,7 @@ from gdpo_tune.ledger.trial_encoding import TRIALS, decode_estimates, encode_est
 from gdpo_tune.results.open_sweep import Sweep, read_sweep, resolve_location
 from gdpo_tune.results.picks import parse_conditions, parse_pick, pick_trial
 from gdpo_tune.results.retrain import list_decisive_settings
-from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.model import list_differences
 from gdpo_tune.spec.problems import join_names, show, suggest
 
@@ -332,12 +332,12 @@ class MergeRequest:
         }
         return MergeStep(parts, prediction)
 
-    def build_error(
-        self, verb: str, step: MergeStep, values: Mapping[str, Estimate]
-    ) -> UsageError:
+    def build_error(self, verb: str, step: MergeStep, values: Mapping[str, Estimate]) -> UsageError:
         """Build the error for a merge that breaks a condition with its values."""
         broken, weights = self.find_broken(values), self.format_weights(step.parts)
-        shown = {condition.metric: format_estimate(values[condition.metric]) for condition in broken}
+        shown = {
+            condition.metric: format_estimate(values[condition.metric]) for condition in broken
+        }
         has = ", ".join(f"{name} {value}" for name, value in shown.items())
         command = f"python -m gdpo_tune.merge {quote(self.source)} --weights {weights}"
         return UsageError(

@@ -25,8 +25,7 @@ from gdpo_tune.core.trials import Estimate, TrialRecord
 from gdpo_tune.results.comparison_report import ComparisonReport, compare_modes, compare_sweeps
 from gdpo_tune.results.front_table import list_facts
 from gdpo_tune.results.open_sweep import Sweep
-from gdpo_tune.results.picks import parse_pick
-from gdpo_tune.results.picks import pick_trial
+from gdpo_tune.results.picks import parse_pick, pick_trial
 from gdpo_tune.results.published_sweep import explain_foreign_ledger
 from gdpo_tune.results.steering import Steering
 from gdpo_tune.results.summary import ChosenTrial, describe_last_session
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from optuna import Study
 
-    from gdpo_tune.spec import SweepSpec
 
 Gallery = Mapping[str, "Callable[[], go.Figure]"]
 """Name of a figure -> function that draws it."""

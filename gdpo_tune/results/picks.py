@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -29,6 +29,7 @@ from gdpo_tune.core.metrics import COMPARISONS, Condition
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.results.open_sweep import Sweep, read_sweep, resolve_location, split_source
 from gdpo_tune.results.summary import ChosenTrial
+from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.problems import join_names, suggest
 
 CONDITIONS = "length >= 0.6 and format >= 0.8"
@@ -89,6 +90,7 @@ class Pick:
         return PickError(self.text, position, reason, fix)
 
     def list_broken(self, member: Configuration) -> list[Condition]:
+        """Return the conditions that the means of a member do not meet."""
         return [c for c in self.conditions if not c.holds(_get_mean(member, c.metric))]
 
 
@@ -236,9 +238,7 @@ def pick_trial(sweep: Sweep, pick: Pick, *, merges: bool = True) -> ChosenTrial:
     passed_over: Configuration | None = None
     if rule == "knee" or isinstance(rule, Extreme):
         configuration = _find_member(front, pick)
-        trained = [
-            m for m in front.members if m.role != "merge" and not pick.list_broken(m)
-        ]
+        trained = [m for m in front.members if m.role != "merge" and not pick.list_broken(m)]
         if configuration.role == "merge" and trained and not merges:
             passed_over = configuration
             configuration = _find_member(replace(front, members=tuple(trained)), pick)

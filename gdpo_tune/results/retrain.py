@@ -248,8 +248,6 @@ def _build_missing_error(sweep: Sweep, plan: TransferPlan) -> UsageError:
     return SpecError(problems) if problems else UsageError(plan.missing)
 
 
-
-
 def _shorten(sweep: Sweep, step: int) -> list[str]:
     training = sweep.spec.training
     if step == training.steps:

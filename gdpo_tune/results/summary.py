@@ -14,7 +14,7 @@ from gdpo_tune.core.candidates import MERGE_PREFIX, format_parts, title_candidat
 from gdpo_tune.core.formatting import format_count, format_duration, format_percent
 from gdpo_tune.core.incidents import Incident
 from gdpo_tune.core.trials import PROMPTS_LEFT_OUT, Estimate, TrialRecord
-from gdpo_tune.results.front_table import BASELINES, TABLE_FILE, title_policy
+from gdpo_tune.results.front_table import BASELINES, title_policy
 
 REPORT_FILE = "report.html"
 FRONT_FILE = "front.png"

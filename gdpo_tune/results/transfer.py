@@ -146,7 +146,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class TransferPlan:
-    """Values of a training that repeats a candidate: from `--set`, else a recipe, else the sweep."""
+    """Values of a training that repeats a candidate: of `--set`, else a recipe, else the sweep."""
 
     searched: SweepSpec
     """The candidate's sweep."""
@@ -259,7 +259,7 @@ class TransferPlan:
     # What nobody gave, and examples that fit.
 
     def find_missing(self, option: str, source: str) -> TransferPlan:
-        """Return the plan with `missing` and `examples`; `option` and `source` name the candidate."""
+        """Return the plan with what is missing; `option` and `source` name the candidate."""
         missing = [key for key in self.needs if not self.has(key)]
         problems = [f"{k} = {_format_value(self.get_searched(k))}: {NEEDS[k][1]}" for k in missing]
         if self.recipe and not self.is_set(RATE):
@@ -301,7 +301,9 @@ class TransferPlan:
         if key == TOTAL:
             return self._round_up(example)
         if key == MICRO and example:
-            batch = self.get(MINI) or self.get(TOTAL) * self.has(TOTAL) or self._suggest_value(TOTAL)
+            batch = (
+                self.get(MINI) or self.get(TOTAL) * self.has(TOTAL) or self._suggest_value(TOTAL)
+            )
             return math.gcd(example, batch) if isinstance(batch, int) else example
         longest, training = self.get(LONGEST), self.searched.training
         if key == LIMIT and self.has(LONGEST) and isinstance(longest, int):
@@ -460,7 +462,9 @@ def _list_recipe_values(spec: SweepSpec) -> dict[str, Any]:
     """Return dotted key -> value of all that is taken from a recipe, but for parameters."""
     sections = {name: asdict(getattr(spec, name)) for name in RECIPE_SECTIONS}
     sections["resources"] = {name: getattr(spec.resources, name) for name in RECIPE_RESOURCES}
-    pairs = ((f"{s}.{key}", value) for s, values in sections.items() for key, value in values.items())
+    pairs = (
+        (f"{s}.{key}", value) for s, values in sections.items() for key, value in values.items()
+    )
     return {"policy": spec.policy, **dict(pairs)}
 
 

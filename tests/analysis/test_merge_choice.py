@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gdpo_tune.analysis.merging import compute_expected_gains
-from gdpo_tune.analysis.merging import choose_merge
-from gdpo_tune.analysis.merging import predict_losses, read_merges
+from gdpo_tune.analysis.merging import (
+    choose_merge,
+    compute_expected_gains,
+    predict_losses,
+    read_merges,
+)
 from gdpo_tune.analysis.pareto import compute_loss_hypervolume
 from gdpo_tune.core.candidates import Part, check_weights
 from gdpo_tune.core.trials import Cost, Estimate, Objective, Rung

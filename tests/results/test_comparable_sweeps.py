@@ -3,7 +3,6 @@
 import pytest
 
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.results.comparison_report import compare_sweeps
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.spec import load_spec

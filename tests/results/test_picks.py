@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.core.errors import PickError
-from gdpo_tune.core.trials import Cost, Estimate, Objective, Rung, TrialRecord
-from gdpo_tune.results.picks import parse_pick
 from gdpo_tune.core.metrics import Condition
-from gdpo_tune.results.picks import pick_trial
+from gdpo_tune.core.trials import Cost, Estimate, Objective, Rung, TrialRecord
+from gdpo_tune.results.open_sweep import Sweep
+from gdpo_tune.results.picks import parse_pick, pick_trial
 from gdpo_tune.spec.model import ObjectiveSpec
 from tests.support.analysis import GOALS, build_checkpoint, build_merge, build_trial
 

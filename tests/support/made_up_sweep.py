@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.core.events import SweepFinished, SweepStarted
 from gdpo_tune.figures import write_front_png, write_report
+from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.tracking import MlflowSink
 from tests.support.figures import add_candidates, make_records, make_spec, write_steps
 
