@@ -24,12 +24,11 @@ from gdpo_tune.core.formatting import (
 from gdpo_tune.core.incidents import IS_TRIED_AGAIN, WAS_LOST
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.display.tables import MAX_ROWS, build_console, build_front_table, explain_marks
-from gdpo_tune.results.front_table import list_rows
+from gdpo_tune.results.front_table import TABLE_FILE, list_rows
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.summary import (
     FRONT_FILE,
     REPORT_FILE,
-    TABLE_FILE,
     describe_origins,
     describe_states,
     describe_work,
@@ -152,7 +151,6 @@ def _print_unmet(out: Console, spec: SweepSpec, records: Sequence[TrialRecord]) 
 
 
 def _print_incidents(out: Console, sweep: Sweep) -> None:
-    """Print how many nodes and attempts were lost; the report lists them."""
     incidents = list_incidents(sweep.sessions)
     lost = [incident for incident in incidents if incident.description.endswith(WAS_LOST)]
     trials = {number for incident in lost for number in incident.trials}

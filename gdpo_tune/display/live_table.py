@@ -177,7 +177,6 @@ class LiveDisplay(CloseableResource):
         return f"{self._spec.name}: {self.note}"
 
     def _describe_pause(self) -> str:
-        """Return who has paused the sweep, and how to go on; empty if it is not paused."""
         pause = self._state.pause
         if pause is None:
             return ""

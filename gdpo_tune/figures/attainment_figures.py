@@ -37,7 +37,7 @@ SCALE = [
 ]
 
 
-def draw_surfaces(front: Front) -> go.Figure:
+def draw_attainment(front: Front) -> go.Figure:
     """Draw a panel for each pair of objectives: what 97.5 %, half and 2.5 % of the fronts attain.
 
     `front` has members, and at least two objectives.
@@ -169,18 +169,19 @@ def _trace_background(
     left = compute_attainment((losses[0][rows] for rows, _ in resamples), goals)
     right = compute_attainment((losses[1][rows] for _, rows in resamples), goals)
     names = f"{comparison.left.name} minus {comparison.right.name}"
-    background = go.Heatmap(
-        x=(axes[0] * signs[0]).tolist(),
-        y=(axes[1] * signs[1]).tolist(),
-        z=(left - right).reshape(DIFFERENCE_CELLS, DIFFERENCE_CELLS).round(3).tolist(),
-        zmin=-1,
-        zmax=1,
-        colorscale=SCALE,
-        showscale=False,
-        zsmooth="best",
-        hovertemplate=f"attained by {names}: %{{z:+.0%}}<extra></extra>",
-    )
-    return [background]
+    return [
+        go.Heatmap(
+            x=(axes[0] * signs[0]).tolist(),
+            y=(axes[1] * signs[1]).tolist(),
+            z=(left - right).reshape(DIFFERENCE_CELLS, DIFFERENCE_CELLS).round(3).tolist(),
+            zmin=-1,
+            zmax=1,
+            colorscale=SCALE,
+            showscale=False,
+            zsmooth="best",
+            hovertemplate=f"attained by {names}: %{{z:+.0%}}<extra></extra>",
+        )
+    ]
 
 
 def _trace_side(

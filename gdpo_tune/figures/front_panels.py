@@ -219,7 +219,7 @@ def _build_point(configuration: Configuration, x: Axis, y: Axis) -> Point:
         layer, (group, mark) = role, style.BASELINES[role]
         fill = mark.color if role == "untrained" else fill
     elif not configuration.feasible:
-        layer = "violating"
+        layer, fill = "violating", mark.color
     estimates = x.get_estimate(configuration), y.get_estimate(configuration)
     return Point(configuration, *estimates, layer, group, mark, fill)
 

@@ -41,12 +41,7 @@ RADIUS = 5.0
 """Half the size of a mark with some space around it, in points."""
 LINES: dict[str, dict[str, Any]] = {
     ATTAINED: {"color": style.FAINT},
-    PARENTS: {
-        "color": CANDIDATE_COLORS["merge"],
-        "linewidth": 0.6,
-        "alpha": 0.2,
-        "zorder": 1.5,
-    },
+    PARENTS: {"color": CANDIDATE_COLORS["merge"], "linewidth": 0.6, "alpha": 0.2, "zorder": 1.5},
 }
 
 

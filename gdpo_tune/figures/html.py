@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from shlex import quote
@@ -17,7 +17,7 @@ from plotly.offline import get_plotlyjs
 
 from gdpo_tune.core import formatting
 from gdpo_tune.figures import style
-from gdpo_tune.results.summary import describe_role, name_state
+from gdpo_tune.results.summary import ORIGINS, describe_role, name_state
 
 CONFIG = {
     "displaylogo": False,
@@ -32,21 +32,27 @@ MIN_WIDTH = 560
 """Pixels below which a figure scrolls instead of shrinking: a phone is narrower."""
 SCRIPTS = ("drawing.js", "report.js", "choice.js", "choose_panel.js")
 LONG_NUMBER = re.compile(r"-?\d+\.\d{7,}(e-?\d+)?")
-FILTERS = {
-    "slug": lambda title: re.sub(r"\W+", "-", title.lower()).strip("-"),
+
+
+def _make_slug(title: str) -> str:
+    return re.sub(r"\W+", "-", title.lower()).strip("-")
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "slug": _make_slug,
     "quote": quote,
-    "dash": lambda _: formatting.NO_VALUE,
     "short": formatting.abbreviate_parameter,
     "number": formatting.format_number,
     "estimate": formatting.format_estimate,
     "parameter": formatting.format_parameter,
+    "percent": formatting.format_percent,
     "duration": formatting.format_duration,
     "mode": formatting.get_mode,
-    "mode_color": lambda mode: style.get_mark(mode).color,
-    "color": lambda policy: style.get_configuration_mark(policy).color,
+    "mode_mark": style.get_mark,
+    "mark": style.get_configuration_mark,
     "role": describe_role,
+    "origin": ORIGINS.__getitem__,
     "state": name_state,
-    "prompts": lambda columns: dict.fromkeys(prompt for *_, found in columns for prompt in found),
 }
 
 
@@ -61,6 +67,7 @@ def get_parts() -> Any:
         autoescape=True,
     )
     environment.filters.update(FILTERS)
+    environment.globals["NO_VALUE"] = formatting.NO_VALUE
     return environment.get_template("report.html.jinja").module
 
 

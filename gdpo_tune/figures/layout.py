@@ -41,6 +41,7 @@ def make_layout(height: float, **margins: int) -> dict[str, Any]:
 
     Lengths are in pixels; `margins` are `l`, `r`, `t` or `b`, where they differ from `MARGINS`.
     """
+    clear, top_left = {"bgcolor": "rgba(0,0,0,0)"}, {"xanchor": "left", "yanchor": "top"}
     return {
         "template": TEMPLATE,
         "height": round(height),
@@ -54,21 +55,8 @@ def make_layout(height: float, **margins: int) -> dict[str, Any]:
             "font": {"color": style.INK, "size": 12},
             "align": "left",
         },
-        "modebar": {
-            "orientation": "v",
-            "bgcolor": "rgba(0,0,0,0)",
-            "color": style.FAINT,
-            "activecolor": style.INK,
-        },
-        "legend": {
-            "orientation": "h",
-            "x": 0,
-            "xanchor": "left",
-            "y": 1,
-            "yref": "container",
-            "yanchor": "top",
-            "bgcolor": "rgba(0,0,0,0)",
-        },
+        "modebar": {"orientation": "v", "color": style.FAINT, "activecolor": style.INK, **clear},
+        "legend": {"orientation": "h", "x": 0, "y": 1, "yref": "container", **top_left, **clear},
     }
 
 

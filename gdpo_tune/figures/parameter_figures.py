@@ -72,12 +72,8 @@ def draw_importance(effects: Effects) -> go.Figure:
         )
     figure.update_layout(**make_layout(140 + 34 * len(parameters), t=64, b=56), bargap=0.4)
     # No tick at 100 %: its label would touch the next panel's 0 %.
-    figure.update_xaxes(
-        title_text="share of variance",
-        tickformat=".0%",
-        tickvals=[0, 0.2, 0.4, 0.6, 0.8],
-        range=[0, 1],
-    )
+    ticks: dict[str, Any] = {"tickformat": ".0%", "tickvals": [0, 0.2, 0.4, 0.6, 0.8]}
+    figure.update_xaxes(title_text="share of variance", range=[0, 1], **ticks)
     return figure
 
 
@@ -203,7 +199,6 @@ def _build_axis(name: str, values: Sequence[ParamValue | None]) -> dict[str, Any
 
 
 def _build_scale(colors: Sequence[str]) -> list[tuple[float, str]]:
-    """Return a colour scale without transitions."""
     share = 1 / max(len(colors), 1)
     return [
         (min(1.0, edge), color)

@@ -29,19 +29,17 @@ from gdpo_tune.core.formatting import (
     NO_VALUE,
     abbreviate_parameter,
     format_duration,
-    format_estimate,
     format_first,
     format_hypervolume,
     format_interval,
     format_number,
     format_parameter,
-    format_percent,
 )
 from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.core.settings import STRICT
 from gdpo_tune.core.task_files import load_task_info
-from gdpo_tune.core.trials import Estimate, TrialRecord
-from gdpo_tune.figures.attainment_figures import draw_sides, draw_superiority, draw_surfaces
+from gdpo_tune.core.trials import Estimate
+from gdpo_tune.figures.attainment_figures import draw_attainment, draw_sides, draw_superiority
 from gdpo_tune.figures.front_plotly import draw_pairs
 from gdpo_tune.figures.front_png import draw_front_svg
 from gdpo_tune.figures.html import build_page, embed_data, embed_figure, get_parts
@@ -64,7 +62,6 @@ from gdpo_tune.figures.trial_curves import (
 from gdpo_tune.results.front_table import build_row, list_rows, title_policy
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.summary import (
-    ORIGINS,
     REPORT_FILE,
     describe_content,
     describe_left_out_prompts,
@@ -122,6 +119,7 @@ def build_report(sweep: Sweep) -> str:
     findings, limits = map(parts.bullets, describe_findings(front, sweep.effects))
     warnings = [capitalize_warning(str(each)) for each in sweep.warnings]
     completions = build_completions(front)
+    still = draw_front_svg(front, sweep.spec.name) if "pairs" in gallery else ""
     dimensions = [name for name in sweep.spec.space.dimensions if name != "normalization"]
     goals = [goal.name for goal in front.objectives]
     failed = (r for r in front.records if r.state == "failed")
@@ -130,13 +128,20 @@ def build_report(sweep: Sweep) -> str:
         for incident in list_incidents(sweep.sessions)
     ]
     bodies = {
-        CHOOSE: _build_answer(sweep, gallery, warnings, [COMPLETIONS] if completions else []),
+        CHOOSE: parts.answer(
+            # The first warning is about the knee, which the page selects.
+            warnings[0] if front.knee_shortfall else "",
+            embed_figure(gallery["pairs"](), "pairs", CHOOSE, still) if still else "",
+            build_choose_panel(sweep),
+            parts.front_table(goals, list_rows(front), len(front.members)),
+            build_cards(sweep, [COMPLETIONS] if completions else []),
+        ),
         COMPLETIONS: completions,
         "Warnings": parts.bullets(warnings),
         "Findings": findings,
         "Limits of the data": limits,
         **{t: embed_figure(gallery[n](), n, t) for n, t in FIGURES.items() if n in gallery},
-        "Origins of the front": _build_origins(front),
+        "Origins of the front": parts.origins(summarize_origins(front)),
         "Failures": parts.failures(
             [(title_candidate(r.name), r.reason or "no reason recorded") for r in failed]
         ),
@@ -149,11 +154,14 @@ def build_report(sweep: Sweep) -> str:
     sections = [parts.section(t, body, captions.get(t, "")) for t, body in bodies.items()]
     answers = [title for title in (CHOOSE, COMPLETIONS) if title in bodies]
     contents = {"": answers, "Evidence": [title for title in bodies if title not in answers]}
-    head = Markup("<header><h1>{}</h1>{}</header>").format(
-        sweep.spec.name, parts.facts(_describe_head(sweep))
-    )
-    title = f"{sweep.spec.name}: Pareto front"
-    return build_page(title, head, sections, _describe_age(sweep.records), contents)
+    head = parts.header(sweep.spec.name, _describe_head(sweep))
+    # The age of the content: the time of drawing would make equal pages differ.
+    times = [t for r in sweep.records for t in (r.started, r.finished) if t is not None]
+    age = "Before the first trial."
+    if times:
+        latest = datetime.fromtimestamp(max(times)).astimezone()
+        age = f"The last trial started or ended at {latest:%Y-%m-%d %H:%M %Z}."
+    return build_page(f"{sweep.spec.name}: Pareto front", head, sections, age, contents)
 
 
 def build_gallery(sweep: Sweep) -> Gallery:
@@ -165,7 +173,7 @@ def build_gallery(sweep: Sweep) -> Gallery:
     started = any(r.started is not None for r in records)
     drawers: dict[str, tuple[object, Callable[[], go.Figure]]] = {
         "pairs": (front.configurations, lambda: draw_pairs(front, spec.constraints, dimensions)),
-        "surfaces": (front.members and len(front.objectives) > 1, lambda: draw_surfaces(front)),
+        "surfaces": (front.members and len(front.objectives) > 1, lambda: draw_attainment(front)),
         "all": (len(trained) > 1, lambda: draw_parallel(front, dimensions)),
         "importance": (sweep.effects.estimates, lambda: draw_importance(sweep.effects)),
         "slices": (list_sliced(front, dimensions), lambda: draw_slices(front, dimensions)),
@@ -180,15 +188,6 @@ def build_gallery(sweep: Sweep) -> Gallery:
         "timeline": (started, lambda: draw_timeline(records)),
     }
     return {name: draw for name, (data, draw) in drawers.items() if data}
-
-
-def _describe_age(records: Sequence[TrialRecord]) -> str:
-    """Return the age of the content; the time of drawing would make equal pages differ."""
-    times = [time for r in records for time in (r.started, r.finished) if time is not None]
-    if not times:
-        return "Before the first trial."
-    latest = datetime.fromtimestamp(max(times)).astimezone()
-    return f"The last trial started or ended at {latest:%Y-%m-%d %H:%M %Z}."
 
 
 def _describe_head(sweep: Sweep) -> dict[str, str]:
@@ -225,41 +224,6 @@ def _describe_sweep(sweep: Sweep) -> dict[str, str]:
         "changes": describe_content(front.records),
         "prompts too long, left out": describe_left_out_prompts(front.records),
     }
-
-
-def _build_answer(
-    sweep: Sweep, gallery: Gallery, warnings: Sequence[str], links: Sequence[str]
-) -> Markup:
-    """Return the first screen: figure, controls, table, and the cards with their `links`."""
-    front, parts, answer = sweep.front, get_parts(), Markup("")
-    if front.knee_shortfall:  # the first warning is about the knee, which the page selects
-        answer += Markup('<p class="warning">{}</p>').format(warnings[0])
-    names = [abbreviate_parameter(goal.name) for goal in front.objectives]
-    table = parts.front_table(names, list_rows(front), len(front.members))
-    table = Markup("<div>{}</div>").format(table)
-    if panel := build_choose_panel(sweep):
-        table = Markup('<div class="choice">{}{}</div>').format(panel, table)
-    if "pairs" in gallery:
-        still = draw_front_svg(front, sweep.spec.name)
-        answer += embed_figure(gallery["pairs"](), "pairs", CHOOSE, still)
-    return answer + table + build_cards(sweep, links)
-
-
-def _build_origins(front: Front) -> Markup:
-    """Return one row per kind of candidates; empty for a sweep with final policies alone."""
-    heads = ["candidates", "trials", "on the front", "hypervolume", "share"]
-    heads += ["completions in training", "completions in evaluations", "CPU time"]
-    rows = [
-        [
-            *(ORIGINS[origin.kind], origin.trials, origin.members),
-            *(format_number(origin.hypervolume), format_percent(origin.share)),
-            *(f"{origin.cost.completions:,}", f"{origin.cost.evaluation_completions:,}"),
-            format_duration(origin.cost.cpu_seconds),
-        ]
-        for origin in summarize_origins(front)
-    ]
-    parts = get_parts()
-    return parts.plain_table("origins", heads, "Origins of the front", rows) if rows else Markup("")
 
 
 # The panel that chooses a policy. The page applies it as `--pick` does: `results.picks` and
@@ -373,21 +337,18 @@ def build_cards(sweep: Sweep, links: Sequence[str] = ()) -> Markup:
     except TaskFileError:  # its file is gone, so intervals stay whole
         ranges = {}
     shown = (*front.members, *front.baselines, *([front.chosen] if front.chosen else []))
-    cards = [
+    cards = (
         get_parts().card(
             build_row(front, policy, ties=True),
             policy is not (front.chosen or front.knee),
             _list_values(front, policy, ranges),
             _describe_policy(sweep, policy),
-            policy.numbers,
             _list_commands(_get_location(sweep), policy),
             links,
         )
         for policy in {c.name: c for c in shown}.values()
-    ]
-    return (
-        Markup('<div id="cards">{}</div>').format(Markup("").join(cards)) if cards else Markup("")
     )
+    return Markup("").join(cards)
 
 
 def _list_values(
@@ -476,7 +437,8 @@ def build_completions(front: Front) -> Markup:
             missing.append(title)
     if not columns:
         return Markup("")
-    return get_parts().completions(columns, format_first(missing, MAX_NAMED))
+    prompts = dict.fromkeys(prompt for *_, kept in columns for prompt in kept)
+    return get_parts().completions(prompts, columns, format_first(missing, MAX_NAMED))
 
 
 # Comparisons
@@ -487,33 +449,16 @@ def write_comparison(
 ) -> Path:
     """Write the page and return its path, in a directory that exists; it appears whole or not."""
     parts = get_parts()
-    title = f"{comparison.left.name} against {comparison.right.name}"
-    head = Markup('<header><h1>{}</h1><p class="verdict">{}</p></header>')
-    sections = [parts.section("Why", parts.bullets(verdict.reasons))]
+    bodies = {"Why": parts.bullets(verdict.reasons)}
     if notes:
-        sections.append(parts.section("Limitations", parts.bullets(notes)))
+        bodies["Limitations"] = parts.bullets(notes)
     if len(comparison.left.objectives) > 1:
-        sides = embed_figure(draw_sides(comparison), "sides", "Trade-offs")
-        sections.append(parts.section("Trade-offs", sides))
+        bodies["Trade-offs"] = embed_figure(draw_sides(comparison), "sides", "Trade-offs")
     if comparison.superiority:
-        effects = embed_figure(draw_superiority(comparison), "effects", "Objectives")
-        sections.append(parts.section("Objectives", effects))
-    heads = ["side", "configurations", "stopped early", "failed trials", "on its front", "time"]
-    heads.append(f"hypervolume of {comparison.count}")
-    heads += [f"best {abbreviate_parameter(name)}" for name in comparison.best]
-    volumes = comparison.hypervolumes
-    rows = [
-        [
-            *(side.name, side.tried_count, side.stopped, side.failed, len(side.front)),
-            *(
-                format_duration(side.seconds),
-                format_number(volumes[index], abs(volumes[0] - volumes[1])),
-            ),
-            *(format_estimate(pair[index]) for pair in comparison.best.values()),
-        ]
-        for index, side in enumerate((comparison.left, comparison.right))
-    ]
-    table = parts.plain_table("sides", heads, "The two sides", rows)
-    sections.append(parts.section("The two sides", table))
-    write_atomically(path, build_page(title, head.format(title, verdict.headline), sections))
+        effects = draw_superiority(comparison)
+        bodies["Objectives"] = embed_figure(effects, "effects", "Objectives")
+    bodies["The two sides"] = parts.sides(comparison)
+    title = f"{comparison.left.name} against {comparison.right.name}"
+    sections = [parts.section(name, body) for name, body in bodies.items()]
+    write_atomically(path, build_page(title, parts.header(title, {}, verdict.headline), sections))
     return path

@@ -134,11 +134,10 @@ class LiveSweep:
         )
 
     def _open_ledger(self) -> None:
-        """Open the ledger, again if another one has taken its place or the spec has changed."""
         journal = _stamp(self._directory / JOURNAL)
         stamps = (_stamp(self._directory / SPEC), journal and journal[0])
         if self._ledger is not None and stamps == self._opened:
-            return
+            return  # else another ledger has taken its place, or the spec has changed
         self.close()
         self._readers = {}
         self._spec = self._load()

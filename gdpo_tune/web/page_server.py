@@ -160,7 +160,6 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _refuse(request: Request, guard: Guard) -> Response | None:
-    """Return the refusal of a request; None if it may pass."""
     host = request.headers.get("host", "")
     if not guard.is_known_host(host):
         text = "this name is not one of this machine; open the printed address"

@@ -22,10 +22,10 @@ from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.formatting import abbreviate_parameter, format_estimate, get_mode
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung, TrialRecord
 from gdpo_tune.figures import style
-from gdpo_tune.figures.attainment_figures import draw_surfaces
+from gdpo_tune.figures.attainment_figures import draw_attainment
 from gdpo_tune.figures.front_panels import PARENTS
 from gdpo_tune.figures.front_plotly import (
-    MOST_LINES,
+    MAX_LINES,
     describe_configuration,
     describe_standing,
     draw_pairs,
@@ -216,9 +216,9 @@ def test_the_hover_text_has_values_and_searched_parameters_in_a_few_lines(spec, 
         assert all(abbreviate_parameter(name) in text for name in searched)
         fixed = member.params.keys() - set(searched)
         assert not any(abbreviate_parameter(name) in text for name in fixed)
-        assert text.count("<br>") < MOST_LINES
+        assert text.count("<br>") < MAX_LINES
     many = replace(front.members[0], params={f"parameter_{i}": 1.0 for i in range(80)})
-    assert describe_configuration(many, front.objectives).count("<br>") == MOST_LINES - 1
+    assert describe_configuration(many, front.objectives).count("<br>") == MAX_LINES - 1
 
 
 def test_a_point_has_the_name_of_its_configuration(front):
@@ -427,7 +427,7 @@ def test_utilisation_is_work_over_slots():
 
 
 def test_surfaces_lie_between_no_front_and_every_front(front):
-    lines = [t for t in draw_surfaces(front).data if t.type == "contour"]
+    lines = [t for t in draw_attainment(front).data if t.type == "contour"]
     assert len(lines) == 9
     for line in lines:
         assert line.z[0][0] == 0.0
