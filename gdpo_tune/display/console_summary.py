@@ -27,11 +27,11 @@ from gdpo_tune.core.incidents import IS_TRIED_AGAIN, WAS_LOST
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.display.consoles import build_console
 from gdpo_tune.display.tables import build_front_table, explain_marks
+from gdpo_tune.results.front_table import TABLE_FILE
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.summary import (
     FRONT_FILE,
     REPORT_FILE,
-    TABLE_FILE,
     ChosenTrial,
     describe_origins,
     describe_states,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from shlex import quote
@@ -30,7 +30,7 @@ MIN_WIDTH = 560
 BLOCKED = "This figure needs scripts, which are blocked here. Save the page, and open the file."
 SCRIPTS = ("drawing.js", "report.js", "choice.js", "choose_panel.js")
 LONG_NUMBER = re.compile(r"-?\d+\.\d{7,}(e-?\d+)?")
-FILTERS = {
+FILTERS: dict[str, Callable[[Any], Any]] = {
     "slug": lambda title: re.sub(r"\W+", "-", title.lower()).strip("-"),
     "quote": quote,
     "dash": lambda _: formatting.NO_VALUE,
