@@ -107,10 +107,10 @@ class Publication:
         pattern = rf"{re.escape(self.target)}-(merge-)?\d+(-step-\d+)?"
         return re.fullmatch(pattern, repository) is not None
 
-    def draw_picture(self, chosen: ChosenTrial | None) -> bytes:
+    def draw_picture(self, chosen: TrialRecord | None) -> bytes:
         """Return the picture of the front, with a candidate marked."""
         with TemporaryDirectory(prefix="gdpo-tune-") as directory:
-            sweep = replace(self.sweep, chosen=chosen)
+            sweep = replace(self.sweep, chosen=chosen and ChosenTrial(chosen, "", ()))
             return write_front_png(sweep, Path(directory, PICTURE)).read_bytes()
 
 

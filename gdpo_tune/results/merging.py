@@ -518,9 +518,10 @@ def read_progress(directory: Path, request: Mapping[str, Any]) -> MergeProgress:
         )
         result = None
         if found := stored["result"]:
-            read = {each.name: found[each.name] for each in fields(MergeResult)}
+            read: dict[str, Any] = {each.name: found[each.name] for each in fields(MergeResult)}
             read |= {"test": decode_estimates(found["test"]), "cost": Cost(**found["cost"])}
-            result = MergeResult(**read | {"parents": tuple(found["parents"])})
+            read["parents"] = tuple(found["parents"])
+            result = MergeResult(**read)
     except (ValueError, KeyError, TypeError) as error:
         reason = f"it is damaged, or of another version ({error!r})"
         raise UsageError(f"{file}: {reason}\n    fix: choose another --out") from error

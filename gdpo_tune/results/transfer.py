@@ -175,8 +175,8 @@ class TransferPlan:
         if self.is_set(key):
             return self.own.find(tuple(key.split("."))).convert_to_plain()
         # What a reward means is what its weight was found for.
-        is_own = self.recipe is None or key == SCORING
-        return _get_value(self.searched if is_own else self.recipe.spec, key)
+        source = self.recipe.spec if self.recipe and key != SCORING else self.searched
+        return _get_value(source, key)
 
     def get_searched(self, key: str) -> Any:
         """Return the candidate's value."""
@@ -237,9 +237,12 @@ class TransferPlan:
             carried=(*_list_carried(params), *self._list_scoring(spec)),
             moved=tuple(
                 MovedValue(
-                    key, *(_format_setting(key, v[key]) for v in (before, after)), self._source(key)
+                    key,
+                    _format_setting(key, before[key]),
+                    _format_setting(key, value),
+                    self._source(key),
                 )
-                for key in after
+                for key, value in after.items()
                 if key in shown and self.has(key)
             ),
             kept=tuple(f"{n} {_format_value(params[n])}" for n in FREE if n not in given),
