@@ -67,8 +67,8 @@ def get_parts() -> Any:
         autoescape=True,
     )
     environment.filters.update(FILTERS)
-    environment.globals["NO_VALUE"] = formatting.NO_VALUE
-    return environment.get_template("report.html.jinja").module
+    values = {"NO_VALUE": formatting.NO_VALUE}
+    return environment.get_template("report.html.jinja", globals=values).module
 
 
 def build_page(
