@@ -95,9 +95,6 @@ MAX_POLICIES = 40
 MAX_NAMED = 12
 """Policies that are named where completions are missing."""
 
-Gallery = Mapping[str, Callable[[], go.Figure]]
-"""Name of a figure -> function that draws it."""
-
 
 def write_report(sweep: Sweep, path: Path | None = None) -> Path:
     """Write the interactive report and return its path; it appears whole or not at all.
@@ -164,8 +161,8 @@ def build_report(sweep: Sweep) -> str:
     return build_page(f"{sweep.spec.name}: Pareto front", head, sections, age, contents)
 
 
-def build_gallery(sweep: Sweep) -> Gallery:
-    """Return the figures that there is data for; the report and notebooks draw from it."""
+def build_gallery(sweep: Sweep) -> Mapping[str, Callable[[], go.Figure]]:
+    """Return name -> function that draws it, for the figures that there is data for."""
     spec, front, records = sweep.spec, sweep.front, sweep.records
     dimensions, gpus = spec.space.dimensions, spec.resources.total_gpus
     steps = read_all_steps(records)
