@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from gdpo_tune.core import formatting
+from gdpo_tune.core import text as formatting
 from gdpo_tune.figures import style
 from gdpo_tune.results.summary import describe_role, name_state
 

@@ -20,11 +20,12 @@ from gdpo_tune.analysis.origins import summarize_origins
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.analysis.selection import subtract_estimates
 from gdpo_tune.analysis.verdict import Verdict
-from gdpo_tune.core.candidates import format_parts, title_candidate
-from gdpo_tune.core.completions import read_completions
 from gdpo_tune.core.errors import TaskFileError
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.formatting import (
+from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
+from gdpo_tune.core.settings import STRICT
+from gdpo_tune.core.task_files import load_task_info
+from gdpo_tune.core.text import (
     NO_VALUE,
     abbreviate_parameter,
     format_duration,
@@ -36,10 +37,8 @@ from gdpo_tune.core.formatting import (
     format_parameter,
     format_percent,
 )
-from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
-from gdpo_tune.core.settings import STRICT
-from gdpo_tune.core.task_files import load_task_info
-from gdpo_tune.core.trials import Estimate, TrialRecord
+from gdpo_tune.core.trial_files import read_completions
+from gdpo_tune.core.trials import Estimate, TrialRecord, format_parts, title_candidate
 from gdpo_tune.figures.comparison_figures import draw_sides, draw_superiority
 from gdpo_tune.figures.front_png import draw_front_svg
 from gdpo_tune.figures.gallery import Gallery, build_gallery

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.core.requests import Request
+from gdpo_tune.core.events import Request
 from gdpo_tune.figures.front_plotly import draw_pairs
 from gdpo_tune.results.live import Paced
 from gdpo_tune.results.open_sweep import Sweep
