@@ -41,9 +41,8 @@ from gdpo_tune.analysis.pareto import (
     mark_front,
     select_front,
 )
-from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.metrics import Condition
-from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
+from gdpo_tune.core.trials import Estimate, Objective, Part, TrialRecord
 
 Policy = tuple[int, int]
 """Number of a trial and steps of its training."""

@@ -13,16 +13,15 @@ from rich.text import Text
 
 from gdpo_tune.analysis.agreement import measure_agreements
 from gdpo_tune.analysis.verdict import Verdict
-from gdpo_tune.core.candidates import format_parts, title_candidate
-from gdpo_tune.core.formatting import (
+from gdpo_tune.core.events import IS_TRIED_AGAIN, WAS_LOST
+from gdpo_tune.core.text import (
     abbreviate_parameter,
     format_count,
     format_hypervolume,
     format_number,
     format_parameter,
 )
-from gdpo_tune.core.incidents import IS_TRIED_AGAIN, WAS_LOST
-from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.core.trials import TrialRecord, format_parts, title_candidate
 from gdpo_tune.display.tables import MAX_ROWS, build_console, build_front_table, explain_marks
 from gdpo_tune.results.front_table import TABLE_FILE, list_rows
 from gdpo_tune.results.open_sweep import Sweep

@@ -17,7 +17,7 @@ from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.pareto import Floats, compute_losses, mark_front
 from gdpo_tune.analysis.resampling import draw_resamples
 from gdpo_tune.analysis.sides import Side
-from gdpo_tune.core.formatting import abbreviate_parameter
+from gdpo_tune.core.text import abbreviate_parameter
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import make_layout, make_panels, title_axes

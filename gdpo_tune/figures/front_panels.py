@@ -23,12 +23,12 @@ from gdpo_tune.analysis.front import Front, name_extreme
 from gdpo_tune.analysis.origins import find_parents
 from gdpo_tune.analysis.pareto import Floats, rank_points
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.formatting import get_mode
+from gdpo_tune.core.text import get_mode
 from gdpo_tune.core.trials import Estimate, Objective
 from gdpo_tune.figures import style
 
 if TYPE_CHECKING:
-    from gdpo_tune.spec.model import Constraint
+    from gdpo_tune.spec.objectives import Constraint
 
 
 Layer = Literal["violating", "dominated", "member", "published", "untrained"]

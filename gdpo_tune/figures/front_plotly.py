@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.formatting import (
+from gdpo_tune.core.text import (
     CANDIDATE_COLORS,
     abbreviate_parameter,
     format_count,
@@ -35,7 +35,7 @@ from gdpo_tune.figures.layout import get_panel_size, make_panels, wrap_title
 from gdpo_tune.results.summary import name_configuration
 
 if TYPE_CHECKING:
-    from gdpo_tune.spec.model import Constraint
+    from gdpo_tune.spec.objectives import Constraint
 
 FONT_SIZE = 11
 """Size of the labels, in pixels."""

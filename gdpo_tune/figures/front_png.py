@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.formatting import CANDIDATE_COLORS
+from gdpo_tune.core.text import CANDIDATE_COLORS
 from gdpo_tune.figures import style
 from gdpo_tune.figures.front_panels import (
     ATTAINED,

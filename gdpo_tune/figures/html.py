@@ -15,7 +15,6 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from gdpo_tune.core import formatting
 from gdpo_tune.figures import style
 from gdpo_tune.results.summary import ORIGINS, describe_role, name_state
 
@@ -41,13 +40,13 @@ def _make_slug(title: str) -> str:
 FILTERS: dict[str, Callable[..., Any]] = {
     "slug": _make_slug,
     "quote": quote,
-    "short": formatting.abbreviate_parameter,
-    "number": formatting.format_number,
-    "estimate": formatting.format_estimate,
-    "parameter": formatting.format_parameter,
-    "percent": formatting.format_percent,
-    "duration": formatting.format_duration,
-    "mode": formatting.get_mode,
+    "short": text.abbreviate_parameter,
+    "number": text.format_number,
+    "estimate": text.format_estimate,
+    "parameter": text.format_parameter,
+    "percent": text.format_percent,
+    "duration": text.format_duration,
+    "mode": text.get_mode,
     "mode_mark": style.get_mark,
     "mark": style.get_configuration_mark,
     "role": describe_role,
@@ -67,7 +66,7 @@ def get_parts() -> Any:
         autoescape=True,
     )
     environment.filters.update(FILTERS)
-    values = {"NO_VALUE": formatting.NO_VALUE}
+    values = {"NO_VALUE": text.NO_VALUE}
     return environment.get_template("report.html.jinja", globals=values).module
 
 

@@ -21,11 +21,12 @@ from gdpo_tune.analysis.origins import summarize_origins
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.analysis.selection import subtract_estimates
 from gdpo_tune.analysis.verdict import Verdict
-from gdpo_tune.core.candidates import format_parts, title_candidate
-from gdpo_tune.core.completions import read_completions
 from gdpo_tune.core.errors import TaskFileError
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.formatting import (
+from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
+from gdpo_tune.core.settings import STRICT
+from gdpo_tune.core.task_files import load_task_info
+from gdpo_tune.core.text import (
     NO_VALUE,
     abbreviate_parameter,
     format_duration,
@@ -35,10 +36,8 @@ from gdpo_tune.core.formatting import (
     format_number,
     format_parameter,
 )
-from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
-from gdpo_tune.core.settings import STRICT
-from gdpo_tune.core.task_files import load_task_info
-from gdpo_tune.core.trials import Estimate
+from gdpo_tune.core.trial_files import read_completions
+from gdpo_tune.core.trials import Estimate, format_parts, title_candidate
 from gdpo_tune.figures.attainment_figures import draw_attainment, draw_sides, draw_superiority
 from gdpo_tune.figures.front_plotly import draw_pairs
 from gdpo_tune.figures.front_png import draw_front_svg

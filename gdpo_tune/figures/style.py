@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gdpo_tune.core.formatting import (
+from gdpo_tune.core.text import (
     CANDIDATE_COLORS,
     INK,
     MODE_COLORS,

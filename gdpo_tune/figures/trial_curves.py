@@ -12,16 +12,15 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.core.candidates import title_candidate
-from gdpo_tune.core.formatting import (
+from gdpo_tune.core.text import (
     abbreviate_parameter,
     format_duration,
     format_parameter,
     format_percent,
     get_mode,
 )
-from gdpo_tune.core.steps import REWARDS, read_steps
-from gdpo_tune.core.trials import Measurement, TrialRecord
+from gdpo_tune.core.trial_files import REWARDS, read_steps
+from gdpo_tune.core.trials import Measurement, TrialRecord, title_candidate
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import choose_time_unit, make_layout
 

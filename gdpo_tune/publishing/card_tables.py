@@ -8,14 +8,14 @@ from typing import Any
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.lineage import trace_training
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.formatting import (
+from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
+from gdpo_tune.core.task_files import load_task_info
+from gdpo_tune.core.text import (
     NO_VALUE,
     format_interval,
     format_number,
     format_parameter,
 )
-from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
-from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.publishing.publication import Publication, PublishedPolicy
 from gdpo_tune.results.front_table import BASELINES, list_rows
 from gdpo_tune.spec.problems import show
@@ -51,7 +51,10 @@ def build_member_rows(
             repository = publication.name_repository(name)
             title = f"[{title}](https://huggingface.co/{repository.path})"
         title = f"**{title}**" if name == own else title
-        rows.append([title, *row.cells, ", ".join(row.remarks)])
+        notes = [*row.labels, *row.shortfalls]
+        notes += ["one seed"] * (row.policy.is_provisional and row.policy.role != "untrained")
+        notes += ["published weights"] * (row.policy.role == "published")
+        rows.append([title, *row.cells, ", ".join(notes)])
         if row.stands_out or name == own:
             first.append(rows[-1])
     return first, rows

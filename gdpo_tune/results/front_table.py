@@ -10,10 +10,9 @@ from typing import Any
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.candidates import format_parts, title_candidate
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.formatting import format_estimate
-from gdpo_tune.core.trials import Estimate
+from gdpo_tune.core.text import format_estimate
+from gdpo_tune.core.trials import Estimate, format_parts, title_candidate
 
 TABLE_FILE = "front.csv"
 BASELINES = {"untrained": "untrained policy", "published": "published weights"}

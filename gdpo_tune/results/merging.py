@@ -28,15 +28,23 @@ from gdpo_tune.analysis.merging import (
     read_merge,
     select_parents,
 )
-from gdpo_tune.core.candidates import TOLERANCE, Part, format_parts, title_candidate
-from gdpo_tune.core.checkpoint_names import CHECKPOINT_PREFIX
 from gdpo_tune.core.errors import PickError, UsageError
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.formatting import format_estimate
 from gdpo_tune.core.metrics import Condition
 from gdpo_tune.core.task_files import load_task_info
+from gdpo_tune.core.text import format_estimate
 from gdpo_tune.core.trial_config import TrainedPart, TrialConfig
-from gdpo_tune.core.trials import Cost, Estimate, Objective, TrialRecord
+from gdpo_tune.core.trials import (
+    CHECKPOINT_PREFIX,
+    TOLERANCE,
+    Cost,
+    Estimate,
+    Objective,
+    Part,
+    TrialRecord,
+    format_parts,
+    title_candidate,
+)
 from gdpo_tune.ledger.trial_encoding import TRIALS, decode_estimates, encode_estimates
 from gdpo_tune.results.open_sweep import Sweep, read_sweep, resolve_location
 from gdpo_tune.results.picks import parse_conditions, parse_pick, pick_trial

@@ -22,11 +22,10 @@ from typing import Literal, NamedTuple
 from gdpo_tune.analysis.front import Front, choose_knee, find_configuration
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.analysis.selection import find_smallest
-from gdpo_tune.core.candidates import MERGE_PREFIX, Part, title_candidate
 from gdpo_tune.core.errors import PickError, UsageError
-from gdpo_tune.core.formatting import format_estimate
 from gdpo_tune.core.metrics import COMPARISONS, Condition
-from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.core.text import format_estimate
+from gdpo_tune.core.trials import MERGE_PREFIX, Part, TrialRecord, title_candidate
 from gdpo_tune.results.open_sweep import Sweep, read_sweep, resolve_location, split_source
 from gdpo_tune.results.summary import ChosenTrial
 from gdpo_tune.spec import SweepSpec
@@ -83,7 +82,9 @@ class Pick:
         """Metrics that the text names, and where."""
         rule = self.rule
         found = {rule.metric: rule.position} if isinstance(rule, Extreme) else {}
-        return {**{c.metric: c.position for c in reversed(self.conditions)}, **found}
+        for condition in self.conditions:
+            found.setdefault(condition.metric, condition.position)
+        return found
 
     def error(self, position: int, reason: str, fix: str) -> PickError:
         """Return an error that points at `position`, from 1."""

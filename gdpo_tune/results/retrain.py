@@ -12,8 +12,6 @@ from shlex import quote
 from typing import Any, NamedTuple
 
 from gdpo_tune.analysis.lineage import stretch_schedule, trace_training
-from gdpo_tune.core.candidates import Part, title_candidate
-from gdpo_tune.core.checkpoint_names import CHECKPOINT_PREFIX
 from gdpo_tune.core.content import describe_changes, list_changes, measure_content
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.core.settings import (
@@ -27,7 +25,7 @@ from gdpo_tune.core.settings import (
     TrainingSettings,
 )
 from gdpo_tune.core.trial_config import Params, Segment, TrialConfig
-from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.core.trials import CHECKPOINT_PREFIX, Part, TrialRecord, title_candidate
 from gdpo_tune.results.open_sweep import Sweep, split_source
 from gdpo_tune.results.picks import load_and_pick
 from gdpo_tune.results.transfer import (

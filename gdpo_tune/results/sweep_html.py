@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pandas as pd
 
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.core.formatting import abbreviate_parameter, format_count
+from gdpo_tune.core.text import abbreviate_parameter, format_count
 from gdpo_tune.results.front_figures import build_figures, describe_front
 from gdpo_tune.results.front_table import FrontRow, list_rows
 from gdpo_tune.results.summary import REPORT_FILE, describe_states
@@ -41,12 +41,13 @@ def render_sweep(spec: SweepSpec, front: Front, state: str) -> str:
 def _build_cells(front: Front, row: FrontRow) -> dict[str, str]:
     names = [abbreviate_parameter(goal.name) for goal in front.objectives]
     cells = [text.replace(" ", "\N{NO-BREAK SPACE}") for text in row.cells]
+    published = [row.baseline] if row.policy.role == "published" else []
     return {
         "configuration": row.title,
         **dict(zip(names, cells, strict=True)),
         "seeds": str(row.policy.seeds),
         "on the front": "yes" if row.policy.is_on_front else "no",
-        "remarks": ", ".join(row.remarks),
+        "remarks": ", ".join([*published, *row.labels, *row.shortfalls]),
     }
 
 

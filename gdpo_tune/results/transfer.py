@@ -13,11 +13,12 @@ from functools import cached_property
 from typing import Any
 
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.formatting import format_list, format_parameter
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.settings import LATER_DATA
 from gdpo_tune.core.task_files import load_task_info
-from gdpo_tune.core.trial_config import Params, Segment
+from gdpo_tune.core.text import format_list, format_parameter
+from gdpo_tune.core.trial_config import Segment
+from gdpo_tune.core.trials import Params
 from gdpo_tune.results.public_record import name_source
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.model import list_decisive_values

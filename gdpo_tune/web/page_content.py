@@ -16,8 +16,9 @@ from typing import Any
 from plotly.subplots import make_subplots
 
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.core.candidates import title_candidate
-from gdpo_tune.core.formatting import (
+from gdpo_tune.core.events import RecordedRequest, Request
+from gdpo_tune.core.metrics import HOUR
+from gdpo_tune.core.text import (
     NO_VALUE,
     abbreviate_parameter,
     format_count,
@@ -27,10 +28,8 @@ from gdpo_tune.core.formatting import (
     format_parameter,
     get_mode,
 )
-from gdpo_tune.core.metrics import HOUR
-from gdpo_tune.core.requests import RecordedRequest, Request
-from gdpo_tune.core.steps import REWARDS, is_kept
-from gdpo_tune.core.trials import Measurement, Objective, TrialRecord
+from gdpo_tune.core.trial_files import REWARDS, is_kept
+from gdpo_tune.core.trials import Measurement, Objective, TrialRecord, title_candidate
 from gdpo_tune.figures import style
 from gdpo_tune.figures.front_plotly import draw_pairs
 from gdpo_tune.figures.layout import make_layout

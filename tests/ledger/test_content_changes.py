@@ -14,7 +14,7 @@ from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.content import Fact
 from gdpo_tune.core.errors import IdentityError
 from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.figures.html import get_parts
+from gdpo_tune.figures.report_page import build_report
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.picks import parse_pick, pick_trial
@@ -112,9 +112,9 @@ def test_after_an_accepted_change_only_later_trials_are_on_the_front(spec):
     assert {r.content.partition(" ")[0] for r in records[:4]} == {"before"}
     assert {r.content.partition(" ")[0] for r in records[4:]} == {"after"}
     assert kept == {later.number}
-    table = get_parts().trials_table(front.records, (), (), front.trial_numbers)
-    assert table.count("before task mine.py changed") == 4
-    assert table.count("after task mine.py changed") == 3
+    page = build_report(Sweep(spec, records))
+    assert page.count("<small>before task mine.py changed") == 4
+    assert page.count("<small>after task mine.py changed") == 3
     tags = build_trial_tags(records[2], "sweep")
     assert (tags["comparable"], tags["content"][:6]) == ("false", "before")
     warning = str(list_result_warnings(spec, front)[0])
