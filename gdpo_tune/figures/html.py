@@ -92,8 +92,8 @@ def build_page(
 
 def embed_data(content: Any) -> Markup:
     """Return JSON for a script of the page, in which no text may end the script."""
-    text = content if isinstance(content, str) else json.dumps(content)
-    return Markup(text.replace("<", "\\u003c"))
+    data = content if isinstance(content, str) else json.dumps(content)
+    return Markup(data.replace("<", "\\u003c"))
 
 
 def embed_figure(figure: go.Figure, name: str, title: str, still: str = "") -> Markup:
