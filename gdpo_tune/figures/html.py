@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from gdpo_tune.core import text
 from gdpo_tune.figures import style
 from gdpo_tune.results.summary import ORIGINS, describe_role, name_state
 
