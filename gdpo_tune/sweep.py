@@ -62,16 +62,16 @@ def main(arguments: Sequence[str]) -> int:
 
     from gdpo_tune.display import LiveDisplay, print_summary
     from gdpo_tune.results.open_sweep import Sweep
-    from gdpo_tune.tracking import MlflowSink, SweepNotifier
+    from gdpo_tune.tracking import MlflowTracker, SweepNotifier
     from gdpo_tune.tuning.runner import run_sweep
 
     try:
         with (
             SweepNotifier(spec) as notifier,  # closed last, when the report is written
-            MlflowSink(spec) as sink,
-            LiveDisplay(spec, tracking=sink.get_state) as display,
+            MlflowTracker(spec) as tracker,
+            LiveDisplay(spec, tracking=tracker.get_state) as display,
         ):
-            listeners = [sink, display, notifier]
+            listeners = [tracker, display, notifier]
             result = run_sweep(
                 spec,
                 fresh=options.fresh,
@@ -84,11 +84,11 @@ def main(arguments: Sequence[str]) -> int:
             spec = result.spec
             view = Sweep(spec, result.records, result.sessions)
             write_figures(view)
-            sink.log_figures()
+            tracker.log_figures()
     except ClusterLostError as error:
         print(f"error: {error}. Resume with:\n  {command}", file=sys.stderr)
         return error.exit_status
-    print_summary(view, note=display.note, view=sink.get_front_link())
+    print_summary(view, note=display.note, view=tracker.get_front_link())
     if result.interrupted:
         print(f"Interrupted. Resume with:\n  {command}", file=sys.stderr)
         return result.interrupted
@@ -175,8 +175,7 @@ def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ())
     `needs` are those that reading the file has found. A policy or local data that no machine could
     use is refused, and too small a share of a GPU of this machine.
     """
-    from gdpo_tune.policies.hub import describe_policy
-    from gdpo_tune.policies.load_policy import measure_policy
+    from gdpo_tune.policies.load_policy import describe_policy, measure_policy
     from gdpo_tune.policies.prompts import check_template_kwargs, read_chat_template
     from gdpo_tune.spec import render_dry_run, render_needs, settle_pack
 

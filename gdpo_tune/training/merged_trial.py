@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,7 @@ from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trial_files import append_step
 from gdpo_tune.core.trials import Measurement, Report
-from gdpo_tune.policies.initial_policy import keep_form
-from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.policies.load_policy import keep_form, load_policy
 from gdpo_tune.training import ranks
 from gdpo_tune.training.checkpoints import Checkpoint, create_draft, write_checkpoint
 from gdpo_tune.training.evaluation import Evaluator
@@ -46,7 +46,7 @@ def merge_and_validate(
         validation = evaluator.evaluate(model, "validation", 0)
         metrics = {f"validation/{name}": estimate.mean for name, estimate in validation.items()}
         cost = clock.read(0, evaluator.sampled)
-        measurement = Measurement(0, metrics, cost, validation)
+        measurement = Measurement(0, metrics, cost, validation, time.time())
         if token is not None:
             token.check()
             with explain_full_disk(config.directory, "the measurement of a merge"):

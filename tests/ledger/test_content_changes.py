@@ -20,7 +20,7 @@ from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.picks import parse_pick, pick_trial
 from gdpo_tune.results.warnings import list_result_warnings
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.tracking.run_content import build_trial_tags
+from gdpo_tune.tracking.run_content import build_trial_content
 from gdpo_tune.tuning import runner
 from gdpo_tune.tuning.kept_checkpoints import select_kept_trials
 from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials, refuse_other_content
@@ -115,7 +115,7 @@ def test_after_an_accepted_change_only_later_trials_are_on_the_front(spec):
     page = build_report(Sweep(spec, records))
     assert page.count("<small>before task mine.py changed") == 4
     assert page.count("<small>after task mine.py changed") == 3
-    tags = build_trial_tags(records[2], "sweep")
+    tags = build_trial_content(records[2], "sweep", []).tags
     assert (tags["comparable"], tags["content"][:6]) == ("false", "before")
     warning = str(list_result_warnings(spec, front)[0])
     assert "4 trials before task mine.py changed" in warning
