@@ -22,9 +22,10 @@ from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Measurement
-from gdpo_tune.tasks.base import Problem, Scores, Split
+from gdpo_tune.tasks.base import Problem, Split
 from gdpo_tune.tasks.code import CodeTask
 from gdpo_tune.tasks.math import MathTask
+from gdpo_tune.tasks.task import Scores
 from gdpo_tune.tasks.tools import ToolsTask
 from gdpo_tune.training import train
 from gdpo_tune.training.normalization import compute_advantages

@@ -271,7 +271,7 @@ def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str
     """
     from gdpo_tune.core import task_files
     from gdpo_tune.policies.hub import check_policy_available
-    from gdpo_tune.tasks.data.dataset import check_data
+    from gdpo_tune.tasks.dataset import check_data
     from gdpo_tune.tracking import check_server
 
     check_policy_available(spec.policy, spec.model.revision)

@@ -83,8 +83,8 @@ def main(arguments: Sequence[str]) -> int:
     options = build_parser().parse_args(arguments)
 
     from gdpo_tune.core.files import is_directory
-    from gdpo_tune.exporters.data_licence import require_shareable
-    from gdpo_tune.exporters.differences_page import PAGE
+    from gdpo_tune.exporters.prompts import require_shareable
+    from gdpo_tune.exporters.page import PAGE
     from gdpo_tune.exporters.write_export import MERGERS, RUN, export_training
     from gdpo_tune.policies.load_policy import resolve_policy
 

@@ -184,7 +184,7 @@ def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ())
     print(f"\n{render_needs(lacking)}")
     cli.check_share(spec)
     if spec.data.is_local and not any(need.key == "data.source" for need in needs):
-        from gdpo_tune.tasks.data.dataset import check_data
+        from gdpo_tune.tasks.dataset import check_data
 
         check_data(spec.data, spec.training)
     return 0

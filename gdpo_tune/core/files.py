@@ -11,6 +11,8 @@ from pathlib import Path
 
 from gdpo_tune.core.errors import DiskFullError, UsageError
 
+DATA_FILES = (".jsonl", ".parquet")
+"""Suffixes of local data files."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 LONGEST_PART, LONGEST_PATH = 255, 4095
 """Most bytes of the name of a file or directory, and of a path, on every usual disk."""

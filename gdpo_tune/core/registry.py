@@ -7,65 +7,17 @@ optuna. A target is `module:attribute`, which `load` imports when it is needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
+from gdpo_tune.core.task_info import UNKNOWN_RANGE, LayoutInfo, TaskInfo
 from gdpo_tune.core.trial_config import ParamValue
 
-UNKNOWN_RANGE = (float("-inf"), float("inf"))
-"""Range of a reward whose task states none."""
-
-
-@dataclass(frozen=True)
-class TaskInfo:
-    """A task: its rewards, the metrics that it measures on held-out prompts, and its defaults."""
-
-    build: Callable[..., Any]
-    """Builds the task from `TrainingSettings`, `SandboxSettings` and `DataSettings`; with names of
-    optional rewards as a fourth argument, if it has any, and with `scoring` if it offers that."""
-    rewards: Mapping[str, tuple[float, float]]
-    """Reward name -> range of its values, infinite where it is unknown."""
-    metrics: Mapping[str, MetricInfo]
-    """Held-out metrics; objectives and constraints name these."""
-    published: Mapping[str, ParamValue]
-    """The setting of the method's paper, drawn as a baseline."""
-    embedded: str
-    """The policy of `POLICIES` that ships for it: the default of `policy:`."""
-    length_reward: str | None = None
-    """The reward that is 1 within `length_limit` tokens, else 0; it may have other shapes."""
-    prompts: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Split -> distinct prompts that the task can write itself; empty where that is unknown."""
-    partial_reward: str | None = None
-    """The reward that is all or nothing and can also give partial credit."""
-    optional_rewards: Mapping[str, tuple[float, float]] = field(
-        default_factory=dict[str, tuple[float, float]]
-    )
-    """Rewards that are on where the space has a weight for them; name -> range."""
-    published_with: Mapping[str, Mapping[str, ParamValue]] = field(
-        default_factory=dict[str, Mapping[str, ParamValue]]
-    )
-    """Optional reward -> what the published setting has with it, besides a weight of 1."""
-    offers_released: bool = False
-    """True if it can also score as the authors' code does: `scoring: released`."""
-
-    def add_optional_rewards(self, parameters: Collection[str]) -> TaskInfo:
-        """Return the task with those optional rewards whose weight is among `parameters`."""
-        names = [name for name in self.optional_rewards if f"reward_weights.{name}" in parameters]
-        if not names:
-            return self
-        published = dict(self.published)
-        for name in names:
-            published |= {f"reward_weights.{name}": 1.0, **self.published_with.get(name, {})}
-
-        def build(training: Any, sandbox: Any, data: Any, **others: Any) -> Any:
-            return self.build(training, sandbox, data, names, **others)
-
-        ranges = {name: self.optional_rewards[name] for name in names}
-        return replace(self, build=build, rewards={**self.rewards, **ranges}, published=published)
+__all__ = ["UNKNOWN_RANGE", "LayoutInfo", "TaskInfo"]
 
 
 @dataclass(frozen=True)
@@ -102,25 +54,10 @@ class SchedulerInfo:
     doc: str
 
 
-@dataclass(frozen=True)
-class LayoutInfo:
-    """A layout of a data set: its columns, and how a row becomes a problem."""
-
-    convert: Callable[[Mapping[str, Any]], Any]
-    """Returns the problem of a row, or raises `RowError`."""
-    tasks: tuple[str, ...]
-    """Tasks that can judge such problems."""
-    columns: tuple[str, ...]
-    """Columns that a data set must have."""
-    doc: str
-    optional: tuple[str, ...] = ()
-    """Columns that are read if they are there."""
-
-
 TASKS: dict[str, str] = {
     "code": "gdpo_tune.tasks.code:TASK",
-    "math": "gdpo_tune.tasks.math:TASK",
-    "gsm8k": "gdpo_tune.tasks.gsm8k:TASK",
+    "math": "gdpo_tune.tasks.math:MATH",
+    "gsm8k": "gdpo_tune.tasks.math:GSM8K",
     "tools": "gdpo_tune.tasks.tools:TASK",
 }
 """Task -> its `TaskInfo`, which `describe_task` loads."""
@@ -178,14 +115,14 @@ SCHEDULERS: dict[str, SchedulerInfo] = {
 }
 
 LAYOUTS: dict[str, str] = {
-    "gsm8k": "gdpo_tune.tasks.layouts.openai_gsm8k:LAYOUT",
-    "math": "gdpo_tune.tasks.layouts.competition_math:LAYOUT",
-    "toolrl": "gdpo_tune.tasks.layouts.toolrl:LAYOUT",
-    "mbpp": "gdpo_tune.tasks.layouts.mbpp:LAYOUT",
-    "mbpp_sanitized": "gdpo_tune.tasks.layouts.mbpp:SANITIZED_LAYOUT",
-    "humaneval": "gdpo_tune.tasks.layouts.humaneval:LAYOUT",
-    "apps": "gdpo_tune.tasks.layouts.apps:LAYOUT",
-    "code_contests": "gdpo_tune.tasks.layouts.code_contests:LAYOUT",
+    "gsm8k": "gdpo_tune.tasks.layouts:GSM8K",
+    "math": "gdpo_tune.tasks.layouts:MATH",
+    "toolrl": "gdpo_tune.tasks.layouts:TOOLRL",
+    "mbpp": "gdpo_tune.tasks.code_layouts:MBPP",
+    "mbpp_sanitized": "gdpo_tune.tasks.code_layouts:MBPP_SANITIZED",
+    "humaneval": "gdpo_tune.tasks.code_layouts:HUMANEVAL",
+    "apps": "gdpo_tune.tasks.code_layouts:APPS",
+    "code_contests": "gdpo_tune.tasks.code_layouts:CODE_CONTESTS",
 }
 """Layout -> its `LayoutInfo`, which `describe_layout` loads."""
 

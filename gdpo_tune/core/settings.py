@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from gdpo_tune.core.files import expand_home, is_present
+from gdpo_tune.core.files import DATA_FILES, expand_home, is_present
 
 Sharding = Literal["auto", "full", "none"]
 """Division of a policy among the workers of a trial."""
@@ -16,8 +16,6 @@ Scoring = Literal["strict", "released"]
 """Scoring of a task's rewards: as this package documents them, or as the authors' code does."""
 STRICT: Scoring = "strict"
 """The default, which leaves the identity of a sweep or a training as in earlier versions."""
-DATA_FILES = (".jsonl", ".parquet")
-"""Suffixes of local data files."""
 EVERY_LINEAR = "all-linear"
 """In `model.lora_targets`: every linear module but the output head."""
 INDIFFERENT_TRAINING = ("micro_batch_size",)

@@ -11,16 +11,19 @@ from collections.abc import Iterator
 
 from gdpo_tune.core.errors import SpecProblem
 from gdpo_tune.core.settings import EVERY_LINEAR
-from gdpo_tune.exporters import base, common_differences
-from gdpo_tune.exporters.glue.nemo_rl_rewards import build_row
+from gdpo_tune.exporters import library
+from gdpo_tune.exporters.library import Exported, Library, TrainingFiles
 from gdpo_tune.exporters.recipe import Recipe
+from gdpo_tune.exporters.runtime_prompts import build_message_row
 
-LIBRARY = "NeMo-RL 7ea279a"
 CHECKOUT = "NEMO_RL=/path/to/RL"
 INSTALL = "git clone --recursive https://github.com/NVIDIA-NeMo/RL && git -C RL checkout 7ea279a"
 MODES = {"gdpo": True, "gdpo_no_std": False, "grpo": True, "grpo_no_std": False}
 """Mode -> `normalize_rewards`."""
 LOSSES = ("dapo", "bnpo", "grpo", "cispo")
+LIBRARY = Library(
+    "NeMo-RL 7ea279a", MODES, LOSSES, leave_one_out=("grpo", "grpo_no_std"), revisions=False
+)
 CORRECTIONS = {"token_truncate": "tis", "token_mask": "icepop"}
 """Kind of `importance_sampling` -> `truncated_importance_sampling_type`."""
 FEWEST_REWARDS = 2  # under its GDPO
@@ -47,7 +50,7 @@ if __name__ == "__main__":
     runpy.run_path(os.environ["NEMO_RL"] + "/examples/run_grpo.py", run_name="__main__")
 '''
 RUN = f"""if [[ ! -f "${{NEMO_RL:-}}/examples/run_grpo.py" ]]; then
-    echo "NEMO_RL has to name a checkout of NeMo-RL: {CHECKOUT} {base.START}" >&2
+    echo "NEMO_RL has to name a checkout of NeMo-RL: {CHECKOUT} {library.START}" >&2
     exit 2
 fi
 export NEMO_RL PYTHONPATH="$PWD${{PYTHONPATH:+:$PYTHONPATH}}"
@@ -57,17 +60,9 @@ HERE = "${oc.env:PWD}"
 FOREVER = 10**9
 
 
-def export(recipe: Recipe) -> base.Exported:
+def export(recipe: Recipe) -> Exported:
     """Return the recipe as a configuration for `examples/run_grpo.py`."""
-    base.check_support(
-        recipe,
-        LIBRARY,
-        modes=MODES,
-        losses=LOSSES,
-        leave_one_out=("grpo", "grpo_no_std"),
-        revisions=False,
-        others=tuple(_find_problems(recipe)),
-    )
+    LIBRARY.check(recipe, *_find_problems(recipe))
     settings: dict[str, object] = {
         "defaults": "${oc.env:NEMO_RL}/examples/configs/grpo_math_1B.yaml",
         "grpo": _build_grpo(recipe),
@@ -89,39 +84,24 @@ def export(recipe: Recipe) -> base.Exported:
         },
         "logger": {"log_dir": f"{HERE}/logs"},
     }
-    return base.Exported(
-        library=LIBRARY,
+    return Exported(
+        library=LIBRARY.name,
         file="nemo_rl.yaml",
-        text=base.format_yaml(settings, recipe.note, f"{CHECKOUT} {base.START}"),
+        text=library.format_yaml(settings, recipe.note, f"{CHECKOUT} {library.START}"),
         install=INSTALL,
         run=RUN,
-        differences=[
-            *_list_differences(recipe),
-            *common_differences.list_order_differences(recipe),
-            common_differences.describe_devices(recipe, "cluster.gpus_per_node"),
-            _describe_lengths(recipe),
-        ],
         to_supply={"NEMO_RL": "the directory of the checkout, as an environment variable"},
         environment=CHECKOUT,
         result=f"results/{recipe.name}",
-        training=base.TrainingFiles(
-            glue={"nemo_rl_rewards": ("Judge", "process_prompt")},
-            ending=f"import ray  # noqa: E402\n\n{ACTOR} = ray.remote(Judge)",
-            build_row=build_row,
+        training=TrainingFiles(
+            ("NemoEnvironment", "process_nemo_prompt as process_prompt"),
+            "import ray\n\n\nclass Environment(NemoEnvironment):\n    judge = JUDGE\n\n\n"
+            f"{ACTOR} = ray.remote(Environment)",
+            build_message_row,
             strips_opened_tag=True,
             others={PROGRAM_FILE: PROGRAM},
         ),
     )
-
-
-def _describe_lengths(recipe: Recipe) -> base.Difference:
-    longest = recipe.training.max_completion_length
-    ours = "those that were sampled, the end token included"
-    theirs = (
-        "its environments get no tokens: the text is tokenized again, plus 1 for the end token, at "
-        f"most {longest}"
-    )
-    return base.Difference("tokens that the length reward counts", ours, theirs)
 
 
 def _build_data() -> dict[str, object]:
@@ -131,7 +111,7 @@ def _build_data() -> dict[str, object]:
         "shuffle": False,
         "num_workers": 1,
         "use_multiple_dataloader": False,
-        "train": {"dataset_name": "ResponseDataset", "data_path": f"{HERE}/{base.PROMPTS_FILE}"},
+        "train": {"dataset_name": "ResponseDataset", "data_path": f"{HERE}/{library.PROMPTS_FILE}"},
         "validation": None,
         "default": {"prompt_file": None, "processor": ENVIRONMENT, "env_name": ENVIRONMENT},
     }
@@ -209,7 +189,7 @@ def _build_correction(recipe: Recipe) -> dict[str, object]:
 def _build_policy(recipe: Recipe) -> dict[str, object]:
     return {
         "model_name": f"{HERE}/{recipe.policy}"
-        if recipe.policy == base.POLICY_COPY
+        if recipe.policy == library.POLICY_COPY
         else recipe.policy,
         "precision": "float32" if recipe.model.dtype == "float32" else "bfloat16",
         "train_global_batch_size": recipe.mini_batch,
@@ -266,37 +246,3 @@ def _build_adapters(recipe: Recipe) -> dict[str, object]:
         "target_modules": [] if everywhere else list(recipe.model.lora_targets),
     }
     return {"dtensor_cfg": {"lora_cfg": adapters}}
-
-
-def _list_differences(recipe: Recipe) -> list[base.Difference]:
-    rows = common_differences.list_common_differences(
-        recipe,
-        eps="1e-6, and nothing if the deviation is 0: advantages differ by up to 0.0005 (measured)"
-        if MODES[recipe.mode]
-        else "",
-        whitening="the same over the completions of a step, eps 0",
-        missing=common_differences.NOT_SCORED,
-        correction=""
-        if recipe.rollout.importance_sampling in CORRECTIONS
-        else "nothing is weighted: `use_importance_sampling_correction` knows no product over a "
-        "completion",
-        step_tokens=common_differences.OWN_TOKENS,
-        unanimous="0.0002",
-    )
-    rows += common_differences.list_sampler_differences(recipe.rollout)
-    if recipe.mini_batches > 1 and recipe.get_number("beta") > 0:
-        ours, theirs = "against the trainer's probability", "against that which vLLM rounded"
-        rows.append(base.Difference("ratio that multiplies the KL", ours, theirs))
-    rows += common_differences.list_batch_differences(recipe)
-    if not recipe.sums_first:
-        ours = "by name: a weight belongs to its reward"
-        theirs = "alphabetical by reward, whatever the order of the environment, as in the file"
-        rows.append(base.Difference("order of the weights", ours, theirs))
-    if recipe.leaves_one_out and recipe.mode == "grpo":
-        theirs = (
-            "over the others of the group: each completion has its own. Advantages differ by up to "
-            "1.8 (measured)"
-        )
-        ours = "over the whole group"
-        rows.append(base.Difference("standard deviation of a group", ours, theirs))
-    return rows

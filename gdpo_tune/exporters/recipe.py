@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.parameters import NO_CONDITION, PARTIAL_CREDIT
+from gdpo_tune.core.parameters import NO_CONDITION, PARTIAL_CREDIT, build_shaping
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.settings import (
     DataSettings,
@@ -17,7 +17,7 @@ from gdpo_tune.core.settings import (
     Scoring,
     TrainingSettings,
 )
-from gdpo_tune.core.shaping import Shaping, build_shaping
+from gdpo_tune.core.shaping import Shaping
 from gdpo_tune.core.task_files import build_task, load_task_info
 from gdpo_tune.core.trial_config import Params, Segment
 from gdpo_tune.policies.load_policy import count_positions

@@ -4,37 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gdpo_tune.core.errors import ExportError, SpecProblem, UsageError
 from gdpo_tune.core.files import explain_write_errors, write_atomically
 from gdpo_tune.core.registry import EXPORTERS, POLICIES, load
-from gdpo_tune.exporters.base import (
-    POLICY_COPY,
-    PROMPTS_FILE,
-    REWARDS_FILE,
-    START,
-    Difference,
-    Exported,
-    TrainingFiles,
-)
-from gdpo_tune.exporters.differences_page import PAGE, format_page
-from gdpo_tune.exporters.neighbours import copy_neighbours
-from gdpo_tune.exporters.prompt_files import (
+from gdpo_tune.exporters.differences import Difference, list_differences
+from gdpo_tune.exporters.library import POLICY_COPY, PROMPTS_FILE, START, Exported, TrainingFiles
+from gdpo_tune.exporters.page import PAGE, format_page
+from gdpo_tune.exporters.prompts import (
     REFERENCE_FILE,
     ExportedPrompts,
+    build_reference_files,
     collect_prompts,
     format_prompts,
-    format_reference,
 )
 from gdpo_tune.exporters.recipe import Recipe, build_recipe
-from gdpo_tune.exporters.reward_file import (
-    TASK_COPY,
-    build_reward_file,
-    find_task_file,
-    runs_programs,
-)
-from gdpo_tune.exporters.sandbox_copy import SANDBOX_COPY, copy_sandbox
+from gdpo_tune.exporters.reward_files import build_reward_files
 from gdpo_tune.results.parents import explain_merge
 from gdpo_tune.results.retrain import TrainingRequest
 
@@ -75,16 +62,17 @@ def export_training(
         raise ExportError(library, (SpecProblem(request.sweep, "", "", reason, fix),))
     ships = request.spec.policy in POLICIES and library not in MERGERS
     recipe = build_recipe(request, POLICY_COPY if ships else policy)
-    exported: Exported = load(EXPORTERS[library])(recipe)
+    exported = export(library, recipe)
     default = request.spec.output_directory / f"{recipe.name}-{library}"
     directory = directory or default.expanduser()
     run = format_run(recipe, exported, references_data=references_data)
     files = {exported.file: exported.text.encode(), RUN: run.encode()}
     differences: Sequence[Difference] = ()
     if exported.training is not None:
-        files |= _build_training_files(recipe, exported.training)
+        files |= build_reward_files(recipe, exported.training)
+        files |= {name: text.encode() for name, text in exported.training.others.items()}
         if references_data:
-            files[REFERENCE_FILE] = format_reference(recipe, exported.training).encode()
+            files |= build_reference_files(recipe, exported.training)
         else:
             prompts = collect_prompts(recipe)
             files[PROMPTS_FILE] = format_prompts(prompts, recipe, exported.training)
@@ -96,6 +84,18 @@ def export_training(
     page = format_page(recipe, exported, goals, differences, references_data=references_data)
     write_files(directory, {**files, PAGE: page.encode()})
     return exported, directory
+
+
+def export(library: str, recipe: Recipe) -> Exported:
+    """Return a recipe as the files of a library, with what the library does differently.
+
+    Raises:
+        ExportError: the library would change or ignore a part of it.
+    """
+    exported: Exported = load(EXPORTERS[library])(recipe)
+    if exported.training is None:
+        return exported
+    return replace(exported, differences=list_differences(library, recipe))
 
 
 def write_files(directory: Path, files: Mapping[str, bytes]) -> None:
@@ -132,21 +132,6 @@ def _check_place(directory: Path, name: str, content: bytes) -> None:
     else:
         return
     raise UsageError(f"{held}\n    fix: choose another directory with --out, or move that away")
-
-
-def _build_training_files(recipe: Recipe, training: TrainingFiles) -> dict[str, bytes]:
-    """Return name -> content of the rewards, and of what they and the library need."""
-    files = {
-        REWARDS_FILE: build_reward_file(recipe, training.glue, training.ending).encode(),
-        **{name: text.encode() for name, text in training.others.items()},
-    }
-    if runs_programs(recipe):
-        files |= {f"{SANDBOX_COPY}/{name}": content for name, content in copy_sandbox().items()}
-    task_file = find_task_file(recipe)
-    if task_file is not None:
-        files[TASK_COPY] = task_file.read_bytes()
-        files |= copy_neighbours(task_file)
-    return files
 
 
 def format_run(recipe: Recipe, exported: Exported, *, references_data: bool) -> str:

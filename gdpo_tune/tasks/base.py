@@ -1,17 +1,13 @@
-"""Types that tasks share: problems, samples to judge, rewards, metrics and verdicts.
+"""What a reward sees and is: a problem, a sample to judge, a reward. An export carries this module.
 
 N completions of one call; `problems` may name the same problem several times (a group).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
-
-from gdpo_tune.core.metrics import MetricInfo
-from gdpo_tune.core.settings import STRICT, Scoring
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result
@@ -46,7 +42,7 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RewardInfo:
+class Reward:
     """A reward: its name, its range, and the function that judges one completion."""
 
     name: str
@@ -60,97 +56,3 @@ class RewardInfo:
     """Partial credit in the same range, for a reward that is all or nothing."""
     released: Callable[[Sample], float | None] | None = None
     """Score of the authors' code in the same range, where it differs from `score`."""
-
-    def choose_scoring(self, scoring: Scoring) -> RewardInfo:
-        """Return the reward with the function of a scoring as its `score`."""
-        if scoring == STRICT or self.released is None:
-            return self
-        return replace(self, score=self.released)
-
-
-@dataclass(frozen=True)
-class TaskMetric(MetricInfo):
-    """A held-out metric of a task: the mean of `measure` over completions."""
-
-    measure: Callable[[Sample], float | None]
-
-
-def measure_rewards(rewards: Iterable[RewardInfo]) -> dict[str, TaskMetric]:
-    """Return a held-out metric for each reward, under the reward's name."""
-    return {r.name: TaskMetric("maximize", r.low, r.high, r.doc, r.score) for r in rewards}
-
-
-@dataclass(frozen=True)
-class RewardFailures:
-    """Completions that a reward function could not judge because it raised."""
-
-    count: int = 0
-    """Completions; their reward is None."""
-    first: str = ""
-    """The last line of the first traceback."""
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Verdicts on N completions, in their order."""
-
-    rewards: Mapping[str, Sequence[float | None]]
-    """Reward name -> N training signals, unweighted; None means not scored."""
-    metrics: Mapping[str, Sequence[float | None]]
-    """Metric name -> N contributions; the metric itself is the mean of those that are not None."""
-    failures: Mapping[str, RewardFailures] = field(default_factory=dict[str, RewardFailures])
-    """Reward name -> failures of its function; for those alone whose function may raise."""
-    partial: Mapping[str, Sequence[float | None]] = field(
-        default_factory=dict[str, Sequence[float | None]]
-    )
-    """Reward name -> N values with partial credit, for rewards that are all or nothing: the signal
-    of a trial with `partial_credit`."""
-
-
-class Task(AbstractContextManager["Task"], Protocol):
-    """A source of problems and the judge of completions. Use it as a context manager.
-
-    A trial builds its task with `Task(training, sandbox, data)`: the `TrainingSettings`,
-    `SandboxSettings` and `DataSettings` of the sweep.
-    """
-
-    rewards: tuple[str, ...]
-    """Names of the rewards that `score` gives."""
-    metrics: tuple[str, ...]
-    """Names of the metrics that `score` gives."""
-    instructions: str
-    """The rewarded format in words, for a policy that does not know it; may be empty. Rewards look
-    for each tag that it names."""
-
-    def problems(self, split: Split, count: int, seed: int) -> list[Problem]:
-        """Return `count` problems with distinct prompts; equal arguments give equal lists."""
-        ...
-
-    def score(
-        self, problems: Sequence[Problem], completions: Sequence[str], lengths: Sequence[int]
-    ) -> Scores:
-        """Judge N completions, each of the problem at its position.
-
-        The texts lack the end token; `lengths` are their tokens, the end token included.
-        """
-        ...
-
-    def environment(self) -> dict[str, str]:
-        """Return provenance that only the task knows, such as the sandbox's tier."""
-        ...
-
-    def close(self) -> None:
-        """End every process that the task started."""
-        ...
-
-
-@runtime_checkable
-class JudgesEarly(Protocol):
-    """A task that can begin with a completion while others are still being sampled."""
-
-    def begin_judging(self, problem: Problem, completion: str) -> None:
-        """Begin what `score` needs of a completion, in the background; any thread may call it.
-
-        `score` gives the same values without it, later.
-        """
-        ...

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 from gdpo_tune.core import turns
-from gdpo_tune.tasks.base import Problem, TaskMetric, measure_rewards
-from gdpo_tune.tasks.built_in_task import BuiltInTask
+from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.code_problems import generate
 from gdpo_tune.tasks.early_judge import EarlyJudge
-from gdpo_tune.tasks.rewards import block_format, bug_free, length, tests_passed
+from gdpo_tune.tasks.rewards import BLOCK_FORMAT, BUG_FREE, LENGTH, TESTS_PASSED, score_bug_free
+from gdpo_tune.tasks.task import MEAN_LENGTH, BuiltInTask, TaskMetric, measure_rewards
 
 if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result, Sandbox
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 class CodeTask(BuiltInTask):
     """Code problems, judged by execution. Use it as a context manager."""
 
-    reward_infos = (tests_passed.REWARD, block_format.REWARD, length.REWARD)
-    optional_reward_infos = (bug_free.REWARD,)
+    reward_infos = (TESTS_PASSED, BLOCK_FORMAT, LENGTH)
+    optional_reward_infos = (BUG_FREE,)
     metric_infos = {
         **measure_rewards(reward_infos),
-        "mean_length": length.MEAN_LENGTH,
+        "mean_length": MEAN_LENGTH,
         "bug_rate": TaskMetric(
             "minimize",
             0,
             1,
             "share with no program, or one that does not compile, raises or breaks a sandbox limit",
-            lambda sample: 1 - bug_free.score_bug_free(sample),
+            lambda sample: 1 - score_bug_free(sample),
         ),
     }
     generate = staticmethod(generate)

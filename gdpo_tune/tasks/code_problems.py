@@ -15,9 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gdpo_tune.tasks.arithmetic import draw_steps
 from gdpo_tune.tasks.base import Problem, Split
-from gdpo_tune.tasks.generation import Family, build_problem, draw_problems
+from gdpo_tune.tasks.generation import Family, build_problem, draw_problems, draw_steps
 
 _NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine")  # from 2 on
 _CHAIN_MAX = 10**6

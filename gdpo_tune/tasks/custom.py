@@ -30,7 +30,8 @@ from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSetti
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.task_files import describe_error
 from gdpo_tune.core.trials import Direction
-from gdpo_tune.tasks.base import Problem, RewardFailures, Scores, Split
+from gdpo_tune.tasks.base import Problem, Split
+from gdpo_tune.tasks.task import RewardFailures, Scores
 
 RowReward = Callable[..., Sequence[float | None]]
 Columns = Mapping[str, Sequence[Any]]
@@ -141,8 +142,6 @@ class RewardFunctionTask(CloseableResource):
             functions: list[RowReward] = []
             for function in type(self).reward_funcs:
                 if isinstance(function, str):
-                    from gdpo_tune.tasks.reward_model import RewardModel  # late: it imports torch
-
                     function = RewardModel(function)
                 functions.append(function)
             self._functions = functions
@@ -222,3 +221,45 @@ def _try_function(function: RowReward, columns: Columns) -> tuple[list[float | N
     except Exception as error:  # a user's function may raise anything
         _logger.debug("a reward function raised", exc_info=True)
         return None, describe_error(error)
+
+
+class RewardModel:
+    """The logit of `prompt + completion`, by a model from the Hub or a directory.
+
+    Raises:
+        UsageError: there is no such model, or its tokenizer cannot pad.
+    """
+
+    def __init__(self, name: str) -> None:
+        import torch
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        try:
+            self._model: Any = AutoModelForSequenceClassification.from_pretrained(
+                name, num_labels=1
+            )
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(name)
+        except (OSError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise UsageError(f"reward model {name} cannot be loaded: {reason}") from error
+        if self._tokenizer.pad_token is None:
+            self._tokenizer.pad_token = self._tokenizer.eos_token
+        if self._tokenizer.pad_token is None:
+            raise UsageError(f"the tokenizer of reward model {name} has no pad or end token")
+        self._model.config.pad_token_id = self._tokenizer.pad_token_id
+        self._model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+    def __call__(self, prompts: Sequence[str], completions: Sequence[str], **_: Any) -> list[float]:
+        """Return N rewards."""
+        texts = [prompt + text for prompt, text in zip(prompts, completions, strict=True)]
+        inputs = self._tokenizer(
+            text=texts,
+            return_tensors="pt",
+            padding=True,
+            padding_side="right",
+            add_special_tokens=False,
+        ).to(self._model.device)
+        import torch
+
+        with torch.inference_mode():
+            return self._model(**inputs).logits[:, 0].float().tolist()

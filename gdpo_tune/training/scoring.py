@@ -10,7 +10,8 @@ from typing import Any
 from gdpo_tune.core.errors import NonFiniteError, TrialFailure
 from gdpo_tune.core.shaping import Rewards, Shaping
 from gdpo_tune.core.steps import REWARDS
-from gdpo_tune.tasks.base import JudgesEarly, Problem, RewardFailures, Task
+from gdpo_tune.tasks.base import Problem
+from gdpo_tune.tasks.task import JudgesEarly, RewardFailures, Task
 
 RewardFunction = Callable[..., Sequence[float | None]]
 """TRL's form: keyword arguments such as `completions`; one reward per completion."""

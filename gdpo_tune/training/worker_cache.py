@@ -26,7 +26,8 @@ from gdpo_tune.core.trials import PROMPTS_LEFT_OUT
 from gdpo_tune.policies.initial_policy import hash_policy, save_initial_policy
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.policies.prompts import PromptFormat, choose_prompt_format
-from gdpo_tune.tasks.base import Problem, Split, Task
+from gdpo_tune.tasks.base import Problem, Split
+from gdpo_tune.tasks.task import Task
 from gdpo_tune.training.live_engine import OF_PROCESS, EngineSource
 from gdpo_tune.training.trl_arguments import choose_weights_dtype
 

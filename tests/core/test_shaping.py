@@ -10,17 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.parameters import LENGTH_PARAMETERS, PARAMETERS, PARTIAL_CREDIT, list_parameters
+from gdpo_tune.core.parameters import (
+    LENGTH_PARAMETERS,
+    PARAMETERS,
+    PARTIAL_CREDIT,
+    build_shaping,
+    compute_threshold,
+    list_parameters,
+)
 from gdpo_tune.core.shaping import (
     LengthFall,
     RewardCondition,
     Shaping,
     apply_condition,
-    build_shaping,
     compute_fall,
-    compute_threshold,
 )
-from gdpo_tune.tasks.rewards.length import score_length
+from gdpo_tune.tasks.rewards import score_length
 from gdpo_tune.training.scoring import build_reward_functions
 from tests.support.data import build_sample
 from tests.support.training import SETTINGS, TOY, ToyTask, build_trial_config

@@ -73,7 +73,7 @@ def test_a_program_without_the_hub_says_what_to_do(tmp_path, monkeypatch):
     assert "fix: python make_prompts.py FILE, with a copy" in done.stderr
     done = run_reference(tmp_path, str(ROOT / "tests/data/toolrl.jsonl"))
     assert "cannot be loaded: " in done.stderr
-    assert "as POLICY in make_prompts.py" in done.stderr
+    assert "as policy= in make_prompts.py" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -12,7 +12,7 @@ from gdpo_tune.policies.load_policy import load_policy, resolve_policy
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tasks.answers import extract_code
 from gdpo_tune.tasks.generation import choose_split
-from gdpo_tune.tasks.rewards.block_format import score_block_format
+from gdpo_tune.tasks.rewards import score_block_format
 from recipes.demonstrations import FORMAT_SHARE, MODES, draw_mode, render
 from recipes.make_policy import RECIPES, build_task, list_demonstrations, main
 from recipes.tokenizer import ANSWER_TAGS

@@ -15,7 +15,8 @@ from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trial_config import TrialConfig
-from gdpo_tune.tasks.base import Problem, Scores
+from gdpo_tune.tasks.base import Problem
+from gdpo_tune.tasks.task import Scores
 
 SETTINGS = TrainingSettings(
     steps=3,

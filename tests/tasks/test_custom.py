@@ -17,8 +17,9 @@ from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSetti
 from gdpo_tune.core.steps import read_steps
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.spec import load_spec
-from gdpo_tune.tasks.base import Problem, RewardFailures, Scores
+from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.custom import RewardFunctionTask, choose_row_split, name_reward
+from gdpo_tune.tasks.task import RewardFailures, Scores
 from gdpo_tune.training import scoring, train, worker_cache
 from gdpo_tune.training.evaluation import estimate_metrics
 from tests.support.paths import ROOT

@@ -9,9 +9,9 @@ import pytest
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import DataError
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
-from gdpo_tune.tasks.data import dataset
-from gdpo_tune.tasks.data import rows as reader
-from gdpo_tune.tasks.data.dataset import check_data, describe_data, select_problems
+from gdpo_tune.tasks import data_rows as reader
+from gdpo_tune.tasks import dataset
+from gdpo_tune.tasks.dataset import check_data, describe_data, select_problems
 from gdpo_tune.tasks.generation import choose_split
 from tests.support.data import DIRECTORY, build_data_settings, read_rows
 

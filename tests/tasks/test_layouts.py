@@ -6,12 +6,10 @@ import pytest
 
 from gdpo_tune.core import registry
 from gdpo_tune.sandbox import Job, Limits
-from gdpo_tune.tasks.code_tests import MOST_TESTS, TOLERANCE, build_code_problem
-from gdpo_tune.tasks.data.columns import RowError
-from gdpo_tune.tasks.execution import build_job
-from gdpo_tune.tasks.layouts import competition_math
-from gdpo_tune.tasks.rewards.tool_correctness import HIGHEST, measure_agreement
-from gdpo_tune.tasks.rewards.tool_format import score_tool_format
+from gdpo_tune.tasks import layouts
+from gdpo_tune.tasks.data_rows import RowError
+from gdpo_tune.tasks.execution import MOST_TESTS, TOLERANCE, build_code_problem, build_job
+from gdpo_tune.tasks.tool_rewards import HIGHEST, measure_agreement, score_tool_format
 from tests.support.data import DIRECTORY, build_sample, read_rows
 
 CODE = ("mbpp", "mbpp_sanitized", "humaneval", "apps", "code_contests")
@@ -93,7 +91,7 @@ def test_math_takes_the_last_box_or_the_column():
     ]
     row = {**read_rows("math")[0], "answer": " 15 "}
     assert mapped("math", row).data == {"answer": "15"}
-    assert competition_math.extract_box(r"\boxed{\frac{1}{2}") == ""
+    assert layouts.extract_box(r"\boxed{\frac{1}{2}") == ""
     with pytest.raises(RowError, match=r"boxed"):
         mapped("math", {"problem": "p", "solution": "It is 4."})
 

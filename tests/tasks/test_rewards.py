@@ -1,8 +1,7 @@
 import pytest
 
 from gdpo_tune.tasks.answers import extract_code
-from gdpo_tune.tasks.rewards.block_format import score_block_format
-from gdpo_tune.tasks.rewards.length import score_length
+from gdpo_tune.tasks.rewards import score_block_format, score_length
 from tests.support.data import build_sample
 
 F = "def f(x): return x"

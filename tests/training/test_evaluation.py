@@ -15,7 +15,7 @@ from gdpo_tune.core.completions import MOST_COMPLETIONS, read_completions
 from gdpo_tune.core.errors import NonFiniteError
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.policies.prompts import PromptFormat
-from gdpo_tune.tasks.base import Scores
+from gdpo_tune.tasks.task import Scores
 from gdpo_tune.training.evaluation import (
     Evaluator,
     choose_shown_prompts,
