@@ -20,12 +20,12 @@ from normalization_fronts import count_distinct
 from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.core.task_info import TaskInfo
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Measurement
-from gdpo_tune.tasks.base import Problem, Split
+from gdpo_tune.tasks.base import Problem, Scores, Split
 from gdpo_tune.tasks.code import CodeTask
 from gdpo_tune.tasks.math import MathTask
-from gdpo_tune.tasks.task import Scores
 from gdpo_tune.tasks.tools import ToolsTask
 from gdpo_tune.training import train
 from gdpo_tune.training.normalization import compute_advantages
@@ -111,7 +111,7 @@ _TASKS = {
 }
 
 
-def build_task_info(task: str, ranges: str) -> registry.TaskInfo:
+def build_task_info(task: str, ranges: str) -> TaskInfo:
     """Build the info of a task of the package with correctness in another range."""
     own = registry.describe_task(task)
     return replace(
@@ -122,7 +122,7 @@ def build_task_info(task: str, ranges: str) -> registry.TaskInfo:
 
 
 @contextmanager
-def register_task(name: str, info: registry.TaskInfo) -> Iterator[None]:
+def register_task(name: str, info: TaskInfo) -> Iterator[None]:
     """Register a task of this benchmark for a `with` block, so that the trainer finds it."""
     globals()["REGISTERED"] = info
     registry.TASKS[name] = f"{__name__}:REGISTERED"

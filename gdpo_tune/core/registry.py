@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
-from gdpo_tune.core.task_info import UNKNOWN_RANGE, LayoutInfo, TaskInfo
+from gdpo_tune.core.task_info import LayoutInfo, TaskInfo
 from gdpo_tune.core.trial_config import ParamValue
-
-__all__ = ["UNKNOWN_RANGE", "LayoutInfo", "TaskInfo"]
 
 
 @dataclass(frozen=True)
@@ -117,12 +115,21 @@ SCHEDULERS: dict[str, SchedulerInfo] = {
 LAYOUTS: dict[str, str] = {
     "gsm8k": "gdpo_tune.tasks.layouts:GSM8K",
     "math": "gdpo_tune.tasks.layouts:MATH",
+    "question_answer": "gdpo_tune.tasks.layouts:QUESTION_ANSWER",
+    "svamp": "gdpo_tune.tasks.layouts:SVAMP",
+    "asdiv": "gdpo_tune.tasks.layouts:ASDIV",
+    "mawps": "gdpo_tune.tasks.layouts:MAWPS",
+    "olympiadbench": "gdpo_tune.tasks.layouts:OLYMPIADBENCH",
     "toolrl": "gdpo_tune.tasks.layouts:TOOLRL",
+    "verl": "gdpo_tune.tasks.layouts:VERL",
+    "rlla_sft": "gdpo_tune.tasks.layouts:RLLA_SFT",
+    "bfcl": "gdpo_tune.tasks.layouts:BFCL",
     "mbpp": "gdpo_tune.tasks.code_layouts:MBPP",
     "mbpp_sanitized": "gdpo_tune.tasks.code_layouts:MBPP_SANITIZED",
     "humaneval": "gdpo_tune.tasks.code_layouts:HUMANEVAL",
     "apps": "gdpo_tune.tasks.code_layouts:APPS",
     "code_contests": "gdpo_tune.tasks.code_layouts:CODE_CONTESTS",
+    "livecodebench": "gdpo_tune.tasks.code_layouts:LIVECODEBENCH",
 }
 """Layout -> its `LayoutInfo`, which `describe_layout` loads."""
 

@@ -66,10 +66,24 @@ class LayoutInfo:
 
     convert: Callable[[Mapping[str, Any]], Any]
     """Returns the problem of a row, or raises `RowError`."""
+    write_reference: Callable[[Mapping[str, Any]], str]
+    """Returns a row's own solution as a completion in the tasks' format, or raises `RowError`."""
     tasks: tuple[str, ...]
     """Tasks that can judge such problems."""
     columns: tuple[str, ...]
-    """Columns that a data set must have."""
+    """Columns that a data set must have, the prompt first."""
     doc: str
     optional: tuple[str, ...] = ()
     """Columns that are read if they are there."""
+    solution: tuple[str, ...] = ()
+    """Columns that only `write_reference` reads."""
+    one_of: tuple[str, ...] = ()
+    """Optional columns of which a data set must have one."""
+    keeps_messages: bool = False
+    """True if `convert` itself reads a prompt that is a list of messages."""
+
+    def fits(self, present: Collection[str]) -> bool:
+        """Return whether a data set with these columns has this layout."""
+        return {*self.columns} <= {*present} and not (
+            self.one_of and {*self.one_of}.isdisjoint(present)
+        )

@@ -8,22 +8,20 @@ and loss/ of NeMo-RL at commit 7ea279a (22 August 2026, after 0.7.0).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from shlex import quote
 
 from gdpo_tune.core.errors import SpecProblem
 from gdpo_tune.core.settings import EVERY_LINEAR
-from gdpo_tune.exporters import library
-from gdpo_tune.exporters.library import Exported, Library, TrainingFiles
+from gdpo_tune.exporters import base, common_differences
+from gdpo_tune.exporters.glue.nemo_rl_rewards import build_row
 from gdpo_tune.exporters.recipe import Recipe
-from gdpo_tune.exporters.runtime_prompts import build_message_row
 
+LIBRARY = "NeMo-RL 7ea279a"
 CHECKOUT = "NEMO_RL=/path/to/RL"
 INSTALL = "git clone --recursive https://github.com/NVIDIA-NeMo/RL && git -C RL checkout 7ea279a"
 MODES = {"gdpo": True, "gdpo_no_std": False, "grpo": True, "grpo_no_std": False}
 """Mode -> `normalize_rewards`."""
 LOSSES = ("dapo", "bnpo", "grpo", "cispo")
-LIBRARY = Library(
-    "NeMo-RL 7ea279a", MODES, LOSSES, leave_one_out=("grpo", "grpo_no_std"), revisions=False
-)
 CORRECTIONS = {"token_truncate": "tis", "token_mask": "icepop"}
 """Kind of `importance_sampling` -> `truncated_importance_sampling_type`."""
 FEWEST_REWARDS = 2  # under its GDPO
@@ -50,25 +48,51 @@ if __name__ == "__main__":
     runpy.run_path(os.environ["NEMO_RL"] + "/examples/run_grpo.py", run_name="__main__")
 '''
 RUN = f"""if [[ ! -f "${{NEMO_RL:-}}/examples/run_grpo.py" ]]; then
-    echo "NEMO_RL has to name a checkout of NeMo-RL: {CHECKOUT} {library.START}" >&2
+    echo "NEMO_RL has to name a checkout of NeMo-RL: {CHECKOUT} {base.START}" >&2
     exit 2
 fi
 export NEMO_RL PYTHONPATH="$PWD${{PYTHONPATH:+:$PYTHONPATH}}"
 exec uv run --project "$NEMO_RL" python {PROGRAM_FILE} --config nemo_rl.yaml "$@\""""
 HERE = "${oc.env:PWD}"
 """Directory of the export, for processes that work in other directories."""
+CONSOLIDATE = (
+    'uv run --project "$NEMO_RL" --extra automodel python '
+    '"$NEMO_RL/3rdparty/Automodel-workspace/Automodel/tools/offline_hf_consolidation.py" '
+    "--model-name unused --input-dir {saved} --output-dir {policy} && "
+    "cp {saved}/../../tokenizer/* {policy}"
+)
+"""Its converter of what it saves by default, which `convert_dcp_to_hf.py` does not read."""
 FOREVER = 10**9
 
 
-def export(recipe: Recipe) -> Exported:
+def export(recipe: Recipe) -> base.Exported:
     """Return the recipe as a configuration for `examples/run_grpo.py`."""
-    LIBRARY.check(recipe, *_find_problems(recipe))
+    base.check_support(
+        recipe,
+        LIBRARY,
+        modes=MODES,
+        losses=LOSSES,
+        leave_one_out=("grpo", "grpo_no_std"),
+        revisions=False,
+        fractions=False,
+        others=tuple(_find_problems(recipe)),
+    )
+    prompts = f"{HERE}/{base.PROMPTS_FILE}"
     settings: dict[str, object] = {
         "defaults": "${oc.env:NEMO_RL}/examples/configs/grpo_math_1B.yaml",
         "grpo": _build_grpo(recipe),
         "loss_fn": _build_loss(recipe),
         "policy": _build_policy(recipe),
-        "data": _build_data(),
+        "data": {
+            "_override_": True,  # in place of all of its section, which is mathematics
+            "max_input_seq_length": "${policy.max_total_sequence_length}",
+            "shuffle": False,
+            "num_workers": 1,
+            "use_multiple_dataloader": False,
+            "train": {"dataset_name": "ResponseDataset", "data_path": prompts},
+            "validation": None,
+            "default": {"prompt_file": None, "processor": ENVIRONMENT, "env_name": ENVIRONMENT},
+        },
         "env": {
             ENVIRONMENT: {
                 "tokenizer": "${policy.tokenizer.name}",
@@ -84,37 +108,38 @@ def export(recipe: Recipe) -> Exported:
         },
         "logger": {"log_dir": f"{HERE}/logs"},
     }
-    return Exported(
-        library=LIBRARY.name,
+    saved = f"results/{recipe.name}/step_{recipe.training.steps}/policy/weights/model"
+    return base.Exported(
+        library=LIBRARY,
         file="nemo_rl.yaml",
-        text=library.format_yaml(settings, recipe.note, f"{CHECKOUT} {library.START}"),
+        text=base.format_yaml(settings, recipe.note, f"{CHECKOUT} {base.START}"),
         install=INSTALL,
         run=RUN,
+        differences=[
+            *_list_differences(recipe),
+            *common_differences.list_order_differences(recipe),
+            common_differences.describe_devices(recipe, "cluster.gpus_per_node"),
+            base.Difference(
+                "tokens that the length reward counts",
+                "those that were sampled, the end token included",
+                "its environments get no tokens: the text is tokenized again, plus 1 for the end "
+                f"token, at most {recipe.training.max_completion_length}",
+            ),
+        ],
         to_supply={"NEMO_RL": "the directory of the checkout, as an environment variable"},
         environment=CHECKOUT,
-        result=f"results/{recipe.name}",
-        training=TrainingFiles(
-            ("NemoEnvironment", "process_nemo_prompt as process_prompt"),
-            "import ray\n\n\nclass Environment(NemoEnvironment):\n    judge = JUDGE\n\n\n"
-            f"{ACTOR} = ray.remote(Environment)",
-            build_message_row,
-            strips_opened_tag=True,
+        result=saved if recipe.model.lora_rank else base.CONVERTED,
+        conversion=""  # an adapter is saved as PEFT has it
+        if recipe.model.lora_rank
+        else CONSOLIDATE.format(saved=quote(saved), policy=base.CONVERTED),
+        training=base.TrainingFiles(
+            glue={"nemo_rl_rewards": ("Judge", "process_prompt")},
+            ending=f"import ray  # noqa: E402\n\n{ACTOR} = ray.remote(Judge)",
+            build_row=build_row,
+            reads_as_trained=True,
             others={PROGRAM_FILE: PROGRAM},
         ),
     )
-
-
-def _build_data() -> dict[str, object]:
-    return {
-        "_override_": True,  # in place of all of its section, which is mathematics
-        "max_input_seq_length": "${policy.max_total_sequence_length}",
-        "shuffle": False,
-        "num_workers": 1,
-        "use_multiple_dataloader": False,
-        "train": {"dataset_name": "ResponseDataset", "data_path": f"{HERE}/{library.PROMPTS_FILE}"},
-        "validation": None,
-        "default": {"prompt_file": None, "processor": ENVIRONMENT, "env_name": ENVIRONMENT},
-    }
 
 
 def _find_problems(recipe: Recipe) -> Iterator[SpecProblem]:
@@ -161,7 +186,7 @@ def _build_loss(recipe: Recipe) -> dict[str, object]:
         "kl_input_clamp_value": None,
         "kl_output_clamp_value": None,
         # True multiplies the KL by the ratio, which is not 1 after the first optimizer step.
-        "use_on_policy_kl_approximation": recipe.mini_batches > 1,
+        "use_on_policy_kl_approximation": recipe.training.mini_batches > 1,
         "use_kl_in_reward": False,
         # CISPO had no lower clip in training; 1 - 1 is the lowest ratio.
         "ratio_clip_min": 1.0 if cispo else recipe.get_number("epsilon"),
@@ -189,7 +214,7 @@ def _build_correction(recipe: Recipe) -> dict[str, object]:
 def _build_policy(recipe: Recipe) -> dict[str, object]:
     return {
         "model_name": f"{HERE}/{recipe.policy}"
-        if recipe.policy == library.POLICY_COPY
+        if recipe.policy == base.POLICY_COPY
         else recipe.policy,
         "precision": "float32" if recipe.model.dtype == "float32" else "bfloat16",
         "train_global_batch_size": recipe.mini_batch,
@@ -203,6 +228,8 @@ def _build_policy(recipe: Recipe) -> dict[str, object]:
             "temperature": recipe.get_number("temperature"),
             "top_p": 1.0,
             "top_k": None,
+            # Its default is the tokenizer's alone.
+            **({"stop_token_ids": recipe.end_tokens} if len(recipe.end_tokens) > 1 else {}),
             "vllm_cfg": {"gpu_memory_utilization": recipe.rollout.vllm_memory_share},
         },
         **_build_adapters(recipe),
@@ -215,17 +242,17 @@ def _build_scheduler(recipe: Recipe) -> list[dict[str, object]]:
     A list even of one: it replaces a list, which OmegaConf cannot merge with a mapping.
     """
     # It moves once for all samples of a step, whatever the number of optimizer steps.
-    rest = max(1, recipe.training.steps - recipe.warmup_steps)
+    rest = max(1, recipe.training.steps - recipe.training.warmup_steps)
     shapes = {
         "constant": _build_part("ConstantLR", factor=1.0, total_iters=FOREVER),
         "linear": _build_part("LinearLR", start_factor=1.0, end_factor=0.0, total_iters=rest),
         "cosine": _build_part("CosineAnnealingLR", T_max=rest),
     }
     shape = shapes[recipe.training.lr_schedule]
-    if not recipe.warmup_steps:
+    if not recipe.training.warmup_steps:
         return [shape, {"milestones": []}]
     # It cannot begin at 0.
-    rising = recipe.warmup_steps
+    rising = recipe.training.warmup_steps
     rise = _build_part("LinearLR", start_factor=1e-8, end_factor=1.0, total_iters=rising)
     return [rise, shape, {"milestones": [rising]}]
 
@@ -241,8 +268,42 @@ def _build_adapters(recipe: Recipe) -> dict[str, object]:
     adapters: dict[str, object] = {
         "enabled": True,
         "dim": recipe.model.lora_rank,
-        "alpha": round(recipe.lora_alpha),
+        "alpha": recipe.lora_alpha,
         "match_all_linear": everywhere,
         "target_modules": [] if everywhere else list(recipe.model.lora_targets),
     }
     return {"dtensor_cfg": {"lora_cfg": adapters}}
+
+
+def _list_differences(recipe: Recipe) -> list[base.Difference]:
+    rows = common_differences.list_common_differences(
+        recipe,
+        eps="1e-6, and nothing if the deviation is 0: advantages differ by up to 0.0005 (measured)"
+        if MODES[recipe.mode]
+        else "",
+        whitening="the same over the completions of a step, eps 0",
+        missing=common_differences.NOT_SCORED,
+        correction=""
+        if recipe.rollout.importance_sampling in CORRECTIONS
+        else "nothing is weighted: `use_importance_sampling_correction` knows no product over a "
+        "completion",
+        step_tokens=common_differences.OWN_TOKENS,
+        unanimous="0.0002",
+    )
+    rows += common_differences.list_sampler_differences(recipe.rollout)
+    if recipe.training.mini_batches > 1 and recipe.get_number("beta") > 0:
+        ours, theirs = "against the trainer's probability", "against that which vLLM rounded"
+        rows.append(base.Difference("ratio that multiplies the KL", ours, theirs))
+    rows += common_differences.list_batch_differences(recipe)
+    if not recipe.sums_first:
+        ours = "by name: a weight belongs to its reward"
+        theirs = "alphabetical by reward, whatever the order of the environment, as in the file"
+        rows.append(base.Difference("order of the weights", ours, theirs))
+    if recipe.leaves_one_out and recipe.mode == "grpo":
+        theirs = (
+            "over the others of the group: each completion has its own. Advantages differ by up to "
+            "1.8 (measured)"
+        )
+        ours = "over the whole group"
+        rows.append(base.Difference("standard deviation of a group", ours, theirs))
+    return rows

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.policies.load_policy import find_local_directory, resolve_policy
-from gdpo_tune.policies.prompt_format import PROMPTS_FILE, PromptFormat
-
-__all__ = ["PROMPTS_FILE", "PromptFormat"]
+from gdpo_tune.policies.prompt_format import (
+    PROMPTS_FILE,
+    TEMPLATE_FILE,
+    THOUGHT_TAGS,
+    PromptFormat,
+    find_added_tokens,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,16 +31,45 @@ def choose_prompt_format(
     tokenizer: PreTrainedTokenizerBase,
     instructions: str,
     mode: Literal["auto", "on", "off"],
+    template_kwargs: Mapping[str, Any] | None = None,
+    date: str = "",
 ) -> PromptFormat:
-    """Choose how the policy `name` reads the prompts of a task.
+    """Choose how the policy `name` reads the prompts of a task with these instructions.
 
-    `instructions` are the task's. With the mode `auto`, a policy that was trained here gets them if
-    it was trained with them; a policy that ships gets none; every other policy does.
+    The chat template leaves every tag to the policy that the instructions name, whether the policy
+    gets them or not: see `choose_instructions` for `mode`, and `PromptFormat` for the others.
 
     Raises:
-        PolicyError: a tag that the instructions name is lost between tokens and text.
+        PolicyError: a tag that the instructions name is lost between tokens and text, or the chat
+            template reads no argument of this name.
     """
-    return PromptFormat(tokenizer, choose_instructions(name, tokenizer, instructions, mode))
+    chosen = choose_instructions(name, tokenizer, instructions, mode)
+    given, tags = template_kwargs or {}, list_own_tags(instructions)
+    prompts = PromptFormat(tokenizer, chosen, tags, given, date)
+    check_template_kwargs(name, prompts.own_template, given)
+    return prompts
+
+
+def list_own_tags(instructions: str) -> tuple[str, ...]:
+    """Return the tags that a policy writes itself under a task with these instructions."""
+    return tuple(dict.fromkeys((*THOUGHT_TAGS, *_TAG.findall(instructions))))
+
+
+def check_template_kwargs(name: str, template: str | None, given: Mapping[str, Any]) -> None:
+    """Refuse arguments that a chat template does not read: they would have no effect.
+
+    The template of the policy `name` is empty if it has none; None, not known yet, passes.
+
+    Raises:
+        PolicyError: the template lacks such a word.
+    """
+    for word, value in given.items():
+        if template is not None and not re.search(rf"\b{word}\b", template):
+            raise PolicyError(
+                f"model.chat_template_kwargs.{word} = {json.dumps(value)}: policy {name!r} has no "
+                "chat template that reads it, so it would have no effect: remove it, or correct "
+                "its name"
+            )
 
 
 def choose_instructions(
@@ -44,24 +78,22 @@ def choose_instructions(
     instructions: str,
     mode: Literal["auto", "on", "off"],
 ) -> str:
-    """Return the instructions that the policy `name` gets, which may be empty.
+    """Return those of a task's instructions that the policy `name` gets: all or none.
 
-    See `choose_prompt_format`. A tokenizer that is not at hand, None, is not checked.
+    With the mode `auto`, a policy that was trained here gets them if it was trained with them; a
+    policy that ships gets none; every other policy does. A tokenizer that is not at hand, None, is
+    not checked.
 
     Raises:
         PolicyError: a tag that the instructions name is lost between tokens and text.
     """
     if tokenizer is not None:
         check_tags(name, tokenizer, instructions)
-    is_instructed = _needs_instructions(name) if mode == "auto" else mode == "on"
+    is_instructed = mode == "on" or (mode == "auto" and name not in POLICIES)
+    record = Path(resolve_policy(name)) / PROMPTS_FILE
+    if is_instructed and mode == "auto" and record.is_file():
+        is_instructed = json.loads(record.read_text(encoding="utf-8"))["instructions"]
     return instructions if is_instructed else ""
-
-
-def _needs_instructions(name: str) -> bool:
-    file = Path(resolve_policy(name)) / PROMPTS_FILE
-    if name in POLICIES or not file.is_file():
-        return name not in POLICIES
-    return bool(json.loads(file.read_text(encoding="utf-8"))["instructions"])
 
 
 def load_local_tokenizer(name: str, revision: str = "") -> PreTrainedTokenizerBase | None:
@@ -80,17 +112,21 @@ def find_text_prefix(name: str, revision: str = "") -> str:
     Empty if there are none, or if it is not on this machine.
     """
     tokenizer: Any = load_local_tokenizer(name, revision)
-    return "" if tokenizer is None else str(tokenizer.decode(tokenizer("")["input_ids"]))
+    return "" if tokenizer is None else str(tokenizer.decode(find_added_tokens(tokenizer)[0]))
 
 
-def has_chat_template(name: str, revision: str = "") -> bool | None:
-    """Return whether a policy has a chat template; None if it is not on this machine."""
+def read_chat_template(name: str, revision: str = "") -> str | None:
+    """Return the text of a policy's chat templates, without loading its tokenizer.
+
+    Empty if it has none; None if it is not on this machine.
+    """
     directory = _find_tokenizer(name, revision)
     if directory is None:
         return None
-    if (directory / "chat_template.jinja").is_file():
-        return True
-    return "chat_template" in json.loads((directory / _TOKENIZER_FILE).read_text(encoding="utf-8"))
+    if (directory / TEMPLATE_FILE).is_file():
+        return (directory / TEMPLATE_FILE).read_text(encoding="utf-8")
+    settings = json.loads((directory / _TOKENIZER_FILE).read_text(encoding="utf-8"))
+    return str(settings.get("chat_template") or "")
 
 
 def _find_tokenizer(name: str, revision: str) -> Path | None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gdpo_tune.core import task_files
-from gdpo_tune.policies.prompts import PROMPTS_FILE, choose_prompt_format, load_local_tokenizer
+from gdpo_tune.policies.prompt_format import PROMPTS_FILE
+from gdpo_tune.policies.prompts import choose_prompt_format, load_local_tokenizer
 from gdpo_tune.spec import SweepSpec
 
 PLACEHOLDER = "YOUR PROMPT"
@@ -38,7 +39,9 @@ def build_example(spec: SweepSpec, directory: Path) -> Example | None:
         own = "" if spec.data.source else str(task.problems("test", 1, 0)[0].prompt)
     # A policy that ships knows the format; one that was trained says how it was prompted.
     name = str(directory) if (directory / PROMPTS_FILE).exists() else spec.policy
-    style = choose_prompt_format(name, tokenizer, instructions, spec.model.instructions)
+    arguments = spec.model.chat_template_kwargs, spec.model.template_date
+    mode = spec.model.instructions
+    style = choose_prompt_format(name, tokenizer, instructions, mode, *arguments)
     prompt = own or PLACEHOLDER
     if tokenizer.chat_template is None:
         return Example(style.render(prompt), [], not own)

@@ -105,21 +105,16 @@ class ArithmeticStep:
         return {**words, "*": f"times {self.operand}", "/": "halved"}[self.sign]
 
 
-def draw_step(rng: random.Random, value: int) -> ArithmeticStep:
-    """Draw a step from `value` that stays within bounds."""
-    sign = rng.choice("+-*/" if value % 2 == 0 else "+-*")
-    operand = {"*": rng.choice((2, 3)), "/": 2}.get(sign, rng.randint(2, 9))
-    step = ArithmeticStep(value, sign, operand)
-    if 1 <= step.result <= LARGEST:
-        return step
-    return ArithmeticStep(value, "+" if value <= LARGEST // 2 else "-", rng.randint(2, 9))
-
-
 def draw_steps(rng: random.Random) -> list[ArithmeticStep]:
     """Draw two or three steps, each from the result of the one before; starts at 2 to 12."""
     value = rng.randint(2, 12)
     steps: list[ArithmeticStep] = []
     for _ in range(rng.randint(2, 3)):
-        steps.append(draw_step(rng, value))
-        value = steps[-1].result
+        sign = rng.choice("+-*/" if value % 2 == 0 else "+-*")
+        operand = {"*": rng.choice((2, 3)), "/": 2}.get(sign, rng.randint(2, 9))
+        step = ArithmeticStep(value, sign, operand)
+        if not 1 <= step.result <= LARGEST:
+            step = ArithmeticStep(value, "+" if value <= LARGEST // 2 else "-", rng.randint(2, 9))
+        steps.append(step)
+        value = step.result
     return steps

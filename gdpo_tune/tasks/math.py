@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from gdpo_tune.tasks.answers import ANSWER_REQUEST
 from gdpo_tune.tasks.base import Problem, Split
 from gdpo_tune.tasks.generation import (
     ArithmeticStep,
@@ -29,6 +28,12 @@ from gdpo_tune.tasks.rewards import (
 )
 from gdpo_tune.tasks.task import MEAN_LENGTH, BuiltInTask, measure_rewards
 
+ANSWER_REQUEST = (
+    "Think first, between <think> and </think>. Then write, on the next line, the answer alone "
+    "between <answer> and </answer>, and nothing else. Use each pair of tags once, and at most "
+    "{limit} tokens in all."
+)
+"""Instructions for a policy that has not learnt this format; `{limit}` is in tokens."""
 PROMPTS = {"train": 40_000, "validation": 20_000, "test": 20_000}
 """Split -> distinct prompts that can be written."""
 _NAMES = ("Tom", "Ann", "Sam", "Eva", "Max", "Lea")

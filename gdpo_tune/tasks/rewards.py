@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from gdpo_tune.tasks.answers import extract_answer, extract_tagged_answer, normalize_number
+from gdpo_tune.tasks.answers import extract_answer, find_answer, is_same_answer
 from gdpo_tune.tasks.base import Reward, Sample
 
 # Every task ---------------------------------------------------------------------------------------
@@ -78,14 +78,16 @@ BUG_FREE = Reward("bug_free", 0, 1, score_bug_free, "share whose program does no
 # Mathematics --------------------------------------------------------------------------------------
 
 
-def is_same_answer(answer: str, gold: str) -> bool:
-    """Return whether two answers agree once numbers are written plainly."""
-    return normalize_number(answer) == normalize_number(gold)
-
-
 def score_answer(sample: Sample) -> float:
-    """Return 1.0 if the completion's answer is `data["answer"]`, else 0.0."""
-    return float(is_same_answer(extract_answer(sample.completion), sample.problem.data["answer"]))
+    """Return 1.0 if the completion's answer equals `data["answer"]`, else 0.0.
+
+    `data["tolerance"]`, where a problem has it, is the largest absolute error of a number. Of the
+    problems that the task itself writes, answers in thoughts that never end count, as ever: values
+    of earlier sweeps stay comparable.
+    """
+    data = sample.problem.data
+    answer = extract_answer(sample.completion, reads_open_thoughts="calculation" in data)
+    return float(is_same_answer(answer, data["answer"], data.get("tolerance", 0.0)))
 
 
 ANSWER = Reward("correctness", 0, 1, score_answer, "share of completions with the right answer")
@@ -101,7 +103,7 @@ def score_exact_answer(sample: Sample) -> float:
     could contradict each other.
     """
     gold = normalize_number(sample.problem.data["answer"])
-    return float(extract_tagged_answer(sample.completion) == gold)
+    return float(_extract_finished_answer(sample.completion) == gold)
 
 
 def score_released_exact_answer(sample: Sample) -> float:
@@ -123,7 +125,7 @@ def score_integer(sample: Sample) -> float:
 
     As in the method's recipe, `-5`, `1,000` and `18.0` are no integers.
     """
-    answer = extract_tagged_answer(sample.completion)
+    answer = _extract_finished_answer(sample.completion)
     return float(answer.isascii() and answer.isdigit())
 
 
@@ -164,3 +166,40 @@ GSM8K_FORMAT = Reward(
     *(0, 1, score_gsm8k_format, "share with a think line and an answer line"),
     released=score_released_gsm8k_format,
 )
+
+
+# Answers in completions ---------------------------------------------------------------------------
+# Correctness does not ask for the format: objectives stay independent of each other.
+
+_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)", flags=re.ASCII)
+
+
+def extract_tagged_answer(completion: str) -> str:
+    """Return the text after the last `<answer>` up to the next `</answer>`, or all; stripped."""
+    return completion.rpartition("<answer>")[2].partition("</answer>")[0].strip()
+
+
+def _extract_finished_answer(completion: str) -> str:
+    """Return the tagged answer; empty where the completion ends within its thoughts."""
+    return extract_tagged_answer(completion) if find_answer(completion)[0] else ""
+
+
+def write_answer(thought: str, answer: str) -> str:
+    """Return a completion in the rewarded format; both texts may be empty."""
+    return f"<think>{thought}</think>\n<answer>{answer}</answer>"
+
+
+def normalize_number(text: str) -> str:
+    """Return a number without `$`, thousands separators, plus, redundant zeros or final full stop.
+
+    Any other text comes back stripped and otherwise unchanged.
+    """
+    stripped = text.strip()
+    number = stripped.removeprefix("$").removesuffix(".").strip()
+    if not _NUMBER.fullmatch(number):
+        return stripped
+    whole, _, part = number.replace(",", "").removeprefix("+").partition(".")
+    sign, digits = ("-", whole[1:]) if whole.startswith("-") else ("", whole)
+    digits, part = digits.lstrip("0") or "0", part.rstrip("0")
+    value = f"{digits}.{part}" if part else digits
+    return value if value == "0" else sign + value

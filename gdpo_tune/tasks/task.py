@@ -1,25 +1,20 @@
-"""Tasks: what training and evaluation ask of one, and the base class of those that ship."""
+"""Base class of the tasks that ship: where problems come from, and how completions are judged."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core.metrics import MetricInfo
-from gdpo_tune.core.registry import TaskInfo, weigh_equally
-from gdpo_tune.core.settings import (
-    STRICT,
-    DataSettings,
-    SandboxSettings,
-    Scoring,
-    TrainingSettings,
-)
+from gdpo_tune.core.registry import weigh_equally
+from gdpo_tune.core.settings import STRICT, DataSettings, SandboxSettings, Scoring, TrainingSettings
 from gdpo_tune.core.system import CloseableResource
-from gdpo_tune.tasks.base import Problem, Reward, Sample, Split
-from gdpo_tune.tasks.dataset import describe_data, select_problems
+from gdpo_tune.core.task_info import TaskInfo
+from gdpo_tune.tasks.base import Problem, Reward, Sample, Scores, Split
+from gdpo_tune.tasks.data_rows import describe_data, select_problems
+from gdpo_tune.tasks.rewards import write_answer
 
 if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result
@@ -41,82 +36,6 @@ MEAN_LENGTH = TaskMetric(
     "minimize", 0, float("inf"), "mean tokens of a completion", lambda sample: float(sample.tokens)
 )
 """The held-out metric `mean_length`."""
-
-
-@dataclass(frozen=True)
-class RewardFailures:
-    """Completions that a reward function could not judge because it raised."""
-
-    count: int = 0
-    """Completions; their reward is None."""
-    first: str = ""
-    """The last line of the first traceback."""
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Verdicts on N completions, in their order."""
-
-    rewards: Mapping[str, Sequence[float | None]]
-    """Reward name -> N training signals, unweighted; None means not scored."""
-    metrics: Mapping[str, Sequence[float | None]]
-    """Metric name -> N contributions; the metric itself is the mean of those that are not None."""
-    failures: Mapping[str, RewardFailures] = field(default_factory=dict[str, RewardFailures])
-    """Reward name -> failures of its function; for those alone whose function may raise."""
-    partial: Mapping[str, Sequence[float | None]] = field(
-        default_factory=dict[str, Sequence[float | None]]
-    )
-    """Reward name -> N values with partial credit, for rewards that are all or nothing: the signal
-    of a trial with `partial_credit`."""
-
-
-class Task(AbstractContextManager["Task"], Protocol):
-    """A source of problems and the judge of completions. Use it as a context manager.
-
-    A trial builds its task with `Task(training, sandbox, data)`: the `TrainingSettings`,
-    `SandboxSettings` and `DataSettings` of the sweep.
-    """
-
-    rewards: tuple[str, ...]
-    """Names of the rewards that `score` gives."""
-    metrics: tuple[str, ...]
-    """Names of the metrics that `score` gives."""
-    instructions: str
-    """The rewarded format in words, for a policy that does not know it; may be empty. Rewards look
-    for each tag that it names."""
-
-    def problems(self, split: Split, count: int, seed: int) -> list[Problem]:
-        """Return `count` problems with distinct prompts; equal arguments give equal lists."""
-        ...
-
-    def score(
-        self, problems: Sequence[Problem], completions: Sequence[str], lengths: Sequence[int]
-    ) -> Scores:
-        """Judge N completions, each of the problem at its position.
-
-        The texts lack the end token; `lengths` are their tokens, the end token included.
-        """
-        ...
-
-    def environment(self) -> dict[str, str]:
-        """Return provenance that only the task knows, such as the sandbox's tier."""
-        ...
-
-    def close(self) -> None:
-        """End every process that the task started."""
-        ...
-
-
-@runtime_checkable
-class JudgesEarly(Protocol):
-    """A task that can begin with a completion while others are still being sampled."""
-
-    def begin_judging(self, problem: Problem, completion: str) -> None:
-        """Begin what `score` needs of a completion, in the background; any thread may call it.
-
-        `score` gives the same values without it, later.
-        """
-        ...
 
 
 class BuiltInTask(CloseableResource):
@@ -194,7 +113,7 @@ class BuiltInTask(CloseableResource):
         samples = [
             Sample(problem, completion, length, self._length_limit, result)
             for problem, completion, length, result in zip(
-                problems, completions, lengths, results, strict=True
+                problems, completions, lengths, results or [None] * len(problems), strict=True
             )
         ]
 
@@ -206,13 +125,18 @@ class BuiltInTask(CloseableResource):
             rewards={reward.name: measure(reward.score) for reward in self.judged_rewards},
             metrics={name: measure(each) for name, each in self._measures.items()},
             partial={r.name: measure(r.partial) for r in self.judged_rewards if r.partial},
+            results=results,
         )
+
+    def write_reference(self, problem: Problem) -> str:
+        """Return the solution of a problem that the task wrote, as a completion."""
+        return write_answer(problem.data["thoughts"]["terse"], problem.data["solution"])
 
     def _run_programs(
         self, problems: Sequence[Problem], completions: Sequence[str]
     ) -> Sequence[Result | None]:
-        """Return a result for each of N completions; None where there is no program to run."""
-        return [None] * len(problems)
+        """Return N results, None where there is no program to run; empty if the task runs none."""
+        return ()
 
     def environment(self) -> dict[str, str]:
         """Return where problems come from, if that is a data set."""

@@ -1,4 +1,4 @@
-"""Rewards of the task `tools`: `correctness`, agreement with the right calls from -3 to 3; `format`.
+"""Rewards of the task `tools`: `correctness`, agreement with the right calls -3 to 3; `format`.
 
 A completion thinks, calls tools and answers. Each part is optional but the first:
 
@@ -74,29 +74,45 @@ def measure_agreement(sample: Sample) -> float:
     called = parse_calls(sample.completion)
     if called is None:
         return LOWEST
-    score = compute_jaccard([call["name"] for call in right], [call["name"] for call in called])
-    score += _match_calls(right, called)
+    return _scale(_compare_names(right, called) + _match_calls(right, called), right)
+
+
+def _compare_names(right: Sequence[ToolCall], called: Sequence[ToolCall]) -> float:
+    return compute_jaccard([call["name"] for call in right], [call["name"] for call in called])
+
+
+def _scale(score: float, right: Sequence[ToolCall]) -> float:
+    """Return a score as a share of that of the right calls, from -3 to 3."""
     most = 1 + sum(1 + len(call["parameters"]) for call in right)
     return (HIGHEST - LOWEST) * score / most + LOWEST
+
+
+def write_calls(thought: str, calls: Sequence[ToolCall]) -> str:
+    """Return a completion in the rewarded format that makes calls and says nothing else."""
+    shown = ({key: value for key, value in call.items() if key != "accepted"} for call in calls)
+    lines = "\n".join(map(json.dumps, shown))
+    return f"<think>{thought}</think>\n<tool_call>\n{lines}\n</tool_call>"
 
 
 def parse_calls(completion: str) -> list[ToolCall] | None:
     """Return the calls of the first tool_call block; None if it is missing or a call is broken."""
     _, tag, rest = completion.partition("<tool_call>")
-    if not tag:
-        return None
-    calls: list[ToolCall] = []
-    for line in rest.partition("</tool_call>")[0].strip().split("\n"):
-        try:
-            call = json.loads(line)
-        except (ValueError, RecursionError):
-            return None
+    calls = _read_lines(rest.partition("</tool_call>")[0]) if tag else None
+    for call in calls or ():
         match call:
             case {"name": str(), "parameters": dict()}:
-                calls.append(call)
+                pass
             case _:
                 return None
     return calls
+
+
+def _read_lines(block: str) -> list[Any] | None:
+    """Return the values of lines of JSON; None if one is broken."""
+    try:
+        return [json.loads(line) for line in block.strip().split("\n")]
+    except (ValueError, RecursionError):
+        return None
 
 
 def compute_jaccard(one: Sequence[str], other: Sequence[str]) -> float:
@@ -107,12 +123,21 @@ def compute_jaccard(one: Sequence[str], other: Sequence[str]) -> float:
 
 
 def compare_calls(right: ToolCall, called: ToolCall) -> float:
-    """Return what a pair of calls adds to the score; 0 if they name different tools."""
+    """Return what a pair of calls adds to the score; 0 if they name different tools.
+
+    Where the right call has `accepted` values of its parameters, any of them is right; one with an
+    empty text among them may be left out.
+    """
     if right["name"] != called["name"]:
         return 0.0
     expected, used = right["parameters"], called["parameters"]
-    hits = sum(key in used and bool(used[key] == value) for key, value in expected.items())
-    return compute_jaccard(list(expected), list(used)) + hits
+    accepted = right.get("accepted", {})
+    left_out = {key for key in expected if key not in used and "" in accepted.get(key, ())}
+    hits = len(left_out) + sum(
+        key in used and any(bool(used[key] == one) for one in accepted.get(key, [value]))
+        for key, value in expected.items()
+    )
+    return compute_jaccard([key for key in expected if key not in left_out], list(used)) + hits
 
 
 def _match_calls(right: Sequence[ToolCall], called: Sequence[ToolCall]) -> float:
@@ -135,15 +160,14 @@ def score_released_tool_calls(sample: Sample) -> float:
     called = parse_released_calls(sample.completion, {call["name"] for call in right})
     if called is None:
         return LOWEST
-    score = compute_jaccard([call["name"] for call in right], [call["name"] for call in called])
+    score = _compare_names(right, called)
     for wanted in right:
         values = [compare_calls(wanted, other) for other in called]
         best = max(values, default=0.0)
         if best > 0:
             score += best
             del called[values.index(best)]
-    most = 1 + sum(1 + len(call["parameters"]) for call in right)
-    return (HIGHEST - LOWEST) * score / most + LOWEST
+    return _scale(score, right)
 
 
 def parse_released_calls(completion: str, wanted: Collection[str]) -> list[ToolCall] | None:
@@ -153,20 +177,15 @@ def parse_released_calls(completion: str, wanted: Collection[str]) -> list[ToolC
     """
     if "<tool_call>" not in completion or "</tool_call>" not in completion:
         return None
-    block = completion.split("<tool_call>")[1].partition("</tool_call>")[0]
-    calls: list[ToolCall] = []
-    for line in block.strip().split("\n"):
-        try:
-            call = json.loads(line)
-        except (ValueError, RecursionError):
-            return None
+    calls = _read_lines(completion.split("<tool_call>")[1].partition("</tool_call>")[0])
+    for call in calls or ():
         match call:
             case {"name": list() | dict()}:
                 return None
-            case {"name": name, "parameters": dict()}:
-                calls.append(call)
+            case {"name": _, "parameters": dict()}:
+                pass
             case {"name": name} if name not in wanted:
-                calls.append(call)
+                pass
             case _:
                 return None
     return calls
@@ -174,10 +193,7 @@ def parse_released_calls(completion: str, wanted: Collection[str]) -> list[ToolC
 
 TOOL_CALLS = Reward(
     "correctness",
-    LOWEST,
-    HIGHEST,
-    score_tool_calls,
-    "mean agreement with the right calls",
+    *(LOWEST, HIGHEST, score_tool_calls, "mean agreement with the right calls"),
     released=score_released_tool_calls,
 )
 
@@ -223,9 +239,6 @@ def _has_blocks(completion: str, *, calls: bool, response: bool) -> bool:
 
 TOOL_FORMAT = Reward(
     "format",
-    0,
-    1,
-    score_tool_format,
-    "share with the tags that the answer needs, in order",
+    *(0, 1, score_tool_format, "share with the tags that the answer needs, in order"),
     released=score_released_tool_format,
 )

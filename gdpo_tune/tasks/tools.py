@@ -13,7 +13,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gdpo_tune.tasks.base import Problem, Sample, Split
+from gdpo_tune.tasks.base import Problem, Split
 from gdpo_tune.tasks.generation import (
     LARGEST,
     ArithmeticStep,
@@ -30,6 +30,7 @@ from gdpo_tune.tasks.tool_rewards import (
     TOOL_CALLS,
     TOOL_FORMAT,
     measure_agreement,
+    write_calls,
 )
 
 
@@ -130,11 +131,6 @@ _FAMILIES: dict[str, Family] = {
 }
 
 
-def is_exact(sample: Sample) -> float:
-    """Return 1.0 if the calls are right in full, else 0.0."""
-    return float(measure_agreement(sample) == HIGHEST)
-
-
 class ToolsTask(BuiltInTask):
     """Requests to an assistant with tools.
 
@@ -147,7 +143,8 @@ class ToolsTask(BuiltInTask):
         # Unlike the reward, the metric counts requests for which no call is right.
         "correctness": TaskMetric("maximize", LOWEST, HIGHEST, TOOL_CALLS.doc, measure_agreement),
         "exact": TaskMetric(
-            "maximize", 0, 1, "share of completions with the right calls exactly", is_exact
+            *("maximize", 0, 1, "share of completions with the right calls exactly"),
+            lambda sample: float(measure_agreement(sample) == HIGHEST),
         ),
         **measure_rewards((TOOL_FORMAT, LENGTH)),
         "mean_length": MEAN_LENGTH,
@@ -160,6 +157,10 @@ class ToolsTask(BuiltInTask):
         "new line, between <response> and </response>. Use each pair of tags at most once, and at "
         "most {limit} tokens in all."
     )
+
+    def write_reference(self, problem: Problem) -> str:
+        """Return the right calls as a completion."""
+        return write_calls(problem.data["thoughts"]["terse"], problem.data["calls"])
 
 
 TASK = ToolsTask.describe(

@@ -11,7 +11,8 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.policies.load_policy import load_policy, resolve_policy
-from gdpo_tune.policies.prompts import PromptFormat, check_tags, choose_prompt_format
+from gdpo_tune.policies.prompt_format import PromptFormat
+from gdpo_tune.policies.prompts import check_tags, choose_prompt_format
 
 INSTRUCTIONS = "Write <think>why</think> and <answer>what</answer>."
 CHAT = (
@@ -100,7 +101,8 @@ def test_a_policy_that_we_trained_is_prompted_as_in_its_training(tokenizer, tmp_
     folder = shutil.copytree(resolve_policy("embedded"), tmp_path / "trained")
     assert choose_prompt_format(str(folder), tokenizer, INSTRUCTIONS, "auto").instructions
     PromptFormat(tokenizer, INSTRUCTIONS if instructed else "").save(folder)
-    assert json.loads((folder / "prompts.json").read_text()) == {"instructions": instructed}
+    text = {"instructions_text": INSTRUCTIONS} if instructed else {}
+    assert json.loads((folder / "prompts.json").read_text()) == {"instructions": instructed, **text}
     chosen = choose_prompt_format(str(folder), tokenizer, INSTRUCTIONS, "auto")
     assert bool(chosen.instructions) is instructed
 

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from gdpo_tune.core import registry
 from gdpo_tune.core.errors import ResourcesError
+from gdpo_tune.core.task_info import UNKNOWN_RANGE
 from gdpo_tune.spec import (
     check_resources,
     hide_passwords,
@@ -92,9 +92,9 @@ def test_dry_run_tells_the_sandbox(load):
 
 
 def test_dry_run_tells_the_workers_of_a_trial(load):
-    assert "# A trial: 1 worker with 1 CPUs and 0 GPUs" in render_dry_run(load())
+    assert "# A trial: 1 worker with 1 CPU and 0 GPUs" in render_dry_run(load())
     text = render_dry_run(load("resources={workers: 4, cpus: 2, gpus: 1}"))
-    shown = "# A trial: 4 workers, each with 2 CPUs and 1 GPUs and 16 completions of a step"
+    shown = "# A trial: 4 workers, each with 2 CPUs and 1 GPU and 16 completions of a step"
     assert f"{shown}; one policy among them" in text.splitlines()
     text = render_dry_run(load("resources={workers: 4, cpus: 2, gpus: 1, sharding: none}"))
     assert f"{shown}; a whole policy each" in text.splitlines()
@@ -248,7 +248,7 @@ def test_lint_of_rewards_on_different_scales(load, monkeypatch):
     ("known", "span"), [((0, 3), "span different widths"), ((0, 1), "may span different widths")]
 )
 def test_lint_of_a_reward_whose_range_nobody_stated(load, monkeypatch, known, span):
-    rewards = {**code.TASK.rewards, "correctness": known, "length": registry.UNKNOWN_RANGE}
+    rewards = {**code.TASK.rewards, "correctness": known, "length": UNKNOWN_RANGE}
     monkeypatch.setattr(code, "TASK", dataclasses.replace(code.TASK, rewards=rewards))
     (warning,) = list_warnings(load("space.reward_weights={correctness: 1, format: 1, length: 1}"))
     assert f"fixed, while rewards {span}" in warning

@@ -12,8 +12,8 @@ from gdpo_tune.core.errors import SandboxInfraError
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.sandbox import Job, Limits, Result, SandboxInfo
 from gdpo_tune.tasks import execution
+from gdpo_tune.tasks.base import Task
 from gdpo_tune.tasks.code import TASK, CodeTask
-from gdpo_tune.tasks.task import Task
 
 VERDICTS = {"passed": ("passed",) * 4, "failed": ("passed", "failed", "failed", "passed")}
 

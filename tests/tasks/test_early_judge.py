@@ -14,11 +14,10 @@ from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.core.turns import Turns
 from gdpo_tune.sandbox import UnsafeNoIsolationSandbox
 from gdpo_tune.tasks import execution
-from gdpo_tune.tasks.base import Problem
+from gdpo_tune.tasks.base import JudgesEarly, Problem
 from gdpo_tune.tasks.code import CodeTask
 from gdpo_tune.tasks.early_judge import EarlyJudge
 from gdpo_tune.tasks.math import MathTask
-from gdpo_tune.tasks.task import JudgesEarly
 
 ONE, TWO = Problem("one", "f"), Problem("two", "f")
 

@@ -10,9 +10,8 @@ import pytest
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
-from gdpo_tune.tasks.base import Problem, Split
+from gdpo_tune.tasks.base import Problem, Split, Task
 from gdpo_tune.tasks.generation import choose_split, draw_problems
-from gdpo_tune.tasks.task import Task
 from gdpo_tune.tasks.tool_rewards import parse_calls
 
 SPLITS = get_args(Split)

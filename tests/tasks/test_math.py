@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdpo_tune.core.settings import TrainingSettings
-from gdpo_tune.tasks.answers import extract_answer, normalize_number
+from gdpo_tune.tasks.answers import extract_answer, is_same_answer
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.math import GSM8KTask, MathTask
 from gdpo_tune.tasks.rewards import (
-    is_same_answer,
+    normalize_number,
     score_exact_answer,
     score_gsm8k_format,
     score_integer,
