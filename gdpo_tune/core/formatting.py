@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import string
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from gdpo_tune.core.trial_config import Params, ParamValue
-from gdpo_tune.core.trials import Estimate
+if TYPE_CHECKING:
+    from gdpo_tune.core.trial_config import Params, ParamValue
+    from gdpo_tune.core.trials import Estimate
 
 NO_VALUE = "\N{EM DASH}"
 """Stands where there is no value."""
