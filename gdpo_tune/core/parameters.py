@@ -11,7 +11,7 @@ from gdpo_tune.core.registry import NORMALIZATIONS
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.shaping import LengthFall, RewardCondition, Shaping
 from gdpo_tune.core.task_info import TaskInfo
-from gdpo_tune.core.trial_config import Params, ParamValue
+from gdpo_tune.core.trials import Params, ParamValue
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.core.task_info import LayoutInfo, TaskInfo
-from gdpo_tune.core.trial_config import ParamValue
+from gdpo_tune.core.trials import ParamValue
 
 
 @dataclass(frozen=True)

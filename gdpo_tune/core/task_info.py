@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gdpo_tune.core.metrics import MetricInfo
-    from gdpo_tune.core.trial_config import ParamValue
+    from gdpo_tune.core.trials import ParamValue
 
 UNKNOWN_RANGE = (float("-inf"), float("inf"))
 """Range of a reward whose task states none."""

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from gdpo_tune.core.errors import DataError, get_first_line
-from gdpo_tune.core.files import expand_path, is_local_source, is_present
+from gdpo_tune.core.files import expand_path, is_local_source, path_exists
 from gdpo_tune.core.prompt_order import PROBLEM_SEED, order_prompts
 from gdpo_tune.core.registry import LAYOUTS
 from gdpo_tune.core.settings import DataSettings
@@ -43,7 +43,7 @@ from gdpo_tune.policies.prompts import (
 REFERENCE_FILE = "make_prompts.py"
 """Program of an export that writes the prompts."""
 PROMPTS = (
-    *("core/files.py", "core/formatting.py", "core/prompt_order.py", "core/task_info.py"),
+    *("core/files.py", "core/text.py", "core/prompt_order.py", "core/task_info.py"),
     *("tasks/columns.py", "tasks/data_rows.py", "tasks/generation.py"),
     *("tasks/layouts.py", "exporters/runtime_prompts.py"),
 )
@@ -224,7 +224,7 @@ def find_licences(source: str) -> list[str]:
 def is_within_reach(data: DataSettings) -> bool:
     """Return whether a data set is on this machine, or on the Hub and the Hub answers."""
     if data.is_local:
-        return is_present(expand_path(data.source))
+        return path_exists(expand_path(data.source))
     return _ask_hub(data.source) is not None
 
 

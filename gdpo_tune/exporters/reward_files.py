@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from gdpo_tune.core.addresses import drop_credentials
 from gdpo_tune.core.content import find_modules
-from gdpo_tune.core.service_url import drop_credentials
 from gdpo_tune.core.task_files import is_task_file, split_task_file
 from gdpo_tune.exporters.library import REWARDS_FILE, TrainingFiles
 from gdpo_tune.exporters.recipe import Recipe
@@ -25,7 +25,7 @@ JUDGING = (
 )
 """Modules that score completions; they import no others of this package."""
 PROGRAMS = (
-    *("sandbox/**/*.py", "core/system.py", "core/service_url.py", "core/turns.py"),
+    *("sandbox/**/*.py", "core/system.py", "core/addresses.py", "core/compute_lock.py"),
     *("tasks/columns.py", "tasks/execution.py"),
 )
 """Modules that run programs, besides."""

@@ -40,8 +40,8 @@ from gdpo_tune.core.files import (
     is_local_source,
     list_data_files,
 )
-from gdpo_tune.core.formatting import list_template_columns
 from gdpo_tune.core.task_info import LayoutInfo
+from gdpo_tune.core.text import list_template_columns
 from gdpo_tune.tasks.base import Problem, Split
 from gdpo_tune.tasks.columns import Row, RowError, get_text, parse_json, require_mapping
 from gdpo_tune.tasks.generation import choose_split

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from itertools import chain, islice
 
 from gdpo_tune.core.errors import DataError, UsageError
-from gdpo_tune.core.files import expand_path, is_present
+from gdpo_tune.core.files import expand_path, path_exists
 from gdpo_tune.core.registry import LAYOUTS, describe_layout
 from gdpo_tune.core.settings import DataSettings, TrainingSettings
 from gdpo_tune.tasks.base import Problem, Split
@@ -123,7 +123,7 @@ def propose_layout(source: str, task: str | None, layout: str | None) -> DataSet
     layouts = [n for n in LAYOUTS if task is None or task in describe_layout(n).tasks]
     if layout:
         layouts = [layout] if layout in LAYOUTS else []
-    if not layouts or not source or not is_present(expand_path(source)):
+    if not layouts or not source or not path_exists(expand_path(source)):
         return None
     placed = read_local(source, "", "train", lambda _, columns: [*columns])
     rows = [row for _, row in islice(placed, DECISIVE_ROWS)]

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gdpo_tune.core.trial_config import Params, ParamValue
-    from gdpo_tune.core.trials import Estimate
+    from gdpo_tune.core.trials import Estimate, Params, ParamValue
 
 NO_VALUE = "\N{EM DASH}"
 """Stands where there is no value."""
