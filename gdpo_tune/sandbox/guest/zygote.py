@@ -122,7 +122,7 @@ def _run_candidate() -> NoReturn:
     if calls is not None:
         run_calls(code, calls, _send, start_clock)
     elif (names := load_solution(code, _send)) is not None:
-        _serve(names)
+        _serve(names)  # a checker, until it ends
     os._exit(0)
 
 
@@ -136,7 +136,6 @@ def _start_clocks(clocks: list[float]) -> None:
 
 
 def _serve(names: dict[str, Any]) -> None:
-    """Answer a checker until it ends."""
     # NOTE: under names that code cannot spell, because a candidate may define its own `next`.
     names.update({f"own {each.__name__}": each for each in (getattr, setattr, iter, next)})
     DECODERS["name"] = lambda name: (names if " " in name else builtins.__dict__)[name]
