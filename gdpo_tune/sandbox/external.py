@@ -27,9 +27,9 @@ from typing import Any
 
 import httpx
 
-from ..core import turns
+from ..core import compute_lock
+from ..core.addresses import split_service_url
 from ..core.errors import GdpoTuneError, SandboxInfraError, SandboxUnavailable
-from ..core.service_url import split_service_url
 from .guest.grading import CandidateReport, grade_frames, grade_output, grade_value
 from .guest.protocol import PRINTED, ExitStatus, decode, dump, pack, parse
 from .jobs import (
@@ -124,7 +124,7 @@ class ExternalSandbox(Sandbox):
                 for job in remote_jobs
             ]
         try:
-            with turns.pause():
+            with compute_lock.yield_lock():
                 done = wait(tasks, return_when=FIRST_EXCEPTION).done
             for task in done:
                 task.result()
