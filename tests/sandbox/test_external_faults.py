@@ -205,7 +205,7 @@ def test_a_wrong_path_is_refused(double):
 def test_a_service_that_does_not_run_what_it_is_sent_is_refused(double):
     def repeat(handler):
         code = json.loads(double.bodies[-1])["code"]
-        nonce = code.partition("main(\n'[\"")[2][:32]
+        nonce = code.partition("run_remotely(\n'[\"")[2][:32]
         handler.answer(build_run_answer(f'{nonce} ["begin"]\n{nonce} ["value",4]\n'))
 
     double.faults.append(repeat)
