@@ -308,7 +308,7 @@ def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str
         TrackingError: `tracking.required` and the server does not answer.
     """
     from gdpo_tune.core import task_files
-    from gdpo_tune.policies.hub import check_policy_available
+    from gdpo_tune.policies.load_policy import check_policy_available
     from gdpo_tune.policies.prompts import check_template_kwargs, read_chat_template
     from gdpo_tune.tasks.data_rows import check_data
     from gdpo_tune.tracking import check_server

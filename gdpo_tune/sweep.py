@@ -178,8 +178,7 @@ def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ())
     `needs` are those that reading the file has found. A policy or local data that no machine could
     use is refused, and too small a share of a GPU of this machine.
     """
-    from gdpo_tune.policies.hub import describe_policy
-    from gdpo_tune.policies.load_policy import measure_policy
+    from gdpo_tune.policies.load_policy import describe_policy, measure_policy
     from gdpo_tune.policies.prompts import check_template_kwargs, read_chat_template
     from gdpo_tune.spec import render_dry_run, render_needs, settle_pack
 

@@ -17,6 +17,7 @@ marker is written last and deleted first.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -49,7 +50,7 @@ the ratio is a mean over completions, those beyond TRL's bound counted as 0, and
 nats per token between engine and trainer."""
 MOST_CUT = 0.5
 """Above this share of cut completions, the cut is named as the cause of equal rewards."""
-EARLIER_NAMES = {
+_EARLIER_NAMES = {
     "train/reward/": f"train/{REWARDS}",
     "/dead_groups": "/frac_reward_zero_std",
     "train/mean_length": "train/completions/mean_length",
@@ -78,18 +79,15 @@ def teaches_nothing(step: Measurement) -> bool:
 
 def append_step(directory: Path, measurement: Measurement) -> None:
     """Append one measurement to the trial's file, which is created if missing."""
-    line = json.dumps(
-        {
-            "step": measurement.step,
-            "metrics": dict(measurement.metrics),
-            "cost": asdict(measurement.cost),
-        },
-        allow_nan=False,
-    )
+    metrics, cost = dict(measurement.metrics), asdict(measurement.cost)
+    row = {"step": measurement.step, "metrics": metrics, "cost": cost}
+    line = json.dumps(row, allow_nan=False)
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / STEPS_FILE).open("ab+") as file:
-        if file.tell() and not _ends_line(file):
-            line = "\n" + line
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                line = "\n" + line
         file.write((line + "\n").encode())
 
 
@@ -107,7 +105,7 @@ class StepsReader:
         self._steps: list[Measurement] = []
 
     def read(self) -> list[Measurement]:
-        """Return the measurements that no later line supersedes, by step; [] without a file."""
+        """Return what `read_steps` does."""
         try:
             size = self._path.stat().st_size
         except OSError:
@@ -118,39 +116,27 @@ class StepsReader:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
                 content = file.read()
-            for line in content.splitlines():
-                self._add(line)
+            for measurement in map(_parse_line, content.splitlines()):
+                if measurement is not None:
+                    while self._steps and self._steps[-1].step >= measurement.step:
+                        self._steps.pop()
+                    self._steps.append(measurement)
             # A line without its end is read again: more of it may follow.
             self._offset += content.rfind(b"\n") + 1
         return list(self._steps)
-
-    def _add(self, line: bytes) -> None:
-        measurement = _parse_line(line)
-        if measurement is None:
-            return
-        while self._steps and self._steps[-1].step >= measurement.step:
-            self._steps.pop()
-        self._steps.append(measurement)
-
-
-def _ends_line(file: Any) -> bool:
-    file.seek(-1, 2)
-    return file.read(1) == b"\n"
 
 
 def _parse_line(line: bytes) -> Measurement | None:
     try:
         record: dict[str, Any] = json.loads(line)
-        metrics = {_update_name(name): value for name, value in record["metrics"].items()}
+        metrics: dict[str, float] = {}
+        for name, value in record["metrics"].items():
+            for earlier, now in _EARLIER_NAMES.items():
+                name = name.replace(earlier, now)
+            metrics[name] = value
         return Measurement(record["step"], metrics, Cost(**record["cost"]))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _update_name(name: str) -> str:
-    for earlier, now in EARLIER_NAMES.items():
-        name = name.replace(earlier, now)
-    return name
 
 
 COMPLETIONS_FILE = "completions.jsonl"

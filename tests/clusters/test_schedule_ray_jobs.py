@@ -16,8 +16,7 @@ from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.clusters.tick import build_job
 from gdpo_tune.core.errors import BackendError
 from tests.support.paths import ROOT
-from tests.support.ray_heads import start_ray_head
-from tests.support.ray_nodes import make_short_directory
+from tests.support.ray_nodes import make_short_directory, open_ray_cluster
 
 pytestmark = [
     pytest.mark.system,
@@ -45,8 +44,9 @@ TICK = datetime(2026, 3, 29, 1, tzinfo=UTC)
 
 @pytest.fixture
 def head() -> Iterator[str]:
-    with make_short_directory() as directory, start_ray_head(directory) as url:
-        yield url
+    with make_short_directory() as directory, open_ray_cluster(directory) as cluster:
+        cluster.start_head(dashboard=True, cpus=2)
+        yield cluster.url
 
 
 def test_a_sweep_as_a_job_of_a_cluster(tmp_path: Path, head: str, monkeypatch: pytest.MonkeyPatch):

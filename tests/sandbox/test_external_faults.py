@@ -8,8 +8,15 @@ import pytest
 from gdpo_tune.core.errors import SandboxInfraError, SandboxUnavailable
 from gdpo_tune.sandbox import Job, Limits, external
 from gdpo_tune.sandbox.external import ExternalSandbox
-from tests.support.external import GOOD, build_answer, build_run_answer, hang, hang_up, run_one_job
-from tests.support.sandbox_service import build_response
+from tests.sandbox.service_double import (
+    GOOD,
+    build_answer,
+    build_response,
+    build_run_answer,
+    hang,
+    hang_up,
+    run_one_job,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("no_long_pauses")]
 

@@ -1,6 +1,6 @@
 """CPU time, wall time and size of the report of a sweep of many trials.
 
-    python benchmarks/thousand_trials.py [--trials 1000] [--small]
+    python benchmarks/report_cost.py [--trials 1000] [--small]
 
 A synthetic sweep of `search_spaces/code.yaml`: trials over all of its space, one in ten pruned or
 failed, replicates, 60 steps of metrics and completions in every trial's directory. The report is
@@ -11,22 +11,18 @@ The last line is JSON: seconds, CPU seconds, megabytes, and their limits.
 
 from __future__ import annotations
 
-import argparse
-import json
-import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from harness import load_space, run, time_cpu
 
 from gdpo_tune.core.trial_files import Completion, append_step, write_completions
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Role, State, TrialRecord
 from gdpo_tune.figures import write_report
-from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec import SweepSpec
 
 LIMIT_SECONDS, LIMIT_MB = 20.0, 10.0
-SPACE = Path(__file__).resolve().parents[1] / "search_spaces" / "code.yaml"
 STEPS = 60
 
 
@@ -107,25 +103,17 @@ def _write_directory(directory: Path, rng: np.random.Generator) -> None:
     write_completions(directory, [completion] * 6)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Write a report once and print its time and size."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=1000)
-    parser.add_argument("--small", action="store_true", help="50 trials")
-    options = parser.parse_args(arguments)
-    trials = 50 if options.small else options.trials
-    with tempfile.TemporaryDirectory() as directory:
-        spec = load_spec(SPACE, [f"storage={directory}"])
-        records = build_records(spec, trials)
-        wall, cpu = time.perf_counter(), time.process_time()
-        path = write_report(spec, records)
-        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        megabytes = path.stat().st_size / 1e6
+def measure(trials: int = 1000):
+    """Write a report once."""
+    with load_space() as spec:
+        records, wall = build_records(spec, trials), time.perf_counter()
+        path, cpu = time_cpu(lambda: write_report(spec, records))
+        wall, megabytes = time.perf_counter() - wall, path.stat().st_size / 1e6
     print(f"{trials} trials: {wall:.1f} s, {cpu:.1f} CPU-s, {megabytes:.1f} MB")
     limits = {"limit_seconds": LIMIT_SECONDS, "limit_megabytes": LIMIT_MB}
     figures = {"trials": trials, "seconds": wall, "cpu_seconds": cpu, "megabytes": megabytes}
-    print(json.dumps({**figures, **limits}))
+    return {**figures, **limits}
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, {"trials": 50})

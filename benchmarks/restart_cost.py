@@ -1,6 +1,6 @@
 """CPU seconds to restart a killed sweep, before any process is started.
 
-    python benchmarks/starting_again.py [--trials 1000 2000 4000 8000] [--small]
+    python benchmarks/restart_cost.py [--trials 1000 2000 4000 8000] [--small]
 
 A sweep of `search_spaces/code.yaml` with the real ledger and the real scheduler, in which trials
 reach rungs in simulated time on 200 slots. It is killed when `--trials` trials exist. Then the
@@ -12,22 +12,16 @@ last line is JSON.
 
 from __future__ import annotations
 
-import argparse
-import gc
 import heapq
-import json
-import tempfile
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TypeVar, get_args
+from typing import get_args
 
 import numpy as np
+from harness import load_space, print_table, run, time_cpu
 
 from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.ray.messages import Setup
 from gdpo_tune.tuning.schedulers.asha import Asha
 from gdpo_tune.tuning.schedulers.rung_decisions import RungDecisions
@@ -35,10 +29,7 @@ from gdpo_tune.tuning.schedulers.rungs import Variant
 from gdpo_tune.tuning.search import quasi_random
 from gdpo_tune.tuning.search.searcher import LedgerSearcher
 
-SPACE = Path(__file__).resolve().parents[1] / "search_spaces" / "code.yaml"
 STEPS = 120
-SLOTS = 200
-T = TypeVar("T")
 
 
 class KilledSweep:
@@ -109,26 +100,19 @@ class KilledSweep:
         return Measurement(step, {}, Cost(completions=64 * step, seconds=step), estimates)
 
 
-def measure_cpu_seconds(work: Callable[[], T]) -> tuple[T, float]:
-    """Return the result of `work` and the CPU seconds that it takes."""
-    gc.collect()
-    start = time.process_time()
-    return work(), time.process_time() - start
-
-
 def start_again(spec: SweepSpec, slots: int) -> dict[str, float]:
     """Restart the sweep and return the CPU seconds of each part."""
     with Ledger.open(spec) as ledger:
         scheduler = Asha(ledger)
-        _, of_scheduler = measure_cpu_seconds(RungDecisions(ledger, scheduler).restore)
-    ledger, of_ledger = measure_cpu_seconds(lambda: Ledger.open(spec))
+        _, of_scheduler = time_cpu(RungDecisions(ledger, scheduler).restore)
+    ledger, of_ledger = time_cpu(lambda: Ledger.open(spec))
     with ledger:
         scheduler = Asha(ledger)
         setup = Setup("none:none", ledger.directory / SPEC)
-        searcher, of_searcher = measure_cpu_seconds(
+        searcher, of_searcher = time_cpu(
             lambda: LedgerSearcher(ledger, setup, slots, lambda _: None, scheduler)
         )
-        _, of_answer = measure_cpu_seconds(lambda: searcher.suggest("first"))
+        _, of_answer = time_cpu(lambda: searcher.suggest("first"))
         searcher.close()
     return {
         "ledger": of_ledger,
@@ -137,38 +121,26 @@ def start_again(spec: SweepSpec, slots: int) -> dict[str, float]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure every variant and size; print the table, then JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, nargs="+", default=[1000, 2000, 4000, 8000])
-    parser.add_argument("--small", action="store_true", help="60 and 120 trials on 20 slots")
-    options = parser.parse_args(arguments)
-    sizes, slots = ([60, 120], 20) if options.small else (options.trials, SLOTS)
-    rows: list[dict[str, str | float]] = []
-    print("| variant | trials | ledger | scheduler | all |\n|---|---|---|---|---|")
-    for variant in get_args(Variant):
-        for trials in sizes:
-            with tempfile.TemporaryDirectory() as directory:
-                spec = load_spec(SPACE, list_overrides(directory, variant, trials))
-                with Ledger.open(spec) as ledger:
-                    KilledSweep(ledger, slots).run(trials)
-                parts = start_again(spec, slots)
-            seconds = " | ".join(f"{parts[part]:.3f}" for part in ("ledger", "scheduler", "all"))
-            print(f"| {variant} | {trials} | {seconds} |", flush=True)
-            rows.append({"variant": variant, "trials": trials, **parts})
-    print(json.dumps({"benchmark": "starting_again", "slots": slots, "rows": rows}))
-
-
-def list_overrides(directory: str, variant: str, trials: int) -> list[str]:
-    """Return overrides that make the shipped search space a sweep of more than `trials` trials."""
-    return [
-        f"storage={directory}",
-        f"search.trials={2 * trials}",
-        "search.sampler=random",
-        f"search.scheduler={{type: asha, grace: 0.1, variant: {variant}}}",
-        f"training.steps={STEPS}",
+def measure(trials: list[int] = [1000, 2000, 4000, 8000], slots: int = 200):
+    """Measure every variant and size."""
+    rows = [
+        {"variant": variant, "trials": count, **measure_sweep(variant, count, slots)}
+        for variant in get_args(Variant)
+        for count in trials
     ]
+    print_table(tuple(rows[0]), *(tuple(row.values()) for row in rows))
+    return {"slots": slots, "rows": rows}
+
+
+def measure_sweep(variant: str, trials: int, slots: int) -> dict[str, float]:
+    """Return the CPU seconds to restart a sweep that was killed with so many trials."""
+    scheduler = f"search.scheduler={{type: asha, grace: 0.1, variant: {variant}}}"
+    more = (f"search.trials={2 * trials}", "search.sampler=random", f"training.steps={STEPS}")
+    with load_space("code", scheduler, *more) as spec:
+        with Ledger.open(spec) as ledger:
+            KilledSweep(ledger, slots).run(trials)
+        return start_again(spec, slots)
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, {"trials": [60, 120], "slots": 20})

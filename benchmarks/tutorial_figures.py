@@ -1,6 +1,6 @@
 """Tables and pictures of docs/gdpo_in_ten_minutes.md.
 
-    python benchmarks/ten_minutes.py [--pictures DIRECTORY]
+    python benchmarks/tutorial_figures.py [--pictures DIRECTORY]
 
 It computes the worked examples with the function that training uses, and prints them as tables. The
 picture of a front is drawn from the stored ledger of a real default sweep, `tests/data/code_sweep`.
@@ -135,7 +135,6 @@ def draw_front(front: Front, path: Path) -> None:
 
 
 def read_stored_front() -> Front:
-    """Read the front of the stored sweep."""
     with tempfile.TemporaryDirectory() as directory:
         sweep = Path(directory) / "code"
         sweep.mkdir()

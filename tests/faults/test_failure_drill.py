@@ -18,7 +18,7 @@ pytest.importorskip("aiohttp_cors", reason="the dashboard of Ray needs ray[defau
 
 def test_a_night_with_two_losses():
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "cluster_night.py"), "--small"],
+        [sys.executable, str(ROOT / "benchmarks" / "failure_drill.py"), "--small"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

@@ -8,6 +8,17 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gdpo_tune.core import task_files
+from gdpo_tune.core.parameters import list_parameters
+from gdpo_tune.core.settings import ModelSettings, RolloutSettings, TrainingSettings
+from gdpo_tune.core.trial_config import TrialConfig
+
+if TYPE_CHECKING:
+    from gpu_check_sweeps import Processes
+
 
 LENGTH_TOLERANCE = 0.02
 
@@ -43,7 +54,6 @@ class Stopwatch:
         self._lengths: list[float] = []
 
     def end_step(self, step: int, mean_length: float) -> None:
-        """Record the end of a step."""
         now = self._clock()
         if step == self._warm_up:
             self._started = now
@@ -129,3 +139,93 @@ def alternate(run: Callable[[bool, int], Block], blocks: int, most: int) -> Pair
         if seed + 1 >= blocks and pair.compute_length_gap() <= LENGTH_TOLERANCE:
             break
     return pair
+
+
+BLOCK = f"{__name__}:run_block"
+
+
+def measure(
+    plan: Plan, blocks: int, most: int, processes: Processes, step: str, seconds: float
+) -> Pair:
+    """Measure both trainers in turns, each block in its own process.
+
+    Args:
+        plan: work of both trainers.
+        blocks: least number of blocks of each side.
+        most: largest number of blocks of each side.
+        processes: that run the blocks.
+        step: step of the check, whose log gets the output.
+        seconds: time of one block.
+
+    Raises:
+        StepError: a block failed, or did not end in time.
+    """
+
+    def run(ours: bool, seed: int) -> Block:
+        return processes.call(step, BLOCK, plan, ours, seed, seconds=seconds)
+
+    return alternate(run, blocks, most)
+
+
+def run_block(plan: Plan, ours: bool, seed: int) -> Block:
+    """Run one block in this process, which alone imports torch."""
+    from gpu_check_trials import run
+
+    return run(plan, ours, seed)
+
+
+def find_peak(side: Side) -> int | None:
+    """Return the most MiB of a GPU that a block allocated; None on a CPU."""
+    peaks = [one.peak_mib for one in side.blocks if one.peak_mib is not None]
+    return round(max(peaks)) if peaks else None
+
+
+TASK = f"{Path(__file__).resolve().with_name('lookup_task.py')}:LookupTask"
+TRAIN_PROMPTS = 1024
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Work of both trainers."""
+
+    policy: str
+    engine: str
+    """`transformers` or `vllm`."""
+    prompts: int
+    """Prompts of a step."""
+    group_size: int
+    tokens: int
+    """Tokens of the longest completion."""
+    steps: int
+    """Counted steps of a block."""
+    warm_up: int
+    threads: int
+    model: ModelSettings
+    vllm_memory_share: float = 0.3
+    """Share of the GPU's memory for vLLM; weights and optimizer state take more than half."""
+
+    def build_config(self, seed: int, directory: Path) -> TrialConfig:
+        """Build the timed trial; it has one more step, so that its evaluation is not timed."""
+        parameters = list_parameters(task_files.load_task_info(TASK))
+        params = {name: parameter.default for name, parameter in parameters.items()}
+        steps = self.warm_up + self.steps + 1
+        return TrialConfig(
+            task=TASK,
+            policy=self.policy,
+            seed=seed,
+            # The small rate keeps the policy, and so the lengths, equal on both sides.
+            params={**params, "group_size": self.group_size, "learning_rate": 1e-7},
+            training=TrainingSettings(
+                steps=steps,
+                completions_per_step=self.prompts * self.group_size,
+                max_completion_length=self.tokens,
+                length_limit=self.tokens,
+                train_prompts=TRAIN_PROMPTS,
+                evaluate_every=steps,
+                checkpoint_every=steps,
+            ),
+            directory=directory,
+            threads=self.threads,
+            model=self.model,
+            rollout=RolloutSettings(engine=self.engine, vllm_memory_share=self.vllm_memory_share),
+        )
