@@ -96,7 +96,17 @@ class ExternalSandbox(Sandbox):
         self._thread.start()
         self.info = SandboxInfo("external", (self._shown,))
         try:
-            self._check_service()
+            limits = Limits(wall_seconds=_CHECK_SECONDS)
+            job = Job("def double(x): return 2 * x", (Call("double", (21,), 42),), limits=limits)
+            [result] = self.run_batch([job])
+            if not result.passed:
+                raise SandboxUnavailable(
+                    f"{self._shown}: a job that should pass came back as {result.status}: "
+                    f"{result.untrusted_detail or 'a wrong value'}"
+                )
+        except SandboxInfraError as error:
+            self.close()
+            raise SandboxUnavailable(str(error)) from error
         except BaseException:
             self.close()
             raise
@@ -146,19 +156,6 @@ class ExternalSandbox(Sandbox):
         self._thread.join(_CLOSE_SECONDS)
         if not self._thread.is_alive():
             self._loop.close()
-
-    def _check_service(self) -> None:
-        limits = Limits(wall_seconds=_CHECK_SECONDS)
-        job = Job("def double(x): return 2 * x", (Call("double", (21,), 42),), limits=limits)
-        try:
-            [result] = self.run_batch([job])
-        except SandboxInfraError as error:
-            raise SandboxUnavailable(str(error)) from error
-        if not result.passed:
-            raise SandboxUnavailable(
-                f"{self._shown}: a job that should pass came back as {result.status}: "
-                f"{result.untrusted_detail or 'a wrong value'}"
-            )
 
     async def _stop_loop(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}

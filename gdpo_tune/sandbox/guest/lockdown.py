@@ -122,7 +122,8 @@ def _drop_rights(control: socket.socket) -> list[str]:
     drop_capabilities()
     _require("no_new_privs", forbid_new_privileges)
     layers += ["no-capabilities", "no-new-privileges"]
-    version = get_landlock_version()
+    # NOTE: 0 where it is missing in this kernel, or switched off.
+    version = max(0, _create_landlock_rules(None, 0, _LANDLOCK_VERSION))
     if version:
         _require("landlock", lambda: deny_everything_by_landlock(version))
         layers.append(f"landlock-{version}")
@@ -316,11 +317,6 @@ def enter_empty_root(over: bytes) -> None:
     _check(_libc.umount2(b".", _MNT_DETACH))
     _check(_libc.mount(None, b"/", None, _MS_REMOUNT | _MS_RDONLY | guards, None))
     os.chdir("/")
-
-
-def get_landlock_version() -> int:
-    """Return the version of Landlock in this kernel; 0 where it is missing or switched off."""
-    return max(0, _create_landlock_rules(None, 0, _LANDLOCK_VERSION))
 
 
 def deny_everything_by_landlock(version: int) -> None:

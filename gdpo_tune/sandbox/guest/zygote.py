@@ -261,15 +261,15 @@ def _replace_fstat() -> None:
 
 def _replace_threads() -> None:
     """Let `start` run a thread's target in the caller, so that it has ended when it returns."""
-    threading.Thread.start = _run_in_caller
+
+    def run_in_caller(self: threading.Thread) -> None:
+        running = ExceptionCapture()
+        with running:
+            self.run()
+        # NOTE: an exit ends a thread alone. Anything else is reported as the program's error.
+        if running.error is not None and not isinstance(running.error, SystemExit):
+            raise running.error
+
+    threading.Thread.start = run_in_caller
     threading.Thread.join = lambda self, timeout=None: None
     threading.Thread.is_alive = lambda self: False
-
-
-def _run_in_caller(self: threading.Thread) -> None:
-    running = ExceptionCapture()
-    with running:
-        self.run()
-    # NOTE: an exit ends a thread alone. Anything else is reported as the program's error.
-    if running.error is not None and not isinstance(running.error, SystemExit):
-        raise running.error
