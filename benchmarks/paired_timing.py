@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gdpo_tune.core import task_files
-from gdpo_tune.core.parameters import list_parameters
+from harness import build_trial
+
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings, TrainingSettings
 from gdpo_tune.core.trial_config import TrialConfig
 
@@ -206,15 +206,12 @@ class Plan:
 
     def build_config(self, seed: int, directory: Path) -> TrialConfig:
         """Build the timed trial; it has one more step, so that its evaluation is not timed."""
-        parameters = list_parameters(task_files.load_task_info(TASK))
-        params = {name: parameter.default for name, parameter in parameters.items()}
         steps = self.warm_up + self.steps + 1
-        return TrialConfig(
-            task=TASK,
-            policy=self.policy,
-            seed=seed,
+        return build_trial(
+            *(TASK, self.policy, directory),
             # The small rate keeps the policy, and so the lengths, equal on both sides.
-            params={**params, "group_size": self.group_size, "learning_rate": 1e-7},
+            {"group_size": self.group_size, "learning_rate": 1e-7},
+            seed=seed,
             training=TrainingSettings(
                 steps=steps,
                 completions_per_step=self.prompts * self.group_size,
@@ -224,7 +221,6 @@ class Plan:
                 evaluate_every=steps,
                 checkpoint_every=steps,
             ),
-            directory=directory,
             threads=self.threads,
             model=self.model,
             rollout=RolloutSettings(engine=self.engine, vllm_memory_share=self.vllm_memory_share),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def merge_and_validate(
         validation = evaluator.evaluate(model, "validation", 0)
         metrics = {f"validation/{name}": estimate.mean for name, estimate in validation.items()}
         cost = clock.read(0, evaluator.sampled)
-        measurement = Measurement(0, metrics, cost, validation)
+        measurement = Measurement(0, metrics, cost, validation, time.time())
         if token is not None:
             token.check()
             with explain_full_disk(config.directory, "the measurement of a merge"):

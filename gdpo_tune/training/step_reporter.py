@@ -148,7 +148,7 @@ class StepReporter(TrainerCallback):
             metrics |= {f"validation/{name}": e.mean for name, e in validation.items()}
         metrics |= read_gpu_metrics()
         cost = self.clock.read(step, self.evaluator.sampled)
-        measurement = Measurement(step, metrics, cost, validation)
+        measurement = Measurement(step, metrics, cost, validation, time.time())
         if self._token is not None:
             self._token.check()
             # Before the checkpoint, because a run that resumes from it does not repeat this step.
