@@ -1,4 +1,8 @@
-"""What `gpu_check.py` trains: sizes of its trials, as configurations and as a sweep's file."""
+"""What `gpu_check.py` trains, and where: sizes of trials, sweeps by the ordinary command, processes.
+
+A step that dies, hangs or takes all memory ends alone, because its functions have processes of
+their own, with a deadline and a file that keeps what they print. Importing this imports no torch.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,10 @@
-"""Shared parts of the step benchmarks: two trainers in turns, timed step by step.
+"""Two trainers in turns, timed step by step: ours, and plain `trl.GRPOTrainer`.
 
-The module imports no torch, so the process that starts the blocks stays light.
+On a GPU, ours is a trial as a sweep runs it, without held-out evaluation and checkpoints. Both
+sides train every weight of the same policy on the same prompts, in the same precision, with the
+same engine and rewards that cost nothing. Each block has its own process, as trials on a GPU have,
+because the memory of engines adds up in one process. This module imports no torch, so the process
+that starts the blocks stays light.
 """
 
 from __future__ import annotations
