@@ -1,4 +1,4 @@
-"""What `gpu_check.py` trains, and where: sizes of trials, sweeps by the ordinary command, processes.
+"""What `gpu_check.py` trains, and where: trials, sweeps by the ordinary command, and processes.
 
 A step that dies, hangs or takes all memory ends alone, because its functions have processes of
 their own, with a deadline and a file that keeps what they print. Importing this imports no torch.

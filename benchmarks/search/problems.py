@@ -6,7 +6,7 @@ prompts of its measurements) belong to one trial.
     branin_currin  two objectives that trade off, with a fidelity. Source: Irshad, Karsch and Doepp
                    2021, Expected hypervolume improvement for simultaneous multi-objective and
                    multi-fidelity optimization (arXiv 2112.13901), as in BoTorch's
-                   `MOMFBraninCurrin`, whose objectives are (21 - branin) / 22 and (14 - currin) / 15
+                   `MOMFBraninCurrin`: objectives (21 - branin) / 22 and (14 - currin) / 15
     pymoo          without fidelity: one measurement at the end of a trial
     replayed       a table of real learning curves, `curves_math.parquet`. A row is one measurement
                    of one configuration after a number of completions, on validation prompts or, at
