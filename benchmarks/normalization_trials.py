@@ -3,6 +3,11 @@
 The benchmark changes one reward by an affine map. The held-out metrics stay those of the task, so
 both forms of a task have the same measure. The rewards of every training batch are kept, to count
 the distinct advantages.
+
+Figures of trainings are pure functions of numbers. `values[S, W, M]` are shares of the range from
+each objective's worst value of interest to its best: 1 is perfect, 0 or less is worthless.
+
+Shapes: S seeds, W weight settings, M objectives, Q goals.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from numpy.typing import NDArray
 from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.core.task_info import TaskInfo
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Measurement
 from gdpo_tune.tasks.base import Problem, Scores, Split
@@ -113,7 +119,7 @@ _TASKS = {
 }
 
 
-def build_task_info(task: str, ranges: str) -> registry.TaskInfo:
+def build_task_info(task: str, ranges: str) -> TaskInfo:
     own = registry.describe_task(task)
     return replace(
         own,
@@ -123,7 +129,7 @@ def build_task_info(task: str, ranges: str) -> registry.TaskInfo:
 
 
 @contextmanager
-def register_task(name: str, info: registry.TaskInfo) -> Iterator[None]:
+def register_task(name: str, info: TaskInfo) -> Iterator[None]:
     """Register a task of this benchmark for a `with` block, so that the trainer finds it."""
     globals()["REGISTERED"] = info
     registry.TASKS[name] = f"{__name__}:REGISTERED"
