@@ -26,6 +26,7 @@ from gdpo_tune.ledger.journal import truncate_torn_write
 from gdpo_tune.ledger.trial_encoding import decode_estimates, encode_estimates, encode_outcome
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.runner import run_sweep
+from tests.support.search_driver import Driver
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
 
 HOLD = """
@@ -764,14 +765,10 @@ def test_a_session_that_was_killed_at_its_end_gets_its_ending_later(spec: SweepS
 
 
 def test_the_next_start_of_a_sweep_finds_that_a_killed_session_had_finished(tmp_path: Path):
-    spec = load_code_spec(tmp_path, ["search.trials=1", "search.replicates={per_point: 1}"])
+    spec = load_code_spec(tmp_path, ["search.sampler=random", "search.trials=2"])
     with Ledger.open(spec) as ledger:
         ledger.begin_session(time.time(), 2, {})
-        for role in ("untrained", "published", "search"):
-            proposer = "startup" if role == "search" else "baseline"
-            params = spec.space.complete_baseline({})
-            record = ledger.start(params, role, proposer, seed=0)
-            ledger.complete(record.number, build_outcome())
+        Driver(ledger).run()
     events: list[Event] = []
     run_sweep(spec, listeners=[events.append])
     (finished,) = (event for event in events if isinstance(event, SweepFinished))
