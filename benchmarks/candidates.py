@@ -27,16 +27,21 @@ from harness import run
 from numpy.typing import NDArray
 from verdicts import GOALS, compute_worth
 
-from gdpo_tune.analysis.comparison import ALPHA, compare, compute_p_values
+from gdpo_tune.analysis.comparison import (
+    ALPHA,
+    Side,
+    build_side,
+    compare,
+    compute_p_values,
+    correct_p_values,
+)
 from gdpo_tune.analysis.pareto import compute_hypervolume, rank_points
-from gdpo_tune.analysis.probability import (
+from gdpo_tune.analysis.uncertainty import (
     estimate_front_probability,
     estimate_hypervolume_interval,
 )
-from gdpo_tune.analysis.resampling import correct_p_values
-from gdpo_tune.analysis.sides import Side, build_side
-from gdpo_tune.analysis.verdict import build_verdict
 from gdpo_tune.core.trials import Estimate, Part, TrialRecord
+from gdpo_tune.results.comparison_report import build_verdict
 
 Floats = NDArray[np.float64]
 TRAINING = 0.04

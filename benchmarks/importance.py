@@ -38,18 +38,20 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from sklearn.inspection import permutation_importance
 
-from gdpo_tune.analysis.effects import (
+from gdpo_tune.analysis.comparison import compute_interval
+from gdpo_tune.analysis.importance import (
     GAP,
     LEAST_CROWDED,
     NOISE_ALONE,
     RELIABLE,
     RELIABLE_CROWDED,
+    Dimension,
+    Encoder,
     compute_reliability,
     compute_total_indices,
+    draw_surfaces,
     ranks_agree,
 )
-from gdpo_tune.analysis.resampling import compute_interval
-from gdpo_tune.analysis.response import Dimension, Encoder, draw_surfaces
 from gdpo_tune.core.registry import SAMPLERS
 from gdpo_tune.core.trials import Estimate, Params, TrialRecord
 from gdpo_tune.results.dimensions import list_dimensions

@@ -40,14 +40,19 @@ import optuna
 from harness import run
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 
-from gdpo_tune.analysis.comparison import ALPHA, compare, compute_p_values
+from gdpo_tune.analysis.comparison import (
+    ALPHA,
+    Side,
+    build_side,
+    compare,
+    compute_p_values,
+    correct_p_values,
+)
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.analysis.replicates import estimate_seed_spread, pool_estimates
-from gdpo_tune.analysis.resampling import correct_p_values
-from gdpo_tune.analysis.sides import Side, build_side
-from gdpo_tune.analysis.verdict import build_verdict
 from gdpo_tune.core.metrics import estimate_metrics
 from gdpo_tune.core.trials import Estimate, Objective, Role, TrialRecord
+from gdpo_tune.results.comparison_report import build_verdict
 
 GOALS = tuple(Objective(name, "maximize", 0.0) for name in ("correctness", "format", "length"))
 NOISE = 0.04

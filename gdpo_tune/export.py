@@ -151,7 +151,7 @@ def collect(options: argparse.Namespace) -> int:
     """
     from dataclasses import replace
 
-    from gdpo_tune.analysis.selection import subtract_estimates
+    from gdpo_tune.analysis.front import subtract_estimates
     from gdpo_tune.core.errors import UsageError
     from gdpo_tune.core.trial_files import ADAPTER_CONFIG
     from gdpo_tune.display.training import print_result

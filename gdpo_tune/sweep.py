@@ -251,7 +251,7 @@ def write_figures(sweep: Sweep) -> None:
 
 def find_status(result: SweepResult) -> int:
     """Return the exit status of a finished sweep: 1 if every trial failed, 7 without a signal."""
-    from gdpo_tune.results.warnings import explain_dead_start
+    from gdpo_tune.results.wording import explain_dead_start
     from gdpo_tune.tuning.search.plan import find_dead_start
 
     dead = find_dead_start(result.spec, result.records)

@@ -15,40 +15,43 @@ A larger search has a better front by its size alone. So hypervolumes are compar
 side's number of configurations, as the mean over random choices of as many of the larger side's. A
 trial that was stopped at a rung counts as a configuration that adds nothing, and so does one that
 breaks a constraint; failed trials are left out. Objectives are compared over independent
-configurations: see `side_of`.
+configurations: see `build_side`.
+
+A configuration that was tried is a training with all candidates that are made of it: its end, its
+checkpoints, and the merges in which it has the largest weight (the latest of equal ones). The
+candidates of one training resemble one another, so they are drawn, permuted and counted together.
+Everything is seeded, so equal input gives an equal result. Shapes: P points, M objectives.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count as count_from
 
 import moocore
 import numpy as np
+from numpy.typing import NDArray
 
-from gdpo_tune.analysis.attainment import compute_coverage
 from gdpo_tune.analysis.pareto import (
     Floats,
+    compute_coverage,
     compute_loss_hypervolume,
     compute_losses,
     convert_references,
     is_inside,
     select_front,
 )
-from gdpo_tune.analysis.probability import Interval
-from gdpo_tune.analysis.resampling import (
-    Indices,
+from gdpo_tune.analysis.replicates import Configuration, find_original, group_trials, pool_trials
+from gdpo_tune.analysis.uncertainty import (
+    Interval,
     compute_interval,
-    compute_permutation_p,
-    compute_smallest_p,
-    correct_p_values,
-    draw_resamples,
+    estimate_luck,
     rank_values,
 )
-from gdpo_tune.analysis.sides import Side, estimate_hypervolume_at
-from gdpo_tune.core.trials import CLEAR, Estimate
+from gdpo_tune.core.trials import CLEAR, Estimate, Objective, TrialRecord
 
 ALPHA = 0.04
 """Corrected p up to which a difference is significant. Below the promised .05, because 999
@@ -59,6 +62,16 @@ MOST_LUCK = 2
 
 Share = tuple[float, Interval]
 """A share and its interval."""
+CHOICES = 200
+"""Random choices of as many configurations as the smaller side has."""
+PERMUTATIONS = 999
+"""With the observed one 1,000: the smallest p is .002, two-sided."""
+RESAMPLES = 500
+ROUNDING = 1e-9
+"""Share of the largest value up to which values are equal."""
+Indices = NDArray[np.int64]
+Statistic = Callable[[Indices], Floats]
+"""Permutations `[D, rows]`, the first group's rows first -> `[D]`, larger where it is ahead."""
 
 
 @dataclass(frozen=True)
@@ -291,3 +304,203 @@ def _add_interval(share: float, draws: Sequence[float]) -> Share:
         return share, Interval(0.0, 1.0)
     interval = compute_interval(shares + share - shares.mean())
     return share, Interval(min(share, max(0.0, interval.low)), max(share, min(1.0, interval.high)))
+
+
+@dataclass(frozen=True)
+class Side:
+    """Configurations and costs of one search."""
+
+    name: str
+    objectives: tuple[Objective, ...]
+    configurations: tuple[Configuration, ...]
+    """Candidates that were measured, feasible or not: ends, checkpoints and merges."""
+    owners: tuple[int, ...]
+    """Index of the training of each configuration, from 0."""
+    trained: int
+    """Trainings with a configuration."""
+    independent: tuple[Configuration, ...]
+    """Configurations whose values may be compared one by one: see `build_side`."""
+    stopped: int
+    """Trainings that ended at a rung, without a configuration."""
+    failed: int
+    """Trials that ended without a result, of any configuration."""
+    seconds: float
+    """Wall time of all trials together."""
+    completions: int
+    """Completions sampled by all trials together."""
+    evaluations: int = 0
+    """Trials that evaluated a checkpoint or a merge; each counts with its training."""
+
+    @property
+    def tried_count(self) -> int:
+        """Number of trainings, measured or stopped."""
+        return self.trained + self.stopped
+
+    @cached_property
+    def points(self) -> Floats:
+        """Losses `[P, M]` of the configurations; a row of NaN for one that breaks a constraint."""
+        rows = compute_losses(
+            [c.get_values(self.objectives) for c in self.configurations], self.objectives
+        )
+        feasible = np.array([c.can_be_on_front for c in self.configurations], dtype=np.bool_)
+        return np.where(feasible[:, None], rows, np.nan)
+
+    @cached_property
+    def _rows(self) -> list[Indices]:
+        """Rows of `points` of each training; none for one that was stopped."""
+        owners = np.array(self.owners, dtype=np.int64)
+        return [np.flatnonzero(owners == index) for index in range(self.tried_count)]
+
+    def get_points(self, trainings: Indices) -> Floats:
+        """Return the rows of `points` of some trainings, each as often as it is named."""
+        rows = [self._rows[index] for index in trainings]
+        return self.points[np.concatenate(rows)] if rows else self.points[:0]
+
+    @cached_property
+    def luck(self) -> float:
+        """Share of the hypervolume that is luck: see `estimate_luck`; 0 without a hypervolume."""
+        kept = [c for c in self.configurations if c.can_be_on_front]
+        values = [c.get_values(self.objectives) for c in kept]
+        errors = [c.get_errors(self.objectives) for c in kept]
+        hypervolume = compute_loss_hypervolume(self.points, self.objectives)
+        luck = estimate_luck(values, errors, self.objectives)
+        return min(1.0, luck / hypervolume) if hypervolume > 0 else 0.0
+
+    @property
+    def front(self) -> Floats:
+        """The non-dominated rows of `points`."""
+        return select_front(self.points)
+
+    @property
+    def has_replicates(self) -> bool:
+        """True if some configuration has two seeds."""
+        return any(c.seeds > 1 for c in self.configurations)
+
+
+def build_side(
+    name: str,
+    records: Sequence[TrialRecord],
+    objectives: Sequence[Objective],
+    *,
+    shared: bool = False,
+) -> Side:
+    """Build a side from the trials of a search, without the baselines, which no search proposed.
+
+    `shared` is True if the other side's trials come from the same sweep. Then only configurations
+    that no model proposed are independent: a model tries more of a mode in a corner of the space
+    where that mode looked good, which says nothing about the mode.
+    """
+    kept = [r for r in records if r.role not in ("untrained", "published")]
+    goals = tuple(objectives)
+    trainings = {
+        record.number: find_original(seeds).number
+        for seeds in group_trials(r for r in kept if r.is_training).values()
+        for record in seeds
+    }
+    # A merge with a baseline, or with another search, is not what this search does.
+    measured = [
+        c for c in pool_trials(kept, goals) if all(part.trial in trainings for part in c.parts)
+    ]
+    owners = [trainings[_find_owner(c)] for c in measured]
+    order = {number: index for index, number in enumerate(dict.fromkeys(owners))}
+    stopped = {
+        trainings[r.number]
+        for r in kept
+        if r.state == "pruned" and r.role != "replicate"
+        if r.number in trainings
+    }
+    modelled = {record.number for record in kept if record.proposer == "model"}
+    return Side(
+        name=name,
+        objectives=goals,
+        configurations=tuple(measured),
+        owners=tuple(order[number] for number in owners),
+        trained=len(order),
+        independent=tuple(
+            c for c in measured if c.is_training and not (shared and c.first in modelled)
+        ),
+        stopped=len(stopped - order.keys()),
+        failed=sum(record.state == "failed" and record.is_training for record in kept),
+        seconds=sum(record.cost.seconds for record in kept),
+        completions=sum(record.cost.completions for record in kept),
+        evaluations=sum(bool(record.parts) for record in records),
+    )
+
+
+def _find_owner(configuration: Configuration) -> int:
+    """Return the number of the trial that a configuration belongs to: the heaviest part."""
+    heaviest = max(configuration.parts, key=lambda part: (part.weight, part.trial), default=None)
+    return configuration.first if heaviest is None else heaviest.trial
+
+
+def estimate_hypervolume_at(side: Side, count: int) -> float:
+    """Estimate the mean hypervolume of `count` configurations of a side."""
+    if count == side.tried_count:
+        return compute_loss_hypervolume(side.points, side.objectives)
+    rng = np.random.default_rng(0)
+    chosen = [rng.permutation(side.tried_count)[:count] for _ in range(CHOICES)]
+    return float(
+        np.mean([compute_loss_hypervolume(side.get_points(c), side.objectives) for c in chosen])
+    )
+
+
+def compute_permutation_p(
+    left: int, right: int, statistic: Statistic, allowance: float = 0.0
+) -> float:
+    """Return the two-sided p of a difference between groups: twice the smaller tail, at most 1.
+
+    If rows were assigned to the groups at random, p is at most alpha in at most a share alpha of
+    cases, whatever the statistic and the sizes.
+
+    The first group has the rows 0 to left - 1, the second group the `right` rows after them.
+    `statistic` takes many permutations at once. `allowance` is how much of the observed value may
+    come from luck that permutations share out, negative if the second group had it. It brings the
+    observed value closer to the middle of the permutations, never beyond.
+
+    Source: Phipson and Smyth 2010, Permutation p-values should never be zero.
+    """
+    if left == 0 or right == 0:
+        return 1.0
+    rows = np.tile(np.arange(left + right), (PERMUTATIONS + 1, 1))
+    rows[1:] = np.random.default_rng(0).permuted(rows[1:], axis=1)
+    values = statistic(rows)
+    lead = values[0] - np.median(values)
+    if lead * allowance > 0:
+        values[0] -= math.copysign(min(abs(lead), abs(allowance)), lead)
+    # Equal up to rounding is equal: sums in another order differ in the last bits.
+    close = ROUNDING * np.abs(values).max()
+    above, below = (values >= values[0] - close).mean(), (values <= values[0] + close).mean()
+    return float(min(1.0, 2 * min(above, below)))
+
+
+def compute_smallest_p(left: int, right: int) -> float:
+    """Return the smallest p that groups of these sizes can have; 1 if one of them is empty."""
+    if left == 0 or right == 0:
+        return 1.0
+    ways = np.prod([(right + i) / i for i in range(1, left + 1)])
+    return float(min(1.0, max(2 / ways, 2 / (PERMUTATIONS + 1))))
+
+
+def correct_p_values(p_values: Sequence[float]) -> list[float]:
+    """Correct p-values for their number, so that the chance of any false one stays at alpha.
+
+    Source: Holm 1979, A simple sequentially rejective multiple test procedure.
+    """
+    order = np.argsort(p_values, kind="stable")
+    corrected, highest = [0.0] * len(p_values), 0.0
+    for place, index in enumerate(order):
+        highest = max(highest, min(1.0, (len(p_values) - place) * p_values[index]))
+        corrected[int(index)] = highest
+    return corrected
+
+
+def draw_resamples(
+    left: int, right: int, size: int | None = None
+) -> Iterator[tuple[Indices, Indices]]:
+    """Draw `RESAMPLES` pairs of rows with replacement, each group's rows counted from 0.
+
+    Each group has at least one row. `size` rows are drawn of each; None draws as many as it has.
+    """
+    rng = np.random.default_rng(0)
+    for _ in range(RESAMPLES):
+        yield rng.integers(left, size=size or left), rng.integers(right, size=size or right)

@@ -20,13 +20,15 @@ Two choices use the model: `choose_merge`, of a sweep, takes what is expected to
 hypervolume; `MergeChooser`, for a wish of a person, maximises under limits. Only validation values
 count: test values are left to what is claimed in the end.
 
+`choose_checkpoint` chooses the next checkpoint to evaluate.
+
 Shapes: N merges, F members of a front, M metrics, L limits. All values are losses.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
@@ -35,6 +37,7 @@ from scipy.special import ndtr
 
 from gdpo_tune.analysis.pareto import (
     Floats,
+    compute_contributions,
     compute_loss_hypervolume,
     compute_losses,
     convert_references,
@@ -357,7 +360,6 @@ def _list_groups(policies: Sequence[Policy], size: int) -> Iterator[tuple[Policy
 
 
 def _list_centres(size: int) -> list[tuple[float, ...]]:
-    """List equal weights, and those where one parent has half."""
     half, rest = 0.5, 0.5 / (size - 1)
     equal = (1 / size,) * size
     return [equal, *(tuple(half if i == j else rest for j in range(size)) for i in range(size))]
@@ -473,7 +475,6 @@ class MergeChooser:
         return np.maximum(errors[:, self.aim.columns], TINY)
 
     def _sum(self, excess: Floats) -> Floats:
-        """Sum what lies beyond the limits, each as a share of its span."""
         span = _compute_span(self.parents)[self.aim.columns]
         return (np.maximum(excess, 0.0) / span).sum(axis=1)
 
@@ -501,3 +502,67 @@ def list_mixtures(
         for group in combinations(policies, 2) if size == 2 else _list_groups(policies, size):
             result += [dict(zip(group, weights, strict=True)) for weights in shares]
     return [mixture for mixture in result if round_mixture(mixture) not in done]
+
+
+def rank_checkpoints(
+    records: Sequence[TrialRecord],
+    objectives: Sequence[Objective],
+    is_allowed: Callable[[Mapping[str, float]], bool],
+) -> list[Part]:
+    """Return the kept checkpoints on the validation front, the largest contribution first.
+
+    They lie before the end of their trainings. Only validation values decide: those of every
+    measured candidate, and those of a trial at the steps at which it was evaluated. A checkpoint
+    that another policy dominates there is never chosen.
+
+    The contribution is the hypervolume that the front would lose without it. Checkpoints are those
+    of `TrialRecord.kept_steps` whose metrics are allowed, that is, meet the constraints; ends and
+    other candidates count if they are complete and feasible.
+    """
+    policies: list[tuple[Mapping[str, Estimate], Part | None]] = [
+        (record.validation, None)
+        for record in records
+        if record.state == "complete" and record.feasible is not False
+        if record.is_comparable and record.role != "untrained"
+    ]
+    policies += [
+        (rung.validation, Part(record.number, rung.step, 1.0))
+        for record in records
+        if record.replicate_of is None  # the seeds of a checkpoint follow from the checkpoint
+        if record.is_comparable
+        for rung in record.rungs
+        if rung.step in record.kept_steps
+        if is_allowed({name: e.mean for name, e in rung.validation.items()})
+    ]
+    read = [(read_objectives(estimates, objectives), part) for estimates, part in policies]
+    points = [(values, part) for values, part in read if values is not None]
+    if not points:
+        return []
+    values = np.array([values for values, _ in points])
+    gains = compute_contributions(values, objectives)
+    is_on_front = mark_front(compute_losses(values, objectives))
+    order = sorted(range(len(points)), key=lambda index: -gains[index])
+    parts = ((points[index][1], is_on_front[index] and gains[index] > 0) for index in order)
+    return [part for part, is_chosen in parts if part is not None and is_chosen]
+
+
+def choose_checkpoint(
+    records: Sequence[TrialRecord],
+    objectives: Sequence[Objective],
+    is_allowed: Callable[[Mapping[str, float]], bool],
+) -> Part | None:
+    """Choose the checkpoint to evaluate next; None if none that remains is on the front.
+
+    The arguments are those of `rank_checkpoints`.
+    """
+    tried = {record.parts for record in records if record.role == "checkpoint"}
+    ranked = rank_checkpoints(records, objectives, is_allowed)
+    return next((part for part in ranked if (part,) not in tried), None)
+
+
+def read_objectives(
+    estimates: Mapping[str, Estimate], objectives: Sequence[Objective]
+) -> tuple[float, ...] | None:
+    """Return the means of the objectives; None if one is missing or not finite."""
+    means = [estimates[o.name].mean if o.name in estimates else np.nan for o in objectives]
+    return tuple(means) if np.isfinite(means).all() else None

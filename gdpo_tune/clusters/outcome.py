@@ -25,7 +25,7 @@ def read_figures(sweep: ScheduledSweep, run: str, earlier: str | None) -> dict[s
     """
     # Imported only here: numpy and Optuna take a second, and most ticks find no run that ended.
     from gdpo_tune.core.metrics import count_gpu_hours
-    from gdpo_tune.results.front_figures import build_figures
+    from gdpo_tune.results.front_table import build_figures
     from gdpo_tune.results.open_sweep import read_sweep
 
     # A run whose attempts were all refused has no directory. Pods may have another disk.
@@ -51,7 +51,7 @@ def describe_figures(figures: dict[str, Any]) -> str:
     if not figures.keys() >= {"trials", "front", "gpu_hours"}:
         return ""
     # Only here, because it imports numpy.
-    from gdpo_tune.results.front_figures import describe_figures as describe_front
+    from gdpo_tune.results.front_table import describe_figures as describe_front
 
     text = describe_front(figures)
     text += f", {figures['gpu_hours']:.2f} GPU-hours." if figures["gpu_hours"] else "."

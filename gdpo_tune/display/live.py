@@ -36,7 +36,7 @@ from gdpo_tune.core.trials import TrialRecord, format_parts, title_candidate
 from gdpo_tune.display.consoles import build_console
 from gdpo_tune.display.tables import build_front_table, build_running_table
 from gdpo_tune.results.live import ENDED, LiveState
-from gdpo_tune.results.summary import describe_role, name_state
+from gdpo_tune.results.wording import describe_role, name_state
 
 if TYPE_CHECKING:
     from gdpo_tune.core.events import TrackingState

@@ -12,8 +12,7 @@ from itertools import combinations
 from textwrap import wrap
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from gdpo_tune.analysis.front import Front, name_extreme
-from gdpo_tune.analysis.origins import find_parents
+from gdpo_tune.analysis.front import Front, find_parents, name_extreme
 from gdpo_tune.analysis.pareto import rank_points
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.text import abbreviate_parameter, get_mode

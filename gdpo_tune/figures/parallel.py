@@ -8,8 +8,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from gdpo_tune.analysis.effects import is_logarithmic
 from gdpo_tune.analysis.front import Front
+from gdpo_tune.analysis.importance import is_logarithmic
 from gdpo_tune.core.text import abbreviate_parameter, format_parameter, get_mode
 from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.figures import style

@@ -12,14 +12,18 @@ from typing import Any, Literal
 
 from markupsafe import Markup
 
-from gdpo_tune.analysis.agreement import measure_agreements
 from gdpo_tune.analysis.comparison import Comparison
-from gdpo_tune.analysis.findings import describe_findings
-from gdpo_tune.analysis.front import Front, find_untrained, grade_keeping, name_extreme
-from gdpo_tune.analysis.origins import summarize_origins
+from gdpo_tune.analysis.convergence import measure_agreements
+from gdpo_tune.analysis.front import (
+    Front,
+    find_untrained,
+    grade_keeping,
+    name_extreme,
+    subtract_estimates,
+    summarize_origins,
+)
+from gdpo_tune.analysis.importance import describe_findings
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.analysis.selection import subtract_estimates
-from gdpo_tune.analysis.verdict import Verdict
 from gdpo_tune.core.errors import TaskFileError
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
@@ -44,11 +48,13 @@ from gdpo_tune.figures.front_png import draw_front_svg
 from gdpo_tune.figures.gallery import Gallery, build_gallery
 from gdpo_tune.figures.html import build_page, embed_data, embed_figure, get_parts
 from gdpo_tune.figures.timeline import describe_utilisation
+from gdpo_tune.results.comparison_report import Verdict
 from gdpo_tune.results.front_table import build_row, list_rows, title_policy
 from gdpo_tune.results.open_sweep import Sweep
-from gdpo_tune.results.summary import (
+from gdpo_tune.results.wording import (
     ORIGINS,
     REPORT_FILE,
+    capitalize_warning,
     describe_content,
     describe_left_out_prompts,
     describe_states,
@@ -56,7 +62,6 @@ from gdpo_tune.results.summary import (
     list_incidents,
     measure_wall_time,
 )
-from gdpo_tune.results.warnings import capitalize_warning
 
 CHOOSE = "Policies to choose from"
 COMPLETIONS = "Sample completions"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from gdpo_tune.analysis.effects import is_logarithmic
 from gdpo_tune.analysis.front import Front
+from gdpo_tune.analysis.importance import is_logarithmic
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.text import abbreviate_parameter, format_parameter, get_mode
 from gdpo_tune.core.trials import title_candidate

@@ -11,9 +11,8 @@ from itertools import combinations
 import numpy as np
 import plotly.graph_objects as go
 
-from gdpo_tune.analysis.attainment import compute_attainment
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.analysis.pareto import Floats, compute_losses
+from gdpo_tune.analysis.pareto import Floats, compute_attainment, compute_losses
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import make_panels, title_axes

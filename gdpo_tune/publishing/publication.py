@@ -22,7 +22,7 @@ from gdpo_tune.publishing.policy_files import explain_missing_policy, find_kept_
 from gdpo_tune.publishing.record import build_record
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.public_record import PublicFilter, make_public
-from gdpo_tune.results.summary import ChosenTrial
+from gdpo_tune.results.wording import ChosenTrial
 from gdpo_tune.spec import SweepSpec
 
 PICTURE = "front.png"

@@ -395,7 +395,6 @@ def _read_merge(record: TrialRecord, metrics: Sequence[Objective]) -> Merge:
 
 
 def _measure(policies: Sequence[TrainedPolicy], metrics: Sequence[Objective]) -> list[Merge]:
-    """Return the validation values of policies, those that lack a metric left out."""
     values = (
         read_merge(replace(p.record, checkpoint=p.checkpoint), {p.policy: 1.0}, metrics)
         for p in policies

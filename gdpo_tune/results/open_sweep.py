@@ -23,11 +23,10 @@ from gdpo_tune.core.object_store import (
 
 # Other imports are late: that there is no such sweep needs neither pydantic nor Optuna.
 if TYPE_CHECKING:
-    from gdpo_tune.analysis.effects import Effects
     from gdpo_tune.analysis.front import Front
+    from gdpo_tune.analysis.importance import Effects
     from gdpo_tune.core.trials import TrialRecord
-    from gdpo_tune.results.summary import ChosenTrial
-    from gdpo_tune.results.warnings import ResultWarning
+    from gdpo_tune.results.wording import ChosenTrial, ResultWarning
     from gdpo_tune.spec import SweepSpec
 
 PATIENCE = 20.0
@@ -69,7 +68,7 @@ class Sweep:
     @cached_property
     def warnings(self) -> list[ResultWarning]:
         """Warnings about the result."""
-        from gdpo_tune.results.warnings import list_result_warnings
+        from gdpo_tune.results.wording import list_result_warnings
 
         return list_result_warnings(self.spec, self.front)
 

@@ -19,15 +19,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from gdpo_tune.analysis.front import Front, choose_knee, find_configuration
+from gdpo_tune.analysis.front import Front, choose_knee, find_configuration, find_smallest
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.analysis.selection import find_smallest
 from gdpo_tune.core.errors import PickError, UsageError
 from gdpo_tune.core.metrics import COMPARISONS, Condition
 from gdpo_tune.core.text import format_estimate
 from gdpo_tune.core.trials import MERGE_PREFIX, Part, TrialRecord, title_candidate
 from gdpo_tune.results.open_sweep import Sweep, read_sweep, resolve_location, split_source
-from gdpo_tune.results.summary import ChosenTrial
+from gdpo_tune.results.wording import ChosenTrial
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.problems import join_names, suggest
 

@@ -159,7 +159,6 @@ def _explain_missing_record(repository: Repository, manifest: Path) -> str:
 
 
 def _refuse_outside_names(file: Path, address: str) -> None:
-    """Refuse a sweep file that names a database, a server or a file of this machine."""
     try:
         if file.stat().st_size > LARGEST_SPEC:
             raise ValueError(f"it has more than {LARGEST_SPEC / 1e6:.0f} MB")

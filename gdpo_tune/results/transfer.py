@@ -414,7 +414,6 @@ def refuse_parameters(own: YamlNode, option: str, *, allowed: Sequence[str] = ()
 
 
 def _get_value(spec: SweepSpec, key: str) -> Any:
-    """Return the value of a dotted key that is no parameter."""
     value: Any = spec
     for name in key.split("."):
         value = getattr(value, name)
@@ -442,7 +441,6 @@ def _title_subject(subject: str, searched: SweepSpec, wanted: SweepSpec) -> str:
 
 
 def _format_value(value: object) -> str:
-    """Format a value of a file or a parameter in three digits, for a person."""
     return format_parameter(value) if isinstance(value, float) else show(value)
 
 
@@ -463,7 +461,6 @@ def _list_settings(spec: SweepSpec) -> dict[str, Any]:
 
 
 def _list_recipe_values(spec: SweepSpec) -> dict[str, Any]:
-    """Return dotted key -> value of all that is taken from a recipe, but for parameters."""
     sections = {name: asdict(getattr(spec, name)) for name in RECIPE_SECTIONS}
     sections["resources"] = {name: getattr(spec.resources, name) for name in RECIPE_RESOURCES}
     pairs = (

@@ -101,13 +101,13 @@ class SweepNotifier:
 
     def _send_end(self, ending: SweepFinished) -> None:
         from gdpo_tune.analysis.front import build_front  # only now, because of numpy
-        from gdpo_tune.results.front_figures import (
+        from gdpo_tune.results.front_table import (
             build_figures,
             build_knee,
             describe_figures,
             describe_knee,
         )
-        from gdpo_tune.results.summary import REPORT_FILE
+        from gdpo_tune.results.wording import REPORT_FILE
 
         front = build_front(ending.records, self._spec.list_objectives())
         figures, knee = build_figures(front), build_knee(front)

@@ -6,7 +6,7 @@ from typing import Any
 
 from gdpo_tune.core.events import RecordedRequest, Request
 from gdpo_tune.core.text import format_count
-from gdpo_tune.results.summary import list_incidents
+from gdpo_tune.results.wording import list_incidents
 from gdpo_tune.web.live_sweep import Snapshot
 
 MOST_LINES = 200

@@ -28,7 +28,7 @@ from gdpo_tune.results.live import (
     measure_planned_work,
     measure_work_done,
 )
-from gdpo_tune.results.summary import describe_role, describe_states, name_state
+from gdpo_tune.results.wording import describe_role, describe_states, name_state
 from gdpo_tune.spec import SweepSpec, hide_passwords
 from gdpo_tune.web.live_sweep import Plan, Snapshot
 from gdpo_tune.web.request_texts import describe_requests, list_log

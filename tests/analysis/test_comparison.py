@@ -11,18 +11,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gdpo_tune.analysis.attainment import compute_attainment, compute_coverage, find_attained
-from gdpo_tune.analysis.comparison import ALPHA, compare, compute_p_values
-from gdpo_tune.analysis.pareto import compute_hypervolume, rank_points, select_front
-from gdpo_tune.analysis.resampling import (
+from gdpo_tune.analysis.comparison import (
+    ALPHA,
+    build_side,
+    compare,
     compute_interval,
+    compute_p_values,
     compute_permutation_p,
     compute_smallest_p,
     correct_p_values,
 )
-from gdpo_tune.analysis.sides import build_side
-from gdpo_tune.analysis.verdict import build_verdict
+from gdpo_tune.analysis.pareto import (
+    compute_attainment,
+    compute_coverage,
+    compute_hypervolume,
+    find_attained,
+    rank_points,
+    select_front,
+)
 from gdpo_tune.core.trials import Objective, Part
+from gdpo_tune.results.comparison_report import build_verdict
 from tests.support.analysis import GOALS, build_trial
 
 

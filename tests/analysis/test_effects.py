@@ -7,18 +7,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gdpo_tune.analysis.effects import (
+from gdpo_tune.analysis.front import build_front
+from gdpo_tune.analysis.importance import (
     Change,
+    Dimension,
     Effects,
+    Encoder,
     ParameterEffect,
     compute_total_indices,
+    describe_effect,
+    describe_findings,
     estimate_effects,
     ranks_agree,
 )
-from gdpo_tune.analysis.findings import describe_effect, describe_findings
-from gdpo_tune.analysis.front import build_front
-from gdpo_tune.analysis.probability import Interval
-from gdpo_tune.analysis.response import Dimension, Encoder
+from gdpo_tune.analysis.uncertainty import Interval
 from gdpo_tune.core.trials import Exploit
 from gdpo_tune.results.dimensions import estimate_sweep_effects
 from tests.support.analysis import GOALS, build_checkpoint, build_merge, build_trial

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.analysis.pareto import compute_hypervolume, rank_points
-from gdpo_tune.analysis.probability import (
+from gdpo_tune.analysis.uncertainty import (
     Interval,
     compute_quantile,
     estimate_front_probability,

@@ -6,8 +6,8 @@ import numpy as np
 from candidates import Case, build_records, measure_fronts, simulate_sweep
 from verdicts import GOALS
 
+from gdpo_tune.analysis.comparison import build_side
 from gdpo_tune.analysis.pareto import rank_points
-from gdpo_tune.analysis.sides import build_side
 
 CASE = Case(4, 3, 5, 6)
 

@@ -9,8 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from plotly.offline import get_plotlyjs
 
-from gdpo_tune.analysis.front import build_front
-from gdpo_tune.analysis.origins import find_parents, summarize_origins
+from gdpo_tune.analysis.front import build_front, find_parents, summarize_origins
 from gdpo_tune.core.events import Incident
 from gdpo_tune.core.text import format_number, format_percent, get_mode
 from gdpo_tune.core.trials import Cost, Exploit, Rung, TrialRecord
@@ -19,7 +18,7 @@ from gdpo_tune.figures.curves import draw_population
 from gdpo_tune.figures.front_png import DPI, draw_front, draw_front_svg
 from gdpo_tune.figures.report import build_report
 from gdpo_tune.results.open_sweep import Sweep
-from gdpo_tune.results.warnings import list_result_warnings
+from gdpo_tune.results.wording import list_result_warnings
 from tests.support.figures import NASTY, add_candidates, make_records, make_spec, write_steps
 
 VOID = {"meta", "br", "link", "img", "input"}

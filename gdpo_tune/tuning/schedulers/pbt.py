@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gdpo_tune.analysis.lineage import trace_training
+from gdpo_tune.analysis.front import trace_training
 from gdpo_tune.core.trial_config import MUTABLE_WHILE_TRAINING
 from gdpo_tune.core.trials import Generation, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gdpo_tune.analysis.lineage import trace_training
+from gdpo_tune.analysis.front import trace_training
 from gdpo_tune.core.trial_config import TrainedPart, TrialConfig
 from gdpo_tune.core.trials import Outcome, TrialRecord
 from gdpo_tune.ledger import Ledger

@@ -13,8 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gdpo_tune.analysis.racing import choose_replicate
-from gdpo_tune.analysis.stagnation import has_stagnated
+from gdpo_tune.analysis.convergence import has_stagnated
+from gdpo_tune.analysis.replicates import choose_replicate
 from gdpo_tune.core import task_files
 from gdpo_tune.core.trials import Params, Part, Proposer, Role, TrialRecord
 from gdpo_tune.ledger import Ledger

@@ -55,6 +55,29 @@ def compute_quantile(df: int, comparisons: int = 1) -> float:
     return float(np.quantile(largest[:, None] / spreads, LEVEL))
 
 
+def compute_interval(values: Sequence[float] | Floats) -> Interval:
+    """Return the middle `LEVEL` of values, without NaN; of no values the whole line.
+
+    Values may be infinite: the ends are observed values, not interpolated ones.
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    numbers = numbers[~np.isnan(numbers)]
+    if not numbers.size:
+        return Interval(-np.inf, np.inf)
+    tail = (1 - LEVEL) / 2
+    return Interval(
+        float(np.quantile(numbers, tail, method="lower")),
+        float(np.quantile(numbers, 1 - tail, method="higher")),
+    )
+
+
+def rank_values(values: Floats) -> Floats:
+    """Return ranks from 1, `float[T]`; equal values share the mean of theirs."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return (ends - (counts - 1) / 2)[inverse]
+
+
 def estimate_front_probability(
     means: ArrayLike,
     errors: ArrayLike,
@@ -159,7 +182,6 @@ def draw_points(
 def _keep_hopeful(
     means: ArrayLike, errors: ArrayLike, objectives: Sequence[Objective]
 ) -> tuple[Floats, Floats]:
-    """Return losses and their errors without the hopeless points."""
     points = compute_losses(means, objectives)
     spread = np.asarray(errors, dtype=np.float64).reshape(points.shape)
     kept = ~_mark_hopeless(points, spread)
