@@ -29,9 +29,9 @@ from verdicts import GOALS, compute_worth
 
 from gdpo_tune.analysis.comparison import (
     ALPHA,
-    Side,
-    build_side,
-    compare,
+    Arm,
+    build_arm,
+    compare_arms,
     compute_p_values,
     correct_p_values,
 )
@@ -214,14 +214,14 @@ def measure_verdicts(cases: tuple[Case, Case], pairs: int) -> dict[str, float]:
     """Measure how often the verdict on two searches reports a difference."""
     called = volume = 0
     for seed in range(pairs):
-        sides: list[Side] = [
-            build_side(name, build_records(case, 2 * seed + index), GOALS)
+        sides: list[Arm] = [
+            build_arm(name, build_records(case, 2 * seed + index), GOALS)
             for index, (name, case) in enumerate(zip("AB", cases, strict=True))
         ]
         corrected = correct_p_values(compute_p_values(*sides))
         volume += corrected[0] <= ALPHA
         if min(corrected) <= ALPHA:  # otherwise no verdict differs, and `build_verdict` is slow
-            called += build_verdict(compare(*sides)).has_difference
+            called += build_verdict(compare_arms(*sides)).has_difference
     return {"called": called / pairs, "hypervolume": volume / pairs}
 
 

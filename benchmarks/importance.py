@@ -5,7 +5,7 @@
 A case is one objective of a simulated sweep of `--trials` trials, which the product's sampler
 proposed, see `importance_problems.py`. The truth is the total Sobol index: the share of the
 variance of a trial, over the whole space, that involves a parameter. A ranking agrees with the
-truth if no parameter stands above another whose true importance is at least `GAP` larger.
+truth if no parameter stands above another that is truly more important by `RANK_TOLERANCE`.
 
 The benchmark prints for each measure the share of cases whose ranking agrees, by kind of problem,
 and the mean of Kendall's tau. Of the package's own measure it also prints how many cases are shown
@@ -40,17 +40,17 @@ from sklearn.inspection import permutation_importance
 
 from gdpo_tune.analysis.comparison import compute_interval
 from gdpo_tune.analysis.importance import (
-    GAP,
-    LEAST_CROWDED,
+    MIN_CROWDED,
     NOISE_ALONE,
+    RANK_TOLERANCE,
     RELIABLE,
     RELIABLE_CROWDED,
     Dimension,
     Encoder,
     compute_reliability,
     compute_total_indices,
-    draw_surfaces,
     ranks_agree,
+    sample_surfaces,
 )
 from gdpo_tune.core.registry import SAMPLERS
 from gdpo_tune.core.trials import Estimate, Params, TrialRecord
@@ -91,7 +91,7 @@ def measure_case(case: Case, objective: str, least: float) -> Result:
     names = [dimension.name for dimension in encoder.dimensions]
     places = np.stack([encoder.convert(record.params) for record in case.records])
     values = np.array([record.test[objective].mean for record in case.records])
-    surfaces = draw_surfaces(encoder, places, values, np.ones(len(values)))
+    surfaces = sample_surfaces(encoder, places, values, np.ones(len(values)))
     shares = compute_total_indices(encoder, surfaces.weights, surfaces.noise)
     intervals = [compute_interval(row) for row in shares]
     found = {name: measure(case, objective) for name, measure in MEASURES.items()}
@@ -451,7 +451,7 @@ def measure(seeds: int = 10, first: int = 0, trials: int = 40, sampler: str = "a
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     least = RELIABLE
     if SAMPLERS[sampler].crowds:
-        least = RELIABLE_CROWDED if trials >= LEAST_CROWDED else 1.01
+        least = RELIABLE_CROWDED if trials >= MIN_CROWDED else 1.01
     results = [
         measure_case(case, goal, least)
         for seed in range(first, first + seeds)
@@ -465,7 +465,7 @@ def measure(seeds: int = 10, first: int = 0, trials: int = 40, sampler: str = "a
     )
     own = summarise_own(results)
     print(f"\n{OWN}:", ", ".join(f"{name} {value}" for name, value in own.items()))
-    return {"gap": GAP, "sampler": sampler, "trials": trials, **own, "rows": rows}
+    return {"gap": RANK_TOLERANCE, "sampler": sampler, "trials": trials, **own, "rows": rows}
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from gdpo_tune import cli
 if TYPE_CHECKING:
     from gdpo_tune.core.trial_config import TrainedPart
     from gdpo_tune.core.trials import Outcome, Part
-    from gdpo_tune.results.merging import MergeProgress, MergeRequest, MergeResult
+    from gdpo_tune.results.merge_request import MergeProgress, MergeRequest, MergeResult
 
 LOCK = "merge.lock"
 ADAPTERS, PARENTS = "adapters", "parents"
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from gdpo_tune.core.errors import UsageError
     from gdpo_tune.display.merge_tables import print_choice
-    from gdpo_tune.results.merging import build_merge_request
+    from gdpo_tune.results.merge_request import build_merge_request
 
     request = build_merge_request(
         options.sweep, options.toward, options.prefer, options.weights, options.overrides
@@ -121,7 +121,7 @@ def merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapter
     from gdpo_tune.display.merge_tables import print_merge
     from gdpo_tune.ledger.journal import Lease
     from gdpo_tune.policies.load_policy import measure_policy
-    from gdpo_tune.results.merging import MERGE_FILE, read_progress
+    from gdpo_tune.results.merge_request import MERGE_FILE, read_progress
     from gdpo_tune.spec.disk import check_merge_room
 
     settings = request.list_decisive_settings(adapters=adapters)
@@ -175,7 +175,7 @@ def _search(
 ) -> MergeProgress:
     """Evaluate `count` merges on validation prompts, and the best of them on test prompts."""
     from gdpo_tune.display.merge_tables import print_evaluation
-    from gdpo_tune.results.merging import read_progress, write_progress
+    from gdpo_tune.results.merge_request import read_progress, write_progress
 
     progress = read_progress(directory, settings)
     while len(progress.evaluations) < count and progress.result is None:
@@ -207,7 +207,7 @@ def _test(
 ) -> MergeResult:
     """Evaluate a merge on test prompts, and write its adapters if they are asked for."""
     from gdpo_tune.core.trials import sum_costs
-    from gdpo_tune.results.merging import MergeResult
+    from gdpo_tune.results.merge_request import MergeResult
     from gdpo_tune.training.checkpoints import create_draft
     from gdpo_tune.training.merging import write_mixture
 

@@ -20,10 +20,10 @@ from gdpo_tune.analysis.uncertainty import draw_points, rank_values
 from gdpo_tune.core.trials import CLEAR, Objective, Rung, TrialRecord
 
 ENDED = ("complete", "pruned", "failed")
-LEAST = 0.01
+MIN_MOVE = 0.01
 """Share of the hypervolume that a move has to exceed."""
 DRAWS = 200
-FEWEST = 5
+MIN_TRIALS = 5
 """Fewest trials for a rank correlation."""
 
 
@@ -63,7 +63,7 @@ def has_stagnated(
         - compute_loss_hypervolume(drawn[before], objectives)
         for drawn in draw_points(compute_losses(means, objectives), errors, DRAWS)
     ]
-    return now - earlier <= max(LEAST * earlier, CLEAR * float(np.std(moves)))
+    return now - earlier <= max(MIN_MOVE * earlier, CLEAR * float(np.std(moves)))
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def measure_agreements(
     return tuple(
         _measure_agreement(completions, levels[completions], objectives)
         for completions in sorted(levels)
-        if len(levels[completions]) >= FEWEST
+        if len(levels[completions]) >= MIN_TRIALS
     )
 
 

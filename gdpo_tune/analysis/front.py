@@ -35,7 +35,7 @@ from gdpo_tune.core.text import format_first, format_list
 from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.core.trials import Cost, Estimate, Objective, Params, TrialRecord, sum_costs
 
-MOST_TIES = 3
+MAX_TIES = 3
 """Candidates that are named beside the one they are tied with."""
 Kind = Literal["ends", "checkpoints", "merges"]
 KINDS: tuple[Kind, ...] = ("ends", "checkpoints", "merges")
@@ -110,7 +110,7 @@ class Front:
         for goal in self.objectives:
             if self.extremes.get(goal.name) is configuration:
                 tied = [c.name for c in self.list_ties(goal.name)] if ties else []
-                more = f" (tied with {format_first(tied, MOST_TIES)})" if tied else ""
+                more = f" (tied with {format_first(tied, MAX_TIES)})" if tied else ""
                 names.append(name_extreme(goal) + more)
         return names
 
@@ -125,7 +125,7 @@ class Front:
         others = [c for c in self._rankable if c is not best]
         goals = [goal for goal in self.objectives if goal.name == objective]
         pairs = len(self.objectives) * math.comb(len(others) + 1, 2)
-        tied = [c for c in others if not list_worse(c, best, goals, comparisons=pairs)]
+        tied = [c for c in others if not list_regressions(c, best, goals, comparisons=pairs)]
         return sorted(tied, key=lambda c: abs(c.mean[objective].mean - top.mean))
 
     def list_shortfalls(self, configuration: Configuration) -> list[str]:
@@ -155,7 +155,7 @@ class Front:
         Of sweeps whose policies are all equal, at most 5 % have any such objective.
         """
         compared = len(self.objectives) * len(self.baselines) * len(self.configurations)
-        return list_worse(one, other, self.objectives, comparisons=compared)
+        return list_regressions(one, other, self.objectives, comparisons=compared)
 
     @cached_property
     def knee_shortfall(self) -> list[str]:
@@ -163,7 +163,7 @@ class Front:
         untrained = find_untrained(self.baselines)
         if self.knee is None or untrained is None:
             return []
-        return list_worse(self.knee, untrained, self.objectives)
+        return list_regressions(self.knee, untrained, self.objectives)
 
     @property
     def has_replicates(self) -> bool:
@@ -189,14 +189,14 @@ def choose_knee(
         None if there are no members.
     """
     baselines = tuple(baselines)
-    grades = [grade_keeping(member, baselines, objectives) for member in members]
+    grades = [grade_against_untrained(member, baselines, objectives) for member in members]
     best = max([1, *grades])
     keeping = [grade >= best for grade in grades]
     index = find_knee([m.get_values(objectives) for m in members], objectives, keeping)
     return None if index is None else members[index]
 
 
-def grade_keeping(
+def grade_against_untrained(
     member: Configuration, baselines: Iterable[Configuration], objectives: Sequence[Objective]
 ) -> int:
     """Grade how far a member keeps what the untrained policy has.
@@ -208,7 +208,9 @@ def grade_keeping(
     untrained = find_untrained(baselines)
     if untrained is None:
         return 0
-    is_worse = [bool(list_worse(member, untrained, objectives, comparisons=n)) for n in (1, None)]
+    is_worse = [
+        bool(list_regressions(member, untrained, objectives, comparisons=n)) for n in (1, None)
+    ]
     return is_worse.count(False)
 
 
@@ -217,7 +219,7 @@ def find_untrained(configurations: Iterable[Configuration]) -> Configuration | N
     return next((c for c in configurations if c.role == "untrained"), None)
 
 
-def list_worse(
+def list_regressions(
     one: Configuration,
     other: Configuration,
     objectives: Sequence[Objective],

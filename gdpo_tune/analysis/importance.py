@@ -3,9 +3,9 @@
 The importance of a parameter is its total Sobol index: the share of the variance between trials,
 over the whole search space, that involves the parameter, alone or together with others. Shares may
 sum to more than 1, because a share of two parameters together counts for both. The rest is noise.
-Indices are those of draws of the response surface, see `draw_surfaces`: the estimate is their mean,
-the interval their middle 95 %. Parameters that the search moved together share their effect, with
-wide intervals.
+Indices are those of draws of the response surface, see `sample_surfaces`: the estimate is their
+mean, the interval their middle 95 %. Parameters that the search moved together share their effect,
+with wide intervals.
 
 `benchmarks/importance.py` compares this measure with others where the truth is known.
 
@@ -48,15 +48,15 @@ NOISE_ALONE = 0.005
 """Importance that noise alone gives: a parameter without effect seldom has an interval above it."""
 UNCLEAR = 0.1
 """Importance from which an effect that is not clear counts as unclear, not as undetectable."""
-GAP = 0.2
+RANK_TOLERANCE = 0.2
 """Importances that differ by less count as equal when rankings are compared."""
 RELIABLE, RELIABLE_CROWDED = 0.85, 0.9
 """Probability of the ranking from which importances are shown; the second for crowded trials."""
-LEAST, LEAST_EACH = 10, 3
-"""Configurations that are needed: `LEAST` and `LEAST_EACH` for each parameter."""
-LEAST_CROWDED = 80
+MIN_CONFIGURATIONS, MIN_EACH = 10, 3
+"""Configurations that are needed: `MIN_CONFIGURATIONS` and `MIN_EACH` for each parameter."""
+MIN_CROWDED = 80
 """Configurations that are needed where the sampler crowds its proposals."""
-MOST = 80
+MAX_CONFIGURATIONS = 80
 """Configurations that a surface is fitted to; of more, an even selection."""
 DEGREE = 3
 DECAY = 0.25
@@ -66,10 +66,10 @@ WALKERS, STEPS, BURN_IN, THIN = 48, 240, 120, 40
 STRETCH = 2.0
 PRIOR_MEANS = (math.log(0.05), 0.0, math.log(0.1))
 PRIOR_SPREADS = (2.0, 1.0, 1.0)
-LARGEST_SCALE = math.log(20)
+MAX_SCALE = math.log(20)
 """Of the logarithms of each `a_i`, of `b`, and of the variance of the noise; objectives are
 standardised."""
-LEAST_NOISE = 1e-4
+MIN_NOISE = 1e-4
 """Share of the variance that noise has at least, for numerical stability."""
 LARGE = 1e12
 POINTS = 256
@@ -137,16 +137,19 @@ def estimate_effects(
     members of a population that took values from others, and values outside of the space.
     """
     encoder = Encoder(dimensions)
-    needed = LEAST + LEAST_EACH * len(dimensions)
+    needed = MIN_CONFIGURATIONS + MIN_EACH * len(dimensions)
     if crowded:
-        needed = max(needed, LEAST_CROWDED)
+        needed = max(needed, MIN_CROWDED)
     reliable = RELIABLE_CROWDED if crowded else RELIABLE
     rows = _list_rows(front, encoder)
     values = {g.name: [c.mean[g.name].mean for _, c in rows] for g in front.objectives}
     constant = tuple(name for name, of in values.items() if len(of) > 1 and _is_constant(of))
     if len(rows) < needed or not dimensions:
         return Effects((), (), len(rows), needed, constant)
-    chosen = [rows[i] for i in np.linspace(0, len(rows) - 1, min(MOST, len(rows))).astype(int)]
+    chosen = [
+        rows[i]
+        for i in np.linspace(0, len(rows) - 1, min(MAX_CONFIGURATIONS, len(rows))).astype(int)
+    ]
     effects: list[ParameterEffect] = []
     unreliable: list[str] = []
     for goal in front.objectives:
@@ -185,10 +188,10 @@ def _estimate_objective(
     """Estimate the effects on one objective; nothing if their ranking is not `reliable`."""
     values = np.array([configuration.mean[goal.name].mean for _, configuration in rows])
     seeds = np.array([float(configuration.seeds) for _, configuration in rows])
-    places = np.stack([place for place, _ in rows])
+    coordinates = np.stack([place for place, _ in rows])
     if _is_constant(values):
         return []
-    surfaces = draw_surfaces(encoder, places, values, seeds)
+    surfaces = sample_surfaces(encoder, coordinates, values, seeds)
     shares = compute_total_indices(encoder, surfaces.weights, surfaces.noise)
     if compute_reliability(shares) < reliable:
         return []
@@ -228,8 +231,8 @@ def compute_total_indices(encoder: Encoder, weights: Floats, noise: Floats) -> F
 
 
 def ranks_agree(truth: Floats, shown: Floats) -> bool:
-    """Return whether no parameter is shown above one whose true importance is `GAP` larger."""
-    larger = truth[:, None] - truth[None, :] >= GAP
+    """Return whether no parameter stands above one that is truly `RANK_TOLERANCE` larger."""
+    larger = truth[:, None] - truth[None, :] >= RANK_TOLERANCE
     return bool((shown[:, None] > shown[None, :])[larger].all())
 
 
@@ -241,15 +244,15 @@ def compute_reliability(shares: Floats) -> float:
 
 def _list_changes(encoder: Encoder, index: int, weights: Floats) -> tuple[Change, ...]:
     dimension = encoder.dimensions[index]
-    places = encoder.draw_points(POINTS)[:, : len(encoder.dimensions)]
-    places = places[encoder.find_active(places)[:, index] > 0]
-    if not len(places):
+    coordinates = encoder.draw_points(POINTS)[:, : len(encoder.dimensions)]
+    coordinates = coordinates[encoder.find_active(coordinates)[:, index] > 0]
+    if not len(coordinates):
         return ()
     values = dimension.choices or (dimension.low, dimension.high)
     means: list[Floats] = []
     for value in values:
-        places[:, index] = dimension.convert(value)
-        means.append(encoder.build_features(places).mean(axis=0) @ weights)
+        coordinates[:, index] = dimension.convert(value)
+        means.append(encoder.build_features(coordinates).mean(axis=0) @ weights)
     names = [str(v) if dimension.choices else f"{v:.3g}" for v in values]
     return tuple(
         Change(names[0], name, float((mean - means[0]).mean()), compute_interval(mean - means[0]))
@@ -285,15 +288,15 @@ class Dimension:
             low, high, number = math.log(low), math.log(high), math.log(number)
         return 2 * (number - low) / (high - low) - 1
 
-    def build_features(self, places: Floats) -> Floats:
+    def build_features(self, coordinates: Floats) -> Floats:
         """Return features `[R, k]` of converted values; their squares sum to 1 in the mean."""
         if self.choices:
             count = len(self.choices)
-            columns = (places[:, None] == np.arange(count)) - 1 / count
+            columns = (coordinates[:, None] == np.arange(count)) - 1 / count
             return columns / math.sqrt(1 - 1 / count)
         degrees = np.arange(1, DEGREE + 1)
         shares = DECAY**degrees / (DECAY**degrees).sum()
-        return legendre.legvander(places, DEGREE)[:, 1:] * np.sqrt((2 * degrees + 1) * shares)
+        return legendre.legvander(coordinates, DEGREE)[:, 1:] * np.sqrt((2 * degrees + 1) * shares)
 
 
 class Encoder:
@@ -320,14 +323,14 @@ class Encoder:
                 row[i] = dimension.convert(params[dimension.name])
         return row
 
-    def find_active(self, places: Floats) -> Floats:
+    def find_active(self, coordinates: Floats) -> Floats:
         """Return 1 where a parameter has an effect, else 0: `[R, D]`."""
-        active = np.ones_like(places)
+        active = np.ones_like(coordinates)
         for i, dimension in enumerate(self.dimensions):
             for parent, values in (dimension.when or {}).items():
                 j = self._index[parent]
                 kept = [self.dimensions[j].convert(value) for value in values]
-                active[:, i] *= active[:, j] * np.isin(places[:, j], kept)
+                active[:, i] *= active[:, j] * np.isin(coordinates[:, j], kept)
         return active
 
     def draw_points(self, count: int) -> Floats:
@@ -340,22 +343,22 @@ class Encoder:
             units[:, column] = np.floor(unit * choices) if choices else 2 * unit - 1
         return units
 
-    def build_blocks(self, places: Floats) -> list[Floats]:
+    def build_blocks(self, coordinates: Floats) -> list[Floats]:
         """Return the features `[R, k]` of each parameter."""
-        active = self.find_active(places)
+        active = self.find_active(coordinates)
         return [
-            dimension.build_features(places[:, i]) * active[:, i, None]
+            dimension.build_features(coordinates[:, i]) * active[:, i, None]
             for i, dimension in enumerate(self.dimensions)
         ]
 
-    def build_features(self, places: Floats) -> Floats:
+    def build_features(self, coordinates: Floats) -> Floats:
         """Return all features, `[R, P]`: the constant, those of parameters, those of pairs."""
-        blocks = self.build_blocks(places)
+        blocks = self.build_blocks(coordinates)
         products = [
-            (blocks[i][:, :, None] * blocks[j][:, None, :]).reshape(len(places), -1)
+            (blocks[i][:, :, None] * blocks[j][:, None, :]).reshape(len(coordinates), -1)
             for i, j in self.pairs
         ]
-        return np.hstack([np.ones((len(places), 1)), *blocks, *products])
+        return np.hstack([np.ones((len(coordinates), 1)), *blocks, *products])
 
     def spread_scales(self, scales: Floats, pair: float, sizes: Sequence[int]) -> Floats:
         """Return the prior variance of each feature's weight, `[P]`, from the scales `[D]`."""
@@ -376,8 +379,8 @@ class Surfaces:
     """Variance between seeds `[S]`, in the square of that unit."""
 
 
-def draw_surfaces(
-    encoder: Encoder, places: Floats, values: Floats, seeds: Floats, seed: int = 0
+def sample_surfaces(
+    encoder: Encoder, coordinates: Floats, values: Floats, seeds: Floats, seed: int = 0
 ) -> Surfaces:
     """Draw surfaces from the posterior of a Gaussian process.
 
@@ -396,7 +399,7 @@ def draw_surfaces(
 
     Args:
         encoder: of the space.
-        places: configurations, `[N, D]`.
+        coordinates: configurations, `[N, D]`.
         values: the objective, `[N]`, not all equal.
         seeds: trials that each value is the mean of, `[N]`.
         seed: of the draws.
@@ -404,10 +407,10 @@ def draw_surfaces(
     rng = np.random.default_rng(seed)
     centre, unit = values.mean(), values.std()
     targets = (values - centre) / unit
-    blocks = encoder.build_blocks(places)
+    blocks = encoder.build_blocks(coordinates)
     kernels = np.stack([block @ block.T for block in blocks])
     chain = _draw_scales(kernels, targets, seeds, rng)
-    features = encoder.build_features(places)
+    features = encoder.build_features(coordinates)
     sizes = [block.shape[1] for block in blocks]
     columns = [
         _draw_weights(
@@ -440,18 +443,18 @@ def _draw_scales(
     means = np.array([*[PRIOR_MEANS[0]] * (size - 2), *PRIOR_MEANS[1:]])
     spreads = np.array([*[PRIOR_SPREADS[0]] * (size - 2), *PRIOR_SPREADS[1:]])
     walkers = means + spreads * rng.standard_normal((WALKERS, size))
-    walkers = np.minimum(walkers, LARGEST_SCALE)
+    walkers = np.minimum(walkers, MAX_SCALE)
     count = len(targets)
     squares = kernels**2
     bordered = np.full((len(walkers), count + 1, count + 1), LARGE)
 
     def compute_log_density(rows: Floats) -> Floats:
-        kept = np.exp(np.minimum(rows, LARGEST_SCALE))
+        kept = np.exp(np.minimum(rows, MAX_SCALE))
         scales, pairs, noise = kept[:, :-2], kept[:, -2], kept[:, -1]
         sums = np.tensordot(scales, kernels, 1)
         own = np.tensordot(scales**2, squares, 1)
         covariance = 1 + sums + pairs[:, None, None] / 2 * (sums**2 - own)
-        covariance += (LEAST_NOISE + noise)[:, None, None] * np.diag(1 / seeds)
+        covariance += (MIN_NOISE + noise)[:, None, None] * np.diag(1 / seeds)
         # The factor of a matrix bordered by the targets has the whitened targets as its last row.
         matrix = bordered[: len(rows)]
         matrix[:, :count, :count] = covariance
@@ -460,7 +463,7 @@ def _draw_scales(
         diagonal = np.diagonal(lower, axis1=1, axis2=2)[:, :count]
         likelihood = -np.log(diagonal).sum(1) - 0.5 * (lower[:, count, :count] ** 2).sum(1)
         density = likelihood - 0.5 * (((rows - means) / spreads) ** 2).sum(1)
-        return np.where((rows <= LARGEST_SCALE).all(1), density, -np.inf)
+        return np.where((rows <= MAX_SCALE).all(1), density, -np.inf)
 
     density = compute_log_density(walkers)
     kept: list[Floats] = []

@@ -99,7 +99,7 @@ def estimate_front_probability(
     return result / draws
 
 
-def estimate_luck(
+def estimate_optimism(
     means: ArrayLike, errors: ArrayLike, objectives: Sequence[Objective], draws: int = PAIRS
 ) -> float:
     """Estimate how far the hypervolume of a front that is claimed on noisy means is too high.
@@ -136,10 +136,10 @@ def estimate_hypervolume_interval(
 ) -> Interval:
     """Estimate the interval of the true hypervolume of a front that is claimed on noisy means.
 
-    The middle is H(y) - luck, with y and luck as in `estimate_luck`. It varies with y more than H
-    does, because the luck varies too. To first order it is 2 H(y) - E H(y + z), so its variance is
-    that of the same formula over the draws, where the inner mean is over a second noise z' and its
-    mirror image:
+    The middle is H(y) - optimism, with y and it as in `estimate_optimism`. It varies with y more
+    than H does, because the optimism varies too. To first order it is 2 H(y) - E H(y + z), so its
+    variance is that of the same formula over the draws, where the inner mean is over a second noise
+    z' and its mirror image:
 
         s = sd of 2 H(y + z) - [H(y + z + z') + H(y + z - z')] / 2
 
@@ -153,7 +153,7 @@ def estimate_hypervolume_interval(
         ValueError: `means` is not empty and does not have one column for each objective.
     """
     seen = compute_hypervolume(means, objectives)
-    middle = seen - estimate_luck(means, errors, objectives, draws)
+    middle = seen - estimate_optimism(means, errors, objectives, draws)
     points, spread = _keep_hopeful(means, errors, objectives)
     noises = draw_points(np.zeros_like(points), spread, draws, seed=1)
     estimates: list[float] = []

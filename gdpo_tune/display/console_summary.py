@@ -31,7 +31,7 @@ from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.wording import (
     FRONT_FILE,
     REPORT_FILE,
-    ChosenTrial,
+    PickedCandidate,
     describe_origins,
     describe_states,
     describe_work,
@@ -189,7 +189,9 @@ def _print_outputs(out: Console, spec: SweepSpec, front: Front) -> None:
     _print_rows(out, "\nOutputs", rows)
 
 
-def _print_next_steps(out: Console, spec: SweepSpec, chosen: ChosenTrial | None, view: str) -> None:
+def _print_next_steps(
+    out: Console, spec: SweepSpec, chosen: PickedCandidate | None, view: str
+) -> None:
     uri = hide_passwords(spec.tracking.uri)
     if uri.startswith(("http://", "https://")):
         rows = [("Open in MLflow", view or uri)]

@@ -10,7 +10,7 @@ from gdpo_tune.core.text import abbreviate_parameter, format_duration, format_es
 from gdpo_tune.core.trials import Estimate, Part, title_candidate
 from gdpo_tune.display.consoles import build_console
 from gdpo_tune.display.tables import make_table
-from gdpo_tune.results.merging import MERGE_FILE, MergeProgress, MergeRequest, MergeStep
+from gdpo_tune.results.merge_request import MERGE_FILE, MergeProgress, MergeRequest, MergeStep
 
 
 def print_choice(request: MergeRequest, choice: MergeStep) -> None:

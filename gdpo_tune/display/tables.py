@@ -18,7 +18,7 @@ from gdpo_tune.core.text import (
     format_parameter,
     get_mode,
 )
-from gdpo_tune.results.front_table import BASELINES, FrontRow, build_row, list_rows
+from gdpo_tune.results.front_table import BASELINES, FrontRow, build_front_row, list_rows
 from gdpo_tune.results.live import Running
 from gdpo_tune.results.wording import describe_role
 
@@ -42,7 +42,7 @@ def build_front_table(
     """
     shown = list_rows(front, MOST_ROWS)
     if rows is not None:
-        shown = [build_row(front, member) for member in front.members[:rows]]
+        shown = [build_front_row(front, member) for member in front.members[:rows]]
     mode = "normalization"
     names = [mode, *(name for name in dimensions if name != mode)]
     droppable = sorted(names, key=lambda name: (name.startswith("reward_weights."), name == mode))

@@ -11,7 +11,7 @@ from itertools import combinations, islice
 import numpy as np
 import plotly.graph_objects as go
 
-from gdpo_tune.analysis.comparison import Comparison, Side, draw_resamples
+from gdpo_tune.analysis.comparison import Arm, Comparison, draw_resamples
 from gdpo_tune.analysis.pareto import Floats, compute_attainment, mark_front
 from gdpo_tune.core.text import abbreviate_parameter
 from gdpo_tune.figures import style
@@ -53,8 +53,8 @@ def draw_sides(comparison: Comparison) -> go.Figure:
 
 def draw_superiority(comparison: Comparison) -> go.Figure:
     """Draw for each objective how often a configuration of the left side beats one of the right."""
-    names = list(comparison.superiority)[::-1]
-    effects = [comparison.superiority[name] for name in names]
+    names = list(comparison.probability_of_superiority)[::-1]
+    effects = [comparison.probability_of_superiority[name] for name in names]
     figure = go.Figure(
         go.Scatter(
             x=[effect.value for effect in effects],
@@ -113,7 +113,7 @@ def _trace_background(
 
 
 def _trace_side(
-    side: Side, losses: Floats, signs: Sequence[float], mark: style.Mark, *, legend: bool
+    side: Arm, losses: Floats, signs: Sequence[float], mark: style.Mark, *, legend: bool
 ) -> list[go.Scatter]:
     """Return one side's points, losses `[T, 2]`, and the line along its best ones."""
     points = losses[np.isfinite(losses).all(axis=1)]

@@ -17,7 +17,7 @@ from gdpo_tune.analysis.convergence import measure_agreements
 from gdpo_tune.analysis.front import (
     Front,
     find_untrained,
-    grade_keeping,
+    grade_against_untrained,
     name_extreme,
     subtract_estimates,
     summarize_origins,
@@ -49,7 +49,7 @@ from gdpo_tune.figures.gallery import Gallery, build_gallery
 from gdpo_tune.figures.html import build_page, embed_data, embed_figure, get_parts
 from gdpo_tune.figures.timeline import describe_utilisation
 from gdpo_tune.results.comparison_report import Verdict
-from gdpo_tune.results.front_table import build_row, list_rows, title_policy
+from gdpo_tune.results.front_table import build_front_row, list_rows, title_policy
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.wording import (
     ORIGINS,
@@ -406,7 +406,7 @@ def build_choices(sweep: Sweep) -> dict[str, Any]:
             {
                 "name": member.name,
                 "values": {n: e.mean for n, e in member.mean.items() if math.isfinite(e.mean)},
-                "keeps": grade_keeping(member, front.baselines, front.objectives),
+                "keeps": grade_against_untrained(member, front.baselines, front.objectives),
             }
             for member in front.members
         ],
@@ -442,7 +442,7 @@ def build_cards(sweep: Sweep, links: Sequence[str] = ()) -> Markup:
     shown = (*front.members, *front.baselines, *([front.chosen] if front.chosen else []))
     cards = [
         get_parts().card(
-            build_row(front, policy, ties=True),
+            build_front_row(front, policy, ties=True),
             policy is not (front.chosen or front.knee),
             _list_values(front, policy, ranges),
             _describe_policy(sweep, policy),
@@ -538,7 +538,7 @@ def build_completions(front: Front) -> Markup:
         directory, title = directories[policy.numbers[0]], title_policy(policy)
         kept = {s.prompt: s for s in read_completions(directory)} if directory else {}
         if kept and len(columns) < MAX_POLICIES:
-            columns.append((policy, build_row(front, policy).stands_out, title, kept))
+            columns.append((policy, build_front_row(front, policy).stands_out, title, kept))
         else:
             missing.append(title)
     if not columns:
@@ -563,7 +563,7 @@ def write_comparison(
         figure = draw_sides(comparison)
         sides = embed_figure(figure, "sides", "Trade-offs", stacks=True, min_width=300)
         sections.append(parts.section("Trade-offs", SIDES, sides))
-    if comparison.superiority:
+    if comparison.probability_of_superiority:
         effects = embed_figure(draw_superiority(comparison), "effects", "Objectives")
         sections.append(parts.section("Objectives", SUPERIORITY, effects))
     heads = ["side", "configurations", "stopped early", "failed trials", "on its front", "time"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from gdpo_tune.analysis.comparison import ALPHA, Comparison, Effect, Side, build_side, compare
+from gdpo_tune.analysis.comparison import ALPHA, Arm, Comparison, Effect, build_arm, compare_arms
 from gdpo_tune.analysis.uncertainty import Interval
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.object_store import SPEC
@@ -54,7 +54,7 @@ def compare_sweeps(left: Sweep, right: Sweep) -> ComparisonReport:
     goals = left.spec.list_objectives()
     same_name = left.spec.name == right.spec.name
     names = [s.spec.location if same_name else s.spec.name for s in (left, right)]
-    sides = [build_side(n, s.records, goals) for n, s in zip(names, (left, right), strict=True)]
+    sides = [build_arm(n, s.records, goals) for n, s in zip(names, (left, right), strict=True)]
     other = list_differences(_list_settings(left.spec), _list_settings(right.spec))
     notes = [f"{names[0]} has {line} as {names[1]}" for line in other]
     if notes:
@@ -83,7 +83,7 @@ def compare_modes(sweep: Sweep, first: str, second: str) -> ComparisonReport:
     if first == second:
         raise UsageError(f"--modes {first} {second}: name two different modes")
     left, right = (
-        build_side(
+        build_arm(
             mode,
             [record for record in trials if record.params["normalization"] == mode],
             sweep.spec.list_objectives(),
@@ -98,7 +98,7 @@ def compare_modes(sweep: Sweep, first: str, second: str) -> ComparisonReport:
     )
     file = sweep.spec.directory / f"comparison_{first}_{second}.html"
     found = _compare_sides(left, right, [note], file)
-    if found.comparison.superiority and found.verdict.winner != "too few":
+    if found.comparison.probability_of_superiority and found.verdict.winner != "too few":
         return found
     return replace(found, notes=(*found.notes, *_advise_two_sweeps(sweep.spec, first, second)))
 
@@ -146,19 +146,19 @@ def _list_settings(spec: SweepSpec) -> dict[str, Any]:
     return list_decisive_values(spec) | {f"search.{name}": value for name, value in search.items()}
 
 
-def _compare_sides(left: Side, right: Side, notes: Sequence[str], file: Path) -> ComparisonReport:
+def _compare_sides(left: Arm, right: Arm, notes: Sequence[str], file: Path) -> ComparisonReport:
     for side in (left, right):
         if not side.tried_count:
             raise UsageError(
                 f"{side.name} cannot be compared: no configuration of it has ended yet. The "
                 "untrained policy, the published weights and failed trials do not count"
             )
-    comparison = compare(left, right)
+    comparison = compare_arms(left, right)
     notes = (*notes, *_list_limits(left, right))
     return ComparisonReport(comparison, build_verdict(comparison), notes, file)
 
 
-def _list_limits(left: Side, right: Side) -> list[str]:
+def _list_limits(left: Arm, right: Arm) -> list[str]:
     notes: list[str] = []
     fewer, more = sorted((left, right), key=lambda side: side.tried_count)
     if more.tried_count > LARGE_RATIO * fewer.tried_count:
@@ -225,7 +225,7 @@ def build_verdict(comparison: Comparison) -> Verdict:
     reasons = tuple(_list_reasons(comparison))
     better: dict[str, Literal["left", "right"]] = {
         name: "left" if effect.value > 0.5 else "right"
-        for name, effect in comparison.superiority.items()
+        for name, effect in comparison.probability_of_superiority.items()
         if _is_significant(effect, 0.5)
     }
     if _is_significant(comparison.ratio, 1.0):
@@ -265,7 +265,7 @@ def _list_reasons(comparison: Comparison) -> list[str]:
         f"Hypervolume at {comparison.count} configurations each: "
         f"{_describe_hypervolumes(comparison)}. Corrected p = {ratio.corrected:.3f}."
     ]
-    for name, effect in comparison.superiority.items():
+    for name, effect in comparison.probability_of_superiority.items():
         better = left if effect.value > 0.5 else right
         result = (
             f"{better} is better" if _is_significant(effect, 0.5) else "no significant difference"
@@ -275,7 +275,7 @@ def _list_reasons(comparison: Comparison) -> list[str]:
             f"{_format_share(effect.value, effect.interval)} of pairs. "
             f"Corrected p = {effect.corrected:.3f}."
         )
-    if not comparison.superiority:
+    if not comparison.probability_of_superiority:
         sizes = [len(side.independent) for side in (comparison.left, comparison.right)]
         names = format_list([goal.name for goal in comparison.left.objectives])
         lines.append(

@@ -64,7 +64,7 @@ def title_policy(policy: Configuration) -> str:
     return BASELINES["untrained"] if policy.role == "untrained" else title_candidate(policy.name)
 
 
-def build_row(front: Front, policy: Configuration, *, ties: bool = False) -> FrontRow:
+def build_front_row(front: Front, policy: Configuration, *, ties: bool = False) -> FrontRow:
     """Build the row of any configuration; with `ties` labels name the candidates tied with it."""
     is_baseline = policy.role in BASELINES
     return FrontRow(
@@ -82,20 +82,20 @@ def list_rows(front: Front, most: int | None = None) -> list[FrontRow]:
 
     Of many members at most `most`: those that stand out, all of them, and others spread evenly.
     """
-    rows = [build_row(front, member) for member in front.members]
+    rows = [build_front_row(front, member) for member in front.members]
     if most is not None and len(rows) > most:
         others = [row for row in rows if not row.stands_out]
         room = max(0, most - (len(rows) - len(others)))
         kept = {id(others[index * len(others) // room]) for index in range(room)}
         rows = [row for row in rows if row.stands_out or id(row) in kept]
-    return rows + [build_row(front, b) for b in front.baselines if not b.is_on_front]
+    return rows + [build_front_row(front, b) for b in front.baselines if not b.is_on_front]
 
 
-def list_facts(front: Front) -> list[dict[str, Any]]:
+def list_front_facts(front: Front) -> list[dict[str, Any]]:
     """List each member as numbers and names, under the columns of `LoadedSweep.front`."""
     facts: list[dict[str, Any]] = []
     for member in front.members:
-        row = build_row(front, member)
+        row = build_front_row(front, member)
         measured = zip(front.objectives, row.values, strict=True)
         facts.append(
             {
@@ -121,7 +121,7 @@ def list_facts(front: Front) -> list[dict[str, Any]]:
 
 def format_front_csv(front: Front) -> str:
     """Return `front.csv`: a row per member, best in the first objective first, with all digits."""
-    facts = list_facts(front)
+    facts = list_front_facts(front)
     for row, member in zip(facts, front.members, strict=True):
         row["parts"] = format_parts(member.parts, "") if member.parts else ""
     measured = [f"{goal.name}{suffix}" for goal in front.objectives for suffix in ("", "_se")]
@@ -142,7 +142,7 @@ def write_front_csv(directory: Path, front: Front) -> None:
     write_atomically(directory / TABLE_FILE, format_front_csv(front))
 
 
-def build_figures(front: Front) -> dict[str, Any]:
+def summarize_front(front: Front) -> dict[str, Any]:
     """Return `trials`, `failed_trials`, `front` (members) and, where it has any, `hypervolume`.
 
     `hypervolume_interval` is its interval at 95 %, `[low, high]`.
@@ -158,13 +158,13 @@ def build_figures(front: Front) -> dict[str, Any]:
     return figures
 
 
-def describe_figures(figures: Mapping[str, Any]) -> str:
-    """Return what `build_figures` found, without a full stop: `3 trials, 2 on the front, ...`."""
+def describe_summary(figures: Mapping[str, Any]) -> str:
+    """Return what `summarize_front` found, without a full stop: `3 trials, 2 on the front, ...`."""
     return f"{format_count(figures['trials'], 'trial')}, {describe_front(figures)}"
 
 
 def describe_front(figures: Mapping[str, Any]) -> str:
-    """Return the part of `describe_figures` about the front alone."""
+    """Return the part of `describe_summary` about the front alone."""
     text = f"{figures['front']} on the front"
     if "hypervolume" in figures:
         volume = format_hypervolume(figures["hypervolume"], figures["hypervolume_interval"])

@@ -29,10 +29,10 @@ from gdpo_tune.core.trials import Estimate, TrialRecord, format_parts
 from gdpo_tune.results.comparison_report import ComparisonReport, compare_modes, compare_sweeps
 from gdpo_tune.results.front_table import (
     FrontRow,
-    build_figures,
     describe_front,
-    list_facts,
+    list_front_facts,
     list_rows,
+    summarize_front,
 )
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.picks import parse_pick, pick_trial
@@ -40,7 +40,7 @@ from gdpo_tune.results.published_sweep import explain_foreign_ledger
 from gdpo_tune.results.steering import Steering
 from gdpo_tune.results.wording import (
     REPORT_FILE,
-    ChosenTrial,
+    PickedCandidate,
     describe_last_session,
     describe_states,
 )
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 Gallery = Mapping[str, "Callable[[], go.Figure]"]
 """Name of a figure -> function that draws it."""
-MOST_ROWS = 8
+MAX_ROWS = 8
 """Members of the front that the table shows, unless more stand out."""
 
 
@@ -116,7 +116,7 @@ class LoadedSweep:
         `probability` of a place on the front, `picked_as`, `worse_than_baselines`;
         `param/<name>`; `<objective>` and `<objective>_se`, means over seeds on test prompts.
         """
-        rows = list_facts(self.analysis)
+        rows = list_front_facts(self.analysis)
         return pd.DataFrame(rows).set_index("trial") if rows else pd.DataFrame()
 
     @property
@@ -135,7 +135,7 @@ class LoadedSweep:
             raise UsageError(f"figure {name!r}: {guess}this sweep has {join_names(self._gallery)}")
         return self._gallery[name]()
 
-    def pick(self, text: str) -> ChosenTrial:
+    def pick(self, text: str) -> PickedCandidate:
         """Pick a candidate as `--pick` does: `knee`, `max_correctness`, `merge-27`, ...
 
         Raises:
@@ -205,13 +205,13 @@ def render_sweep(spec: SweepSpec, front: Front, state: str) -> str:
     """Return name, state, counts, front with baselines, and a link to the report."""
     complete, others = describe_states(front.records)
     counts = ", ".join(filter(None, [f"{format_count(complete, 'trial')} complete", others]))
-    rows = list_rows(front, MOST_ROWS)
+    rows = list_rows(front, MAX_ROWS)
     table = pd.DataFrame([_build_cells(front, row) for row in rows])
     hidden = len(front.members) - sum(row.policy.is_on_front for row in rows)
     more = f"<p>{format_count(hidden, 'more configuration')} on the front: see "
     parts = [
         f"<p><b>{escape(spec.name)}</b>{escape(f': {state}' if state else '')}<br>",
-        f"{escape(counts)}<br>{escape(describe_front(build_figures(front)))}</p>",
+        f"{escape(counts)}<br>{escape(describe_front(summarize_front(front)))}</p>",
         table.to_html(index=False, border=0) if len(table) else "",
         f"{more}<code>.front</code></p>" if hidden else "",
         f"<p>{_link_report(spec.directory / REPORT_FILE, spec.location)}</p>",

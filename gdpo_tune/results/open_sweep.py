@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gdpo_tune.analysis.front import Front
     from gdpo_tune.analysis.importance import Effects
     from gdpo_tune.core.trials import TrialRecord
-    from gdpo_tune.results.wording import ChosenTrial, ResultWarning
+    from gdpo_tune.results.wording import PickedCandidate, ResultWarning
     from gdpo_tune.spec import SweepSpec
 
 PATIENCE = 20.0
@@ -43,7 +43,7 @@ class Sweep:
     """As `Ledger.get_sessions`."""
     contents: Sequence[Mapping[str, Any]] = ()
     """What decided its results, as `Ledger.get_contents`."""
-    chosen: ChosenTrial | None = None
+    chosen: PickedCandidate | None = None
     """What a person picked."""
     file: Path | None = None
     """Its resolved YAML, if it was read."""

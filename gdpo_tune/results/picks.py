@@ -26,7 +26,7 @@ from gdpo_tune.core.metrics import COMPARISONS, Condition
 from gdpo_tune.core.text import format_estimate
 from gdpo_tune.core.trials import MERGE_PREFIX, Part, TrialRecord, title_candidate
 from gdpo_tune.results.open_sweep import Sweep, read_sweep, resolve_location, split_source
-from gdpo_tune.results.wording import ChosenTrial
+from gdpo_tune.results.wording import PickedCandidate
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.problems import join_names, suggest
 
@@ -201,7 +201,7 @@ class _Parser:
 
 def load_and_pick(
     source: str, pick: str | None, option: str, *, merges: bool = True
-) -> tuple[Sweep, ChosenTrial]:
+) -> tuple[Sweep, PickedCandidate]:
     """Load a sweep and pick one of its candidates.
 
     `source` is `DIRECTORY:PICK`, or `DIRECTORY` if `pick`, the value of `--pick`, is given; a name
@@ -224,7 +224,7 @@ def load_and_pick(
     return sweep, pick_trial(sweep, parsed, merges=merges)
 
 
-def pick_trial(sweep: Sweep, pick: Pick, *, merges: bool = True) -> ChosenTrial:
+def pick_trial(sweep: Sweep, pick: Pick, *, merges: bool = True) -> PickedCandidate:
     """Pick one candidate.
 
     Without `merges`, a merge is chosen by its name alone, or where the front has nothing else that
@@ -252,14 +252,14 @@ def pick_trial(sweep: Sweep, pick: Pick, *, merges: bool = True) -> ChosenTrial:
         label = f"{rule.end}_{rule.metric}" if isinstance(rule, Extreme) else "knee"
     head = f"chosen by {pick.text!r}: {title_candidate(record.name)}"
     if configuration is None:
-        return ChosenTrial(record, label, (f"{head}, {_explain_missing_values(record)}",))
+        return PickedCandidate(record, label, (f"{head}, {_explain_missing_values(record)}",))
     lines = _describe(head, pick, configuration, spec)
     if passed_over is not None:
         lines.append(
             f"of the whole front it is {passed_over.name}, a merge, which no single training "
             "repeats; this is the choice among trainings"
         )
-    return ChosenTrial(record, label, tuple(lines), configuration.mean)
+    return PickedCandidate(record, label, tuple(lines), configuration.mean)
 
 
 def _describe(head: str, pick: Pick, configuration: Configuration, spec: SweepSpec) -> list[str]:

@@ -153,7 +153,7 @@ class TransferPlan:
     """The candidate's sweep."""
     params: Params
     """Those of the candidate."""
-    words: tuple[str, ...]
+    raw_overrides: tuple[str, ...]
     """Values of `--set`, as typed."""
     own: YamlNode
     """The same, parsed."""
@@ -215,7 +215,7 @@ class TransferPlan:
         # A single training needs no first points, and no scheduler that moves its values.
         alone = ["enqueue=[]", "search.scheduler=", "search.scheduler={type: fifo}"]
         examples = [f"{key}={show(value)}" for key, value in self.examples.items()]
-        return [*alone, *fixed, *taken, *self.words, *examples]
+        return [*alone, *fixed, *taken, *self.raw_overrides, *examples]
 
     def move_schedule(self, schedule: Sequence[Segment]) -> tuple[Segment, ...]:
         """Return the changes of a member's values, without those of a learning rate that moved."""

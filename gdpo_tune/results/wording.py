@@ -57,7 +57,7 @@ OPEN_STATES = {"running": "unfinished", "paused": "paused at a rung"}
 """State of a trial that has not ended -> its description in a summary."""
 EDGE = 0.02
 """Share of a range, on its own scale, within which a value lies at its limit."""
-LEAST_AT_EDGE = 3
+MIN_AT_EDGE = 3
 """Fewest members of a front at a limit that are worth a warning."""
 WIDER = 3.0
 """Factor by which a limit on a log scale is widened; others by half of their span."""
@@ -65,7 +65,7 @@ DEAD, SILENT = 0.5, 0.9
 """Shares of groups with equal rewards: above the first a group size is too small, and above the
 second, at every group size, the reward teaches next to nothing."""
 REWARD_METRIC, DEAD_GROUPS = f"train/{REWARDS}", f"/{ZERO_STD}"
-MOST_NAMED = 5
+MAX_NAMED = 5
 """Trials that a warning names."""
 SHOWN = 160
 """Characters of a completion that an explanation shows."""
@@ -78,7 +78,7 @@ WAYS_ON = """    ways on, see docs/policies.md:
 
 
 @dataclass(frozen=True)
-class ChosenTrial:
+class PickedCandidate:
     """Candidate that a choice names."""
 
     record: TrialRecord
@@ -266,7 +266,7 @@ def _warn_of_unchanged(front: Front) -> Iterator[ResultWarning]:
     if unchanged:
         yield ResultWarning(
             f"{format_count(len(unchanged), 'training')} left the policy unchanged: every gradient "
-            f"was 0 in {format_first([f'trial {r.number}' for r in unchanged], MOST_NAMED)}. They "
+            f"was 0 in {format_first([f'trial {r.number}' for r in unchanged], MAX_NAMED)}. They "
             "are on no front.",
             "Give the policy rewards that differ within a group, see docs/policies.md.",
         )
@@ -322,7 +322,7 @@ def _warn_of_limits(spec: SweepSpec, front: Front) -> Iterator[ResultWarning]:
         for side in ("lower", "upper"):
             on_front = _count_at_limit(members, name, domain, side)
             share = _count_at_limit(tried, name, domain, side) / max(len(tried), 1)
-            if on_front < LEAST_AT_EDGE or on_front / len(members) <= share:
+            if on_front < MIN_AT_EDGE or on_front / len(members) <= share:
                 continue
             wider = _widen(name, domain, side)
             if wider is None:

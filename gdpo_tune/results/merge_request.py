@@ -19,8 +19,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from gdpo_tune.analysis.merging import (
-    MOST_PARENTS,
+from gdpo_tune.analysis.merge_choice import (
+    MAX_PARENTS,
     Aim,
     Merge,
     MergeChooser,
@@ -470,7 +470,7 @@ def _find_parents(
             f"has {'one policy' if kept else 'no policies'}\n    fix: {fix}"
         )
     selected = select_parents(kept)
-    return selected if len(selected) > 1 else kept[:MOST_PARENTS]
+    return selected if len(selected) > 1 else kept[:MAX_PARENTS]
 
 
 # merge.json
