@@ -30,6 +30,6 @@ def load_sweep(named: str) -> LoadedSweep:
 
 
 def _gallery(sweep: Sweep) -> Any:
-    from gdpo_tune.figures.gallery import build_gallery  # late: tables alone need no plotly
+    from gdpo_tune.figures.report_page import build_gallery  # late: tables alone need no plotly
 
     return build_gallery(sweep)

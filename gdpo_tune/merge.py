@@ -88,7 +88,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("write --toward, --prefer or both; or --weights alone")
 
     from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.display.merge_tables import print_choice
+    from gdpo_tune.display.training import print_choice
     from gdpo_tune.results.merge_request import build_merge_request
 
     request = build_merge_request(
@@ -118,7 +118,7 @@ def merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapter
             merge, or another process merges there.
     """
     from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.display.merge_tables import print_merge
+    from gdpo_tune.display.training import print_merge
     from gdpo_tune.ledger.journal import Lease
     from gdpo_tune.policies.load_policy import measure_policy
     from gdpo_tune.results.merge_request import MERGE_FILE, read_progress
@@ -174,7 +174,7 @@ def _search(
     request: MergeRequest, directory: Path, settings: dict[str, Any], count: int
 ) -> MergeProgress:
     """Evaluate `count` merges on validation prompts, and the best of them on test prompts."""
-    from gdpo_tune.display.merge_tables import print_evaluation
+    from gdpo_tune.display.training import print_evaluation
     from gdpo_tune.results.merge_request import read_progress, write_progress
 
     progress = read_progress(directory, settings)

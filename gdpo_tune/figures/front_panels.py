@@ -6,21 +6,29 @@ axis points towards better values: that of a minimised objective is reversed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, permutations, product
 from textwrap import wrap
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import numpy as np
+from adjustText import adjust_text
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.path import Path
+from matplotlib.transforms import Bbox, IdentityTransform
+
 from gdpo_tune.analysis.front import Front, find_parents, name_extreme
-from gdpo_tune.analysis.pareto import rank_points
+from gdpo_tune.analysis.pareto import Floats, rank_points
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.text import abbreviate_parameter, get_mode
+from gdpo_tune.core.text import get_mode
 from gdpo_tune.core.trials import Estimate, Objective
 from gdpo_tune.figures import style
 
 if TYPE_CHECKING:
-    from gdpo_tune.spec.model import Constraint
+    from gdpo_tune.spec.objectives import Constraint
+
 
 Layer = Literal["violating", "dominated", "member", "published", "untrained"]
 XY = tuple[float, float]
@@ -47,7 +55,7 @@ class Axis(NamedTuple):
     @property
     def title(self) -> str:
         """Title of the axis."""
-        return "trial" if self.objective is None else title_axis(self.objective)
+        return "trial" if self.objective is None else style.title_axis(self.objective)
 
     @property
     def range(self) -> XY:
@@ -136,17 +144,6 @@ class Panel:
         return self.x.get_position(point.x.mean), self.y.get_position(point.y.mean)
 
 
-def title_axis(objective: Objective) -> str:
-    """Return its name, and its direction where less is better."""
-    name = abbreviate_parameter(objective.name)
-    return name if objective.direction == "maximize" else f"{name} (lower is better)"
-
-
-def count_columns(panels: int) -> int:
-    """Return how many of `panels` stand side by side: at most three."""
-    return min(panels, 3)
-
-
 def build_panels(front: Front, constraints: Mapping[str, Constraint] | None = None) -> list[Panel]:
     """Return one panel for each pair of objectives; for a single one, its values by trial."""
     axes: list[Axis] = [_build_axis(front, objective) for objective in front.objectives]
@@ -221,7 +218,7 @@ def _build_point(configuration: Configuration, x: Axis, y: Axis) -> Point:
         layer, (group, mark) = role, style.BASELINES[role]
         fill = mark.color if role == "untrained" else fill
     elif not configuration.feasible:
-        layer = "violating"
+        layer, fill = "violating", mark.color
     estimates = x.get_estimate(configuration), y.get_estimate(configuration)
     return Point(configuration, *estimates, layer, group, mark, fill)
 
@@ -259,3 +256,75 @@ def _list_labels(front: Front, x: Axis, y: Axis) -> list[tuple[Configuration, st
                 wrap(title, MAX_LETTERS)
             )
     return [(configuration, "\n".join(texts)) for configuration, texts in lines.values()]
+
+
+DPI = 72
+"""At this resolution a point is a pixel, so every length below is in both."""
+STARTS = list(product((8.0, 30.0), (1, 0, -1), (1, 0, -1)))
+"""Distance and direction (up, right) from which the search for positions starts, in this order."""
+ITERATIONS = 20
+"""Steps from one start. With a limit of time, labels would depend on the machine's speed."""
+CLASH = 5
+"""Points that a label would rather cover than another label."""
+
+
+def place_labels(
+    panel: Panel, size: tuple[float, float], font_size: float, radius: float
+) -> list[tuple[float, float]]:
+    """Return the offset (right, up) of each label's middle from its point, in points.
+
+    adjustText pushes texts away from points and from one another, and may get stuck in a cloud of
+    points. So it starts from several sides: the first places without an overlap are taken, else
+    those with the fewest. Equal input gives equal places. The panel's obstacles are kept free.
+
+    All lengths are in points; `size` is width and height of the panel, `radius` half the size of a
+    mark with some space around it.
+    """
+    if not panel.labels:
+        return []
+    figure = Figure(figsize=(size[0] / DPI, size[1] / DPI), dpi=DPI)
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), frameon=False)
+    pixels = IdentityTransform()
+    texts = [
+        axes.text(0, 0, text, ha="center", va="center", fontsize=font_size, transform=pixels)
+        for _, text in panel.labels
+    ]
+    anchors = np.array([panel.get_position(c) for c, _ in panel.labels]) * size
+    points = np.array([panel.get_position(point) for point in panel.obstacles]) * size
+    squares = [Bbox([point - radius, point + radius]) for point in points]
+    halves = [np.array(text.get_window_extent().size) / 2 for text in texts]
+    best, least = anchors, np.inf
+    for distance, up, right in STARTS:
+        for text, anchor, half in zip(texts, anchors, halves, strict=True):
+            text.set_position(anchor + (right, up) * (half + distance))
+        adjust_text(
+            texts,
+            objects=squares,
+            target_x=anchors[:, 0],
+            target_y=anchors[:, 1],
+            avoid_self=False,
+            prevent_crossings=False,  # its swaps may push a label over the edge
+            iter_lim=ITERATIONS,
+            ax=axes,
+        )
+        middles = np.array([text.get_position() for text in texts])
+        cost = _count_overlaps([text.get_window_extent() for text in texts], anchors, squares)
+        if cost < least:
+            best, least = middles, cost
+        if not cost:
+            break
+    return [(float(x), float(y)) for x, y in best - anchors]
+
+
+def _count_overlaps(labels: Sequence[Bbox], anchors: Floats, squares: Sequence[Bbox]) -> int:
+    """Return how many points labels cover, and `CLASH` for each label that touches another one.
+
+    The line from a label to its point belongs to the label.
+    """
+    covered = sum(label.count_overlaps(squares) for label in labels)
+    clashes = 0
+    for (label, anchor), (other, _) in permutations(zip(labels, anchors, strict=True), 2):
+        line = Path([anchor, label.get_points().mean(axis=0)])
+        clashes += label.overlaps(other) or line.intersects_bbox(other)
+    return covered + CLASH * clashes

@@ -29,19 +29,19 @@ from gdpo_tune.figures.front_panels import (
     build_panels,
     list_legend,
     list_line_legend,
+    place_labels,
 )
-from gdpo_tune.figures.labels import place_labels
 from gdpo_tune.figures.layout import get_panel_size, make_panels, wrap_title
 from gdpo_tune.results.wording import name_configuration
 
 if TYPE_CHECKING:
-    from gdpo_tune.spec.model import Constraint
+    from gdpo_tune.spec.objectives import Constraint
 
 FONT_SIZE = 11
 """Size of the labels, in pixels."""
 RADIUS = 8.0
 """Half the size of a mark with some space around it, in pixels."""
-MOST_LINES = 9
+MAX_LINES = 9
 """Lines of a hover text: more would cover the next panel."""
 MAX_LETTERS = 48
 """Letters in a line of parameters."""
@@ -108,7 +108,7 @@ def describe_configuration(
 ) -> str:
     """Return the hover text: name, standing, values on test prompts, and parameters.
 
-    Lines are separated by `<br>`, as plotly wants it, and there are at most `MOST_LINES`; texts
+    Lines are separated by `<br>`, as plotly wants it, and there are at most `MAX_LINES`; texts
     from outside are escaped.
     """
     lines = [name_configuration(configuration), describe_standing(configuration)]
@@ -118,8 +118,8 @@ def describe_configuration(
         names = sorted(params) if dimensions is None else [n for n in dimensions if n in params]
         settings = [f"{abbreviate_parameter(n)} {format_parameter(params[n])}" for n in names]
         lines += wrap(", ".join(settings), MAX_LETTERS, break_long_words=False)
-    if len(lines) > MOST_LINES:
-        lines[MOST_LINES - 1 :] = ["\N{HORIZONTAL ELLIPSIS}"]
+    if len(lines) > MAX_LINES:
+        lines[MAX_LINES - 1 :] = ["\N{HORIZONTAL ELLIPSIS}"]
     title, *others = (escape(line) for line in lines)
     return "<br>".join([f"<b>{title}</b>", *others])
 

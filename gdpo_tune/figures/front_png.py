@@ -23,11 +23,10 @@ from gdpo_tune.figures.front_panels import (
     PARENTS,
     Panel,
     build_panels,
-    count_columns,
     list_legend,
     list_line_legend,
+    place_labels,
 )
-from gdpo_tune.figures.labels import place_labels
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.wording import FRONT_FILE
 
@@ -42,12 +41,7 @@ RADIUS = 5.0
 """Half the size of a mark with some space around it, in points."""
 LINES: dict[str, dict[str, Any]] = {
     ATTAINED: {"color": style.FAINT},
-    PARENTS: {
-        "color": CANDIDATE_COLORS["merge"],
-        "linewidth": 0.6,
-        "alpha": 0.2,
-        "zorder": 1.5,
-    },
+    PARENTS: {"color": CANDIDATE_COLORS["merge"], "linewidth": 0.6, "alpha": 0.2, "zorder": 1.5},
 }
 
 
@@ -85,7 +79,7 @@ def draw_front_svg(front: Front, name: str) -> str:
 def draw_front(front: Front, name: str) -> Figure:
     """Draw a panel for each pair of objectives, and a legend below."""
     panels = build_panels(front)
-    columns = count_columns(len(panels))
+    columns = style.count_columns(len(panels))
     rows = -(-len(panels) // columns)
     width = max(columns * SIDE + 0.3, 6.4)
     figure = Figure(figsize=(width, rows * SIDE + 1.15), layout="constrained")

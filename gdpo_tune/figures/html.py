@@ -1,4 +1,4 @@
-"""Pages as one HTML file that needs no network: templates, and figures as data."""
+"""Pages as one HTML file that needs no network: the parts of the template, and figures as data."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from gdpo_tune.core import text as formatting
+from gdpo_tune.core import text
 from gdpo_tune.figures import style
-from gdpo_tune.results.wording import describe_role, name_state
+from gdpo_tune.results.wording import ORIGINS, describe_role, name_state
 
 CONFIG = {
     "displaylogo": False,
@@ -25,26 +25,34 @@ CONFIG = {
     # Nothing in the page may send data anywhere.
     "modeBarButtonsToRemove": ["lasso2d", "select2d", "sendChartToCloud"],
 }
+STACKED = ("pairs", "surfaces", "sides")
+"""Figures whose panels move below one another where the page is narrow."""
+MIN_WIDTHS = {**dict.fromkeys(STACKED, 300), **dict.fromkeys(("slices", "progress", "all"), 700)}
 MIN_WIDTH = 560
 """Pixels below which a figure scrolls instead of shrinking: a phone is narrower."""
-BLOCKED = "This figure needs scripts, which are blocked here. Save the page, and open the file."
 SCRIPTS = ("drawing.js", "report.js", "choice.js", "choose_panel.js")
 LONG_NUMBER = re.compile(r"-?\d+\.\d{7,}(e-?\d+)?")
-FILTERS: dict[str, Callable[[Any], Any]] = {
-    "slug": lambda title: re.sub(r"\W+", "-", title.lower()).strip("-"),
+
+
+def _make_slug(title: str) -> str:
+    return re.sub(r"\W+", "-", title.lower()).strip("-")
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "slug": _make_slug,
     "quote": quote,
-    "dash": lambda _: formatting.NO_VALUE,
-    "short": formatting.abbreviate_parameter,
-    "number": formatting.format_number,
-    "estimate": formatting.format_estimate,
-    "parameter": formatting.format_parameter,
-    "duration": formatting.format_duration,
-    "mode": formatting.get_mode,
-    "mode_color": lambda mode: style.get_mark(mode).color,
-    "color": lambda policy: style.get_configuration_mark(policy).color,
+    "short": text.abbreviate_parameter,
+    "number": text.format_number,
+    "estimate": text.format_estimate,
+    "parameter": text.format_parameter,
+    "percent": text.format_percent,
+    "duration": text.format_duration,
+    "mode": text.get_mode,
+    "mode_mark": style.get_mark,
+    "mark": style.get_configuration_mark,
     "role": describe_role,
+    "origin": ORIGINS.__getitem__,
     "state": name_state,
-    "prompts": lambda columns: dict.fromkeys(prompt for *_, found in columns for prompt in found),
 }
 
 
@@ -59,7 +67,8 @@ def get_parts() -> Any:
         autoescape=True,
     )
     environment.filters.update(FILTERS)
-    return environment.get_template("report.html.jinja").module
+    values = {"NO_VALUE": text.NO_VALUE}
+    return environment.get_template("report.html.jinja", globals=values).module
 
 
 def build_page(
@@ -84,34 +93,24 @@ def build_page(
 
 def embed_data(content: Any) -> Markup:
     """Return JSON for a script of the page, in which no text may end the script."""
-    return Markup(
-        (content if isinstance(content, str) else json.dumps(content)).replace("<", "\\u003c")
-    )
+    data = content if isinstance(content, str) else json.dumps(content)
+    return Markup(data.replace("<", "\\u003c"))
 
 
-def embed_figure(
-    figure: go.Figure,
-    name: str,
-    title: str,
-    *,
-    buttons: bool = True,
-    min_width: int = MIN_WIDTH,
-    stacks: bool = False,
-    still: str = "",
-) -> Markup:
+def embed_figure(figure: go.Figure, name: str, title: str, still: str = "") -> Markup:
     """Return a figure as data that the page draws, in a width that the page decides.
 
     Its id is `figure-` and `name`, so that equal sweeps give equal files. `title` names it for
-    screen readers. `buttons` shows plotly's under the pointer. Below `min_width` pixels it scrolls;
-    if it `stacks`, its panels move below one another instead. Where scripts are blocked, the page
-    says so, and shows `still`, a picture as HTML.
+    screen readers. Where scripts are blocked, the page says so, and shows `still`, a picture as
+    HTML.
     """
-    config = json.dumps({**CONFIG, "displayModeBar": "hover" if buttons else False})
+    # Its own axes are dragged in the figure of all parameters, so it has no buttons.
+    config = json.dumps({**CONFIG, "displayModeBar": False if name == "all" else "hover"})
     # A figure cannot show more than six digits, and the others are half of a large page.
     data = LONG_NUMBER.sub(lambda match: f"{float(match[0]):.6g}", str(figure.to_json()))
-    picture = Markup(still)
+    width = MIN_WIDTHS.get(name, MIN_WIDTH)
     return get_parts().figure(
-        name, title, config, embed_data(data), min_width, stacks, picture, BLOCKED
+        name, title, config, embed_data(data), width, name in STACKED, Markup(still)
     )
 
 

@@ -96,7 +96,7 @@ def list_front_facts(front: Front) -> list[dict[str, Any]]:
     facts: list[dict[str, Any]] = []
     for member in front.members:
         row = build_front_row(front, member)
-        measured = zip(front.objectives, row.values, strict=True)
+        measured = list(zip(front.objectives, row.values, strict=True))
         facts.append(
             {
                 "trial": member.first,
@@ -109,11 +109,8 @@ def list_front_facts(front: Front) -> list[dict[str, Any]]:
                 "picked_as": ", ".join(row.labels),
                 "worse_than_baselines": "; ".join(row.shortfalls),
                 **{f"param/{name}": value for name, value in member.params.items()},
-                **{
-                    f"{goal.name}{suffix}": number
-                    for goal, value in measured
-                    for suffix, number in (("", value.mean), ("_se", value.se))
-                },
+                **{goal.name: value.mean for goal, value in measured},
+                **{f"{goal.name}_se": value.se for goal, value in measured},
             }
         )
     return facts

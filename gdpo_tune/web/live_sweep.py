@@ -90,9 +90,12 @@ class LiveSweep:
         return self._paced.make(self._refresh) if self._paced.is_due else self._snapshot
 
     def _refresh(self) -> Snapshot:
-        driver, files = find_driver(self._directory), list_pending(self._directory)
-        pending = [file.request for file in files if file.request is not None]
-        fingerprint = (self._list_stamps(), driver, pending)
+        driver, waiting = find_driver(self._directory), list_pending(self._directory)
+        pending = [file.request for file in waiting if file.request is not None]
+        running = [r.number for r in self._snapshot.records if r.state == "running"]
+        read = [self._directory / JOURNAL, self._directory / SPEC]
+        read += [self._directory / "trials" / str(n) / STEPS_FILE for n in running]
+        fingerprint = ([_stamp(file) for file in read], driver, pending)
         if fingerprint != self._fingerprint or self._spec.ledger:
             try:
                 found = self._read(driver, pending)
@@ -104,12 +107,6 @@ class LiveSweep:
                 self._fingerprint = None  # the same files may come back, as after a lost disk
                 self.close()
         return self._snapshot
-
-    def _list_stamps(self) -> list[tuple[int, int, int] | None]:
-        running = [r.number for r in self._snapshot.records if r.state == "running"]
-        files = [self._directory / JOURNAL, self._directory / SPEC]
-        files += [self._directory / "trials" / str(n) / STEPS_FILE for n in running]
-        return [_stamp(file) for file in files]
 
     def _read(self, driver: Driver | None, pending: Sequence[Request]) -> Snapshot:
         self._open_ledger()
@@ -136,11 +133,10 @@ class LiveSweep:
         )
 
     def _open_ledger(self) -> None:
-        """Open the ledger, again if another one has taken its place or the spec has changed."""
         journal = _stamp(self._directory / JOURNAL)
         stamps = (_stamp(self._directory / SPEC), journal and journal[0])
         if self._ledger is not None and stamps == self._opened:
-            return
+            return  # else another ledger has taken its place, or the spec has changed
         self.close()
         self._readers = {}
         self._spec = self._load()

@@ -24,7 +24,14 @@ from gdpo_tune.core.events import (
 from gdpo_tune.core.text import format_estimate, format_hypervolume, format_number
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Part
 from gdpo_tune.display import LiveDisplay, print_summary
-from gdpo_tune.display.tables import MOST_ROWS, build_front_table
+from gdpo_tune.display.tables import (
+    MAX_ROWS,
+    ONE_SEED,
+    SEVERAL_SEEDS,
+    WORSE,
+    build_front_table,
+    explain_marks,
+)
 from gdpo_tune.figures import write_front_png, write_report
 from gdpo_tune.results.front_table import list_rows
 from gdpo_tune.results.live import LiveState
@@ -322,19 +329,33 @@ def test_the_summary_lists_the_labelled_members_of_a_large_front(spec):
         }
         records[index + 2] = replace(record, test=test)
     front = build_front(records, spec.list_objectives())
-    shown = [row.policy for row in list_rows(front, MOST_ROWS)]
+    shown = [row.policy for row in list_rows(front, MAX_ROWS)]
     assert len(front.members) > 50
-    assert len(shown) == MOST_ROWS + 1, "the untrained policy comes last"
+    assert len(shown) == MAX_ROWS + 1, "the untrained policy comes last"
     assert all(member in shown for member in front.members if front.list_labels(member))
     text = summary(spec, records)
-    assert f"{len(front.members) - MOST_ROWS} more in the report" in text
+    assert f"{len(front.members) - MAX_ROWS} more in the report" in text
 
 
 @pytest.mark.parametrize("count", [10, 16, 17, 22])
 def test_a_table_with_room_for_every_member_shows_every_member(spec, count):
     front = build_front(make_records(spec, count), spec.list_objectives())
-    shown = [row for row in list_rows(front, MOST_ROWS) if row.policy.is_on_front]
-    assert len(shown) == min(len(front.members), MOST_ROWS)
+    shown = [row for row in list_rows(front, MAX_ROWS) if row.policy.is_on_front]
+    assert len(shown) == min(len(front.members), MAX_ROWS)
+
+
+def test_only_marks_that_some_row_has_are_explained(spec):
+    records = make_records(spec, 6)
+    replicated = make_records(spec, 6, replicates=4)
+    for shown in (records, replicated):
+        front = build_front(shown, spec.list_objectives())
+        rows = list_rows(front, MAX_ROWS)
+        single = {row.policy.is_provisional for row in rows if row.policy.role != "untrained"}
+        text = explain_marks(front, rows)
+        assert (SEVERAL_SEEDS in text, ONE_SEED in text) == (False in single, True in single)
+        assert (WORSE in text) == any(row.worse for row in rows)
+    front = build_front(records, spec.list_objectives())
+    assert explain_marks(front, list_rows(front, MAX_ROWS)).startswith(f"{ONE_SEED} one seed")
 
 
 def test_an_interval_that_ends_at_the_hypervolume_says_why():
@@ -520,9 +541,9 @@ def test_the_summary_of_nothing(spec):
 
 def test_a_narrow_terminal_keeps_the_weights_longest(spec):
     front = build_front(make_records(spec, 6), spec.list_objectives())
-    columns = {}
+    rows, columns = list_rows(front, MAX_ROWS), {}
     for width in (200, 110, 20):
-        table = build_front_table(front, spec.space.dimensions, Console(width=width))
+        table = build_front_table(front, rows, spec.space.dimensions, Console(width=width))
         columns[width] = [str(column.header) for column in table.columns]
     assert {"P(front)", "group size", "w format"} <= set(columns[200])
     assert "w format" in columns[110]

@@ -14,7 +14,7 @@ from gdpo_tune import export, merge, report, train
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.text import format_interval
 from gdpo_tune.core.trials import Estimate
-from gdpo_tune.figures.report import (
+from gdpo_tune.figures.report_page import (
     build_cards,
     build_choices,
     build_choose_panel,

@@ -26,8 +26,7 @@ from gdpo_tune.core.text import (
 )
 from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
 from gdpo_tune.figures import style
-from gdpo_tune.figures.front_panels import build_panels
-from gdpo_tune.figures.labels import place_labels
+from gdpo_tune.figures.front_panels import build_panels, place_labels
 from tests.support.figures import make_records, make_spec
 
 UP = (Objective("a", "maximize", 0.0), Objective("b", "maximize", 0.0))

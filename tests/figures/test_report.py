@@ -14,9 +14,9 @@ from gdpo_tune.core.events import Incident
 from gdpo_tune.core.text import format_number, format_percent, get_mode
 from gdpo_tune.core.trials import Cost, Exploit, Rung, TrialRecord
 from gdpo_tune.figures import style, write_front_png, write_report
-from gdpo_tune.figures.curves import draw_population
 from gdpo_tune.figures.front_png import DPI, draw_front, draw_front_svg
-from gdpo_tune.figures.report import build_report
+from gdpo_tune.figures.report_page import build_report
+from gdpo_tune.figures.trial_curves import draw_population
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.wording import list_result_warnings
 from tests.support.figures import NASTY, add_candidates, make_records, make_spec, write_steps

@@ -14,7 +14,7 @@ from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.content import Fact
 from gdpo_tune.core.errors import IdentityError
 from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.figures.report import build_report
+from gdpo_tune.figures.report_page import build_report
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.picks import parse_pick, pick_trial

@@ -33,8 +33,8 @@ from gdpo_tune.core.text import (
     format_parameter,
 )
 from gdpo_tune.core.trials import TrialRecord, format_parts, title_candidate
-from gdpo_tune.display.consoles import build_console
-from gdpo_tune.display.tables import build_front_table, build_running_table
+from gdpo_tune.display.tables import build_console, build_front_table, build_running_table
+from gdpo_tune.results.front_table import build_front_row
 from gdpo_tune.results.live import ENDED, LiveState
 from gdpo_tune.results.wording import describe_role, name_state
 
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from gdpo_tune.core.events import TrackingState
     from gdpo_tune.spec import SweepSpec
 
-MEMBERS = 12
+
+MAX_MEMBERS = 12
 """Rows of the front in the live table."""
 PRINTED = SearchStarted | IncidentOccurred | SweepSteered
 """Events that are printed above the live table too."""
@@ -97,7 +98,11 @@ class LiveDisplay(CloseableResource):
             self._console.print(Text(note), soft_wrap=True)
         if self._console.is_terminal and not isinstance(event, PRINTED):
             return
-        for line in filter(None, [self._describe_event(event), self._describe_tracking()]):
+        lines, state = [self._describe_event(event)], self._tracking()
+        if state is not None and state.kind != self._printed_kind:
+            self._printed_kind = state.kind
+            lines.append(str(state))
+        for line in filter(None, lines):
             clock = datetime.now().astimezone().strftime("%H:%M:%S")
             # Text, since a reason may hold what rich would take for markup.
             self._console.print(Text(f"{clock} {line}"), soft_wrap=True, highlight=False)
@@ -112,7 +117,7 @@ class LiveDisplay(CloseableResource):
         front, counts = self._state.get_front(), self._state.count_states()
         elapsed = format_duration(time.monotonic() - self._started)
         head = f": {self._describe_counts()}, {elapsed} so far{self._describe_time_left()}"
-        total, ended = max(self._state.planned, 1), sum(counts[state] for state in ENDED)
+        ended, total = sum(counts[state] for state in ENDED), max(self._state.planned, 1)
         bar = ProgressBar(total, ended, 60, complete_style="green", finished_style="green")
         parts: list[RenderableType] = [Text.assemble((self._spec.name, "bold"), head), bar]
         state = self._tracking()
@@ -124,11 +129,11 @@ class LiveDisplay(CloseableResource):
         if running:
             parts.append(build_running_table(running, self._state.steps))
         if front.members:
-            more = len(front.members) - MEMBERS
+            rows = [build_front_row(front, member) for member in front.members[:MAX_MEMBERS]]
             parts.append(Text(f"Front so far, hypervolume {format_number(front.hypervolume)}"))
-            parts.append(build_front_table(front, (), self._console, rows=MEMBERS))
-            if more > 0:
-                parts.append(Text(f"... and {more} more", style="dim"))
+            parts.append(build_front_table(front, rows, (), self._console))
+            if more := front.members[MAX_MEMBERS:]:
+                parts.append(Text(f"... and {len(more)} more", style="dim"))
         return Group(*parts)
 
     def _describe_counts(self) -> str:
@@ -171,20 +176,11 @@ class LiveDisplay(CloseableResource):
         return f"{self._spec.name}: {self.note}"
 
     def _describe_pause(self) -> str:
-        """Return who has paused the sweep, and how to go on; empty if it is not paused."""
         pause = self._state.pause
         if pause is None:
             return ""
         command = f"python -m gdpo_tune.steer {shlex.quote(self._spec.location)} resume"
         return f"Paused by {pause.author}: no further trial starts. Go on with: {command}"
-
-    def _describe_tracking(self) -> str:
-        """Return the state of MLflow if its kind has changed; empty otherwise."""
-        state = self._tracking()
-        if state is None or state.kind == self._printed_kind:
-            return ""
-        self._printed_kind = state.kind
-        return str(state)
 
     def _describe_end(self, record: TrialRecord) -> str:
         head = f"{title_candidate(record.name)} {name_state(record.state)}"

@@ -1,15 +1,16 @@
-"""The report of a sweep, and the page of a comparison."""
+"""The report of a sweep, the figures that it has, and the page of a comparison."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from shlex import quote
 from typing import Any, Literal
 
+import plotly.graph_objects as go
 from markupsafe import Markup
 
 from gdpo_tune.analysis.comparison import Comparison
@@ -33,26 +34,38 @@ from gdpo_tune.core.text import (
     NO_VALUE,
     abbreviate_parameter,
     format_duration,
-    format_estimate,
     format_first,
     format_hypervolume,
     format_interval,
     format_number,
     format_parameter,
-    format_percent,
 )
 from gdpo_tune.core.trial_files import read_completions
-from gdpo_tune.core.trials import Estimate, TrialRecord, format_parts, title_candidate
-from gdpo_tune.figures.comparison_figures import draw_sides, draw_superiority
+from gdpo_tune.core.trials import Estimate, format_parts, title_candidate
+from gdpo_tune.figures.attainment_figures import draw_attainment, draw_sides, draw_superiority
+from gdpo_tune.figures.front_plotly import draw_pairs
 from gdpo_tune.figures.front_png import draw_front_svg
-from gdpo_tune.figures.gallery import Gallery, build_gallery
 from gdpo_tune.figures.html import build_page, embed_data, embed_figure, get_parts
-from gdpo_tune.figures.timeline import describe_utilisation
+from gdpo_tune.figures.parameter_figures import (
+    draw_importance,
+    draw_parallel,
+    draw_slices,
+    list_sliced,
+)
+from gdpo_tune.figures.trial_curves import (
+    describe_utilisation,
+    draw_hypervolume,
+    draw_learning,
+    draw_population,
+    draw_rungs,
+    draw_shares,
+    draw_timeline,
+    read_all_steps,
+)
 from gdpo_tune.results.comparison_report import Verdict
 from gdpo_tune.results.front_table import build_front_row, list_rows, title_policy
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.wording import (
-    ORIGINS,
     REPORT_FILE,
     capitalize_warning,
     describe_content,
@@ -65,96 +78,6 @@ from gdpo_tune.results.wording import (
 
 CHOOSE = "Policies to choose from"
 COMPLETIONS = "Sample completions"
-CAPTIONS = {
-    CHOOSE: (
-        "Set limits on what you would accept. Policies that miss them fade in the figure and in "
-        "the table, and the card below describes the best one left. Click a point or a name to see "
-        "its card."
-    ),
-    COMPLETIONS: (
-        "All policies have the same test prompts, drawn at random. One completion per prompt, "
-        "sampled at the temperature of the evaluation, with its scores."
-    ),
-    "Warnings": "What to check before you trust the result, and what would help.",
-    "Front uncertainty": (
-        "Attainment surfaces: the front recomputed 200 times, resampling each mean. Each line "
-        "bounds what that share of the recomputed fronts attains in these two objectives. Where "
-        "the lines are close together, the front is well known. Grey dots: the means."
-    ),
-    "Which parameters mattered": (
-        "Share of the variance between trials that involves a parameter, alone or together with "
-        "others, over the whole search space (total Sobol index). Shares of parameters that act "
-        "together overlap; the rest is noise. Bars: 95 % intervals. Strong: clear effect. Medium: "
-        "unclear. Pale: no detectable effect."
-    ),
-    "Parameters and objectives": (
-        "One line per configuration, coloured by normalization mode. Drag along an axis to keep "
-        "the lines that pass there; click the axis to clear."
-    ),
-    "Each parameter against each objective": (
-        "One point per configuration; the other parameters vary too. Large points are on the front."
-    ),
-    "Progress": (
-        "Hypervolume of the front after each trial, against fixed references: by trials, by time "
-        "and by compute. It falls where a replicate corrects a lucky first trial."
-    ),
-    "Training curves": (
-        "Running means over five steps. Strong lines: trials on the front. A dead group has equal "
-        "rewards throughout, so the policy learns nothing from it."
-    ),
-    "Validation scores during training": (
-        "Strong lines: trials on the front. A cross: stopped early."
-    ),
-    "Share of the training signal": (
-        "How much each reward contributed: |weight * standard deviation|, divided by the sum over "
-        "rewards, averaged over the steps. A large front is shown in part."
-    ),
-    "Population": (
-        "Parameters of each member during training, coloured by mode. Strong lines: on the front. "
-        "A dot: the member copied the weights and parameters of another one. Tables show the "
-        "initial values; schedule.json in a member's directory lists the values that its policy "
-        "was trained with."
-    ),
-    "Origins of the front": (
-        "How much final policies, earlier checkpoints and merges each contribute. Hypervolume: of "
-        "this row and the rows above. Share: what this row adds to the total. Cost: of all trials "
-        "of this kind, on the front or not."
-    ),
-    "Failures": "Trials that ended without a result. The front and the search ignore them.",
-    "Node losses and retries": (
-        "Lost nodes and failed attempts. Each trial resumed from its latest checkpoint. A lost "
-        "node does not count as a failure of its trials."
-    ),
-    "All trials": "★: on the front. Click a heading to sort.",
-}
-"""Title of a section -> its caption, if it has one."""
-READING_THE_FIGURE = (
-    "Figure: right and up is better. Filled: two or more seeds. Hollow: one seed, provisional. "
-    "Faded: dominated, or beyond your limits. Small cross: violates a constraint. Dotted line: a "
-    "constraint. Bars: one standard error. A policy on the front can lie below the line of a "
-    "panel, because it is better in another objective."
-)
-READING_THE_TABLE = (
-    "Table: means over seeds on test prompts ± one standard error. With one seed the noise of "
-    "training is unknown: the policy is provisional, and its error is at least the spread between "
-    "seeds elsewhere in the sweep. Card: 95 % intervals. P(front): probability of being on the "
-    "front, given means and standard errors."
-)
-WHY = (
-    "A difference is significant if two conditions hold. First, p is at most .04 in a permutation "
-    "test, which assigns configurations to the sides at random; it is corrected for all tests on "
-    "this page. Second, the 95 % interval excludes equality. Of two equal searches at most one "
-    "pair in twenty is called different in anything; docs/comparison.md has the measured rates."
-)
-SIDES = (
-    "Strong: not dominated within its own side in these two objectives. Background: the side whose "
-    "front reaches there more often when its configurations are resampled; the more often, the "
-    "stronger."
-)
-SUPERIORITY = (
-    "How often a configuration of one side is better than one of the other, over all pairs, with "
-    "95 % intervals. The dashed line at one half is no difference."
-)
 FIGURES = {
     "surfaces": "Front uncertainty",
     "importance": "Which parameters mattered",
@@ -167,14 +90,13 @@ FIGURES = {
     "population": "Population",
     "timeline": "Timeline",
 }
-"""Name of a figure in the gallery -> title of its section."""
-MIN_WIDTHS = {"pairs": 300, "surfaces": 300, "slices": 700, "progress": 700, "all": 700}
-"""Pixels below which a figure with many panels scrolls instead of shrinking."""
+"""Name of a figure -> title of its section."""
+
 STEPS = 50
 """Least steps of a slider."""
 MAX_POLICIES = 40
 """Policies with sample completions: baselines, the knee and the extremes first."""
-MOST_NAMED = 12
+MAX_NAMED = 12
 """Policies that are named where completions are missing."""
 
 
@@ -198,6 +120,7 @@ def build_report(sweep: Sweep) -> str:
     findings, limits = map(parts.bullets, describe_findings(front, sweep.effects))
     warnings = [capitalize_warning(str(each)) for each in sweep.warnings]
     completions = build_completions(front)
+    still = draw_front_svg(front, sweep.spec.name) if "pairs" in gallery else ""
     dimensions = [name for name in sweep.spec.space.dimensions if name != "normalization"]
     goals = [goal.name for goal in front.objectives]
     failed = (r for r in front.records if r.state == "failed")
@@ -206,13 +129,20 @@ def build_report(sweep: Sweep) -> str:
         for incident in list_incidents(sweep.sessions)
     ]
     bodies = {
-        CHOOSE: _build_answer(sweep, gallery, warnings, [COMPLETIONS] if completions else []),
+        CHOOSE: parts.answer(
+            # The first warning is about the knee, which the page selects.
+            warnings[0] if front.knee_shortfall else "",
+            embed_figure(gallery["pairs"](), "pairs", CHOOSE, still) if still else "",
+            build_choose_panel(sweep),
+            parts.front_table(goals, list_rows(front), len(front.members)),
+            build_cards(sweep, [COMPLETIONS] if completions else []),
+        ),
         COMPLETIONS: completions,
         "Warnings": parts.bullets(warnings),
         "Findings": findings,
         "Limits of the data": limits,
-        **{title: _embed(gallery, name, title) for name, title in FIGURES.items()},
-        "Origins of the front": _build_origins(front),
+        **{t: embed_figure(gallery[n](), n, t) for n, t in FIGURES.items() if n in gallery},
+        "Origins of the front": parts.origins(summarize_origins(front)),
         "Failures": parts.failures(
             [(title_candidate(r.name), r.reason or "no reason recorded") for r in failed]
         ),
@@ -221,24 +151,44 @@ def build_report(sweep: Sweep) -> str:
         "About this sweep": parts.facts(_describe_sweep(sweep)),
     }
     bodies = {title: body for title, body in bodies.items() if body.strip()}
-    captions = {**CAPTIONS, "Timeline": describe_utilisation(sweep.records, sweep.sessions)}
-    sections = [parts.section(t, captions.get(t, ""), body) for t, body in bodies.items()]
+    captions = {"Timeline": describe_utilisation(sweep.records, sweep.sessions)}
+    sections = [parts.section(t, body, captions.get(t, "")) for t, body in bodies.items()]
     answers = [title for title in (CHOOSE, COMPLETIONS) if title in bodies]
     contents = {"": answers, "Evidence": [title for title in bodies if title not in answers]}
-    head = Markup("<header><h1>{}</h1>{}</header>").format(
-        sweep.spec.name, parts.facts(_describe_head(sweep))
-    )
-    title = f"{sweep.spec.name}: Pareto front"
-    return build_page(title, head, sections, _describe_age(sweep.records), contents)
+    head = parts.header(sweep.spec.name, _describe_head(sweep))
+    # The age of the content: the time of drawing would make equal pages differ.
+    times = [t for r in sweep.records for t in (r.started, r.finished) if t is not None]
+    age = "Before the first trial."
+    if times:
+        latest = datetime.fromtimestamp(max(times)).astimezone()
+        age = f"The last trial started or ended at {latest:%Y-%m-%d %H:%M %Z}."
+    return build_page(f"{sweep.spec.name}: Pareto front", head, sections, age, contents)
 
 
-def _describe_age(records: Sequence[TrialRecord]) -> str:
-    """Return the age of the content; the time of drawing would make equal pages differ."""
-    times = [time for r in records for time in (r.started, r.finished) if time is not None]
-    if not times:
-        return "Before the first trial."
-    latest = datetime.fromtimestamp(max(times)).astimezone()
-    return f"The last trial started or ended at {latest:%Y-%m-%d %H:%M %Z}."
+def build_gallery(sweep: Sweep) -> Mapping[str, Callable[[], go.Figure]]:
+    """Return name -> function that draws it, for the figures that there is data for."""
+    spec, front, records = sweep.spec, sweep.front, sweep.records
+    dimensions, gpus = spec.space.dimensions, spec.resources.total_gpus
+    steps = read_all_steps(records)
+    trained = [c for c in front.configurations if c.is_training]
+    started = any(r.started is not None for r in records)
+    drawers: dict[str, tuple[object, Callable[[], go.Figure]]] = {
+        "pairs": (front.configurations, lambda: draw_pairs(front, spec.constraints, dimensions)),
+        "surfaces": (front.members and len(front.objectives) > 1, lambda: draw_attainment(front)),
+        "all": (len(trained) > 1, lambda: draw_parallel(front, dimensions)),
+        "importance": (sweep.effects.estimates, lambda: draw_importance(sweep.effects)),
+        "slices": (list_sliced(front, dimensions), lambda: draw_slices(front, dimensions)),
+        "progress": (front.hypervolume_over_trials, lambda: draw_hypervolume(front, gpus)),
+        "shares": (steps and front.members, lambda: draw_shares(front, steps)),
+        "training": (steps, lambda: draw_learning(front, steps)),
+        "rungs": (
+            any(len(r.rungs) > 1 and r.is_training for r in records),
+            lambda: draw_rungs(front),
+        ),
+        "population": (any(r.lineage for r in records), lambda: draw_population(front)),
+        "timeline": (started, lambda: draw_timeline(records)),
+    }
+    return {name: draw for name, (data, draw) in drawers.items() if data}
 
 
 def _describe_head(sweep: Sweep) -> dict[str, str]:
@@ -275,58 +225,6 @@ def _describe_sweep(sweep: Sweep) -> dict[str, str]:
         "changes": describe_content(front.records),
         "prompts too long, left out": describe_left_out_prompts(front.records),
     }
-
-
-def _build_answer(
-    sweep: Sweep, gallery: Gallery, warnings: Sequence[str], links: Sequence[str]
-) -> Markup:
-    """Return the first screen: figure, controls, table, and the cards with their `links`."""
-    front, parts, answer = sweep.front, get_parts(), Markup("")
-    if front.knee_shortfall:  # the first warning is about the knee, which the page selects
-        answer += Markup('<p class="warning">{}</p>').format(warnings[0])
-    names = [abbreviate_parameter(goal.name) for goal in front.objectives]
-    table = parts.front_table(names, list_rows(front), len(front.members))
-    if front.members:
-        table += Markup(
-            "<details><summary>How to read this</summary><p>{}</p><p>{}</p></details>"
-        ).format(READING_THE_FIGURE, READING_THE_TABLE)
-    table = Markup("<div>{}</div>").format(table)
-    if panel := build_choose_panel(sweep):
-        table = Markup('<div class="choice">{}{}</div>').format(panel, table)
-    still = draw_front_svg(front, sweep.spec.name) if "pairs" in gallery else ""
-    return answer + _embed(gallery, "pairs", CHOOSE, still) + table + build_cards(sweep, links)
-
-
-def _embed(gallery: Gallery, name: str, title: str, still: str = "") -> Markup:
-    """Return a figure as HTML; empty if there is no data for it."""
-    if name not in gallery:
-        return Markup("")
-    return embed_figure(
-        gallery[name](),
-        name,
-        title,
-        buttons=name != "all",
-        min_width=MIN_WIDTHS.get(name, 560),
-        stacks=name in ("pairs", "surfaces"),
-        still=still,
-    )
-
-
-def _build_origins(front: Front) -> Markup:
-    """Return one row per kind of candidates; empty for a sweep with final policies alone."""
-    heads = ["candidates", "trials", "on the front", "hypervolume", "share"]
-    heads += ["completions in training", "completions in evaluations", "CPU time"]
-    rows = [
-        [
-            *(ORIGINS[origin.kind], origin.trials, origin.members),
-            *(format_number(origin.hypervolume), format_percent(origin.share)),
-            *(f"{origin.cost.completions:,}", f"{origin.cost.evaluation_completions:,}"),
-            format_duration(origin.cost.cpu_seconds),
-        ]
-        for origin in summarize_origins(front)
-    ]
-    parts = get_parts()
-    return parts.plain_table("origins", heads, "Origins of the front", rows) if rows else Markup("")
 
 
 # The panel that chooses a policy. The page applies it as `--pick` does: `results.picks` and
@@ -440,21 +338,18 @@ def build_cards(sweep: Sweep, links: Sequence[str] = ()) -> Markup:
     except TaskFileError:  # its file is gone, so intervals stay whole
         ranges = {}
     shown = (*front.members, *front.baselines, *([front.chosen] if front.chosen else []))
-    cards = [
+    cards = (
         get_parts().card(
             build_front_row(front, policy, ties=True),
             policy is not (front.chosen or front.knee),
             _list_values(front, policy, ranges),
             _describe_policy(sweep, policy),
-            policy.numbers,
             _list_commands(_get_location(sweep), policy),
             links,
         )
         for policy in {c.name: c for c in shown}.values()
-    ]
-    return (
-        Markup('<div id="cards">{}</div>').format(Markup("").join(cards)) if cards else Markup("")
     )
+    return Markup("").join(cards)
 
 
 def _list_values(
@@ -543,7 +438,8 @@ def build_completions(front: Front) -> Markup:
             missing.append(title)
     if not columns:
         return Markup("")
-    return get_parts().completions(columns, format_first(missing, MOST_NAMED))
+    prompts = dict.fromkeys(prompt for *_, kept in columns for prompt in kept)
+    return get_parts().completions(prompts, columns, format_first(missing, MAX_NAMED))
 
 
 # Comparisons
@@ -554,34 +450,16 @@ def write_comparison(
 ) -> Path:
     """Write the page and return its path, in a directory that exists; it appears whole or not."""
     parts = get_parts()
-    title = f"{comparison.left.name} against {comparison.right.name}"
-    head = Markup('<header><h1>{}</h1><p class="verdict">{}</p></header>')
-    sections = [parts.section("Why", WHY, parts.bullets(verdict.reasons))]
+    bodies = {"Why": parts.bullets(verdict.reasons)}
     if notes:
-        sections.append(parts.section("Limitations", "", parts.bullets(notes)))
+        bodies["Limitations"] = parts.bullets(notes)
     if len(comparison.left.objectives) > 1:
-        figure = draw_sides(comparison)
-        sides = embed_figure(figure, "sides", "Trade-offs", stacks=True, min_width=300)
-        sections.append(parts.section("Trade-offs", SIDES, sides))
+        bodies["Trade-offs"] = embed_figure(draw_sides(comparison), "sides", "Trade-offs")
     if comparison.probability_of_superiority:
-        effects = embed_figure(draw_superiority(comparison), "effects", "Objectives")
-        sections.append(parts.section("Objectives", SUPERIORITY, effects))
-    heads = ["side", "configurations", "stopped early", "failed trials", "on its front", "time"]
-    heads.append(f"hypervolume of {comparison.count}")
-    heads += [f"best {abbreviate_parameter(name)}" for name in comparison.best]
-    volumes = comparison.hypervolumes
-    rows = [
-        [
-            *(side.name, side.tried_count, side.stopped, side.failed, len(side.front)),
-            *(
-                format_duration(side.seconds),
-                format_number(volumes[index], abs(volumes[0] - volumes[1])),
-            ),
-            *(format_estimate(pair[index]) for pair in comparison.best.values()),
-        ]
-        for index, side in enumerate((comparison.left, comparison.right))
-    ]
-    table = parts.plain_table("sides", heads, "The two sides", rows)
-    sections.append(parts.section("The two sides", "", table))
-    write_atomically(path, build_page(title, head.format(title, verdict.headline), sections))
+        effects = draw_superiority(comparison)
+        bodies["Objectives"] = embed_figure(effects, "effects", "Objectives")
+    bodies["The two sides"] = parts.sides(comparison)
+    title = f"{comparison.left.name} against {comparison.right.name}"
+    sections = [parts.section(name, body) for name, body in bodies.items()]
+    write_atomically(path, build_page(title, parts.header(title, {}, verdict.headline), sections))
     return path
