@@ -54,7 +54,7 @@ from gdpo_tune.analysis.importance import (
 )
 from gdpo_tune.core.registry import SAMPLERS
 from gdpo_tune.core.trials import Estimate, Params, TrialRecord
-from gdpo_tune.results.dimensions import list_dimensions
+from gdpo_tune.results.open_sweep import list_dimensions
 from gdpo_tune.spec import Choices, Domain, ObjectiveSpec, Search, Space, SweepSpec, Uniform
 from gdpo_tune.tuning.search.projection import Projection
 

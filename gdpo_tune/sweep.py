@@ -82,7 +82,7 @@ def main(arguments: Sequence[str]) -> int:
             )
             display.close()
             spec = result.spec
-            view = Sweep(spec, result.records, result.sessions)
+            view = Sweep(spec, result.records, result.sessions, ending=result.reason)
             write_figures(view)
             tracker.log_figures()
     except ClusterLostError as error:

@@ -159,7 +159,7 @@ class Front:
 
     @cached_property
     def knee_shortfall(self) -> list[str]:
-        """Objectives in which the knee, for want of a better one, is worse than no training."""
+        """Objectives in which the knee is worse than the untrained policy."""
         untrained = find_untrained(self.baselines)
         if self.knee is None or untrained is None:
             return []

@@ -29,14 +29,13 @@ from scipy.stats import qmc
 from gdpo_tune.analysis.front import Front, name_extreme
 from gdpo_tune.analysis.pareto import Floats
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.analysis.uncertainty import Interval, compute_interval
+from gdpo_tune.analysis.uncertainty import Interval, compute_interval, format_share
 from gdpo_tune.core.text import (
     NOISE,
     format_count,
     format_estimate,
     format_hypervolume,
     format_list,
-    format_percent,
 )
 from gdpo_tune.core.trials import Objective, Params, ParamValue, title_candidate
 
@@ -562,12 +561,13 @@ def _list_limits_of_effects(effects: Effects) -> list[str]:
             f"Did not vary: {format_list(effects.constant)}. All {effects.configurations} "
             "configurations have the same value, so no parameter mattered."
         )
-    unclear = [effect for effect in effects.estimates if effect.strength == "unclear"]
-    lines += [
-        f"Unclear: {effect.parameter} may explain {_format_share(effect)} of the variance in "
-        f"{effect.objective}."
-        for effect in unclear
-    ]
+    for effect in effects.estimates:
+        if effect.strength == "unclear":
+            share = format_share(effect.importance, effect.interval)
+            lines.append(
+                f"Unclear: {effect.parameter} may explain {share} of the variance in "
+                f"{effect.objective}."
+            )
     names = list(dict.fromkeys(effect.parameter for effect in effects.estimates))
     silent = [
         name
@@ -585,17 +585,11 @@ def _list_limits_of_effects(effects: Effects) -> list[str]:
 def describe_effect(effect: ParameterEffect) -> str:
     """Return a sentence on a clear effect: its share of the variance, and its changes."""
     changes = [c for c in effect.changes if c.interval.low > 0 or c.interval.high < 0]
-    share = (
-        f"{effect.parameter} explains {_format_share(effect)} of the variance in {effect.objective}"
-    )
+    share = format_share(effect.importance, effect.interval)
+    share = f"{effect.parameter} explains {share} of the variance in {effect.objective}"
     if not changes:
         return f"{share}, by a curve or together with other parameters."
     return f"{share}: {'; '.join(_describe_change(change) for change in changes)}."
-
-
-def _format_share(effect: ParameterEffect) -> str:
-    low, high = format_percent(effect.interval.low), format_percent(effect.interval.high)
-    return f"{format_percent(effect.importance)} (95 %: {low} to {high})"
 
 
 def _describe_change(change: Change) -> str:

@@ -102,7 +102,7 @@ class Configuration:
 
     @property
     def is_training(self) -> bool:
-        """True if it is the end of a training, which its parameters have led to."""
+        """True if trained with its own parameters."""
         return self.role != "untrained" and not self.parts
 
     @property

@@ -22,6 +22,7 @@ from gdpo_tune.analysis.pareto import (
     compute_loss_hypervolume,
     compute_losses,
 )
+from gdpo_tune.core.text import format_percent
 from gdpo_tune.core.trials import Objective
 
 DRAWS = 1000
@@ -69,6 +70,12 @@ def compute_interval(values: Sequence[float] | Floats) -> Interval:
         float(np.quantile(numbers, tail, method="lower")),
         float(np.quantile(numbers, 1 - tail, method="higher")),
     )
+
+
+def format_share(share: float, interval: Interval) -> str:
+    """Return `12 % (95 %: 5 % to 20 %)`."""
+    low, high = format_percent(interval.low), format_percent(interval.high)
+    return f"{format_percent(share)} (95 %: {low} to {high})"
 
 
 def rank_values(values: Floats) -> Floats:

@@ -21,8 +21,8 @@ from gdpo_tune.publishing.licence import Licence, find_licence
 from gdpo_tune.publishing.policy_files import explain_missing_policy, find_kept_policy
 from gdpo_tune.publishing.record import build_record
 from gdpo_tune.results.open_sweep import Sweep
+from gdpo_tune.results.picks import PickedCandidate
 from gdpo_tune.results.public_record import PublicFilter, make_public
-from gdpo_tune.results.wording import PickedCandidate
 from gdpo_tune.spec import SweepSpec
 
 PICTURE = "front.png"

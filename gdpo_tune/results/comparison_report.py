@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gdpo_tune.analysis.comparison import ALPHA, Arm, Comparison, Effect, build_arm, compare_arms
-from gdpo_tune.analysis.uncertainty import Interval
+from gdpo_tune.analysis.uncertainty import format_share
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.registry import NORMALIZATIONS
@@ -272,7 +272,7 @@ def _list_reasons(comparison: Comparison) -> list[str]:
         )
         lines.append(
             f"{name}: {result}. A configuration of {left} beats one of {right} in "
-            f"{_format_share(effect.value, effect.interval)} of pairs. "
+            f"{format_share(effect.value, effect.interval)} of pairs. "
             f"Corrected p = {effect.corrected:.3f}."
         )
     if not comparison.probability_of_superiority:
@@ -286,20 +286,15 @@ def _list_reasons(comparison: Comparison) -> list[str]:
     ours, theirs = comparison.coverage
     if not math.isnan(ours[0]) and not math.isnan(theirs[0]):
         lines.append(
-            f"Coverage: {left} matches or beats {_format_share(*ours)} of the front of {right}, "
-            f"and {right} {_format_share(*theirs)} of that of {left}."
+            f"Coverage: {left} matches or beats {format_share(*ours)} of the front of {right}, "
+            f"and {right} {format_share(*theirs)} of that of {left}."
         )
     ours, theirs = comparison.attained
     lines.append(
         f"Attainment: of the goals between the references and the best values, {left} alone "
-        f"attains {_format_share(*ours)}, {right} alone {_format_share(*theirs)}."
+        f"attains {format_share(*ours)}, {right} alone {format_share(*theirs)}."
     )
     return lines
-
-
-def _format_share(share: float, interval: Interval) -> str:
-    low, high = format_percent(interval.low), format_percent(interval.high)
-    return f"{format_percent(share)} (95 %: {low} to {high})"
 
 
 def _describe_hypervolumes(comparison: Comparison) -> str:

@@ -28,7 +28,7 @@ ENDED = ("complete", "pruned", "failed")
 EVALUATION = 0.1
 """Time of a trial that trains nothing, as a share of a training's: the unit of work."""
 MIN_WORK = 0.1
-"""Work that has to be done before the pace is known."""
+"""Minimum work before an estimate."""
 
 
 class Paced(Generic[T]):

@@ -35,12 +35,11 @@ from gdpo_tune.results.front_table import (
     summarize_front,
 )
 from gdpo_tune.results.open_sweep import Sweep
-from gdpo_tune.results.picks import parse_pick, pick_trial
+from gdpo_tune.results.picks import PickedCandidate, parse_pick, pick_trial
 from gdpo_tune.results.published_sweep import explain_foreign_ledger
 from gdpo_tune.results.steering import Steering
 from gdpo_tune.results.wording import (
     REPORT_FILE,
-    PickedCandidate,
     describe_last_session,
     describe_states,
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,7 +33,6 @@ from gdpo_tune.core.trial_files import (
 from gdpo_tune.core.trials import (
     MERGE_PREFIX,
     PROMPTS_LEFT_OUT,
-    Estimate,
     ParamValue,
     TrialRecord,
     format_parts,
@@ -77,25 +75,6 @@ WAYS_ON = """    ways on, see docs/policies.md:
     - training.dead_steps: 0 trains on nevertheless"""
 
 
-@dataclass(frozen=True)
-class PickedCandidate:
-    """Candidate that a choice names."""
-
-    record: TrialRecord
-    """Trial with that name, or the first trial of the configuration that was picked."""
-    label: str
-    """Part of a directory's name: `knee`, `trial-7`, `trial-7-step-40` or `merge-27`."""
-    lines: tuple[str, ...]
-    """Sentences about it: its values, and how certain its conditions are."""
-    values: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
-    """Means over seeds on test prompts; empty if it was not measured to its end."""
-
-    @property
-    def name(self) -> str:
-        """Name of the candidate."""
-        return self.record.name
-
-
 def measure_wall_time(records: Sequence[TrialRecord]) -> float:
     """Return seconds from the first start of a trial to the last end; 0 before anything ended."""
     started = [record.started for record in records if record.started is not None]
@@ -111,7 +90,7 @@ def name_state(state: str) -> str:
 def describe_work(records: Sequence[TrialRecord], together: int, unit: str) -> str:
     """Return the time of all trials as `unit`; say so where `together` ones share a process.
 
-    That time then holds the turns of the others, so the sum is longer than the work.
+    That time then includes waiting for other trials in the process.
     """
     work = f"{format_duration(sum(record.cost.seconds for record in records))} of {unit}"
     waits = f" (up to {together} trials share a process, and wait for each other)"
@@ -230,7 +209,7 @@ class ResultWarning(NamedTuple):
 
 
 def list_result_warnings(spec: SweepSpec, front: Front) -> list[ResultWarning]:
-    """Return what is to be known before a result is trusted.
+    """Return warnings about the result.
 
     Without a front these are only the trainings that left the policy as it was.
     """

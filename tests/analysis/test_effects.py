@@ -22,7 +22,7 @@ from gdpo_tune.analysis.importance import (
 )
 from gdpo_tune.analysis.uncertainty import Interval
 from gdpo_tune.core.trials import Exploit
-from gdpo_tune.results.dimensions import estimate_sweep_effects
+from gdpo_tune.results.open_sweep import Sweep
 from tests.support.analysis import GOALS, build_checkpoint, build_merge, build_trial
 from tests.support.tuning import load_code_spec
 
@@ -168,7 +168,7 @@ def test_proposals_that_crowd_take_more_configurations():
 @pytest.mark.parametrize(("sampler", "needed"), [("tpe", 80), ("gp", 25), ("auto", 25)])
 def test_the_sampler_of_a_sweep_decides_how_many_it_takes(tmp_path, sampler, needed):
     spec = load_code_spec(tmp_path, [f"search.sampler={sampler}"])
-    assert estimate_sweep_effects(spec, build_front([], GOALS)).needed == needed
+    assert Sweep(spec, ()).effects.needed == needed
 
 
 def test_an_objective_without_a_settled_order_is_left_out():
