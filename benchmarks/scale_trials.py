@@ -14,7 +14,7 @@ from scale_executor import CLOCK
 from gdpo_tune.core.steps import STEPS_FILE
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome
-from gdpo_tune.tuning.ray.messages import (
+from gdpo_tune.tuning.attempts import (
     AttemptConfig,
     Finished,
     Interrupted,

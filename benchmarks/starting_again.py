@@ -28,7 +28,7 @@ from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, TrialRec
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.model import SPEC
-from gdpo_tune.tuning.ray.messages import Setup
+from gdpo_tune.tuning.attempts import Setup
 from gdpo_tune.tuning.schedulers.asha import Asha
 from gdpo_tune.tuning.schedulers.rung_decisions import RungDecisions
 from gdpo_tune.tuning.schedulers.rungs import Variant

@@ -21,9 +21,10 @@ from gdpo_tune.core import task_files
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, Report
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import gpu, live_engine, ranks
+from gdpo_tune.training import gpu, ranks
 from gdpo_tune.training.build import build_trainer
 from gdpo_tune.training.checkpoints import Checkpoint, read_checkpoint
+from gdpo_tune.training.engine import OF_PROCESS
 from gdpo_tune.training.evaluation import Evaluator
 from gdpo_tune.training.lora import load_adapter
 from gdpo_tune.training.merged_trial import load_merge, merge_and_validate
@@ -111,7 +112,7 @@ def run_trial(
         model, validation = trainer.policy, reporter.validation
         checkpoint = reporter.checkpoint
     elif config.parts and start is None:
-        live_engine.close_engine()  # its memory serves the evaluation
+        OF_PROCESS.close()  # its memory serves the evaluation
         evaluator = Evaluator(config, cache, choose_held_out_sampler(config))
         model, merged = merge_and_validate(config, evaluator, clock, report)
         validation, checkpoint = merged.validation, merged.path
@@ -153,7 +154,7 @@ def _load_without_training(
         plain = replace(config, params={**config.params, "beta": 0.0}, sharded=False)
         trainer, sampler = build_trainer(plain, cache)
         return trainer.policy, sampler
-    live_engine.close_engine()
+    OF_PROCESS.close()
     model: Any
     if start is None:
         model = cache.take_policy()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import ClusterLostError, StoreError, StoreUnreachableError
@@ -27,7 +27,9 @@ from gdpo_tune.ledger import Ledger, silence_optuna
 from gdpo_tune.ledger.sweep_store import SweepStore, check_writable
 from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler, collect_variables
 from gdpo_tune.spec.model import SPEC
+from gdpo_tune.tuning.attempts import Setup, choose_interval
 from gdpo_tune.tuning.kept_checkpoints import delete_unkept_checkpoints
+from gdpo_tune.tuning.lifecycle import Lifecycle
 from gdpo_tune.tuning.provenance import describe_machine
 from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.ray.joining import LOST
@@ -37,16 +39,8 @@ from gdpo_tune.tuning.search.applied_requests import RequestInbox
 from gdpo_tune.tuning.search.candidate_plan import count_candidates
 from gdpo_tune.tuning.search.plan import count_planned, explain_end, is_finished
 
-if TYPE_CHECKING:
-    from ray.tune import Callback, Stopper, Tuner
-
-    from gdpo_tune.tuning.schedulers.base import Scheduler
-    from gdpo_tune.tuning.search.searcher import LedgerSearcher
-
 TRAIN = "gdpo_tune.training:train"
 PACK = "gdpo_tune.training.packs:Pack"
-RAY = "ray"
-"""In the sweep's directory: working directory of Ray; deleted at the end."""
 
 
 @dataclass(frozen=True)
@@ -150,119 +144,53 @@ def _with_ray(ledger: Ledger, train: str, emit: Listener) -> bool:
 def _run_tuner(
     ledger: Ledger, train: str, slots: int, emit: Listener, ray_cluster: cluster.Cluster
 ) -> bool:
-    """Run Ray Tune until the searcher has nothing left; return whether it was interrupted."""
-    from gdpo_tune.tuning.ray.failures import Attempts
-    from gdpo_tune.tuning.ray.messages import Setup
-    from gdpo_tune.tuning.ray.places import PackHosts
-    from gdpo_tune.tuning.ray.reporter import choose_interval
-    from gdpo_tune.tuning.ray.stopping import ClusterLostInterrupt, Interruption
-    from gdpo_tune.tuning.search.searcher import LedgerSearcher
+    """Run Ray Tune until nothing is left to start; return whether it was interrupted."""
+    from gdpo_tune.tuning.ray.tune import (
+        GRACE,
+        RAY,
+        ClusterLostInterrupt,
+        TuneStopper,
+        build_tuner,
+    )
 
-    spec_file, address = ledger.directory / SPEC, ledger.spec.address
-    worker, together = ledger.spec.resources, ledger.spec.resources.trials_per_process
+    spec, worker = ledger.spec, ledger.spec.resources
+    together = worker.trials_per_process
     setup = Setup(
         train or (PACK if together > 1 else TRAIN),
-        spec_file,
-        address,
+        ledger.directory / SPEC,
+        spec.address,
         worker.workers,
         worker.cpus,
         worker.gpus,
         together,
         choose_interval(slots),
     )
-    hosts = PackHosts(setup)
-    info = registry.SCHEDULERS[ledger.spec.search.scheduler.type]
-    scheduler = registry.load(info.target)(ledger)
-    searcher = LedgerSearcher(ledger, setup, slots, emit, scheduler, hosts.grow)
-    interruption = Interruption(
-        searcher.stop_flag, ray_cluster.is_alive, searcher.apply_requests, together
-    )
-    attempts = Attempts(searcher, ray_cluster.nodes, ray_cluster.remember)
-
-    def stop() -> None:
-        searcher.stop()
-        interruption.request()
-
+    scheduler = registry.load(registry.SCHEDULERS[spec.search.scheduler.type].target)(ledger)
+    nodes = ray_cluster.nodes
+    lifecycle = Lifecycle(ledger, scheduler, setup, slots, emit, nodes)
+    # Trials that share a process compute one after another.
+    stopper = TuneStopper(lifecycle, ray_cluster.is_alive, GRACE * together)
     try:
         with (
-            stop_on_signals(stop),
+            stop_on_signals(stopper.request),
             silence_optuna(),
             explain_full_disk(ledger.directory, "the sweep"),
         ):
-            hosts.grow(slots)
-            build_tuner(ledger, slots, searcher, scheduler, interruption, attempts).fit()
+            on_process = ray_cluster.remember
+            build_tuner(spec, ledger.directory, slots, setup, lifecycle, stopper, on_process).fit()
     except KeyboardInterrupt:
-        interruption.request()
+        stopper.request()
     except ClusterLostInterrupt:
         raise ClusterLostError(LOST) from None
-    else:
-        hosts.close()
     finally:
-        searcher.close()
+        lifecycle.close()
         # the next start clears it too
         with suppress(StoreError, StoreUnreachableError, OSError):
-            searcher.stop_flag.clear()
+            lifecycle.stop_flag.clear()
         shutil.rmtree(ledger.directory / RAY, ignore_errors=True)
-    if searcher.fatal is not None:
-        raise searcher.fatal
-    return interruption.requested
-
-
-def build_tuner(
-    ledger: Ledger,
-    slots: int,
-    searcher: LedgerSearcher,
-    scheduler: Scheduler,
-    stopper: Stopper,
-    callback: Callback,
-) -> Tuner:
-    """Return Ray's Tuner for one run."""
-    from ray.tune import FailureConfig, RunConfig, TuneConfig, Tuner, with_resources
-
-    from gdpo_tune.tuning.ray.failures import FOR_EVER
-    from gdpo_tune.tuning.ray.messages import unpack_attempt
-    from gdpo_tune.tuning.ray.pack_proxy import run_packed_trial
-    from gdpo_tune.tuning.ray.trainable import run_trial
-
-    def name_trial(trial: Any) -> str:
-        return f"{unpack_attempt(trial.config).trial}-{trial.trial_id}"
-
-    # By default Ray starts one process after the other, which takes seconds for each slot.
-    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(slots)
-    resources, rollout = ledger.spec.resources, ledger.spec.rollout
-    may_have_engine = resources.gpus > 0 or rollout.engine == "vllm"
-    shares = resources.trials_per_process > 1
-    return Tuner(
-        with_resources(run_packed_trial if shares else run_trial, build_resources(ledger.spec)),
-        tune_config=TuneConfig(
-            search_alg=searcher,
-            scheduler=scheduler,
-            num_samples=-1,
-            reuse_actors=shares or rollout.reuse_engine or not may_have_engine,
-            trial_name_creator=name_trial,
-            trial_dirname_creator=name_trial,
-        ),
-        run_config=RunConfig(
-            name=RAY,
-            storage_path=str(ledger.directory),
-            verbose=0,
-            stop=stopper,
-            failure_config=FailureConfig(max_failures=FOR_EVER),
-            callbacks=[callback],
-        ),
-    )
-
-
-def build_resources(spec: SweepSpec) -> Any:
-    """Return what Ray sets aside for the process that it starts for a trial."""
-    from ray.tune import PlacementGroupFactory
-
-    resources = spec.resources
-    if resources.workers == resources.trials_per_process == 1:
-        return {"cpu": spec.resources.cpus, "gpu": spec.resources.gpus}
-    # This process only waits for others, and must not hold a CPU that they need. So it takes a tiny
-    # share of a resource that every cluster has and nothing else uses.
-    return PlacementGroupFactory([{"node:__internal_head__": 0.0001}])
+    if lifecycle.fatal is not None:
+        raise lifecycle.fatal
+    return stopper.requested
 
 
 def fetch_files(ledger: Ledger) -> None:

@@ -13,7 +13,7 @@ import scale_trials
 from scale_executor import START, Clock, SimulatedActors, Tally
 
 from gdpo_tune.spec.model import SPEC
-from gdpo_tune.tuning.ray.messages import (
+from gdpo_tune.tuning.attempts import (
     AttemptConfig,
     Interrupted,
     Setup,

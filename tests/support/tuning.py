@@ -14,7 +14,13 @@ from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.model import SPEC
 from gdpo_tune.tuning.ray import reporter
-from gdpo_tune.tuning.ray.messages import AttemptConfig, Setup, TrialUpdate, unpack_message
+from gdpo_tune.tuning.attempts import (
+    AttemptConfig,
+    Setup,
+    TrialPlaced,
+    TrialUpdate,
+    unpack_message,
+)
 from tests.support.paths import ROOT
 
 SPACE = ROOT / "search_spaces" / "code.yaml"
@@ -84,8 +90,9 @@ def record_reports(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
 
     def receive(result: dict[str, Any]) -> None:
         message = unpack_message(result)
-        assert isinstance(message, TrialUpdate)
-        arrived.append(message.measurement)
+        if not isinstance(message, TrialPlaced):
+            assert isinstance(message, TrialUpdate)
+            arrived.append(message.measurement)
 
     monkeypatch.setattr(reporter.tune, "report", receive)
     return arrived

@@ -25,6 +25,7 @@ from gdpo_tune.training.checkpoints import (
     read_checkpoint,
     write_checkpoint,
 )
+from gdpo_tune.tuning.attempts import Failed
 from gdpo_tune.tuning.schedulers import exploits
 from gdpo_tune.tuning.search import applied_requests
 from gdpo_tune.tuning.search.plan import is_finished
@@ -314,7 +315,7 @@ def test_a_failed_member_does_not_affect_the_others(spec: SweepSpec):
                 driver.train(next(iter(driver.in_flight)))
         trial_id = next(id for id, config in driver.in_flight.items() if config.evaluate_at)
         number = int(driver.in_flight.pop(trial_id).directory.name)
-        driver.searcher.on_failure(trial_id, "broken")
+        driver.searcher.on_end(trial_id, Failed("broken"))
         driver.run()
         records, generations = ledger.get_records(), ledger.get_generations()
     assert [r.state for r in list_members(records)].count("complete") == MEMBERS - 1

@@ -20,7 +20,8 @@ from gdpo_tune.core.trials import Cost, Measurement, Outcome, Report
 from gdpo_tune.spec.model import SPEC
 from gdpo_tune.training.checkpoints import read_checkpoint, write_checkpoint
 from gdpo_tune.tuning.ray import reporter, stopping, trainable
-from gdpo_tune.tuning.ray.messages import (
+from gdpo_tune.tuning.attempts import (
+    TrialPlaced,
     AttemptConfig,
     AttemptError,
     Failed,
@@ -77,6 +78,7 @@ def messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[T
     monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
     monkeypatch.setattr(reporter.tune, "report", lambda packed: messages.append(unpack(packed)))
     monkeypatch.setattr(trainable, "_trials_served", 0)
+    monkeypatch.setattr(trainable, "describe_place", lambda: TrialPlaced("process", "node"))
     # the original queries Ray
     monkeypatch.setattr(trainable, "compute_memory_limit", lambda *_: float("inf"))
     monkeypatch.setattr(stopping, "ASK_SECONDS", 0.0)  # steps take no time
@@ -121,6 +123,8 @@ def test_a_checkpoint_is_reported_only_after_its_upload(
 ):
     def hear(packed: dict[str, Any]) -> None:
         update = unpack(packed)
+        if isinstance(update, TrialPlaced):
+            return
         assert isinstance(update, TrialUpdate)
         step = update.measurement.step
         if step % 2 == 0:
@@ -172,6 +176,8 @@ def test_a_trial_that_is_halted_at_a_rung_takes_no_further_step(
 
     def hear(packed: dict[str, Any]) -> None:  # Ray returns once the driver has dealt with it
         update = unpack(packed)
+        if isinstance(update, TrialPlaced):
+            return
         assert isinstance(update, TrialUpdate)
         messages.append(update)
         if update.measurement.has_validation:

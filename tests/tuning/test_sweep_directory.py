@@ -11,7 +11,7 @@ from gdpo_tune.core.errors import DirectoryLostError
 from gdpo_tune.core.trials import Cost, Measurement
 from gdpo_tune.spec.model import SPEC
 from gdpo_tune.tuning.ray import trainable
-from gdpo_tune.tuning.ray.messages import (
+from gdpo_tune.tuning.attempts import (
     AttemptConfig,
     AttemptError,
     Failed,

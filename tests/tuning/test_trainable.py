@@ -24,16 +24,16 @@ from gdpo_tune.core.errors import (
 )
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Measurement
-from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import Resources
-from gdpo_tune.tuning import runner
-from gdpo_tune.tuning.ray import trainable, workers
-from gdpo_tune.tuning.ray.messages import (
+from gdpo_tune.tuning.ray import trainable, tune, workers
+from gdpo_tune.tuning.attempts import (
+    TrialPlaced,
     AttemptError,
     Failed,
     Fatal,
     Finished,
     Interrupted,
+    Setup,
     TrialMessage,
     pack,
     unpack_message,
@@ -71,6 +71,7 @@ def config(tmp_path: Path) -> TrialConfig:
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
     """Measurements that were sent to Ray."""
     monkeypatch.setattr(trainable, "_trials_served", 0)
+    monkeypatch.setattr(trainable, "describe_place", lambda: TrialPlaced("process", "node"))
     return record_reports(monkeypatch)
 
 
@@ -228,9 +229,11 @@ def test_a_trial_that_fits_nowhere_is_refused(
 def test_a_trial_that_may_use_an_engine_gets_a_new_process_on_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], reused: bool
 ):
-    monkeypatch.setattr("ray.tune.Tuner", lambda trainable, **options: options)
-    with Ledger.open(load_code_spec(tmp_path, overrides)) as ledger:
-        options: Any = runner.build_tuner(ledger, 64, None, None, None, None)
+    monkeypatch.setattr(tune, "Tuner", lambda trainable, **options: options)
+    lifecycle: Any = None
+    spec = load_code_spec(tmp_path, overrides)
+    setup = Setup("", tmp_path, gpus=spec.resources.gpus)
+    options: Any = tune.build_tuner(spec, tmp_path, 64, setup, lifecycle, lifecycle, lambda: None)
     assert os.environ["TUNE_MAX_PENDING_TRIALS_PG"] == "64"  # processes start side by side
     assert options["tune_config"].reuse_actors is reused
 
@@ -261,9 +264,9 @@ def test_workers_that_do_not_fit_are_refused(tmp_path: Path):
 
 
 def test_a_process_that_waits_for_workers_takes_no_cpu(tmp_path: Path):
-    alone = runner.build_resources(load_code_spec(tmp_path))
+    alone = tune.build_resources(load_code_spec(tmp_path))
     assert alone == {"cpu": 1.0, "gpu": 0.0}
-    group = runner.build_resources(load_code_spec(tmp_path, ["resources.workers=2"]))
+    group = tune.build_resources(load_code_spec(tmp_path, ["resources.workers=2"]))
     assert group.required_resources == {"node:__internal_head__": 0.0001}
 
 

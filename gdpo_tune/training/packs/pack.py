@@ -21,9 +21,9 @@ from gdpo_tune.core.engines import round_up_rank
 from gdpo_tune.core.errors import PackError
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Measurement, Outcome, Report
+from gdpo_tune.training.engine import EnginePool
 from gdpo_tune.training.out_of_memory import explain_out_of_memory
 from gdpo_tune.training.packs.global_state import read_global_state, restore_global_state
-from gdpo_tune.training.packs.shared_engine import SharedEngine
 from gdpo_tune.training.rollout import uses_engine_in_process
 from gdpo_tune.training.trial import prepare_process, run_trial
 from gdpo_tune.training.worker_cache import (
@@ -46,8 +46,7 @@ class Pack:
         """
         self._size = size
         self._places = threading.BoundedSemaphore(size)
-        self._largest_rank = largest_rank
-        self._engine = SharedEngine(size)
+        self._engine = EnginePool(size, largest_rank)
         self._turns = turns.Turns(read_global_state, restore_global_state, self._engine.start_batch)
         self._config: TrialConfig | None = None
         self._cache: WorkerCache | None = None
@@ -104,12 +103,13 @@ class Pack:
             )
         if self._config is not None:
             _require_agreement(self._config, config)
-        rank = self._largest_rank or (self._config or config).model.lora_rank
+        rank = self._engine.largest_rank = (
+            self._engine.largest_rank or (self._config or config).model.lora_rank
+        )
         if uses_engine_in_process(config):
             _require_slot(config, round_up_rank(rank))
         if self._cache is None:
-            source = self._engine.build_source(rank)
-            self._cache = build_worker_cache(config, shares_weights=True, engines=source)
+            self._cache = build_worker_cache(config, shares_weights=True, engines=self._engine)
             self._config = config
         return self._cache
 

@@ -28,7 +28,7 @@ from gdpo_tune.core.object_store import StoreDirectory, find_cache_directory, jo
 from gdpo_tune.core.processes import is_running
 from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.training.checkpoints import find_newest_checkpoint
-from gdpo_tune.tuning.ray.messages import (
+from gdpo_tune.tuning.attempts import (
     AttemptConfig,
     AttemptError,
     Fatal,

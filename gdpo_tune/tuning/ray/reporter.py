@@ -12,19 +12,11 @@ from ray import tune
 
 from gdpo_tune.core.steps import is_kept
 from gdpo_tune.core.trials import Measurement
-from gdpo_tune.tuning.ray.messages import AttemptConfig, AttemptError, Setup, TrialUpdate, pack
+from gdpo_tune.tuning.attempts import AttemptConfig, AttemptError, Setup, TrialUpdate, pack
 from gdpo_tune.tuning.ray.stopping import open_stop_flag
 
 SECONDS = 1.0
 """Time after which the next measurement reaches the driver, kept or not: a person is watching."""
-RESULTS_A_SECOND = 200
-"""Limit over all trials, for results on which nothing is decided: Ray Tune's loop alone takes about
-a millisecond of CPU for one result while a thousand trials run, see docs/scale.md."""
-
-
-def choose_interval(slots: int) -> float:
-    """Return the seconds between results of each of so many trials that the driver can handle."""
-    return slots / RESULTS_A_SECOND if slots > RESULTS_A_SECOND else 0.0
 
 
 def has_directory(setup: Setup) -> bool:

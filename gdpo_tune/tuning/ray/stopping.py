@@ -1,4 +1,4 @@
-"""Requests that trials stop, and the end of a sweep by Ctrl-C or by the loss of its cluster."""
+"""Requests that trials stop."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
-
-from ray.tune import Stopper
 
 from gdpo_tune.core.object_store import StoreDirectory
 
@@ -23,8 +21,6 @@ ANSWER_SECONDS = 5.0
 """Seconds for which a step waits for the answer, and the driver until a request has arrived."""
 REQUEST_PATIENCE = 60.0
 """Seconds for which a request is repeated."""
-GRACE = 30.0
-"""Seconds that trials get to reach their next report; then Ray ends them."""
 
 
 class StopFlag:
@@ -112,59 +108,3 @@ class RemoteStopFlag(StopFlag):
 def open_stop_flag(directory: Path, address: str) -> StopFlag:
     """Return the requests of a sweep in a directory, or at the address of an object store."""
     return RemoteStopFlag(address) if address else StopFlag(directory)
-
-
-class ClusterLostInterrupt(BaseException):
-    """Ray cannot place anything any more.
-
-    Not an Exception: after one, Ray Tune stops every trial and waits for the answers.
-    """
-
-
-class Interruption(Stopper):
-    """End of a sweep: after Ctrl-C, or when its cluster is lost and Ray would wait for it."""
-
-    def __init__(
-        self,
-        stop_flag: StopFlag,
-        is_cluster_alive: Callable[[], bool],
-        poll: Callable[[], None] = lambda: None,
-        trials_per_process: int = 1,
-    ) -> None:
-        """Take the flag of the trials; `poll` is called as often as Ray asks for an end.
-
-        Trials that share a process compute one after another, so that each needs as many times as
-        long for its next report.
-        """
-        self._grace = GRACE * trials_per_process
-        self.requested = False
-        self._poll = poll
-        self._stop_flag = stop_flag
-        self._is_cluster_alive = is_cluster_alive
-        self._deadline = float("inf")
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return no state, for the copy that Ray writes and nothing reads: flags have threads."""
-        return {}
-
-    def request(self) -> None:
-        """Ask for the end of the sweep; safe in a signal handler."""
-        self.requested = True
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Return False: the scheduler stops single trials."""
-        return False
-
-    def stop_all(self) -> bool:
-        """Return whether Ray is to end all trials that run; it asks several times a second.
-
-        Raises:
-            ClusterLostInterrupt: Ray is no longer there.
-        """
-        if not self._is_cluster_alive():
-            raise ClusterLostInterrupt
-        self._poll()
-        if self.requested and self._deadline == float("inf"):
-            self._deadline = time.monotonic() + self._grace
-            self._stop_flag.request()
-        return time.monotonic() > self._deadline

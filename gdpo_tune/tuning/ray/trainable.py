@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import ray
+from ray import tune
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import (
@@ -30,7 +31,7 @@ from gdpo_tune.core.system import read_machine_memory
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Outcome
 from gdpo_tune.training.checkpoints import find_checkpoint
-from gdpo_tune.tuning.ray.messages import (
+from gdpo_tune.tuning.attempts import (
     AttemptConfig,
     AttemptError,
     Failed,
@@ -38,6 +39,7 @@ from gdpo_tune.tuning.ray.messages import (
     Finished,
     Interrupted,
     Setup,
+    TrialPlaced,
     TrialResult,
     pack,
     unpack_attempt,
@@ -60,7 +62,14 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
     """
     read_shared_variables()
     attempt = unpack_attempt(config)
+    tune.report(pack(describe_place()))
     return pack(guard_directory(attempt, lambda: run_attempt(attempt)))
+
+
+def describe_place() -> TrialPlaced:
+    """Tell the driver where this process runs."""
+    context = ray.get_runtime_context()
+    return TrialPlaced(context.get_actor_id() or "", context.get_node_id())
 
 
 def guard_directory(attempt: AttemptConfig, run: Callable[[], TrialResult]) -> TrialResult:
@@ -108,15 +117,13 @@ def wait_for_directory(setup: Setup) -> str:
 
 
 def run_attempt(attempt: AttemptConfig) -> TrialResult:
-    """Train one trial in this process, unless it is given up or the process has grown too large.
+    """Train one trial in this process, unless the process has grown too large.
 
     Raises:
         AttemptError: start again in a fresh process, or since a node or the store was lost.
         Exception: anything unexpected; Ray starts the trial again, from its newest checkpoint.
     """
     global _trials_served
-    if attempt.refusal is not None:
-        return attempt.refusal
     rss = psutil.Process().memory_info().rss
     if _trials_served and rss > compute_memory_limit(attempt.setup.cpus, attempt.setup.gpus):
         raise AttemptError("changed", "the process has grown too large")

@@ -18,7 +18,7 @@ from gdpo_tune.core.secret_names import is_secret
 
 SHARED = "GDPO_TUNE_SHARED_VARIABLES"
 """Variable of a trial's process: the key under which the head has further ones."""
-_NAMESPACE = b"gdpo_tune"
+NAMESPACE = b"gdpo_tune"
 
 
 def split_secrets(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -48,27 +48,28 @@ def share_secrets(key: str, secrets: Mapping[str, str]) -> Generator[None]:
     if not secrets:
         yield
         return
-    store: Any = _import_store()
-    store._internal_kv_put(key, json.dumps(dict(secrets)), overwrite=True, namespace=_NAMESPACE)
+    store: Any = import_store()
+    store._internal_kv_put(key, json.dumps(dict(secrets)), overwrite=True, namespace=NAMESPACE)
     try:
         yield
     except ClusterLostError:
         raise  # the head is gone, and its memory with it
     except BaseException:
-        store._internal_kv_del(key, namespace=_NAMESPACE)
+        store._internal_kv_del(key, namespace=NAMESPACE)
         raise
-    store._internal_kv_del(key, namespace=_NAMESPACE)
+    store._internal_kv_del(key, namespace=NAMESPACE)
 
 
 def read_shared_variables() -> None:
     """Set the variables in this process that the driver shares with it, if any."""
     key = os.environ.get(SHARED)
     if key:
-        content = _import_store()._internal_kv_get(key, namespace=_NAMESPACE)
+        content = import_store()._internal_kv_get(key, namespace=NAMESPACE)
         os.environ.update(json.loads(content) if content else {})
 
 
-def _import_store() -> Any:
+def import_store() -> Any:
+    """Return the memory of the cluster's head, as functions of Ray."""
     from ray.experimental import internal_kv
 
     return internal_kv

@@ -20,7 +20,7 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import GdpoTuneError
 from gdpo_tune.core.trials import Measurement, Outcome
 from gdpo_tune.training import ranks, worker_cache
-from gdpo_tune.tuning.ray.messages import (
+from gdpo_tune.tuning.attempts import (
     NODE_DIED,
     AttemptConfig,
     AttemptError,

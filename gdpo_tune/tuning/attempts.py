@@ -18,8 +18,9 @@ from gdpo_tune.core.trials import Measurement, Outcome
 KEY = "gdpo_tune"
 NODE_DIED = "its node has died"
 """In the message of Ray's error, which has no type of its own, for a process lost that way."""
-HOST_DIED = "its process died (killed, out of memory, or crashed)"
-"""Why an attempt in a process that trials share ended, where that is not known better."""
+RESULTS_A_SECOND = 200
+"""Limit over all trials, for results on which nothing is decided: Ray Tune's loop alone takes about
+a millisecond of CPU for one result while a thousand trials run, see docs/scale.md."""
 Cause = Literal["changed", "lost", "directory", "store", "crowded", "host", "died", "own"]
 """Why an attempt ended: it needed another process; it lost its node; the sweep's directory was
 away; its node did not reach the store; others held the memory of its GPU; the process that it
@@ -47,6 +48,10 @@ class Setup:
     interval: float = 0.0
     """Least seconds between two results of a trial on which nothing is decided."""
 
+    def __str__(self) -> str:
+        """Return a short text: Ray makes a label of it where trials share a process."""
+        return "pack"
+
 
 @dataclass(frozen=True)
 class AttemptConfig:
@@ -58,23 +63,11 @@ class AttemptConfig:
     """Steps after which the trial ends whatever the driver says."""
     begun: str = ""
     """Distinguishes the trial from another one that had its number."""
-    given_up: str | Exception | None = None
-    """Why it is not tried again; an error if every other trial would meet it."""
-    alone: bool = False
-    """True if no other trial may be in its process: it may have killed earlier ones."""
 
     @property
     def number(self) -> int:
         """Number of the trial."""
         return int(self.trial.directory.name)
-
-    @property
-    def refusal(self) -> Failed | Fatal | None:
-        """Result of an attempt that is given up before it begins; None of any other."""
-        why = self.given_up
-        if why is None:
-            return None
-        return Failed(why) if isinstance(why, str) else Fatal(why)
 
     def __deepcopy__(self, memo: object) -> AttemptConfig:
         """Return itself, since nothing in it ever changes: Ray copies the config of every trial."""
@@ -103,10 +96,10 @@ class TrialNotice:
 
 @dataclass(frozen=True)
 class TrialPlaced:
-    """The trial has begun in a process that it may share with others."""
+    """The trial has begun."""
 
-    host: str
-    """Name of that process; another one after a restart."""
+    process: str
+    """Name of its process, which may have served others."""
     node: str
     """Id of its node."""
 
@@ -141,6 +134,11 @@ TrialResult = Finished | Failed | Fatal | Interrupted
 TrialMessage = TrialUpdate | TrialNotice | TrialPlaced | TrialResult
 
 
+def choose_interval(slots: int) -> float:
+    """Return the seconds between results of each of so many trials that the driver can handle."""
+    return slots / RESULTS_A_SECOND if slots > RESULTS_A_SECOND else 0.0
+
+
 def pack(content: AttemptConfig | TrialMessage) -> dict[str, Any]:
     """Return the dict that Ray expects."""
     return {KEY: content}
@@ -154,6 +152,19 @@ def unpack_attempt(config: Mapping[str, Any]) -> AttemptConfig:
 def unpack_message(result: Mapping[str, Any] | None) -> TrialMessage | None:
     """Return what `pack` put into a result of a trial; None if it is one of Ray's own."""
     return (result or {}).get(KEY)
+
+
+@dataclass(frozen=True)
+class AttemptFailure:
+    """End of an attempt without a result, as the driver sees it."""
+
+    cause: Cause
+    reason: str
+    """In one line, for the ledger."""
+    traceback: str = ""
+    node_died: bool = False
+    """True if the error says that the node is lost, which its table may not show yet."""
+    outage: StoreUnreachableError | None = None
 
 
 class AttemptError(Exception):
