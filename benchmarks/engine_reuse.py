@@ -40,17 +40,18 @@ TRAINING = TrainingSettings(
 def measure(policy: str, rank: int, trials: int) -> dict[str, Any]:
     """Train trials in this process; return its seconds of imports and of each trial's start."""
     started = time.monotonic()
-    from gdpo_tune.training import live_engine, train
+    from gdpo_tune.training import train
+    from gdpo_tune.training.engine import Engine
 
     found: dict[str, Any] = {"imports": time.monotonic() - started, "starts": []}
-    plain = live_engine.LiveEngine.generate
+    plain = Engine.generate
 
     def generate(engine: Any, *arguments: Any) -> Any:
         if len(found["starts"]) < number:
             found["starts"].append(time.monotonic() - begun)
         return plain(engine, *arguments)
 
-    live_engine.LiveEngine.generate = generate
+    Engine.generate = generate
     params = {
         name: info.default for name, info in list_parameters(load_task_info("math", {})).items()
     }

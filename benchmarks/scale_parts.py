@@ -11,10 +11,11 @@ from typing import Any
 
 PARTS: Mapping[str, tuple[str, ...]] = {
     "Ray Tune's loop": ("ray.tune.execution.tune_controller:TuneController.step",),
-    "searcher": (
-        "gdpo_tune.tuning.search.searcher:LedgerSearcher.suggest",
-        "gdpo_tune.tuning.search.searcher:LedgerSearcher.on_trial_result",
-        "gdpo_tune.tuning.search.searcher:LedgerSearcher.on_trial_complete",
+    "lifecycle": (
+        "gdpo_tune.tuning.ray.tune:TuneSearcher.suggest",
+        "gdpo_tune.tuning.lifecycle:Lifecycle.next_attempt",
+        "gdpo_tune.tuning.lifecycle:Lifecycle.on_measurement",
+        "gdpo_tune.tuning.lifecycle:Lifecycle.on_end",
     ),
     "plan": ("gdpo_tune.tuning.search.plan:find_next_step",),
     "proposals (loop)": (
@@ -23,7 +24,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     ),
     "proposals (thread)": ("gdpo_tune.tuning.search.projection:Projection.propose",),
     "scheduler": (
-        "gdpo_tune.tuning.schedulers.base:Scheduler.choose_trial_to_run",
+        "gdpo_tune.tuning.ray.tune:TuneScheduler.choose_trial_to_run",
         "gdpo_tune.tuning.schedulers.asha:Asha.judge",
         "gdpo_tune.tuning.schedulers.asha:Asha.replay",
         "gdpo_tune.tuning.schedulers.asha:Asha.explain",
@@ -33,10 +34,9 @@ PARTS: Mapping[str, tuple[str, ...]] = {
         f"gdpo_tune.ledger.ledger:Ledger.{name}"
         for name in ("start", "record_rung", "complete", "prune", "pause", "resume", "get_records")
     ),
-    "attempts": (
-        "gdpo_tune.tuning.ray.failures:Attempts.on_trial_start",
-        "gdpo_tune.tuning.ray.failures:Attempts.on_trial_result",
-        "gdpo_tune.tuning.ray.failures:Attempts.on_trial_complete",
+    "callbacks": (
+        "gdpo_tune.tuning.ray.tune:TuneCallback.on_trial_result",
+        "gdpo_tune.tuning.ray.tune:TuneCallback.on_trial_complete",
     ),
     "spool": ("gdpo_tune.tracking.mlflow_sink:MlflowSink.__call__",),
     "display": ("gdpo_tune.display.live:LiveDisplay.__call__",),

@@ -4,9 +4,9 @@
 
 A sweep of `search_spaces/code.yaml` with the real ledger and the real scheduler, in which trials
 reach rungs in simulated time on 200 slots. It is killed when `--trials` trials exist. Then the
-benchmark opens the ledger and rebuilds the searcher from it, up to its first answer.
+benchmark opens the ledger and rebuilds the lifecycle from it, up to its first answer.
 
-Printed: seconds of the ledger, of the scheduler, and of both with the rest of the searcher. The
+Printed: seconds of the ledger, of the lifecycle, and of both with the first answer. The
 last line is JSON.
 """
 
@@ -24,16 +24,15 @@ from typing import TypeVar, get_args
 
 import numpy as np
 
+from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.spec.model import SPEC
 from gdpo_tune.tuning.attempts import Setup
+from gdpo_tune.tuning.lifecycle import Lifecycle
 from gdpo_tune.tuning.schedulers.asha import Asha
-from gdpo_tune.tuning.schedulers.rung_decisions import RungDecisions
 from gdpo_tune.tuning.schedulers.rungs import Variant
 from gdpo_tune.tuning.search import quasi_random
-from gdpo_tune.tuning.search.searcher import LedgerSearcher
 
 SPACE = Path(__file__).resolve().parents[1] / "search_spaces" / "code.yaml"
 STEPS = 120
@@ -120,20 +119,23 @@ def start_again(spec: SweepSpec, slots: int) -> dict[str, float]:
     """Restart the sweep and return the CPU seconds of each part."""
     with Ledger.open(spec) as ledger:
         scheduler = Asha(ledger)
-        _, of_scheduler = measure_cpu_seconds(RungDecisions(ledger, scheduler).restore)
+        setup = Setup("none:none", ledger.directory / SPEC)
+        lifecycle, of_scheduler = measure_cpu_seconds(
+            lambda: Lifecycle(ledger, scheduler, setup, slots, lambda _: None)
+        )
+        lifecycle.close()
     ledger, of_ledger = measure_cpu_seconds(lambda: Ledger.open(spec))
     with ledger:
         scheduler = Asha(ledger)
-        setup = Setup("none:none", ledger.directory / SPEC)
-        searcher, of_searcher = measure_cpu_seconds(
-            lambda: LedgerSearcher(ledger, setup, slots, lambda _: None, scheduler)
+        lifecycle, of_lifecycle = measure_cpu_seconds(
+            lambda: Lifecycle(ledger, scheduler, setup, slots, lambda _: None)
         )
-        _, of_answer = measure_cpu_seconds(lambda: searcher.suggest("first"))
-        searcher.close()
+        _, of_answer = measure_cpu_seconds(lambda: lifecycle.next_attempt("first"))
+        lifecycle.close()
     return {
         "ledger": of_ledger,
-        "scheduler": of_scheduler,
-        "all": of_ledger + of_searcher + of_answer,
+        "lifecycle": of_scheduler,
+        "all": of_ledger + of_lifecycle + of_answer,
     }
 
 
@@ -145,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     sizes, slots = ([60, 120], 20) if options.small else (options.trials, SLOTS)
     rows: list[dict[str, str | float]] = []
-    print("| variant | trials | ledger | scheduler | all |\n|---|---|---|---|---|")
+    print("| variant | trials | ledger | lifecycle | all |\n|---|---|---|---|---|")
     for variant in get_args(Variant):
         for trials in sizes:
             with tempfile.TemporaryDirectory() as directory:
@@ -153,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 with Ledger.open(spec) as ledger:
                     KilledSweep(ledger, slots).run(trials)
                 parts = start_again(spec, slots)
-            seconds = " | ".join(f"{parts[part]:.3f}" for part in ("ledger", "scheduler", "all"))
+            seconds = " | ".join(f"{parts[part]:.3f}" for part in ("ledger", "lifecycle", "all"))
             print(f"| {variant} | {trials} | {seconds} |", flush=True)
             rows.append({"variant": variant, "trials": trials, **parts})
     print(json.dumps({"benchmark": "starting_again", "slots": slots, "rows": rows}))

@@ -28,12 +28,7 @@ MEGABYTE = 1e6
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gdpo_tune.publish",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = cli.start_parser("publish", __doc__)
     source = parser.add_argument(
         "source",
         metavar="SWEEP[:WHICH]",

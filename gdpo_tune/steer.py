@@ -36,12 +36,7 @@ REFUSED = 1
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gdpo_tune.steer",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = cli.start_parser("steer", __doc__)
     cli.complete_files(parser.add_argument("sweep", metavar="SWEEP", help=cli.SWEEP))
     parser.add_argument(
         "action", metavar="ACTION", choices=[*READERS, "list"], help=", ".join([*READERS, "list"])

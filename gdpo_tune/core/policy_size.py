@@ -1,4 +1,4 @@
-"""How many numbers a policy has, by tensor: from its files, or for policies that are known."""
+"""Size of a policy: its tensors, from its files or where they are known, and its positions."""
 
 from __future__ import annotations
 
@@ -6,11 +6,25 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gdpo_tune.core.settings import EVERY_LINEAR
 
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_seq_length")
+"""Keys of a config.json with the tokens that a policy reads and writes, by architecture."""
+
+
+def find_position_limit(config: Mapping[str, Any]) -> int | None:
+    """Return how many tokens a policy reads and writes by its config.json; None if it is silent.
+
+    A policy that also reads images has its limit in the section of its text model.
+    """
+    nested: Any = config.get("text_config")
+    sections = [config, nested] if isinstance(nested, Mapping) else [config]
+    limits = [section.get(key) for section in sections for key in POSITION_KEYS]
+    return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
 
 
 @dataclass(frozen=True)

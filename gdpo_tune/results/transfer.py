@@ -13,6 +13,7 @@ from typing import Any
 from gdpo_tune.core.formatting import format_list
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trial_config import Params, Segment
+from gdpo_tune.results.public_record import name_source
 from gdpo_tune.results.transfer_check import (
     MissingValues,
     find_missing_values,
@@ -142,7 +143,6 @@ class TransferPlan:
         )
 
     def _list_scoring(self, spec: SweepSpec) -> Iterator[str]:
-        """Yield the scoring of a task that offers several, if it carries over."""
         if not load_task_info(spec.task).offers_released or self.values.is_changed(SCORING):
             return
         recipe = self.values.recipe
@@ -150,7 +150,6 @@ class TransferPlan:
         yield f"scoring {spec.scoring}" + (", unlike the recipe" if is_other else "")
 
     def _name_source(self, key: str) -> str:
-        """Return where the value of a key is from, for a person."""
         recipe = self.values.recipe
         if recipe is None or self.values.is_set(key):
             return "`--set`"
@@ -187,7 +186,6 @@ def plan_transfer(
 
 
 def _name_subject(subject: str, searched: SweepSpec, wanted: SweepSpec) -> str:
-    """Return a subject that differs, for a sentence."""
     if subject == "policy":
         return "another policy"
     ranks = (searched.model.lora_rank, wanted.model.lora_rank)
@@ -198,12 +196,12 @@ def _name_subject(subject: str, searched: SweepSpec, wanted: SweepSpec) -> str:
 
 
 def _format(key: str, value: object) -> str:
-    """Return a setting for a person."""
-    return "the task's own prompts" if key == SOURCE and not value else format_value(value)
+    if key == SOURCE:
+        return name_source(str(value), "data") or "the task's own prompts"
+    return format_value(value)
 
 
 def _list_settings(spec: SweepSpec) -> dict[str, Any]:
-    """Return the settings that decide a training elsewhere, without objectives and parameters."""
     values = list_decisive_values(spec)
     values[MICRO] = get_value(spec, MICRO)
     skipped = ("task", "objectives.", "space.")
@@ -215,7 +213,6 @@ def _list_settings(spec: SweepSpec) -> dict[str, Any]:
 
 
 def _list_carried(params: Params) -> Iterator[str]:
-    """Yield the parameters that carry over, without those that are off."""
     for name, value in params.items():
         info = get_parameter_info(name)
         needed, values = info.needs or ("", ())

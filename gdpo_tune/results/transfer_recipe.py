@@ -99,8 +99,6 @@ def list_fitting_spaces(task: str, policy: str) -> list[str]:
 
 
 def _list_values(spec: SweepSpec) -> Mapping[str, Any]:
-    """Return dotted key -> value of all that is taken from a recipe, but for parameters."""
-
     def list_pairs() -> Iterator[tuple[str, Any]]:
         yield "policy", spec.policy
         for section in SECTIONS:

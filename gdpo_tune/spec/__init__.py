@@ -5,7 +5,7 @@ from gdpo_tune.spec.dry_run import render_dry_run, render_needs
 from gdpo_tune.spec.environment import collect_variables
 from gdpo_tune.spec.gpu_share import check_gpu_share, read_device_memory
 from gdpo_tune.spec.lint import list_warnings
-from gdpo_tune.spec.load import load_spec
+from gdpo_tune.spec.load import keep_recorded_tracking, load_spec
 from gdpo_tune.spec.machine import (
     check_resources,
     count_local_cpus,
@@ -48,6 +48,7 @@ __all__ = [
     "find_machine_problems",
     "find_unset_webhook",
     "hide_passwords",
+    "keep_recorded_tracking",
     "list_sandbox_warnings",
     "list_warnings",
     "load_spec",

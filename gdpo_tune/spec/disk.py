@@ -20,9 +20,10 @@ from pathlib import Path
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.files import is_directory
 from gdpo_tune.core.policy_size import PolicySize
+from gdpo_tune.core.system import count_local_cpus
 from gdpo_tune.spec.gpu_memory import NUMBERS, format_bytes
 from gdpo_tune.spec.gpu_share import RANK
-from gdpo_tune.spec.machine import count_fitting_workers, count_local_cpus, count_visible_gpus
+from gdpo_tune.spec.machine import count_fitting_workers, count_visible_gpus
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.search_section import AshaSettings, Checkpoints, Merges, PbtSettings
 

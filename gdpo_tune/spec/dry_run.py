@@ -17,7 +17,7 @@ from gdpo_tune.spec.lint import list_warnings
 from gdpo_tune.spec.model import SweepSpec, dump_public_yaml
 from gdpo_tune.spec.notation import format_domain
 from gdpo_tune.spec.pack import PackChoice
-from gdpo_tune.spec.problems import hide_service_path, join_names, show
+from gdpo_tune.spec.problems import hide_passwords, hide_service_path, join_names, show
 from gdpo_tune.spec.sampler_choice import choose_sampler
 from gdpo_tune.spec.search_section import PbtSettings
 from gdpo_tune.spec.space import Uniform
@@ -36,6 +36,7 @@ def render_dry_run(
     """
     warnings = [f"  - {warning}" for warning in list_warnings(spec)]
     scheduler, total = spec.search.scheduler, spec.training.completions_per_step
+    tracking = spec.tracking
     sizes = spec.space.list_reachable("group_size") or ()
     prompts = [(f"group_size {size}", f"{total // int(size)} prompts") for size in sizes]
     population: list[str] = []
@@ -65,6 +66,9 @@ def render_dry_run(
         f"# Ends early: {_describe_limits(spec)}",
         f"# Sandbox: {_describe_sandbox(spec)}",
         f"# Rollouts: {_describe_rollouts(spec)}",
+        f"# Tracking: {hide_passwords(tracking.uri)} ({tracking.origins.get('uri', 'default')}), "
+        f"experiment {tracking.experiment} ({tracking.origins.get('experiment', 'name')}); "
+        "without a call to MLflow or a test run",
         f"# Disk: {_describe_peak(spec, size)}",
         *([f"# GPU memory: {_describe_gpu_memory(spec, size)}"] if spec.resources.gpus else []),
         "",
@@ -90,7 +94,6 @@ def _align(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def _describe_dimension(name: str, spec: SweepSpec) -> tuple[str, ...]:
-    """Return name, kind, values and condition of one dimension."""
     domain, kind = spec.space.domains[name], "choice"
     if isinstance(domain, Uniform):
         kind = ("integer" if domain.integer else "float") + (" (log)" if domain.log else "")
@@ -127,7 +130,6 @@ def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
 
 
 def _list_candidate_completions(spec: SweepSpec, each: int) -> list[tuple[str, int, str]]:
-    """Return the completions that merges and checkpoints take at most, `each` of them so many."""
     search = spec.search
     seeds = search.replicates.max_trainings if search.most_merges else 0
     budgets = {"merges": search.most_merges + seeds, "checkpoints": search.checkpoints.budget}
@@ -151,7 +153,7 @@ def _describe_limits(spec: SweepSpec) -> str:
 
 def _describe_workers(spec: SweepSpec) -> str:
     resources, total = spec.resources, spec.training.completions_per_step
-    each = f"{resources.cpus:g} CPUs and {resources.gpus:g} GPUs"
+    each = resources.share_text
     if resources.workers == 1:
         others = resources.trials_per_process - 1
         return f"1 worker with {each}" + (f", shared with up to {others} others" if others else "")
@@ -185,7 +187,6 @@ def _describe_rollouts(spec: SweepSpec) -> str:
 
 
 def _describe_peak(spec: SweepSpec, size: PolicySize | None) -> str:
-    """Return the peak of the disk that the checkpoints need, and what it is made of."""
     if size is None:
         return "unknown until the policy is on this machine"
     slots = count_local_slots(spec)
@@ -193,11 +194,12 @@ def _describe_peak(spec: SweepSpec, size: PolicySize | None) -> str:
     more = "" if slots else "; each further slot of the cluster "
     if not slots:
         more += f"adds up to {format_bytes(disk.training - disk.ended)}"
+    if spec.keep == "front":
+        more += "; keep: front leaves the front's, and merges of an extended sweep use no other"
     return f"at most {format_bytes(disk.peak)} of checkpoints ({describe_disk(disk)}){more}"
 
 
 def _describe_gpu_memory(spec: SweepSpec, size: PolicySize | None) -> str:
-    """Return the memory of a trial's process with completions of full length, computed."""
     if size is None:
         return "unknown until the policy is on this machine"
     layout, trainer, engine = read_layout(spec), measure_trainer(spec, size), None

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.rendezvous import RENDEZVOUS
 from gdpo_tune.core.secret_names import is_secret
-from gdpo_tune.spec.problems import KeyPath, Problems, join_names, show
+from gdpo_tune.spec.problems import Problems, YamlNode, join_names, show
 from gdpo_tune.spec.sections import build_refusal
 
 KEY = ("resources", "env")
@@ -32,15 +33,20 @@ def read_entries(data: object) -> object:
     if not isinstance(data, Mapping):
         return data
     entries = cast("Mapping[str, Any]", data)
-    nested = [name for name, value in entries.items() if isinstance(value, Mapping | list | tuple)]
-    if nested:
-        reason = f"the value of {join_names(nested)} is no text"
-        raise build_refusal(reason, "write one value a name, such as {NCCL_DEBUG: INFO}")
-    return tuple(f"{name}={_write_value(value)}" for name, value in entries.items())
+    wrong = [name for name, value in entries.items() if not isinstance(value, str)]
+    if wrong:
+        reason = f"the value of {join_names(wrong)} is no text"
+        raise build_refusal(reason, 'write one value a name, and quote it: {NCCL_DEBUG: "INFO"}')
+    return tuple(f"{name}={value}" for name, value in entries.items())
 
 
-def _write_value(value: object) -> str:
-    return value if isinstance(value, str) else show(value)
+def keep_texts(root: YamlNode) -> None:
+    """Let values of variables in a document be their text: neither 9.0 nor 007 is a number."""
+    node = root.get(KEY)
+    entries = {} if node is None else node.entries or {}
+    for name, child in entries.items():
+        if child.text is not None and child.value is not None:
+            entries[name] = replace(child, value=child.text)
 
 
 def check_entries(entries: Iterable[str], problems: Problems) -> None:
@@ -48,7 +54,8 @@ def check_entries(entries: Iterable[str], problems: Problems) -> None:
     seen: set[str] = set()
     for index, entry in enumerate(entries):
         name, sign, value = entry.partition("=")
-        key = _find_key(name, index, problems)
+        is_mapping = problems.root is not None and problems.root.get((*KEY, name)) is not None
+        key = (*KEY, name if is_mapping else index)
         if not NAME.fullmatch(name):
             reason = "not the name of an environment variable"
             problems.note(key, reason, "write a name such as HF_HOME", value=name)
@@ -62,12 +69,6 @@ def check_entries(entries: Iterable[str], problems: Problems) -> None:
             fix = f"write the name alone, env: [{name}], and export {name} before the command"
             problems.note(key, reason, fix, value=f"{name}=***")
         seen.add(name)
-
-
-def _find_key(name: str, index: int, problems: Problems) -> KeyPath:
-    by_name = (*KEY, name)
-    is_mapping = problems.root is not None and problems.root.get(by_name) is not None
-    return by_name if is_mapping else (*KEY, index)
 
 
 def get_written_variables(entries: Iterable[str]) -> dict[str, str]:

@@ -82,7 +82,6 @@ def list_remedies(spec: SweepSpec, size: PolicySize, device: int) -> list[str]:
 
 
 def _count_sufficient_workers(spec: SweepSpec, size: PolicySize, device: int) -> int:
-    """Return the fewest workers, each with a whole GPU, that could share the policy; 0 if none."""
     resources = spec.resources
     if resources.gpus < 1 or resources.sharding == "none" or resources.pack != 1:
         return 0
@@ -97,7 +96,6 @@ def _count_sufficient_workers(spec: SweepSpec, size: PolicySize, device: int) ->
 
 
 def _count_fitting_trials(spec: SweepSpec, size: PolicySize, device: int) -> int:
-    """Return how many trials a process, fewer than asked for, its share can hold; 0 if none."""
     for count in range(spec.resources.trials_per_process - 1, 0, -1):
         resources = spec.resources.model_copy(update={"pack": count})
         changed = spec.model_copy(update={"resources": resources})

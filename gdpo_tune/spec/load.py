@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import SpecError, SpecProblem
-from gdpo_tune.core.files import expand_home, is_file
+from gdpo_tune.core.files import expand_path, find_path_problem, is_file
+from gdpo_tune.core.object_store import JOURNAL, SPEC
 from gdpo_tune.core.parameters import PARAMETERS, list_parameters
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.spec import (
     data_section,
+    environment,
     pack,
     parse_space,
     sandbox_section,
@@ -21,10 +24,11 @@ from gdpo_tune.spec import (
     task_section,
     training_section,
 )
-from gdpo_tune.spec.model import JOURNAL, SPEC, SweepSpec
+from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.notation import get_mapping
 from gdpo_tune.spec.objectives import check_metrics
-from gdpo_tune.spec.problems import Problems, SourceMark, YamlNode, join_names
+from gdpo_tune.spec.paths import expand_address, resolve_paths
+from gdpo_tune.spec.problems import Problems, SourceMark, YamlNode, hide_passwords, join_names
 from gdpo_tune.spec.search_section import PbtSettings
 from gdpo_tune.spec.sections import read_section
 from gdpo_tune.spec.source import read_yaml
@@ -58,7 +62,10 @@ def load_spec(
     path = Path(path)
     problems = Problems(SourceMark(str(path), 1))
     root = problems.root = read_yaml(path, overrides, name, problems)
+    written = resolve_paths(root, path) if path.name == SPEC else {}
+    storage_section.take_tracking_variables(root)
     problems.refuse_unusable(root)
+    environment.keep_texts(root)
     data = cast("dict[str, Any]", root.convert_to_plain())
     for key, example in REQUIRED.items():
         if key not in data:
@@ -84,14 +91,42 @@ def load_spec(
     if needs is not None:
         problems.raise_if_any()
     if to_run:
-        _check_needs(spec, problems)
+        sandbox_section.check_modules(spec.sandbox, problems)
+        data_section.check_presence(spec.data, problems)
+        task_section.check_packages(spec.model, problems)
+        training_section.check_optimizer(spec.training, problems)
     if needs is None:
         problems.raise_if_any()
     else:
         needs += problems.list_sorted()
     experiment = spec.tracking.experiment or spec.name
-    tracking = spec.tracking.model_copy(update={"experiment": experiment})
-    return spec.model_copy(update={"tracking": tracking})
+    places = {"experiment": experiment, "uri": expand_address(spec.tracking.uri)}
+    tracking = spec.tracking.model_copy(update=places)
+    for key in storage_section.TRACKING_VARIABLES:
+        if node := root.get(("tracking", key)):
+            tracking.origins[key] = str(node.mark)
+    spec = spec.model_copy(update={"tracking": tracking})
+    spec.set_written(written)
+    return spec
+
+
+def keep_recorded_tracking(spec: SweepSpec) -> SweepSpec:
+    """Return `spec` with the tracking that its sweep began with, as far as its file has none.
+
+    MLflow's variables may have changed since then: a note on stderr says so.
+    """
+    try:
+        recorded = load_spec(spec.directory / SPEC, name=spec.name, to_run=False).tracking
+    except SpecError:  # the sweep begins now, or another version wrote the file
+        return spec
+    kept: dict[str, str] = {}
+    for key, variable in storage_section.TRACKING_VARIABLES.items():
+        origin, before = spec.tracking.origins.get(key, "default"), getattr(recorded, key)
+        if origin in ("default", variable) and before != (now := getattr(spec.tracking, key)):
+            kept[key], spec.tracking.origins[key] = before, recorded.origins.get(key, SPEC)
+            text = f"{spec.name} keeps tracking.{key} = {before}, as it began, not {now} ({origin})"
+            print(f"note: {hide_passwords(text)}; --set changes that", file=sys.stderr)
+    return spec.model_copy(update={"tracking": spec.tracking.model_copy(update=kept)})
 
 
 def _check(spec: SweepSpec, task: TaskInfo | None, problems: Problems, *, to_run: bool) -> None:
@@ -121,14 +156,6 @@ def _check(spec: SweepSpec, task: TaskInfo | None, problems: Problems, *, to_run
         task_section.check_model(spec.model, spec.policy, problems)
 
 
-def _check_needs(spec: SweepSpec, problems: Problems) -> None:
-    """Note the data and packages that training needs and this machine lacks."""
-    sandbox_section.check_modules(spec.sandbox, problems)
-    data_section.check_presence(spec.data, problems)
-    task_section.check_packages(spec.model, problems)
-    training_section.check_optimizer(spec.training, problems)
-
-
 def check_warm_start(spec: SweepSpec, problems: Problems) -> None:
     """Refuse earlier sweeps if no sampler learns, and those with another task or other metrics."""
     search, key = spec.search, ("search", "warm_start")
@@ -145,7 +172,7 @@ def check_warm_start(spec: SweepSpec, problems: Problems) -> None:
         problems.refuse(key, f"the sampler {search.sampler} learns from no trial", fix)
         return
     seen: set[Path] = set()
-    for index, directory in enumerate(map(expand_home, search.warm_start)):
+    for index, directory in enumerate(map(expand_path, search.warm_start)):
         complaint = _compare(directory, spec, problems)
         if complaint is None and directory.resolve() in seen:
             reason = "named twice, which would count its trials twice"
@@ -157,9 +184,9 @@ def check_warm_start(spec: SweepSpec, problems: Problems) -> None:
 
 
 def _compare(directory: Path, spec: SweepSpec, problems: Problems) -> tuple[str, str] | None:
-    """Return why nothing can be learned from a sweep, and the fix; None if something can."""
     remove, file = "name another directory, or remove this one", directory / SPEC
-    no_sweep = "there is no sweep in this directory", "name that of a sweep, such as runs/code"
+    unusable = find_path_problem(str(directory)) or "there is no sweep in this directory"
+    no_sweep = unusable, "name that of a sweep, such as runs/code"
     if not is_file(file):
         return no_sweep
     try:
@@ -169,7 +196,7 @@ def _compare(directory: Path, spec: SweepSpec, problems: Problems) -> tuple[str,
     earlier = get_mapping(document.convert_to_plain()) or {}
     if not is_file(directory / JOURNAL) and "ledger" not in earlier:
         return no_sweep
-    if earlier.get("task") != spec.task and not problems.has_problem("task"):
+    if earlier.get("task") != spec.restore_written(spec.task) and not problems.has_problem("task"):
         return f"its task is {earlier.get('task')}, not {spec.task}", remove
     objectives = get_mapping(earlier.get("objectives")) or {}
     constraints = get_mapping(earlier.get("constraints")) or {}

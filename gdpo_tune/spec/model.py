@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, PrivateAttr
 
 from gdpo_tune.core.metrics import COST_METRICS
-from gdpo_tune.core.object_store import find_local_copy, is_url, join_address
+from gdpo_tune.core.object_store import RUNS, find_local_copy, is_url, join_address
 from gdpo_tune.core.settings import (
     DECISIVE_ROLLOUT_KEYS,
     INDIFFERENT_TRAINING,
+    LATER_DATA,
     LATER_TRAINING,
     STRICT,
     DataSettings,
@@ -31,18 +31,15 @@ from gdpo_tune.core.trials import Objective, TrialRecord
 from gdpo_tune.spec.notation import convert_to_notation, dump_entries
 from gdpo_tune.spec.notify_section import SweepNotify
 from gdpo_tune.spec.objectives import Constraint, ObjectiveSpec, read_constraint
+from gdpo_tune.spec.paths import PROJECT
 from gdpo_tune.spec.problems import hide_passwords, hide_service_path, show
 from gdpo_tune.spec.sandbox_section import UNUSED_BY_SERVICE
 from gdpo_tune.spec.search_section import Search
 from gdpo_tune.spec.sections import Section, accept_mapping, require_pattern
 from gdpo_tune.spec.space import Space
-from gdpo_tune.spec.storage_section import RUNS, Tracking, read_ledger
+from gdpo_tune.spec.storage_section import TRACKING_VARIABLES, Tracking, expand_storage, read_ledger
 from gdpo_tune.spec.training_section import Resources
 
-SPEC = "spec.yaml"
-"""Name of the resolved file in a sweep's directory."""
-JOURNAL = "ledger.journal"
-"""Name of the file of all trials in a sweep's directory, unless it has a `ledger:`."""
 Text = Annotated[str, require_pattern(r"(?s).*\S.*", "empty", "write a word, or remove the key")]
 
 
@@ -71,7 +68,8 @@ class SweepSpec(Section):
     """Points of the space to try first; a missing parameter gets a quasi-random value. The word
     `published` stands for those that the method's paper compares, besides the baseline."""
     keep: Literal["front", "all", "none"] = "front"
-    """Trials whose checkpoints stay at the end: the front (if empty, all), all, or none."""
+    """Trials whose checkpoints stay at the end: the front (if empty, all), all, or none. A sweep
+    that is extended later merges these alone."""
     training: Annotated[TrainingSettings, accept_mapping(TrainingSettings)] = TrainingSettings()
     """Settings that all trials share."""
     sandbox: Annotated[SandboxSettings, accept_mapping(SandboxSettings)] = SandboxSettings()
@@ -90,12 +88,14 @@ class SweepSpec(Section):
     """MLflow server and experiment that show the sweep."""
     notify: SweepNotify | None = None
     """Webhook that is notified when the sweep ends, and when its first trial fails."""
-    storage: Annotated[Text, AfterValidator(os.path.expanduser)] = RUNS
+    storage: Annotated[Text, AfterValidator(expand_storage)] = RUNS
     """Directory of all sweeps, or address of an object store such as `s3://bucket/sweeps`, which
     needs `ledger`; this sweep is in `<storage>/<name>`."""
     ledger: Annotated[str, BeforeValidator(read_ledger)] = ""
     """Database of the record of all trials, `postgresql+psycopg2://USER@HOST/DATABASE`; default: a
     file in the sweep's directory. The password belongs in `PGPASSWORD` or `~/.pgpass`."""
+    _written: dict[str, str] = PrivateAttr(default_factory=dict[str, str])
+    """Path that `resolve_paths` has changed -> the text of the file."""
 
     @property
     def directory(self) -> Path:
@@ -138,7 +138,8 @@ class SweepSpec(Section):
         """Return a spec whose bounds have the values of the baselines among the records."""
         if all(constraint.baseline is None for constraint in self.constraints.values()):
             return self
-        measured = {r.role: r.validation for r in records if r.state == "complete"}
+        complete = (r for r in records if r.state == "complete" and r.is_comparable)
+        measured = {r.role: r.validation for r in complete}
         resolved = {
             name: constraint.model_copy(update={"value": measured[constraint.baseline][name].mean})
             if constraint.baseline in measured and name in measured[constraint.baseline]
@@ -173,6 +174,7 @@ class SweepSpec(Section):
             gpu_share=min(1.0, self.resources.gpus) or 1.0,
             sharded=self.resources.shards_policy,
             scoring=self.scoring,
+            judged_metrics=self.judged_metrics,
         )
 
     def compute_identity(self) -> str:
@@ -185,7 +187,8 @@ class SweepSpec(Section):
         was added later, or a setting of `LATER_TRAINING`, counts only away from its default.
         """
         decisive = self.model_dump(mode="json", include={"task", "policy", "objectives", "space"})
-        decisive["training"] = drop_later_defaults(select_decisive(self.training))
+        training = select_decisive(self.training)
+        decisive["training"] = drop_later_defaults(training, TrainingSettings(), LATER_TRAINING)
         if self.scoring != STRICT:
             decisive["scoring"] = self.scoring
         for name in self.space.omittable_names:
@@ -193,19 +196,41 @@ class SweepSpec(Section):
         for name in ("sandbox", "data", "model", "rollout"):
             settings = getattr(self, name)
             section, default = select_decisive(settings), select_decisive(type(settings)())
-            changed = {key: value for key, value in section.items() if value != default[key]}
+            changed = {k: value for k, value in section.items() if value != default.get(k)}
             if changed:
                 decisive[name] = changed
-        text = json.dumps(decisive, sort_keys=True)
+        text = json.dumps(self.restore_written(decisive), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def restore_written(self, value: Any) -> Any:
+        """Return a value of JSON with paths as the sweep's file has them."""
+        if isinstance(value, Mapping):
+            return {key: self.restore_written(child) for key, child in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.restore_written(child) for child in value]
+        return self._written.get(value, value) if isinstance(value, str) else value
+
+    def set_written(self, written: dict[str, str]) -> None:
+        """Note the paths that differ from the file, as `resolve_paths` returns them."""
+        self._written = written
+
+    def dump_stored_yaml(self) -> str:
+        """Return the file that the sweep's directory keeps: `dump_yaml`, and where its paths begin.
+
+        Such a file may hold a password.
+        """
+        project = next((path for path, text in self._written.items() if text == "."), Path.cwd())
+        return self.dump_yaml() + dump_entries({PROJECT: str(project)})
 
     def dump_yaml(self) -> str:
         """Return the resolved file, every default written out; loading it gives an equal spec."""
-        plain = self.model_dump(mode="json")
+        plain = self.restore_written(self.model_dump(mode="json"))
         for name in UNUSED_BY_SERVICE if self.sandbox.type == "external" else ():
             del plain["sandbox"][name]
         if self.notify is None:  # a key without a value is refused
             del plain["notify"]
+        if self.tracking.origins.get("uri") == TRACKING_VARIABLES["uri"]:
+            plain["tracking"]["uri"] = hide_passwords(self.tracking.uri)  # no file may have it
         plain["constraints"] = {name: limit.text for name, limit in self.constraints.items()}
         # `reward_weights` and its like stay together, because a key may be written only once.
         grouped = sorted(self.space.domains.items(), key=lambda item: item[0].rpartition(".")[0])
@@ -223,6 +248,10 @@ def select_decisive(settings: Any) -> dict[str, Any]:
     plain = asdict(settings)
     if isinstance(settings, TrainingSettings):
         return {key: value for key, value in plain.items() if key not in INDIFFERENT_TRAINING}
+    if isinstance(settings, DataSettings):
+        return drop_later_defaults(plain, DataSettings(), LATER_DATA)
+    if isinstance(settings, ModelSettings):
+        del plain["template_date"]  # that of the start, which a sweep keeps
     if isinstance(settings, SandboxSettings):
         plain["modules"] = tuple(sorted(set(settings.modules)))
         return {key: plain[key] for key in DECISIVE_SANDBOX_KEYS}
@@ -231,25 +260,27 @@ def select_decisive(settings: Any) -> dict[str, Any]:
     return plain
 
 
-def drop_later_defaults(training: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of `training:` without those of `LATER_TRAINING` at their defaults."""
-    default = TrainingSettings()
-    return {
-        key: value
-        for key, value in training.items()
-        if key not in LATER_TRAINING or value != getattr(default, key)
-    }
+def drop_later_defaults(
+    section: Mapping[str, Any], defaults: Any, later: Collection[str]
+) -> dict[str, Any]:
+    """Return the settings of a section without those of `later` at their defaults."""
+    default = asdict(defaults)
+    return {k: value for k, value in section.items() if k not in later or value != default[k]}
 
 
-def dump_public_yaml(spec: SweepSpec) -> str:
-    """Return the resolved file as it may be shown: without the secrets in its addresses."""
+def dump_public_yaml(spec: SweepSpec, *, stored: bool = False) -> str:
+    """Return the resolved file as it may be shown: without the secrets in its addresses.
+
+    With `stored` it is as `dump_stored_yaml` returns it.
+    """
     uri = hide_passwords(spec.tracking.uri)
     public = {
         "tracking": spec.tracking.model_copy(update={"uri": uri}),
         "sandbox": replace(spec.sandbox, url=hide_service_path(spec.sandbox.url)),
         "ledger": hide_passwords(spec.ledger),
     }
-    return spec.model_copy(update=public).dump_yaml()
+    public = spec.model_copy(update=public)
+    return public.dump_stored_yaml() if stored else public.dump_yaml()
 
 
 def list_decisive_values(spec: SweepSpec) -> dict[str, Any]:
@@ -261,7 +292,8 @@ def list_decisive_values(spec: SweepSpec) -> dict[str, Any]:
         **{name: select_decisive(getattr(spec, name)) for name in names},
     }
     flat = {f"{name}.{k}": v for name, section in sections.items() for k, v in section.items()}
-    return {"task": spec.task, "policy": spec.policy, "scoring": spec.scoring, **flat}
+    named = {"task": spec.task, "policy": spec.policy, "scoring": spec.scoring, **flat}
+    return {key: spec.restore_written(value) for key, value in named.items()}
 
 
 def list_differences(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:

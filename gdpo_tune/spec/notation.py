@@ -102,7 +102,6 @@ class DomainReader:
         return Choices(choices=tuple(values))
 
     def _read_range(self, data: object, step: object, kind: str) -> Uniform:
-        """Return `range: [low, high]` or `log: [low, high]`."""
         ends, integer, log = get_list(data) or (), self.info.kind == "int", kind == "log"
         if self.info.kind == "choice":
             fix = f"list choices: {show(self.info.choices)}"
@@ -132,7 +131,6 @@ class DomainReader:
         return Uniform(low=low, high=high, log=log, step=width, integer=integer)
 
     def _read_step(self, step: object, low: Number, high: Number) -> Number:
-        """Return the grid of a range; `high` must lie on it."""
         if isinstance(step, bool) or not isinstance(step, int | float) or not 0 < step < math.inf:
             raise self._reject("not a positive number", "write a number above 0", "step")
         if self.info.kind == "int" and not isinstance(step, int):
@@ -140,7 +138,7 @@ class DomainReader:
         if not is_on_grid(high - low, step):
             last = low + step * math.floor((high - low) / step)
             reason = f"steps from {show(low)} do not land on {show(high)}"
-            fix = f"end the range at {show(last)} or {show(last + step)}, or remove step:"
+            fix = f"end the range at {last:.12g} or {last + step:.12g}, or remove step:"
             raise self._reject(reason, fix, "step")
         return step
 
@@ -208,7 +206,6 @@ def dump_entries(entries: Mapping[str, object]) -> str:
 
 
 def _dump_block(key: str, value: object) -> Iterator[str]:
-    """Yield the lines of one top-level key."""
     if isinstance(value, Mapping) and value:
         yield f"{key}:"
         group = ""

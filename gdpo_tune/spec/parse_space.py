@@ -76,7 +76,6 @@ class SpaceReader:
     def _flatten(
         self, entries: Mapping[str, object], path: KeyPath, prefix: str = ""
     ) -> Iterator[tuple[str, object]]:
-        """Yield dotted parameter names with their values in the file; note unknown names."""
         for key, child in entries.items():
             name, inner = f"{prefix}{key}", get_mapping(child)
             members = [each for each in self.parameters if each.startswith(f"{name}.")]
@@ -96,7 +95,6 @@ class SpaceReader:
     def _read_when(
         self, path: KeyPath, data: object, domains: Mapping[str, Domain]
     ) -> dict[str, tuple[ParamValue, ...]]:
-        """Return `when: {normalization: [gdpo]}`; a scalar stands for a list of one."""
         when = get_mapping(data)
         if when is None:
             fix = "write when: {normalization: [gdpo]}"
@@ -114,7 +112,7 @@ class SpaceReader:
                     (possible is not None and domain.contains(value))
                     or self.problems.has_problem(f"space.{parent}")
                 ):
-                    values.append(value)
+                    values.append(domain.align(value))
                     continue
                 fix = "conditions need a parameter with choices; this one is a continuous range"
                 fix = fix if possible is None else f"use any of {join_names(possible)}"
@@ -126,7 +124,6 @@ class SpaceReader:
     def _restrict(
         self, name: str, parent: str, effective: Sequence[ParamValue], domains: dict[str, Domain]
     ) -> None:
-        """Search a parameter only under those values of another one that give it effect."""
         domain = domains[name]
         if not parent or isinstance(domain, Fixed) or self.problems.has_problem(f"space.{parent}"):
             return
@@ -179,12 +176,11 @@ class SpaceReader:
         return inside
 
     def _read_point(self, entries: Mapping[str, object], path: KeyPath, space: Space) -> Point:
-        """Return one point; note unknown names, values outside their domain, unmet conditions."""
         point: Point = {}
         for name, child in self._flatten(entries, path):
             with suppress(UnreadableNodeError):
                 reader = DomainReader(self.parameters[name], path, self.problems)
-                point[name] = reader.read_value(child, name)
+                point[name] = space.domains[name].align(reader.read_value(child, name))
         active = space.select_active(point)
         for name, value in point.items():
             domain, key = space.domains[name], f"space.{name}"

@@ -11,7 +11,7 @@ from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.notation import explain_bad_value, format_domain
 from gdpo_tune.spec.parse_space import check_weights
 from gdpo_tune.spec.problems import Problems, SourceMark, join_names, show, suggest
-from gdpo_tune.spec.space import Domain, Fixed, Space, get_parameter_info
+from gdpo_tune.spec.space import Fixed, Space, get_parameter_info
 from gdpo_tune.spec.training_section import check_group_sizes
 
 
@@ -26,13 +26,20 @@ def read_point(
     Raises:
         UsageError: a name or value that no trial of this sweep can have, or one without effect.
     """
-    changes = {name: _read_value(spec.space, name, value) for name, value in values.items()}
+    read = {name: _read_value(spec.space, name, value) for name, value in values.items()}
+    changes = spec.space.align(read)
     for name, value in changes.items():
         domain = spec.space.domains[name]
         if not force and not domain.contains(value):
+            text = format_domain(domain)
+            allowed = (
+                f"one of {text.strip('[]')}" if text[0] == "[" else f"within {text.strip('{}')}"
+            )
+            if isinstance(domain, Fixed):
+                allowed = f"{show(domain.value)}, as in every trial"
             raise UsageError(
-                f"{name} = {show(value)} is outside of the space: it has to be "
-                f"{_describe_domain(domain)}; --force trains it all the same"
+                f"{name} = {show(value)} is outside of the space: it has to be {allowed}; "
+                "--force trains it all the same"
             )
     before = base or {}
     point = {n: v for n, v in before.items() if n in spec.space.select_active(before)} | changes
@@ -43,7 +50,15 @@ def read_point(
         if name not in active and known:
             raise UsageError(f"{name} has no effect here: it needs {show(domain.when)}")
     point = {name: value for name, value in point.items() if name in active or name in changes}
-    _check_training(spec, point)
+    fixed = {name: Fixed(value=value) for name, value in point.items()}
+    space = Space(domains={**spec.space.domains, **fixed})
+    problems = Problems(SourceMark(""))
+    if "group_size" in point:
+        check_group_sizes(space, spec.training, problems)
+    if any(name.startswith("reward_weights.") for name in point):
+        check_weights(space, problems)
+    for problem in problems.list_sorted():
+        raise UsageError(f"{problem.reason}; {problem.fix}")
     return point
 
 
@@ -58,24 +73,3 @@ def _read_value(space: Space, name: str, value: Any) -> ParamValue:
     if complaint is not None:
         raise UsageError(f"{name} = {show(value)}: {'; '.join(complaint)}")
     return float(value) if info.kind == "float" else value
-
-
-def _describe_domain(domain: Domain) -> str:
-    values = domain.list_values()
-    if values is not None and len(values) == 1:
-        return f"{show(values[0])}, as in every trial"
-    text = format_domain(domain)
-    return f"one of {text.strip('[]')}" if text.startswith("[") else f"within {text.strip('{}')}"
-
-
-def _check_training(spec: SweepSpec, point: Params) -> None:
-    """Refuse a group size that does not fit the completions of a step, and weights of 0."""
-    fixed = {name: Fixed(value=value) for name, value in point.items()}
-    space = Space(domains={**spec.space.domains, **fixed})
-    problems = Problems(SourceMark(""))
-    if "group_size" in point:
-        check_group_sizes(space, spec.training, problems)
-    if any(name.startswith("reward_weights.") for name in point):
-        check_weights(space, problems)
-    for problem in problems.list_sorted():
-        raise UsageError(f"{problem.reason}; {problem.fix}")

@@ -42,6 +42,8 @@ class YamlNode:
     """Entries of a mapping."""
     elements: list[YamlNode] | None = None
     """Elements of a list."""
+    text: str | None = None
+    """The text of a scalar, if it is known: 1.10 is the number 1.1."""
 
     def is_empty(self) -> bool:
         """Return whether this is a key without a value."""

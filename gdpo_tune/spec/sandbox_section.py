@@ -6,9 +6,7 @@ import importlib.util
 import keyword
 
 from gdpo_tune.core.service_url import split_service_url
-from gdpo_tune.core.settings import (
-    SandboxSettings,
-)
+from gdpo_tune.core.settings import SandboxSettings
 from gdpo_tune.spec.problems import Problems
 
 EXAMPLE = "http://HOST:PORT"
@@ -73,7 +71,6 @@ def _is_module_name(module: str) -> bool:
 
 
 def _is_installed(top: str) -> bool:
-    """Return whether a module could be imported, without importing it."""
     try:
         return importlib.util.find_spec(top) is not None
     except ValueError:  # It is loaded already, and has no file.

@@ -132,7 +132,8 @@ class Budget(Section):
     gpu_hours: Annotated[float, Ge(0)] = 0.0
     """Hours of training times the GPUs of a trial, over all trials."""
     hours: Annotated[float, Ge(0)] = 0.0
-    """Hours in which the sweep ran, without interruptions."""
+    """Hours in which the sweep worked: without interruptions, and without a stopped process, a
+    sleeping machine or a clock that was set."""
 
 
 class Search(Section):
@@ -184,7 +185,6 @@ def check_search(search: Search, space: Space, steps: int, gpus: float, problems
 
 
 def _check_rungs(scheduler: AshaSettings, steps: int, problems: Problems) -> None:
-    """Refuse a grace that covers every rung, unless trials are too short for any rung."""
     factor, grace = scheduler.reduction_factor, scheduler.grace
     if scheduler.list_rungs(steps) or math.ceil(steps / factor) >= grace * steps:
         return
@@ -201,7 +201,6 @@ def _check_rungs(scheduler: AshaSettings, steps: int, problems: Problems) -> Non
 def _check_population(
     search: Search, scheduler: PbtSettings, space: Space, steps: int, problems: Problems
 ) -> None:
-    """Refuse a population without members, without anything that moves, or without meetings."""
     remedy = "remove the key, or write another scheduler"
     if search.trials < 2:
         reason = "a population of one has no other member to take over from"

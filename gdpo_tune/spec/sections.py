@@ -76,8 +76,9 @@ def require_pattern(pattern: str, reason: str, fix: str) -> AfterValidator:
 
 def build_settings_model(kind: Any) -> type[Section]:
     """Return a section with the fields of a plain dataclass."""
-    hints, fields = get_type_hints(kind, include_extras=True), dataclasses.fields(kind)
-    model: dict[str, Any] = {field.name: (hints[field.name], field.default) for field in fields}
+    hints, default = get_type_hints(kind, include_extras=True), kind()
+    names = [field.name for field in dataclasses.fields(kind)]
+    model: dict[str, Any] = {name: (hints[name], getattr(default, name)) for name in names}
     return create_model(kind.__name__, __base__=Section, **model)
 
 
@@ -126,7 +127,6 @@ def read_section(
 
 
 def _remove(data: Any, path: KeyPath) -> bool:
-    """Remove the innermost entry on a path; return whether there was one."""
     if not path or not isinstance(data, dict) or path[0] not in data:
         return False
     if not _remove(data[path[0]], path[1:]):
@@ -137,7 +137,6 @@ def _remove(data: Any, path: KeyPath) -> bool:
 def _explain(
     fault: ErrorDetails, path: KeyPath, keys: list[str], field: FieldInfo | None
 ) -> tuple[str, str]:
-    """Return reason and fix of one of pydantic's errors, found by `_locate`."""
     kind, context, key = fault["type"], fault.get("ctx", {}), path[-1] if path else ""
     if kind == "union_tag_invalid":
         names = context["expected_tags"].replace("'", "").split(", ")
@@ -145,7 +144,7 @@ def _explain(
     if kind == "union_tag_not_found":
         name = str(context["discriminator"]).strip("'")
         return f"without a {name}", f"add {name}: followed by its name"
-    if kind == "extra_forbidden":
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return "unknown key", f"{suggest(key, keys)}keys here are {join_names(keys)}"
     if kind == "missing":
         return "missing", f"add {key}:"
@@ -180,7 +179,10 @@ def _locate(model: type[BaseModel], loc: KeyPath) -> tuple[KeyPath, list[str], F
             continue
         keys = _list_keys(kind) or keys
         field = getattr(kind, "model_fields", {}).get(part)
-        kind = None if field is None else field.annotation
+        if dataclasses.is_dataclass(kind):
+            kind = get_type_hints(kind).get(str(part))
+        else:
+            kind = None if field is None else field.annotation
         if field is not None and get_origin(kind) in (Union, UnionType):
             members = [member for member in get_args(kind) if _list_keys(member)]
             if field.discriminator:
@@ -191,7 +193,6 @@ def _locate(model: type[BaseModel], loc: KeyPath) -> tuple[KeyPath, list[str], F
 
 
 def _list_keys(kind: Any) -> list[str]:
-    """Return the keys of a section; none for anything else."""
     if isinstance(kind, type) and issubclass(kind, Section):
         return [*kind.model_fields, *kind.other_keys]
     if dataclasses.is_dataclass(kind):

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from gdpo_tune.core.files import find_path_problem, is_directory, is_file
+from gdpo_tune.core.files import expand_path, find_path_problem, is_directory, is_file
+from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.secret_names import HIDDEN
+from gdpo_tune.spec.paths import resolve_paths
 from gdpo_tune.spec.problems import (
     UNPRINTABLE,
     Problems,
@@ -65,7 +68,6 @@ def _merge_overrides(node: YamlNode, overrides: Sequence[str], problems: Problem
 
 
 def _read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> YamlNode:
-    """Return one file, merged onto the one that it extends."""
     root = parse_yaml(read_text(path, problems), str(path), problems)
     if root.entries is None:
         reason = "the file is empty" if root.is_empty() else "not a mapping of keys to values"
@@ -81,7 +83,8 @@ def _read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> YamlN
     unusable = find_path_problem(extends.value)
     if unusable:
         raise problems.add_value(extends, (EXTENDS,), unusable, "name another file")
-    file, chain = Path(os.path.normpath(path.parent / extends.value)), (*chain, path.resolve())
+    file = Path(os.path.normpath(path.parent / expand_path(extends.value)))
+    chain = (*chain, path.resolve())
     if file.resolve() in chain:
         reason = f"a circle: {' -> '.join(each.name for each in (*chain, file))}"
         raise problems.add_value(extends, (EXTENDS,), reason, "remove one of these extends:")
@@ -89,6 +92,8 @@ def _read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> YamlN
         fix = suggest_file(file) + "the file is looked for relative to this one"
         raise problems.add_value(extends, (EXTENDS,), f"there is no file {file}", fix)
     base = _read_file(file, problems, chain)
+    if file.name == SPEC:
+        resolve_paths(base, file)
     # A name decides the directory of a sweep: two files never share it by inheritance.
     inherited = {key: node for key, node in (base.entries or {}).items() if key != "name"}
     return merge(YamlNode(root.mark, entries=inherited), YamlNode(root.mark, entries=own))
@@ -127,6 +132,15 @@ def parse_yaml(text: str, source: str, problems: Problems, first_line: int = 1) 
     """
     yaml: Any = YAML(typ="rt", pure=True)  # the only parser that keeps the line of every key
     yaml.composer.warn_double_anchors = False  # YAML 1.2 allows them
+    texts: dict[tuple[int, int], str] = {}
+    compose = yaml.composer.compose_scalar_node
+
+    def keep_text(anchor: object) -> Any:
+        node = compose(anchor)
+        texts[node.start_mark.line, node.start_mark.column] = node.value
+        return node
+
+    yaml.composer.compose_scalar_node = keep_text
     key, line = "", 0
     try:
         data = yaml.load(text)
@@ -149,7 +163,8 @@ def parse_yaml(text: str, source: str, problems: Problems, first_line: int = 1) 
         fix = "keep to words, numbers, lists and mappings"
     else:
         mark = SourceMark(source, first_line)
-        return NodeBuilder(mark, problems).build(data, mark)
+        only = next(iter(texts.values()), None)  # of a document that is a scalar
+        return replace(NodeBuilder(mark, problems, texts).build(data, mark), text=only)
     raise problems.add(SourceMark(source, line), key, None, reason, fix)
 
 
@@ -163,7 +178,6 @@ def read_scalar(text: str) -> object:
 
 
 def _read_override(override: str, problems: Problems) -> YamlNode:
-    """Return `training.steps=100` as a document of its own."""
     mark = SourceMark(f"--set {_hide_override(override)}")
     key, equals, text = override.partition("=")
     key = key.strip()

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
 from annotated_types import MinLen
 
-from gdpo_tune.core.files import find_path_problem, is_file
+from gdpo_tune.core.files import expand_path, find_path_problem, is_file
 from gdpo_tune.core.hub_address import is_hub_address
 from gdpo_tune.core.object_store import is_url
-from gdpo_tune.spec.problems import Problems, hide_passwords
+from gdpo_tune.spec.problems import Problems, SourceMark, YamlNode, hide_passwords
 from gdpo_tune.spec.sections import Section, build_refusal, require_pattern
 
-RUNS = "runs"
-"""Default directory of all sweeps."""
 LONGEST_NAME = 100
 """Most characters of a sweep's name; the names of directories and pages append to it."""
 NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}")
@@ -29,17 +29,31 @@ LEDGER = re.compile(
 )
 SECRET = re.compile(r"://[^/@]*:[^/@]*@|\?")
 """Secret in the address of a store."""
+TRACKING_VARIABLES = {"uri": "MLFLOW_TRACKING_URI", "experiment": "MLFLOW_EXPERIMENT_NAME"}
+"""Key of `tracking` -> variable of MLflow that stands in where a file does not have the key."""
 
 
 class Tracking(Section):
     """MLflow server and experiment that show the sweep."""
 
     uri: Annotated[str, MinLen(1), TRACKING_URI] = "sqlite:///mlflow.db"
-    """MLflow tracking URI."""
+    """MLflow tracking URI; without the key, `MLFLOW_TRACKING_URI` comes before the default."""
     experiment: str = ""
-    """MLflow experiment; default: the sweep's name."""
+    """MLflow experiment; default: `MLFLOW_EXPERIMENT_NAME`, or the sweep's name."""
     required: bool = False
-    """True to stop if the server does not answer; else warn, and keep everything to send later."""
+    """True to stop if MLflow takes no test run; else warn, and keep everything to send later."""
+    private: bool = False
+    """True to send no free text, path, host or user: the same texts leave as in `publish`."""
+
+    @cached_property
+    def origins(self) -> dict[str, str]:
+        """Key -> its file and line, option or variable; a default has none. No part of equality."""
+        return {}
+
+
+def expand_storage(storage: str) -> str:
+    """Return a directory with `~` and variables expanded, and an address as it is."""
+    return storage if is_url(storage) else str(expand_path(storage))
 
 
 def check_name(name: object, problems: Problems) -> str:
@@ -81,12 +95,31 @@ def check_storage(storage: str, ledger: str, workers: int, problems: Problems) -
         problems.refuse(key, reason, "write it like s3://bucket/sweeps")
 
 
+def take_tracking_variables(root: YamlNode) -> None:
+    """Add MLflow's variables to a document that does not have the keys of `tracking`.
+
+    The file of a sweep has a variable's address without its password, which is added again.
+    """
+    for key, variable in TRACKING_VARIABLES.items():
+        value, written = os.environ.get(variable), root.get(("tracking", key))
+        if value and (written is None or value != written.value == hide_passwords(value)):
+            node = YamlNode(SourceMark(variable), value)
+            section = (root.entries or {}).setdefault("tracking", YamlNode(node.mark, entries={}))
+            if section.entries is not None:
+                section.entries[key] = node
+
+
 def check_tracking(tracking: Tracking, problems: Problems) -> None:
-    """Refuse a file of SQLite that no disk can hold."""
+    """Refuse a file of SQLite that no disk can hold, and a name that MLflow's store cannot."""
     _, is_file_address, path = tracking.uri.partition(":///")
     unusable = find_path_problem(path) if is_file_address else ""
     if unusable:
         problems.refuse("tracking.uri", unusable, "write sqlite:///mlflow.db, or another file")
+    # Column `experiments.name`, which SQLite does not enforce; MLflow's MAX_EXPERIMENT_NAME_LENGTH.
+    most = 256 if tracking.uri.startswith(("postgresql", "mysql", "mssql")) else 500
+    if len(tracking.experiment) > most:
+        reason = f"{len(tracking.experiment)} characters; MLflow takes at most {most} there"
+        problems.refuse("tracking.experiment", reason, "write a shorter name", "tracking.uri")
 
 
 def read_ledger(data: object) -> str:

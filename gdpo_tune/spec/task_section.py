@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Iterable
+from datetime import date
+from math import isfinite
 from typing import Any
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.engines import ADAPTER_RANKS
 from gdpo_tune.core.errors import TaskFileError
-from gdpo_tune.core.files import expand_home, find_path_problem
+from gdpo_tune.core.files import expand_path, find_path_problem
+from gdpo_tune.core.policy_size import find_position_limit
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.settings import (
     EVERY_LINEAR,
@@ -23,6 +26,13 @@ from gdpo_tune.core.settings import (
 from gdpo_tune.core.task_files import is_task_file, load_task_info
 from gdpo_tune.spec.problems import Problems, explain_unknown_name, join_names
 from gdpo_tune.spec.sandbox_section import check_address
+
+RESERVED_ARGUMENTS = (
+    *("messages", "tools", "documents", "add_generation_prompt", "strftime_now", "raise_exception"),
+    *("conversation", "chat_template", "continue_final_message", "tokenize", "padding"),
+    *("truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"),
+)
+"""Names that are no arguments of a chat template: of `apply_chat_template`, or what it gives."""
 
 
 def check_task(name: object, weighted: Iterable[str], problems: Problems) -> TaskInfo | None:
@@ -71,13 +81,13 @@ def check_scoring(scoring: Scoring, name: str, task: TaskInfo, problems: Problem
 def check_positions(training: TrainingSettings, policy: str, problems: Problems) -> None:
     """Refuse completions that are longer than the policy can write, if its files show that."""
     longest = training.max_completion_length
-    directory = registry.POLICIES.get(policy) or expand_home(policy)
+    directory = registry.POLICIES.get(policy) or expand_path(policy)
     try:
         config: Any = json.loads((directory / "config.json").read_bytes())
     except (OSError, ValueError):
         return  # whether there is such a policy is checked elsewhere
-    limit = config.get("max_position_embeddings") if isinstance(config, dict) else None
-    if isinstance(limit, int) and longest >= limit:
+    limit = find_position_limit(config) if isinstance(config, dict) else None
+    if limit is not None and longest >= limit:
         reason = f"{policy} has {limit} positions, for a prompt and its completion together"
         fix = f"write a number well below {limit}, or give another policy"
         key = "training.max_completion_length"
@@ -108,6 +118,19 @@ def check_model(settings: ModelSettings, policy: str, problems: Problems) -> Non
     elif EVERY_LINEAR in settings.lora_targets and len(settings.lora_targets) > 1:
         reason = f"{EVERY_LINEAR} already stands for every name"
         problems.refuse("model.lora_targets", reason, f"write [{EVERY_LINEAR}], or only names")
+    for name, value in settings.chat_template_kwargs.items():
+        if not isinstance(value, str | int) and not (isinstance(value, float) and isfinite(value)):
+            fix = "write a word, a number, true or false"
+            problems.refuse(("model", "chat_template_kwargs", name), "no such value", fix)
+        if not name.isidentifier() or name in RESERVED_ARGUMENTS or name.endswith("_token"):
+            reason = "a chat template gets this from Transformers, or cannot read such a name"
+            fix = "write the name of a variable of the template, such as enable_thinking"
+            problems.refuse(("model", "chat_template_kwargs", name), reason, fix)
+    if settings.template_date:
+        try:
+            date.fromisoformat(settings.template_date)
+        except ValueError:
+            problems.refuse("model.template_date", "no date", "write one such as '2026-01-31'")
     if settings.revision and policy in registry.POLICIES:
         reason = f"policy {policy} ships with the package and has no revisions"
         fix = "remove the key, or give a Hub id as the policy"

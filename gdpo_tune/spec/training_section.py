@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 from pydantic import BeforeValidator
 
+from gdpo_tune.core.formatting import format_count
 from gdpo_tune.core.settings import RolloutSettings, Sharding, TrainingSettings
 from gdpo_tune.spec import environment
 from gdpo_tune.spec.problems import Problems, join_names, show
@@ -56,6 +57,11 @@ class Resources(Section):
     def shards_policy(self) -> bool:
         """True if the workers of a trial share one copy of its policy."""
         return self.workers > 1 and self.sharding != "none"
+
+    @property
+    def share_text(self) -> str:
+        """CPUs and GPUs of one process in words: `1 CPU and 0.5 GPUs`."""
+        return f"{format_count(self.cpus, 'CPU')} and {format_count(self.gpus, 'GPU')}"
 
     @property
     def total_gpus(self) -> float:
@@ -152,7 +158,6 @@ def check_resources(
 
 
 def _check_mini_batch(training: TrainingSettings, workers: int, problems: Problems) -> None:
-    """Refuse a mini-batch that does not divide a step, or that the workers cannot share equally."""
     total, mini_batch = training.completions_per_step, training.mini_batch_size
     if not mini_batch or (total % mini_batch == 0 and mini_batch % workers == 0):
         return
@@ -167,7 +172,6 @@ def _check_mini_batch(training: TrainingSettings, workers: int, problems: Proble
 
 
 def _check_micro_batch(training: TrainingSettings, workers: int, problems: Problems) -> None:
-    """Refuse a micro-batch that does not divide what a worker computes for an optimizer step."""
     mini_batch, micro_batch = training.mini_batch_size, training.micro_batch_size
     share = (mini_batch or training.completions_per_step) // workers
     if not micro_batch or not share or share % micro_batch == 0:

@@ -5,7 +5,8 @@ Aliases are expanded up to a bound, because a file of a few lines can expand to 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
@@ -27,6 +28,8 @@ class NodeBuilder:
     source: SourceMark
     """Mark of the document; without a line, all nodes have this mark."""
     problems: Problems
+    texts: Mapping[tuple[int, int], str]
+    """Line and column of a scalar -> its text."""
     values: int = 0
     """Number of values so far."""
     entry: SourceMark = field(init=False)
@@ -60,6 +63,8 @@ class NodeBuilder:
                 raise self.problems.add(own_mark, shown, None, reason, fix)
             # Every dot is a level, too.
             child = self.build(value, own_mark, inside + (0,) * key.count("."))
+            text = self.texts.get(tuple((data.lc.data or {}).get(name, ())[2:]))
+            child = replace(child, text=text)
             clash = add_entry(entries, key, child)
             if clash is not None:
                 fix = "keep one of the two (a dotted key is the same as nested mappings)"
@@ -72,7 +77,6 @@ class NodeBuilder:
         return SourceMark(default.source, int(position[0]) + 1) if position else default
 
     def _count(self, data: Any, mark: SourceMark, above: tuple[int, ...]) -> None:
-        """Count one more value, and refuse endless or huge documents."""
         if len(above) <= 1:
             self.entry = mark
         self.values += 1

@@ -1,4 +1,4 @@
-"""vLLM in a thread of its own, which a process keeps for its next trials, of one or several at once.
+"""vLLM in a thread of its own, kept for the next trials of its process, one or several at once.
 
     seat = pool.open(key, start, threads)           # of the kept engine if its key is equal
     outputs = seat.generate(requests, on_finished)  # any mix of adapters, seeds and decodings

@@ -65,13 +65,7 @@ def divide_gpu(
 
 
 def _measure_engine(
-    config: TrialConfig,
-    model: PreTrainedModel,
-    *,
-    length: int,
-    number: int,
-    trials: int,
-    rank: int,
+    config: TrialConfig, model: PreTrainedModel, *, length: int, number: int, trials: int, rank: int
 ) -> EngineMemory:
     shape: Any = model.config.get_text_config()
     adapter = count_adapter_numbers(model, round_up_rank(rank)) if rank else 0

@@ -19,12 +19,13 @@ from transformers import PreTrainedModel
 
 from gdpo_tune.core.engines import round_up_rank
 from gdpo_tune.core.errors import EngineError
+from gdpo_tune.core.policy_size import find_position_limit
 from gdpo_tune.core.rendezvous import RENDEZVOUS, find_free_port
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.training import ranks
+from gdpo_tune.training.engine import OF_PROCESS, EnginePool, Seat
 from gdpo_tune.training.engine_memory import divide_gpu
 from gdpo_tune.training.gpu import lock_gpu, wait_for_memory
-from gdpo_tune.training.engine import OF_PROCESS, EnginePool, Seat
 
 CPU_CACHE = 2**30
 """Bytes of the key-value cache of an engine on a CPU, where no share of a device bounds it."""
@@ -156,9 +157,8 @@ def _choose_options(
 
 def _count_positions(config: TrialConfig, model: PreTrainedModel) -> int:
     """Return the tokens of the longest prompt with its completion."""
-    policy: Any = model.config
     longest = config.data.max_prompt_length + config.training.max_completion_length
-    return min(longest, policy.max_position_embeddings)
+    return min(longest, find_position_limit(model.config.to_dict()) or longest)
 
 
 def _draw_from_seeds_alone(worker: Any) -> None:

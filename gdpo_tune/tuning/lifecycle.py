@@ -42,8 +42,10 @@ from gdpo_tune.core.events import (
     TrialStarted,
 )
 from gdpo_tune.core.files import explain_full_disk
+from gdpo_tune.core.formatting import format_number
 from gdpo_tune.core.incidents import IS_TRIED_AGAIN, WAS_LOST, Incident
 from gdpo_tune.core.requests import RecordedRequest
+from gdpo_tune.core.steps import teaches_nothing
 from gdpo_tune.core.trial_config import TrainedPart, TrialConfig
 from gdpo_tune.core.trials import Cost, Measurement, Outcome, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
@@ -67,7 +69,7 @@ from gdpo_tune.tuning.schedulers.rungs import Verdict
 from gdpo_tune.tuning.search.applied_requests import RequestInbox
 from gdpo_tune.tuning.search.candidate_plan import count_candidates
 from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials
-from gdpo_tune.tuning.search.plan import PlanCache, count_planned, derive_seed
+from gdpo_tune.tuning.search.plan import PlanCache, count_planned, derive_seed, find_equal_rewards
 from gdpo_tune.tuning.search.projection import Projection
 from gdpo_tune.tuning.search.proposals import Proposals
 
@@ -87,6 +89,8 @@ EXCUSE_SECONDS = 60.0
 """Seconds after the death of a process within which the death of its node explains it."""
 LOST_AGAIN = "its node was lost again and again, each time before it had a result"
 """Reason for giving up a trial that may itself kill its nodes."""
+FIRST_STEPS = 3
+"""Steps of a trial without any advantage after which the sweep says so."""
 NEVER_PROMOTED = "waited to the end of the sweep and was not promoted; "
 FATAL_ERRORS = (
     DirectoryLostError,
@@ -208,6 +212,8 @@ class Lifecycle:
         """True if a free slot waits for a proposal."""
         self._plan = PlanCache(ledger)
         self._inbox = RequestInbox(ledger)
+        self._knows_signal = any(record.rungs for record in ledger.get_records())
+        """True once a training has had a signal, or the sweep has said that there was none."""
 
     def stop(self) -> None:
         """Start no further trial."""
@@ -274,6 +280,8 @@ class Lifecycle:
         trial = self._running[name]
         number, trial.cost = trial.number, measurement.cost
         trial.note_step(measurement.step, self._ledger.spec.training.checkpoint_every)
+        if not self._knows_signal and measurement.metrics:
+            self._report_missing_signal(number, [*earlier, measurement])
         # measurements after a verdict do not count: a promoted trial continues from its rung
         if measurement.has_validation and trial.verdict is None:
             with self._write_guard():
@@ -298,6 +306,8 @@ class Lifecycle:
                 if self._ledger.spec.address:
                     self._mark_stored_checkpoints(trial.number, result.outcome)
                 record = self._ledger.complete(trial.number, result.outcome)
+                if record.role == "untrained":
+                    self._report_equal_rewards(record)
                 self._handle_end(trim_ended_trial(self._ledger, record))
         elif trial.verdict is not None:
             self._record_told(trial)
@@ -612,17 +622,37 @@ class Lifecycle:
 
     # Requests of people.
 
+    def _report_missing_signal(self, number: int, measurements: Sequence[Measurement]) -> None:
+        """Say once that the first steps of the first trainings teach nothing."""
+        if not all(map(teaches_nothing, measurements)):
+            self._knows_signal = True
+        elif measurements[-1].step >= FIRST_STEPS:
+            self._knows_signal = True
+            self.record_incident(
+                "learns nothing so far: its rewards are equal in every group of its first "
+                f"{measurements[-1].step} steps; see 'A start that can learn' in docs/policies.md",
+                [number],
+            )
+
+    def _report_equal_rewards(self, record: TrialRecord) -> None:
+        """Say so if the untrained policy earned the same for every held-out completion."""
+        if equal := find_equal_rewards(self._ledger.spec, record):
+            values = ", ".join(f"{name} {format_number(mean)}" for name, mean in equal.items())
+            self.record_incident(
+                f"the untrained policy earns the same for every completion ({values}), so it may "
+                "learn nothing; see 'A start that can learn' in docs/policies.md"
+            )
+
     def _take_requests(self) -> bool:
-        """Apply the requests that wait; return whether there was any."""
         taken = 0
         with self._write_guard():
+            self._ledger.record_gaps()
             for request in self._inbox.take(self.record_incident):
                 self._apply(request)
                 taken += 1
         return taken > 0
 
     def _apply(self, request: RecordedRequest) -> None:
-        """Carry out a request that is in the ledger."""
         if request.effect.stop is not None:
             self._stop_trial(request.effect.stop)
         if request.effect.settings:  # a new process would build its sampler from them
@@ -678,7 +708,7 @@ def _explain_give_up(failure: AttemptFailure) -> str | Exception:
     """
     if failure.cause == "crowded":
         return ResourcesError(
-            f"{failure.reason}; {LOSSES + 1} attempts in a row\n    fix: end the other processes on "
-            "that GPU, or take another one, and run the same command to resume"
+            f"{failure.reason}; {LOSSES + 1} attempts in a row\n    fix: end the other processes "
+            "on that GPU, or take another one, and run the same command to resume"
         )
     return LOST_AGAIN if failure.cause == "lost" else failure.outage or failure.reason

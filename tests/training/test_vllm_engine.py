@@ -24,13 +24,15 @@ from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import (
     colocated_engine,
-    engine as engines,
     lora,
     rollout,
     step_reporter,
     train,
     vllm_engine,
     worker_cache,
+)
+from gdpo_tune.training import (
+    engine as engines,
 )
 from gdpo_tune.training import gpu as gpu_module
 from gdpo_tune.training.rollout import Decoding

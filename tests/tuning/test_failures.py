@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +19,6 @@ from gdpo_tune.core.events import IncidentOccurred
 from gdpo_tune.core.incidents import Incident
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.tuning import lifecycle
-from gdpo_tune.tuning.lifecycle import DEATHS, LOSSES, RETRIES, OpenTrial
-from gdpo_tune.tuning.ray import tune, workers
-from gdpo_tune.tuning.ray.tune import TuneCallback, TuneSearcher, describe_failure
 from gdpo_tune.tuning.attempts import (
     NODE_DIED,
     AttemptError,
@@ -32,7 +28,10 @@ from gdpo_tune.tuning.attempts import (
     TrialUpdate,
     pack,
 )
+from gdpo_tune.tuning.lifecycle import DEATHS, LOSSES, RETRIES, OpenTrial
+from gdpo_tune.tuning.ray import tune, workers
 from gdpo_tune.tuning.ray.nodes import ClusterNode, Nodes
+from gdpo_tune.tuning.ray.tune import TuneCallback, TuneSearcher, describe_failure
 from tests.support.search_driver import Driver
 from tests.support.tuning import build_measurement, load_code_spec
 
@@ -100,7 +99,11 @@ def test_lost_nodes_are_counted_apart_from_failures():
 
 
 def test_a_process_is_excused_if_its_node_turns_out_to_have_died_with_it():
-    one, other, late = trials = [OpenTrial(0, "node1"), OpenTrial(1, "node2"), OpenTrial(2, "node1")]
+    one, other, late = trials = [
+        OpenTrial(0, "node1"),
+        OpenTrial(1, "node2"),
+        OpenTrial(2, "node1"),
+    ]
     assert one.count_failure(fail("died"), 100.0)
     assert other.count_failure(fail("died"), 100.0)
     assert late.count_failure(fail("died"), 39.0)
@@ -161,7 +164,11 @@ class NodeSweep:
         self.table = NodeTable(a=True, b=True)
         self.nodes = Nodes(self.table)
         self.driver = Driver(ledger, 4, self.nodes)
-        self.callback = TuneCallback(self.driver.searcher, TuneSearcher(self.driver.searcher, self.driver.searcher._setup), lambda: None)
+        self.callback = TuneCallback(
+            self.driver.searcher,
+            TuneSearcher(self.driver.searcher, self.driver.searcher._setup),
+            lambda: None,
+        )
         monkeypatch.setattr(tune, "read_error", lambda trial: trial.error)
         self.trials = [RayTrial(number, self.driver.ask()) for number in range(4)]
         for trial, actor in zip(self.trials, ["a", "a", "b", "b"], strict=True):
@@ -206,7 +213,13 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_ray_can_write_a_snapshot_where_other_processes_are_known(sweep):
     """A process that had children before the sweep could not start one."""
     others = {psutil.Process()}  # contains a lock
-    cloudpickle.dumps(TuneCallback(sweep.driver.searcher, TuneSearcher(sweep.driver.searcher, sweep.driver.searcher._setup), lambda: others.clear()))
+    cloudpickle.dumps(
+        TuneCallback(
+            sweep.driver.searcher,
+            TuneSearcher(sweep.driver.searcher, sweep.driver.searcher._setup),
+            lambda: others.clear(),
+        )
+    )
 
 
 def test_a_lost_node_is_reported_once_with_its_trials(sweep: NodeSweep):
@@ -458,7 +471,7 @@ def test_the_number_of_running_trials_follows_the_slots_of_the_nodes(sweep: Node
     for name in list(sweep.driver.in_flight):
         sweep.driver.end(name)
     assert sweep.driver.ask() is None
-    waits = "the sweep waits for nodes: a trial needs 1 CPUs and 0 GPUs, which no node has"
+    waits = "the sweep waits for nodes: a trial needs 1 CPU and 0 GPUs, which no node has"
     assert any(incident.startswith(waits) for incident in sweep.list_incidents())
     sweep.table.alive["d"] = True
     sweep.nodes.refresh()

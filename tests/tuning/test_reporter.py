@@ -12,8 +12,8 @@ from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Measurement
 from gdpo_tune.tracking.run_content import select_curve_values
-from gdpo_tune.tuning.ray import reporter
 from gdpo_tune.tuning.attempts import TrialUpdate, choose_interval, unpack_message
+from gdpo_tune.tuning.ray import reporter
 from gdpo_tune.tuning.ray.reporter import Reporter
 from gdpo_tune.tuning.ray.stopping import HALT
 from tests.support.tuning import (

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.core.errors import DirectoryLostError
+from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.trials import Cost, Measurement
-from gdpo_tune.spec.model import SPEC
-from gdpo_tune.tuning.ray import trainable
 from gdpo_tune.tuning.attempts import (
     AttemptConfig,
     AttemptError,
@@ -20,6 +19,7 @@ from gdpo_tune.tuning.attempts import (
     pack,
     unpack_message,
 )
+from gdpo_tune.tuning.ray import trainable
 from gdpo_tune.tuning.ray.reporter import Reporter, has_directory
 from gdpo_tune.tuning.ray.trainable import wait_for_directory
 from tests.support.tuning import build_attempt, build_trial_config

@@ -25,9 +25,7 @@ from gdpo_tune.core.errors import (
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Measurement
 from gdpo_tune.spec import Resources
-from gdpo_tune.tuning.ray import trainable, tune, workers
 from gdpo_tune.tuning.attempts import (
-    TrialPlaced,
     AttemptError,
     Failed,
     Fatal,
@@ -35,9 +33,11 @@ from gdpo_tune.tuning.attempts import (
     Interrupted,
     Setup,
     TrialMessage,
+    TrialPlaced,
     pack,
     unpack_message,
 )
+from gdpo_tune.tuning.ray import trainable, tune, workers
 from gdpo_tune.tuning.ray.nodes import ClusterNode, count_slots
 from gdpo_tune.tuning.ray.reporter import Reporter
 from gdpo_tune.tuning.ray.stopping import STOP
@@ -258,7 +258,7 @@ def test_slots_of_trials_with_workers(tmp_path: Path, cpus: float, workers: int,
 def test_workers_that_do_not_fit_are_refused(tmp_path: Path):
     with pytest.raises(
         ResourcesError,
-        match=r"(?s)8 workers of 1 CPUs .* room for 7 \(2 nodes alive\).*resources.workers=4, or",
+        match=r"(?s)8 workers of 1 CPU .* room for 7 \(2 nodes alive\).*resources.workers=4, or",
     ):
         count_trial_slots(tmp_path, NODES, workers=8)
 

@@ -26,11 +26,7 @@ from gdpo_tune.training.out_of_memory import explain_out_of_memory
 from gdpo_tune.training.packs.global_state import read_global_state, restore_global_state
 from gdpo_tune.training.rollout import uses_engine_in_process
 from gdpo_tune.training.trial import prepare_process, run_trial
-from gdpo_tune.training.worker_cache import (
-    WorkerCache,
-    build_worker_cache,
-    list_shared_settings,
-)
+from gdpo_tune.training.worker_cache import WorkerCache, build_worker_cache, list_shared_settings
 
 
 class Pack:
@@ -81,7 +77,9 @@ class Pack:
                 raise
             finally:
                 self._engine.release()
-                _release_memory()
+                gc.collect()  # a trainer is part of a cycle; its memory is for the others
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
 
     def close(self) -> None:
         """End what the trials shared; idempotent. No trial may be running."""
@@ -94,7 +92,8 @@ class Pack:
         """Return what the trials share, built for the first one.
 
         Raises:
-            PackError: the trial trains every weight, or differs from the first one.
+            PackError: the trial trains every weight, differs from the first one, or has an adapter
+                that is too large for the slots of the engine.
         """
         if not config.model.lora_rank:
             raise PackError(
@@ -106,8 +105,12 @@ class Pack:
         rank = self._engine.largest_rank = (
             self._engine.largest_rank or (self._config or config).model.lora_rank
         )
-        if uses_engine_in_process(config):
-            _require_slot(config, round_up_rank(rank))
+        if uses_engine_in_process(config) and config.model.lora_rank > round_up_rank(rank):
+            raise PackError(
+                f"model.lora_rank = {config.model.lora_rank}: vLLM was started for adapters of "
+                f"rank {round_up_rank(rank)} at most\n"
+                "    fix: start the pack for the largest rank of its trials"
+            )
         if self._cache is None:
             self._cache = build_worker_cache(config, shares_weights=True, engines=self._engine)
             self._config = config
@@ -124,15 +127,6 @@ def _require_agreement(first: TrialConfig, config: TrialConfig) -> None:
             f"{', '.join(different)}\n"
             "    fix: train it in another process; trials of one may differ in parameters, seed, "
             "lora_rank and lora_alpha"
-        )
-
-
-def _require_slot(config: TrialConfig, size: int) -> None:
-    """Raise `PackError` if the slots of the engine are too small for the adapter of a trial."""
-    if config.model.lora_rank > size:
-        raise PackError(
-            f"model.lora_rank = {config.model.lora_rank}: vLLM was started for adapters of rank "
-            f"{size} at most\n    fix: start the pack for the largest rank of its trials"
         )
 
 
@@ -153,10 +147,3 @@ def _release_frames(error: BaseException) -> None:
     while seen is not None:
         traceback.clear_frames(seen.__traceback__)
         seen = seen.__cause__ or seen.__context__
-
-
-def _release_memory() -> None:
-    """Give the memory of an ended trial to the others; a trainer is part of a cycle."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
