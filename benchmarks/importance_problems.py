@@ -18,7 +18,7 @@ from gdpo_tune.core.trial_config import Params
 from gdpo_tune.core.trials import Estimate, TrialRecord
 from gdpo_tune.results.dimensions import list_dimensions
 from gdpo_tune.spec import Choices, Domain, ObjectiveSpec, Search, Space, SweepSpec, Uniform
-from gdpo_tune.tuning.search.projection import Projection
+from gdpo_tune.tuning.proposals import SamplerView
 
 Floats = NDArray[np.float64]
 Shape = Callable[[Floats], Floats]
@@ -182,7 +182,7 @@ def _run_sweep(
     rng: np.random.Generator,
 ) -> tuple[TrialRecord, ...]:
     """Run a sweep with the product's sampler; nothing is trained."""
-    projection = Projection(spec)
+    projection = SamplerView(spec)
     records: list[TrialRecord] = []
     for number in range(spec.search.trials):
         suggestion = projection.propose()

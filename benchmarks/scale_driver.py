@@ -120,8 +120,8 @@ def simulate_processes(slots: int, make: Any) -> Generator[None]:
     """Give Ray Tune simulated processes on one node that holds all of them."""
     from ray.tune.execution import tune_controller
 
+    from gdpo_tune.tuning.nodes import Nodes
     from gdpo_tune.tuning.ray import cluster
-    from gdpo_tune.tuning.ray.nodes import Nodes
 
     real_manager, real_cluster = tune_controller.RayActorManager, cluster.open_cluster
     node = {
@@ -153,20 +153,20 @@ def run_watched_sweep(output: Path, spec: SweepSpec, slots: int, kill_after: int
 
     from gdpo_tune.display import LiveDisplay
     from gdpo_tune.tracking import MlflowSink
+    from gdpo_tune.tuning.proposals import SamplerView
     from gdpo_tune.tuning.runner import run_sweep
-    from gdpo_tune.tuning.search.projection import Projection
 
     parts.watch()
-    real_propose = Projection.propose
+    real_propose = SamplerView.propose
 
-    def propose(self: Projection) -> Any:
+    def propose(self: SamplerView) -> Any:
         CLOCK.thinking += 1
         try:
             return real_propose(self)
         finally:
             CLOCK.thinking -= 1
 
-    Projection.propose = propose
+    SamplerView.propose = propose
     with (
         Path(os.devnull).open("w") as null,
         simulate_processes(slots, simulate_results),

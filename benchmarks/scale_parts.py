@@ -17,18 +17,18 @@ PARTS: Mapping[str, tuple[str, ...]] = {
         "gdpo_tune.tuning.lifecycle:Lifecycle.on_measurement",
         "gdpo_tune.tuning.lifecycle:Lifecycle.on_end",
     ),
-    "plan": ("gdpo_tune.tuning.search.plan:find_next_step",),
+    "plan": ("gdpo_tune.tuning.plan:find_next_step",),
     "proposals (loop)": (
-        "gdpo_tune.tuning.search.proposals:Proposals.poll",
-        "gdpo_tune.tuning.search.proposals:Proposals.observe",
+        "gdpo_tune.tuning.proposals:Proposals.poll",
+        "gdpo_tune.tuning.proposals:Proposals.observe",
     ),
-    "proposals (thread)": ("gdpo_tune.tuning.search.projection:Projection.propose",),
+    "proposals (thread)": ("gdpo_tune.tuning.proposals:SamplerView.propose",),
     "scheduler": (
         "gdpo_tune.tuning.ray.tune:TuneScheduler.choose_trial_to_run",
-        "gdpo_tune.tuning.schedulers.asha:Asha.judge",
-        "gdpo_tune.tuning.schedulers.asha:Asha.replay",
-        "gdpo_tune.tuning.schedulers.asha:Asha.explain",
-        "gdpo_tune.tuning.schedulers.asha:Asha.find_promotable",
+        "gdpo_tune.tuning.halving:Asha.judge",
+        "gdpo_tune.tuning.halving:Asha.replay",
+        "gdpo_tune.tuning.halving:Asha.explain",
+        "gdpo_tune.tuning.halving:Asha.find_promotable",
     ),
     "ledger": tuple(
         f"gdpo_tune.ledger.ledger:Ledger.{name}"

@@ -21,7 +21,7 @@ from gdpo_tune.tuning.attempts import (
     pack,
     unpack_attempt,
 )
-from gdpo_tune.tuning.ray.reporter import Reporter
+from gdpo_tune.tuning.ray.attempt import Reporter
 
 METRICS = (
     "loss",

@@ -28,11 +28,10 @@ from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.tuning import startup
 from gdpo_tune.tuning.attempts import Setup
+from gdpo_tune.tuning.halving import Asha, Variant
 from gdpo_tune.tuning.lifecycle import Lifecycle
-from gdpo_tune.tuning.schedulers.asha import Asha
-from gdpo_tune.tuning.schedulers.rungs import Variant
-from gdpo_tune.tuning.search import quasi_random
 
 SPACE = Path(__file__).resolve().parents[1] / "search_spaces" / "code.yaml"
 STEPS = 120
@@ -70,7 +69,7 @@ class KilledSweep:
     def _start_trial(self) -> TrialRecord:
         number, spec = len(self._worth), self._ledger.spec
         self._worth.append(self._rng.uniform(0.1, 1, len(spec.objectives)).tolist())
-        params = spec.space.complete(quasi_random.draw_point(spec, number))
+        params = spec.space.complete(startup.draw_point(spec, number))
         return self._ledger.start(params, "search", "startup", seed=number)
 
     def _schedule_next_step(self, record: TrialRecord) -> None:

@@ -29,7 +29,7 @@ from table import SHIPPED, write_table
 
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung
 from gdpo_tune.spec import load_spec
-from gdpo_tune.tuning.search import quasi_random
+from gdpo_tune.tuning import startup
 
 SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "math.yaml"
 STEPS = (4, 7, 10, 14, 20, 30, 40, 50, 60)
@@ -45,7 +45,7 @@ def train_one(job: Mapping[str, Any]) -> dict[str, Any]:
 
     spec = load_spec(SPACE, job["overrides"])
     index = job["configuration"]
-    params = spec.space.complete(quasi_random.draw_point(spec, index))
+    params = spec.space.complete(startup.draw_point(spec, index))
     rungs: list[Rung] = []
 
     def keep(measurement: Measurement, checkpoint: Path | None) -> None:

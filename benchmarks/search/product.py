@@ -12,8 +12,8 @@ from gdpo_tune.core.trial_config import Params
 from gdpo_tune.core.trials import Cost, Rung, State, TrialRecord
 from gdpo_tune.ledger import compute_violation
 from gdpo_tune.spec import Search, SweepSpec
-from gdpo_tune.tuning.schedulers.rungs import Rungs
-from gdpo_tune.tuning.search.projection import Projection
+from gdpo_tune.tuning.halving import Rungs
+from gdpo_tune.tuning.proposals import SamplerView
 
 Core = Callable[[Problem, SweepSpec], Rungs]
 
@@ -51,7 +51,7 @@ class Product:
         """
         self._full = problem.levels[-1]
         self._spec = build_spec(problem, Search(trials=trials, sampler=sampler, seed=seed))
-        self._projection = Projection(self._spec)
+        self._projection = SamplerView(self._spec)
         self._rungs = core(problem, self._spec)
         self._records: dict[int, TrialRecord] = {}
 

@@ -17,9 +17,10 @@ that has to end is told so by a stop flag: it writes a checkpoint first, which n
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 from gdpo_tune.analysis.lineage import trace_training
@@ -49,46 +50,43 @@ from gdpo_tune.core.steps import teaches_nothing
 from gdpo_tune.core.trial_config import TrainedPart, TrialConfig
 from gdpo_tune.core.trials import Cost, Measurement, Outcome, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
+from gdpo_tune.ledger.request_files import list_pending, set_aside
+from gdpo_tune.ledger.request_rules import judge as judge_request
 from gdpo_tune.tuning.attempts import (
+    LOSSES,
     AttemptConfig,
     AttemptFailure,
     Failed,
     Fatal,
     Finished,
+    OpenTrial,
     Setup,
     TrialResult,
     choose_interval,
+    open_stop_flag,
 )
-from gdpo_tune.tuning.kept_checkpoints import list_kept_steps, trim_ended_trial
-from gdpo_tune.tuning.ray.nodes import ClusterNode, Nodes, count_slots
-from gdpo_tune.tuning.ray.stopping import open_stop_flag
-from gdpo_tune.tuning.schedulers.base import Scheduler
-from gdpo_tune.tuning.schedulers.candidate_verdict import explain_stop
-from gdpo_tune.tuning.schedulers.exploits import finish_exploits, write_schedule
-from gdpo_tune.tuning.schedulers.rungs import Verdict
-from gdpo_tune.tuning.search.applied_requests import RequestInbox
-from gdpo_tune.tuning.search.candidate_plan import count_candidates
-from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials
-from gdpo_tune.tuning.search.plan import PlanCache, count_planned, derive_seed, find_equal_rewards
-from gdpo_tune.tuning.search.projection import Projection
-from gdpo_tune.tuning.search.proposals import Proposals
+from gdpo_tune.tuning.nodes import ClusterNode, Nodes, count_slots
+from gdpo_tune.tuning.plan import (
+    PlanCache,
+    count_candidates,
+    count_planned,
+    derive_seed,
+    explain_stop,
+    find_equal_rewards,
+)
+from gdpo_tune.tuning.population import finish_exploits, write_schedule
+from gdpo_tune.tuning.proposals import Proposals, SamplerView, load_earlier_trials
+from gdpo_tune.tuning.retention import list_kept_steps, trim_ended_trial
+from gdpo_tune.tuning.schedulers import Scheduler, Verdict
 
 Answer = Literal["WAIT", "FINISHED"]
 WAIT: Answer = "WAIT"
 FINISHED: Answer = "FINISHED"
 
-RETRIES = 2
-"""Further attempts after failures of a trial's own, each from its newest checkpoint."""
-LOSSES = 5
-"""Nodes that a trial may lose in a row without a result in between: it might be their killer. The
-same number of times it may find its GPU crowded."""
-DEATHS = 2
-"""Deaths of shared processes, without progress in between, after which a trial is tried alone: only
-then a death tells whose fault it is."""
-EXCUSE_SECONDS = 60.0
-"""Seconds after the death of a process within which the death of its node explains it."""
 LOST_AGAIN = "its node was lost again and again, each time before it had a result"
 """Reason for giving up a trial that may itself kill its nodes."""
+POLL_SECONDS = 1.0
+"""Seconds between two polls of the directory of requests."""
 FIRST_STEPS = 3
 """Steps of a trial without any advantage after which the sweep says so."""
 NEVER_PROMOTED = "waited to the end of the sweep and was not promoted; "
@@ -101,79 +99,6 @@ FATAL_ERRORS = (
     StoreUnreachableError,
 )
 """Errors after which no record can be written any more."""
-
-
-@dataclass
-class OpenTrial:
-    """A trial of this session that has not ended: its attempt, and those before it that failed."""
-
-    number: int
-    node: str = ""
-    """Node on which it runs; empty between two attempts."""
-    host: str = ""
-    """Process in which it runs, and maybe others; empty between two attempts."""
-    verdict: tuple[Verdict, Rung | None] | None = None
-    """Set once it is told to end; a person's request has no rung."""
-    cost: Cost | None = None
-    """Cost so far, in case it fails."""
-    step: int = 0
-    """Last step that it has reported."""
-    failed: int = 0
-    """Attempts that failed by themselves."""
-    lost: int = 0
-    """Nodes lost, stores out of reach and GPUs crowded in a row, without a result in between."""
-    host_deaths: int = 0
-    """Shared processes that died with it, without progress in between."""
-    step_at_death: int = 0
-    """`step` when its shared process died last."""
-    died: tuple[str, float, bool] | None = None
-    """Node and time of the last death of its process, and whether that was shared: the node may
-    turn out to have died with it."""
-    moving: bool = False
-    """True if it has lost its node and has no other yet."""
-    cut_from: str = ""
-    """Node to whose process the connection was lost: the node may be lost, too."""
-    given_up: str | Exception | None = None
-    """Why it is not tried again, unless its node turns out to be lost before a slot is free; an
-    error if every other trial would meet it."""
-
-    @property
-    def is_suspect(self) -> bool:
-        """True if it may have killed the processes that it shared."""
-        return self.host_deaths >= DEATHS
-
-    def count_failure(self, failure: AttemptFailure, now: float) -> bool:
-        """Count the end of the attempt under way; return whether there may be another one."""
-        cause = failure.cause
-        if cause in ("lost", "store", "crowded"):
-            self.lost += 1
-            return self.lost <= LOSSES
-        if cause in ("died", "host"):
-            self.died = self.node, now, cause == "host"
-        if cause == "host":
-            self.host_deaths += 1
-            self.step_at_death = self.step
-            return True
-        self.failed += 1
-        return self.failed <= RETRIES
-
-    def note_step(self, step: int, checkpoint_every: int) -> None:
-        """Take note of a measurement; a step beyond those that died before is progress."""
-        self.lost, self.step = 0, step
-        if step > self.step_at_death + checkpoint_every:
-            self.host_deaths = 0
-
-    def excuse(self, node: str, now: float) -> bool:
-        """Count the last death as the loss of this node if it explains it; return whether."""
-        if self.died is None or self.died[0] != node or now - self.died[1] > EXCUSE_SECONDS:
-            return False
-        if self.died[2]:
-            self.host_deaths -= 1
-        else:
-            self.failed -= 1
-        self.lost += 1
-        self.died = self.given_up = None
-        return True
 
 
 class Lifecycle:
@@ -480,10 +405,10 @@ class Lifecycle:
 
     def _build_proposals(self) -> Proposals:
         ledger = self._ledger
-        projection = Projection(ledger.spec, self.slots)
-        projection.load_earlier(load_earlier_trials(ledger.spec))
-        projection.load((r, ledger.get_sampler_state(r.number)) for r in ledger.get_records())
-        return Proposals(projection)
+        view = SamplerView(ledger.spec, self.slots)
+        view.load_earlier(load_earlier_trials(ledger.spec))
+        view.load((r, ledger.get_sampler_state(r.number)) for r in ledger.get_records())
+        return Proposals(view)
 
     # Verdicts.
 
@@ -712,3 +637,50 @@ def _explain_give_up(failure: AttemptFailure) -> str | Exception:
             "on that GPU, or take another one, and run the same command to resume"
         )
     return LOST_AGAIN if failure.cause == "lost" else failure.outage or failure.reason
+
+
+class RequestInbox:
+    """Requests of people that wait, as files, for the driver of one sweep.
+
+    Each is recorded in the ledger, then its file is removed, then the caller applies it. So a kill
+    at any moment loses none: a recorded request follows from the ledger after a restart, and one
+    that is not recorded still has its file. None is applied twice: its id is in the ledger.
+    """
+
+    def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ledger, self._clock = ledger, clock
+        self._polled = float("-inf")
+        self._ignored: set[Path] = set()
+        """Files that can be neither used nor moved."""
+
+    def is_due(self) -> bool:
+        """Return whether it is time to poll the directory of requests again."""
+        return self._clock() - self._polled >= POLL_SECONDS
+
+    def take(self, report_damage: Callable[[str], None] | None = None) -> Iterator[RecordedRequest]:
+        """Record the requests that wait and yield each one, for the caller to apply at once.
+
+        A file that is no request is set aside and reported, if `report_damage` is there.
+        """
+        self._polled = self._clock()
+        for file in list_pending(self._ledger.directory):
+            if file.request is None:
+                if report_damage is not None and file.path not in self._ignored:
+                    try:
+                        set_aside(file.path)
+                        where = "it was moved to requests/damaged"
+                    except OSError:
+                        self._ignored.add(file.path)
+                        where = "it stays there"
+                    what = f"is no request ({file.problem}); {where}"
+                    report_damage(f"{file.path.name} in requests/ {what}")
+                continue
+            recorded = None
+            if file.request.id not in {r.id for r in self._ledger.get_requests()}:
+                now = time.time()
+                recorded = judge_request(self._ledger.take_snapshot(now), file.request, now)
+                self._ledger.record_request(recorded)
+            with suppress(OSError):  # the file of a recorded request does no harm
+                file.path.unlink()
+            if recorded is not None:
+                yield recorded

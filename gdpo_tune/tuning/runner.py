@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from gdpo_tune.core import registry
@@ -26,22 +30,20 @@ from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.formatting import format_list
 from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.signals import INTERRUPTED, stop_on_signals
+from gdpo_tune.core.system import count_local_cpus, read_machine_memory
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger, silence_optuna
 from gdpo_tune.ledger.sweep_store import SweepStore, check_writable
 from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler, collect_variables
 from gdpo_tune.tuning.attempts import Setup, choose_interval
-from gdpo_tune.tuning.kept_checkpoints import delete_unkept_checkpoints
-from gdpo_tune.tuning.lifecycle import Lifecycle
-from gdpo_tune.tuning.provenance import describe_machine
+from gdpo_tune.tuning.lifecycle import Lifecycle, RequestInbox
+from gdpo_tune.tuning.nodes import count_slots
+from gdpo_tune.tuning.plan import count_candidates, count_planned, explain_end, is_finished
+from gdpo_tune.tuning.proposals import refuse_other_content
 from gdpo_tune.tuning.ray import cluster
-from gdpo_tune.tuning.ray.joining import LOST
-from gdpo_tune.tuning.ray.nodes import count_slots
+from gdpo_tune.tuning.ray.cluster import LOST
 from gdpo_tune.tuning.ray.preflight import check_nodes
-from gdpo_tune.tuning.search.applied_requests import RequestInbox
-from gdpo_tune.tuning.search.candidate_plan import count_candidates
-from gdpo_tune.tuning.search.earlier_sweeps import refuse_other_content
-from gdpo_tune.tuning.search.plan import count_planned, explain_end, is_finished
+from gdpo_tune.tuning.retention import delete_unkept_checkpoints
 
 TRAIN = "gdpo_tune.training:train"
 PACK = "gdpo_tune.training.packs:Pack"
@@ -245,3 +247,37 @@ def find_ending(ledger: Ledger) -> str:
     hours = ledger.compute_hours(time.time())
     added = ledger.steering.list_waiting(records)
     return explain_end(spec, records, hours) if is_finished(spec, records, hours, added) else ""
+
+
+PACKAGES = ("gdpo-tune", "torch", "transformers", "trl", "vllm", "ray", "optuna", "numpy")
+"""Packages whose versions a session records."""
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return as JSON: `git`, `packages`, `python`, `machine`, `cpus`, `memory_bytes`."""
+    packages: dict[str, str] = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
+    return {
+        "git": read_git_revision(),
+        "packages": packages,
+        "python": platform.python_version(),
+        "machine": platform.platform(),
+        "cpus": count_local_cpus(),
+        "memory_bytes": read_machine_memory(),
+    }
+
+
+def read_git_revision() -> str:
+    """Return the commit of this package's source, `+` if changed; empty outside of a checkout."""
+    source = Path(__file__).resolve().parents[2]
+    if not (source / ".git").exists():
+        return ""
+    command = ["git", "-C", str(source), "describe", "--always", "--abbrev=40", "--dirty=+"]
+    try:
+        return subprocess.check_output(
+            command, stderr=subprocess.DEVNULL, text=True, timeout=5
+        ).strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""

@@ -14,13 +14,13 @@ from scale_executor import START, Clock, SimulatedActors, Tally
 
 from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.tuning.attempts import (
+    HALT,
     AttemptConfig,
     Interrupted,
     Setup,
     pack,
     unpack_message,
 )
-from gdpo_tune.tuning.ray.stopping import HALT
 from tests.support.tuning import load_code_spec
 
 

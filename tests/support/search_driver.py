@@ -19,7 +19,7 @@ from gdpo_tune.tuning.attempts import (
     TrialResult,
 )
 from gdpo_tune.tuning.lifecycle import FINISHED, WAIT, Lifecycle
-from gdpo_tune.tuning.ray.nodes import Nodes
+from gdpo_tune.tuning.nodes import Nodes
 from tests.support.tuning import build_trade_off
 
 

@@ -20,7 +20,7 @@ from gdpo_tune.tuning.attempts import (
     TrialUpdate,
     unpack_message,
 )
-from gdpo_tune.tuning.ray import reporter
+from gdpo_tune.tuning.ray import attempt
 from tests.support.paths import ROOT
 
 SPACE = ROOT / "search_spaces" / "code.yaml"
@@ -94,5 +94,5 @@ def record_reports(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
             assert isinstance(message, TrialUpdate)
             arrived.append(message.measurement)
 
-    monkeypatch.setattr(reporter.tune, "report", receive)
+    monkeypatch.setattr(attempt.tune, "report", receive)
     return arrived

@@ -13,11 +13,11 @@ from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Outcome, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.tuning.attempts import Failed
-from gdpo_tune.tuning.kept_checkpoints import delete_unkept_checkpoints
-from gdpo_tune.tuning.ray.stopping import HALT
-from gdpo_tune.tuning.schedulers.rungs import Rungs, Verdict
-from gdpo_tune.tuning.search.plan import is_finished
+from gdpo_tune.tuning.attempts import HALT, Failed
+from gdpo_tune.tuning.halving import Rungs
+from gdpo_tune.tuning.plan import is_finished
+from gdpo_tune.tuning.retention import delete_unkept_checkpoints
+from gdpo_tune.tuning.schedulers import Verdict
 from tests.support.search_driver import Driver
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
 

@@ -22,9 +22,9 @@ from ray._private.utils import validate_socket_filepath
 
 from gdpo_tune.core.errors import ClusterLostError
 from gdpo_tune.core.processes import identify_start
+from gdpo_tune.tuning.attempts import STOP, StopFlag
 from gdpo_tune.tuning.ray import cluster
-from gdpo_tune.tuning.ray.joining import LOST_SECONDS
-from gdpo_tune.tuning.ray.stopping import STOP, StopFlag
+from gdpo_tune.tuning.ray.cluster import LOST_SECONDS
 from gdpo_tune.tuning.ray.tune import ClusterLostInterrupt, TuneStopper
 
 Spawn = Callable[[], subprocess.Popen[bytes]]

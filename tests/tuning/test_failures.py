@@ -20,17 +20,20 @@ from gdpo_tune.core.incidents import Incident
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.tuning import lifecycle
 from gdpo_tune.tuning.attempts import (
-    NODE_DIED,
+    DEATHS,
+    LOSSES,
+    RETRIES,
     AttemptError,
     AttemptFailure,
+    OpenTrial,
     TrialNotice,
     TrialPlaced,
     TrialUpdate,
     pack,
 )
-from gdpo_tune.tuning.lifecycle import DEATHS, LOSSES, RETRIES, OpenTrial
+from gdpo_tune.tuning.nodes import ClusterNode, Nodes
 from gdpo_tune.tuning.ray import tune, workers
-from gdpo_tune.tuning.ray.nodes import ClusterNode, Nodes
+from gdpo_tune.tuning.ray.attempt import NODE_DIED
 from gdpo_tune.tuning.ray.tune import TuneCallback, TuneSearcher, describe_failure
 from tests.support.search_driver import Driver
 from tests.support.tuning import build_measurement, load_code_spec

@@ -23,6 +23,7 @@ from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.attempts import Failed, TrialPlaced, pack, unpack_attempt
+from gdpo_tune.tuning.plan import count_planned, derive_seed, is_finished
 from gdpo_tune.tuning.ray.tune import (
     TuneCallback,
     TuneSearcher,
@@ -30,7 +31,6 @@ from gdpo_tune.tuning.ray.tune import (
     free_trial,
 )
 from gdpo_tune.tuning.runner import run_sweep
-from gdpo_tune.tuning.search.plan import count_planned, derive_seed, is_finished
 from tests.support.search_driver import Driver
 from tests.support.tuning import (
     build_measurement,

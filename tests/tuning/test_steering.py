@@ -15,9 +15,9 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.request_files import REQUESTS, list_pending, write_request
 from gdpo_tune.results.steering import Steering
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.tuning.search import applied_requests
-from gdpo_tune.tuning.search.applied_requests import RequestInbox
-from gdpo_tune.tuning.search.plan import is_finished
+from gdpo_tune.tuning import lifecycle
+from gdpo_tune.tuning.lifecycle import RequestInbox
+from gdpo_tune.tuning.plan import is_finished
 from tests.support.search_driver import Driver
 from tests.support.tuning import build_measurement, load_code_spec
 
@@ -28,7 +28,7 @@ POINT = {"learning_rate": 1e-4, "group_size": 4}
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the searcher look for requests whenever it can."""
-    monkeypatch.setattr(applied_requests, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(lifecycle, "POLL_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def test_a_request_just_before_the_end_keeps_the_sweep_going(
             driver.end(next(iter(driver.in_flight)))
         if len(ledger.get_records()) == 5 and driver.in_flight:
             driver.end(next(iter(driver.in_flight)))
-    monkeypatch.setattr(applied_requests, "POLL_SECONDS", 3600.0)
+    monkeypatch.setattr(lifecycle, "POLL_SECONDS", 3600.0)
     Steering(ledger.directory).request("trials", {"number": 4})
     assert driver.ask() is None
     assert isinstance(driver.ask(), str)
@@ -314,7 +314,7 @@ def test_a_foreign_file_is_set_aside_with_an_incident(ledger: Ledger):
 def test_the_driver_looks_for_requests_once_a_second(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(applied_requests, "POLL_SECONDS", 1.0)
+    monkeypatch.setattr(lifecycle, "POLL_SECONDS", 1.0)
     now = 100.0
     inbox = RequestInbox(ledger, lambda: now)
     assert inbox.is_due()

@@ -8,6 +8,7 @@ all of that, and Ray's snapshots, which nobody restores, hold nothing of ours.
 from __future__ import annotations
 
 import os
+import pickle
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +33,6 @@ from ray.tune.search import Searcher
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.attempts import (
     KEY,
-    NODE_DIED,
     AttemptError,
     AttemptFailure,
     Setup,
@@ -44,9 +44,9 @@ from gdpo_tune.tuning.attempts import (
     unpack_message,
 )
 from gdpo_tune.tuning.lifecycle import FINISHED, WAIT, Lifecycle
-from gdpo_tune.tuning.ray.packs import FromTrial, PlaceFree, run_pack
-from gdpo_tune.tuning.ray.trainable import run_trial
-from gdpo_tune.tuning.ray.variables import NAMESPACE, import_store
+from gdpo_tune.tuning.ray.attempt import NODE_DIED, run_trial
+from gdpo_tune.tuning.ray.head_store import write_answer
+from gdpo_tune.tuning.ray.shared_process import FromTrial, PlaceFree, run_pack
 
 RAY = "ray"
 """In the sweep's directory: working directory of Ray; deleted at the end."""
@@ -123,8 +123,8 @@ class TuneCallback(_Unsaved, Callback):
             name = f"{trial.trial_id}-{self._asked}"
             answer = self._lifecycle.next_attempt(name, trial.trial_id)
             self._searcher.is_finished |= answer == FINISHED
-            content = cloudpickle.dumps((name, answer))
-            import_store()._internal_kv_put(trial.trial_id, content, namespace=NAMESPACE)
+            content = pickle.dumps((name, answer))
+            write_answer(trial.trial_id, content)
         elif isinstance(message, FromTrial):
             self._pass_on(message.name, message.message)
         else:

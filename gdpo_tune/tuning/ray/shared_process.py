@@ -7,6 +7,7 @@ that ends frees its place, and the others notice nothing. It imports torch with 
 
 from __future__ import annotations
 
+import pickle
 import queue
 import threading
 import time
@@ -16,7 +17,7 @@ from functools import partial
 from typing import Any
 
 import psutil
-from ray import cloudpickle, tune
+from ray import tune
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import EngineDiedError
@@ -33,14 +34,14 @@ from gdpo_tune.tuning.attempts import (
     unpack_message,
 )
 from gdpo_tune.tuning.lifecycle import FINISHED, WAIT, Answer
-from gdpo_tune.tuning.ray.reporter import Reporter
-from gdpo_tune.tuning.ray.trainable import (
+from gdpo_tune.tuning.ray.attempt import (
+    Reporter,
     compute_memory_limit,
     describe_place,
     guard_directory,
     train_where_stored,
 )
-from gdpo_tune.tuning.ray.variables import NAMESPACE, import_store, read_shared_variables
+from gdpo_tune.tuning.ray.head_store import read_answer, read_shared_variables
 
 ASK_SECONDS = 0.5
 """Seconds between two questions for a trial, where there is none."""
@@ -127,7 +128,7 @@ class PackProcess:
         """Ask the driver for a trial, and begin it."""
         tune.report(pack(PlaceFree()))
         key = tune.get_context().get_trial_id()
-        name, answer = cloudpickle.loads(import_store()._internal_kv_get(key, namespace=NAMESPACE))
+        name, answer = pickle.loads(read_answer(key))
         if isinstance(answer, AttemptConfig):
             self._served += 1
             self._running.add(name)

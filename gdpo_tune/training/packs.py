@@ -11,10 +11,12 @@ import gc
 import threading
 import traceback
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from accelerate.state import GradientState
 
 from gdpo_tune.core import turns
 from gdpo_tune.core.engines import round_up_rank
@@ -23,7 +25,7 @@ from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Measurement, Outcome, Report
 from gdpo_tune.training.engine import EnginePool
 from gdpo_tune.training.out_of_memory import explain_out_of_memory
-from gdpo_tune.training.packs.global_state import read_global_state, restore_global_state
+from gdpo_tune.training.random_state import RandomState, read_random_state, restore_random_state
 from gdpo_tune.training.rollout import uses_engine_in_process
 from gdpo_tune.training.trial import prepare_process, run_trial
 from gdpo_tune.training.worker_cache import WorkerCache, build_worker_cache, list_shared_settings
@@ -147,3 +149,25 @@ def _release_frames(error: BaseException) -> None:
     while seen is not None:
         traceback.clear_frames(seen.__traceback__)
         seen = seen.__cause__ or seen.__context__
+
+
+@dataclass(frozen=True)
+class GlobalState:
+    """Global state of one trial, as torch and accelerate keep it."""
+
+    random: RandomState
+    gradients: dict[str, Any]
+    """Place in the accumulation of gradients, which all trainers of a process share."""
+
+
+def read_global_state() -> GlobalState:
+    """Return the present state."""
+    return GlobalState(read_random_state(), dict(vars(GradientState())))
+
+
+def restore_global_state(state: GlobalState) -> None:
+    """Make a state the present one."""
+    restore_random_state(state.random)
+    shared = vars(GradientState())  # one dictionary, which every trainer's accelerator has
+    shared.clear()
+    shared.update(state.gradients)
