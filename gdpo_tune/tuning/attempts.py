@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from gdpo_tune.tuning.schedulers import Verdict
 
 KEY = "gdpo_tune"
+Answer = Literal["WAIT", "FINISHED"]
+"""Of the driver to a slot that is free: no trial now, or none any more."""
+WAIT: Answer = "WAIT"
+FINISHED: Answer = "FINISHED"
 STOP = "stop"
 """File in the sweep's directory that asks all trials to stop; in a store, see `RemoteStopFlag`."""
 HALT = "halt"

@@ -17,11 +17,11 @@ that has to end is told so by a stop flag: it writes a checkpoint first, which n
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from gdpo_tune.analysis.lineage import trace_training
 from gdpo_tune.core.errors import (
@@ -53,7 +53,10 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.request_files import list_pending, set_aside
 from gdpo_tune.ledger.request_rules import judge as judge_request
 from gdpo_tune.tuning.attempts import (
+    FINISHED,
     LOSSES,
+    WAIT,
+    Answer,
     AttemptConfig,
     AttemptFailure,
     Failed,
@@ -78,10 +81,6 @@ from gdpo_tune.tuning.population import finish_exploits, write_schedule
 from gdpo_tune.tuning.proposals import Proposals, SamplerView, load_earlier_trials
 from gdpo_tune.tuning.retention import list_kept_steps, trim_ended_trial
 from gdpo_tune.tuning.schedulers import Scheduler, Verdict
-
-Answer = Literal["WAIT", "FINISHED"]
-WAIT: Answer = "WAIT"
-FINISHED: Answer = "FINISHED"
 
 LOST_AGAIN = "its node was lost again and again, each time before it had a result"
 """Reason for giving up a trial that may itself kill its nodes."""
@@ -139,6 +138,10 @@ class Lifecycle:
         self._inbox = RequestInbox(ledger)
         self._knows_signal = any(record.rungs for record in ledger.get_records())
         """True once a training has had a signal, or the sweep has said that there was none."""
+
+    def count_by_host(self) -> Counter[str]:
+        """Count the running trials of each process that trials share."""
+        return Counter(trial.host for trial in self._running.values())
 
     def stop(self) -> None:
         """Start no further trial."""

@@ -11,6 +11,8 @@ from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Measurement, Outcome
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.tuning.attempts import (
+    FINISHED,
+    WAIT,
     Failed,
     Fatal,
     Finished,
@@ -18,7 +20,7 @@ from gdpo_tune.tuning.attempts import (
     Setup,
     TrialResult,
 )
-from gdpo_tune.tuning.lifecycle import FINISHED, WAIT, Lifecycle
+from gdpo_tune.tuning.lifecycle import Lifecycle
 from gdpo_tune.tuning.nodes import Nodes
 from tests.support.tuning import build_trade_off
 

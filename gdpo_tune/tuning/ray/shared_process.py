@@ -1,4 +1,4 @@
-"""Trials that share a process: one of Ray's trials trains several of ours, each in a thread.
+"""A process that trials share: one of Ray's trials trains several of ours, each in a thread.
 
 The process asks for a trial whenever it has a free place, and passes on what its trials report. The
 driver answers through the memory of the cluster's head before `tune.report` returns. So a trial
@@ -23,7 +23,9 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import EngineDiedError
 from gdpo_tune.core.rendezvous import clear_rendezvous
 from gdpo_tune.tuning.attempts import (
+    FINISHED,
     KEY,
+    WAIT,
     AttemptConfig,
     AttemptError,
     AttemptFailure,
@@ -33,7 +35,6 @@ from gdpo_tune.tuning.attempts import (
     pack,
     unpack_message,
 )
-from gdpo_tune.tuning.lifecycle import FINISHED, WAIT, Answer
 from gdpo_tune.tuning.ray.attempt import (
     Reporter,
     compute_memory_limit,
@@ -61,7 +62,7 @@ class FromTrial:
     message: TrialMessage | AttemptFailure
 
 
-def run_pack(config: dict[str, Any]) -> None:
+def run_shared_process(config: dict[str, Any]) -> None:
     """Train trials side by side until there are no more.
 
     Raises:
@@ -70,10 +71,10 @@ def run_pack(config: dict[str, Any]) -> None:
     read_shared_variables()
     # Now, and not with each trial: another one may be starting vLLM, which sets them.
     clear_rendezvous()
-    PackProcess(config[KEY]).run()
+    SharedProcess(config[KEY]).run()
 
 
-class PackProcess:
+class SharedProcess:
     """Places for trials in this process."""
 
     def __init__(self, setup: Setup) -> None:
@@ -88,7 +89,7 @@ class PackProcess:
         """True if an error may have left the process unusable."""
 
     def run(self) -> None:
-        """See `run_pack`."""
+        """Train trials until there are no more; see `run_shared_process`."""
         due, answer = 0.0, WAIT
         while self._running or answer != FINISHED:
             if answer != FINISHED and time.monotonic() >= due and self._has_place():
@@ -99,11 +100,12 @@ class PackProcess:
                 message, handled = self._inbox.get(timeout=ASK_SECONDS)
             except queue.Empty:
                 continue
-            if isinstance(message.message, AttemptFailure) and message.message.cause == "host":
-                raise AttemptError("host", message.message.reason)  # it counts for all of them
+            end = message.message
+            if isinstance(end, AttemptFailure) and end.cause == "host":
+                raise AttemptError("host", end.reason)  # it counts for all of them
             tune.report(pack(message))
             handled.set()
-            if isinstance(message.message, TrialResult | AttemptFailure):
+            if isinstance(end, TrialResult | AttemptFailure):
                 self._running.discard(message.name)
                 due = 0.0
         if self._pack is not None:
@@ -124,17 +126,15 @@ class PackProcess:
             return False
         return len(self._running) < self._setup.pack
 
-    def _ask(self) -> AttemptConfig | Answer:
+    def _ask(self) -> AttemptConfig | str:
         """Ask the driver for a trial, and begin it."""
         tune.report(pack(PlaceFree()))
-        key = tune.get_context().get_trial_id()
-        name, answer = pickle.loads(read_answer(key))
+        name, answer = pickle.loads(read_answer(tune.get_context().get_trial_id()))
         if isinstance(answer, AttemptConfig):
             self._served += 1
             self._running.add(name)
             self._send(name, describe_place(), wait=False)
-            thread = threading.Thread(target=self._run, args=(name, answer), name=name, daemon=True)
-            thread.start()
+            threading.Thread(target=self._run, args=(name, answer), name=name, daemon=True).start()
         return answer
 
     def _send(self, name: str, message: Any, *, wait: bool = True) -> None:
@@ -155,30 +155,29 @@ class PackProcess:
 
         end: Any
         try:
-            reporter = partial(PackReporter, attempt, partial(self._send, name))
+            reporter = partial(_SharedReporter, attempt, partial(self._send, name))
             end = guard_directory(attempt, lambda: train_where_stored(attempt, reporter, train))
         except AttemptError as error:
             self._is_broken |= error.cause == "changed"
-            end = AttemptFailure(
-                error.cause, str(error), traceback.format_exc(), outage=error.outage
-            )
+            traces = traceback.format_exc()
+            end = AttemptFailure(error.cause, str(error), traces, outage=error.outage)
         except BaseException as error:  # noqa: BLE001 - an exit, too, ends this trial alone
-            self._is_broken |= isinstance(error, EngineDiedError) or "CUDA error" in str(error)
-            reason = f"{type(error).__name__}: {error}"
-            end = AttemptFailure("own", reason, traceback.format_exc())
-            if "CUDA error" in str(error) and len(self._running) > 1:
+            reason, traces = f"{type(error).__name__}: {error}", traceback.format_exc()
+            has_lost_gpu = "CUDA error" in str(error)
+            self._is_broken |= has_lost_gpu or isinstance(error, EngineDiedError)
+            end = AttemptFailure("own", reason, traces)
+            if has_lost_gpu and len(self._running) > 1:
                 # No trial here can compute any more, and nothing tells whose fault it is.
-                end = AttemptFailure("host", f"its process ended: {reason}", traceback.format_exc())
+                end = AttemptFailure("host", f"its process ended: {reason}", traces)
         self._send(name, end, wait=False)
 
 
-class PackReporter(Reporter):
+class _SharedReporter(Reporter):
     """The `report` of a trial that shares its process."""
 
-    def __init__(self, attempt: AttemptConfig, send: Any) -> None:
+    def __init__(self, attempt: AttemptConfig, pass_on: Any) -> None:
         super().__init__(attempt)
-        self._pass_on = send
+        self._pass_on = pass_on
 
     def send(self, result: dict[str, Any]) -> None:
-        """Pass a result on, and wait until the driver has handled it."""
         self._pass_on(unpack_message(result))

@@ -32,7 +32,11 @@ from ray.tune.search import Searcher
 
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.attempts import (
+    FINISHED,
     KEY,
+    WAIT,
+    Answer,
+    AttemptConfig,
     AttemptError,
     AttemptFailure,
     Setup,
@@ -43,15 +47,22 @@ from gdpo_tune.tuning.attempts import (
     pack,
     unpack_message,
 )
-from gdpo_tune.tuning.lifecycle import FINISHED, WAIT, Lifecycle
+from gdpo_tune.tuning.lifecycle import Lifecycle
 from gdpo_tune.tuning.ray.attempt import NODE_DIED, run_trial
 from gdpo_tune.tuning.ray.head_store import write_answer
-from gdpo_tune.tuning.ray.shared_process import FromTrial, PlaceFree, run_pack
+from gdpo_tune.tuning.ray.shared_process import (
+    ASK_SECONDS,
+    FromTrial,
+    PlaceFree,
+    run_shared_process,
+)
 
 RAY = "ray"
 """In the sweep's directory: working directory of Ray; deleted at the end."""
 GRACE = 30.0
 """Seconds that trials get to reach their next report; then Ray ends them."""
+START_SECONDS = 20.0
+"""Seconds that a shared process gets to start, while others leave trials to it."""
 
 
 class ClusterLostInterrupt(BaseException):
@@ -74,9 +85,10 @@ class TuneSearcher(_Unsaved, Searcher):
     def __init__(self, lifecycle: Lifecycle, setup: Setup) -> None:
         super().__init__()
         self._lifecycle, self._setup = lifecycle, setup
-        self.processes: set[str] = set()
-        """Ray's ids of the processes that trials share."""
-        self.is_finished = False
+        self.processes: dict[str, float] = {}
+        """Ray's id of a process that trials share -> time until which it counts as free."""
+        self._asked = 0
+        self._is_finished = False
 
     def suggest(self, trial_id: str) -> Any:
         """Return the next attempt's config (a dict), None for "not now", or FINISHED."""
@@ -88,12 +100,30 @@ class TuneSearcher(_Unsaved, Searcher):
                 else pack(answer)
             )
         self._lifecycle.apply_requests()
-        if self.is_finished or self._lifecycle.is_stopping:
+        if self._is_finished or self._lifecycle.is_stopping:
             return self.FINISHED
         if len(self.processes) * self._setup.pack >= self._lifecycle.slots:
             return None
-        self.processes.add(trial_id)
+        self.processes[trial_id] = time.monotonic() + START_SECONDS
         return pack(self._setup)
+
+    def answer(self, process: str) -> tuple[str, AttemptConfig | Answer]:
+        """Return an attempt for a shared process that asks for one, and its name.
+
+        Trials spread evenly: the process waits while another one with fewer trials is free.
+        """
+        self._asked += 1
+        name, now, loads = (
+            f"{process}-{self._asked}",
+            time.monotonic(),
+            self._lifecycle.count_by_host(),
+        )
+        self.processes[process] = now + 4 * ASK_SECONDS
+        if loads[process] > min(loads[p] for p, until in self.processes.items() if until > now):
+            return name, WAIT
+        answer = self._lifecycle.next_attempt(name, process)
+        self._is_finished |= answer == FINISHED
+        return name, answer
 
     def on_trial_complete(self, *_: Any, **__: Any) -> None:
         """Do nothing; see `TuneCallback`."""
@@ -111,7 +141,6 @@ class TuneCallback(_Unsaved, Callback):
         """`on_process` is called when a process has begun with its first trial."""
         self._lifecycle, self._searcher, self._on_process = lifecycle, searcher, on_process
         self._seen: set[str] = set()
-        self._asked = 0
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any
@@ -119,12 +148,7 @@ class TuneCallback(_Unsaved, Callback):
         """Pass on a message of a trial, or answer a process that asks for one."""
         message = unpack_message(result)
         if isinstance(message, PlaceFree):
-            self._asked += 1
-            name = f"{trial.trial_id}-{self._asked}"
-            answer = self._lifecycle.next_attempt(name, trial.trial_id)
-            self._searcher.is_finished |= answer == FINISHED
-            content = pickle.dumps((name, answer))
-            write_answer(trial.trial_id, content)
+            write_answer(trial.trial_id, pickle.dumps(self._searcher.answer(trial.trial_id)))
         elif isinstance(message, FromTrial):
             self._pass_on(message.name, message.message)
         else:
@@ -147,7 +171,7 @@ class TuneCallback(_Unsaved, Callback):
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Forget a trial, whose last result has come."""
-        self._searcher.processes.discard(trial.trial_id)
+        self._searcher.processes.pop(trial.trial_id, None)
         free_trial(trial)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -233,7 +257,7 @@ def build_tuner(
     may_have_engine = setup.gpus > 0 or rollout.engine == "vllm"
     searcher = TuneSearcher(lifecycle, setup)
     return Tuner(
-        with_resources(run_pack if shares else run_trial, build_resources(spec)),
+        with_resources(run_shared_process if shares else run_trial, build_resources(spec)),
         tune_config=TuneConfig(
             search_alg=searcher,
             scheduler=TuneScheduler(),
