@@ -15,6 +15,7 @@ from gdpo_tune.tuning.attempts import (
     AttemptError,
     Failed,
     Fatal,
+    TrialPlaced,
     TrialResult,
     pack,
     unpack_message,
@@ -25,7 +26,9 @@ from tests.support.tuning import build_attempt, build_trial_config
 
 
 @pytest.fixture
-def attempt(tmp_path: Path) -> AttemptConfig:
+def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AttemptConfig:
+    monkeypatch.setattr(adapter, "describe_place", lambda: TrialPlaced("process", "node"))
+    monkeypatch.setattr(adapter.tune, "report", lambda _: None)
     return build_attempt(build_trial_config(tmp_path))
 
 
