@@ -33,8 +33,8 @@ from gdpo_tune.core.errors import (
     UsageError,
 )
 from gdpo_tune.core.files import expand_path, find_path_problem, is_disk_full
-from gdpo_tune.core.service_url import bypass_proxies_on_loopback
-from gdpo_tune.core.signals import INTERRUPTED
+from gdpo_tune.core.http import bypass_proxies_on_loopback
+from gdpo_tune.core.system import INTERRUPTED
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec

@@ -94,7 +94,7 @@ def is_directory(path: Path) -> bool:
     return os.path.isdir(path)
 
 
-def is_present(path: Path) -> bool:
+def path_exists(path: Path) -> bool:
     """Return whether a file or directory exists; unlike `Path.exists`, no path raises an error."""
     return os.path.exists(path)
 
@@ -136,7 +136,7 @@ def _expand(path: str) -> tuple[Path, list[str]]:
     result = Path()
     for part in Path(os.path.expanduser(path)).parts:
         literal = result / part
-        is_literal = "$" not in part or is_present(literal)
+        is_literal = "$" not in part or path_exists(literal)
         result = literal if is_literal else Path(result, _VARIABLE.sub(read, part))
     return result, unset
 
@@ -149,7 +149,7 @@ def is_data_file(file: Path) -> bool:
 def is_local_source(source: str) -> bool:
     """Return whether a source is a path: it exists, or cannot be an id on the Hub."""
     path = expand_path(source)
-    return not HUB_ID.fullmatch(source) or is_data_file(path) or is_present(path)
+    return not HUB_ID.fullmatch(source) or is_data_file(path) or path_exists(path)
 
 
 def list_data_files(source: Path) -> list[Path]:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.core.checkpoint_names import is_marker
 from gdpo_tune.core.errors import StoreError, StoreUnreachableError, get_first_line
 from gdpo_tune.core.files import is_disk_full
-from gdpo_tune.core.outages import PATIENCE, build_retrying
+from gdpo_tune.core.http import PATIENCE, build_retry
+from gdpo_tune.core.trial_files import is_marker
 
 SPEC = "spec.yaml"
 """Name of the resolved file in a sweep's directory."""
@@ -208,7 +208,7 @@ class StoreDirectory:
                 self._say(f"waits for {self.address}: {get_first_line(state.outcome.exception())}")
 
         began = time.monotonic()
-        retrying = build_retrying(
+        retrying = build_retry(
             self._patience,
             longest=LONGEST_PAUSE,
             retry=retry_if_exception(is_outage),

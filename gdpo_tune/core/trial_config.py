@@ -5,7 +5,6 @@ Importing it needs neither torch nor ray nor pydantic.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,12 +17,9 @@ from gdpo_tune.core.settings import (
     Scoring,
     TrainingSettings,
 )
+from gdpo_tune.core.trials import Params, ParamValue
 
-ParamValue = bool | int | float | str
-Params = Mapping[str, ParamValue]
-"""Parameter name as in the YAML, dotted (`reward_weights.format`) -> value."""
-
-MOVABLE = ("learning_rate", "reward_weights.")
+MUTABLE_WHILE_TRAINING = ("learning_rate", "reward_weights.")
 """Parameters, by the beginning of their names, that may change while a trial trains."""
 
 
@@ -41,7 +37,7 @@ class Segment:
     """Parameters that are not named keep their values."""
 
     def __post_init__(self) -> None:
-        fixed = [name for name in self.params if not name.startswith(MOVABLE)]
+        fixed = [name for name in self.params if not name.startswith(MUTABLE_WHILE_TRAINING)]
         if fixed or self.step < 0:
             raise ValueError(f"no trial can change {fixed or 'anything'} at step {self.step}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gdpo_tune.core.errors import PolicyError
-from gdpo_tune.core.files import is_present
+from gdpo_tune.core.files import path_exists
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.policies.load_policy import (
     WEIGHTS,
@@ -28,7 +28,7 @@ def check_policy_available(name: str, revision: str = "") -> None:
         PolicyError: the policy cannot be used or fetched; the message says what to do.
     """
     check_policy(name, revision)
-    if is_present(Path(resolve_policy(name))):
+    if path_exists(Path(resolve_policy(name))):
         return
     from huggingface_hub import hf_hub_download
 
@@ -49,7 +49,7 @@ def describe_policy(name: str, revision: str = "") -> str:
     check_policy(name, revision)
     if name in POLICIES:
         return f"{name} ships with the package"
-    if is_present(Path(resolve_policy(name))):
+    if path_exists(Path(resolve_policy(name))):
         return f"{name} is a directory with a configuration, weights and a tokenizer"
     directory = find_local_directory(name, revision)
     if directory is not None and any(file for each in WEIGHTS for file in directory.glob(each)):

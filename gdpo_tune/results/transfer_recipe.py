@@ -9,7 +9,7 @@ from typing import Any
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.task_files import load_task_info
-from gdpo_tune.core.trial_config import Params
+from gdpo_tune.core.trials import Params
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.notation import dump_flow, format_domain, get_mapping
 from gdpo_tune.spec.problems import Problems, SourceMark, join_names

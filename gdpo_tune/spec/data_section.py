@@ -11,12 +11,12 @@ from gdpo_tune.core.files import (
     is_directory,
     is_file,
     is_local_source,
-    is_present,
     list_data_files,
+    path_exists,
 )
-from gdpo_tune.core.formatting import list_template_columns
 from gdpo_tune.core.settings import LATER_DATA, DataSettings, HeldOutData
 from gdpo_tune.core.task_files import is_task_file
+from gdpo_tune.core.text import list_template_columns
 from gdpo_tune.spec.problems import Problems, explain_unknown_name, join_names
 
 
@@ -50,7 +50,7 @@ def check_presence(settings: DataSettings, problems: Problems) -> None:
     """Refuse local data that is not there."""
     for key, section in _list_sections(settings).items():
         source = section.source
-        if source and is_local_source(source) and not is_present(expand_path(source)):
+        if source and is_local_source(source) and not path_exists(expand_path(source)):
             reason = "no such file or directory, and not the id of a data set on the Hub"
             fix = f"write the path of a {DATA_KINDS} file, or an id such as openai/gsm8k"
             problems.refuse(f"{key}.source", reason, fix, "task")
@@ -102,5 +102,5 @@ def _check_files(name: str, key: str, problems: Problems) -> None:
         if not list_data_files(source):
             reason = f"a directory without a {DATA_KINDS} file"
             problems.refuse(key, reason, "name another directory")
-    elif is_present(source) and not is_data_file(source):
+    elif path_exists(source) and not is_data_file(source):
         problems.refuse(key, f"not a {DATA_KINDS} file", "convert it, and name the new file")

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any, cast
 
 from gdpo_tune.core.errors import ResourcesError
-from gdpo_tune.core.rendezvous import RENDEZVOUS
-from gdpo_tune.core.secret_names import is_secret
+from gdpo_tune.core.redaction import is_secret
+from gdpo_tune.core.system import RENDEZVOUS
 from gdpo_tune.spec.problems import Problems, YamlNode, join_names, show
 from gdpo_tune.spec.sections import build_refusal
 

@@ -26,8 +26,8 @@ from gdpo_tune.core.settings import (
     Scoring,
     TrainingSettings,
 )
-from gdpo_tune.core.trial_config import Params, ParamValue, TrialConfig
-from gdpo_tune.core.trials import Objective, TrialRecord
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trials import Objective, Params, ParamValue, TrialRecord
 from gdpo_tune.spec.notation import convert_to_notation, dump_entries
 from gdpo_tune.spec.notify_section import SweepNotify
 from gdpo_tune.spec.objectives import Constraint, ObjectiveSpec, read_constraint

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from gdpo_tune.core.parameters import ParameterInfo
-from gdpo_tune.core.trial_config import ParamValue
+from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.spec.problems import (
     KeyPath,
     Problems,

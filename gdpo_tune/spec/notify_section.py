@@ -10,7 +10,7 @@ from annotated_types import MinLen
 from pydantic import Field
 
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.webhook import find_webhook_problem
+from gdpo_tune.core.http import find_webhook_problem
 from gdpo_tune.spec.sections import Section, require_pattern
 
 if TYPE_CHECKING:

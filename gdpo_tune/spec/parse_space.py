@@ -11,7 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
 from gdpo_tune.core.registry import TaskInfo
-from gdpo_tune.core.trial_config import ParamValue
+from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.spec.notation import DomainReader, format_domain, get_list, get_mapping
 from gdpo_tune.spec.problems import (
     KeyPath,

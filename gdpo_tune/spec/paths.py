@@ -12,7 +12,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from gdpo_tune.core.files import expand_path, is_directory, is_present
+from gdpo_tune.core.files import expand_path, is_directory, path_exists
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.task_files import is_task_file
@@ -58,7 +58,7 @@ def resolve_paths(root: YamlNode, file: Path) -> dict[str, str]:
         place = expand_path(written)
         below = place.relative_to(was) if place.is_relative_to(was) else place
         places = [now / below, was / place, here / place]
-        found = next(filter(is_present, places), now / below if is_certain else here / place)
+        found = next(filter(path_exists, places), now / below if is_certain else here / place)
         if found != here / place:
             above, new = root.find(path[:-1]), f"{before}{found}{after}"
             (above.entries or above.elements)[path[-1]] = replace(node, value=new)  # type: ignore

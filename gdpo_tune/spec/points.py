@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.trial_config import Params, ParamValue
+from gdpo_tune.core.trials import Params, ParamValue
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.notation import explain_bad_value, format_domain
 from gdpo_tune.spec.parse_space import check_weights

@@ -26,8 +26,8 @@ from pydantic_core import PydanticUndefined
 from gdpo_tune.core import registry
 from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
-from gdpo_tune.core.steps import MOST_POINTS
 from gdpo_tune.core.task_files import load_task_info
+from gdpo_tune.core.trial_files import MOST_POINTS
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.problems import join_names, show
 from gdpo_tune.spec.sections import BOUNDS, Section, build_settings_model

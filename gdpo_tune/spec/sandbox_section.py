@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import keyword
 
-from gdpo_tune.core.service_url import split_service_url
+from gdpo_tune.core.addresses import split_service_url
 from gdpo_tune.core.settings import SandboxSettings
 from gdpo_tune.spec.problems import Problems
 

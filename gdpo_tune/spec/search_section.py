@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import Field
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.trial_config import MOVABLE
+from gdpo_tune.core.trial_config import MUTABLE_WHILE_TRAINING
 from gdpo_tune.spec.problems import Problems, explain_unknown_name, show
 from gdpo_tune.spec.sections import Section
 from gdpo_tune.spec.space import Space
@@ -211,7 +211,7 @@ def _check_population(
     if search.patience:
         reason = "every member of a population begins before any ends, so it would skip none"
         problems.refuse("search.patience", reason, remedy)
-    if not any(name.startswith(MOVABLE) for name in space.dimensions):
+    if not any(name.startswith(MUTABLE_WHILE_TRAINING) for name in space.dimensions):
         reason = "nothing can move: neither the learning rate nor a reward weight is searched"
         fix = "search one, such as learning_rate: {log: [3.0e-5, 3.0e-4]}"
         problems.refuse("search.scheduler.type", reason, fix, "space", "task")

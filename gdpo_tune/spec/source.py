@@ -17,7 +17,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from gdpo_tune.core.files import expand_path, find_path_problem, is_directory, is_file
 from gdpo_tune.core.object_store import SPEC
-from gdpo_tune.core.secret_names import HIDDEN
+from gdpo_tune.core.redaction import HIDDEN
 from gdpo_tune.spec.paths import resolve_paths
 from gdpo_tune.spec.problems import (
     UNPRINTABLE,

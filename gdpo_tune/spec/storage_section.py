@@ -10,8 +10,8 @@ from typing import Annotated
 
 from annotated_types import MinLen
 
+from gdpo_tune.core.addresses import is_hub_address
 from gdpo_tune.core.files import expand_path, find_path_problem, is_file
-from gdpo_tune.core.hub_address import is_hub_address
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.spec.problems import Problems, SourceMark, YamlNode, hide_passwords
 from gdpo_tune.spec.sections import Section, build_refusal, require_pattern

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 from pydantic import BeforeValidator
 
-from gdpo_tune.core.formatting import format_count
 from gdpo_tune.core.settings import RolloutSettings, Sharding, TrainingSettings
+from gdpo_tune.core.text import format_count
 from gdpo_tune.spec import environment
 from gdpo_tune.spec.problems import Problems, join_names, show
 from gdpo_tune.spec.sections import Section, build_refusal

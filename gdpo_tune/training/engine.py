@@ -11,8 +11,8 @@ samples bit for bit as a new one: adapters and caches of earlier trials are gone
 a seed, and a trainer sends its weights before it samples. One that has raised is never used again.
 
 Trials that share a process share its engine, which holds their adapters. A trial that waits for
-samples yields the lock of `core.turns`. Once no trial wants that lock, the engine samples for all
-that wait in one batch: then it has the device for itself, and the batch is as large as it can be.
+samples yields the compute lock. Once no trial wants that lock, the engine samples for all that wait
+in one batch: then it has the device for itself, and the batch is as large as it can be.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from gdpo_tune.core import turns
+from gdpo_tune.core import compute_lock
 from gdpo_tune.core.errors import EngineMemoryError
 from gdpo_tune.core.vllm_memory import CONTEXT, GIB
 
@@ -246,7 +246,7 @@ class EnginePool:
                 raise RuntimeError("the engine that held the trial's adapter has ended")
             self._orders.append(order)
         try:
-            with turns.pause():
+            with compute_lock.yield_lock():
                 return order.outputs.result()
         finally:
             with self._mutex:
@@ -273,7 +273,7 @@ class EnginePool:
             return
         try:
             if not seat.engine.is_broken:
-                with turns.pause():
+                with compute_lock.yield_lock():
                     seat.engine.forget(seat.adapter)
         except Exception:  # the engine is broken from now on, and the trial has ended without it
             _LOGGER.exception("vLLM could not forget the adapter of a trial that has ended")

@@ -20,7 +20,7 @@ import torch
 
 from gdpo_tune.core.errors import CrowdedGpuError
 from gdpo_tune.core.files import lock_file
-from gdpo_tune.core.outages import PATIENCE
+from gdpo_tune.core.http import PATIENCE
 from gdpo_tune.core.vllm_memory import CONTEXT, GIB
 
 _LOGGER = logging.getLogger("gdpo_tune.training")

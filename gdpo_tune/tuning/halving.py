@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 
 from gdpo_tune.analysis.pareto import compute_losses
-from gdpo_tune.core.formatting import format_first
+from gdpo_tune.core.text import format_first
 from gdpo_tune.core.trials import Objective, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import AshaSettings

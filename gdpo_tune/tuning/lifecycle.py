@@ -34,8 +34,12 @@ from gdpo_tune.core.errors import (
     StoreUnreachableError,
 )
 from gdpo_tune.core.events import (
+    IS_TRIED_AGAIN,
+    WAS_LOST,
     Event,
+    Incident,
     IncidentOccurred,
+    RecordedRequest,
     SweepSteered,
     TrialFinished,
     TrialPaused,
@@ -43,11 +47,9 @@ from gdpo_tune.core.events import (
     TrialStarted,
 )
 from gdpo_tune.core.files import explain_full_disk
-from gdpo_tune.core.formatting import format_number
-from gdpo_tune.core.incidents import IS_TRIED_AGAIN, WAS_LOST, Incident
-from gdpo_tune.core.requests import RecordedRequest
-from gdpo_tune.core.steps import teaches_nothing
+from gdpo_tune.core.text import format_number
 from gdpo_tune.core.trial_config import TrainedPart, TrialConfig
+from gdpo_tune.core.trial_files import teaches_nothing
 from gdpo_tune.core.trials import Cost, Measurement, Outcome, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.request_files import list_pending, set_aside

@@ -21,10 +21,9 @@ from gdpo_tune.analysis.pareto import compute_hypervolume, rank_points
 from gdpo_tune.analysis.racing import choose_replicate
 from gdpo_tune.analysis.stagnation import has_stagnated
 from gdpo_tune.core import task_files
-from gdpo_tune.core.candidates import Part
-from gdpo_tune.core.formatting import format_first
+from gdpo_tune.core.text import format_first
 from gdpo_tune.core.trial_config import Params
-from gdpo_tune.core.trials import Objective, Proposer, Role, Rung, TrialRecord
+from gdpo_tune.core.trials import Objective, Part, Proposer, Role, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.budget import describe_spent_budget
 from gdpo_tune.spec import PbtSettings, SweepSpec

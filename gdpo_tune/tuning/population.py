@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from gdpo_tune.analysis.lineage import trace_training
 from gdpo_tune.analysis.pareto import Floats, compute_losses
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.trial_config import MOVABLE, Params, ParamValue
+from gdpo_tune.core.trial_config import MUTABLE_WHILE_TRAINING, Params, ParamValue
 from gdpo_tune.core.trials import Exploit, Generation, Objective, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.sweep_store import SweepStore
@@ -62,7 +62,9 @@ class Pbt(Scheduler):
         self._settings = settings
         self._meetings = settings.list_meetings(self._spec.training.steps)
         searched = self._spec.space.searched_domains.items()
-        self._domains = {name: domain for name, domain in searched if name.startswith(MOVABLE)}
+        self._domains = {
+            name: domain for name, domain in searched if name.startswith(MUTABLE_WHILE_TRAINING)
+        }
 
     def list_evaluation_steps(self, record: TrialRecord) -> tuple[int, ...]:
         """Return the steps of the meetings that a member has not reached yet."""

@@ -15,8 +15,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError,
 from ray.train import TrainingFailedError
 
 from gdpo_tune.core.errors import EngineDiedError, StoreUnreachableError
-from gdpo_tune.core.events import IncidentOccurred
-from gdpo_tune.core.incidents import Incident
+from gdpo_tune.core.events import Incident, IncidentOccurred
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.tuning import lifecycle
 from gdpo_tune.tuning.attempts import (

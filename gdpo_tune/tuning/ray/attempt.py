@@ -20,14 +20,6 @@ import ray
 from ray import tune
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.checkpoint_names import (
-    MARKER,
-    find_checkpoint_name,
-    is_marker,
-    iterate_whole_checkpoints,
-    parse_step,
-    sort_checkpoints,
-)
 from gdpo_tune.core.errors import (
     CrowdedGpuError,
     DirectoryLostError,
@@ -40,14 +32,24 @@ from gdpo_tune.core.errors import (
     UsageError,
 )
 from gdpo_tune.core.files import build_disk_full_error, is_disk_full
+from gdpo_tune.core.http import PATIENCE, build_retry
 from gdpo_tune.core.object_store import StoreDirectory, find_cache_directory, join_address
-from gdpo_tune.core.outages import PATIENCE, build_retrying
-from gdpo_tune.core.processes import find_process, identify_start
-from gdpo_tune.core.rendezvous import clear_rendezvous
-from gdpo_tune.core.steps import is_kept
-from gdpo_tune.core.system import read_machine_memory
+from gdpo_tune.core.system import (
+    clear_rendezvous,
+    find_process,
+    identify_start,
+    read_machine_memory,
+)
 from gdpo_tune.core.trial_config import TrainedPart, TrialConfig
-from gdpo_tune.core.trials import Measurement, Outcome
+from gdpo_tune.core.trial_files import (
+    MARKER,
+    find_checkpoint_name,
+    is_kept,
+    is_marker,
+    iterate_whole_checkpoints,
+    sort_checkpoints,
+)
+from gdpo_tune.core.trials import Measurement, Outcome, parse_step
 from gdpo_tune.training.checkpoints import find_checkpoint, find_newest_checkpoint
 from gdpo_tune.tuning.attempts import (
     AttemptConfig,
@@ -124,7 +126,7 @@ def wait_for_directory(setup: Setup) -> str:
     """
     from tenacity import RetryError, retry_if_result
 
-    retrying = build_retrying(PATIENCE, retry=retry_if_result(lambda present: not present))
+    retrying = build_retry(PATIENCE, retry=retry_if_result(lambda present: not present))
     try:
         retrying(has_directory, setup)
     except RetryError:

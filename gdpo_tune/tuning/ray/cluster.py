@@ -24,12 +24,10 @@ from typing import Any
 
 import psutil
 
-from gdpo_tune.core import ray_access, registry
+from gdpo_tune.core import addresses, registry
 from gdpo_tune.core.errors import ClusterError, ClusterLostError
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.processes import find_process, identify_start
-from gdpo_tune.core.signals import block_hangups
-from gdpo_tune.core.system import count_local_cpus
+from gdpo_tune.core.system import block_hangups, count_local_cpus, find_process, identify_start
 from gdpo_tune.tuning.nodes import Nodes
 from gdpo_tune.tuning.ray.head_store import SHARED, share_secrets, split_secrets
 
@@ -111,7 +109,7 @@ def open_cluster(
     """
     end_orphans(processes)
     variables = variables or {}
-    joins = os.environ.get(ray_access.ADDRESS)
+    joins = os.environ.get(addresses.RAY_ADDRESS)
     return join_cluster(variables) if joins else _start_cluster(processes, variables)
 
 
@@ -148,7 +146,7 @@ def join_cluster(variables: Mapping[str, str]) -> Generator[Cluster]:
 def _start_cluster(processes: Path, variables: Mapping[str, str]) -> Generator[Cluster]:
     _set_defaults()
     # a token left in the home directory turns authentication on, and then nothing answers
-    os.environ.setdefault(ray_access.MODE, "disabled")
+    os.environ.setdefault(addresses.RAY_AUTH_MODE, "disabled")
     import ray
 
     others = list_children()
@@ -278,8 +276,8 @@ def connect_to_cluster(options: Mapping[str, Any], environment: Mapping[str, str
         ClusterError: there is none, it wants another token, or this machine is no node of it.
         UsageError: the address, or the token, is wrong.
     """
-    address = ray_access.check_ray_address(os.environ[ray_access.ADDRESS], ray_access.ADDRESS)
-    ray_access.enable_token(os.environ)
+    address = addresses.check_ray_address(os.environ[addresses.RAY_ADDRESS], addresses.RAY_ADDRESS)
+    addresses.enable_ray_token(os.environ)
     import ray
     from ray._private.services import canonicalize_bootstrap_address
 
@@ -287,7 +285,7 @@ def connect_to_cluster(options: Mapping[str, Any], environment: Mapping[str, str
         head = str(canonicalize_bootstrap_address(address))
     except ConnectionError as error:
         raise ClusterError(
-            f"{ray_access.ADDRESS} = {address}: no Ray runs on this machine\n"
+            f"{addresses.RAY_ADDRESS} = {address}: no Ray runs on this machine\n"
             f"    fix: start it with ray start, or write HOST:PORT of the head; {ELSEWHERE}"
         ) from error
     try:
@@ -298,8 +296,8 @@ def connect_to_cluster(options: Mapping[str, Any], environment: Mapping[str, str
         if isinstance(error, ConnectionError):
             reason = f"no node of the Ray cluster at {head} runs on this machine ({error})\n"
             reason += f"    fix: call on one of its nodes; {ELSEWHERE}"
-        alone = f"to train on this machine alone, unset {ray_access.ADDRESS}"
-        raise ClusterError(f"{ray_access.ADDRESS} = {address}: {reason}; {alone}") from error
+        alone = f"to train on this machine alone, unset {addresses.RAY_ADDRESS}"
+        raise ClusterError(f"{addresses.RAY_ADDRESS} = {address}: {reason}; {alone}") from error
 
 
 def check_head(head: str) -> None:
@@ -314,16 +312,18 @@ def check_head(head: str) -> None:
     if reason:
         raise ClusterError(
             f"the head of the Ray cluster at {head} does not answer ({reason})\n"
-            f"    fix: start the cluster; or correct or unset {ray_access.ADDRESS}, which names it"
+            f"    fix: start the cluster; or correct or unset {addresses.RAY_ADDRESS}, which names "
+            "it"
         )
     try:
         registry.load("ray._raylet:GcsClient")(address=head)
     except AuthenticationError as error:
-        has_token = os.environ.get(ray_access.MODE, "").lower() == "token"
+        has_token = os.environ.get(addresses.RAY_AUTH_MODE, "").lower() == "token"
         problem = "does not take the token" if has_token else "asks for a token"
         raise ClusterError(
-            f"the Ray cluster at {head} {problem}\n    fix: export {ray_access.MODE}=token and "
-            f"{ray_access.FILE}=FILE with the cluster's token (default: ~/.ray/auth_token)"
+            f"the Ray cluster at {head} {problem}\n"
+            f"    fix: export {addresses.RAY_AUTH_MODE}=token and "
+            f"{addresses.RAY_TOKEN_PATH}=FILE with the cluster's token (default: ~/.ray/auth_token)"
         ) from error
     except RayError as error:
         raise ClusterError(

@@ -21,7 +21,7 @@ from ray import tune
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import EngineDiedError
-from gdpo_tune.core.rendezvous import clear_rendezvous
+from gdpo_tune.core.system import clear_rendezvous
 from gdpo_tune.tuning.attempts import (
     FINISHED,
     KEY,

@@ -6,8 +6,7 @@ import math
 import string
 from collections.abc import Sequence
 
-from gdpo_tune.core.trial_config import Params, ParamValue
-from gdpo_tune.core.trials import Estimate
+from gdpo_tune.core.trials import Estimate, Params, ParamValue
 
 NO_VALUE = "\N{EM DASH}"
 """Stands where there is no value."""
