@@ -60,16 +60,16 @@ def main(arguments: Sequence[str]) -> int:
     command = shlex.join(["python", "-m", "gdpo_tune.sweep", *words])
 
     from gdpo_tune.display import LiveDisplay, print_summary
-    from gdpo_tune.tracking import MlflowSink, SweepNotifier
+    from gdpo_tune.tracking import MlflowTracker, SweepNotifier
     from gdpo_tune.tuning.runner import run_sweep
 
     try:
         with (
             SweepNotifier(spec) as notifier,  # closed last, when the report is written
-            MlflowSink(spec) as sink,
-            LiveDisplay(spec, tracking=sink.get_state) as display,
+            MlflowTracker(spec) as tracker,
+            LiveDisplay(spec, tracking=tracker.get_state) as display,
         ):
-            listeners = [sink, display, notifier]
+            listeners = [tracker, display, notifier]
             result = run_sweep(
                 spec,
                 fresh=options.fresh,
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
             display.close()
             spec = result.spec
             write_figures(spec, result)
-            sink.log_figures()
+            tracker.log_figures()
     except ClusterLostError as error:
         print(f"error: {error}. Resume with:\n  {command}", file=sys.stderr)
         return error.exit_status
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
         spec,
         result.records,
         note=display.note,
-        view=sink.get_front_link(),
+        view=tracker.get_front_link(),
         sessions=result.sessions,
     )
     if result.interrupted:
@@ -178,8 +178,7 @@ def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ())
     `needs` are those that reading the file has found. A policy or local data that no machine could
     use is refused, and too small a share of a GPU of this machine.
     """
-    from gdpo_tune.policies.hub import describe_policy
-    from gdpo_tune.policies.load_policy import measure_policy
+    from gdpo_tune.policies.load_policy import describe_policy, measure_policy
     from gdpo_tune.policies.prompts import check_template_kwargs, read_chat_template
     from gdpo_tune.spec import render_dry_run, render_needs, settle_pack
 
@@ -196,7 +195,7 @@ def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ())
     print(f"\n{render_needs([*needs, *cli.find_problems(spec, file)])}")
     cli.check_share(spec)
     if spec.data.is_local and not any(need.key == "data.source" for need in needs):
-        from gdpo_tune.tasks.data_rows import check_data
+        from gdpo_tune.tasks.dataset import check_data
 
         check_data(spec.data, spec.training)
     has_references = spec.data.source and spec.data.is_local and not needs

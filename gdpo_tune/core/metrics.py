@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
-from scipy.special import gammaincinv
+from typing import TYPE_CHECKING
 
 from gdpo_tune.core.trials import CLEAR, Cost, Direction, Estimate
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 HOUR = 3600.0
 
@@ -75,6 +76,8 @@ def estimate_metrics(
     `samples_per_prompt` is S. A metric without a value on two prompts is left out: one prompt says
     nothing about its standard error. It may be one of a kind of task that is rare.
     """
+    import numpy as np
+
     values = np.array(list(columns.values()), dtype=np.float64)  # None becomes NaN
     values = values.reshape(len(columns), -1, samples_per_prompt)  # [M, P, S]
     answered = (~np.isnan(values)).any(axis=2).sum(axis=1)
@@ -111,6 +114,8 @@ def estimate_mean(
     Source: Brown, Cai and DasGupta 2001, Interval estimation for a binomial proportion; Fay and
     Feuer 1997 (limits of weighted Poisson events).
     """
+    from scipy.special import gammaincinv  # late, as numpy: names of metrics are read without it
+
     is_constant = math.isclose(lowest, highest)
     if is_constant:
         spread, lowest, highest = 0.0, min(0.0, mean), max(1.0, mean)

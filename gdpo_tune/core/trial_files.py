@@ -1,9 +1,10 @@
 """Files of a trial's directory: steps, completions and checkpoints.
 
 `steps.jsonl` has the measurements, a line each, only ever appended to:
-`{"step": 3, "metrics": {"train/loss": ...}, "cost": {"completions": ...}}`. A trial that resumes
-from a checkpoint repeats steps that an interrupted attempt had written: a line supersedes every
-earlier line of the same or a later step. A line that a crash cut short is skipped.
+`{"step": 3, "metrics": {"train/loss": ...}, "cost": {"completions": ...}, "time": ...}`; `time` is
+Unix time in seconds, which older files lack. A trial that resumes from a checkpoint repeats steps
+that an interrupted attempt had written: a line supersedes every earlier line of the same or a later
+step. A line that a crash cut short is skipped.
 
 `completions.jsonl` has a few held-out completions for a person to read:
 `{"prompt": ..., "completion": ..., "metrics": {"correctness": 1.0, ...}}`. Every trial of a sweep
@@ -17,7 +18,9 @@ marker is written last and deleted first.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,7 +52,7 @@ the ratio is a mean over completions, those beyond TRL's bound counted as 0, and
 nats per token between engine and trainer."""
 MOST_CUT = 0.5
 """Above this share of cut completions, the cut is named as the cause of equal rewards."""
-EARLIER_NAMES = {
+_EARLIER_NAMES = {
     "train/reward/": f"train/{REWARDS}",
     "/dead_groups": "/frac_reward_zero_std",
     "train/mean_length": "train/completions/mean_length",
@@ -78,24 +81,42 @@ def teaches_nothing(step: Measurement) -> bool:
 
 def append_step(directory: Path, measurement: Measurement) -> None:
     """Append one measurement to the trial's file, which is created if missing."""
-    line = json.dumps(
-        {
-            "step": measurement.step,
-            "metrics": dict(measurement.metrics),
-            "cost": asdict(measurement.cost),
-        },
-        allow_nan=False,
-    )
+    metrics, cost = dict(measurement.metrics), asdict(measurement.cost)
+    row: dict[str, Any] = {"step": measurement.step, "metrics": metrics, "cost": cost}
+    if measurement.time is not None:
+        row["time"] = measurement.time
+    line = json.dumps(row, allow_nan=False)
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / STEPS_FILE).open("ab+") as file:
-        if file.tell() and not _ends_line(file):
-            line = "\n" + line
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                line = "\n" + line
         file.write((line + "\n").encode())
 
 
 def read_steps(directory: Path) -> list[Measurement]:
     """Return the measurements that no later line supersedes, by step; [] without a file."""
     return StepsReader(directory).read()
+
+
+def read_first_steps(directory: Path) -> list[Measurement]:
+    """Return the first measurement of each step, by step; [] without a file.
+
+    Unlike the latest one, it never changes.
+    """
+    with suppress(FileNotFoundError), (directory / STEPS_FILE).open("rb") as file:
+        return parse_first_steps(file)
+    return []
+
+
+def parse_first_steps(lines: Iterable[bytes]) -> list[Measurement]:
+    """Return the first measurement of each step in the lines of a file, by step."""
+    steps: list[Measurement] = []
+    for measurement in map(_parse_line, lines):
+        if measurement is not None and (not steps or measurement.step > steps[-1].step):
+            steps.append(measurement)
+    return steps
 
 
 class StepsReader:
@@ -107,7 +128,7 @@ class StepsReader:
         self._steps: list[Measurement] = []
 
     def read(self) -> list[Measurement]:
-        """Return the measurements that no later line supersedes, by step; [] without a file."""
+        """Return what `read_steps` does."""
         try:
             size = self._path.stat().st_size
         except OSError:
@@ -118,39 +139,28 @@ class StepsReader:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
                 content = file.read()
-            for line in content.splitlines():
-                self._add(line)
+            for measurement in map(_parse_line, content.splitlines()):
+                if measurement is not None:
+                    while self._steps and self._steps[-1].step >= measurement.step:
+                        self._steps.pop()
+                    self._steps.append(measurement)
             # A line without its end is read again: more of it may follow.
             self._offset += content.rfind(b"\n") + 1
         return list(self._steps)
-
-    def _add(self, line: bytes) -> None:
-        measurement = _parse_line(line)
-        if measurement is None:
-            return
-        while self._steps and self._steps[-1].step >= measurement.step:
-            self._steps.pop()
-        self._steps.append(measurement)
-
-
-def _ends_line(file: Any) -> bool:
-    file.seek(-1, 2)
-    return file.read(1) == b"\n"
 
 
 def _parse_line(line: bytes) -> Measurement | None:
     try:
         record: dict[str, Any] = json.loads(line)
-        metrics = {_update_name(name): value for name, value in record["metrics"].items()}
-        return Measurement(record["step"], metrics, Cost(**record["cost"]))
+        metrics: dict[str, float] = {}
+        for name, value in record["metrics"].items():
+            for earlier, now in _EARLIER_NAMES.items():
+                name = name.replace(earlier, now)
+            metrics[name] = value
+        cost, time = Cost(**record["cost"]), record.get("time")
+        return Measurement(record["step"], metrics, cost, time=time and float(time))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _update_name(name: str) -> str:
-    for earlier, now in EARLIER_NAMES.items():
-        name = name.replace(earlier, now)
-    return name
 
 
 COMPLETIONS_FILE = "completions.jsonl"
