@@ -273,6 +273,26 @@ def add_recipe_argument(parser: argparse.ArgumentParser) -> None:
 
 
 @contextmanager
+def hold_directory(directory: Path, lock: str) -> Generator[None]:
+    """Hold the lease of a command's directory, a file there, during the block.
+
+    Raises:
+        UsageError: the directory cannot be written, or another process holds the lease.
+    """
+    from gdpo_tune.ledger.journal import Lease
+
+    try:
+        lease = Lease(directory / lock)
+    except OSError as error:
+        reason = f"{directory} cannot be used: {error}; choose another --out"
+        raise UsageError(reason) from error
+    try:
+        yield
+    finally:
+        lease.release()
+
+
+@contextmanager
 def name_file(file: str) -> Generator[None]:
     """Name the file of a sweep in the errors of its policy, data and machine."""
     try:
