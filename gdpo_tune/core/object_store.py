@@ -24,11 +24,8 @@ JOURNAL = "ledger.journal"
 RUNS = "runs"
 """Default directory of all sweeps."""
 URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
-PACKAGES = {
-    **{"s3": "s3fs", "s3a": "s3fs"},
-    **{"gs": "gcsfs", "gcs": "gcsfs"},
-    **{"az": "adlfs", "abfs": "adlfs"},
-}
+_S3, _GCS, _AZURE = "s3fs", "gcsfs", "adlfs"
+PACKAGES = {"s3": _S3, "s3a": _S3, "gs": _GCS, "gcs": _GCS, "az": _AZURE, "abfs": _AZURE}
 """Scheme of an address -> the package that reads it."""
 _ON_DISK = ("file", "local")
 """Schemes of directories, which have to be created; an object store needs none."""
