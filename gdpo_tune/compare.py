@@ -12,6 +12,8 @@ import argparse
 from collections.abc import Sequence
 
 from gdpo_tune import cli
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.files import explain_write_errors
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -43,14 +45,12 @@ def compare(sweep: str, other: str | None, modes: Sequence[str] | None) -> int:
         UsageError: neither or both of `other` and `modes` are given, a sweep is not there, or the
             two judge different things.
     """
-    from gdpo_tune.core.errors import UsageError
     from gdpo_tune.results.open_sweep import find_sweep
 
     if (other is None) == (not modes):
         raise UsageError("name two sweeps, or one sweep with two --modes")
     first, second = find_sweep(sweep), None if other is None else find_sweep(other)
 
-    from gdpo_tune.core.files import explain_write_errors
     from gdpo_tune.display import print_comparison
     from gdpo_tune.figures import write_comparison
     from gdpo_tune.results.comparison_report import compare_modes, compare_sweeps

@@ -21,11 +21,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
+from gdpo_tune.core.errors import PolicyError, UsageError
+from gdpo_tune.core.files import HUB_ID, is_directory, is_file
 from gdpo_tune.core.registry import EXPORTERS
 
 if TYPE_CHECKING:
@@ -106,8 +109,6 @@ def main(arguments: Sequence[str]) -> int:
     if options.collect:
         return collect(options)
 
-    from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.core.files import HUB_ID, is_directory
     from gdpo_tune.exporters.data_licence import require_shareable
     from gdpo_tune.exporters.differences_page import PAGE
     from gdpo_tune.exporters.write_export import MERGERS, RUN, export_training
@@ -149,10 +150,7 @@ def collect(options: argparse.Namespace) -> int:
     Raises:
         UsageError: there are no weights, their library is not here, or `--out` is in use.
     """
-    from dataclasses import replace
-
     from gdpo_tune.analysis.selection import subtract_estimates
-    from gdpo_tune.core.errors import UsageError
     from gdpo_tune.core.trial_files import ADAPTER_CONFIG
     from gdpo_tune.display.training import print_result
     from gdpo_tune.results.picking import load_and_pick
@@ -191,7 +189,6 @@ def write_policy(saved: Path, config: TrialConfig) -> Path:
     """
     from safetensors import SafetensorError
 
-    from gdpo_tune.core.errors import PolicyError, UsageError
     from gdpo_tune.core.trial_files import ADAPTER, ADAPTER_CONFIG
     from gdpo_tune.core.trials import Cost
     from gdpo_tune.policies.load_policy import load_policy
@@ -235,7 +232,6 @@ def find_policy(directory: Path) -> Path:
     Raises:
         UsageError: there are none, or the library that converts them is not installed.
     """
-    from gdpo_tune.core.errors import UsageError
     from gdpo_tune.exporters import base, nemo_rl, verl
 
     shards = {
@@ -273,13 +269,6 @@ def find_policy(directory: Path) -> Path:
 
 
 def _load_request(options: argparse.Namespace) -> TrainingRequest:
-    """Return the training that is exported.
-
-    Raises:
-        UsageError: it does not exist, or `--pick` is given with a file.
-    """
-    from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.core.files import is_file
     from gdpo_tune.exporters.write_export import MERGERS
     from gdpo_tune.results.retrain import build_request_from_file, build_request_from_sweep
 
@@ -295,8 +284,7 @@ def _load_request(options: argparse.Namespace) -> TrainingRequest:
         )
     for option in ("pick", "recipe"):
         if getattr(options, option):
-            reason = f"--{option} requires a sweep's directory"
-            raise UsageError(f"{options.source} is a file: {reason}")
+            raise UsageError(f"{options.source} is a file: --{option} requires a sweep's directory")
     return build_request_from_file(options.source, options.overrides)
 
 

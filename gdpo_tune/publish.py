@@ -13,17 +13,20 @@ collection lists them. The same command updates what it published, or continues.
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
+from gdpo_tune.core.addresses import refuse_published
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.files import explain_write_errors
+from gdpo_tune.core.text import format_count
 
 if TYPE_CHECKING:
     from gdpo_tune.publishing.publication import Publication, PublishedPolicy
     from gdpo_tune.publishing.repositories import RepositoryContent
-
-MEGABYTE = 1e6
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -62,8 +65,6 @@ def main(arguments: Sequence[str]) -> int:
     """Publish what `arguments` ask for and return the exit status."""
     options = build_parser().parse_args(arguments)
 
-    from gdpo_tune.core.errors import UsageError
-
     if options.out is not None and not options.dry_run:
         raise UsageError("--out has an effect only with --dry-run: leave it out")
     publication, policies, missing = choose_policies(options)
@@ -87,8 +88,6 @@ def choose_policies(
     Raises:
         UsageError: nothing can be published; the message says why, and nothing was written or sent.
     """
-    from gdpo_tune.core.addresses import refuse_published
-    from gdpo_tune.core.errors import UsageError
     from gdpo_tune.publishing.publication import choose_candidate, list_members, open_publication
     from gdpo_tune.results.open_sweep import read_sweep, resolve_location, split_source
     from gdpo_tune.results.pick_language import parse_pick
@@ -137,9 +136,6 @@ def write_directories(
     Raises:
         UsageError: a directory exists and holds something else.
     """
-    import shlex
-
-    from gdpo_tune.core.files import explain_write_errors
     from gdpo_tune.publishing.repositories import check_directories, write_directory
 
     check_directories(contents, directory)
@@ -150,7 +146,8 @@ def write_directories(
         repository = content.repository
         words = ["hf", "upload", repository.id, str(path), ".", "--repo-type", repository.kind]
         visibility = "private" if private else "public"
-        print(f"{repository.path} ({repository.kind}, {visibility}): {describe_size(content)}")
+        size = f"{format_count(len(content.files), 'file')}, {content.size / 1e6:.1f} MB"
+        print(f"{repository.path} ({repository.kind}, {visibility}): {size}")
         print(f"  written: {path}")
         print(f"  upload it later: {shlex.join([*words, *(['--private'] if private else [])])}")
 
@@ -185,13 +182,6 @@ def upload_all(
         print(upload(api, content, found, private=private), flush=True)
     if publication.is_front:
         print(f"collection: {list_in_collection(api, publication, contents, private=private)}")
-
-
-def describe_size(content: RepositoryContent) -> str:
-    """Return the number of files and their size for a person."""
-    from gdpo_tune.core.text import format_count
-
-    return f"{format_count(len(content.files), 'file')}, {content.size / MEGABYTE:.1f} MB"
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.files import explain_write_errors
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -50,11 +52,8 @@ def main(arguments: Sequence[str]) -> int:
 
     spec, pick = _load_named(options)  # first: a refusal needs none of the imports below
 
-    from gdpo_tune.core.files import explain_write_errors
     from gdpo_tune.display import print_summary
-    from gdpo_tune.figures import write_front_png, write_report
     from gdpo_tune.ledger import Ledger
-    from gdpo_tune.results.front_csv import write_front_csv
     from gdpo_tune.results.open_sweep import download_artifacts
     from gdpo_tune.results.pick_language import parse_pick
     from gdpo_tune.results.picking import pick_trial
@@ -68,9 +67,7 @@ def main(arguments: Sequence[str]) -> int:
         chosen = None if pick is None else pick_trial(records, spec, parse_pick(pick))
         ending = sessions[-1].get("ending", "") if sessions else ""
         with explain_write_errors("the report"):
-            write_report(spec, records, ending=ending, chosen=chosen, sessions=sessions)
-            write_front_png(spec, records, chosen=chosen and chosen.name)
-            write_front_csv(spec, records)
+            cli.write_figures(spec, records, sessions, ending, chosen)
         print_summary(spec, records, chosen=chosen, sessions=sessions)
     if options.sync:
         from gdpo_tune.tracking.mlflow_sink import sync
@@ -81,7 +78,6 @@ def main(arguments: Sequence[str]) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     from gdpo_tune.compare import compare
-    from gdpo_tune.core.errors import UsageError
 
     if options.pick or options.overrides or options.name or options.sync:
         raise UsageError(

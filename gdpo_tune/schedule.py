@@ -27,11 +27,13 @@ from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
 from gdpo_tune.clusters.render import NEWEST_KUBERAY, TARGETS
+from gdpo_tune.core.errors import GdpoTuneError
+from gdpo_tune.core.files import explain_write_errors, write_atomically
+from gdpo_tune.core.system import stop_on_signals
 
 if TYPE_CHECKING:
     from gdpo_tune.clusters.load_schedules import LoadedSweeps, ScheduledSweep
     from gdpo_tune.clusters.schedule_decisions import ScheduleContext
-    from gdpo_tune.core.errors import GdpoTuneError
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -124,7 +126,6 @@ def tick(options: argparse.Namespace) -> int:
 def serve(options: argparse.Namespace) -> int:
     """Tick until a signal comes. Files are read again each time."""
     from gdpo_tune.clusters.console import ScheduleTicker
-    from gdpo_tune.core.system import stop_on_signals
 
     ended, ticker = threading.Event(), ScheduleTicker(options.sweeps, read_clock)
     with stop_on_signals(lambda _: ended.set()):
@@ -138,7 +139,6 @@ def run(options: argparse.Namespace) -> int:
     """Run one sweep for a time, or for the last time of its schedule."""
     from gdpo_tune.clusters.console import ConsolePrinter
     from gdpo_tune.clusters.named_runs import choose_due_time, run_by_name
-    from gdpo_tune.core.system import stop_on_signals
 
     context, ended = open_named(options), threading.Event()
     due, report = choose_due_time(context, options.at, now=options.now), ConsolePrinter().print_news
@@ -153,7 +153,6 @@ def show_status(options: argparse.Namespace) -> int:
     """Print the state of runs as the last tick has left it."""
     from gdpo_tune.clusters.console import ConsolePrinter, print_status
     from gdpo_tune.clusters.schedule_decisions import open_context
-    from gdpo_tune.core.errors import GdpoTuneError
 
     loaded, errors = load(options), list["tuple[ScheduledSweep, GdpoTuneError]"]()
     for sweep in loaded.sweeps:
@@ -184,7 +183,6 @@ def render(options: argparse.Namespace) -> int:
     """Write the schedules for another scheduler, and print what that cannot express."""
     from gdpo_tune.clusters.console import find_notes
     from gdpo_tune.clusters.render.base import find_left_out, render_all
-    from gdpo_tune.core.files import explain_write_errors, write_atomically
 
     loaded = load(options)
     if loaded.error is not None:

@@ -21,6 +21,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune import cli
+from gdpo_tune.core.errors import UsageError
 
 if TYPE_CHECKING:
     from gdpo_tune.core.events import RecordedRequest, Request
@@ -61,7 +62,6 @@ def main(arguments: Sequence[str]) -> int:
     """Send the request that `arguments` state and return the exit status."""
     options = build_parser().parse_intermixed_args(arguments)
 
-    from gdpo_tune.core.errors import UsageError
     from gdpo_tune.results.steering import Steering
 
     steering = Steering(options.sweep)
@@ -137,8 +137,6 @@ def read_count(words: Sequence[str]) -> dict[str, Any]:
 
 def refuse_rest(words: Sequence[str]) -> dict[str, Any]:
     """Return no arguments, and refuse words that nothing takes."""
-    from gdpo_tune.core.errors import UsageError
-
     if words:
         raise UsageError(f"{' '.join(words)}: nothing takes this; leave it out")
     return {}
@@ -146,8 +144,6 @@ def refuse_rest(words: Sequence[str]) -> dict[str, Any]:
 
 def read_number(words: Sequence[str], what: str) -> int:
     """Return the whole number that the only word is."""
-    from gdpo_tune.core.errors import UsageError
-
     if not words or not words[0].isdecimal() or len(words[0]) > MOST_DIGITS:
         raise UsageError(f"write {what}{f', not {words[0][:MOST_DIGITS]}' if words else ''}")
     return int(words[0])
@@ -155,7 +151,6 @@ def read_number(words: Sequence[str], what: str) -> int:
 
 def read_values(words: Sequence[str]) -> dict[str, Any]:
     """Return `NAME=VALUE` words, whose values are YAML."""
-    from gdpo_tune.core.errors import UsageError
     from gdpo_tune.spec.source import read_scalar
 
     values: dict[str, Any] = {}

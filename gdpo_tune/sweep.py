@@ -57,8 +57,11 @@ def main(arguments: Sequence[str]) -> int:
         print_environment(spec, str(options.space))
     once = ("--fresh", "--accept-changes", "--one-front")
     words = [word for word in arguments if word not in once]
-    command = shlex.join(["python", "-m", "gdpo_tune.sweep", *words])
+    return run_here(spec, options, shlex.join(["python", "-m", "gdpo_tune.sweep", *words]))
 
+
+def run_here(spec: SweepSpec, options: argparse.Namespace, command: str) -> int:
+    """Run the sweep in this process and return the exit status; `command` would resume it."""
     from gdpo_tune.display import LiveDisplay, print_summary
     from gdpo_tune.tracking import MlflowSink, SweepNotifier
     from gdpo_tune.tuning.runner import run_sweep
@@ -69,18 +72,17 @@ def main(arguments: Sequence[str]) -> int:
             MlflowSink(spec) as sink,
             LiveDisplay(spec, tracking=sink.get_state) as display,
         ):
-            listeners = [sink, display, notifier]
             result = run_sweep(
                 spec,
                 fresh=options.fresh,
                 accept_changes=options.accept_changes,
                 one_front=options.one_front,
                 continue_from=options.continue_from,
-                listeners=listeners,
+                listeners=[sink, display, notifier],
             )
             display.close()
             spec = result.spec
-            write_figures(spec, result)
+            cli.write_figures(spec, result.records, result.sessions, result.reason)
             sink.log_figures()
     except ClusterLostError as error:
         print(f"error: {error}. Resume with:\n  {command}", file=sys.stderr)
@@ -239,17 +241,6 @@ def print_environment(spec: SweepSpec, file: str = "") -> None:
         print(f"warning: {warning}", file=sys.stderr)
     for name, value in cli.probe_environment(spec).items():
         print(f"{name}: {value}")
-
-
-def write_figures(spec: SweepSpec, result: SweepResult) -> None:
-    """Write the report, the figure of the front and its table."""
-    # Only now: plotting libraries take a second to import, and a refusal needs none.
-    from gdpo_tune.figures import write_front_png, write_report
-    from gdpo_tune.results.front_csv import write_front_csv
-
-    write_report(spec, result.records, ending=result.reason, sessions=result.sessions)
-    write_front_png(spec, result.records)
-    write_front_csv(spec, result.records)
 
 
 def find_status(result: SweepResult) -> int:

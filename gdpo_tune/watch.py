@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from gdpo_tune import cli
+from gdpo_tune.core.addresses import refuse_published
+from gdpo_tune.core.files import is_file, write_atomically
 from gdpo_tune.web.guard import HOST_NAME, Guard, is_loopback, list_own_names
 
 if TYPE_CHECKING:
@@ -139,8 +141,6 @@ def find_spec(named: str) -> tuple[Callable[[], SweepSpec], str]:
         UsageError: there is no such sweep.
         SpecError: its file cannot be read.
     """
-    from gdpo_tune.core.addresses import refuse_published
-    from gdpo_tune.core.files import is_file
     from gdpo_tune.results.open_sweep import SPEC, is_space, resolve_location, resolve_spec_file
 
     if not is_space(named):
@@ -178,8 +178,6 @@ def make_plan(
 
 def read_token(directory: Path) -> str:
     """Return the token of a sweep's page, a new one unless its directory keeps one."""
-    from gdpo_tune.core.files import write_atomically
-
     path = directory / TOKEN
     with suppress(OSError, ValueError):
         if path.stat().st_mode & 0o077 == 0 and path.stat().st_uid == os.getuid():
