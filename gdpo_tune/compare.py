@@ -35,10 +35,10 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """Compare what `arguments` name; print the verdict and where its page is."""
     options = build_parser().parse_args(arguments)
-    return compare(options.sweep, options.other, options.modes)
+    return compare_named(options.sweep, options.other, options.modes)
 
 
-def compare(sweep: str, other: str | None, modes: Sequence[str] | None) -> int:
+def compare_named(sweep: str, other: str | None, modes: Sequence[str] | None) -> int:
     """Compare a sweep with another one, or two modes of it, and return the exit status.
 
     Raises:

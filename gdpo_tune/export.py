@@ -94,7 +94,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _check_library(name: str) -> str:
-    """Refuse a library that cannot express GDPO, with the reason."""
     if name in WITHOUT_GDPO:
         raise argparse.ArgumentTypeError(
             f"{name} knows one reward per completion and normalizes only their sum, so it cannot "
@@ -107,7 +106,7 @@ def main(arguments: Sequence[str]) -> int:
     """Write what `arguments` ask for and return the exit status."""
     options = build_parser().parse_args(arguments)
     if options.collect:
-        return collect(options)
+        return _collect(options)
 
     from gdpo_tune.exporters.data_licence import require_shareable
     from gdpo_tune.exporters.differences_page import PAGE
@@ -142,7 +141,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def collect(options: argparse.Namespace) -> int:
+def _collect(options: argparse.Namespace) -> int:
     """Make a policy of what a library trained, and compare it with the candidate.
 
     Both are judged by the sweep's task on its test prompts, with the seeds of the trial.
@@ -162,13 +161,13 @@ def collect(options: argparse.Namespace) -> int:
     config = build_trial_config(request, seed=None, out=out, threads=None)
     if config.directory.exists():
         raise UsageError(f"{config.directory} exists\n    fix: move it, or choose another --out")
-    saved = find_policy(options.collect)
+    saved = find_saved_policy(options.collect)
     if not (saved / ADAPTER_CONFIG).is_file():
         config = replace(config, model=replace(config.model, lora_rank=0))
     cli.prepare_machine(request.spec)
     from gdpo_tune.training import train
 
-    policy = write_policy(saved, config)
+    policy = _write_policy(saved, config)
     test = train(config, resume=policy, report=lambda _step, _path: None).test
     values: Mapping[str, Estimate] = {}
     if request.name:
@@ -181,7 +180,7 @@ def collect(options: argparse.Namespace) -> int:
     return 0
 
 
-def write_policy(saved: Path, config: TrialConfig) -> Path:
+def _write_policy(saved: Path, config: TrialConfig) -> Path:
     """Write the policy or the adapter in `saved` as a checkpoint of a trial, and return its place.
 
     Raises:
@@ -224,7 +223,7 @@ def write_policy(saved: Path, config: TrialConfig) -> Path:
         raise UsageError(f"--collect {saved}: {reason}\n    fix: {fix}") from error
 
 
-def find_policy(directory: Path) -> Path:
+def find_saved_policy(directory: Path) -> Path:
     """Return where a library saved its last policy or adapter; shards are converted before.
 
     Weights without steps in their path come after every checkpoint.
@@ -265,7 +264,7 @@ def find_policy(directory: Path) -> Path:
             f"{reason}\n    fix: where it is installed, run {line}"
             f"\n         then collect {target}"
         )
-    return find_policy(target)
+    return find_saved_policy(target)
 
 
 def _load_request(options: argparse.Namespace) -> TrainingRequest:

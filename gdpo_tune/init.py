@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     from gdpo_tune.spec.machine import count_visible_gpus
 
     try:
-        answers = collect_answers(options, ask=sys.stdin.isatty() and not options.yes)
+        answers = _collect_answers(options, ask=sys.stdin.isatty() and not options.yes)
     except KeyboardInterrupt:
         print("\nInterrupted. Nothing was written.", file=sys.stderr)
         return cli.INTERRUPTED
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
+def _collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
     """Return the answers: those of flags, then of questions if `ask`, else the defaults.
 
     Raises:

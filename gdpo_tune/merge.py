@@ -108,11 +108,11 @@ def main(arguments: Sequence[str]) -> int:
     name = f"{request.spec.name}-merge-{request.label}{'-adapters' * options.adapters}"
     directory = (options.out or request.spec.output_directory / name).expanduser().absolute()
     count = options.evaluations if request.wish else 1
-    merge_or_show(request, directory, count, adapters=options.adapters)
+    _merge_or_show(request, directory, count, adapters=options.adapters)
     return 0
 
 
-def merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapters: bool) -> None:
+def _merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapters: bool) -> None:
     """Merge in `directory` after `count` evaluations, or show its result if it has one.
 
     Raises:
@@ -169,7 +169,6 @@ def _delete_drafts(directory: Path) -> None:
 def _search(
     request: MergeRequest, directory: Path, settings: dict[str, Any], count: int
 ) -> MergeProgress:
-    """Evaluate `count` merges on validation prompts, and the best of them on test prompts."""
     from gdpo_tune.display.merge_tables import print_evaluation
     from gdpo_tune.results.merge_file import read_progress, write_progress
     from gdpo_tune.results.merge_request import MergeEvaluation, find_broken
@@ -202,7 +201,6 @@ def _search(
 def _test(
     request: MergeRequest, progress: MergeProgress, best: int, directory: Path, *, adapters: bool
 ) -> MergeResult:
-    """Evaluate a merge on test prompts, and write its adapters if they are asked for."""
     from gdpo_tune.core.trials import sum_costs
     from gdpo_tune.results.merge_file import MergeResult
     from gdpo_tune.training.checkpoints import create_draft
@@ -230,7 +228,6 @@ def _test(
 def _evaluate(
     request: MergeRequest, parts: Sequence[Part], place: Path, *, with_test: bool = False
 ) -> Outcome:
-    """Merge in `place` and evaluate; what an earlier call evaluated there is not done again."""
     from gdpo_tune.training import train
     from gdpo_tune.training.checkpoints import find_newest_checkpoint
     from gdpo_tune.training.merging import check_parts
@@ -250,7 +247,6 @@ def _evaluate(
 def _find_part(
     request: MergeRequest, part: Part, directory: Path, *, fetch: bool = True
 ) -> TrainedPart:
-    """Return a part with its checkpoint, which `fetch` copies from an object store."""
     from gdpo_tune.core.trial_config import TrainedPart
     from gdpo_tune.ledger.sweep_store import SweepStore
 

@@ -67,20 +67,20 @@ def main(arguments: Sequence[str]) -> int:
 
     if options.out is not None and not options.dry_run:
         raise UsageError("--out has an effect only with --dry-run: leave it out")
-    publication, policies, missing = choose_policies(options)
+    publication, policies, missing = _choose_policies(options)
     for reason in missing:
         print(f"not published: {reason}")
     if options.dry_run:
-        contents = build_contents(publication, policies, missing)
+        contents = _build_contents(publication, policies, missing)
         default = publication.sweep.spec.output_directory / f"{publication.spec.name}-published"
-        write_directories(contents, (options.out or default).expanduser(), options.private)
+        _write_directories(contents, (options.out or default).expanduser(), options.private)
     else:
-        upload_all(publication, policies, missing, private=options.private)
+        _upload_all(publication, policies, missing, private=options.private)
     print(f'read it with load_sweep("{publication.record.address}")')
     return 0
 
 
-def choose_policies(
+def _choose_policies(
     options: argparse.Namespace,
 ) -> tuple[Publication, list[PublishedPolicy], list[str]]:
     """Return the policies that are published, and why members of the front are missing.
@@ -117,10 +117,9 @@ def choose_policies(
     return publication, [choose_candidate(publication, chosen, parsed.text)], []
 
 
-def build_contents(
+def _build_contents(
     publication: Publication, policies: Sequence[PublishedPolicy], missing: Sequence[str]
 ) -> list[RepositoryContent]:
-    """Build the repositories of policies, and with `--front` that of the record before them."""
     from gdpo_tune.publishing.repositories import build_front_repositories, build_model_repository
 
     if publication.is_front:
@@ -128,7 +127,7 @@ def build_contents(
     return [build_model_repository(publication, policy) for policy in policies]
 
 
-def write_directories(
+def _write_directories(
     contents: Sequence[RepositoryContent], directory: Path, private: bool
 ) -> None:
     """Write one directory a repository, and print what would go where.
@@ -152,7 +151,7 @@ def write_directories(
         print(f"  upload it later: {shlex.join([*words, *(['--private'] if private else [])])}")
 
 
-def upload_all(
+def _upload_all(
     publication: Publication,
     policies: Sequence[PublishedPolicy],
     missing: Sequence[str],
@@ -175,7 +174,7 @@ def upload_all(
     )
 
     api = log_in(publication.target)
-    contents = build_contents(publication, policies, missing)
+    contents = _build_contents(publication, policies, missing)
     found = check_names(api, contents, private=private)
     check_cards(api, contents)
     for content in contents:

@@ -77,17 +77,16 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from gdpo_tune.compare import compare
+    from gdpo_tune.compare import compare_named
 
     if options.pick or options.overrides or options.name or options.sync:
         raise UsageError(
             "--pick, --set, --name and --sync have no effect on a comparison: leave them out"
         )
-    return compare(options.space, options.against, options.modes)
+    return compare_named(options.space, options.against, options.modes)
 
 
 def _load_named(options: argparse.Namespace) -> tuple[SweepSpec, str | None]:
-    """Return the sweep, named by file or directory, and the choice: `--pick` or after a colon."""
     from gdpo_tune.results.open_sweep import (
         is_space,
         resolve_location,

@@ -45,9 +45,9 @@ def main(arguments: Sequence[str]) -> int:
     spec = spec if options.fresh else keep_recorded_tracking(spec)
     if options.dry_run:
         with cli.name_file(str(options.space)):
-            return print_dry_run(spec, str(options.space), needs or ())
+            return _print_dry_run(spec, str(options.space), needs or ())
     if options.submit is not None:
-        return submit_sweep(spec, options)
+        return _submit_sweep(spec, options)
     cli.set_written_variables(spec)
     with cli.name_file(str(options.space)):
         if spec.resources.pack == "auto":
@@ -57,11 +57,10 @@ def main(arguments: Sequence[str]) -> int:
         print_environment(spec, str(options.space))
     once = ("--fresh", "--accept-changes", "--one-front")
     words = [word for word in arguments if word not in once]
-    return run_here(spec, options, shlex.join(["python", "-m", "gdpo_tune.sweep", *words]))
+    return _run_here(spec, options, shlex.join(["python", "-m", "gdpo_tune.sweep", *words]))
 
 
-def run_here(spec: SweepSpec, options: argparse.Namespace, command: str) -> int:
-    """Run the sweep in this process and return the exit status; `command` would resume it."""
+def _run_here(spec: SweepSpec, options: argparse.Namespace, command: str) -> int:
     from gdpo_tune.display import LiveDisplay, print_summary
     from gdpo_tune.tracking import MlflowSink, SweepNotifier
     from gdpo_tune.tuning.runner import run_sweep
@@ -97,7 +96,7 @@ def run_here(spec: SweepSpec, options: argparse.Namespace, command: str) -> int:
     if result.interrupted:
         print(f"Interrupted. Resume with:\n  {command}", file=sys.stderr)
         return result.interrupted
-    return find_status(result)
+    return _find_status(result)
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -174,7 +173,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ()) -> int:
+def _print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ()) -> int:
     """Print the resolved spec, and what it needs that this machine lacks; return the status.
 
     `needs` are those that reading the file has found. A policy or local data that no machine could
@@ -243,8 +242,7 @@ def print_environment(spec: SweepSpec, file: str = "") -> None:
         print(f"{name}: {value}")
 
 
-def find_status(result: SweepResult) -> int:
-    """Return the exit status of a finished sweep: 1 if every trial failed, 7 without a signal."""
+def _find_status(result: SweepResult) -> int:
     from gdpo_tune.results.warnings import explain_dead_start
     from gdpo_tune.tuning.search.plan import find_dead_start
 
@@ -260,8 +258,7 @@ def find_status(result: SweepResult) -> int:
     return 1
 
 
-def submit_sweep(spec: SweepSpec, options: argparse.Namespace) -> int:
-    """Run the sweep as a job of a cluster and return the exit status."""
+def _submit_sweep(spec: SweepSpec, options: argparse.Namespace) -> int:
     from gdpo_tune.clusters.backends.submit import (
         Submission,
         build_jobs_api,

@@ -112,11 +112,11 @@ def main(arguments: Sequence[str]) -> int:
     words = [word for word in arguments if word != "--accept-changes"]
     command = shlex.join(["python", "-m", "gdpo_tune.train", *words])
     with cli.hold_directory(config.directory, LOCK):
-        config = write_request(config)
-        compare_content(config, accept=options.accept_changes)
+        config = record_request(config)
+        _compare_content(config, accept=options.accept_changes)
         if (config.directory / RESULT).exists():
             print("already finished: nothing was started")
-        elif status := train_to_end(asked, config):
+        elif status := _train_to_end(asked, config):
             print(f"Interrupted. Resume with:\n  {command}", file=sys.stderr)
             return status
     encoded = json.loads((config.directory / RESULT).read_text(encoding="utf-8"))
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def write_request(config: TrialConfig) -> TrialConfig:
+def record_request(config: TrialConfig) -> TrialConfig:
     """Write the request into the directory, or compare it with the one that the directory has.
 
     Return the config with the date for chat templates that the request records.
@@ -154,7 +154,7 @@ def write_request(config: TrialConfig) -> TrialConfig:
     return config
 
 
-def compare_content(config: TrialConfig, *, accept: bool) -> None:
+def _compare_content(config: TrialConfig, *, accept: bool) -> None:
     """Refuse to resume with other content than before, or write it into the directory's record.
 
     What becomes known later, such as a commit on the Hub, is compared from then on.
@@ -183,8 +183,7 @@ def compare_content(config: TrialConfig, *, accept: bool) -> None:
     write_atomically(file, json.dumps(starts, indent=1))
 
 
-def train_to_end(asked: TrainingRequest, config: TrialConfig) -> int:
-    """Train and write the result; return 0, or the exit status if a signal stopped it before."""
+def _train_to_end(asked: TrainingRequest, config: TrialConfig) -> int:
     from gdpo_tune.display.training import TrainingDisplay
     from gdpo_tune.ledger.trial_encoding import encode_outcome
     from gdpo_tune.results.warnings import explain_dead_start

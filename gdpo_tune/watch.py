@@ -63,13 +63,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--allow-host",
         metavar="NAME",
-        type=parse_host_name,
+        type=_parse_host_name,
         action="append",
         help="name under which a proxy serves the page, with its port if the browser shows it",
     )
     parser.add_argument(
         "--root-path",
-        type=parse_root_path,
+        type=_parse_root_path,
         default="",
         help="path below which a proxy serves it, such as /sweeps",
     )
@@ -116,16 +116,14 @@ def serve_page(options: argparse.Namespace) -> None:
         build_server(app).run(sockets=[listener])
 
 
-def parse_root_path(text: str) -> str:
-    """Return a path as servers see it: decoded, with a slash before it and none behind."""
+def _parse_root_path(text: str) -> str:
     if set(text) & set(":?#"):
         fix = "write what stands between the name of the proxy and the page: /sweeps"
         raise argparse.ArgumentTypeError(f"{text!r} is not a path; {fix}")
     return f"/{unquote(text).strip('/')}".rstrip("/")
 
 
-def parse_host_name(text: str) -> str:
-    """Return the name of a proxy, and its port, as browsers send them."""
+def _parse_host_name(text: str) -> str:
     with suppress(ValueError):  # of the encoding, of the port, or of an address
         name = text.encode("idna").decode().lower()
         if HOST_NAME.fullmatch(name) and urlsplit(f"//{name}").port != 0:
