@@ -33,7 +33,7 @@ from gdpo_tune.core.system import stop_on_signals
 
 if TYPE_CHECKING:
     from gdpo_tune.clusters.load_schedules import LoadedSweeps, ScheduledSweep
-    from gdpo_tune.clusters.schedule_decisions import ScheduleContext
+    from gdpo_tune.clusters.scheduler import Scheduler
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -133,25 +133,24 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from gdpo_tune.clusters.console import ConsolePrinter
-    from gdpo_tune.clusters.named_runs import choose_due_time, run_by_name
 
     context, ended = open_named(options), threading.Event()
-    due, report = choose_due_time(context, options.at, now=options.now), ConsolePrinter().print_news
+    due, report = context.choose_due_time(options.at, now=options.now), ConsolePrinter().print_news
     flags = {"wait": options.wait, "once": options.once, "every": options.every}
     if not options.here:  # on other machines the run continues without this process
-        return run_by_name(context, due, report=report, **flags)
+        return context.run(due, report=report, **flags)
     with stop_on_signals(lambda _: ended.set()):
-        return run_by_name(context, due, report=report, taken_back=ended, **flags)
+        return context.run(due, report=report, preempted=ended, **flags)
 
 
 def _show_status(options: argparse.Namespace) -> int:
     from gdpo_tune.clusters.console import ConsolePrinter, print_status
-    from gdpo_tune.clusters.schedule_decisions import open_context
+    from gdpo_tune.clusters.scheduler import Scheduler
 
     loaded, errors = _load(options), list["tuple[ScheduledSweep, GdpoTuneError]"]()
     for sweep in loaded.sweeps:
         try:
-            print_status(open_context(sweep, read_clock, read_only=True))
+            print_status(Scheduler.open(sweep, read_clock, read_only=True))
         except GdpoTuneError as error:
             errors.append((sweep, error))
     return ConsolePrinter().print_errors(loaded, errors)
@@ -159,10 +158,9 @@ def _show_status(options: argparse.Namespace) -> int:
 
 def _stop(options: argparse.Namespace) -> int:
     from gdpo_tune.clusters.console import print_events
-    from gdpo_tune.clusters.named_runs import stop_by_name
 
     context = open_named(options)
-    if not stop_by_name(context):
+    if not context.stop():
         print(f"no run of {context.sweep.name} is active")
     elif not context.events and context.state.active is not None:
         print(f"{context.state.active.name} was asked to stop already, and has not ended yet")
@@ -242,12 +240,12 @@ def _load(options: argparse.Namespace) -> LoadedSweeps:
     return load_sweeps(options.sweeps)
 
 
-def open_named(options: argparse.Namespace) -> ScheduleContext:
+def open_named(options: argparse.Namespace) -> Scheduler:
     """Open the schedule of a name; with `--here` for a machine that runs it itself."""
     from gdpo_tune.clusters.backends import local
-    from gdpo_tune.clusters.schedule_decisions import open_context
+    from gdpo_tune.clusters.scheduler import Scheduler
 
-    context = open_context(_load(options).find(options.name), read_clock)
+    context = Scheduler.open(_load(options).find(options.name), read_clock)
     context.build_backend = local.build_backend_here if options.here else context.build_backend
     return context
 

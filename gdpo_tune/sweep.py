@@ -62,14 +62,14 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run_here(spec: SweepSpec, options: argparse.Namespace, command: str) -> int:
     from gdpo_tune.display import LiveDisplay, print_summary
-    from gdpo_tune.tracking import MlflowSink, SweepNotifier
+    from gdpo_tune.tracking import MlflowTracker, SweepNotifier
     from gdpo_tune.tuning.runner import run_sweep
 
     try:
         with (
             SweepNotifier(spec) as notifier,  # closed last, when the report is written
-            MlflowSink(spec) as sink,
-            LiveDisplay(spec, tracking=sink.get_state) as display,
+            MlflowTracker(spec) as tracker,
+            LiveDisplay(spec, tracking=tracker.get_state) as display,
         ):
             result = run_sweep(
                 spec,
@@ -77,12 +77,12 @@ def _run_here(spec: SweepSpec, options: argparse.Namespace, command: str) -> int
                 accept_changes=options.accept_changes,
                 one_front=options.one_front,
                 continue_from=options.continue_from,
-                listeners=[sink, display, notifier],
+                listeners=[tracker, display, notifier],
             )
             display.close()
             spec = result.spec
             cli.write_figures(spec, result.records, result.sessions, result.reason)
-            sink.log_figures()
+            tracker.log_figures()
     except ClusterLostError as error:
         print(f"error: {error}. Resume with:\n  {command}", file=sys.stderr)
         return error.exit_status
@@ -90,7 +90,7 @@ def _run_here(spec: SweepSpec, options: argparse.Namespace, command: str) -> int
         spec,
         result.records,
         note=display.note,
-        view=sink.get_front_link(),
+        view=tracker.get_front_link(),
         sessions=result.sessions,
     )
     if result.interrupted:
@@ -196,7 +196,7 @@ def _print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ()
     print(f"\n{render_needs([*needs, *cli.find_problems(spec, file)])}")
     cli.check_share(spec)
     if spec.data.is_local and not any(need.key == "data.source" for need in needs):
-        from gdpo_tune.tasks.data_rows import check_data
+        from gdpo_tune.tasks.dataset import check_data
 
         check_data(spec.data, spec.training)
     has_references = spec.data.source and spec.data.is_local and not needs

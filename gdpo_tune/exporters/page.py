@@ -1,0 +1,170 @@
+"""Page of an export: what carries over, what the user supplies, the rewards, what differs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from gdpo_tune.core.addresses import drop_credentials
+from gdpo_tune.core.task_files import is_task_file, load_task_info
+from gdpo_tune.core.trials import Objective
+from gdpo_tune.exporters.differences import Difference
+from gdpo_tune.exporters.library import PROMPTS_FILE, REWARDS_FILE, Exported
+from gdpo_tune.exporters.prompts import REFERENCE_FILE
+from gdpo_tune.exporters.recipe import ExportedReward, Recipe, describe_length
+from gdpo_tune.exporters.reward_files import TASK_COPY
+from gdpo_tune.exporters.runtime import SERVICE
+from gdpo_tune.results.transfer import Transfer
+
+PAGE = "DIFFERENCES.md"
+SIZES = """
+What is "measured" was computed by the code of both on one batch: see "Measured differences" in \
+`docs/export.md` of gdpo_tune.
+"""
+
+
+def format_page(
+    recipe: Recipe,
+    exported: Exported,
+    objectives: Sequence[Objective],
+    differences: Sequence[Difference] = (),
+    *,
+    references_data: bool = False,
+) -> str:
+    """Return the page as Markdown; `differences` are those beside the library's own.
+
+    `references_data` tells whether `run.sh` makes the prompts from their data set.
+    """
+    verb = "repeats" if recipe.transfer is None else "adapts"
+    chosen = "".join(f"- {line}\n" for line in recipe.chosen)
+    supply = [(f"`{key}`", text) for key, text in _list_supplies(recipe, exported).items()]
+    supplies = _format_table(("key", "what it needs"), supply) if supply else "Nothing."
+    rows = [(row.topic, row.ours, row.theirs) for row in (*exported.differences, *differences)]
+    sizes = SIZES if any("measured" in theirs for _, _, theirs in rows) else ""
+    goals = ", ".join(f"`{goal.name}` ({goal.direction})" for goal in objectives)
+    metrics = f"""
+Not exported: held-out evaluation. A sweep compares unweighted metrics ({goals}) on test prompts. \
+A reward that the library logs is none of them.
+"""
+    prompts = (
+        f"`run.sh` first makes `{PROMPTS_FILE}` of {recipe.data.source}. Without a network, make "
+        f"it of a copy: `python {REFERENCE_FILE} FILE`. "
+    )
+    conversion = (
+        f"Then consolidate what it saved, where it is installed:\n\n    {exported.conversion}"
+    )
+    conversion = f"{conversion}\n\n" if exported.conversion else ""
+    return f"""# {recipe.name} in {exported.library}
+{_format_transfer(recipe)}
+`{exported.file}` {verb} {recipe.note}.
+
+{chosen}
+Start it in this directory:
+
+    {exported.install}
+    {exported.start}
+
+{prompts if references_data else ""}{conversion}Then the policy is in `{exported.result}`.
+
+## What you supply
+
+{supplies}
+{_format_rewards(recipe.rewards)}
+## What differs
+
+{_format_table(("", "gdpo_tune", exported.library), rows)}
+{sizes}{metrics if recipe.rewards else ""}"""
+
+
+def _format_transfer(recipe: Recipe) -> str:
+    """Return what carries over; empty if policy, data and lengths are those of the sweep."""
+    transfer = recipe.transfer
+    if transfer is None:
+        return ""
+    carried = ", ".join(f"`{setting}`" for setting in transfer.carried)
+    items = "".join(f"- {item}\n" for item in _list_items(recipe, transfer))
+    rows = [(f"`{v.key}`", v.searched, v.wanted, v.source) for v in transfer.moved]
+    return f"""
+**This is not what the sweep searched: {transfer.title}.** The sweep measured on \
+{transfer.conditions}.
+
+- Carries over: {carried}. No training on the new ones has confirmed it.
+- Does not carry over: the metrics of the candidate, and the settings in the table.
+{items}
+{_format_table(("setting", "in the sweep", "here", "taken from"), rows)}
+"""
+
+
+def _list_items(recipe: Recipe, transfer: Transfer) -> Iterator[str]:
+    """Yield what is not in the table."""
+    if transfer.kept:
+        kept = ", ".join(f"`{setting}`" for setting in transfer.kept)
+        yield (
+            f"Kept from the candidate, and perhaps wrong here: {kept}. Change them with "
+            "`--set space.<name>=<value>`."
+        )
+    reward = load_task_info(transfer.searched.task, recipe.params).length_reward
+    before, here = transfer.searched.training, recipe.training
+    if reward not in {each.name for each in recipe.rewards}:
+        return
+    searched, wanted = (
+        describe_length(recipe.params, each.length_limit, each.max_completion_length)
+        for each in (before, here)
+    )
+    if searched == wanted:
+        return
+    shape = recipe.params.get("length_shape", "step")
+    meaning = {
+        "ramp": "The shape carries over; it falls from `training.length_limit` to the longest.",
+        "overlong": "`length_cache` carries over as a share of the longest, not in tokens.",
+    }.get(str(shape), "The shape carries over, not its tokens.")
+    yield f"Reward `{reward}`: {searched}, in the sweep; {wanted}, here. {meaning}"
+
+
+def _list_supplies(recipe: Recipe, exported: Exported) -> dict[str, str]:
+    """Return key -> what the user has to put there."""
+    supplies = dict(exported.to_supply)
+    if Path(recipe.policy).is_absolute() and recipe.policy in exported.text:
+        supplies[exported.file] = (
+            f"the directory {recipe.policy}, which another machine lacks: copy it there, and name "
+            "its place, or the same model on the Hub, with --base-model NAME_OR_PATH of the export"
+        )
+    if recipe.sandbox.url != drop_credentials(recipe.sandbox.url):
+        supplies[SERVICE] = "an environment variable: the address of the sandbox, with its password"
+    if is_task_file(recipe.task) and exported.training is not None:
+        supplies["gdpo-tune"] = (
+            f"the package, which `{TASK_COPY}` imports: pip install --no-deps in a checkout of its "
+            "repository. Files that the task reads are not here: copy them"
+        )
+    return supplies
+
+
+def _format_rewards(rewards: Sequence[ExportedReward]) -> str:
+    """Return the section of the rewards; empty lines for a merge, which has none."""
+    if not rewards:
+        return ""
+    return f"""
+## Rewards
+
+Weights are scaled to a maximum of 1, as in training. `{REWARDS_FILE}` computes the rewards and \
+shapes them; the library weighs them, or gets their weighted sum.
+
+{_format_table(("reward", "weight", "range", "in training"), map(_format_reward, rewards))}
+"""
+
+
+def _format_reward(reward: ExportedReward) -> tuple[str, str, str, str]:
+    is_bounded = math.isfinite(reward.high - reward.low)
+    bounds = f"{reward.low:g} to {reward.high:g}" if is_bounded else "not stated"
+    shaping = "; ".join(reward.shaping) or "as the task computes it"
+    return f"`{reward.name}`", f"{reward.weight:.6g}", bounds, shaping
+
+
+def _format_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of Markdown; a `|` in a cell is escaped."""
+
+    def format_row(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    return "\n".join(map(format_row, [heads, ["---"] * len(heads), *rows]))

@@ -1,0 +1,240 @@
+"""Training prompts of an export, as the policy read them: rows, or a program for them.
+
+Rows of a data set are copied only if its licence allows to pass them on.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+
+from gdpo_tune.core.errors import DataError, get_first_line
+from gdpo_tune.core.files import expand_path, is_local_source, path_exists
+from gdpo_tune.core.prompt_order import PROBLEM_SEED, order_prompts
+from gdpo_tune.core.registry import LAYOUTS
+from gdpo_tune.core.settings import DataSettings
+from gdpo_tune.exporters.library import PROMPTS_FILE, TrainingFiles
+from gdpo_tune.exporters.recipe import Recipe
+from gdpo_tune.exporters.reward_files import (
+    CARRIED,
+    PROGRAMS,
+    carry_modules,
+    format_arguments,
+    format_docstring,
+)
+from gdpo_tune.exporters.runtime_prompts import (
+    ExportedPrompt,
+    build_prompt,
+    compute_digest,
+    list_facts,
+    write_rows,
+)
+from gdpo_tune.policies.prompt_format import PromptFormat
+from gdpo_tune.policies.prompts import (
+    choose_instructions,
+    choose_prompt_format,
+    load_local_tokenizer,
+)
+
+REFERENCE_FILE = "make_prompts.py"
+"""Program of an export that writes the prompts."""
+PROMPTS = (
+    *("core/files.py", "core/text.py", "core/prompt_order.py", "core/task_info.py"),
+    *("tasks/columns.py", "tasks/data_rows.py", "tasks/generation.py"),
+    *("tasks/layouts.py", "exporters/runtime_prompts.py"),
+)
+"""Modules that make prompts of a data set, besides those that score completions."""
+ANSWER_SECONDS = 5.0
+"""Seconds that the Hub has to answer."""
+SHAREABLE = {
+    *("apache-2.0", "bsd", "bsd-2-clause", "bsd-3-clause", "cc-by-3.0", "cc-by-4.0", "cc0-1.0"),
+    *("cc-by-sa-3.0", "cc-by-sa-4.0", "cdla-permissive-2.0", "mit", "odc-by", "pddl", "unlicense"),
+}
+"""Licences, by the Hub's names, that allow to pass rows on."""
+
+
+@dataclass(frozen=True)
+class ExportedPrompts:
+    """Training prompts in the order in which the trial read them first."""
+
+    problems: Sequence[Any]
+    instructions: str
+    """Text before every prompt; may be empty."""
+    reader: PromptFormat | None
+    """How the policy reads them; None if its tokenizer is not on this machine: then no prompt is
+    left out for its length."""
+
+
+def collect_prompts(recipe: Recipe) -> ExportedPrompts:
+    """Collect the training prompts of a recipe.
+
+    Raises:
+        DataError, UsageError: the data cannot be read, or holds too few prompts.
+        PolicyError: the tokenizer loses tags that the rewards need.
+    """
+    task = recipe.build_task()
+    try:
+        problems = task.problems("train", recipe.training.train_prompts, PROBLEM_SEED)
+    except DataError as error:
+        raise DataError(
+            f"{error}; or --reference-data, which writes a program that makes the prompts where "
+            "the data are"
+        ) from error
+    tokenizer = load_local_tokenizer(recipe.policy_name, recipe.model.revision)
+    request = task.instructions, recipe.model.instructions
+    instructions = choose_instructions(recipe.policy_name, tokenizer, *request)
+    reader = None
+    if tokenizer is not None:
+        arguments = recipe.model.chat_template_kwargs, recipe.model.template_date
+        reader = choose_prompt_format(recipe.policy_name, tokenizer, *request, *arguments)
+        tokens = reader.encode([p.turns or p.prompt for p in problems])
+        limit = recipe.data.max_prompt_length
+        problems = [p for p, read in zip(problems, tokens, strict=True) if len(read) <= limit]
+        if not problems:
+            raise DataError(
+                f"every prompt has more than data.max_prompt_length = {limit} tokens: raise that, "
+                "or give other data"
+            )
+    order = order_prompts(len(problems), len(problems), recipe.seed)
+    return ExportedPrompts([problems[i] for i in order], instructions, reader)
+
+
+def format_prompts(prompts: ExportedPrompts, recipe: Recipe, training: TrainingFiles) -> bytes:
+    """Return the prompts as Parquet, with the columns of the library.
+
+    Raises:
+        DataError: one of them cannot be written, so that the rewards would read another problem.
+    """
+    exported: list[ExportedPrompt] = []
+    for problem in prompts.problems:
+        try:
+            prompt = build_prompt(problem, prompts.reader, prompts.instructions, recipe.is_chat)
+            prompt.text.encode()
+            prompt.problem.encode()
+            is_kept = is_same_json(list_facts(problem), json.loads(prompt.problem))
+        except (TypeError, ValueError) as error:
+            raise _build_prompt_error(problem, get_first_line(error)) from error
+        if not is_kept:
+            raise _build_prompt_error(problem, "a tuple, or a key that is no text")
+        exported.append(prompt)
+    stream = io.BytesIO()
+    write_rows([training.build_row(prompt, n) for n, prompt in enumerate(exported)], stream)
+    return stream.getvalue()
+
+
+def is_same_json(value: Any, read: Any) -> bool:
+    """Return whether JSON gives a value back as it was; NaN is the same as NaN."""
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[Any, Any]", value)
+        return list(entries) == list(read) and all(is_same_json(entries[k], read[k]) for k in read)
+    if isinstance(value, list):
+        return all(map(is_same_json, cast("list[Any]", value), read))
+    return bool(value == read or (value != value and read != read))
+
+
+def _build_prompt_error(problem: Any, reason: str) -> DataError:
+    return DataError(
+        f"the row of the prompt {problem.prompt!r} cannot be written as JSON ({reason}): give "
+        "each column of the task's rows texts, numbers, lists and mappings by texts"
+    )
+
+
+def build_reference_files(recipe: Recipe, training: TrainingFiles) -> dict[str, bytes]:
+    """Return name -> content of the program that makes the prompts from their data set.
+
+    Raises:
+        DataError: the prompts come from no data set.
+    """
+    if not recipe.data.source:
+        raise DataError(
+            f"--reference-data: task {recipe.task} writes its own prompts, so there is no data set "
+            "to refer to: leave it out"
+        )
+    module, _, layout = LAYOUTS[recipe.data.layout].partition(":")
+    module = module.partition(".")[2]
+    source, build_row = recipe.data.source, training.build_row.__name__
+    data: dict[str, Any] = {**asdict(recipe.data), "is_local": recipe.data.is_local}
+    for section in (data, data["validation"], data["test"]):
+        if section["source"] and is_local_source(section["source"]):
+            section["source"] = str(expand_path(section["source"]).absolute())
+    for part in ("validation", "test"):
+        data[part] = SimpleNamespace(**data[part])
+    place = format_arguments(data).replace("=namespace(", "=SimpleNamespace(")
+    tokenizer = load_local_tokenizer(recipe.policy_name, recipe.model.revision)
+    mode, own = recipe.model.instructions, recipe.build_task().instructions
+    prompts = collect_prompts(recipe) if is_within_reach(recipe.data) else None
+    title = f"Makes {PROMPTS_FILE} of {source}: python {REFERENCE_FILE} [FILE]"
+    program = f'''{format_docstring(title)}
+
+from pathlib import Path
+from types import SimpleNamespace
+
+from {CARRIED}.{module} import {layout}
+from {CARRIED}.exporters.runtime_prompts import PromptSource, {build_row}, make_prompts
+
+SOURCE = PromptSource(
+    data=SimpleNamespace({place}),
+    policy={recipe.policy!r},
+    instructions={choose_instructions(recipe.policy_name, tokenizer, own, mode)!r},
+    reading={recipe.reading!r},
+    is_chat={recipe.is_chat},
+    count={recipe.training.train_prompts},
+    seed={recipe.seed},
+    digest={compute_digest(prompts.problems) if prompts and prompts.reader else ""!r},
+)
+
+if __name__ == "__main__":
+    make_prompts(SOURCE, {layout}, {build_row}, Path(__file__).with_name("{PROMPTS_FILE}"))
+'''
+    code = (f"{module.replace('.', '/')}.py", *PROGRAMS) if "code" in module else ()
+    return {REFERENCE_FILE: program.encode(), **carry_modules(*PROMPTS, *code)}
+
+
+def require_shareable(data: DataSettings) -> None:
+    """Refuse to copy rows of a data set on the Hub unless its licence allows to pass them on.
+
+    Rows of a file are the user's own matter, and so are prompts that a task writes.
+
+    Raises:
+        DataError: the licence is another one, or not known.
+    """
+    if not data.source or data.is_local:
+        return
+    licences = find_licences(data.source)
+    if licences and SHAREABLE.issuperset(licences):
+        return
+    known = f"its licence is {' and '.join(licences)}" if licences else "its licence is not known"
+    raise DataError(
+        f"data.source = {data.source}: its rows would be copied into the directory, and {known}: "
+        "--reference-data writes a program that fetches them instead; --copy-data copies them, if "
+        "you may pass them on"
+    )
+
+
+def find_licences(source: str) -> list[str]:
+    """Return the licences that the Hub names for a data set; empty if none is known."""
+    stated = getattr(_ask_hub(source), "license", None) or []
+    return [stated] if isinstance(stated, str) else list(stated)
+
+
+def is_within_reach(data: DataSettings) -> bool:
+    """Return whether a data set is on this machine, or on the Hub and the Hub answers."""
+    if data.is_local:
+        return path_exists(expand_path(data.source))
+    return _ask_hub(data.source) is not None
+
+
+def _ask_hub(source: str) -> Any:
+    """Return the card of a data set, or an empty one; None if the Hub has or says nothing."""
+    from httpx import HTTPError
+    from huggingface_hub import DatasetCardData, HfApi
+
+    try:
+        info = HfApi().dataset_info(source, timeout=ANSWER_SECONDS)
+    except (OSError, ValueError, HTTPError):  # no network, no such data set, no right to it
+        return None
+    return info.card_data or DatasetCardData()

@@ -1,0 +1,312 @@
+"""Rewards, prompts and programs of folders for verl and NeMo-RL, without these libraries."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from gdpo_tune.core.shaping import Shaping
+from gdpo_tune.exporters import runtime
+from gdpo_tune.exporters.runtime_prompts import (
+    ExportedPrompt,
+    build_message_row,
+    build_verl_row,
+)
+from gdpo_tune.policies.prompt_format import PromptFormat
+from gdpo_tune.policies.prompts import find_text_prefix
+from tests.support.export import export_folder, export_to, make_recipe, parse_settings, read_prompts
+from tests.support.library_runs import build_first_batch
+
+CHAT = ExportedPrompt(
+    "above\n\nask",
+    [{"role": "system", "content": "above"}, {"role": "user", "content": "ask"}],
+    "{}",
+)
+
+
+def load_rewards(directory, monkeypatch):
+    """Import the `rewards.py` of a folder as a library does."""
+    name = f"rewards_{abs(hash(directory))}"
+    spec = importlib.util.spec_from_file_location(name, directory / "rewards.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Rows(list):
+    """Stand-in for verl's container of rows, of which a slice is one too."""
+
+    def __getitem__(self, place):
+        return Rows(list(self)[place]) if isinstance(place, slice) else list(self)[place]
+
+
+def build_rows(problem, tokens, longest=64):
+    """Return a completion as verl's reward loop passes it on: padded, below its prompt."""
+    padding = torch.zeros(longest - len(tokens), dtype=torch.long)
+    responses = torch.cat([torch.tensor(tokens), padding])
+    mask = torch.cat([torch.ones(5), (torch.arange(longest) < len(tokens)).float()])
+    batch = {"responses": responses, "attention_mask": mask}
+    return Rows([SimpleNamespace(batch=batch, non_tensor_batch={"reward_model": problem})])
+
+
+def ask_all(manager, problems, completions):
+    async def ask():
+        return await asyncio.gather(
+            *(
+                manager.run_single(build_rows({"ground_truth": problem}, tokens))
+                for problem, group in zip(problems, completions, strict=True)
+                for tokens in group
+            )
+        )
+
+    return asyncio.run(ask())
+
+
+def test_verl_gets_the_rewards_of_a_trial_in_one_batch(tmp_path, monkeypatch):
+    request = export_folder(tmp_path, space="math", library="verl")
+    problems = [row["reward_model"]["ground_truth"] for row in read_prompts(tmp_path)[:3]]
+    batch = build_first_batch(request, tmp_path, problems)
+    rewards = load_rewards(tmp_path, monkeypatch)
+    batches, judge = [], rewards.JUDGE.judge
+    counted = lambda self, *values: batches.append(values) or judge(*values)  # noqa: E731
+    monkeypatch.setattr(type(rewards.JUDGE), "judge", counted)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
+    manager = rewards.RewardManager(None, tokenizer, None, reward_router_address=None)
+    outputs = ask_all(manager, problems, batch.completions)
+    assert len(batches) == 1
+    for name, values in batch.rewards.items():
+        given = [output["reward_extra_info"][name] for output in outputs]
+        assert given == pytest.approx(values), name
+    scores = [output["reward_score"] for output in outputs]
+    assert scores == pytest.approx((batch.values @ batch.weights).tolist())
+
+
+def build_manager(monkeypatch, judge, **weights):
+    monkeypatch.setattr(runtime.Judge, "judge_each", staticmethod(judge))
+    given = runtime.Judge(None, Shaping(), weights)
+    tokenizer = SimpleNamespace(decode=lambda tokens, **_: "x" * len(tokens))
+    manager = runtime.VerlRewardManager(None, tokenizer, None)
+    manager.judge = given
+    return manager
+
+
+def test_completions_that_come_while_others_are_judged_wait_for_the_next_batch(monkeypatch):
+    sizes, begun = [], asyncio.Event()
+
+    def judge(problems, completions, lengths):
+        sizes.append(len(problems))
+        loop.call_soon_threadsafe(begun.set)
+        return [{"length": float(length)} for length in lengths]
+
+    async def ask():
+        nonlocal loop
+        loop = asyncio.get_running_loop()
+
+        def start(length):
+            rows = build_rows({"ground_truth": "p"}, [1] * length)
+            return asyncio.create_task(manager.run_single(rows))
+
+        first = start(1)
+        await begun.wait()
+        later = [start(length) for length in (2, 3, 4)]
+        return [(await each)["reward_extra_info"]["length"] for each in (first, *later)]
+
+    loop = None
+    manager = build_manager(monkeypatch, judge)
+    assert asyncio.run(ask()) == [1.0, 2.0, 3.0, 4.0]
+    assert sizes == [1, 3]
+
+
+def test_a_failure_to_judge_reaches_every_completion_of_the_batch(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no isolation")
+
+    async def ask():
+        rows = [build_rows({"ground_truth": "p"}, [1]) for _ in range(3)]
+        asked = (manager.run_single(each) for each in rows)
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    manager = build_manager(monkeypatch, fail)
+    assert [str(error) for error in asyncio.run(ask())] == ["no isolation"] * 3
+
+
+def test_a_reward_that_is_not_scored_is_0_for_verl(monkeypatch):
+    manager = build_manager(monkeypatch, lambda *_: [{"a": None, "b": 2.0}], a=1.0, b=0.5)
+    (output,) = ask_all(manager, ["p"], [[[1, 2]]])
+    assert output == {"reward_score": 1.0, "reward_extra_info": {"a": 0.0, "b": 2.0}}
+
+
+def test_rows_have_the_columns_of_the_libraries():
+    row = build_verl_row(CHAT, 3)
+    assert (row["prompt"], row["extra_info"]) == (CHAT.messages, {"index": 3})
+    assert row["reward_model"]["ground_truth"] == "{}"
+    plain = ExportedPrompt("ask", None, "{}")
+    assert build_verl_row(plain, 0)["prompt"] == [{"role": "user", "content": "ask"}]
+    assert build_message_row(CHAT, 3) == {"messages": CHAT.messages, "problem": "{}"}
+    assert build_message_row(plain, 0)["messages"] == [{"role": "user", "content": "ask"}]
+
+
+@pytest.mark.parametrize("mode", ["gdpo", "grpo"])
+def test_nemo_rl_gets_the_rewards_of_a_trial(tmp_path, monkeypatch, mode):
+    changes = (f"space.normalization={mode}", "space.reward_weights.format=0")
+    on = ("space.conditioning.length=format", "space.length_shape=ramp")
+    request = export_folder(tmp_path, *changes, *on, space="math", library="nemo-rl")
+    problems = [row["problem"] for row in read_prompts(tmp_path)[:3]]
+    batch = build_first_batch(request, tmp_path, problems)
+    rewards = load_rewards(tmp_path, monkeypatch)
+    config = {"tokenizer": str(tmp_path / "policy"), "max_completion_length": 48}
+    judge = rewards.Environment({**config, "weighted_sum": mode == "grpo"})
+    sampled = [tokens for group in batch.completions for tokens in group]
+    texts = AutoTokenizer.from_pretrained(tmp_path / "policy").batch_decode(
+        sampled, skip_special_tokens=True
+    )
+    logs = [
+        [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}] for text in texts
+    ]
+    metadata = [{"problem": problem} for problem in problems for _ in range(8)]
+    observations, _, stops, given, ended, answers = judge.step(logs, metadata)
+    assert {each["content"] for each in observations} == {""}
+    assert ended.tolist() == [1.0] * 24
+    assert stops == answers == [None] * 24
+    if mode == "grpo":
+        assert given.tolist() == pytest.approx((batch.values @ batch.weights).tolist())
+        return
+    assert set(given) == {"reward/correctness", "reward/length"}
+    for name, values in batch.rewards.items():
+        assert given[f"reward/{name}"].tolist() == pytest.approx(values), name
+
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant><think>\n{% endif %}"
+)
+NO_SYSTEM = "{{ raise_exception('no') if messages[0]['role'] == 'system' }}" + TEMPLATE
+
+
+def build_tokenizer(template=None):
+    """Build a tokenizer of letters that writes <s> above a text."""
+    letters = {letter: number for number, letter in enumerate(["<s>", *map(chr, range(128))])}
+    tokenizer = Tokenizer(models.BPE(letters, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    special = [("<s>", 0)]
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=special)
+    built = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>")
+    built.chat_template = template
+    return built
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE, NO_SYSTEM])
+def test_nemo_rl_reads_the_tokens_of_a_trial(template):
+    tokenizer = build_tokenizer(template)
+    row = {**build_message_row(CHAT, 0), "task_name": "t"}
+    (ours,) = PromptFormat(tokenizer, "above").encode(["ask"])
+    read = runtime.process_nemo_prompt(row, None, tokenizer, 100, 7, reading={})
+    (turn,) = read["message_log"]
+    assert turn["token_ids"].tolist() == ours
+    assert (read["length"], read["loss_multiplier"], read["idx"]) == (len(ours), 1.0, 7)
+    assert (read["extra_env_info"], read["task_name"]) == ({"problem": "{}"}, "t")
+    cut = runtime.process_nemo_prompt(row, None, tokenizer, len(ours), 7, reading={})
+    assert (len(cut["message_log"][0]["token_ids"]), cut["loss_multiplier"]) == (4, 0.0)
+
+
+def test_verl_reads_the_tokens_of_a_trial_without_a_chat_template(tmp_path):
+    policy = tmp_path / "policy"
+    build_tokenizer().save_pretrained(policy)
+    (policy / "config.json").write_text('{"max_position_embeddings": 300}')
+    assert find_text_prefix(str(policy)) == "<s>"
+    recipe = make_recipe(is_chat=False, policy_name=str(policy), positions=300)
+    settings = parse_settings(export_to("verl", recipe))
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    tokenizer.chat_template = settings["actor_rollout_ref"]["model"]["custom_chat_template"]
+    messages = build_verl_row(ExportedPrompt("a'{{b", None, ""), 0)["prompt"]
+    read = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert read == build_tokenizer()("a'{{b")["input_ids"]
+    assert settings["data"]["max_prompt_length"] == 300 - 64
+
+
+def test_a_policy_with_a_chat_template_keeps_it():
+    settings = parse_settings(export_to("verl", make_recipe(is_chat=True)))
+    assert "custom_chat_template" not in settings["actor_rollout_ref"]["model"]
+
+
+def test_neither_asks_for_more_positions_than_the_policy_has():
+    data = parse_settings(export_to("verl", make_recipe()))["data"]
+    assert data["max_prompt_length"] + data["max_response_length"] == 512
+    policy = parse_settings(export_to("nemo-rl", make_recipe()))["policy"]
+    assert policy["max_total_sequence_length"] == 512
+
+
+def test_the_processes_of_verl_share_a_step_equally():
+    changes = ("training.completions_per_step=40", "space.group_size=4")
+    settings = parse_settings(export_to("verl", make_recipe(*changes)))
+    assert settings["actor_rollout_ref"]["rollout"]["agent"] == {"num_workers": 8}
+    changes = ("training.completions_per_step=36", "space.group_size=4")
+    settings = parse_settings(export_to("verl", make_recipe(*changes)))
+    assert settings["actor_rollout_ref"]["rollout"]["agent"] == {"num_workers": 4}
+
+
+def start(directory, **environment):
+    command = ["bash", str(directory / "run.sh"), "a=b c"]
+    changed = {**os.environ, "ANY_VERSION": "1", **environment}
+    return subprocess.run(command, capture_output=True, text=True, env=changed, check=False)
+
+
+def write_command(directory, name):
+    """Write a command that prints its arguments, and return the path that finds it."""
+    directory.mkdir()
+    file = directory / name
+    file.write_text('#!/bin/sh\nprintf "%s\\n" "$PYTHONPATH" "$@"\n')
+    file.chmod(0o755)
+    return f"{directory}:{os.environ['PATH']}"
+
+
+def test_the_program_for_verl_gives_paths_that_hydra_reads(tmp_path):
+    folder = tmp_path / "a folder's export"
+    export_folder(folder, space="math", library="verl")
+    path = write_command(tmp_path / "bin", "python")
+    lines = start(folder, PATH=path, PYTHONPATH="/one").stdout.splitlines()
+    quoted = str(folder).replace("'", "\\'")
+    assert lines[0] == f"{folder}:/one"
+    assert lines[-1] == "a=b c"
+    assert f"data.train_files='{quoted}/prompts.parquet'" in lines
+    assert f"actor_rollout_ref.model.path='{quoted}/policy'" in lines
+
+
+def test_the_program_for_nemo_rl_asks_for_its_checkout(tmp_path):
+    folder = tmp_path / "out"
+    export_folder(folder, space="math", library="nemo-rl")
+    path = write_command(tmp_path / "bin", "uv")
+    for checkout in ({}, {"NEMO_RL": str(tmp_path)}):
+        done = start(folder, PATH=path, **checkout)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "NEMO_RL=/path/to/RL bash run.sh" in done.stderr
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "run_grpo.py").touch()
+    lines = start(folder, PATH=path, NEMO_RL=str(tmp_path)).stdout.splitlines()
+    assert lines[1:4] == ["run", "--project", str(tmp_path)]
+    assert lines[4:] == ["python", "run_gdpo.py", "--config", "nemo_rl.yaml", "a=b c"]
+
+
+def test_the_environment_of_nemo_rl_has_the_name_that_its_data_ask_for(tmp_path):
+    export_folder(tmp_path, space="math", library="nemo-rl")
+    settings = parse_settings(export_to("nemo-rl", make_recipe()))
+    default = settings["data"]["default"]
+    program = (tmp_path / "run_gdpo.py").read_text()
+    assert f'register_env("{default["env_name"]}", "rewards.RewardEnvironment")' in program
+    assert f'register_processor("{default["processor"]}"' in program
+    assert default["env_name"] in settings["env"]
+    assert (
+        "\nRewardEnvironment = ray.remote(Environment)\n" in (tmp_path / "rewards.py").read_text()
+    )
+    assert json.loads(read_prompts(tmp_path)[0]["problem"])["prompt"]
