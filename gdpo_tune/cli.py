@@ -17,7 +17,7 @@ import math
 import os
 import select
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -37,8 +37,7 @@ from gdpo_tune.core.http import bypass_proxies_on_loopback
 from gdpo_tune.core.system import INTERRUPTED
 
 if TYPE_CHECKING:
-    from gdpo_tune.core.trials import TrialRecord
-    from gdpo_tune.results.summary import ChosenTrial
+    from gdpo_tune.results.open_sweep import Sweep
     from gdpo_tune.spec import SweepSpec
 
 PIPE_CLOSED = 141
@@ -399,21 +398,15 @@ def prepare_machine(spec: SweepSpec, processes: int = 1) -> None:
         print(f"{name}: {value}")
 
 
-def write_figures(
-    spec: SweepSpec,
-    records: Sequence[TrialRecord],
-    sessions: Sequence[Mapping[str, Any]],
-    ending: str,
-    chosen: ChosenTrial | None = None,
-) -> None:
+def write_figures(sweep: Sweep) -> None:
     """Write the report of a sweep, the figure of its front and its table."""
     # Only now: plotting libraries take a second to import, and a refusal needs none.
     from gdpo_tune.figures import write_front_png, write_report
-    from gdpo_tune.results.front_csv import write_front_csv
+    from gdpo_tune.results.front_table import write_front_csv
 
-    write_report(spec, records, ending=ending, chosen=chosen, sessions=sessions)
-    write_front_png(spec, records, chosen=chosen and chosen.name)
-    write_front_csv(spec, records)
+    write_report(sweep)
+    write_front_png(sweep)
+    write_front_csv(sweep.spec.directory, sweep.front)
 
 
 def limit_devices(spec: SweepSpec, processes: int = 1) -> None:

@@ -28,8 +28,7 @@ from gdpo_tune.core.system import clear_rendezvous
 if TYPE_CHECKING:
     from gdpo_tune.core.trial_config import TrainedPart
     from gdpo_tune.core.trials import Outcome, Part
-    from gdpo_tune.results.merge_file import MergeProgress, MergeResult
-    from gdpo_tune.results.merge_request import MergeRequest
+    from gdpo_tune.results.merging import MergeProgress, MergeRequest, MergeResult
 
 LOCK = "merge.lock"
 ADAPTERS, PARENTS = "adapters", "parents"
@@ -90,8 +89,8 @@ def main(arguments: Sequence[str]) -> int:
     if bool(options.weights) == bool(options.toward or options.prefer):
         parser.error("write --toward, --prefer or both; or --weights alone")
 
-    from gdpo_tune.display.merge_tables import print_choice
-    from gdpo_tune.results.merge_request import build_merge_request
+    from gdpo_tune.display.training import print_choice
+    from gdpo_tune.results.merging import build_merge_request
 
     request = build_merge_request(
         options.sweep, options.toward, options.prefer, options.weights, options.overrides
@@ -119,9 +118,9 @@ def _merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapte
         UsageError: nothing meets the wish, the policies do not fit, the directory holds another
             merge, or another process merges there.
     """
-    from gdpo_tune.display.merge_tables import print_merge
+    from gdpo_tune.display.training import print_merge
     from gdpo_tune.policies.load_policy import measure_policy
-    from gdpo_tune.results.merge_file import MERGE_FILE, read_progress
+    from gdpo_tune.results.merging import MERGE_FILE, read_progress
     from gdpo_tune.spec.disk import check_merge_room
 
     settings = request.list_decisive_settings(adapters=adapters)
@@ -169,9 +168,8 @@ def _delete_drafts(directory: Path) -> None:
 def _search(
     request: MergeRequest, directory: Path, settings: dict[str, Any], count: int
 ) -> MergeProgress:
-    from gdpo_tune.display.merge_tables import print_evaluation
-    from gdpo_tune.results.merge_file import read_progress, write_progress
-    from gdpo_tune.results.merge_request import MergeEvaluation, find_broken
+    from gdpo_tune.display.training import print_evaluation
+    from gdpo_tune.results.merging import read_progress, write_progress
 
     progress = read_progress(directory, settings)
     while len(progress.evaluations) < count and progress.result is None:
@@ -180,7 +178,7 @@ def _search(
         if choice is None:
             break
         outcome = _evaluate(request, choice.parts, directory / f"merge-{len(done) + 1}")
-        evaluation = MergeEvaluation(choice, outcome.validation, outcome.cost)
+        evaluation = replace(choice, validation=outcome.validation, cost=outcome.cost)
         progress = replace(progress, evaluations=(*done, evaluation))
         write_progress(directory, settings, progress)
         print_evaluation(request, len(progress.evaluations), evaluation)
@@ -190,8 +188,8 @@ def _search(
     if progress.result is None:
         best = request.find_best(progress.evaluations)
         found = progress.evaluations[best]
-        if find_broken(request.conditions, found.validation):
-            raise request.build_error("was found to", found.choice, found.validation)
+        if request.find_broken(found.validation):
+            raise request.build_error("was found to", found, found.validation)
         result = _test(request, progress, best, directory, adapters=settings["adapters"])
         progress = replace(progress, result=replace(result, most_evaluations=count))
         write_progress(directory, settings, progress)
@@ -202,11 +200,11 @@ def _test(
     request: MergeRequest, progress: MergeProgress, best: int, directory: Path, *, adapters: bool
 ) -> MergeResult:
     from gdpo_tune.core.trials import sum_costs
-    from gdpo_tune.results.merge_file import MergeResult
+    from gdpo_tune.results.merging import MergeResult
     from gdpo_tune.training.checkpoints import create_draft
     from gdpo_tune.training.merging import write_mixture
 
-    parts, place = progress.evaluations[best].choice.parts, directory / f"merge-{best + 1}"
+    parts, place = progress.evaluations[best].parts, directory / f"merge-{best + 1}"
     outcome = _evaluate(request, parts, place, with_test=True)
     assert outcome.checkpoint is not None, "a merge is kept"
     if adapters:

@@ -62,6 +62,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run_here(spec: SweepSpec, options: argparse.Namespace, command: str) -> int:
     from gdpo_tune.display import LiveDisplay, print_summary
+    from gdpo_tune.results.open_sweep import Sweep
     from gdpo_tune.tracking import MlflowTracker, SweepNotifier
     from gdpo_tune.tuning.runner import run_sweep
 
@@ -81,18 +82,13 @@ def _run_here(spec: SweepSpec, options: argparse.Namespace, command: str) -> int
             )
             display.close()
             spec = result.spec
-            cli.write_figures(spec, result.records, result.sessions, result.reason)
+            view = Sweep(spec, result.records, result.sessions)
+            cli.write_figures(view)
             tracker.log_figures()
     except ClusterLostError as error:
         print(f"error: {error}. Resume with:\n  {command}", file=sys.stderr)
         return error.exit_status
-    print_summary(
-        spec,
-        result.records,
-        note=display.note,
-        view=tracker.get_front_link(),
-        sessions=result.sessions,
-    )
+    print_summary(view, note=display.note, view=tracker.get_front_link())
     if result.interrupted:
         print(f"Interrupted. Resume with:\n  {command}", file=sys.stderr)
         return result.interrupted
