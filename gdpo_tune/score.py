@@ -36,8 +36,8 @@ from gdpo_tune.core.errors import (
     UsageError,
 )
 from gdpo_tune.core.files import explain_write_errors, is_directory, write_atomically
-from gdpo_tune.core.prompt_order import PROBLEM_SEED
 from gdpo_tune.core.registry import describe_layout
+from gdpo_tune.core.task_info import PROBLEM_SEED
 from gdpo_tune.core.text import (
     NO_VALUE,
     abbreviate_parameter,
