@@ -375,10 +375,13 @@ class Ledger(CloseableResource):
             self._set_entry(SESSION, len(sessions) - 1, content)
 
     def record_ending(self, ending: str) -> None:
-        """Record why nothing is left to run, if the newest session was killed before it did so."""
-        *_, newest = sessions = self._list(SESSION) or [{"ending": ending}]
-        if not newest.get("ending"):
-            self._set_entry(SESSION, len(sessions) - 1, {**newest, "ending": ending})
+        """Record why nothing is left to run, if the newest session was killed before it did.
+
+        It still has no `finished`, so that its hours count as before.
+        """
+        sessions = self._list(SESSION)
+        if sessions and not sessions[-1].get("ending"):
+            self._set_entry(SESSION, len(sessions) - 1, {**sessions[-1], "ending": ending})
 
     def record_incident(self, incident: Incident) -> None:
         """Record an incident in the newest session."""
@@ -389,7 +392,8 @@ class Ledger(CloseableResource):
     def get_sessions(self) -> list[dict[str, Any]]:
         """Return the sessions in order, as `begin_session` and `end_session` wrote them.
 
-        `finished` (Unix seconds) and `ending` are missing in a session that runs or was killed.
+        `finished` (Unix seconds) is missing in a session that runs or was killed, and so is
+        `ending` until such a sweep is found finished.
         `incidents` holds the session's `Incident`s, `gaps` what `WorkClock` found, if anything.
         """
         incidents = defaultdict[int, list[Incident]](list)

@@ -18,15 +18,14 @@ import pytest
 from optuna.trial import FrozenTrial
 
 from gdpo_tune.core.errors import IdentityError, LedgerHeldError, NonFiniteError, UsageError
-from gdpo_tune.core.events import Event, SweepFinished
 from gdpo_tune.core.locks import LOCK, Lease, find_driver, is_locked
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.journal import truncate_torn_write
 from gdpo_tune.ledger.trial_encoding import decode_estimates, encode_estimates, encode_outcome
+from gdpo_tune.results.open_sweep import read_sweep
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.tuning.runner import run_sweep
-from tests.support.search_driver import Driver
+from gdpo_tune.tuning import runner
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
 
 HOLD = """
@@ -751,31 +750,20 @@ def test_sessions_record_when_and_where_the_sweep_ran(spec: SweepSpec):
     assert "finished" not in second  # it was killed
 
 
-def test_a_session_that_was_killed_at_its_end_gets_its_ending_later(spec: SweepSpec):
-    with Ledger.open(spec) as ledger:
-        ledger.record_ending("there was no session")
-        assert ledger.get_sessions() == []
-        ledger.begin_session(time.time(), 2, {})
-        ledger.record_ending("all was tried")
-        ledger.record_ending("the first reason stays")
-    with Ledger.open(spec, read_only=True) as ledger:
-        (session,) = ledger.get_sessions()
-    assert session["ending"] == "all was tried"
-    assert "finished" not in session, "its hours are those of its trials"
-
-
-def test_the_next_start_of_a_sweep_finds_that_a_killed_session_had_finished(tmp_path: Path):
-    spec = load_code_spec(tmp_path, ["search.sampler=random", "search.trials=2"])
+def test_a_killed_session_that_is_found_finished_has_the_ending_of_the_runner(
+    spec: SweepSpec, monkeypatch
+):
+    monkeypatch.setattr(runner, "check_resources", lambda spec: None)
+    monkeypatch.setattr(runner, "is_finished", lambda *_: True)
+    monkeypatch.setattr(runner, "explain_end", lambda *_: "all was tried")
     with Ledger.open(spec) as ledger:
         ledger.begin_session(time.time(), 2, {})
-        Driver(ledger).run()
-    events: list[Event] = []
-    run_sweep(spec, listeners=[events.append])
-    (finished,) = (event for event in events if isinstance(event, SweepFinished))
+        hours = ledger.compute_hours()
+    assert runner.run_sweep(spec).reason == "all was tried"
+    assert runner.run_sweep(spec).sessions[-1]["ending"] == "all was tried"
     with Ledger.open(spec, read_only=True) as ledger:
-        (session,) = ledger.get_sessions()
-    assert not finished.interrupted
-    assert session["ending"] == finished.reason != ""
+        assert ledger.compute_hours() == hours
+        assert read_sweep(spec.location, "x").ending == "all was tried"
 
 
 def test_a_cost_that_an_objective_or_constraint_names_is_a_metric(tmp_path: Path):
