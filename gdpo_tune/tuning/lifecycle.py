@@ -52,8 +52,7 @@ from gdpo_tune.core.trial_config import TrainedPart, TrialConfig
 from gdpo_tune.core.trial_files import teaches_nothing
 from gdpo_tune.core.trials import Cost, Measurement, Outcome, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.requests import list_pending, set_aside
-from gdpo_tune.ledger.requests import settle_request
+from gdpo_tune.ledger.requests import list_pending, set_aside, settle_request
 from gdpo_tune.tuning.attempts import (
     FINISHED,
     LOSSES,
