@@ -59,7 +59,6 @@ class Driver:
         fatal: Exception | None = None,
         interrupted: bool = False,
     ) -> None:
-        """End one trial, by default with an outcome."""
         config = self.in_flight.pop(trial_id)
         result: TrialResult = Finished(outcome or build_trade_off(config.params))
         if failure:
@@ -71,7 +70,6 @@ class Driver:
         self.searcher.on_trial_complete(trial_id, pack(result))
 
     def report(self, trial_id: str, measurement: Measurement) -> None:
-        """Report a measurement of one trial."""
         self.searcher.on_trial_result(trial_id, pack(TrialUpdate(measurement)))
 
     def run(self) -> None:
