@@ -28,14 +28,8 @@ WITHOUT_GDPO = ("openrlhf", "prime-rl")
 """Libraries that know one reward per completion, so that they can only normalize a sum."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gdpo_tune.export",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def build_parser() -> cli.Parser:
+    parser = cli.Parser(__name__)
     parser.add_argument(
         "source",
         metavar="SWEEP[:WHICH]",
@@ -43,7 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
         "number>, DIRECTORY:7@40, DIRECTORY:merge-27, or DIRECTORY with --pick; or a file with one "
         "value for every parameter",
     )
-    cli.add_pick_argument(parser)
+    parser.pick()
     parser.add_argument(
         "--to", required=True, type=_check_library, choices=sorted(EXPORTERS), help="the library"
     )
@@ -58,8 +52,8 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="write the prompts even if no licence is known that allows to pass them on",
     )
-    cli.add_override_argument(parser)
-    cli.add_recipe_argument(parser)
+    parser.overrides()
+    parser.recipe()
     parser.add_argument(
         "--out",
         type=cli.parse_directory,

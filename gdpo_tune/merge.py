@@ -35,14 +35,8 @@ ADAPTERS, PARENTS = "adapters", "parents"
 """Directories in that of a merge: the adapters of `--adapters`, and copies from an object store."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gdpo_tune.merge",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def build_parser() -> cli.Parser:
+    parser = cli.Parser(__name__)
     parser.add_argument(
         "sweep", metavar="SWEEP", help="its directory, name under runs/, or address"
     )
@@ -68,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--evaluations",
         metavar="N",
-        type=_read_count,
+        type=cli.integer(1, 1000),
         default=4,
         help="merges to evaluate on validation prompts at most (default: 4)",
     )
@@ -77,10 +71,8 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="write a set of LoRA adapters with weights, for servers that mix them, and no policy",
     )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print the first choice and its prediction alone"
-    )
-    cli.add_override_argument(parser)
+    parser.flag("--dry-run", "print the first choice and its prediction alone")
+    parser.overrides()
     parser.add_argument(
         "--out", type=Path, help="directory (default: <storage>/<name>-merge-<wish>)"
     )
@@ -300,13 +292,6 @@ def _remove_unfinished(directory: Path) -> None:
         (directory / LOCK).unlink(missing_ok=True)
         with suppress(OSError):  # it has other files
             directory.rmdir()
-
-
-def _read_count(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 1000:
-        raise argparse.ArgumentTypeError("must be between 1 and 1000")
-    return value
 
 
 if __name__ == "__main__":

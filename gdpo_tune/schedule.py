@@ -34,16 +34,13 @@ if TYPE_CHECKING:
     from gdpo_tune.core.errors import GdpoTuneError
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the command line without importing anything heavy: `--help` answers at once."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gdpo_tune.schedule",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def build_parser() -> cli.Parser:
+    parser = cli.Parser(__name__)
     parser.add_argument("sweeps", metavar="SWEEPS", help="a directory of scheduled sweeps, or one")
-    words = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    kind = argparse.ArgumentParser
+    words = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, parser_class=kind
+    )
     for word, (summary, _) in COMMANDS.items():
         command = words.add_parser(word, help=summary, allow_abbrev=False)
         add = command.add_argument

@@ -34,15 +34,9 @@ REFUSED = 1
 """Exit status if the driver refused the request, because the sweep went on meanwhile."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gdpo_tune.steer",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    cli.complete_files(parser.add_argument("sweep", metavar="SWEEP", help=cli.SWEEP))
+def build_parser() -> cli.Parser:
+    parser = cli.Parser(__name__)
+    parser.file("sweep", cli.SWEEP, metavar="SWEEP")
     parser.add_argument(
         "action", metavar="ACTION", choices=[*READERS, "list"], help=", ".join([*READERS, "list"])
     )
@@ -53,12 +47,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="number of a trial, number of trials, or NAME=VALUE",
     )
     parser.add_argument("--author", metavar="NAME", help="who asks (default: your user name)")
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="with add and clone: allow values outside of the sweep's space",
-    )
-    parser.add_argument("--no-wait", action="store_true", help="return once the request is stored")
+    parser.flag("--force", "with add and clone: allow values outside of the sweep's space")
+    parser.flag("--no-wait", "return once the request is stored")
     return parser
 
 
@@ -161,7 +151,7 @@ def read_number(words: Sequence[str], what: str) -> int:
 def read_values(words: Sequence[str]) -> dict[str, Any]:
     """Return `NAME=VALUE` words, whose values are YAML."""
     from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.spec.source import read_scalar
+    from gdpo_tune.spec.document import read_scalar
 
     values: dict[str, Any] = {}
     for word in words:

@@ -107,25 +107,11 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the command line, without importing anything heavy: `--help` answers at once."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gdpo_tune.sweep",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # the command that resumes a sweep must be able to omit --fresh
-    )
-    cli.add_spec_arguments(parser)
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print the resolved spec, space, budget and warnings; start nothing",
-    )
-    parser.add_argument(
-        "--fresh",
-        action="store_true",
-        help="start anew; an earlier sweep of this name is moved aside, not deleted",
-    )
+def build_parser() -> cli.Parser:
+    parser = cli.Parser(__name__)
+    parser.spec("SEARCH_SPACE.yaml", "the file that says what to search")
+    parser.flag("--dry-run", "print the resolved spec, space, budget and warnings; start nothing")
+    parser.flag("--fresh", "start anew; an earlier sweep of this name is moved aside, not deleted")
     cluster = parser.add_argument_group("on a Ray cluster").add_mutually_exclusive_group()
     cluster.add_argument(
         "--address",
@@ -137,9 +123,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="run as a job of the cluster with this dashboard, such as http://head:8265, and show "
         "its log until it ends",
     )
-    parser.add_argument(
-        "--detach", action="store_true", help="with --submit: return once the job is accepted"
-    )
+    parser.flag("--detach", "with --submit: return once the job is accepted")
     parser.add_argument(
         "--working-dir",
         type=Path,

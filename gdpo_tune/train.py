@@ -16,7 +16,6 @@ resume.
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -34,14 +33,8 @@ REQUEST, RESULT, LOCK = "request.json", "result.json", "train.lock"
 """Files in the directory of a training: its request, its result, and the lock of its process."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gdpo_tune.train",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def build_parser() -> cli.Parser:
+    parser = cli.Parser(__name__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("space", metavar="FILE.yaml", nargs="?", help="the file to train")
     source.add_argument(
@@ -51,20 +44,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="a trial of a sweep, such as runs/code:knee, runs/code:max_<objective> or "
         "runs/code:<trial number>, or the sweep's directory with --pick",
     )
-    cli.add_pick_argument(parser)
-    cli.add_override_argument(parser)
-    cli.add_recipe_argument(parser)
-    parser.add_argument(
-        "--steps", type=_integer_between(1), help="training steps, instead of the file's"
-    )
-    seed = _integer_between(0, 2**32 - 1)
-    parser.add_argument("--seed", type=seed, help="seed (default: the trial's, or the file's)")
-    parser.add_argument(
-        "--out", type=Path, help="directory (default: <storage>/<name>-<which>-<steps>)"
-    )
-    parser.add_argument(
-        "--threads", type=_integer_between(1), help="CPU threads (default: resources.cpus)"
-    )
+    parser.pick()
+    parser.overrides()
+    parser.recipe()
+    add, seed = parser.add_argument, cli.integer(0, 2**32 - 1)
+    add("--steps", type=cli.integer(1), help="training steps, instead of the file's")
+    add("--seed", type=seed, help="seed (default: the trial's, or the file's)")
+    add("--out", type=Path, help="directory (default: <storage>/<name>-<which>-<steps>)")
+    add("--threads", type=cli.integer(1), help="CPU threads (default: resources.cpus)")
     return parser
 
 
@@ -219,16 +206,6 @@ class _Stop:
         self._report(measurement, checkpoint)
         if self.requested:
             raise SystemExit
-
-
-def _integer_between(least: int, most: int = 10**9) -> Callable[[str], int]:
-    def count(text: str) -> int:
-        value = int(text)
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"must be between {least} and {most}")
-        return value
-
-    return count
 
 
 if __name__ == "__main__":

@@ -39,27 +39,18 @@ LEAST_CHARACTERS = 43
 """Characters of a token: 32 random bytes."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gdpo_tune.watch",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    sweep = parser.add_argument(
-        "sweep", metavar="SWEEP", help="its directory, name under runs/, address, or file"
-    )
-    cli.complete_files(sweep)
+def build_parser() -> cli.Parser:
+    parser = cli.Parser(__name__)
+    parser.file("sweep", "its directory, name under runs/, address, or file", metavar="SWEEP")
     parser.add_argument(
         "--host",
         default=LOCALHOST,
         help="address to listen on, such as 0.0.0.0 for all (default: this machine alone)",
     )
     parser.add_argument(
-        "--port", type=_read_port, help="port to listen on (default: 8770, or the next free one)"
+        "--port", type=cli.integer(1, 65535), help="port to listen on (default: 8770, or the next free one)"
     )
-    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+    parser.flag("--open", "open the page in a browser")
     return parser
 
 
@@ -165,13 +156,6 @@ def _name_host(host: str) -> str:
     if host in ("0.0.0.0", "::", ""):
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host
-
-
-def _read_port(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 65535:
-        raise argparse.ArgumentTypeError("must be between 1 and 65535")
-    return value
 
 
 if __name__ == "__main__":

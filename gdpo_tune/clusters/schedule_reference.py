@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 
 from gdpo_tune.clusters import schedule_spec
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.spec.problems import join_names, show
+from gdpo_tune.spec.text import join_names, show
 from gdpo_tune.spec.reference import describe_bound, read_attribute_docs, render_table
 
 BEGIN, END = "<!-- generated: keys -->", "<!-- end -->"

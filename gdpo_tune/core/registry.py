@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
-from gdpo_tune.core.trial_config import ParamValue
+from gdpo_tune.core.trials import ParamValue
 
 UNKNOWN_RANGE = (float("-inf"), float("inf"))
 """Range of a reward whose task states none."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, ConfigDict
 
 from gdpo_tune.core.files import expand_home, is_present
 
@@ -20,35 +20,51 @@ DATA_FILES = (".jsonl", ".parquet")
 """Suffixes of local data files."""
 EVERY_LINEAR = "all-linear"
 """In `model.lora_targets`: every linear module but the output head."""
-INDIFFERENT_TRAINING = ("micro_batch_size",)
-"""Settings of `training:` that change how a step is computed, and not its result. They may change
-while a sweep or a training is interrupted, such as after memory ran out."""
-LATER_TRAINING = ("mini_batch_size", "optimizer")
-"""Settings of `training:` that earlier versions did not have. At their defaults they count neither
-in the identity of a sweep nor in that of a training, which stay those of earlier versions."""
-DECISIVE_ROLLOUT_KEYS = ("importance_sampling", "importance_sampling_cap")
-"""Settings of `rollout:` that change the result of a training; the others say where it samples."""
+INDIFFERENT = "indifferent"
+"""Mark of a setting that does not change the result of a training: it may change while a sweep is
+interrupted, and is no part of an identity."""
+LATER = "later"
+"""Mark of a setting that earlier versions did not have: at its default it is no part of an
+identity, so that those of earlier versions stay."""
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
-@dataclass(frozen=True)
-class TrainingSettings:
+class Section(BaseModel):
+    """A mapping of the file: unknown keys are errors, and `"60"` is not 60."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    other_keys: ClassVar[tuple[str, ...]] = ()
+    """Keys of the file that are read elsewhere."""
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with other values, which are not checked."""
+        return self.model_copy(update=changes)
+
+    def list_decisive(self, *, later: bool = True) -> dict[str, Any]:
+        """Return the settings that decide a result; without `later`, no `LATER` ones at a default."""
+        return {
+            name: getattr(self, name)
+            for name, field in type(self).model_fields.items()
+            if INDIFFERENT not in field.metadata
+            and (later or LATER not in field.metadata or getattr(self, name) != field.default)
+        }
+
+
+class TrainingSettings(Section):
     """Training of every trial (the YAML's `training:`).
 
     The budget is counted in completions: `steps * completions_per_step`, whatever the group size.
     """
 
-    __pydantic_config__ = {"extra": "forbid"}  # an unknown key is an error, as everywhere else
-
     steps: Annotated[int, Ge(1), Le(10**9)] = 60
     """Steps of a trial: one batch of samples and `num_iterations` passes over it."""
     completions_per_step: Annotated[int, Ge(2), Le(1 << 20)] = 64
     """Completions sampled a step; prompts a step = completions_per_step / group_size."""
-    micro_batch_size: Annotated[int, Ge(0)] = 0
+    micro_batch_size: Annotated[int, Ge(0), INDIFFERENT] = 0
     """Completions of a worker whose forward and backward pass are computed at once: fewer take less
     memory and train the same; 0 computes all. In TRL, per_device_train_batch_size; in verl,
     ppo_micro_batch_size_per_gpu."""
-    mini_batch_size: Annotated[int, Ge(0)] = 0
+    mini_batch_size: Annotated[int, Ge(0), LATER] = 0
     """Completions, over all workers, of one optimizer step; 0 takes all of a step. Fewer give
     several optimizer steps on the samples of a step, and ratios that the clip can reach. In TRL,
     steps_per_generation / gradient_accumulation_steps; in verl, ppo_mini_batch_size, in prompts."""
@@ -62,7 +78,7 @@ class TrainingSettings:
     """Share of the steps over which the learning rate rises from 0."""
     max_grad_norm: Annotated[float, Ge(1e-30), Le(1e30)] = 1.0
     """Gradient norm above which gradients are scaled down."""
-    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    optimizer: Annotated[Literal["adamw", "adamw_8bit"], LATER] = "adamw"
     """`adamw_8bit` keeps AdamW's two averages in 8 bits a number instead of 32, which saves 6 bytes
     of a GPU for each trained number (`pip install 'gdpo-tune[adam8bit]'`)."""
     train_prompts: Annotated[int, Ge(1)] = 2048
@@ -79,18 +95,15 @@ class TrainingSettings:
     """Steps between two checkpoints, from which an interrupted trial continues."""
 
 
-@dataclass(frozen=True)
-class SandboxSettings:
+class SandboxSettings(Section):
     """Where the policy's code runs, and its limits (the YAML's `sandbox:`)."""
 
-    __pydantic_config__ = {"extra": "forbid"}
-
-    type: Literal["local", "external", "unsafe_no_isolation"] = "local"
+    type: Annotated[Literal["local", "external", "unsafe_no_isolation"], INDIFFERENT] = "local"
     """`local` locks processes of this machine (Linux); `external` calls the service at `url`;
     `unsafe_no_isolation` runs the code of a model with all the rights of the trainer."""
-    url: str = ""
+    url: Annotated[str, INDIFFERENT] = ""
     """Address of a service with a SandboxFusion-style `POST /run_code`; for `external` only."""
-    workers: Annotated[int, Ge(1), Le(1024)] = 1
+    workers: Annotated[int, Ge(1), Le(1024), INDIFFERENT] = 1
     """Candidates that run side by side in a trial, if memory allows."""
     modules: tuple[str, ...] = ()
     """Installed packages that code may import besides the standard library, such as `numpy`."""
@@ -101,9 +114,13 @@ class SandboxSettings:
     memory_mb: Annotated[int, Ge(64), Le(1 << 20)] = 512
     """Address space of one candidate in MiB."""
 
+    def list_decisive(self, *, later: bool = True) -> dict[str, Any]:
+        """Return the settings on which the result of a test can depend, with modules in order."""
+        values = super().list_decisive(later=later)
+        return values | {"modules": tuple(sorted(set(self.modules)))}
 
-@dataclass(frozen=True)
-class DataSettings:
+
+class DataSettings(Section):
     """Where prompts come from (the YAML's `data:`); without a source the task writes its own."""
 
     source: str = ""
@@ -125,8 +142,7 @@ class DataSettings:
         return not is_id or is_present(path)
 
 
-@dataclass(frozen=True)
-class ModelSettings:
+class ModelSettings(Section):
     """How a policy is loaded and trained (the YAML's `model:`)."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -148,23 +164,22 @@ class ModelSettings:
     the policies that ship, and to a policy that was trained here as in its training."""
 
 
-@dataclass(frozen=True)
-class RolloutSettings:
+class RolloutSettings(Section):
     """Engine that samples completions during training (the YAML's `rollout:`)."""
 
-    engine: Literal["auto", "transformers", "vllm"] = "auto"
+    engine: Annotated[Literal["auto", "transformers", "vllm"], INDIFFERENT] = "auto"
     """`auto` is vllm on a GPU where it is installed, else our sampler for small Llama-like
     policies on a CPU, else transformers."""
-    vllm_mode: Literal["colocate", "server"] = "colocate"
+    vllm_mode: Annotated[Literal["colocate", "server"], INDIFFERENT] = "colocate"
     """In the trainer's process, or a server that is already running."""
-    vllm_server: str = ""
+    vllm_server: Annotated[str, INDIFFERENT] = ""
     """Address of that server, `http://HOST:PORT`."""
-    vllm_memory_share: Annotated[float, Gt(0), Lt(1)] = 0.45
+    vllm_memory_share: Annotated[float, Gt(0), Lt(1), INDIFFERENT] = 0.45
     """Part of the trial's share of a GPU that vLLM takes."""
-    reuse_engine: bool = True
+    reuse_engine: Annotated[bool, INDIFFERENT] = True
     """Keep a colocated vLLM for the next trial of its process, which then starts in the time of a
     sync of weights; `false` gives every trial a new process. Results are the same."""
-    sleep: bool = False
+    sleep: Annotated[bool, INDIFFERENT] = False
     """Let a colocated vLLM give its memory back while a step is computed, so that a larger policy
     fits; needs a whole GPU. Each step moves the engine's weights to the machine's memory and back.
     In TRL, vllm_enable_sleep_mode."""

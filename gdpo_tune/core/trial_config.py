@@ -5,7 +5,6 @@ Importing it needs neither torch nor ray nor pydantic.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,10 +17,7 @@ from gdpo_tune.core.settings import (
     Scoring,
     TrainingSettings,
 )
-
-ParamValue = bool | int | float | str
-Params = Mapping[str, ParamValue]
-"""Parameter name as in the YAML, dotted (`reward_weights.format`) -> value."""
+from gdpo_tune.core.trials import Params, ParamValue
 
 MOVABLE = ("learning_rate", "reward_weights.")
 """Parameters, by the beginning of their names, that may change while a trial trains."""

@@ -12,8 +12,10 @@ from typing import Literal
 
 from gdpo_tune.core.candidates import MERGE_PREFIX, Part
 from gdpo_tune.core.checkpoint_names import parse_step
-from gdpo_tune.core.trial_config import Params
 
+ParamValue = bool | int | float | str
+Params = Mapping[str, ParamValue]
+"""Parameter name as in the YAML, dotted (`reward_weights.format`) -> value."""
 Direction = Literal["maximize", "minimize"]
 Role = Literal["search", "member", "replicate", "untrained", "published", "checkpoint", "merge"]
 """Why a trial was run. `untrained` and `published` are the baselines of every front figure;

@@ -9,8 +9,8 @@ from typing import cast
 from gdpo_tune.core.errors import ExportError, SpecProblem
 from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt
 from gdpo_tune.exporters.recipe import Recipe
-from gdpo_tune.spec.notation import dump_flow
-from gdpo_tune.spec.problems import join_names, show
+from gdpo_tune.spec.document import dump_yaml
+from gdpo_tune.spec.text import join_names, show
 
 Settings = Mapping[str, object]
 REWARDS_FILE = "rewards.py"
@@ -165,4 +165,4 @@ def _format_entries(settings: Settings, indent: str) -> Iterator[str]:
             yield f"{indent}{key}:"
             yield from _format_entries(cast("Settings", value), f"{indent}  ")
         else:
-            yield f"{indent}{key}: {dump_flow(value)}"
+            yield f"{indent}{key}: {dump_yaml(value, flow=True).strip()}"

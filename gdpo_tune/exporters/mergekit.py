@@ -20,7 +20,7 @@ from gdpo_tune.core.object_store import is_url
 from gdpo_tune.exporters import base
 from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.results.parents import Parent
-from gdpo_tune.spec.notation import dump_flow
+from gdpo_tune.spec.document import dump_yaml
 
 LIBRARY = "mergekit 0.1.5"
 COMMAND = "mergekit-yaml mergekit.yaml merged"
@@ -48,7 +48,7 @@ def export(recipe: Recipe) -> base.Exported:
         "dtype": COMPUTED_IN,
         "out_dtype": _choose_written_type(recipe.parents),
     }
-    lines = ["models:", *(f"  - {dump_flow(model)}" for model in models)]
+    lines = ["models:", *(f"  - {dump_yaml(model, flow=True).strip()}" for model in models)]
     return base.Exported(
         library=LIBRARY,
         file="mergekit.yaml",

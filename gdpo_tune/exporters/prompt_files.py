@@ -136,7 +136,7 @@ def format_reference(recipe: Recipe, training: TrainingFiles) -> str:
     bundle.add(f"{_GLUE}.prompt_program", "write_prompts")
     is_local = recipe.data.is_local
     place = str(expand_home(source).absolute()) if is_local else source
-    data = {**asdict(recipe.data), "source": place, "is_local": is_local}
+    data = {**recipe.data.model_dump(), "source": place, "is_local": is_local}
     arguments = ", ".join(f"{name}={value!r}" for name, value in data.items())
     tokenizer = load_local_tokenizer(recipe.policy_name, recipe.model.revision)
     mode, own = recipe.model.instructions, recipe.build_task().instructions

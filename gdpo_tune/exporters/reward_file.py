@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 
 from gdpo_tune.core.service_url import drop_credentials
@@ -81,7 +80,7 @@ def _start_bundle(recipe: Recipe) -> tuple[Bundle, dict[str, str]]:
         "SCORES": _add_functions(bundle, "SCORES", {r.name: r.score for r in rewards}),
         "PARTIAL_SCORES": _add_functions(bundle, "PARTIAL_SCORES", partial if uses_partial else {}),
         "LENGTH_LIMIT": f"LENGTH_LIMIT = {recipe.training.length_limit}",
-        "SANDBOX": f"SANDBOX = SimpleNamespace({_format_arguments(asdict(_hide(recipe.sandbox)))})",
+        "SANDBOX": f"SANDBOX = SimpleNamespace({_format_arguments(_hide(recipe.sandbox).model_dump())})",
     }
     return bundle, settings
 
@@ -102,7 +101,7 @@ def _format_arguments(values: Mapping[str, object]) -> str:
 
 def _hide(sandbox: SandboxSettings) -> SandboxSettings:
     """Return settings of a sandbox without the credentials of a service."""
-    return replace(sandbox, url=drop_credentials(sandbox.url))
+    return sandbox.replace(url=drop_credentials(sandbox.url))
 
 
 def _describe(recipe: Recipe) -> str:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.files import expand_home, is_directory
-from gdpo_tune.core.policy_size import KNOWN_POLICIES, PolicySize, find_known_size
+from gdpo_tune.core.gpu_memory import PolicyShapes
+from gdpo_tune.core.known_policies import KNOWN_POLICIES, find_known_size
 from gdpo_tune.core.registry import POLICIES
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def count_positions(name: str, revision: str = "") -> int | None:
     return limit if isinstance(limit, int) else None
 
 
-def measure_policy(name: str) -> PolicySize | None:
+def measure_policy(name: str) -> PolicyShapes | None:
     """Return the size of a policy, from the headers of its safetensors files.
 
     A Hub id is looked up in the local cache. None if that is unknown, such as for a policy that was
@@ -154,7 +155,7 @@ def measure_policy(name: str) -> PolicySize | None:
         return find_known_size(name)
     try:
         shapes = (pair for file in files for pair in _read_shapes(file))
-        return PolicySize(dict(shapes))
+        return PolicyShapes(dict(shapes))
     except (OSError, ValueError, KeyError, struct.error):
         return None  # `load_policy` reports broken files
 

@@ -29,7 +29,7 @@ from gdpo_tune.publishing.private_text import PrivateTextRemover
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.model import JOURNAL, SPEC
-from gdpo_tune.spec.storage_section import RUNS, Tracking
+from gdpo_tune.spec.model import RUNS, Tracking
 
 NODE = re.compile(r"\bnode ([\w.-]+)")
 SOMEONE = "someone"
@@ -55,15 +55,15 @@ def make_public(spec: SweepSpec) -> SweepSpec:
     task, data = spec.task, spec.data
     # How code is run is a decision for each machine.
     limit = min(spec.sandbox.cpu_seconds, spec.sandbox.wall_seconds)  # a service ignores the first
-    sandbox = replace(spec.sandbox, url="", type="local", cpu_seconds=limit)
+    sandbox = spec.sandbox.replace(url="", type="local", cpu_seconds=limit)
     server = {"vllm_mode": "colocate", "vllm_server": ""} if spec.rollout.vllm_server else {}
     return spec.model_copy(
         update={
             "task": Path(task).name if is_task_file(task) else task,
             "policy": name_policy(spec.policy),
-            "data": replace(data, source=Path(data.source).name) if data.is_local else data,
+            "data": data.replace(source=Path(data.source).name) if data.is_local else data,
             "sandbox": sandbox,
-            "rollout": replace(spec.rollout, **server),
+            "rollout": spec.rollout.replace(**server),
             "search": spec.search.model_copy(update={"warm_start": ()}),
             "resources": spec.resources.model_copy(update={"env": ()}),
             "tracking": Tracking(),

@@ -37,7 +37,7 @@ from gdpo_tune.results.wishes import (
     parse_wish,
 )
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.spec.problems import show
+from gdpo_tune.spec.text import show
 
 
 @dataclass(frozen=True)

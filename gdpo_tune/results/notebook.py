@@ -29,7 +29,7 @@ from gdpo_tune.results.picking import pick_trial
 from gdpo_tune.results.published_sweep import explain_foreign_ledger
 from gdpo_tune.results.steering import Steering
 from gdpo_tune.results.summary import ChosenTrial, describe_last_session
-from gdpo_tune.spec.problems import join_names, suggest
+from gdpo_tune.spec.text import join_names, suggest
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -19,7 +19,7 @@ from gdpo_tune.ledger.sweep_store import SweepStore, fetch_spec
 from gdpo_tune.results.published_sweep import download_published_sweep, explain_foreign_ledger
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.model import RUNS, SPEC
-from gdpo_tune.spec.problems import join_names
+from gdpo_tune.spec.text import join_names
 
 PATIENCE = 20.0
 """Seconds to wait for an object store that does not answer, when a sweep is only read."""

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 
 from gdpo_tune.core.candidates import MERGE_PREFIX
 from gdpo_tune.core.errors import PickError
-from gdpo_tune.spec.problems import show, suggest
+from gdpo_tune.spec.text import show, suggest
 
 COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,

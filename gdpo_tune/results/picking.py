@@ -28,7 +28,7 @@ from gdpo_tune.results.pick_language import (
 )
 from gdpo_tune.results.summary import ChosenTrial
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.problems import join_names, suggest
+from gdpo_tune.spec.text import join_names, suggest
 
 
 def load_and_pick(

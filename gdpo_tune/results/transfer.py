@@ -32,8 +32,8 @@ from gdpo_tune.results.transfer_values import (
 )
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.model import list_decisive_values
-from gdpo_tune.spec.notation import dump_flow
-from gdpo_tune.spec.source import read_overrides
+from gdpo_tune.spec.document import dump_yaml
+from gdpo_tune.spec.document import read_overrides
 from gdpo_tune.spec.space import get_parameter_info
 
 SOURCE = "data.source"
@@ -103,7 +103,7 @@ class TransferPlan:
     def overrides(self) -> list[str]:
         """Overrides of the sweep's file."""
         recipe, searched = self.values.recipe, self.values.searched
-        fixed = [f"space.{name}={dump_flow(v)}" for name, v in self.values.params.items()]
+        fixed = [f"space.{name}={dump_yaml(v, flow=True).strip()}" for name, v in self.values.params.items()]
         taken = recipe.list_overrides(searched) if recipe else []
         # A single training needs no first points, and no scheduler that moves its values.
         alone = ["enqueue=[]", "search.scheduler=", "search.scheduler={type: fifo}"]

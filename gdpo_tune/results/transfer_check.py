@@ -29,7 +29,8 @@ from gdpo_tune.results.transfer_values import (
     WantedValues,
     describe_conditions,
 )
-from gdpo_tune.spec.problems import YamlNode, join_names, show, suggest
+from gdpo_tune.spec.document import YamlMap
+from gdpo_tune.spec.text import join_names, show, suggest
 
 EXAMPLES = {STEPS: 100, TOTAL: 512, MICRO: 32, LONGEST: 512, LIMIT: 200, PROMPT: 512}
 """Key -> a value for a policy from the Hub, as `init` writes it."""
@@ -88,21 +89,21 @@ def find_missing_values(values: WantedValues, option: str, source: str) -> Missi
     return MissingValues("\n    ".join(lines), examples)
 
 
-def refuse_parameters(own: YamlNode, option: str, *, allowed: Sequence[str] = ()) -> None:
+def refuse_parameters(own: YamlMap, option: str, *, allowed: Sequence[str] = ()) -> None:
     """Refuse `--set space.` for parameters that come from the candidate.
 
     Raises:
         UsageError: with the reason.
     """
-    space = (own.entries or {}).get("space")
-    if space is None:
+    if "space" not in own:
         return
+    space = own["space"]
     if not allowed:
         raise UsageError(
             f"{option} takes the parameters of a trial, so --set space. has no effect\n"
             f"    fix: leave it out; only under another policy may {join_names(FREE)} be set"
         )
-    for name in space.entries if space.entries is not None else [show(space.value)]:
+    for name in space if isinstance(space, YamlMap) else [show(space)]:
         if name not in allowed:
             raise UsageError(
                 f"--set space.{name}: {option} takes it from the trial: what a sweep finds about "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from gdpo_tune.core.errors import UsageError
@@ -11,10 +11,10 @@ from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trial_config import Params
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.spec.notation import dump_flow, format_domain, get_mapping
-from gdpo_tune.spec.problems import Problems, SourceMark, join_names
+from gdpo_tune.spec.space import format_domain
+from gdpo_tune.spec.text import join_names
 from gdpo_tune.spec.shipped_spaces import find_space, list_spaces
-from gdpo_tune.spec.source import read_yaml
+from gdpo_tune.spec.document import Mark, Problems, dump_yaml, read_document
 from gdpo_tune.spec.space import get_parameter_info
 
 OPTION = "--recipe"
@@ -38,7 +38,7 @@ class TransferRecipe:
         mine, others = _list_values(self.spec), _list_values(searched)
         changed = {key: value for key, value in mine.items() if value != others[key]}
         chosen = {f"space.{name}": value for name, value in self.params.items()}
-        return [f"{key}={dump_flow(value)}" for key, value in {**changed, **chosen}.items()]
+        return [f"{key}={dump_yaml(value, flow=True).strip()}" for key, value in {**changed, **chosen}.items()]
 
     def name_source(self, key: str) -> str:
         """Return where the value of a dotted key is from, for a person."""
@@ -91,8 +91,7 @@ def list_fitting_spaces(task: str, policy: str) -> list[str]:
     """
     fitting: dict[str, bool] = {}
     for name, file in list_spaces().items():
-        node = read_yaml(file, (), None, Problems(SourceMark(str(file))))
-        entries = get_mapping(node.convert_to_plain()) or {}
+        entries = read_document(file, (), None, Problems(Mark(str(file))))
         if entries.get("task") == task and entries.get("policy") not in POLICIES:
             fitting[name] = entries.get("policy") == policy
     return sorted(fitting, key=lambda name: (not fitting[name], len(name)))
@@ -104,7 +103,7 @@ def _list_values(spec: SweepSpec) -> Mapping[str, Any]:
     def list_pairs() -> Iterator[tuple[str, Any]]:
         yield "policy", spec.policy
         for section in SECTIONS:
-            for key, value in asdict(getattr(spec, section)).items():
+            for key, value in getattr(spec, section).model_dump().items():
                 yield f"{section}.{key}", value
         for key in ("cpus", "gpus", "workers"):
             yield f"resources.{key}", getattr(spec.resources, key)

@@ -9,7 +9,7 @@ from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trial_config import Params
 from gdpo_tune.results.transfer_recipe import TransferRecipe
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.problems import YamlNode
+from gdpo_tune.spec.document import ABSENT, Mark, YamlMap, locate
 
 RATE = "space.learning_rate"
 STEPS, TOTAL, MINI, MICRO, LONGEST, LIMIT = (
@@ -52,13 +52,13 @@ class WantedValues:
     """The candidate's sweep."""
     params: Params
     """Those of the candidate."""
-    own: YamlNode
+    own: YamlMap
     """Values of `--set`."""
     recipe: TransferRecipe | None
 
     def is_set(self, key: str) -> bool:
         """Return whether `--set` gives a dotted key a value."""
-        return self.own.get(tuple(key.split("."))) is not None
+        return locate(self.own, Mark(""), (key,))[1] is not ABSENT
 
     def has(self, key: str) -> bool:
         """Return whether `--set` or the recipe gives a key a value."""
@@ -67,7 +67,7 @@ class WantedValues:
     def get(self, key: str) -> Any:
         """Return the value that the training will have; that of `--set` is not checked yet."""
         if self.is_set(key):
-            return self.own.find(tuple(key.split("."))).convert_to_plain()
+            return locate(self.own, Mark(""), (key,))[1]
         # What a reward means is what its weight was found for.
         if self.recipe is None or key == SCORING:
             return get_value(self.searched, key)

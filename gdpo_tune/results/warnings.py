@@ -20,7 +20,7 @@ from gdpo_tune.core.parameters import FAMILIES, PARAMETERS
 from gdpo_tune.core.steps import REWARDS, read_steps
 from gdpo_tune.core.trial_config import ParamValue
 from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.spec.notation import format_domain
+from gdpo_tune.spec.space import format_domain
 from gdpo_tune.spec.space import Uniform
 
 if TYPE_CHECKING:

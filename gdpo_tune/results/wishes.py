@@ -22,7 +22,7 @@ from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.results.pick_language import Bound, Metric, parse_conditions
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.problems import join_names, show, suggest
+from gdpo_tune.spec.text import join_names, show, suggest
 
 WORDS = {">=": "ge", "<=": "le", ">": "gt", "<": "lt"}
 """Comparison -> what it is in the name of a directory."""

@@ -10,7 +10,7 @@ import jinja2
 
 from gdpo_tune.core.registry import POLICIES, TaskInfo
 from gdpo_tune.core.task_files import load_task_info
-from gdpo_tune.spec.notation import dump_flow
+from gdpo_tune.spec.document import dump_yaml
 
 LARGEST_COST = 0.05
 """Share of its range by which the first objective may end below the untrained policy."""
@@ -120,9 +120,9 @@ class FirstFile:
         text = template.render(
             title=" ".join(f"GDPO and GRPO training of {named} on {self.task}.".split()),
             file=file.name,
-            name=dump_flow(file.stem),
-            task=dump_flow(self.task),
-            policy=dump_flow(self.chosen_policy),
+            name=dump_yaml(file.stem, flow=True).strip(),
+            task=dump_yaml(self.task, flow=True).strip(),
+            policy=dump_yaml(self.chosen_policy, flow=True).strip(),
             data=self._describe_data(source, known),
             instructions_off=is_large and known is not None and known.has_instructions,
             is_large=is_large,
@@ -150,7 +150,7 @@ class FirstFile:
         elif self.layout:
             section["layout"] = self.layout
         section["max_prompt_length"] = 2048 if known and known.has_instructions else 512
-        return "{" + ", ".join(f"{key}: {dump_flow(value)}" for key, value in section.items()) + "}"
+        return "{" + ", ".join(f"{key}: {dump_yaml(value, flow=True).strip()}" for key, value in section.items()) + "}"
 
     def _list_objectives(self) -> list[dict[str, Any]]:
         """Return the objective of each reward: its name, direction and worst value."""

@@ -123,7 +123,7 @@ def build_inputs(spec: SweepSpec) -> list[dict[str, str]]:
         ("validation", training.validation_prompts),
         ("testing", training.test_prompts),
     ):
-        content = {"task": spec.task, **asdict(data), "context": context, "prompts": prompts}
+        content = {"task": spec.task, **data.model_dump(), "context": context, "prompts": prompts}
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         inputs.append(
             {

@@ -20,7 +20,7 @@ import torch
 
 from gdpo_tune.core.errors import CrowdedGpuError
 from gdpo_tune.core.outages import PATIENCE
-from gdpo_tune.core.vllm_memory import CONTEXT, GIB
+from gdpo_tune.core.gpu_memory import CONTEXT, GIB
 
 _LOGGER = logging.getLogger("gdpo_tune.training")
 FOREIGN = 2 * GIB

@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from gdpo_tune.core.errors import EngineMemoryError
-from gdpo_tune.core.vllm_memory import CONTEXT, GIB
+from gdpo_tune.core.gpu_memory import CONTEXT, GIB
 
 T = TypeVar("T")
 OnFinished = Callable[[int, Any], None]

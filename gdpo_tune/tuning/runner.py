@@ -25,7 +25,7 @@ from gdpo_tune.core.signals import stop_on_signals
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger, silence_optuna
 from gdpo_tune.ledger.sweep_store import SweepStore, check_writable
-from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler, collect_variables
+from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler
 from gdpo_tune.spec.model import SPEC
 from gdpo_tune.tuning.kept_checkpoints import delete_unkept_checkpoints
 from gdpo_tune.tuning.provenance import describe_machine
@@ -130,7 +130,7 @@ def _with_ray(ledger: Ledger, train: str, emit: Listener) -> bool:
     started, spec = time.time(), ledger.spec
     session: int | None = None
     try:
-        variables = collect_variables(spec.resources.env, os.environ)
+        variables = spec.resources.collect_variables(os.environ)
         processes = ledger.directory / "ray.processes"
         with cluster.open_cluster(processes, variables) as ray_cluster:
             slots = count_slots(spec, ray_cluster.nodes.list_alive())

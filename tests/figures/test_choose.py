@@ -19,7 +19,7 @@ from gdpo_tune.figures.policy_cards import build_cards
 from gdpo_tune.results.pick_language import parse_pick
 from gdpo_tune.results.picking import pick_trial
 from gdpo_tune.results.wishes import parse_shares, parse_wish
-from gdpo_tune.spec.objectives import Constraint
+from gdpo_tune.spec.model import Constraint
 from tests.support.figures import add_candidates, make_records, make_spec
 
 PARSERS = {module.__name__: module.build_parser for module in (export, merge, report, train)}

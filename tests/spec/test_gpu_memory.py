@@ -8,25 +8,19 @@ import re
 import pytest
 
 from gdpo_tune.core.engines import VLLM
-from gdpo_tune.core.policy_size import PolicySize, find_known_size
+from gdpo_tune.core.gpu_memory import PolicyShapes
+from gdpo_tune.core.known_policies import find_known_size
 from gdpo_tune.core.settings import ModelSettings
-from gdpo_tune.core.vllm_memory import GIB
-from gdpo_tune.spec import gpu_memory, gpu_reference, load_spec, render_dry_run
-from gdpo_tune.spec.gpu_memory import (
-    Layout,
-    count_trials_that_fit,
-    fits_in,
-    format_bytes,
-    measure_engine,
-    measure_trainer,
-    read_layout,
-)
-from gdpo_tune.spec.gpu_share import compute_least_share, list_remedies
+from gdpo_tune.core.gpu_memory import GIB
+from gdpo_tune.spec import gpu, gpu_reference, load_spec, render_dry_run
+from gdpo_tune.spec.text import format_bytes
+from tests.support.memory import *
+from tests.support.memory import list_remedies
 from tests.support.paths import ROOT
 
 WIDTH, VOCABULARY, LAYERS = 64, 1000, 4
 LAYER, EMBEDDING = WIDTH * WIDTH, WIDTH * VOCABULARY
-SIZE = PolicySize(
+SIZE = PolicyShapes(
     {
         "model.embed_tokens.weight": (VOCABULARY, WIDTH),
         **{f"model.layers.{i}.mlp.gate_proj.weight": (WIDTH, WIDTH) for i in range(LAYERS)},
@@ -37,7 +31,7 @@ NUMBERS = EMBEDDING + LAYERS * LAYER
 
 @pytest.fixture(autouse=True)
 def with_vllm(monkeypatch):
-    monkeypatch.setattr(gpu_memory, "find_vllm", lambda: VLLM("0.31.0", on_cpu=False))
+    monkeypatch.setattr(gpu, "find_vllm", lambda: VLLM("0.31.0", on_cpu=False))
 
 
 def add_adapters(spec, rank=8):
@@ -48,7 +42,7 @@ def test_a_file_says_how_its_memory_is_spread(load):
     spec = load("resources={workers: 4, cpus: 1, gpus: 1}")
     assert read_layout(spec) == Layout(workers=4, shards=4, averages=8)
     assert read_layout(load("resources={workers: 4, sharding: none}")).shards == 1
-    training = dataclasses.replace(spec.training, optimizer="adamw_8bit")
+    training = spec.training.replace(optimizer="adamw_8bit")
     small = spec.model_copy(update={"training": training})  # torchao may be missing
     assert read_layout(small) == Layout(workers=4, shards=4, averages=2)
     assert small.compute_identity() != spec.compute_identity()
@@ -56,7 +50,7 @@ def test_a_file_says_how_its_memory_is_spread(load):
 
 def test_numbers_outside_of_layers_are_those_of_embedding_and_head():
     assert SIZE.outer == EMBEDDING
-    assert PolicySize({"all": (7, 3)}).outer == 21
+    assert PolicyShapes({"all": (7, 3)}).outer == 21
 
 
 def test_shards_divide_what_lasts_and_a_step_gathers_layers(load):
@@ -148,7 +142,7 @@ def test_a_policy_that_fits_beside_a_sleeping_engine_gets_that_advice(load):
 def test_as_many_trials_fit_as_the_smaller_part_holds(load, part):
     # A wide vocabulary makes the engine grow faster with the trials, deep layers the trainer.
     wide = {"model.embed_tokens.weight": (10**6 if part == "engine" else 10, WIDTH)}
-    size = PolicySize(dict(SIZE.shapes) | wide)
+    size = PolicyShapes(dict(SIZE.shapes) | wide)
     spec = add_adapters(load(), rank=512)
     layout, share = Layout(trials=5), spec.rollout.vllm_memory_share
     trainer = measure_trainer(spec, size, layout).total / (1 - share)
@@ -182,25 +176,25 @@ def test_policies_that_the_page_promises_fit(policy, rank, device, gpus):
     spec = gpu_reference.adapt_recipe(base, rank)
     size, memory = find_known_size(policy), gpu_reference.DEVICES[device]
     for layout in (Layout(gpus, gpus), Layout(gpus, gpus, averages=2)):
-        assert gpu_reference.find_share(spec, size, memory, layout)
-    assert not gpu_reference.find_share(spec, size, memory // 8, Layout(gpus, gpus))
+        assert gpu_reference.find_share(measure_trainer(spec, size, layout), memory)
+    assert not gpu_reference.find_share(measure_trainer(spec, size, Layout(gpus, gpus)), memory // 8)
 
 
 def test_the_cell_of_a_table_says_what_averages_of_8_bits_save(load, monkeypatch):
     spec, size = load(), find_known_size("Qwen/Qwen2.5-1.5B")
     needed = {8: 4, 2: 4}
 
-    def find_share(spec, size, device, layout):
-        return needed[layout.averages] and layout.shards >= needed[layout.averages]
+    def find_share(m, device):
+        return needed[m.moment_bytes] and m.shards >= needed[m.moment_bytes]
 
     monkeypatch.setattr(gpu_reference, "find_share", find_share)
-    assert gpu_reference.count_gpus(spec, size, GIB) == "4"
+    assert gpu_reference.count_gpus(measure_trainer(spec, size), GIB) == "4"
     needed[2] = 2
-    assert gpu_reference.count_gpus(spec, size, GIB) == "4, or 2 (8 bits)"
+    assert gpu_reference.count_gpus(measure_trainer(spec, size), GIB) == "4, or 2 (8 bits)"
     needed[8] = 0
-    assert gpu_reference.count_gpus(spec, size, GIB) == "2 (8 bits)"
+    assert gpu_reference.count_gpus(measure_trainer(spec, size), GIB) == "2 (8 bits)"
     needed[2] = 0
-    assert gpu_reference.count_gpus(spec, size, GIB) == "none"
+    assert gpu_reference.count_gpus(measure_trainer(spec, size), GIB) == "none"
 
 
 def read_memory_line(spec):

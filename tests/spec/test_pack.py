@@ -3,10 +3,10 @@
 import pytest
 
 from gdpo_tune.core.errors import ResourcesError
-from gdpo_tune.core.policy_size import find_known_size
+from gdpo_tune.core.known_policies import find_known_size
 from gdpo_tune.spec import choose_pack, disk, list_warnings, load_spec, render_dry_run, settle_pack
-from gdpo_tune.spec.gpu_memory import measure_engine, measure_trainer
-from gdpo_tune.spec.gpu_share import check_gpu_share
+from gdpo_tune.spec.gpu import check_gpu_share
+from tests.support.memory import measure_engine, measure_trainer
 from tests.support.paths import ROOT
 
 GIB = 2**30

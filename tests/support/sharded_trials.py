@@ -25,7 +25,7 @@ from gdpo_tune.training.checkpoints import find_newest_checkpoint
 from tests.support.training import SETTINGS, TARGET, build_trial_config
 from tests.support.trial_in_processes import run_trial, sample_fixed_completions
 
-STEPS = dataclasses.replace(SETTINGS, steps=4)
+STEPS = SETTINGS.replace(steps=4)
 VARIANTS: dict[str, dict[str, Any]] = {
     "full": {},
     "parts": {"training": dataclasses.replace(STEPS, micro_batch_size=2)},

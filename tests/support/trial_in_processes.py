@@ -61,7 +61,7 @@ def sum_weights(checkpoint: Path) -> float:
 
 def main(policy: str, directory: Path) -> None:
     registry.TASKS["toy"] = TARGET
-    settings = dataclasses.replace(SETTINGS, steps=4)
+    settings = SETTINGS.replace(steps=4)
     result = {
         "sampled": run_trial(build_trial_config(policy, directory / "sampled", settings=settings))
     }
@@ -79,14 +79,14 @@ def main(policy: str, directory: Path) -> None:
         ("each", "bnpo", 0),
         ("each_parts", "bnpo", 2),
     ):
-        parts = dataclasses.replace(settings, micro_batch_size=size)
+        parts = settings.replace(micro_batch_size=size)
         config = build_trial_config(
             policy, directory / name, settings=parts, loss_type=loss_type, beta=0.01
         )
         result[name] = run_trial(config)
         result[f"{name}_weights"] = sum_weights(directory / name / "checkpoint-4")
     # Each process draws its part of a mini-batch from its own completions.
-    parts = dataclasses.replace(settings, mini_batch_size=8, micro_batch_size=2)
+    parts = settings.replace(mini_batch_size=8, micro_batch_size=2)
     result["minis"] = run_trial(
         build_trial_config(policy, directory / "minis", settings=parts, beta=0.01)
     )

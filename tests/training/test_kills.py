@@ -32,7 +32,7 @@ from tests.support.training import (
 )
 
 STEPS = 4
-RESUMABLE = dataclasses.replace(SETTINGS, steps=STEPS, checkpoint_every=1, evaluate_every=4)
+RESUMABLE = SETTINGS.replace(steps=STEPS, checkpoint_every=1, evaluate_every=4)
 
 
 class Killed(BaseException):

@@ -140,7 +140,7 @@ def _list_shared_settings(config: TrialConfig) -> Mapping[str, object]:
     """Return what all trials of a process have in common, by its name in a sweep file."""
     return {
         **list_shared_settings(config),
-        "model": replace(config.model, lora_rank=1, lora_alpha=0.0),
+        "model": config.model.replace(lora_rank=1, lora_alpha=0.0),
         "rollout": config.rollout,
         "resources.gpus": config.gpu_share,
         "resources.cpus": config.threads,

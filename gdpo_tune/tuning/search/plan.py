@@ -22,7 +22,7 @@ from gdpo_tune.core.trials import Proposer, Role, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.budget import describe_spent_budget
 from gdpo_tune.spec import PbtSettings, SweepSpec
-from gdpo_tune.spec.objectives import BASELINES
+from gdpo_tune.spec.model import BASELINES
 from gdpo_tune.tuning.search import quasi_random
 from gdpo_tune.tuning.search.candidate_plan import choose_candidate, count_candidates
 
