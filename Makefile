@@ -7,7 +7,7 @@ check:            ## lint, format, types, rooms
 	lint-imports
 docs:             ## the documentation site in site/, without a network; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict
-system:           ## sweeps, clusters, servers and services, about a quarter of an hour; the second step of CI
+system:           ## sweeps, clusters, servers and services, about ten minutes; the second step of CI
 	pytest -q -m "system and not fault and not slow" --durations=15
 slow:             ## every shipped YAML in full, tens of minutes
 	pytest -n 0 -m slow
@@ -46,18 +46,14 @@ bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/cluster_night.py
 gpu-check:        ## what has to hold on the one GPU that may be used; no network, at most 20 minutes
 	python benchmarks/gpu_check.py
-bench-small:      ## the same scripts, seconds each, the check of a GPU a minute or two
+bench-small:      ## the same scripts, seconds each, the check of a GPU without its sweeps and packs, which `slow` runs
 	python benchmarks/step.py --small
-	python benchmarks/pack.py --small
 	python benchmarks/driver.py --small
-	python benchmarks/utilisation.py --small
 	python benchmarks/tracking.py --small
-	python benchmarks/normalization.py --small
 	python benchmarks/search/samplers.py --small
 	python benchmarks/search/schedulers.py --small
 	python benchmarks/search/replay.py --small
 	python benchmarks/search/curves.py --small
-	python benchmarks/search/fronts.py --small
 	python benchmarks/candidates.py --small
 	python benchmarks/verdicts.py --small
 	python benchmarks/overlap.py --small
@@ -66,5 +62,6 @@ bench-small:      ## the same scripts, seconds each, the check of a GPU a minute
 	python benchmarks/scale.py --small
 	python benchmarks/starting_again.py --small
 	python benchmarks/sandbox.py --small
+	python benchmarks/real_data.py --small
 	python benchmarks/sandbox_endurance.py --small
-	python benchmarks/gpu_check.py --small
+	python benchmarks/gpu_check.py --small --only device memory adapters resume engine sleep evaluation step shards

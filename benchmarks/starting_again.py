@@ -24,10 +24,10 @@ from typing import TypeVar, get_args
 
 import numpy as np
 
+from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.spec.model import SPEC
 from gdpo_tune.tuning.ray.messages import Setup
 from gdpo_tune.tuning.schedulers.asha import Asha
 from gdpo_tune.tuning.schedulers.rung_decisions import RungDecisions

@@ -33,7 +33,7 @@ from transformers.utils import logging as transformers_logging
 from trl import GRPOConfig, GRPOTrainer
 
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.tasks.code_problems import generate
+from gdpo_tune.tasks.code import generate
 from gdpo_tune.training.fast_cpu.accumulation import MicroBatchTrainer
 from gdpo_tune.training.rollout import sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer
@@ -146,7 +146,7 @@ def main() -> None:
     small = parser.parse_args().small
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()
-    result = measure(blocks=2, steps=4) if small else measure(blocks=8, steps=12)
+    result = measure(blocks=1, steps=4) if small else measure(blocks=8, steps=12)
     print(
         f"ours {result['ours_cpu_seconds']} s, TRL {result['trl_cpu_seconds']} s, "
         f"floor {result['floor_cpu_seconds']} s a step: ratio {result['ratio']}"

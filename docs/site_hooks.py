@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
 }
 """Page of the repository's root -> page of the site."""

@@ -4,7 +4,8 @@
     gdpo-tune --print-completion bash           a completion script for bash, zsh or tcsh
 
 Exit status 0: done. 1: something broke. 2: the request was wrong, and nothing was started.
-130: stopped by Ctrl-C; run the same command to resume.
+7: no training had a signal, because its rewards were equal in every group.
+130: stopped by Ctrl-C; 143: by SIGTERM; 129: by SIGHUP; run the same command to resume.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import math
 import os
 import select
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -29,18 +30,20 @@ from gdpo_tune.core.errors import (
     PolicyError,
     ResourcesError,
     TaskFileError,
+    UsageError,
 )
-from gdpo_tune.core.files import expand_home, find_path_problem, is_disk_full
+from gdpo_tune.core.files import expand_path, find_path_problem, is_disk_full
+from gdpo_tune.core.service_url import bypass_proxies_on_loopback
+from gdpo_tune.core.signals import INTERRUPTED
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
 
-INTERRUPTED = 130
-"""Exit status after Ctrl-C."""
 PIPE_CLOSED = 141
 """Exit status if the reader of the output has ended, as shells have it."""
 COMMANDS = {
     "init": "write a commented search space for a task and a policy",
+    "score": "score texts with the rewards of a search space, without training",
     "sweep": "search for the Pareto front of a multi-reward RL run",
     "train": "train one policy, without a search",
     "report": "regenerate a sweep's report, or pick one of its candidates",
@@ -51,6 +54,7 @@ COMMANDS = {
     "export": "write a training, or a merge, for another library",
     "publish": "publish a policy of a sweep, or its whole front, on the Hub",
     "schedule": "run sweeps by a schedule",
+    "doctor": "show what this machine can do, and what a sweep lacks on it",
 }
 """Name of a command, which is a module of this package -> its help."""
 SPELLED_OUT = "gdpo_tune.spelled_out"
@@ -116,6 +120,7 @@ def run_command(
         words: the arguments; None: those of the process.
     """
     prepare_output()
+    bypass_proxies_on_loopback()
     try:
         status = command(sys.argv[1:] if words is None else words)
         sys.stdout.flush()
@@ -132,9 +137,9 @@ def run_command(
         fix = "make room, and run the same command again"
         print(f"error: no space left on a disk: {error}; {fix}", file=sys.stderr)
         status = 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print("Interrupted. Run the same command to resume.", file=sys.stderr)
-        status = INTERRUPTED
+        status = error.args[0] if error.args else INTERRUPTED
     sys.exit(status)
 
 
@@ -181,7 +186,7 @@ def parse_directory(text: str) -> Path:
     problem = find_path_problem(text) if text else "empty, as a variable is that has no value"
     if problem:
         raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
-    return expand_home(text)
+    return expand_path(text)
 
 
 SWEEP = "a sweep: its directory, its name under runs/, or its file"
@@ -191,12 +196,16 @@ READ_SWEEP = f"{SWEEP}; or hf://USER/NAME, where it was published"
 
 
 class Parser(argparse.ArgumentParser):
-    """Command line of a command, whose module has its name and its help; imports nothing heavy."""
+    """Command line of a command, whose module has its name and its help; imports nothing heavy.
+
+    A command that prints how to run it again takes no `abbreviations`: it finds its options by
+    their whole names.
+    """
 
     def __init__(self, module: str, *, abbreviations: bool = False) -> None:
-        name = sys.modules["__main__"].__spec__.name if module == "__main__" else module
+        main = sys.modules["__main__"].__spec__ if module == "__main__" else None
         super().__init__(
-            prog=f"python -m {name}",
+            prog=f"python -m {main.name if main else module}",
             description=sys.modules[module].__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=abbreviations,
@@ -277,57 +286,108 @@ def name_file(file: str) -> Generator[None]:
         raise type(error)(text if text.startswith(file) else f"{file}: {text}") from error
 
 
+def find_problems(spec: SweepSpec, file: str) -> Iterator[UsageError]:
+    """Yield what a sweep lacks on this machine: resources, packages, variables and disk."""
+    from gdpo_tune.policies.load_policy import measure_policy
+    from gdpo_tune.spec import check_disk, find_machine_problems, find_unset_webhook
+
+    yield from find_machine_problems(spec)
+    yield from find_unset_webhook(spec)
+    try:
+        check_disk(spec, measure_policy(spec.policy), file)
+    except ResourcesError as error:
+        yield error
+
+
 def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str]:
-    """Start and check everything that trials need; refuse at once what would fail all of them.
-
-    Args:
-        spec: the sweep.
-        tracked: whether its tracking server will be needed.
-
-    Returns:
-        The task's description of its environment, such as the tier of its sandbox.
+    """Start what trials need, and describe it; refuse at once what would fail all of them.
 
     Raises:
         ResourcesError: the policy does not fit into the share of a GPU that a trial gets.
-        PolicyError: the policy cannot be read, or lacks a pad or end token.
+        PolicyError: the policy cannot be read, lacks an end token, or its chat template an
+            argument of `model.chat_template_kwargs`.
         DataError: the data is missing, unreadable or unusable, or a split is too small.
+        UsageError: a reward function of a task in a file returns what is no reward.
         SandboxUnavailable: the task runs code, and no sandbox for it is available.
         TrackingError: `tracking.required` and the server does not answer.
     """
     from gdpo_tune.core import task_files
     from gdpo_tune.policies.hub import check_policy_available
-    from gdpo_tune.tasks.data.dataset import check_data
+    from gdpo_tune.policies.prompts import check_template_kwargs, read_chat_template
+    from gdpo_tune.tasks.data_rows import check_data
     from gdpo_tune.tracking import check_server
 
     check_policy_available(spec.policy, spec.model.revision)
+    template = read_chat_template(spec.policy, spec.model.revision)
+    check_template_kwargs(spec.policy, template, spec.model.chat_template_kwargs)
     check_share(spec)
-    check_data(spec.data, spec.training)
-    with task_files.build_task(spec.task, spec.training, spec.sandbox, spec.data) as task:
+    check_data(spec.data, spec.training, spec.sandbox.modules)
+    with task_files.build_task(
+        spec.task, spec.training, spec.sandbox, spec.data, scoring=spec.scoring
+    ) as task:
         environment = task.environment()  # starts what the task needs, such as the sandbox
+        environment |= check_scoring(spec, task)
     if tracked:
         check_server(spec)
     return environment
 
 
-def prepare_machine(spec: SweepSpec, processes: int = 1) -> None:
-    """Prepare a training in so many processes without a search, and print what its trials need.
+def check_scoring(spec: SweepSpec, task: Any) -> dict[str, str]:
+    """Check what a task calls right before any work, print warnings, and return what was found.
 
     Raises:
-        GdpoTuneError: as `probe_environment`.
+        UsageError: a function of a task in a file returns what is no reward, or nothing at all.
+        PolicyError: the policy's template cannot write its prompts, which are conversations.
+        DataError: most reference solutions of the data earn less than full marks.
     """
+    from gdpo_tune.core import task_files
+
+    if task_files.is_task_file(spec.task):
+        from gdpo_tune.policies.prompts import PromptFormat, load_local_tokenizer
+        from gdpo_tune.tasks.task_process import check_rewards
+
+        turns = task.problems("train", 1, 0)[0].turns
+        tokenizer = load_local_tokenizer(spec.policy, spec.model.revision) if turns else None
+        if tokenizer is not None:
+            PromptFormat(tokenizer, template_kwargs=spec.model.chat_template_kwargs).render(turns)
+        times, warnings = check_rewards(task)
+        for warning in warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+        return {"rewards checked": times}
+    if not spec.data.source:
+        return {}
+    from gdpo_tune.tasks.references import WARN_BELOW, check_references, list_wrong
+
+    found = check_references(spec.data, spec.sandbox, task)
+    if found.share < WARN_BELOW:
+        share = f"{found.right} of {found.count}"
+        print(f"warning: references: {share} earn full {found.reward}", file=sys.stderr)
+        print(list_wrong(found), file=sys.stderr)
+    return {"references": str(found)}
+
+
+def prepare_machine(spec: SweepSpec, processes: int = 1) -> None:
+    """Prepare a training in so many processes without a search; see `probe_environment`."""
     from gdpo_tune.spec import check_resources, list_sandbox_warnings, settle_pack
 
     spec = settle_pack(spec, 1)  # no other trial shares this process
     set_written_variables(spec)
-    # Before torch: a training without a GPU must not see one, and TRL takes every one that it sees.
-    count = math.ceil(spec.resources.gpus) * processes
-    devices = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices.split(",")[:count])
+    limit_devices(spec, processes)
     check_resources(spec)
     for warning in list_sandbox_warnings(spec):
         print(f"warning: {warning}", file=sys.stderr)
     for name, value in probe_environment(spec, tracked=False).items():
         print(f"{name}: {value}")
+
+
+def limit_devices(spec: SweepSpec, processes: int = 1) -> None:
+    """Let this process see the GPUs of a training in so many processes; call it before torch.
+
+    A training without a GPU must not see one, and TRL takes every one that it sees.
+    """
+    count = math.ceil(spec.resources.gpus) * processes
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices.split(",")[:count])
 
 
 def set_written_variables(spec: SweepSpec) -> None:
@@ -336,11 +396,7 @@ def set_written_variables(spec: SweepSpec) -> None:
 
 
 def check_share(spec: SweepSpec) -> None:
-    """Refuse a share of this machine's GPUs in which the policy could not be trained.
-
-    Raises:
-        ResourcesError: the message names a share that would suffice.
-    """
+    """Raise `ResourcesError` for too small a share of this machine's GPUs for the policy."""
     if spec.resources.gpus:
         from gdpo_tune.policies.load_policy import measure_policy
         from gdpo_tune.spec import check_gpu_share, read_device_memory

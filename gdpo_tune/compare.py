@@ -14,6 +14,7 @@ from gdpo_tune import cli
 
 
 def build_parser() -> cli.Parser:
+    """Build the command line."""
     parser = cli.Parser(__name__, abbreviations=True)
     parser.file("sweep", cli.READ_SWEEP, metavar="SWEEP")
     parser.file("other", "the other one", metavar="SWEEP", nargs="?")
@@ -35,19 +36,18 @@ def compare(sweep: str, other: str | None, modes: Sequence[str] | None) -> int:
             two judge different things.
     """
     from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.core.files import explain_write_errors
-    from gdpo_tune.display import print_comparison
-    from gdpo_tune.figures import write_comparison
-    from gdpo_tune.results.comparison_report import compare_modes, compare_sweeps
     from gdpo_tune.results.open_sweep import find_sweep
 
     if (other is None) == (not modes):
         raise UsageError("name two sweeps, or one sweep with two --modes")
-    first = find_sweep(sweep)
-    if other is not None:
-        found = compare_sweeps(first, find_sweep(other))
-    else:
-        found = compare_modes(first, *modes or ())
+    first, second = find_sweep(sweep), None if other is None else find_sweep(other)
+
+    from gdpo_tune.core.files import explain_write_errors
+    from gdpo_tune.display import print_comparison
+    from gdpo_tune.figures import write_comparison
+    from gdpo_tune.results.comparison_report import compare_modes, compare_sweeps
+
+    found = compare_sweeps(first, second) if second else compare_modes(first, *modes or ())
     with explain_write_errors("the comparison"):
         file = write_comparison(found.comparison, found.verdict, found.notes, found.file)
     print_comparison(found.verdict, found.notes, file)

@@ -11,6 +11,7 @@ defaults. The file is checked as by `sweep` before it is written.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ FILE = "{}.yaml"
 
 
 def build_parser() -> cli.Parser:
+    """Build the command line."""
     parser = cli.Parser(__name__, abbreviations=True)
     text = "file to write (default: TASK.yaml)"
     parser.file("file", text, metavar="FILE.yaml", nargs="?", type=Path)
@@ -40,7 +42,7 @@ def build_parser() -> cli.Parser:
     parser.add_argument(
         "--data", metavar="SOURCE", help="Hub id or file of the prompts, or built-in (the task's)"
     )
-    parser.add_argument("--layout", help="columns of that data, such as gsm8k or mbpp")
+    parser.add_argument("--layout", help="columns of that data, such as mbpp (of a file: found)")
     parser.flag("--yes", "ask nothing: take the defaults")
     parser.flag("--force", "replace a file that exists")
     return parser
@@ -50,8 +52,12 @@ def main(arguments: Sequence[str]) -> int:
     """Write the file that `arguments` and answers describe and return the exit status."""
     options = build_parser().parse_args(arguments)
 
-    from gdpo_tune.core.errors import UsageError
+    from tempfile import TemporaryDirectory
+
+    from gdpo_tune.core.errors import SpecError, UsageError
     from gdpo_tune.core.files import explain_write_errors, find_path_problem, write_atomically
+    from gdpo_tune.spec import load_spec
+    from gdpo_tune.spec.machine import count_visible_gpus
 
     try:
         answers = collect_answers(options, ask=sys.stdin.isatty() and not options.yes)
@@ -69,10 +75,18 @@ def main(arguments: Sequence[str]) -> int:
     if file.exists() and not options.force:
         raise UsageError(f"{file} exists already\n    fix: another name, or --force to replace it")
     text = answers.render(file)
-    check_text(text, file)
+    with TemporaryDirectory() as directory:
+        draft = Path(directory) / file.name
+        draft.write_text(text)
+        try:
+            load_spec(draft, needs=[])  # what only the machine that trains needs is no problem
+        except SpecError as error:
+            raise UsageError(str(error).replace(str(draft), str(file))) from error
     with explain_write_errors("the search space"):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, text)
+    if answers.gpus and not count_visible_gpus(os.environ):
+        print(f"{file} asks for GPUs, resources.gpus: {answers.gpus:g}; this machine has none")
     print(f"wrote {file}. Next:\n  python -m gdpo_tune.sweep {file} --dry-run")
     print(f"  python -m gdpo_tune.sweep {file}")
     return 0
@@ -83,12 +97,14 @@ def collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
 
     Raises:
         UsageError: an answer names no task, or the number of trials is not positive.
+        DataError, UsageError: a file of data cannot be read, or has no known layout.
     """
     from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.core.registry import TASKS
+    from gdpo_tune.core.registry import POLICIES, TASKS, describe_layout
     from gdpo_tune.core.task_files import is_task_file
     from gdpo_tune.spec.first_file import BUILT_IN, FirstFile
     from gdpo_tune.spec.text import join_names, suggest
+    from gdpo_tune.tasks.data_rows import collect_data, propose_layout
 
     def answer(value: str | None, question: str, default: str) -> str:
         if value is not None or not ask:
@@ -101,16 +117,17 @@ def collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
             print()
             raise UsageError("no answer, so nothing was written") from None
 
-    task = answer(options.task, "Task: code, math, gsm8k, tools or FILE.py:CLASS", "code")
+    found = propose_layout(options.data or "", options.task, options.layout)
+    usual = describe_layout(found.layout).tasks[0] if found else "code"
+    task = answer(options.task, "Task: code, math, gsm8k, tools or FILE.py:CLASS", usual)
     if task not in TASKS and not is_task_file(task):
         guess = suggest(task, TASKS)
         raise UsageError(f"task {task!r} is unknown: {guess}there are {join_names(TASKS)}")
     first = FirstFile(task)
     policy = answer(options.policy, "Policy: Hub id, directory or", first.info.embedded)
     first = FirstFile(task, policy)
-    gpus = _read_number(
-        answer(_as_text(options.gpus), "GPUs of one trial", suggest_gpus(first)), "gpus", 0
-    )
+    usual = "0" if first.chosen_policy in POLICIES else "1"
+    gpus = _read_number(answer(_as_text(options.gpus), "GPUs of one trial", usual), "gpus", 0)
     data = answer(options.data, "Prompts: Hub id, file or built-in", first.suggest_data())
     trials = _read_number(
         answer(_as_text(options.trials), "Trainings of the search", str(first.trials)), "trials", 1
@@ -120,34 +137,16 @@ def collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
             f"--layout {options.layout} has no effect: the task writes its prompts itself\n"
             "    fix: name their source too, such as --data openai/gsm8k, or leave --layout out"
         )
-    return FirstFile(task, policy, gpus, int(trials), data, options.layout or "")
-
-
-def suggest_gpus(first: FirstFile) -> str:
-    """Return the usual number of GPUs of one trial: none for a policy that ships."""
-    from gdpo_tune.core.registry import POLICIES
-
-    return "0" if first.chosen_policy in POLICIES else "1"
-
-
-def check_text(text: str, file: Path) -> None:
-    """Check the text as a sweep would; what only the machine that trains needs is no problem.
-
-    Raises:
-        UsageError: the answers do not fit together; the message names the lines.
-    """
-    from tempfile import TemporaryDirectory
-
-    from gdpo_tune.core.errors import SpecError, UsageError
-    from gdpo_tune.spec import load_spec
-
-    with TemporaryDirectory() as directory:
-        draft = Path(directory) / file.name
-        draft.write_text(text)
-        try:
-            load_spec(draft, needs=[])
-        except SpecError as error:
-            raise UsageError(str(error).replace(str(draft), str(file))) from error
+    found = propose_layout(data, task, options.layout)
+    if found is None:
+        return FirstFile(task, policy, gpus, int(trials), data, options.layout or "")
+    collected = collect_data(found)
+    named = "".join(f", {name} is {column}" for name, column in found.columns.items())
+    print(f"{data}: layout {found.layout}{named}; {collected}")
+    return FirstFile(
+        *(task, policy, gpus, int(trials), data, found.layout, found.columns),
+        prompts={f"{name}_prompts": len(each) for name, each in collected.splits.items()},
+    )
 
 
 def _as_text(value: float | None) -> str | None:

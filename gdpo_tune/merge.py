@@ -13,7 +13,6 @@ same command to resume.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,7 +25,7 @@ from gdpo_tune import cli
 if TYPE_CHECKING:
     from gdpo_tune.core.candidates import Part
     from gdpo_tune.core.trial_config import TrainedPart
-    from gdpo_tune.core.trials import Measurement, Outcome
+    from gdpo_tune.core.trials import Outcome
     from gdpo_tune.results.merge_file import MergeProgress, MergeResult
     from gdpo_tune.results.merge_request import MergeRequest
 
@@ -36,6 +35,7 @@ ADAPTERS, PARENTS = "adapters", "parents"
 
 
 def build_parser() -> cli.Parser:
+    """Build the command line."""
     parser = cli.Parser(__name__)
     parser.add_argument(
         "sweep", metavar="SWEEP", help="its directory, name under runs/, or address"
@@ -119,14 +119,18 @@ def merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapter
     from gdpo_tune.core.errors import UsageError
     from gdpo_tune.display.merge_tables import print_merge
     from gdpo_tune.ledger.journal import Lease
-    from gdpo_tune.results.merge_file import read_progress
+    from gdpo_tune.policies.load_policy import measure_policy
+    from gdpo_tune.results.merge_file import MERGE_FILE, read_progress
+    from gdpo_tune.spec.disk import check_merge_room
 
     settings = request.list_decisive_settings(adapters=adapters)
     progress = read_progress(directory, settings)
     if progress.result is None:
         request.choose(progress.evaluations)  # refuses a wish before any work
         cli.prepare_machine(request.spec)
-        _check_room(request, directory, count)
+        # Room for the best merge so far and the next one.
+        policy = measure_policy(request.spec.policy)
+        check_merge_room(request.spec, policy, directory, min(count, 2))
         try:
             lease = Lease(directory / LOCK)
         except OSError as error:
@@ -135,7 +139,13 @@ def merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapter
         try:
             progress = _search(request, directory, settings, count)
         except UsageError:
-            _remove_unfinished(directory)
+            # Evaluations that a later call can use stay.
+            for path in (*directory.glob("merge-*"), directory / PARENTS):
+                shutil.rmtree(path, ignore_errors=True)
+            if not (directory / MERGE_FILE).exists():
+                (directory / LOCK).unlink(missing_ok=True)
+                with suppress(OSError):  # it has other files
+                    directory.rmdir()
             raise
         finally:
             lease.release()
@@ -146,7 +156,16 @@ def merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapter
         )
     else:
         print("already finished: nothing was started")
-    _move_result(directory, progress)
+    result = progress.result
+    assert result is not None, "the search ends with one"
+    place = directory / f"merge-{result.index + 1}"
+    for path in sorted(place.iterdir()) if place.is_dir() else ():
+        if result.policy == ADAPTERS and path.name.startswith("checkpoint-"):
+            shutil.rmtree(path)
+        else:
+            path.replace(directory / path.name)
+    for path in (*directory.glob("merge-*"), directory / PARENTS):
+        shutil.rmtree(path, ignore_errors=True)
     print_merge(request, progress, directory)
 
 
@@ -156,7 +175,7 @@ def _search(
     """Evaluate `count` merges on validation prompts, and the best of them on test prompts."""
     from gdpo_tune.display.merge_tables import print_evaluation
     from gdpo_tune.results.merge_file import read_progress, write_progress
-    from gdpo_tune.results.merge_request import MergeEvaluation
+    from gdpo_tune.results.merge_request import MergeEvaluation, find_broken
 
     progress = read_progress(directory, settings)
     while len(progress.evaluations) < count and progress.result is None:
@@ -164,17 +183,19 @@ def _search(
         choice = request.choose(done)
         if choice is None:
             break
-        outcome = _evaluate(request, choice.parts, _get_place(directory, len(done)))
+        outcome = _evaluate(request, choice.parts, directory / f"merge-{len(done) + 1}")
         evaluation = MergeEvaluation(choice, outcome.validation, outcome.cost)
         progress = replace(progress, evaluations=(*done, evaluation))
         write_progress(directory, settings, progress)
         print_evaluation(request, len(progress.evaluations), evaluation)
         best = request.find_best(progress.evaluations)
         for index in set(range(len(progress.evaluations))) - {best}:
-            shutil.rmtree(_get_place(directory, index), ignore_errors=True)
+            shutil.rmtree(directory / f"merge-{index + 1}", ignore_errors=True)
     if progress.result is None:
         best = request.find_best(progress.evaluations)
-        request.check_met(progress.evaluations[best])
+        found = progress.evaluations[best]
+        if find_broken(request.conditions, found.validation):
+            raise request.build_error("was found to", found.choice, found.validation)
         result = _test(request, progress, best, directory, adapters=settings["adapters"])
         progress = replace(progress, result=replace(result, most_evaluations=count))
         write_progress(directory, settings, progress)
@@ -190,7 +211,7 @@ def _test(
     from gdpo_tune.training.checkpoints import create_draft
     from gdpo_tune.training.merging import write_mixture
 
-    parts, place = progress.evaluations[best].choice.parts, _get_place(directory, best)
+    parts, place = progress.evaluations[best].choice.parts, directory / f"merge-{best + 1}"
     outcome = _evaluate(request, parts, place, with_test=True)
     assert outcome.checkpoint is not None, "a merge is kept"
     if adapters:
@@ -232,11 +253,7 @@ def _evaluate(
         except TrialFailure as error:
             raise UsageError(f"these policies cannot be merged: {error}") from error
     config = request.build_config(place, trained)
-    return train(config, resume=resume, report=_discard_measurement, with_test=with_test)
-
-
-def _discard_measurement(measurement: Measurement, checkpoint: Path | None) -> None:
-    """Discard a measurement: a merge that a person asked for is never stopped."""
+    return train(config, resume=resume, report=lambda _step, _path: None, with_test=with_test)
 
 
 def _find_part(
@@ -253,45 +270,6 @@ def _find_part(
         store, copies = SweepStore(request.spec), directory / PARENTS / trial
         path = store.fetch_checkpoint(int(trial), path.name, copies)
     return TrainedPart(path, part.weight)
-
-
-def _check_room(request: MergeRequest, directory: Path, count: int) -> None:
-    """Refuse a disk without room for the best merge so far and the next one."""
-    from gdpo_tune.policies.load_policy import measure_policy
-    from gdpo_tune.spec.disk import check_merge_room
-
-    check_merge_room(request.spec, measure_policy(request.spec.policy), directory, min(count, 2))
-
-
-def _get_place(directory: Path, index: int) -> Path:
-    """Return the directory of an evaluation by its place among all."""
-    return directory / f"merge-{index + 1}"
-
-
-def _move_result(directory: Path, progress: MergeProgress) -> None:
-    """Move the files of the chosen merge into `directory`, and delete those of all others."""
-    result = progress.result
-    assert result is not None, "only a finished merge is moved"
-    place = _get_place(directory, result.index)
-    for path in sorted(place.iterdir()) if place.is_dir() else ():
-        if result.policy == ADAPTERS and path.name.startswith("checkpoint-"):
-            shutil.rmtree(path)
-        else:
-            path.replace(directory / path.name)
-    for path in (*directory.glob("merge-*"), directory / PARENTS):
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _remove_unfinished(directory: Path) -> None:
-    """Delete the files of a refused merge, except for evaluations that a later call can use."""
-    from gdpo_tune.results.merge_file import MERGE_FILE
-
-    for path in (*directory.glob("merge-*"), directory / PARENTS):
-        shutil.rmtree(path, ignore_errors=True)
-    if not (directory / MERGE_FILE).exists():
-        (directory / LOCK).unlink(missing_ok=True)
-        with suppress(OSError):  # it has other files
-            directory.rmdir()
 
 
 if __name__ == "__main__":

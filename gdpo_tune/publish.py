@@ -27,11 +27,12 @@ MEGABYTE = 1e6
 
 
 def build_parser() -> cli.Parser:
+    """Build the command line."""
     parser = cli.Parser(__name__)
     parser.file(
         "source",
-        "a candidate of a sweep: DIRECTORY:knee, DIRECTORY:7, DIRECTORY:merge-27, or DIRECTORY with "
-        "--pick; with --front the sweep alone",
+        "a candidate of a sweep: DIRECTORY:knee, DIRECTORY:7, DIRECTORY:merge-27, or DIRECTORY "
+        "with --pick; with --front the sweep alone",
         metavar="SWEEP[:WHICH]",
     )
     parser.pick()

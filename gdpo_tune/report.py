@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
 
 def build_parser() -> cli.Parser:
+    """Build the command line."""
     parser = cli.Parser(__name__, abbreviations=True)
     parser.spec("SWEEP", cli.READ_SWEEP)
     parser.file("against", "another sweep, to compare with", metavar="OTHER_SWEEP", nargs="?")
@@ -39,6 +39,8 @@ def main(arguments: Sequence[str]) -> int:
     if options.against is not None or options.modes:
         return _compare(options)
 
+    spec, pick = _load_named(options)  # first: a refusal needs none of the imports below
+
     from gdpo_tune.core.files import explain_write_errors
     from gdpo_tune.display import print_summary
     from gdpo_tune.figures import write_front_png, write_report
@@ -49,7 +51,6 @@ def main(arguments: Sequence[str]) -> int:
     from gdpo_tune.results.picking import pick_trial
     from gdpo_tune.results.published_sweep import explain_foreign_ledger
 
-    spec, pick = _load_named(options)
     download_artifacts(spec)
     with explain_foreign_ledger(spec.location):
         with Ledger.open(spec, read_only=True) as ledger:
@@ -63,14 +64,13 @@ def main(arguments: Sequence[str]) -> int:
             write_front_csv(spec, records)
         print_summary(spec, records, chosen=chosen, sessions=sessions)
     if options.sync:
-        from gdpo_tune.tracking.sync import sync
+        from gdpo_tune.tracking.mlflow_sink import sync
 
         return sync(spec)
     return 0
 
 
 def _compare(options: argparse.Namespace) -> int:
-    """Do what `compare` does, which has no other options."""
     from gdpo_tune.compare import compare
     from gdpo_tune.core.errors import UsageError
 
@@ -83,15 +83,23 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _load_named(options: argparse.Namespace) -> tuple[SweepSpec, str | None]:
     """Return the sweep, named by file or directory, and the choice: `--pick` or after a colon."""
-    from gdpo_tune.core.files import is_file
-    from gdpo_tune.results.open_sweep import resolve_location, resolve_spec_file, split_source
-    from gdpo_tune.spec import load_spec
+    from gdpo_tune.results.open_sweep import (
+        is_space,
+        resolve_location,
+        resolve_spec_file,
+        split_source,
+    )
 
-    if is_file(Path(options.space)):
+    if is_space(options.space):
+        from gdpo_tune.spec import keep_recorded_tracking, load_spec
+
         spec = load_spec(options.space, options.overrides, options.name, to_run=False)
-        return spec, options.pick
+        return keep_recorded_tracking(spec), options.pick
     location, pick = split_source(options.space, options.pick)
     file, storage = resolve_spec_file(resolve_location(location), options.space)
+
+    from gdpo_tune.spec import load_spec
+
     name = options.name or file.parent.name
     return load_spec(file, [storage, *options.overrides], name, to_run=False), pick
 

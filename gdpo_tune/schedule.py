@@ -11,12 +11,13 @@
 
 Exit status 0: done. 1: something broke, or the run failed. 2: a file, the storage or a backend is
 wrong. 3: the run was skipped. 4: it was skipped because its budget is spent. 5: it was stopped. 6:
-a backend does not answer. 130: stopped by Ctrl-C; the active run keeps running.
+a backend does not answer. 130: stopped by Ctrl-C (143: SIGTERM); the active run keeps running.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -25,7 +26,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
-from gdpo_tune.clusters import argument_types as types
 from gdpo_tune.clusters.render import NEWEST_KUBERAY, TARGETS
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 
 def build_parser() -> cli.Parser:
+    """Build the command line."""
     parser = cli.Parser(__name__)
     parser.add_argument("sweeps", metavar="SWEEPS", help="a directory of scheduled sweeps, or one")
     kind = argparse.ArgumentParser
@@ -49,15 +50,16 @@ def build_parser() -> cli.Parser:
             add("--here", action="store_true", help="on this machine, from another scheduler")
         if word in ("serve", "run"):
             default, text = 30.0 if word == "serve" else 10.0, "seconds between polls"
-            add("--every", type=types.parse_seconds, default=default, help=text)
+            add("--every", type=parse_seconds, default=default, help=text)
         if word == "validate":
             add("--files-only", action="store_true", help="check the files, not this machine")
         elif word == "next":
-            add("--count", type=types.parse_count, default=5, help="times of each (default: 5)")
+            number = cli.integer(1, 1000)
+            add("--count", type=number, default=5, help="times of each (default: 5)")
         elif word == "run":
             which = command.add_mutually_exclusive_group()
             text = "the run of that time, with zone (default: the schedule's last one)"
-            which.add_argument("--at", type=types.parse_time, metavar="TIME", help=text)
+            which.add_argument("--at", type=parse_time, metavar="TIME", help=text)
             which.add_argument("--now", action="store_true", help="a new run, of this second")
             add("--wait", action="store_true", help="stay until it has ended")
             add("--once", action="store_true", help="do not resume a failed or stopped run")
@@ -67,7 +69,7 @@ def build_parser() -> cli.Parser:
             add("--out", type=Path, metavar="DIRECTORY", help=text)
             newest = ".".join(map(str, NEWEST_KUBERAY))
             text = f"the operator's version, for kuberay and rayjob (default: {newest})"
-            add("--kuberay", type=types.parse_version, metavar="VERSION", help=text)
+            add("--kuberay", type=parse_version, metavar="VERSION", help=text)
             text = "with kuberay: a RayCronJob (alpha) instead of a CronJob"
             add("--ray-cron-job", action="store_true", help=text)
     return parser
@@ -86,12 +88,7 @@ def read_clock() -> datetime:
 
 def validate(options: argparse.Namespace) -> int:
     """Print every problem of the files and, without --files-only, of this machine."""
-    from gdpo_tune.clusters.console import (
-        ConsolePrinter,
-        find_errors,
-        find_notes,
-        find_warnings,
-    )
+    from gdpo_tune.clusters.console import ConsolePrinter, find_errors, find_notes, find_warnings
 
     loaded, errors = load(options), list["tuple[ScheduledSweep, GdpoTuneError]"]()
     for sweep in loaded.sweeps:
@@ -133,7 +130,7 @@ def serve(options: argparse.Namespace) -> int:
     from gdpo_tune.core.signals import stop_on_signals
 
     ended, ticker = threading.Event(), ScheduleTicker(options.sweeps, read_clock)
-    with stop_on_signals(ended.set):
+    with stop_on_signals(lambda _: ended.set()):
         while not ended.is_set():
             ticker.tick_all()
             ended.wait(options.every)
@@ -151,7 +148,7 @@ def run(options: argparse.Namespace) -> int:
     flags = {"wait": options.wait, "once": options.once, "every": options.every}
     if not options.here:  # on other machines the run continues without this process
         return run_by_name(context, due, report=report, **flags)
-    with stop_on_signals(ended.set):
+    with stop_on_signals(lambda _: ended.set()):
         return run_by_name(context, due, report=report, taken_back=ended, **flags)
 
 
@@ -195,7 +192,7 @@ def render(options: argparse.Namespace) -> int:
     loaded = load(options)
     if loaded.error is not None:
         raise loaded.error
-    rendered = render_all(
+    rendered, others = render_all(
         loaded.sweeps,
         options.target,
         sys.executable,
@@ -204,7 +201,7 @@ def render(options: argparse.Namespace) -> int:
         options.kuberay,
         ray_cron_job=options.ray_cron_job,
     )
-    texts = {file: text for files in rendered for file, text in files.items()}
+    texts = {file: text for files in rendered.values() for file, text in files.items()}
     if options.out is None:
         is_yaml = all(file.endswith(".yaml") for file in texts)
         print(("---\n" if is_yaml else "\n").join(texts.values()), end="")
@@ -214,12 +211,45 @@ def render(options: argparse.Namespace) -> int:
             for file, text in texts.items():
                 write_atomically(options.out / file, text)
                 print(options.out / file)
-    for sweep, files in zip(loaded.sweeps, rendered, strict=True):
+    for name, files in rendered.items():
         for left_out in find_left_out(files):
-            print(f"{sweep.name}: left out: {left_out}", file=sys.stderr)
-    for note in find_notes(loaded.sweeps):
+            print(f"{name}: left out: {left_out}", file=sys.stderr)
+    for problem in others:
+        print(f"not rendered: {problem}", file=sys.stderr)
+    for note in find_notes([sweep for sweep in loaded.sweeps if sweep.name in rendered]):
         print(f"note: {note}", file=sys.stderr)
     return 0
+
+
+def parse_time(text: str) -> datetime:
+    """Return a time since 1970 in UTC."""
+    try:
+        time = datetime.fromisoformat(text)
+        if time.tzinfo is None:
+            raise argparse.ArgumentTypeError(f"{text!r} has no zone: write {text}Z for UTC")
+        time = time.astimezone(UTC).replace(microsecond=0)
+    except (ValueError, OverflowError):
+        time = None
+    if time is None or time.year < 1970:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a time: write it like 2026-03-29T02:00:00Z"
+        )
+    return time
+
+
+def parse_seconds(text: str) -> float:
+    """Return a positive number of seconds."""
+    if not 0.1 <= float(text) <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text}: write 0.1 to 86400 seconds")
+    return float(text)
+
+
+def parse_version(text: str) -> tuple[int, int]:
+    """Return major and minor number of a version."""
+    match = re.fullmatch(r"v?(\d+)\.(\d+)(\.\d+)?", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a version: write it like 1.7")
+    return int(match.group(1)), int(match.group(2))
 
 
 def load(options: argparse.Namespace) -> LoadedSweeps:

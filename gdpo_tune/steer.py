@@ -15,7 +15,6 @@ request is never lost and never applied twice, even if that process is killed me
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -35,6 +34,7 @@ REFUSED = 1
 
 
 def build_parser() -> cli.Parser:
+    """Build the command line."""
     parser = cli.Parser(__name__)
     parser.file("sweep", cli.SWEEP, metavar="SWEEP")
     parser.add_argument(

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
-from gdpo_tune.core import ray_access
-from gdpo_tune.core.errors import ClusterLostError, ResourcesError, UsageError
+from gdpo_tune.core import ray_access, task_files
+from gdpo_tune.core.errors import ClusterLostError, NoSignalError, UsageError
 from gdpo_tune.core.hub_address import refuse_published
 
 if TYPE_CHECKING:
     from gdpo_tune.core.errors import SpecProblem
-    from gdpo_tune.spec import PackChoice, Resources, SweepSpec
+    from gdpo_tune.spec import PackChoice, SweepSpec
     from gdpo_tune.tuning.runner import SweepResult
 
 
@@ -36,12 +36,13 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     options = parse_arguments(arguments)
 
-    from gdpo_tune.spec import load_spec, settle_pack
+    from gdpo_tune.spec import keep_recorded_tracking, load_spec, settle_pack
 
     refuse_published(str(options.space), "sweep", "download its sweep/spec.yaml, and run that")
     needs = [] if options.dry_run or options.submit is not None else None
     spec = load_spec(options.space, options.overrides, options.name, needs=needs)
     refuse_published(spec.address, "sweep", "write a directory as storage")
+    spec = spec if options.fresh else keep_recorded_tracking(spec)
     if options.dry_run:
         with cli.name_file(str(options.space)):
             return print_dry_run(spec, str(options.space), needs or ())
@@ -54,7 +55,8 @@ def main(arguments: Sequence[str]) -> int:
             print(f"trials a process: {pack}")
             spec = settle_pack(spec, pack.trials)
         print_environment(spec, str(options.space))
-    words = [word for word in arguments if word != "--fresh"]
+    once = ("--fresh", "--accept-changes", "--one-front")
+    words = [word for word in arguments if word not in once]
     command = shlex.join(["python", "-m", "gdpo_tune.sweep", *words])
 
     from gdpo_tune.display import LiveDisplay, print_summary
@@ -68,7 +70,14 @@ def main(arguments: Sequence[str]) -> int:
             LiveDisplay(spec, tracking=sink.get_state) as display,
         ):
             listeners = [sink, display, notifier]
-            result = run_sweep(spec, fresh=options.fresh, listeners=listeners)
+            result = run_sweep(
+                spec,
+                fresh=options.fresh,
+                accept_changes=options.accept_changes,
+                one_front=options.one_front,
+                continue_from=options.continue_from,
+                listeners=listeners,
+            )
             display.close()
             spec = result.spec
             write_figures(spec, result)
@@ -85,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     if result.interrupted:
         print(f"Interrupted. Resume with:\n  {command}", file=sys.stderr)
-        return cli.INTERRUPTED
+        return result.interrupted
     return find_status(result)
 
 
@@ -99,6 +108,8 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     for name in ("detach", "working_dir"):
         if getattr(options, name) and options.submit is None:
             raise UsageError(f"--{name.replace('_', '-')} requires --submit URL")
+    if options.one_front and not options.accept_changes:
+        raise UsageError("--one-front requires --accept-changes")
     if options.address is not None:
         address = ray_access.check_ray_address(options.address, "--address")
         # The variable names a cluster more exactly than auto does.
@@ -108,10 +119,23 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def build_parser() -> cli.Parser:
+    """Build the command line."""
     parser = cli.Parser(__name__)
     parser.spec("SEARCH_SPACE.yaml", "the file that says what to search")
     parser.flag("--dry-run", "print the resolved spec, space, budget and warnings; start nothing")
     parser.flag("--fresh", "start anew; an earlier sweep of this name is moved aside, not deleted")
+    parser.flag(
+        "--accept-changes",
+        "go on although the task's file, data, policy or versions have changed: trials before "
+        "and after are marked, and share no front",
+    )
+    parser.flag("--one-front", "with --accept-changes: keep all trials on one front")
+    parser.add_argument(
+        "--continue-from",
+        metavar="DIRECTORY|ADDRESS",
+        default="",
+        help="go on here with the sweep that this one's ledger: has from there; fetch its policies",
+    )
     cluster = parser.add_argument_group("on a Ray cluster").add_mutually_exclusive_group()
     cluster.add_argument(
         "--address",
@@ -141,36 +165,33 @@ def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ())
     """
     from gdpo_tune.policies.hub import describe_policy
     from gdpo_tune.policies.load_policy import measure_policy
-    from gdpo_tune.spec import (
-        check_disk,
-        find_machine_problems,
-        find_unset_webhook,
-        render_dry_run,
-        render_needs,
-        settle_pack,
-    )
+    from gdpo_tune.policies.prompts import check_template_kwargs, read_chat_template
+    from gdpo_tune.spec import render_dry_run, render_needs, settle_pack
 
     cli.set_written_variables(spec)
-    description, size = (
-        describe_policy(spec.policy, spec.model.revision),
-        measure_policy(spec.policy),
-    )
+    size = measure_policy(spec.policy)
+    description = describe_policy(spec.policy, spec.model.revision)
+    template = read_chat_template(spec.policy, spec.model.revision)
+    check_template_kwargs(spec.policy, template, spec.model.chat_template_kwargs)
     pack = None
     if spec.resources.pack != 1:
         pack = choose_trials_per_process(spec)
         spec = settle_pack(spec, pack.trials)
-    lacking: list[object] = [*needs, *find_machine_problems(spec), *find_unset_webhook(spec)]
-    try:
-        check_disk(spec, size, file)
-    except ResourcesError as error:
-        lacking.append(error)
     print(render_dry_run(spec, size, description, pack))
-    print(f"\n{render_needs(lacking)}")
+    print(f"\n{render_needs([*needs, *cli.find_problems(spec, file)])}")
     cli.check_share(spec)
     if spec.data.is_local and not any(need.key == "data.source" for need in needs):
-        from gdpo_tune.tasks.data.dataset import check_data
+        from gdpo_tune.tasks.data_rows import check_data
 
         check_data(spec.data, spec.training)
+    has_references = spec.data.source and spec.data.is_local and not needs
+    if task_files.is_task_file(spec.task) or has_references:
+        with task_files.build_task(
+            spec.task, spec.training, spec.sandbox, spec.data, scoring=spec.scoring
+        ) as task:
+            found = {**task.environment(), **cli.check_scoring(spec, task)}
+            for name, value in found.items():
+                print(f"{name}: {value}")
     return 0
 
 
@@ -181,38 +202,26 @@ def choose_trials_per_process(spec: SweepSpec) -> PackChoice:
         ClusterError: the cluster cannot be joined, or a node does not answer.
     """
     from gdpo_tune.policies.load_policy import measure_policy
-    from gdpo_tune.spec import choose_pack
-
-    size = measure_policy(spec.policy)
-    return choose_pack(spec, size, lambda: read_device_memory(spec.resources))
-
-
-def read_device_memory(resources: Resources) -> int | None:
-    """Return the bytes of the smallest GPU here, or in the cluster that RAY_ADDRESS names."""
-    from gdpo_tune import spec
-
-    if not os.environ.get(ray_access.ADDRESS):
-        return spec.read_device_memory()
+    from gdpo_tune.spec import choose_pack, read_device_memory
     from gdpo_tune.tuning.ray.gpus import read_cluster_memory
 
-    return read_cluster_memory(resources)
+    is_joined = bool(os.environ.get(ray_access.ADDRESS))
+    size, resources = measure_policy(spec.policy), spec.resources
+    read = (lambda: read_cluster_memory(resources)) if is_joined else read_device_memory
+    return choose_pack(spec, size, read)
 
 
 def print_environment(spec: SweepSpec, file: str = "") -> None:
     """Refuse a sweep that cannot run here, and print the environment of its task."""
-    from gdpo_tune.policies.load_policy import measure_policy
-    from gdpo_tune.spec import (
-        check_disk,
-        check_resources,
-        find_unset_webhook,
-        list_sandbox_warnings,
-    )
+    from gdpo_tune.spec.machine import list_other_sweeps, list_sandbox_warnings
 
-    check_resources(spec)
-    for problem in find_unset_webhook(spec):
+    for problem in cli.find_problems(spec, file):
         raise problem
-    check_disk(spec, measure_policy(spec.policy), file)
-    for warning in list_sandbox_warnings(spec):
+    if address := os.environ.get(ray_access.ADDRESS):
+        address = ray_access.check_ray_address(address, ray_access.ADDRESS)
+        print(f"cluster: {ray_access.ADDRESS} = {address}")
+    others = () if address else list_other_sweeps()
+    for warning in (*list_sandbox_warnings(spec), *others):
         print(f"warning: {warning}", file=sys.stderr)
     for name, value in cli.probe_environment(spec).items():
         print(f"{name}: {value}")
@@ -230,7 +239,15 @@ def write_figures(spec: SweepSpec, result: SweepResult) -> None:
 
 
 def find_status(result: SweepResult) -> int:
-    """Return the exit status of a finished sweep: 1 if every trial failed."""
+    """Return the exit status of a finished sweep: 1 if every trial failed, 7 without a signal."""
+    from gdpo_tune.results.warnings import explain_dead_start
+    from gdpo_tune.tuning.search.plan import find_dead_start
+
+    dead = find_dead_start(result.spec, result.records)
+    if dead is not None and dead.directory is not None:
+        text = explain_dead_start(dead.reason, dead.directory)
+        print(f"error: trial {dead.number} and all others: {text}", file=sys.stderr)
+        return NoSignalError.exit_status
     trained = [record for record in result.records if record.role != "untrained"]
     if not trained or any(record.state != "failed" for record in trained):
         return 0
@@ -246,10 +263,21 @@ def submit_sweep(spec: SweepSpec, options: argparse.Namespace) -> int:
         explain_lost_tracking,
         submit,
     )
+    from gdpo_tune.spec import hide_passwords
 
-    refuse_passwords(options.overrides)
-    storage = spec.storage if spec.address else os.path.abspath(os.path.expanduser(spec.storage))
-    words = ["--name", spec.name, *(["--fresh"] if options.fresh else [])]
+    for override in options.overrides:
+        shown = hide_passwords(override)
+        if shown != override:
+            raise UsageError(
+                f"--set {shown}: with a password, which the cluster's list of jobs would show\n"
+                "    fix: leave it out; PGPASSWORD or ~/.pgpass, or MLFLOW_TRACKING_USERNAME and "
+                "MLFLOW_TRACKING_PASSWORD on the cluster hold it"
+            )
+    storage = spec.storage if spec.address else os.path.abspath(spec.storage)
+    words = ["--name", spec.name]
+    for name in ("fresh", "accept_changes", "one_front"):
+        words += [f"--{name.replace('_', '-')}"] if getattr(options, name) else []
+    words += ["--continue-from", options.continue_from] if options.continue_from else []
     for change in [*options.overrides, f"storage={json.dumps(storage)}"]:
         words += ["--set", change]
     directory = (options.working_dir or Path()).absolute()
@@ -259,24 +287,6 @@ def submit_sweep(spec: SweepSpec, options: argparse.Namespace) -> int:
     if problem:
         print(f"warning: {problem}; --set tracking.uri=http://SERVER:5000", file=sys.stderr)
     return submit(submission, build_jobs_api(options.submit), follow=not options.detach)
-
-
-def refuse_passwords(overrides: Sequence[str]) -> None:
-    """Refuse overrides that a cluster's list of jobs must not show.
-
-    Raises:
-        UsageError: one has a password in an address.
-    """
-    from gdpo_tune.spec import hide_passwords
-
-    for override in overrides:
-        shown = hide_passwords(override)
-        if shown != override:
-            raise UsageError(
-                f"--set {shown}: with a password, which the cluster's list of jobs would show\n"
-                "    fix: leave it out; PGPASSWORD or ~/.pgpass, or MLFLOW_TRACKING_USERNAME and "
-                "MLFLOW_TRACKING_PASSWORD on the cluster hold it"
-            )
 
 
 if __name__ == "__main__":

@@ -31,9 +31,12 @@ if TYPE_CHECKING:
 
 REQUEST, RESULT, LOCK = "request.json", "result.json", "train.lock"
 """Files in the directory of a training: its request, its result, and the lock of its process."""
+CONTENT = "content.json"
+"""File in that directory with what decides the result, as it was at each start that changed it."""
 
 
 def build_parser() -> cli.Parser:
+    """Build the command line."""
     parser = cli.Parser(__name__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("space", metavar="FILE.yaml", nargs="?", help="the file to train")
@@ -51,17 +54,32 @@ def build_parser() -> cli.Parser:
     add("--steps", type=cli.integer(1), help="training steps, instead of the file's")
     add("--seed", type=seed, help="seed (default: the trial's, or the file's)")
     add("--out", type=Path, help="directory (default: <storage>/<name>-<which>-<steps>)")
+    parser.flag(
+        "--accept-changes",
+        "resume although the task's file, data, policy or versions have changed",
+    )
     add("--threads", type=cli.integer(1), help="CPU threads (default: resources.cpus)")
     return parser
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train as `arguments` say and return the exit status."""
+    """Train as `arguments` say, or show the result, and return the exit status.
+
+    Raises:
+        UsageError: the directory holds another training, what decides its result has changed, or
+            another process trains there.
+    """
+    import json
+
     options = build_parser().parse_args(arguments)
     for option in ("pick", "recipe"):
         if getattr(options, option) and options.source is None:
             build_parser().error(f"--{option} requires --from")
 
+    from gdpo_tune.core.errors import UsageError
+    from gdpo_tune.display.training import print_result
+    from gdpo_tune.ledger.journal import Lease
+    from gdpo_tune.ledger.trial_encoding import decode_estimates
     from gdpo_tune.results.retrain import (
         build_request_from_file,
         build_request_from_sweep,
@@ -80,70 +98,108 @@ def main(arguments: Sequence[str]) -> int:
     for line in asked.lines:
         print(line)
     config = build_trial_config(asked, seed=options.seed, out=options.out, threads=options.threads)
-    command = shlex.join(["python", "-m", "gdpo_tune.train", *arguments])
-    return train_or_show(asked, config, command)
-
-
-def train_or_show(asked: TrainingRequest, config: TrialConfig, command: str) -> int:
-    """Train in `config.directory`, or show its result if it has one; return the exit status.
-
-    Raises:
-        UsageError: the directory holds another training, or another process trains there.
-    """
-    from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.ledger.journal import Lease
-
+    words = [word for word in arguments if word != "--accept-changes"]
+    command = shlex.join(["python", "-m", "gdpo_tune.train", *words])
     try:
         lease = Lease(config.directory / LOCK)
     except OSError as error:
         reason = f"{config.directory} cannot be used: {error}; choose another --out"
         raise UsageError(reason) from error
     try:
-        write_request(config)
+        config = write_request(config)
+        compare_content(config, accept=options.accept_changes)
         if (config.directory / RESULT).exists():
             print("already finished: nothing was started")
-        elif not train_to_end(asked, config):
+        elif status := train_to_end(asked, config):
             print(f"Interrupted. Resume with:\n  {command}", file=sys.stderr)
-            return cli.INTERRUPTED
+            return status
     finally:
         lease.release()
-    print_training(asked, config)
+    encoded = json.loads((config.directory / RESULT).read_text(encoding="utf-8"))
+    columns = {name: decode_estimates(encoded[name]) for name in ("validation", "test")}
+    print_result(asked.spec.list_objectives(), columns)
+    print(f"policy: {config.directory / encoded['checkpoint']}")
+    print(f"steps:  {config.directory / 'steps.jsonl'}")
     return 0
 
 
-def write_request(config: TrialConfig) -> None:
+def write_request(config: TrialConfig) -> TrialConfig:
     """Write the request into the directory, or compare it with the one that the directory has.
+
+    Return the config with the date for chat templates that the request records.
 
     Raises:
         UsageError: the directory holds another training.
     """
     import json
+    from dataclasses import replace
+    from datetime import date
 
     from gdpo_tune.core.errors import UsageError
     from gdpo_tune.core.files import write_atomically
     from gdpo_tune.results.retrain import list_decisive_settings
     from gdpo_tune.spec.model import list_differences
 
-    file, wanted = config.directory / REQUEST, list_decisive_settings(config)
-    if not file.exists():
+    file, key = config.directory / REQUEST, "model.template_date"
+    earlier = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    day = config.model.template_date or earlier.get(key) or date.today().isoformat()
+    config = replace(config, model=config.model.replace(template_date=day))
+    wanted = list_decisive_settings(config)
+    if not earlier:
         write_atomically(file, json.dumps(wanted, indent=1))
-        return
-    changed = list_differences(json.loads(file.read_text(encoding="utf-8")), wanted)
+    changed = list_differences({key: day, **(earlier or wanted)}, wanted)
     if changed:
         raise UsageError(
             f"{config.directory} holds another training: {'; '.join(changed)}\n"
             "    fix: choose another --out, or ask for the same"
         )
+    return config
 
 
-def train_to_end(asked: TrainingRequest, config: TrialConfig) -> bool:
-    """Train to the end and write the result; return False if a signal stopped it before."""
+def compare_content(config: TrialConfig, *, accept: bool) -> None:
+    """Refuse to resume with other content than before, or write it into the directory's record.
+
+    What becomes known later, such as a commit on the Hub, is compared from then on.
+
+    Raises:
+        UsageError: a file or version that decides the result has changed, and `accept` is false.
+    """
+    import json
+    import time
+
+    from gdpo_tune.core import content
+    from gdpo_tune.core.errors import UsageError
+    from gdpo_tune.core.files import write_atomically
+
+    file = config.directory / CONTENT
+    starts = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    facts = content.measure_content(
+        config.task, config.policy, config.model, config.data, config.rollout
+    )
+    digests = {name: fact.digest for name, fact in facts.items()}
+    changes = content.list_changes(starts[-1]["digests"], facts) if starts else {}
+    if changes and not accept:
+        raise UsageError(
+            f"{content.describe_changes(changes, config.directory, starts[-1]['time'])}\n"
+            "    fix: restore it, choose another --out to begin anew, or --accept-changes to resume"
+        )
+    if starts and not changes:
+        starts[-1]["digests"] |= digests
+    else:
+        starts.append({"time": time.time(), "digests": digests, "changes": list(changes)})
+    write_atomically(file, json.dumps(starts, indent=1))
+
+
+def train_to_end(asked: TrainingRequest, config: TrialConfig) -> int:
+    """Train and write the result; return 0, or the exit status if a signal stopped it before."""
     import json
 
+    from gdpo_tune.core.errors import NoSignalError
     from gdpo_tune.core.files import write_atomically
     from gdpo_tune.core.signals import stop_on_signals
     from gdpo_tune.display.training import TrainingDisplay
     from gdpo_tune.ledger.trial_encoding import encode_outcome
+    from gdpo_tune.results.warnings import explain_dead_start
     from gdpo_tune.training.checkpoints import find_checkpoint
 
     workers = asked.spec.resources.workers
@@ -172,35 +228,24 @@ def train_to_end(asked: TrainingRequest, config: TrialConfig) -> bool:
         except SystemExit:
             if not stop.requested:
                 raise
-            return False
+            return stop.requested
+        except NoSignalError as error:
+            raise NoSignalError(explain_dead_start(str(error), config.directory)) from error
     encoded = encode_outcome(outcome, config.directory)
     write_atomically(config.directory / RESULT, json.dumps(encoded, indent=1))
-    return True
-
-
-def print_training(asked: TrainingRequest, config: TrialConfig) -> None:
-    """Print held-out metrics and the path of the policy."""
-    import json
-
-    from gdpo_tune.display.training import print_result
-    from gdpo_tune.ledger.trial_encoding import decode_estimates
-
-    result = json.loads((config.directory / RESULT).read_text(encoding="utf-8"))
-    goals = asked.spec.list_objectives()
-    print_result(goals, decode_estimates(result["validation"]), decode_estimates(result["test"]))
-    print(f"policy: {config.directory / result['checkpoint']}")
-    print(f"steps:  {config.directory / 'steps.jsonl'}")
+    return 0
 
 
 class _Stop:
     """Report function that ends the training after a signal."""
 
     def __init__(self, report: Callable[[Measurement, Path | None], None]) -> None:
-        self.requested = False
+        self.requested = 0
+        """Exit status of the signal; 0 before one comes."""
         self._report = report
 
-    def request(self) -> None:
-        self.requested = True
+    def request(self, exit_status: int) -> None:
+        self.requested = exit_status
 
     def __call__(self, measurement: Measurement, checkpoint: Path | None) -> None:
         self._report(measurement, checkpoint)

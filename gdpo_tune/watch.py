@@ -3,12 +3,13 @@
     python -m gdpo_tune.watch runs/code
     python -m gdpo_tune.watch search_spaces/code.yaml
     python -m gdpo_tune.watch runs/code --host 0.0.0.0 --port 9000
+    python -m gdpo_tune.watch runs/code --allow-host sweeps.example --root-path /code
 
 The page shows the front, running trials with their curves, the log and the time left. It stops
 trials, adds and clones configurations, changes the number of trials, and pauses the sweep. The
 second waits for a sweep that has not started. The page is on this machine alone, unless `--host`
-says otherwise; its address has a token, with which everyone can steer. Ctrl-C ends the server; the
-sweep goes on.
+says otherwise; its address has a token, with which everyone can steer. The third is behind a proxy.
+Ctrl-C ends the server; the sweep goes on.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from gdpo_tune import cli
+from gdpo_tune.web.guard import HOST_NAME, Guard, is_loopback, list_own_names
 
 if TYPE_CHECKING:
     from gdpo_tune.core.trial_config import Params
@@ -40,6 +43,7 @@ LEAST_CHARACTERS = 43
 
 
 def build_parser() -> cli.Parser:
+    """Build the command line."""
     parser = cli.Parser(__name__)
     parser.file("sweep", "its directory, name under runs/, address, or file", metavar="SWEEP")
     parser.add_argument(
@@ -48,7 +52,22 @@ def build_parser() -> cli.Parser:
         help="address to listen on, such as 0.0.0.0 for all (default: this machine alone)",
     )
     parser.add_argument(
-        "--port", type=cli.integer(1, 65535), help="port to listen on (default: 8770, or the next free one)"
+        "--port",
+        type=cli.integer(1, 65535),
+        help="port to listen on (default: 8770, or the next free one)",
+    )
+    parser.add_argument(
+        "--allow-host",
+        metavar="NAME",
+        type=parse_host_name,
+        action="append",
+        help="name under which a proxy serves the page, with its port if the browser shows it",
+    )
+    parser.add_argument(
+        "--root-path",
+        type=parse_root_path,
+        default="",
+        help="path below which a proxy serves it, such as /sweeps",
     )
     parser.flag("--open", "open the page in a browser")
     return parser
@@ -67,7 +86,6 @@ def serve_page(options: argparse.Namespace) -> None:
     """Print the address of the page, and serve it."""
     load, target = find_spec(options.sweep)
 
-    from gdpo_tune.web.guard import Guard, is_loopback, list_own_names
     from gdpo_tune.web.live_sweep import LiveSweep
     from gdpo_tune.web.page_server import build_app, build_server, open_socket
     from gdpo_tune.web.view import View
@@ -75,9 +93,11 @@ def serve_page(options: argparse.Namespace) -> None:
     spec = load()
     listener, note = open_socket(options.host, options.port)
     with closing(listener), closing(LiveSweep(load)) as sweep:
-        guard = Guard(read_token(spec.directory), list_own_names(options.host))
-        server = f"http://{_name_host(options.host)}:{listener.getsockname()[1]}"
-        address = f"{server}/?token={guard.token}"
+        proxied = frozenset[str](options.allow_host or ())
+        guard = Guard(read_token(spec.directory), list_own_names(options.host), proxied=proxied)
+        host = socket.gethostname() if options.host in ("0.0.0.0", "::", "") else options.host
+        host = f"[{host}]" if ":" in host else host
+        address = f"http://{host}:{listener.getsockname()[1]}/?token={guard.token}"
         if not is_loopback(options.host):
             text = "everyone who has this address can steer the sweep, and it is sent unencrypted"
             print(f"warning: {text}", file=sys.stderr)
@@ -88,7 +108,26 @@ def serve_page(options: argparse.Namespace) -> None:
             webbrowser.open(address)
         logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
         os.nice(10)  # trials come first
-        build_server(build_app(View(sweep, make_plan, target), guard)).run(sockets=[listener])
+        app = build_app(View(sweep, make_plan, target), guard, options.root_path)
+        build_server(app).run(sockets=[listener])
+
+
+def parse_root_path(text: str) -> str:
+    """Return a path as servers see it: decoded, with a slash before it and none behind."""
+    if set(text) & set(":?#"):
+        fix = "write what stands between the name of the proxy and the page: /sweeps"
+        raise argparse.ArgumentTypeError(f"{text!r} is not a path; {fix}")
+    return f"/{unquote(text).strip('/')}".rstrip("/")
+
+
+def parse_host_name(text: str) -> str:
+    """Return the name of a proxy, and its port, as browsers send them."""
+    with suppress(ValueError):  # of the encoding, of the port, or of an address
+        name = text.encode("idna").decode().lower()
+        if HOST_NAME.fullmatch(name) and urlsplit(f"//{name}").port != 0:
+            return name
+    fix = "write the name alone, or with its port: sweeps.example or localhost:8443"
+    raise argparse.ArgumentTypeError(f"{text!r} is not the name of a host; {fix}")
 
 
 def find_spec(named: str) -> tuple[Callable[[], SweepSpec], str]:
@@ -100,26 +139,26 @@ def find_spec(named: str) -> tuple[Callable[[], SweepSpec], str]:
     """
     from gdpo_tune.core.files import is_file
     from gdpo_tune.core.hub_address import refuse_published
-    from gdpo_tune.results.open_sweep import resolve_location, resolve_spec_file
-    from gdpo_tune.spec import load_spec
-    from gdpo_tune.spec.model import SPEC
+    from gdpo_tune.results.open_sweep import SPEC, is_space, resolve_location, resolve_spec_file
 
-    if not is_file(Path(named)):
+    if not is_space(named):
         location = resolve_location(named)
         refuse_published(location, "watch", f"gdpo-tune report {location}")
         file, storage = resolve_spec_file(location, named)
-        return (
-            lambda: load_spec(file, [storage], file.parent.name, to_run=False),
-            location,
-        )
+
+        from gdpo_tune.spec import load_spec
+
+        return lambda: load_spec(file, [storage], file.parent.name, to_run=False), location
+
+    from gdpo_tune.spec import load_spec
+
     asked = load_spec(named, to_run=False)
 
     def load() -> SweepSpec:
         file = asked.directory / SPEC
         if not is_file(file):
             return asked
-        storage = f"storage={asked.storage}"
-        return load_spec(file, [storage], asked.name, to_run=False)
+        return load_spec(file, [f"storage={asked.storage}"], asked.name, to_run=False)
 
     return load, asked.location
 
@@ -149,13 +188,6 @@ def read_token(directory: Path) -> str:
     with suppress(OSError):  # of another user, or not there yet: it holds until this server ends
         write_atomically(path, token + "\n", mode=0o600)
     return token
-
-
-def _name_host(host: str) -> str:
-    """Return a host as it stands in an address: of all addresses, the name of this machine."""
-    if host in ("0.0.0.0", "::", ""):
-        return socket.gethostname()
-    return f"[{host}]" if ":" in host else host
 
 
 if __name__ == "__main__":

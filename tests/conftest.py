@@ -10,7 +10,7 @@ from hypothesis import settings
 
 from gdpo_tune.core import parameters, registry
 
-pytest_plugins = ["tests.support.webhooks"]
+pytest_plugins = ["tests.support.mlflow_databases", "tests.support.webhooks"]
 
 # No deadline: a busy machine is no failure. CI runs the same examples every time, others new ones.
 settings.register_profile("project", deadline=None, derandomize="CI" in os.environ)

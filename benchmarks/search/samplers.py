@@ -39,8 +39,8 @@ SMALL = Plan(
     "samplers",
     problems=["branin_currin"],
     contestants=["gdpo_tune auto", "gdpo_tune random", "optuna random", "optuna tpe"],
-    budget=8,
-    seeds=2,
+    budget=6,
+    seeds=1,
 )
 MANY, FEW = 500, 12
 """Finished trials when a proposal is timed, in the full and in the small run."""

@@ -60,7 +60,7 @@ def measure_agreements(
     """
     levels: dict[int, list[tuple[Rung, TrialRecord]]] = {}
     for record in records:
-        if record.role == "search" and record.state == "complete":
+        if record.role == "search" and record.state == "complete" and record.is_comparable:
             for rung in record.rungs:
                 if rung.completions < record.cost.completions:
                     levels.setdefault(rung.completions, []).append((rung, record))
@@ -72,9 +72,7 @@ def measure_agreements(
 
 
 def _measure_agreement(
-    completions: int,
-    measured: Sequence[tuple[Rung, TrialRecord]],
-    objectives: Sequence[Objective],
+    completions: int, measured: Sequence[tuple[Rung, TrialRecord]], objectives: Sequence[Objective]
 ) -> Agreement:
     names = [objective.name for objective in objectives]
     early = np.array([[rung.validation[name].mean for name in names] for rung, _ in measured])

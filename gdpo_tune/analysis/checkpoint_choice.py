@@ -6,22 +6,13 @@ at which it was evaluated. A checkpoint that another policy dominates there is n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from gdpo_tune.analysis.pareto import compute_contributions, compute_losses, mark_front
 from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
-
-
-@dataclass(frozen=True)
-class _Point:
-    """A policy with validation values; with a part if it is a checkpoint before the end."""
-
-    values: tuple[float, ...]
-    part: Part | None = None
 
 
 def rank_checkpoints(
@@ -35,15 +26,30 @@ def rank_checkpoints(
     of `TrialRecord.kept_steps` whose metrics are allowed, that is, meet the constraints; ends and
     other candidates count if they are complete and feasible.
     """
-    allowed = _list_checkpoints(records, objectives, is_allowed)
-    points = [*_list_candidates(records, objectives), *allowed]
+    policies: list[tuple[Mapping[str, Estimate], Part | None]] = [
+        (record.validation, None)
+        for record in records
+        if record.state == "complete" and record.feasible is not False
+        if record.is_comparable and record.role != "untrained"
+    ]
+    policies += [
+        (rung.validation, Part(record.number, rung.step, 1.0))
+        for record in records
+        if record.replicate_of is None  # the seeds of a checkpoint follow from the checkpoint
+        if record.is_comparable
+        for rung in record.rungs
+        if rung.step in record.kept_steps
+        if is_allowed({name: e.mean for name, e in rung.validation.items()})
+    ]
+    read = [(read_objectives(estimates, objectives), part) for estimates, part in policies]
+    points = [(values, part) for values, part in read if values is not None]
     if not points:
         return []
-    values = np.array([point.values for point in points])
+    values = np.array([values for values, _ in points])
     gains = compute_contributions(values, objectives)
     is_on_front = mark_front(compute_losses(values, objectives))
     order = sorted(range(len(points)), key=lambda index: -gains[index])
-    parts = ((points[index].part, is_on_front[index] and gains[index] > 0) for index in order)
+    parts = ((points[index][1], is_on_front[index] and gains[index] > 0) for index in order)
     return [part for part, is_chosen in parts if part is not None and is_chosen]
 
 
@@ -59,33 +65,6 @@ def choose_checkpoint(
     tried = {record.parts for record in records if record.role == "checkpoint"}
     ranked = rank_checkpoints(records, objectives, is_allowed)
     return next((part for part in ranked if (part,) not in tried), None)
-
-
-def _list_candidates(
-    records: Sequence[TrialRecord], objectives: Sequence[Objective]
-) -> Iterator[_Point]:
-    for record in records:
-        if record.state != "complete" or record.feasible is False or record.role == "untrained":
-            continue
-        if (values := read_objectives(record.validation, objectives)) is not None:
-            yield _Point(values)
-
-
-def _list_checkpoints(
-    records: Sequence[TrialRecord],
-    objectives: Sequence[Objective],
-    is_allowed: Callable[[Mapping[str, float]], bool],
-) -> Iterator[_Point]:
-    for record in records:
-        if record.replicate_of is not None:
-            continue  # the seeds of a checkpoint follow from the checkpoint
-        for rung in record.rungs:
-            if rung.step not in record.kept_steps:
-                continue
-            if is_allowed({name: e.mean for name, e in rung.validation.items()}):
-                values = read_objectives(rung.validation, objectives)
-                if values is not None:
-                    yield _Point(values, Part(record.number, rung.step, 1.0))
 
 
 def read_objectives(

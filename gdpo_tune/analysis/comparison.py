@@ -47,9 +47,8 @@ from gdpo_tune.analysis.resampling import (
     draw_resamples,
     rank_values,
 )
-from gdpo_tune.analysis.selection import CLEAR
 from gdpo_tune.analysis.sides import Side, estimate_hypervolume_at
-from gdpo_tune.core.trials import Estimate
+from gdpo_tune.core.trials import CLEAR, Estimate
 
 ALPHA = 0.04
 """Corrected p up to which a difference is significant. Below the promised .05, because 999

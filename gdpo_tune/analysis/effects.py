@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.pareto import Floats
@@ -26,6 +27,7 @@ from gdpo_tune.analysis.probability import Interval
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.analysis.resampling import compute_interval
 from gdpo_tune.analysis.response import POINTS, Dimension, Encoder, draw_surfaces
+from gdpo_tune.core.formatting import NOISE
 from gdpo_tune.core.trials import Objective
 
 Strength = Literal["clear", "unclear", "none"]
@@ -91,6 +93,8 @@ class Effects:
     configurations: int
     needed: int
     """Configurations from which importance may be shown."""
+    constant: tuple[str, ...] = ()
+    """Objectives with one value in all configurations, of which there are several."""
 
 
 def estimate_effects(
@@ -108,22 +112,28 @@ def estimate_effects(
         needed = max(needed, LEAST_CROWDED)
     reliable = RELIABLE_CROWDED if crowded else RELIABLE
     rows = _list_rows(front, encoder)
+    values = {g.name: [c.mean[g.name].mean for _, c in rows] for g in front.objectives}
+    constant = tuple(name for name, of in values.items() if len(of) > 1 and _is_constant(of))
     if len(rows) < needed or not dimensions:
-        return Effects((), (), len(rows), needed)
+        return Effects((), (), len(rows), needed, constant)
     chosen = [rows[i] for i in np.linspace(0, len(rows) - 1, min(MOST, len(rows))).astype(int)]
     effects: list[ParameterEffect] = []
     unreliable: list[str] = []
     for goal in front.objectives:
-        found = _estimate_objective(encoder, chosen, goal, reliable)
-        effects += found
-        if not found:
-            unreliable.append(goal.name)
-    return Effects(tuple(effects), tuple(unreliable), len(rows), needed)
+        if goal.name not in constant:
+            found = _estimate_objective(encoder, chosen, goal, reliable)
+            effects += found
+            unreliable += [] if found else [goal.name]
+    return Effects(tuple(effects), tuple(unreliable), len(rows), needed, constant)
 
 
 def is_logarithmic(values: Sequence[float]) -> bool:
     """Return whether values spread over a factor of `WIDE`, all above 0."""
     return min(values) > 0 and max(values) / min(values) >= WIDE
+
+
+def _is_constant(values: ArrayLike) -> bool:
+    return bool(np.ptp(values) <= NOISE * np.max(np.abs(values)))
 
 
 def _list_rows(front: Front, encoder: Encoder) -> list[tuple[Floats, Configuration]]:
@@ -140,16 +150,13 @@ def _list_rows(front: Front, encoder: Encoder) -> list[tuple[Floats, Configurati
 
 
 def _estimate_objective(
-    encoder: Encoder,
-    rows: Sequence[tuple[Floats, Configuration]],
-    goal: Objective,
-    reliable: float,
+    encoder: Encoder, rows: Sequence[tuple[Floats, Configuration]], goal: Objective, reliable: float
 ) -> list[ParameterEffect]:
     """Estimate the effects on one objective; nothing if their ranking is not `reliable`."""
     values = np.array([configuration.mean[goal.name].mean for _, configuration in rows])
     seeds = np.array([float(configuration.seeds) for _, configuration in rows])
     places = np.stack([place for place, _ in rows])
-    if np.ptp(values) == 0:
+    if _is_constant(values):
         return []
     surfaces = draw_surfaces(encoder, places, values, seeds)
     shares = compute_total_indices(encoder, surfaces.weights, surfaces.noise)

@@ -40,7 +40,9 @@ def compute_expected_gains(
     """
     inside = front[(front < reference).all(axis=1)]
     most = max(2, int(MOST_CELLS ** (1 / len(reference))) - 1)
-    edges = [_thin_out(np.unique(column), most) for column in inside.T]
+    edges = [np.unique(column) for column in inside.T]
+    # At most `most` of them, evenly, the last one included.
+    edges = [e[np.linspace(0, len(e) - 1, min(len(e), most)).round().astype(int)] for e in edges]
     free = np.ones([len(edge) + 1 for edge in edges], dtype=np.bool_)
     # Cell k of an objective reaches from edge k - 1 to edge k; a point on edge k covers k + 1 on.
     corners = [
@@ -67,10 +69,3 @@ def compute_shortfalls(bounds: Floats, means: Floats, errors: Floats) -> Floats:
     gaps, spread = bounds - means[:, None], np.maximum(errors, TINY)[:, None]
     z = gaps / spread
     return gaps * ndtr(z) + spread * np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
-
-
-def _thin_out(edges: Floats, most: int) -> Floats:
-    """Return at most `most` of the sorted edges, evenly, the last one included."""
-    if len(edges) <= most:
-        return edges
-    return edges[np.linspace(0, len(edges) - 1, most).round().astype(int)]

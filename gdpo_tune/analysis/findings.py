@@ -8,9 +8,8 @@ from gdpo_tune.core.candidates import title_candidate
 from gdpo_tune.core.formatting import (
     format_count,
     format_estimate,
-    format_interval,
+    format_hypervolume,
     format_list,
-    format_number,
     format_percent,
 )
 
@@ -28,11 +27,10 @@ def describe_findings(front: Front, effects: Effects) -> tuple[list[str], list[s
 def _list_findings(front: Front, effects: Effects) -> list[str]:
     lines: list[str] = []
     if front.members:
-        interval = front.hypervolume_interval
         lines.append(
             f"The front has {format_count(len(front.members), 'configuration')} and a "
-            f"hypervolume of {format_number(front.hypervolume)} "
-            f"(95 %: {format_interval(interval.low, interval.high)})."
+            "hypervolume of "
+            f"{format_hypervolume(front.hypervolume, front.hypervolume_interval)}."
         )
     for goal in front.objectives:
         if goal.name in front.extremes and not front.list_ties(goal.name):
@@ -71,7 +69,8 @@ def _list_limits(front: Front, effects: Effects) -> list[str]:
             "More likely dominated than not, given the standard errors: "
             f"{format_list([title_candidate(name) for name in doubtful])}."
         )
-    tied = [name for name in front.extremes if front.list_ties(name)]
+    varied = [name for name in front.extremes if name not in effects.constant]
+    tied = [name for name in varied if front.list_ties(name)]
     if tied:
         lines.append(f"Top configurations for {format_list(tied)} are statistically tied.")
     return lines
@@ -90,6 +89,11 @@ def _list_limits_of_effects(effects: Effects) -> list[str]:
             "Too few configurations to say which parameters mattered for "
             f"{format_list(effects.unreliable)}: {effects.configurations} do not settle their "
             f"order, about {MORE * effects.configurations} would. Raise search.trials."
+        )
+    if effects.constant:
+        lines.append(
+            f"Did not vary: {format_list(effects.constant)}. All {effects.configurations} "
+            "configurations have the same value, so no parameter mattered."
         )
     unclear = [effect for effect in effects.estimates if effect.strength == "unclear"]
     lines += [

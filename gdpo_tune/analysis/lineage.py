@@ -30,26 +30,20 @@ class Training:
 def trace_training(records: Sequence[TrialRecord], number: int, step: float = math.inf) -> Training:
     """Return the training that gives a trial's policy, or its checkpoint at a step.
 
-    A replicate is the training of the trial that it repeats, with its own seed. `records` holds
-    every trial at the index of its number.
+    A replicate is the training of the trial that it repeats, with its own seed. Takeovers from the
+    step on are left out. `records` holds every trial at the index of its number.
     """
     record = records[number]
     if record.replicate_of is not None:
         return replace(trace_training(records, record.replicate_of, step), seed=record.seed)
-    return _trace_until(records, number, step)
+    exploits = [exploit for exploit in record.lineage if exploit.step < step]
+    if not exploits:
+        return Training(number, record.params, record.seed)
+    last = exploits[-1]
+    before = trace_training(records, last.donor, last.step)
+    return replace(before, schedule=(*before.schedule, Segment(last.step, last.params)))
 
 
 def stretch_schedule(schedule: Sequence[Segment], factor: float) -> tuple[Segment, ...]:
     """Return the schedule for a training of `factor` times as many steps."""
     return tuple(replace(segment, step=round(segment.step * factor)) for segment in schedule)
-
-
-def _trace_until(records: Sequence[TrialRecord], number: int, step: float) -> Training:
-    """Return the training of a trial up to a step, without the takeovers from that step on."""
-    record = records[number]
-    exploits = [exploit for exploit in record.lineage if exploit.step < step]
-    if not exploits:
-        return Training(number, record.params, record.seed)
-    last = exploits[-1]
-    before = _trace_until(records, last.donor, last.step)
-    return replace(before, schedule=(*before.schedule, Segment(last.step, last.params)))

@@ -61,9 +61,15 @@ def choose_merge(
     known = read_evaluated(records, goals)
     policies = [entry for entry in known if entry.is_measured and len(entry.mixture) == 1]
     tried = [entry for entry in known if len(entry.mixture) > 1]
-    damaged = _find_damaged(tried)
+    failed = [
+        policy for merge in tried if merge.record.state == "failed" for policy in merge.mixture
+    ]
+    measured = {policy for merge in tried if merge.is_measured for policy in merge.mixture}
+    damaged = {p for p in failed if failed.count(p) >= MOST_FAILURES and p not in measured}
     parents = select_parents([p for p in policies if damaged.isdisjoint(p.mixture)])
-    mixtures = _list_mixtures(parents, tried, most_parts)
+    # `keep: front` has deleted policies of a sweep that is extended.
+    kept = {p for entry in policies if entry.record.checkpoint is not None for p in entry.mixture}
+    mixtures = _list_mixtures(parents, tried, kept, most_parts)
     if not mixtures:
         return None
     seen = [
@@ -108,26 +114,18 @@ def select_parents(policies: Sequence[Evaluated]) -> list[Evaluated]:
     return [kept[index] for index in order]
 
 
-def _find_damaged(tried: Sequence[Evaluated]) -> set[Policy]:
-    """Return the policies of `MOST_FAILURES` failed merges and no measured one."""
-    failed = [
-        policy for merge in tried if merge.record.state == "failed" for policy in merge.mixture
-    ]
-    measured = {policy for merge in tried if merge.is_measured for policy in merge.mixture}
-    return {p for p in failed if failed.count(p) >= MOST_FAILURES and p not in measured}
-
-
 def _list_mixtures(
-    parents: Sequence[Evaluated], tried: Sequence[Evaluated], most_parts: int
+    parents: Sequence[Evaluated], tried: Sequence[Evaluated], kept: set[Policy], most_parts: int
 ) -> list[Mixture]:
-    """List the merges that may come next, none of them tried.
+    """List the merges of policies that are `kept` that may come next, none of them tried.
 
     They are the middles of two parents or of measured merges on the front, which bisects what was
     tried before, and groups of parents with even weights or half of the weight on one.
     """
     policies = [next(iter(parent.mixture)) for parent in parents]
     result: dict[Rounded, Mixture] = {}
-    for left, right in combinations(_list_front_mixtures(parents, tried), 2):
+    front = [m for m in _list_front_mixtures(parents, tried) if m.keys() <= kept]
+    for left, right in combinations(front, 2):
         middle = {p: (left.get(p, 0.0) + right.get(p, 0.0)) / 2 for p in left | right}
         if len(middle) <= most_parts:
             result.setdefault(round_mixture(middle), middle)

@@ -63,16 +63,18 @@ def read_evaluated(
 ) -> list[Evaluated]:
     """Read all that was evaluated on validation prompts, by number of the trial.
 
-    These are trainings and checkpoints that are complete, and merges in any state.
+    These are trainings and checkpoints that are complete, and merges in any state. Trials that are
+    not comparable are left out.
     """
     result: list[Evaluated] = []
-    for record in sorted(records, key=lambda record: record.number):
-        policy = _get_policy(record)
-        if record.role == "merge":
-            mixture = {(part.trial, part.step): part.weight for part in record.parts}
+    comparable = (record for record in records if record.is_comparable)
+    for record in sorted(comparable, key=lambda record: record.number):
+        mixture = {(part.trial, part.step): part.weight for part in record.parts}
+        if record.role in ("search", "published", "member") and record.rungs:
+            mixture = {(record.number, record.rungs[-1].step): 1.0}
+        is_known = record.state == "complete" and record.role != "replicate" and mixture
+        if is_known or record.role == "merge":
             result.append(read_values(record, mixture, objectives))
-        elif record.state == "complete" and policy is not None:
-            result.append(read_values(record, {policy: 1.0}, objectives))
     return result
 
 
@@ -141,15 +143,6 @@ def _compute_prior(weights: Floats, values: Floats) -> tuple[Floats, Floats]:
 def _compute_covariance(left: Floats, right: Floats) -> Floats:
     squares = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1) - 2 * left @ right.T
     return SHARED**2 + LOCAL**2 * np.exp(-squares / (2 * REACH**2))
-
-
-def _get_policy(record: TrialRecord) -> Policy | None:
-    """Return the policy that a record evaluates; None if it is no candidate that merges use."""
-    if record.role == "checkpoint":
-        return record.parts[0].trial, record.parts[0].step
-    if record.role in ("search", "published", "member") and record.rungs:
-        return record.number, record.rungs[-1].step
-    return None
 
 
 def read_values(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.pareto import compute_hypervolume
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.trials import Cost, sum_costs
 
 Kind = Literal["ends", "checkpoints", "merges"]
@@ -39,7 +37,7 @@ def summarize_origins(front: Front) -> tuple[Origin, ...]:
     The shares are nested and sum to 1: ends alone, then what checkpoints add, then what merges add
     to both. Empty for a sweep without checkpoints and merges, where ends are all there is.
     """
-    kinds = {r.number: classify_parts(r.parts) for r in front.records if r.role != "untrained"}
+    kinds = {r.number: KINDS[min(len(r.parts), 2)] for r in front.records if r.role != "untrained"}
     if set(kinds.values()) <= {"ends"}:
         return ()
     origins: list[Origin] = []
@@ -73,10 +71,3 @@ def find_parents(front: Front, candidate: Configuration) -> list[Configuration]:
             owners |= {(n, last_steps[n]): configuration for n in configuration.numbers}
     found = [owners.get((part.trial, part.step)) for part in candidate.parts]
     return [parent for parent in found if parent is not None and parent is not candidate]
-
-
-def classify_parts(parts: Sequence[Part]) -> Kind:
-    """Return the kind of a candidate, which replicates share with their original."""
-    if not parts:
-        return "ends"
-    return "checkpoints" if len(parts) == 1 else "merges"

@@ -1,18 +1,20 @@
 """Uncertainty of a front, given standard errors: its members, and its hypervolume.
 
 Both results use draws of each mean plus normal noise with its standard error, independent of the
-others. Shapes: T points, M objectives; means and errors are `[T, M]` and finite.
+others. Where all errors come from one spread between seeds, `df` are its degrees of freedom; 0: the
+errors are known. Shapes: T points, M objectives; means and errors are `[T, M]` and finite.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from statistics import NormalDist
+from functools import cache
+from typing import NamedTuple
 
 import moocore
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import chdtri, ndtri, stdtrit
 
 from gdpo_tune.analysis.pareto import (
     Floats,
@@ -32,16 +34,33 @@ LEVEL = 0.95
 """Nominal coverage of every interval."""
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """An interval of a quantity at the level `LEVEL`."""
 
     low: float
     high: float
 
 
+@cache
+def compute_quantile(df: int, comparisons: int = 1) -> float:
+    """Return how many errors intervals reach to each side, so that all `comparisons` hold.
+
+    Source: Student's t; Stoline and Ury 1979, The studentized maximum modulus distribution.
+    """
+    if comparisons == 1:
+        return float(stdtrit(df or np.inf, (1 + LEVEL) / 2))
+    levels = (np.arange(300) + 0.5) / 300
+    largest = ndtri((1 + levels ** (1 / comparisons)) / 2)
+    spreads = np.sqrt(chdtri(df, levels) / df) if df else np.ones(1)
+    return float(np.quantile(largest[:, None] / spreads, LEVEL))
+
+
 def estimate_front_probability(
-    means: ArrayLike, errors: ArrayLike, objectives: Sequence[Objective], draws: int = DRAWS
+    means: ArrayLike,
+    errors: ArrayLike,
+    objectives: Sequence[Objective],
+    draws: int = DRAWS,
+    df: int = 0,
 ) -> Floats:
     """Estimate each point's probability to be non-dominated, `float[T]`, by seeded Monte Carlo.
 
@@ -51,8 +70,8 @@ def estimate_front_probability(
     points = compute_losses(means, objectives)
     spread = np.asarray(errors, dtype=np.float64).reshape(points.shape)
     result = np.zeros(len(points))
-    kept = np.flatnonzero(~_mark_hopeless(points, spread))
-    for drawn in draw_points(points[kept], spread[kept], draws):
+    kept = np.flatnonzero(~_mark_hopeless(points, spread, df))
+    for drawn in draw_points(points[kept], spread[kept], draws, df=df):
         result[kept] += moocore.is_nondominated(drawn, keep_weakly=True)
     return result / draws
 
@@ -86,7 +105,11 @@ def estimate_luck(
 
 
 def estimate_hypervolume_interval(
-    means: ArrayLike, errors: ArrayLike, objectives: Sequence[Objective], draws: int = PAIRS
+    means: ArrayLike,
+    errors: ArrayLike,
+    objectives: Sequence[Objective],
+    draws: int = PAIRS,
+    df: int = 0,
 ) -> Interval:
     """Estimate the interval of the true hypervolume of a front that is claimed on noisy means.
 
@@ -97,8 +120,8 @@ def estimate_hypervolume_interval(
 
         s = sd of 2 H(y + z) - [H(y + z + z') + H(y + z - z')] / 2
 
-    The interval reaches 1.96 s to both sides, not below 0, and is widened to hold H(y). The
-    constraints that a point meets are taken as known. No points give 0 to 0.
+    The interval reaches `compute_quantile` times s to both sides, not below 0, and is widened to
+    hold H(y). The constraints that a point meets are taken as known. No points give 0 to 0.
     `benchmarks/candidates.py` measures its coverage.
 
     Source: Davison and Hinkley 1997, section 3.9 (draws of draws).
@@ -117,17 +140,20 @@ def estimate_hypervolume_interval(
             for values in (drawn, drawn + noise, drawn - noise)
         )
         estimates.append(2 * volume - (above + below) / 2)
-    reach = NormalDist().inv_cdf((1 + LEVEL) / 2) * float(np.std(estimates or [0.0]))
+    reach = compute_quantile(df) * float(np.std(estimates or [0.0]))
     return Interval(low=max(0.0, min(seen, middle - reach)), high=max(seen, middle + reach))
 
 
-def draw_points(points: Floats, spread: Floats, draws: int, seed: int = 0) -> Iterator[Floats]:
+def draw_points(
+    points: Floats, spread: Floats, draws: int, seed: int = 0, df: int = 0
+) -> Iterator[Floats]:
     """Yield the points with seeded noise, `draws` times; nothing for no points."""
     if len(points) == 0:
         return
     rng = np.random.default_rng(seed)
     for _ in range(draws):  # one at a time: all of them would be hundreds of MiB
-        yield points + spread * rng.standard_normal(points.shape)
+        noise = spread * rng.standard_normal(points.shape)
+        yield points + (noise * np.sqrt(df / rng.chisquare(df)) if df else noise)
 
 
 def _keep_hopeful(
@@ -140,7 +166,7 @@ def _keep_hopeful(
     return points[kept], spread[kept]
 
 
-def _mark_hopeless(points: Floats, spread: Floats) -> NDArray[np.bool_]:
+def _mark_hopeless(points: Floats, spread: Floats, df: int = 0) -> NDArray[np.bool_]:
     """Mark the points that a member of the front beats by `HOPELESS` in every objective, `bool[T]`.
 
     Leaving them out keeps a thousand trials cheap and changes no probability visibly: the member
@@ -150,7 +176,8 @@ def _mark_hopeless(points: Floats, spread: Floats) -> NDArray[np.bool_]:
     if len(points) == 0:
         return result
     front = moocore.is_nondominated(points, keep_weakly=True)
+    errors = HOPELESS * compute_quantile(df) / compute_quantile(0)
     for rival, rival_spread in zip(points[front], spread[front], strict=True):
-        margin = HOPELESS * np.hypot(spread, rival_spread)
+        margin = errors * np.hypot(spread, rival_spread)
         result |= (points - rival > margin).all(axis=1)
     return result

@@ -24,12 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gdpo_tune.analysis.pareto import Floats, compute_losses
-from gdpo_tune.analysis.replicates import (
-    Configuration,
-    find_original,
-    group_trials,
-    pool_trials,
-)
+from gdpo_tune.analysis.replicates import Configuration, find_original, group_trials, pool_trials
 from gdpo_tune.core.trials import Objective, Replicate, TrialRecord
 
 Flags = NDArray[np.bool_]
@@ -64,7 +59,9 @@ def choose_replicate(
     ]
     # A configuration may have been trained under several numbers.
     copies = {
-        record.number: _list_copies(members) for members in groups.values() for record in members
+        record.number: [member for member in members if member.role == "replicate"]
+        for members in groups.values()
+        for record in members
     }
     evaluated_again = sum(record.role == "replicate" and bool(record.parts) for record in records)
     ready = _find_ready(rivals, copies, per_point)
@@ -97,15 +94,8 @@ def choose_replicate(
     return Replicate(original=original, params=records[original].params)
 
 
-def _list_copies(members: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Return the replicates among the trials of a configuration, by number."""
-    return [record for record in members if record.role == "replicate"]
-
-
 def _find_ready(
-    rivals: Sequence[Configuration],
-    copies: Mapping[int, Sequence[TrialRecord]],
-    per_point: int,
+    rivals: Sequence[Configuration], copies: Mapping[int, Sequence[TrialRecord]], per_point: int
 ) -> Replicate | None:
     """Return a fresh seed of a candidate on the front whose parts all have one more seed."""
     for rival in rivals:
@@ -163,7 +153,8 @@ def count_expected_changes(
     points = compute_losses(means, objectives)
     spread = np.asarray(errors, dtype=np.float64).reshape(points.shape)
     noise = np.random.default_rng(0).standard_normal((DRAWS, len(objectives)))
-    dominates = _find_dominated(points)
+    no_worse = (points[:, None] <= points).all(axis=2)
+    dominates: Flags = np.logical_and(no_worse, ~no_worse.T)  # the row dominates the column
     dominators = dominates.sum(axis=0)
     front = dominators == 0
     result = np.zeros(len(points))
@@ -180,14 +171,6 @@ def count_expected_changes(
         changes = (inside != front[index]).astype(float) + (others != front[near]).sum(axis=1)
         result[index] = changes.mean() + np.count_nonzero(rest & ~near & ~front)
     return result
-
-
-def _find_dominated(points: Floats) -> Flags:
-    """Mark the losses that each loss dominates, `bool[T, T]`: the row dominates the column."""
-    no_worse = np.ones((len(points), len(points)), dtype=np.bool_)
-    for values in points.T:
-        no_worse &= values[:, None] <= values
-    return no_worse & ~no_worse.T
 
 
 def _find_memberships(moved: Floats, rest: Floats) -> tuple[Flags, Flags]:

@@ -10,7 +10,12 @@ complete trials, means m_i and within-trial standard errors s_i (bootstrap clust
                 sqrt(sum_i s_i^2) / n,       the noise of its evaluations
                 sigma / sqrt(n) )            the spread between seeds anywhere in the sweep
 
-    sigma^2 = sum_c sum_i (m_ci - mean_c)^2 / sum_c (n_c - 1)    over configurations c with n_c >= 2
+    sigma^2 = sum_c sum_i (m_ci - mean_c)^2 / df    over configurations c with n_c >= 2
+    df      = sum_c (n_c - 1)
+
+The interval at 95 % reaches to each side as far as the farthest of the same three: 1.96 times the
+first, the root mean square of the evaluations' own reaches over sqrt(n), and t times the last, with
+Student's t of df degrees of freedom. Few replicates make it wide.
 
 The spread between seeds contains the noise of training and that of sampling completions. But two or
 three seeds may agree by luck, and one seed says nothing about the noise of training. So no
@@ -35,12 +40,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gdpo_tune.analysis.pareto import NOT_RANKED, rank_points
-from gdpo_tune.analysis.probability import estimate_front_probability
+from gdpo_tune.analysis.probability import compute_quantile, estimate_front_probability
 from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.trial_config import Params
-from gdpo_tune.core.trials import Estimate, Objective, Role, TrialRecord
+from gdpo_tune.core.trials import CLEAR, Estimate, Objective, Role, TrialRecord
 
 Key = tuple[object, ...]
+Spread = tuple[float, int]
+"""A standard deviation between seeds, and its degrees of freedom; 0 and 0 if it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,13 @@ class Configuration:
     """Probability of being on the front, given means and standard errors; 0 when not ranked."""
     parts: tuple[Part, ...] = ()
     """Trained policies that a checkpoint or a merge consists of, those of its first seed."""
+    can_be_on_front: bool = True
+    """False for what `is_eligible` leaves out."""
+
+    @property
+    def df(self) -> int:
+        """Degrees of freedom of the spread between seeds in the errors of the objectives."""
+        return max(estimate.df for estimate in self.mean.values())
 
     @property
     def is_training(self) -> bool:
@@ -119,14 +133,16 @@ def group_trials(records: Iterable[TrialRecord]) -> dict[Key, list[TrialRecord]]
     """Group trials with equal parameters, each replicate with its original, by trial number.
 
     The untrained policy stands alone, whatever parameters its record carries. So does a member of a
-    population that took over from others: its record has the parameters that it began with.
+    population that took over from others: its record has the parameters that it began with. Trials
+    that are not comparable have groups of their own.
     """
     ordered = sorted(records, key=lambda record: record.number)
     by_number = {record.number: record for record in ordered}
     groups: dict[Key, list[TrialRecord]] = {}
     for record in ordered:
         original = record if record.replicate_of is None else by_number.get(record.replicate_of)
-        groups.setdefault(_get_key(original or record), []).append(record)
+        key = (record.is_comparable, *_get_key(original or record))
+        groups.setdefault(key, []).append(record)
     return groups
 
 
@@ -136,10 +152,17 @@ def find_original(members: Sequence[TrialRecord]) -> TrialRecord:
 
 
 def is_measured(record: TrialRecord, objectives: Sequence[Objective]) -> bool:
-    """Return whether a trial ran its full budget with finite test values of every objective."""
-    return record.state == "complete" and all(
-        objective.name in record.test and _is_finite(record.test[objective.name])
-        for objective in objectives
+    """Return whether a trial ran its full budget with finite test values of every objective.
+
+    One that is not comparable, as content has changed since then, counts as not measured.
+    """
+    return (
+        record.state == "complete"
+        and record.is_comparable
+        and all(
+            objective.name in record.test and _is_finite(record.test[objective.name])
+            for objective in objectives
+        )
     )
 
 
@@ -152,12 +175,19 @@ def is_feasible(seeds: Sequence[TrialRecord]) -> bool:
     return 2 * sum(record.feasible is not False for record in seeds) > len(seeds)
 
 
-def estimate_seed_spread(
-    groups: Iterable[Sequence[Mapping[str, Estimate]]],
-) -> dict[str, float]:
-    """Return metric -> sigma of the head of this module, from the seeds of each configuration.
+def is_eligible(seeds: Sequence[TrialRecord]) -> bool:
+    """Return whether a configuration with these seeds may be on a front.
 
-    A metric that no configuration has from two seeds, or that is not finite there, is left out.
+    One that is not feasible may not, nor one whose trainings left the policy unchanged: its values
+    are those of the untrained policy, and the noise of their evaluation.
+    """
+    return is_feasible(seeds) and not all(record.is_unchanged for record in seeds)
+
+
+def estimate_seed_spread(groups: Iterable[Sequence[Mapping[str, Estimate]]]) -> dict[str, Spread]:
+    """Return metric -> sigma and df of the head of this module, from each configuration's seeds.
+
+    A metric that is equal, not finite or absent in two seeds of every configuration is left out.
     """
     squares: dict[str, float] = {}
     freedom: dict[str, int] = {}
@@ -167,30 +197,34 @@ def estimate_seed_spread(
             if len(means) > 1:
                 squares[name] = squares.get(name, 0.0) + float(np.var(means)) * len(means)
                 freedom[name] = freedom.get(name, 0) + len(means) - 1
-    return {name: math.sqrt(squares[name] / freedom[name]) for name in squares}
+    return {n: (math.sqrt(squares[n] / freedom[n]), freedom[n]) for n in squares if squares[n]}
 
 
-def pool_estimates(estimates: Sequence[Estimate], spread: float = 0.0) -> Estimate:
-    """Return the mean over seeds and its standard error, by the formula at the head of this module.
+def pool_estimates(estimates: Sequence[Estimate], spread: Spread = (0.0, 0)) -> Estimate:
+    """Return the mean over seeds and its errors, by the formulas at the head of this module.
 
-    There is one estimate for each seed, at least one. `spread` is sigma, 0 if it is unknown.
+    There is one estimate for each seed, at least one.
     """
-    count = len(estimates)
-    if count == 1:  # nearly all of a large sweep
-        return Estimate(estimates[0].mean, max(estimates[0].se, spread))
+    count, (sigma, df) = len(estimates), spread
+    if count == 1 and not df:  # nearly all of a large sweep
+        return estimates[0]
     means = [estimate.mean for estimate in estimates]
-    within = math.sqrt(sum(estimate.se**2 for estimate in estimates)) / count
-    between = float(np.std(means, ddof=1)) / math.sqrt(count)
+    within = math.hypot(*(estimate.se for estimate in estimates)) / count
+    between = float(np.std(means, ddof=1)) / math.sqrt(count) if count > 1 else 0.0
+    of_sweep = sigma / math.sqrt(count)
     # From the first one on, so that equal seeds give exactly their value and ties stay ties.
     mean = means[0] + math.fsum(mean - means[0] for mean in means) / count
-    return Estimate(mean=mean, se=max(between, within, spread / math.sqrt(count)))
+    reach = max(CLEAR * between, compute_quantile(df) * of_sweep)
+    low = mean - max(reach, math.hypot(*(each.mean - each.low for each in estimates)) / count)
+    high = mean + max(reach, math.hypot(*(each.high - each.mean for each in estimates)) / count)
+    return Estimate(mean, max(between, within, of_sweep), low, high, df=df)
 
 
 def _pool(
     members: Sequence[TrialRecord],
     seeds: Sequence[TrialRecord],
-    test: Mapping[str, float],
-    validation: Mapping[str, float],
+    test: Mapping[str, Spread],
+    validation: Mapping[str, Spread],
 ) -> Configuration:
     """Pool `seeds`, the measured ones among `members`, given the spreads between seeds."""
     first = find_original(members)
@@ -213,14 +247,15 @@ def _pool(
         rank=NOT_RANKED,
         probability=0.0,
         parts=first.parts,
+        can_be_on_front=is_eligible(seeds),
     )
 
 
 def _pool_metrics(
-    seeds: Sequence[Mapping[str, Estimate]], spread: Mapping[str, float]
+    seeds: Sequence[Mapping[str, Estimate]], spread: Mapping[str, Spread]
 ) -> dict[str, Estimate]:
     return {
-        name: pool_estimates([seed[name] for seed in seeds], spread.get(name, 0.0))
+        name: pool_estimates([seed[name] for seed in seeds], spread.get(name, (0.0, 0)))
         for name in seeds[0]
         if all(name in seed and _is_finite(seed[name]) for seed in seeds)
     }
@@ -228,10 +263,11 @@ def _pool_metrics(
 
 def _rank(pooled: list[Configuration], objectives: Sequence[Objective]) -> list[Configuration]:
     """Return the configurations with their rank and their probability of being on the front."""
-    eligible = [c for c in pooled if c.feasible and c.role != "untrained"]
+    eligible = [c for c in pooled if c.can_be_on_front and c.role != "untrained"]
     means = np.array([c.get_values(objectives) for c in eligible])
     errors = np.array([c.get_errors(objectives) for c in eligible])
-    probabilities = estimate_front_probability(means, errors, objectives)
+    df = max((c.df for c in eligible), default=0)
+    probabilities = estimate_front_probability(means, errors, objectives, df=df)
     ranked = {
         c.first: replace(c, rank=int(rank), probability=float(probability))
         for c, rank, probability in zip(

@@ -13,10 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gdpo_tune.analysis.pareto import Floats, compute_losses
+from gdpo_tune.analysis.probability import compute_quantile
 from gdpo_tune.core.trials import Estimate, Objective
-
-CLEAR = 1.96
-"""Standard errors of a difference beyond which noise alone is an unlikely reason for it."""
 
 
 def find_knee(
@@ -71,9 +69,23 @@ def find_smallest(
     return int(np.lexsort((_scale_losses(values, objectives).sum(axis=1), np.asarray(column)))[0])
 
 
-def is_tied(one: Estimate, other: Estimate) -> bool:
-    """Return whether two values differ by at most `CLEAR` standard errors of the difference."""
-    return abs(one.mean - other.mean) <= CLEAR * math.hypot(one.se, other.se)
+def subtract_estimates(one: Estimate, other: Estimate) -> Estimate:
+    """Return the difference of two values, with an interval by square-and-add.
+
+    Source: Newcombe 1998, Interval estimation for the difference between independent proportions;
+    Zou and Donner 2008 (intervals of any kind).
+    """
+    gap = one.mean - other.mean
+    low = gap - math.hypot(one.mean - one.low, other.high - other.mean)
+    high = gap + math.hypot(one.high - one.mean, other.mean - other.low)
+    return Estimate(gap, math.hypot(one.se, other.se), low, high, df=max(one.df, other.df))
+
+
+def is_above(one: Estimate, other: Estimate, comparisons: int = 1) -> bool:
+    """Return whether a value is higher than another by more than the noise of `comparisons`."""
+    gap = subtract_estimates(one, other)
+    wider = compute_quantile(gap.df, comparisons) / compute_quantile(gap.df)
+    return gap.mean > wider * (gap.mean - gap.low)
 
 
 def _scale_losses(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:

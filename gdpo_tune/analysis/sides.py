@@ -17,12 +17,7 @@ import numpy as np
 
 from gdpo_tune.analysis.pareto import Floats, compute_loss_hypervolume, compute_losses, select_front
 from gdpo_tune.analysis.probability import estimate_luck
-from gdpo_tune.analysis.replicates import (
-    Configuration,
-    find_original,
-    group_trials,
-    pool_trials,
-)
+from gdpo_tune.analysis.replicates import Configuration, find_original, group_trials, pool_trials
 from gdpo_tune.analysis.resampling import Indices
 from gdpo_tune.core.trials import Objective, TrialRecord
 
@@ -66,7 +61,7 @@ class Side:
         rows = compute_losses(
             [c.get_values(self.objectives) for c in self.configurations], self.objectives
         )
-        feasible = np.array([c.feasible for c in self.configurations], dtype=np.bool_)
+        feasible = np.array([c.can_be_on_front for c in self.configurations], dtype=np.bool_)
         return np.where(feasible[:, None], rows, np.nan)
 
     @cached_property
@@ -83,7 +78,7 @@ class Side:
     @cached_property
     def luck(self) -> float:
         """Share of the hypervolume that is luck: see `estimate_luck`; 0 without a hypervolume."""
-        kept = [c for c in self.configurations if c.feasible]
+        kept = [c for c in self.configurations if c.can_be_on_front]
         values = [c.get_values(self.objectives) for c in kept]
         errors = [c.get_errors(self.objectives) for c in kept]
         hypervolume = compute_loss_hypervolume(self.points, self.objectives)

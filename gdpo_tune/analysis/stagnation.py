@@ -8,15 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from gdpo_tune.analysis.pareto import (
-    Floats,
     compute_hypervolume,
     compute_loss_hypervolume,
     compute_losses,
 )
 from gdpo_tune.analysis.probability import draw_points
 from gdpo_tune.analysis.replicates import pool_trials
-from gdpo_tune.analysis.selection import CLEAR
-from gdpo_tune.core.trials import Objective, TrialRecord
+from gdpo_tune.core.trials import CLEAR, Objective, TrialRecord
 
 ENDED = ("complete", "pruned", "failed")
 LEAST = 0.01
@@ -39,7 +37,8 @@ def has_stagnated(
     """
     if not patience:
         return False
-    tried = [r for r in records if r.role in ("search", "published") and r.state in ENDED]
+    ended = [r for r in records if r.state in ENDED and r.is_comparable]
+    tried = [r for r in ended if r.role in ("search", "published")]
     search = [r for r in tried if r.role == "search"]
     if len(search) < patience:
         return False
@@ -54,17 +53,9 @@ def has_stagnated(
     if now <= 0:
         return False
     errors = np.array([[estimate.se for estimate in row] for row in estimates])
-    noise = _estimate_noise(compute_losses(means, objectives), errors, before, objectives)
-    return now - earlier <= max(LEAST * earlier, CLEAR * noise)
-
-
-def _estimate_noise(
-    points: Floats, errors: Floats, before: np.ndarray, objectives: Sequence[Objective]
-) -> float:
-    """Estimate the standard error of the move from the points in `before` to all points."""
     moves = [
         compute_loss_hypervolume(drawn, objectives)
         - compute_loss_hypervolume(drawn[before], objectives)
-        for drawn in draw_points(points, errors, DRAWS)
+        for drawn in draw_points(compute_losses(means, objectives), errors, DRAWS)
     ]
-    return float(np.std(moves))
+    return now - earlier <= max(LEAST * earlier, CLEAR * float(np.std(moves)))

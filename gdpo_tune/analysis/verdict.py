@@ -41,7 +41,11 @@ def build_verdict(comparison: Comparison) -> Verdict:
         )
         return Verdict("too few", text, ())  # figures would be taken for a finding
     reasons = tuple(_list_reasons(comparison))
-    better = _find_better_sides(comparison)
+    better: dict[str, Literal["left", "right"]] = {
+        name: "left" if effect.value > 0.5 else "right"
+        for name, effect in comparison.superiority.items()
+        if _is_significant(effect, 0.5)
+    }
     if _is_significant(comparison.ratio, 1.0):
         first, other = (left, right) if comparison.ratio.value > 1 else (right, left)
         winner: Winner = "left" if comparison.ratio.value > 1 else "right"
@@ -66,15 +70,6 @@ def build_verdict(comparison: Comparison) -> Verdict:
         )
         return Verdict("equal", text, reasons)
     return Verdict("undecided", f"{left} and {right}: no significant difference.", reasons)
-
-
-def _find_better_sides(comparison: Comparison) -> dict[str, Literal["left", "right"]]:
-    """Return objective -> the side that is better in it, for significant differences."""
-    return {
-        name: "left" if effect.value > 0.5 else "right"
-        for name, effect in comparison.superiority.items()
-        if _is_significant(effect, 0.5)
-    }
 
 
 def _is_significant(effect: Effect, null: float) -> bool:

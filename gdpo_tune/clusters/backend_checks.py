@@ -22,6 +22,8 @@ Fault = tuple[tuple[str, ...], str, str]
 """Key, reason, fix."""
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 """RFC 1035, which names of RayJobs must meet: RFC 1123 without a digit at the start."""
+MANY = re.compile(r"(?<!\S)(-a|--ar|-W|--wait(?!-)|:(?!\S))")
+"""Options of sbatch for an array, a heterogeneous job, and to stay until the job has ended."""
 LONGEST_NAME = 47 - len("-20260329t010000z-a100")
 """Characters of a schedule's name: KubeRay allows 47 for a RayJob, time and attempt included."""
 
@@ -44,10 +46,12 @@ def find_backend_problems(settings: ScheduleSettings, project: Path) -> Iterator
         case SlurmBackend():
             yield from _check_log_directory(settings, backend.folder, "that all nodes share")
             for option in backend.options:
+                fix = "write each option like --constraint=a100"
                 if not option.startswith("-") or "\n" in option:
-                    reason = f"{option!r} is not an option of sbatch"
-                    fix = "write each option like --constraint=a100"
-                    yield ("backend", "options"), reason, fix
+                    yield ("backend", "options"), f"{option!r} is not an option of sbatch", fix
+                elif MANY.search(option):
+                    reason = f"{option!r} makes several jobs, or waits: a run is one job of its own"
+                    yield ("backend", "options"), reason, "remove it"
 
 
 def _check_log_directory(settings: ScheduleSettings, directory: str, which: str) -> Iterator[Fault]:

@@ -17,6 +17,7 @@ from gdpo_tune.clusters.schedule_spec import KubeRayBackend, LocalBackend, RayJo
 from gdpo_tune.clusters.schedule_state import ACTIVE
 from gdpo_tune.clusters.schedule_storage import ScheduleStorage
 from gdpo_tune.clusters.tick import tick
+from gdpo_tune.core import ray_access
 from gdpo_tune.core.errors import GdpoTuneError, SpecError
 from gdpo_tune.core.webhook import find_webhook_problem
 from gdpo_tune.spec import find_machine_problems, find_unset_webhook
@@ -125,6 +126,8 @@ def find_warnings(sweep: ScheduledSweep) -> list[str]:
         if problem:
             text = f"{notify.webhook_env} is {problem}, so no notification would be sent"
             warnings.append(f"{sweep.file}: {text}")
+    if isinstance(backend, LocalBackend) and (address := os.environ.get(ray_access.ADDRESS)):
+        warnings.append(f"{sweep.file}: {ray_access.ADDRESS} = {address}: trials run there")
     lost = explain_lost_tracking(sweep.spec)
     if lost and isinstance(backend, RayJobBackend | KubeRayBackend):
         warnings.append(f"{sweep.file}: {lost}; write tracking: and the URL of a server")
@@ -175,9 +178,10 @@ def print_status(context: ScheduleContext) -> None:
     for run in state.runs[-1:]:
         is_active = run.state in ACTIVE
         word = "stopping" if is_active and run.stop_reason else run.state
+        word = f"unknown ({word})" if run.unknown else word
         rows.append(("  last run", f"{run.name}, attempt {run.attempt}: {word}"))
-        summary = run.stop_reason if is_active else run.summary
-        rows += [("", summary)] if summary else []
+        reasons = (run.unknown, run.stop_reason) if is_active else (run.summary,)
+        rows += [("", reason) for reason in reasons if reason]
     if state.queued is not None:
         rows.append(("  queued", context.name_run(state.queued)))
     start = state.due_after or now

@@ -14,6 +14,7 @@ from gdpo_tune.core.files import is_directory, is_file
 from gdpo_tune.core.hub_address import is_hub_address
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.spec import SweepSpec, hide_passwords, load_spec
+from gdpo_tune.spec.checks import NAME
 from gdpo_tune.spec.document import (
     ABSENT,
     KeyPath,
@@ -26,9 +27,8 @@ from gdpo_tune.spec.document import (
     read_text,
     suggest_file,
 )
-from gdpo_tune.spec.text import explain_unknown_name, suggest
 from gdpo_tune.spec.sections import read_section
-from gdpo_tune.spec.checks import NAME
+from gdpo_tune.spec.text import explain_unknown_name, suggest
 
 SUFFIXES = (".yaml", ".yml")
 PASSWORD = re.compile(r"://[^/@]*:[^@]+@|[?&](ssl)?password=")
@@ -254,4 +254,6 @@ class ScheduleFile:
 
     def _add(self, path: KeyPath, reason: str, fix: str) -> None:
         _, value = self.problems.find(path)
-        self.problems.note(path, reason, fix, hide_passwords(value) if isinstance(value, str) else None)
+        self.problems.note(
+            path, reason, fix, hide_passwords(value) if isinstance(value, str) else None
+        )

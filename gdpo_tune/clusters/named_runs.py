@@ -86,7 +86,13 @@ def run_by_name(
         if taken_back is None:
             time.sleep(every)
         elif taken_back.wait(every):
-            _end_job(context)
+            # nothing is recorded: the next call treats the machine as lost, and resumes the run
+            run, waited = context.state.active, 0.0
+            job = run and run.job
+            while job and waited < CHECKPOINT_SECONDS and context.backend.poll(job).running:
+                context.backend.stop(job, waited)
+                time.sleep(POLL_SECONDS)
+                waited += POLL_SECONDS
             raise KeyboardInterrupt
         since, once = context.state.number, True
         context.history.refresh()
@@ -105,19 +111,6 @@ def stop_by_name(context: ScheduleContext) -> bool:
             break
     advance_active_run(context)
     return run is not None
-
-
-def _end_job(context: ScheduleContext) -> None:
-    """Ask the job on this machine to end, and wait for its checkpoints.
-
-    Nothing is recorded: the next call treats the machine as lost, and resumes the run.
-    """
-    run, waited = context.state.active, 0.0
-    job = run and run.job
-    while job and waited < CHECKPOINT_SECONDS and context.backend.poll(job).running:
-        context.backend.stop(job, waited)
-        time.sleep(POLL_SECONDS)
-        waited += POLL_SECONDS
 
 
 def _request_run(context: ScheduleContext, due: datetime, since: int | None, *, once: bool) -> str:

@@ -8,7 +8,6 @@ failure the other notices wait for the next tick.
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from gdpo_tune.clusters.schedule_decisions import ScheduleContext
 from gdpo_tune.clusters.schedule_state import DAY, Notice, ScheduleEvent
@@ -25,9 +24,16 @@ def send_notices(context: ScheduleContext) -> None:
         is_wanted = notice and notice.occasion in settings.on and now - notice.at <= DAY
         if notice is None or not is_wanted or notice.delivery == "sent":
             continue
-        problem = post_message(
-            os.environ.get(settings.webhook_env, ""), build_message(context, notice)
-        )
+        message = {
+            "id": f"{context.sweep.name}/{notice.number}",
+            "sweep": context.sweep.name,
+            "occasion": notice.occasion,
+            "at": notice.at.isoformat(),
+            "text": notice.text,
+            "storage": context.sweep.storage,
+            **notice.details,
+        }
+        problem = post_message(os.environ.get(settings.webhook_env, ""), message)
         if problem and notice.delivery == "failed":
             return
         text = f"{context.sweep.name}: {settings.webhook_env}: {problem}" if problem else ""
@@ -37,19 +43,6 @@ def send_notices(context: ScheduleContext) -> None:
             notice = None if context.record(event) else _find_notice(context, number)
         if problem:
             return
-
-
-def build_message(context: ScheduleContext, notice: Notice) -> dict[str, Any]:
-    """Build the JSON object of a notice."""
-    return {
-        "id": f"{context.sweep.name}/{notice.number}",
-        "sweep": context.sweep.name,
-        "occasion": notice.occasion,
-        "at": notice.at.isoformat(),
-        "text": notice.text,
-        "storage": context.sweep.storage,
-        **notice.details,
-    }
 
 
 def _find_notice(context: ScheduleContext, number: int) -> Notice | None:

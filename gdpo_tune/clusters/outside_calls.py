@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Sequence
@@ -11,6 +12,12 @@ from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 
 PROGRAM_SECONDS = 60.0
 """Longest time that a program may take."""
+SURROUNDING = re.compile(
+    r"SLURM_(?!(CONF|JWT|CLUSTERS)$)|SBATCH_(?!(ACCOUNT|CLUSTERS|PARTITION|QOS|RESERVATION)$)"
+    r"|(SRUN|SALLOC|SQUEUE|SACCT|SCANCEL|PMI|PMIX|OMPI|RAY_JOB)_|RAY_ADDRESS$"
+)
+"""Variables of the job in which this command may run, and such as filter what programs show.
+sbatch(1) passes on every `SLURM_*`, whatever `--export` is, and srun(1) takes them for options."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,7 @@ def call_program(backend: str, words: Sequence[str], text: str = "") -> ProgramA
             errors="replace",
             timeout=PROGRAM_SECONDS,
             check=False,
+            env={name: os.environ[name] for name in os.environ if not SURROUNDING.match(name)},
         )
     except FileNotFoundError:
         raise BackendError(

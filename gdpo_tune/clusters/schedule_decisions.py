@@ -227,6 +227,7 @@ def retry_run(
     """Begin the next attempt at a run; after a refusal only after a pause."""
     run.attempt += 1
     run.state, run.job, run.stop_reason, run.stop_since = "starting", None, "", None
+    run.unknown = ""
     run.not_before = now + AFTER_REFUSAL if refused else None
     later = f", not before {run.not_before:%FT%TZ}" if run.not_before else ""
     because = f": {reason}" if reason else ""
@@ -255,7 +256,8 @@ def end_run(
     hours, now = float(figures.get("gpu_hours", unread or 0.0)), context.clock()
     run.spent.append((now, max(0.0, hours - run.gpu_hours)))
     description = describe_figures(figures)
-    run.state, run.summary = end_state, ". ".join(filter(None, [reason, description]))
+    run.state, run.unknown = end_state, ""
+    run.summary = ". ".join(filter(None, [reason, description]))
     details: dict[str, Any] = {"run": run.name, "attempt": run.attempt, "state": end_state}
     details |= {"reason": reason} if reason else {}
     details |= {"status": exit_status} if exit_status is not None else {}

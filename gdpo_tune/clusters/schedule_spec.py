@@ -6,7 +6,6 @@ key is its line in docs/schedule.md.
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,10 +14,10 @@ from annotated_types import Ge, Gt, Le, MinLen
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from gdpo_tune.clusters.cron import CronSchedule
-from gdpo_tune.core.files import find_path_problem
+from gdpo_tune.core.files import expand_path, find_path_problem
 from gdpo_tune.core.object_store import is_url
-from gdpo_tune.spec.model import EnvironmentName, WebhookSettings
 from gdpo_tune.core.settings import Section
+from gdpo_tune.spec.model import EnvironmentName, WebhookSettings
 from gdpo_tune.spec.sections import build_refusal, require_pattern
 
 UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
@@ -51,7 +50,7 @@ def format_duration(seconds: float) -> str:
 
 def resolve_path(path: str, root: Path) -> str:
     """Return a path of the file as an absolute one, and an address as it is."""
-    return path if is_url(path) else str((root / os.path.expanduser(path)).absolute())
+    return path if is_url(path) else str((root / expand_path(path)).absolute())
 
 
 def check_location(path: str) -> str:

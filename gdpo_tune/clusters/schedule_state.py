@@ -52,8 +52,8 @@ class JobHandle(Record):
     """Directory with its logs; for `local` and `slurm`."""
     machine: str = ""
     """Host name; for `local`, as is the next one."""
-    processes: list[Annotated[tuple[int, FiniteFloat], Field(strict=False)]] = []
-    """Pid and creation time of supervisor and sweep."""
+    processes: list[Annotated[tuple[int, str | FiniteFloat], Field(strict=False)]] = []
+    """Pid and start of supervisor and sweep, see `processes.find_process`."""
 
 
 class ScheduledRun(Record):
@@ -79,6 +79,8 @@ class ScheduledRun(Record):
     """When the newest attempt may be submitted; None: at once."""
     job: JobHandle | None = None
     """Its newest attempt; None until a backend has taken it."""
+    unknown: str = ""
+    """Why it is unknown whether the job runs, and what to do; empty if it is known."""
     stop_reason: str = ""
     """Why it is to stop; empty if it is not."""
     stop_since: Time | None = None

@@ -33,7 +33,17 @@ class ScheduleStorage:
         """Create a whole file; raise a `FileExistsError` if it exists already."""
         with self._explain_errors(FileExistsError):
             if self._on_disk:
-                _create_on_disk(Path(self._get_path(name)), content)
+                path = Path(self._get_path(name))
+                path.parent.mkdir(parents=True, exist_ok=True)
+                aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+                try:
+                    with aside.open("xb") as file:
+                        file.write(content)
+                        file.flush()
+                        os.fsync(file.fileno())
+                    os.link(aside, path)
+                finally:
+                    aside.unlink(missing_ok=True)
             else:
                 self._files.pipe_file(self._get_path(name), content, mode="create")
 
@@ -80,16 +90,3 @@ class ScheduleStorage:
             raise
         except Exception as error:  # each store has its own errors for credentials and networks
             raise build_store_error(self.address, error) from error
-
-
-def _create_on_disk(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with aside.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)

@@ -69,19 +69,22 @@ def _take_next_step(context: ScheduleContext, run: ScheduledRun) -> bool:
         if status.running:
             if run.stop_since is not None:
                 backend.stop(run.job, (now - run.stop_since).total_seconds())
-            return False
-        event = _end_attempt(context, run, status)
+            if status.reason == run.unknown:
+                return False
+            run.unknown = status.reason
+            event = ScheduleEvent("asked", now, f"{run.name}: {status.reason or 'it runs'}.")
+        else:
+            event = _end_attempt(context, run, status)
     context.record(event)
     return True
 
 
 def _start_attempt(context: ScheduleContext, run: ScheduledRun) -> bool:
     now, attempt = context.clock(), run.attempt
-    if run.stop_reason:
-        context.record(decisions.end_run(context, run, "stopped", run.stop_reason, None))
-        return True
     if run.not_before is not None and now < run.not_before:
-        return False
+        if run.stop_reason:  # otherwise it may have been submitted: found, it is stopped
+            context.record(decisions.end_run(context, run, "stopped", run.stop_reason, None))
+        return bool(run.stop_reason)
     backend = context.backend
     try:
         job = backend.submit(build_job(context.sweep, run))

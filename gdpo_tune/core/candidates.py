@@ -47,8 +47,8 @@ def title_candidate(name: str) -> str:
     return f"{kind}{name}"
 
 
-def format_parts(parts: Sequence[Part]) -> str:
-    """Format parts for a person: `0.5 x 7@60 + 0.5 x 12@60`, `7@40` for a checkpoint."""
+def format_parts(parts: Sequence[Part], digits: str = ".3g") -> str:
+    """Format parts: `0.5 x 7@60 + 0.5 x 12@60`, `7@40` for a checkpoint; "" keeps all `digits`."""
     if len(parts) == 1:
         return f"{parts[0].trial}@{parts[0].step}"
-    return " + ".join(f"{part.weight:.3g} x {part.trial}@{part.step}" for part in parts)
+    return " + ".join(f"{part.weight:{digits}} x {part.trial}@{part.step}" for part in parts)

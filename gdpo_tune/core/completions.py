@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.files import write_atomically
@@ -30,23 +31,30 @@ class Completion:
     prompt: str
     completion: str
     metrics: Mapping[str, float | None]
+    columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Extra columns that reward functions logged."""
 
 
 def shorten_completion(
-    prompt: str, completion: str, metrics: Mapping[str, float | None]
+    prompt: str,
+    completion: str,
+    metrics: Mapping[str, float | None],
+    columns: Mapping[str, Any] | None = None,
 ) -> Completion:
     """Build a completion whose texts are cut to `LONGEST_TEXT`."""
     if len(prompt) > LONGEST_TEXT:
         prompt = CUT + prompt[-LONGEST_TEXT:]
     if len(completion) > LONGEST_TEXT:
         completion = completion[:LONGEST_TEXT] + CUT
-    return Completion(prompt, completion, dict(metrics))
+    cut = {k: v[:LONGEST_TEXT] if isinstance(v, str) else v for k, v in (columns or {}).items()}
+    return Completion(prompt, completion, dict(metrics), cut)
 
 
 def write_completions(directory: Path, completions: Sequence[Completion]) -> None:
     """Replace a trial's file; its directory is created if missing."""
     directory.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(asdict(completion), ensure_ascii=False) for completion in completions]
+    rows = [{k: v for k, v in asdict(one).items() if k != "columns" or v} for one in completions]
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
     write_atomically(directory / COMPLETIONS_FILE, "".join(f"{line}\n" for line in lines))
 
 

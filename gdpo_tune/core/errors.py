@@ -89,6 +89,10 @@ class LedgerHeldError(UsageError):
     """A live process that holds the lease of this sweep's ledger."""
 
 
+class NoLocksError(UsageError):
+    """A disk without file locks, on which a second writer could not be kept out."""
+
+
 class IdentityError(UsageError):
     """A sweep of this name with another task, policy, space, objectives or training."""
 
@@ -153,6 +157,16 @@ class TrialFailure(GdpoTuneError):
 
 class NonFiniteError(TrialFailure):
     """NaN or inf where training needs a number; the message names the quantity and the step."""
+
+
+class NoSignalError(TrialFailure):
+    """A training whose rewards are equal in every group, so that nothing is learnt from them."""
+
+    exit_status = 7
+
+
+NO_SIGNAL = "no signal: "
+"""Beginning of the message of a `NoSignalError`, by which the record of a trial is recognised."""
 
 
 class DiskFullError(GdpoTuneError):

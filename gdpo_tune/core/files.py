@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import re
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gdpo_tune.core.errors import DiskFullError, UsageError
+from gdpo_tune.core.errors import DiskFullError, NoLocksError, UsageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+"""Form of the name of a policy or data set on the Hub."""
+DATA_FILES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".csv", ".parquet")
+"""Suffixes of local data files, in lower case."""
+DATA_KINDS = ".json, .jsonl (also .gz), .csv or .parquet"
+"""Suffixes of local data files, as messages list them."""
+_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
+"""Variable of the environment in a path, as shells write it."""
 LONGEST_PART, LONGEST_PATH = 255, 4095
 """Most bytes of the name of a file or directory, and of a path, on every usual disk."""
 _NEARLY_FULL = 64 * 1024
@@ -56,6 +66,24 @@ def explain_write_errors(subject: str) -> Generator[None]:
         ) from error
 
 
+def lock_file(file: int, operation: int, path: Path) -> None:
+    """Lock an open file with flock(2); the kernel releases it when the file is closed.
+
+    Raises:
+        BlockingIOError: another process holds the lock.
+        NoLocksError: the file system has none, as Lustre without `-o flock` (mount.lustre(8)).
+    """
+    try:
+        fcntl.flock(file, operation)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        raise NoLocksError(
+            f"{path.parent}: this file system has no locks ({error.strerror})\n    fix: name a "
+            "directory of another disk, or keep a sweep's record in a database, with ledger:"
+        ) from error
+
+
 def is_file(path: Path) -> bool:
     """Return whether a file exists; unlike `Path.is_file`, False for a name that is too long."""
     return os.path.isfile(path)
@@ -71,24 +99,72 @@ def is_present(path: Path) -> bool:
     return os.path.exists(path)
 
 
-def expand_home(path: str) -> Path:
-    """Return a path with `~` expanded; `~` of an unknown user stays."""
-    return Path(os.path.expanduser(path))
+def expand_path(path: str) -> Path:
+    """Return a path with `~`, `$NAME` and `${NAME}` expanded; an unknown user or variable stays.
+
+    A part with a `$` that exists is taken literally: a directory may have such a name.
+    """
+    return _expand(path)[0]
 
 
 def find_path_problem(path: str) -> str:
     """Return why no file or directory can have this path; empty if one can."""
-    expanded = os.path.expanduser(path)
-    if expanded.startswith("~"):
+    expanded, unset = _expand(path)
+    if unset:
+        return f"the variable {unset[0]} is not set (export {unset[0]}=...)"
+    if str(expanded).startswith("~"):
         return "there is no user of that name"
-    if "\0" in expanded:
+    if "\0" in path:
         return "a character that no name can have"
-    sizes = [len(part.encode(errors="replace")) for part in Path(expanded).parts]
+    sizes = [len(part.encode(errors="replace")) for part in expanded.parts]
     if max(sizes, default=0) > LONGEST_PART:
         return f"a name in it has more than {LONGEST_PART} bytes"
     if sum(sizes) + len(sizes) > LONGEST_PATH:
         return f"a path of more than {LONGEST_PATH:,} bytes"
     return ""
+
+
+def _expand(path: str) -> tuple[Path, list[str]]:
+    """Return a path as `expand_path`, and the variables in it that are unset or empty."""
+    unset: list[str] = []
+
+    def read(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        unset.extend([] if os.environ.get(name) else [name])
+        return os.environ.get(name) or found[0]
+
+    result = Path()
+    for part in Path(os.path.expanduser(path)).parts:
+        literal = result / part
+        is_literal = "$" not in part or is_present(literal)
+        result = literal if is_literal else Path(result, _VARIABLE.sub(read, part))
+    return result, unset
+
+
+def is_data_file(file: Path) -> bool:
+    """Return whether the suffix is that of a data file."""
+    return file.name.lower().endswith(DATA_FILES)
+
+
+def is_local_source(source: str) -> bool:
+    """Return whether a source is a path: it exists, or cannot be an id on the Hub."""
+    path = expand_path(source)
+    return not HUB_ID.fullmatch(source) or is_data_file(path) or is_present(path)
+
+
+def list_data_files(source: Path) -> list[Path]:
+    """Return the files that a local source may hold, sorted; empty if there is none.
+
+    Those of a directory are at any depth, the tables of `save_to_disk` among them; hidden ones are
+    left out, as `load_dataset` leaves them out.
+    """
+    if not is_directory(source):
+        return [source] if is_file(source) and is_data_file(source) else []
+    found: list[Path] = []
+    for place, directories, names in os.walk(source):
+        directories[:] = [name for name in directories if not name.startswith((".", "__"))]
+        found += [Path(place, name) for name in names if not name.startswith(".")]
+    return sorted(file for file in found if is_data_file(file) or file.suffix == ".arrow")
 
 
 @contextmanager
@@ -135,7 +211,6 @@ def _has_too_little_space(error: Exception, directory: Path) -> bool:
 
 
 def _count_free_bytes(directory: Path) -> int:
-    """Return the bytes that this user may still write."""
     while not directory.exists():
         directory = directory.parent
     return shutil.disk_usage(directory).free

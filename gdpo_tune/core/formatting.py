@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import string
 from collections.abc import Sequence
 
 from gdpo_tune.core.trial_config import Params, ParamValue
@@ -10,6 +11,8 @@ from gdpo_tune.core.trials import Estimate
 
 NO_VALUE = "\N{EM DASH}"
 """Stands where there is no value."""
+NOISE = 1e-12
+"""Share of a value that rounding leaves of a difference that is 0, at most."""
 SHORT_NAMES = {
     "reward_weights": "w {}",
     "conditioning": "{} if",
@@ -43,26 +46,62 @@ def get_mode(params: Params) -> str:
     return str(params.get("normalization", "gdpo"))
 
 
-def format_number(value: float) -> str:
-    """Format a measured value: three decimals below 10, fewer above; a dash if not finite."""
-    return f"{value:,.{_choose_decimals(value)}f}" if math.isfinite(value) else NO_VALUE
+def format_number(value: float, apart: float = math.inf) -> str:
+    """Format a measured value: three decimals below 10, fewer above; a dash if not finite.
+
+    It has more decimals where these hide that it is not 0, or a difference of `apart`.
+    """
+    return _format_decimals(value, _choose_decimals(value, apart))
 
 
 def format_estimate(value: Estimate | None) -> str:
-    """Format `mean ± standard error` with equally many decimals; a dash for None."""
+    """Format `mean ± standard error`, both to the first digit of the error; a dash for None."""
     if value is None:
         return NO_VALUE
-    return f"{format_number(value.mean)} ± {value.se:,.{_choose_decimals(value.mean)}f}"
+    decimals = _choose_decimals(value.mean, value.se)
+    error = _format_decimals(value.se, min(decimals, _choose_decimals(value.se, math.inf)))
+    return f"{_format_decimals(value.mean, decimals)} ± {error}"
 
 
 def format_interval(low: float, high: float) -> str:
     """Return `low to high`."""
-    return f"{format_number(low)} to {format_number(high)}"
+    return f"{format_number(low, high - low)} to {format_number(high, high - low)}"
 
 
-def _choose_decimals(value: float) -> int:
+def format_hypervolume(volume: float, interval: Sequence[float], reference: str = "") -> str:
+    """Return `0.512 (95 %: 0.431 to 0.540)`, with a word why if the interval ends at the volume."""
+    low, high = interval
+    span = f"95 %: {format_interval(low, high)}"
+    if low < high <= volume:
+        span += ", not above it: noise makes a front look better"
+    return (
+        f"{format_number(volume, high - low)} ({span}{reference and f'; reference: {reference}'})"
+    )
+
+
+def _choose_decimals(value: float, apart: float) -> int:
     magnitude = abs(value)
-    return 3 if magnitude < 10 else 1 if magnitude < 1000 else 0
+    usual = 3 if magnitude < 10 else 1 if magnitude < 1000 else 0
+    if NOISE < magnitude < math.inf and apart <= NOISE * magnitude:  # exact: up to six digits
+        digits, _, exponent = f"{magnitude:.5e}".partition("e")
+        return max(usual, len(digits.rstrip("0")) - 2 - int(exponent))
+    finest = min((x for x in (magnitude / 10, apart) if NOISE < x < 1), default=1)
+    return max(usual, math.ceil(-math.log10(finest)))
+
+
+def _format_decimals(value: float, decimals: int) -> str:
+    if not math.isfinite(value):
+        return NO_VALUE
+    if abs(value) <= NOISE:
+        return f"{0:.{min(decimals, 3)}f}"
+    if decimals > 5 and abs(value) < 1e-3:
+        return _format_exponent(value, max(0, decimals + math.floor(math.log10(abs(value)))))
+    return f"{value:,.{decimals}f}"
+
+
+def _format_exponent(value: float, decimals: int) -> str:
+    digits, _, exponent = f"{value:.{decimals}e}".partition("e")
+    return f"{float(digits):g}e{int(exponent)}"
 
 
 def format_parameter(value: ParamValue | None) -> str:
@@ -74,8 +113,7 @@ def format_parameter(value: ParamValue | None) -> str:
     if not isinstance(value, float):
         return str(value)
     if 0 < abs(value) < 1e-3:
-        digits, _, exponent = f"{value:.2e}".partition("e")
-        return f"{float(digits):g}e{int(exponent)}"
+        return _format_exponent(value, 2)
     return f"{value:.3g}"
 
 
@@ -102,9 +140,9 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
-def format_count(count: int, noun: str) -> str:
-    """Format a count with its noun: `1 trial`, `2 trials`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def format_count(count: float, noun: str) -> str:
+    """Format a count with its noun: `1 trial`, `2 trials`, `0.5 GPUs`."""
+    return f"{count:,.15g} {noun}{'' if count == 1 else 's'}"
 
 
 def format_percent(share: float) -> str:
@@ -121,3 +159,15 @@ def format_first(names: Sequence[str], most: int) -> str:
 def format_list(names: Sequence[str], last: str = "and") -> str:
     """Format names as a list: `a`, `a and b`, `a, b and c`; `last` is the word before the last."""
     return f" {last} ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def list_template_columns(template: str) -> list[str]:
+    """Return the columns that a prompt template names.
+
+    Raises:
+        ValueError: a brace stands alone, or is followed by what is no name of a column.
+    """
+    parts = list(string.Formatter().parse(template))
+    if any(name == "" or form or conversion for _, name, form, conversion in parts):
+        raise ValueError("write the name of a column in braces, or {{ for a brace")
+    return list(dict.fromkeys(name for _, name, _, _ in parts if name is not None))

@@ -6,12 +6,10 @@ compares the estimate with the peak of a step in torch's FakeTensorMode.
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gdpo_tune.core.engines import ADAPTER_RANKS
+from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.core.settings import EVERY_LINEAR
 
 GIB = 2**30
@@ -34,68 +32,6 @@ LOGITS = 300 * 10**6
 """Bytes of the logits that TRL computes at a time."""
 GATHERED = 2
 """Layers that FSDP2 gathers at a time: the one that computes, and the next."""
-_LAYER = re.compile(r"\.layers\.(\d+)\.")
-_HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
-
-
-@dataclass(frozen=True)
-class PolicyShapes:
-    """Shapes of a policy's tensors, named as in its files; what names do not tell is 0."""
-
-    shapes: Mapping[str, tuple[int, ...]]
-
-    @property
-    def parameters(self) -> int:
-        """Numbers of the whole policy."""
-        return sum(math.prod(shape) for shape in self.shapes.values())
-
-    @property
-    def layers(self) -> int:
-        """Number of layers."""
-        return len({match[1] for match in map(_LAYER.search, self.shapes) if match})
-
-    @property
-    def outer(self) -> int:
-        """Numbers outside of layers, which FSDP2 gathers together: embedding, head, last norm."""
-        inside = (math.prod(shape) for name, shape in self.shapes.items() if _LAYER.search(name))
-        return self.parameters - sum(inside)
-
-    @property
-    def vocabulary(self) -> int:
-        """Tokens of the vocabulary."""
-        return self._get_first(_EMBEDDING)[0]
-
-    @property
-    def hidden_size(self) -> int:
-        """Numbers of a hidden state."""
-        return self._get_first(_EMBEDDING)[1]
-
-    @property
-    def intermediate_size(self) -> int:
-        """Numbers between the two halves of a layer's feed-forward part."""
-        return self._get_first("gate_proj.weight")[0]
-
-    @property
-    def cached(self) -> int:
-        """Numbers in the cache of one token: keys and values of every layer."""
-        ends = ("k_proj.weight", "v_proj.weight")
-        return sum(shape[0] for name, shape in self.shapes.items() if name.endswith(ends))
-
-    def count_adapter_numbers(self, rank: int, targets: Sequence[str] = (EVERY_LINEAR,)) -> int:
-        """Return the trained numbers of LoRA: two factors for each module that has an adapter."""
-
-        def is_target(name: str) -> bool:
-            if name.endswith((_HEAD, _EMBEDDING)) or not name.endswith(".weight"):
-                return False
-            module = f".{name.removesuffix('.weight')}"
-            return EVERY_LINEAR in targets or any(module.endswith(f".{each}") for each in targets)
-
-        matrices = [shape for name, shape in self.shapes.items() if is_target(name)]
-        return sum(rank * sum(shape) for shape in matrices if len(shape) == 2)
-
-    def _get_first(self, end: str) -> tuple[int, ...]:
-        found = (shape for name, shape in self.shapes.items() if name.endswith(end))
-        return next(found, (0, 0))
 
 
 @dataclass(frozen=True)
@@ -229,7 +165,7 @@ class TrialMemory:
 
     @property
     def whole(self) -> int:
-        """Divided policy, where Transformers samples with all of it, or it is not trained at all."""
+        """Whole policy, where Transformers samples with it or it is not trained; 0 elsewhere."""
         if self.shards == 1 or self.engine_share:
             return 0
         numbers = self.policy.parameters

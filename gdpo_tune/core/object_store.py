@@ -17,6 +17,12 @@ from gdpo_tune.core.errors import StoreError, StoreUnreachableError, get_first_l
 from gdpo_tune.core.files import is_disk_full
 from gdpo_tune.core.outages import PATIENCE, build_retrying
 
+SPEC = "spec.yaml"
+"""Name of the resolved file in a sweep's directory."""
+JOURNAL = "ledger.journal"
+"""Name of the file of all trials in a sweep's directory, unless it has a `ledger:`."""
+RUNS = "runs"
+"""Default directory of all sweeps."""
 URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 S3, GCS, AZURE = "s3fs", "gcsfs", "adlfs"
 PACKAGES = {"s3": S3, "s3a": S3, "gs": GCS, "gcs": GCS, "az": AZURE, "abfs": AZURE}
@@ -69,7 +75,7 @@ def list_copied_addresses(name: str) -> list[str]:
     """Return the addresses of sweeps of this name that this machine has copies of."""
     addresses: list[str] = []
     for directory, below, files in os.walk(find_cache_directory()):
-        if "spec.yaml" in files:
+        if SPEC in files:
             below.clear()  # no sweep lies below another one
             if os.path.basename(directory) == name:
                 addresses.append(find_address(Path(directory)))

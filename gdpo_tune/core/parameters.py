@@ -42,7 +42,15 @@ PARAMETERS: dict[str, ParameterInfo] = {
     "learning_rate": ParameterInfo("float", 1e-6, "peak learning rate", low=0, open_low=True),
     "temperature": ParameterInfo("float", 1.0, "sampling temperature", low=0, open_low=True),
     "beta": ParameterInfo("float", 0.0, "weight of the KL to the untrained policy", low=0.0),
-    "epsilon": ParameterInfo("float", 0.2, "lower clip of the ratio", low=0, high=1, open_low=True),
+    "epsilon": ParameterInfo(
+        "float",
+        0.2,
+        "lower clip of the ratio",
+        low=0,
+        high=1,
+        open_low=True,
+        needs=("loss_type", ("dapo", "dr_grpo", "grpo", "bnpo")),  # CISPO clips above alone
+    ),
     "epsilon_high": ParameterInfo("float", 0.2, "upper clip of the ratio", low=0, open_low=True),
     "loss_type": ParameterInfo(
         "choice",

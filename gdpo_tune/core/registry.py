@@ -108,19 +108,33 @@ class LayoutInfo:
 
     convert: Callable[[Mapping[str, Any]], Any]
     """Returns the problem of a row, or raises `RowError`."""
+    write_reference: Callable[[Mapping[str, Any]], str]
+    """Returns a row's own solution as a completion in the tasks' format, or raises `RowError`."""
     tasks: tuple[str, ...]
     """Tasks that can judge such problems."""
     columns: tuple[str, ...]
-    """Columns that a data set must have."""
+    """Columns that a data set must have, the prompt first."""
     doc: str
     optional: tuple[str, ...] = ()
     """Columns that are read if they are there."""
+    solution: tuple[str, ...] = ()
+    """Columns that only `write_reference` reads."""
+    one_of: tuple[str, ...] = ()
+    """Optional columns of which a data set must have one."""
+    keeps_messages: bool = False
+    """True if `convert` itself reads a prompt that is a list of messages."""
+
+    def fits(self, present: Collection[str]) -> bool:
+        """Return whether a data set with these columns has this layout."""
+        return {*self.columns} <= {*present} and not (
+            self.one_of and {*self.one_of}.isdisjoint(present)
+        )
 
 
 TASKS: dict[str, str] = {
     "code": "gdpo_tune.tasks.code:TASK",
-    "math": "gdpo_tune.tasks.math:TASK",
-    "gsm8k": "gdpo_tune.tasks.gsm8k:TASK",
+    "math": "gdpo_tune.tasks.math:MATH",
+    "gsm8k": "gdpo_tune.tasks.math:GSM8K",
     "tools": "gdpo_tune.tasks.tools:TASK",
 }
 """Task -> its `TaskInfo`, which `describe_task` loads."""
@@ -178,14 +192,23 @@ SCHEDULERS: dict[str, SchedulerInfo] = {
 }
 
 LAYOUTS: dict[str, str] = {
-    "gsm8k": "gdpo_tune.tasks.layouts.openai_gsm8k:LAYOUT",
-    "math": "gdpo_tune.tasks.layouts.competition_math:LAYOUT",
-    "toolrl": "gdpo_tune.tasks.layouts.toolrl:LAYOUT",
-    "mbpp": "gdpo_tune.tasks.layouts.mbpp:LAYOUT",
-    "mbpp_sanitized": "gdpo_tune.tasks.layouts.mbpp:SANITIZED_LAYOUT",
-    "humaneval": "gdpo_tune.tasks.layouts.humaneval:LAYOUT",
-    "apps": "gdpo_tune.tasks.layouts.apps:LAYOUT",
-    "code_contests": "gdpo_tune.tasks.layouts.code_contests:LAYOUT",
+    "gsm8k": "gdpo_tune.tasks.layouts:GSM8K",
+    "math": "gdpo_tune.tasks.layouts:MATH",
+    "question_answer": "gdpo_tune.tasks.layouts:QUESTION_ANSWER",
+    "svamp": "gdpo_tune.tasks.layouts:SVAMP",
+    "asdiv": "gdpo_tune.tasks.layouts:ASDIV",
+    "mawps": "gdpo_tune.tasks.layouts:MAWPS",
+    "olympiadbench": "gdpo_tune.tasks.layouts:OLYMPIADBENCH",
+    "toolrl": "gdpo_tune.tasks.layouts:TOOLRL",
+    "verl": "gdpo_tune.tasks.layouts:VERL",
+    "rlla_sft": "gdpo_tune.tasks.layouts:RLLA_SFT",
+    "bfcl": "gdpo_tune.tasks.layouts:BFCL",
+    "mbpp": "gdpo_tune.tasks.code_layouts:MBPP",
+    "mbpp_sanitized": "gdpo_tune.tasks.code_layouts:MBPP_SANITIZED",
+    "humaneval": "gdpo_tune.tasks.code_layouts:HUMANEVAL",
+    "apps": "gdpo_tune.tasks.code_layouts:APPS",
+    "code_contests": "gdpo_tune.tasks.code_layouts:CODE_CONTESTS",
+    "livecodebench": "gdpo_tune.tasks.code_layouts:LIVECODEBENCH",
 }
 """Layout -> its `LayoutInfo`, which `describe_layout` loads."""
 

@@ -7,6 +7,8 @@ import socket
 
 RENDEZVOUS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables by which the processes of one training find each other."""
+MPI = ("PMI_", "PMIX_", "OMPI_", "MV2_", "MPI_LOCAL")
+"""Beginnings of the variables of MPI's launchers, which Accelerate reads in the same way."""
 
 
 def clear_rendezvous() -> None:
@@ -14,7 +16,7 @@ def clear_rendezvous() -> None:
 
     Two such trials would share a `MASTER_PORT`, and one with a `WORLD_SIZE` would wait for others.
     """
-    for name in RENDEZVOUS:
+    for name in [*RENDEZVOUS, *(name for name in os.environ if name.startswith(MPI))]:
         os.environ.pop(name, None)
 
 

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import urllib.parse
+import urllib.request
 
 _PLAIN = re.compile(r"[!-~]+")
 _NAME = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*\.?")
 _LONGEST_NAME = 253
+
+
+def bypass_proxies_on_loopback() -> None:
+    """Let no client of this process and its children ask a proxy for this machine itself."""
+    # Not every client reads networks, and Debian gives 127.0.1.1 to the host's own name.
+    here = "localhost,127.0.0.1,127.0.1.1,127.0.0.0/8,::1"
+    present = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
+    if urllib.request.getproxies_environment() and present != "*" and here not in present:
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = f"{here},{present}".rstrip(",")
 
 
 def split_service_url(url: str) -> urllib.parse.SplitResult:
@@ -31,7 +42,8 @@ def split_service_url(url: str) -> urllib.parse.SplitResult:
         raise ValueError("it must be http[s]://HOST[:PORT]")
     if port == 0:
         raise ValueError("its port must be from 1 to 65535")
-    if not (_is_ipv6(host) if ":" in host else _is_name(host)):
+    is_name = len(host) <= _LONGEST_NAME and _NAME.fullmatch(host)
+    if not (_is_ipv6(host) if ":" in host else is_name):
         raise ValueError("its host is neither a name nor a number")
     return parts
 
@@ -54,10 +66,6 @@ def find_address_problem(address: str, *, query: bool = False) -> str:
     if parts.username or parts.password:
         return "it has a user or a password, which would not be sent"
     return "it has something behind ? or #" if (parts.query or parts.fragment) and not query else ""
-
-
-def _is_name(host: str) -> bool:
-    return len(host) <= _LONGEST_NAME and _NAME.fullmatch(host) is not None
 
 
 def _is_ipv6(host: str) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
+import math
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict
 
-from gdpo_tune.core.files import expand_home, is_present
+from gdpo_tune.core.files import is_local_source
 
 Sharding = Literal["auto", "full", "none"]
 """Division of a policy among the workers of a trial."""
@@ -16,17 +16,14 @@ Scoring = Literal["strict", "released"]
 """Scoring of a task's rewards: as this package documents them, or as the authors' code does."""
 STRICT: Scoring = "strict"
 """The default, which leaves the identity of a sweep or a training as in earlier versions."""
-DATA_FILES = (".jsonl", ".parquet")
-"""Suffixes of local data files."""
 EVERY_LINEAR = "all-linear"
 """In `model.lora_targets`: every linear module but the output head."""
 INDIFFERENT = "indifferent"
 """Mark of a setting that does not change the result of a training: it may change while a sweep is
-interrupted, and is no part of an identity."""
+interrupted, such as after memory ran out, and is no part of an identity."""
 LATER = "later"
 """Mark of a setting that earlier versions did not have: at its default it is no part of an
 identity, so that those of earlier versions stay."""
-_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 class Section(BaseModel):
@@ -41,13 +38,22 @@ class Section(BaseModel):
         return self.model_copy(update=changes)
 
     def list_decisive(self, *, later: bool = True) -> dict[str, Any]:
-        """Return the settings that decide a result; without `later`, no `LATER` ones at a default."""
+        """Return the settings that decide a result.
+
+        With `later` false, those that are marked as `LATER` are left out at their defaults.
+        """
+        values, fields = self.model_dump(), type(self).model_fields
         return {
-            name: getattr(self, name)
-            for name, field in type(self).model_fields.items()
+            name: values[name]
+            for name, field in fields.items()
             if INDIFFERENT not in field.metadata
             and (later or LATER not in field.metadata or getattr(self, name) != field.default)
         }
+
+    @classmethod
+    def list_later(cls) -> list[str]:
+        """Return the names of the settings that are marked as `LATER`."""
+        return [name for name, field in cls.model_fields.items() if LATER in field.metadata]
 
 
 class TrainingSettings(Section):
@@ -75,7 +81,7 @@ class TrainingSettings(Section):
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the learning rate over the steps."""
     warmup_share: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """Share of the steps over which the learning rate rises from 0."""
+    """Share of the steps, rounded up, over which the learning rate rises from 0."""
     max_grad_norm: Annotated[float, Ge(1e-30), Le(1e30)] = 1.0
     """Gradient norm above which gradients are scaled down."""
     optimizer: Annotated[Literal["adamw", "adamw_8bit"], LATER] = "adamw"
@@ -83,16 +89,36 @@ class TrainingSettings(Section):
     of a GPU for each trained number (`pip install 'gdpo-tune[adam8bit]'`)."""
     train_prompts: Annotated[int, Ge(1)] = 2048
     """Distinct training prompts that a trial draws from."""
-    validation_prompts: Annotated[int, Ge(1)] = 128
-    """Prompts that the search sees."""
-    test_prompts: Annotated[int, Ge(1)] = 256
+    validation_prompts: Annotated[int, Ge(2)] = 128
+    """Prompts that the search sees; one alone would have no standard error."""
+    test_prompts: Annotated[int, Ge(2)] = 256
     """Prompts on which the front is measured; evaluated once, at the end of a trial."""
     samples_per_prompt: Annotated[int, Ge(1), Le(1 << 20)] = 2
     """Completions sampled for each held-out prompt."""
+    evaluation_temperature: Annotated[float, Ge(0), Le(1e3), LATER] = 1.0
+    """Temperature of held-out completions, whatever that of the training; 0 takes the most likely
+    token. Objectives compare policies at this temperature."""
     evaluate_every: Annotated[int, Ge(1)] = 30
     """Steps between two evaluations on validation prompts (the last step always has one)."""
     checkpoint_every: Annotated[int, Ge(1)] = 20
     """Steps between two checkpoints, from which an interrupted trial continues."""
+    dead_steps: Annotated[int, Ge(0), LATER] = 10
+    """Steps in a row in which every advantage is 0, after which a trial ends as `no signal`, as
+    does a shorter trial that had no other steps; 0 lets it train on."""
+
+    @property
+    def mini_batches(self) -> int:
+        """Optimizer steps of a pass over the completions of a step."""
+        return self.completions_per_step // (self.mini_batch_size or self.completions_per_step)
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps over which the learning rate rises: `warmup_share` of all, rounded up.
+
+        Source: `TrainingArguments.get_warmup_steps` of transformers, which takes the ceiling.
+        """
+        # .07 x 100 is 7.000000000000001 in binary fractions, and means 7.
+        return math.ceil(round(self.warmup_share * self.steps, 6))
 
 
 class SandboxSettings(Section):
@@ -120,26 +146,47 @@ class SandboxSettings(Section):
         return values | {"modules": tuple(sorted(set(self.modules)))}
 
 
+class HeldOutData(Section):
+    """Split of a data set that is held out as it is; without a key, prompts are cut by a hash."""
+
+    split: str = ""
+    """Its name; default: that of the key, `validation` or `test`."""
+    source: str = ""
+    """Another source of the same layout; default: `data.source`."""
+
+
 class DataSettings(Section):
     """Where prompts come from (the YAML's `data:`); without a source the task writes its own."""
 
     source: str = ""
-    """Id of a dataset on the Hub, a `.jsonl` or `.parquet` file, or a directory of such files."""
+    """Id of a dataset on the Hub, or a path: a `.json`, `.jsonl` (also `.gz`), `.csv` or `.parquet`
+    file, a directory of such files, a clone from the Hub, or what `save_to_disk` wrote."""
     layout: str = ""
     """One of the layouts below: the columns and their meaning."""
+    columns: Annotated[dict[str, str], LATER] = {}
+    """Column of the layout -> column of the data that stands for it, where the names differ:
+    `{problem: question, answer: final_answer}`."""
+    prompt_template: Annotated[str, LATER] = ""
+    """Prompt composed of columns of the data, such as `"{Body} {Question}"`; `{{` is a brace."""
     config: str = ""
-    """Configuration of a dataset on the Hub, such as `main`."""
+    """Configuration of a dataset on the Hub or of its clone, such as `main`."""
     split: str = "train"
-    """Split of a dataset on the Hub that prompts are taken from; our splits are cut out of it."""
+    """Split of a dataset on the Hub, or of a directory by the names of its files, that prompts are
+    taken from. Our splits are cut out of it, but for those that the next two keys name."""
+    validation: Annotated[HeldOutData, LATER] = HeldOutData()
+    """Prompts of the search: `{split: validation}`, or `{source: valid.jsonl}`."""
+    test: Annotated[HeldOutData, LATER] = HeldOutData()
+    """Prompts of the front. Held-out prompts are left out of the training prompts."""
     max_prompt_length: Annotated[int, Ge(1), Le(1 << 24)] = 1024
     """Tokens above which a prompt is left out; the report says how many were."""
 
     @property
     def is_local(self) -> bool:
         """True if the source is a path: it exists, or cannot be an id on the Hub."""
-        path = expand_home(self.source)
-        is_id = _HUB_ID.fullmatch(self.source) and path.suffix not in DATA_FILES
-        return not is_id or is_present(path)
+        return is_local_source(self.source)
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())
 
 
 class ModelSettings(Section):
@@ -151,6 +198,9 @@ class ModelSettings(Section):
     not rounded away; under LoRA the others are kept in `dtype` too."""
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
     """Recompute activations to save memory; `auto` is on for a GPU."""
+    dropout: bool = False
+    """Train with the dropout that the policy's own configuration asks for. `false` turns it off:
+    with it, log-probabilities are random, so a policy differs from itself."""
     lora_rank: Annotated[int, Ge(0), Le(1 << 16)] = 0
     """Rank of the LoRA adapters that are trained; 0 trains every weight."""
     lora_alpha: Annotated[float, Ge(0)] = 0.0
@@ -162,6 +212,13 @@ class ModelSettings(Section):
     instructions: Literal["auto", "on", "off"] = "auto"
     """Give the policy the task's instructions on the rewarded format. `auto` gives them to all but
     the policies that ship, and to a policy that was trained here as in its training."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Arguments of the policy's chat template, such as `{enable_thinking: false}`. A directory of a
+    trained policy has them as defaults. In TRL, chat_template_kwargs; in verl,
+    apply_chat_template_kwargs."""
+    template_date: Annotated[str, INDIFFERENT] = ""
+    """Date that the chat template writes as today's, `2026-01-31`; default: the day on which the
+    sweep or training started, for all of its trials."""
 
 
 class RolloutSettings(Section):

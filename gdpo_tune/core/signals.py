@@ -12,10 +12,16 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
+INTERRUPTED = 128 + signal.SIGINT
+"""Exit status after Ctrl-C."""
+
 
 @contextmanager
-def stop_on_signals(stop: Callable[[], None]) -> Generator[None]:
+def stop_on_signals(stop: Callable[[int], None]) -> Generator[None]:
     """Call `stop` at the first SIGINT, SIGTERM or SIGHUP; a second one raises KeyboardInterrupt.
+
+    `stop` gets the exit status of a command that the signal ends, as shells have it: 128 and its
+    number. A KeyboardInterrupt that leaves the block has it as its argument.
 
     A SIGHUP is never the second one. A command that was started with SIGHUP ignored, as by `nohup`,
     keeps ignoring it. Outside of the main thread, where Python receives no signals, this does
@@ -24,17 +30,17 @@ def stop_on_signals(stop: Callable[[], None]) -> Generator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    received = threading.Event()
+    statuses = list[int]()
     terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
     def handle(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
             _silence_closed(terminals)
-        elif received.is_set():
+        elif statuses:
             raise KeyboardInterrupt
-        if not received.is_set():
-            received.set()
-            stop()
+        statuses.append(128 + number)
+        if len(statuses) == 1:
+            stop(statuses[0])
 
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -42,6 +48,9 @@ def stop_on_signals(stop: Callable[[], None]) -> Generator[None]:
     before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
+    except KeyboardInterrupt as error:
+        error.args = tuple(statuses[:1])
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

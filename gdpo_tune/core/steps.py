@@ -17,6 +17,26 @@ from gdpo_tune.core.trials import Cost, Measurement
 STEPS_FILE = "steps.jsonl"
 REWARDS = "rewards/"
 """Prefix of the step metrics of each reward, as TRL names them."""
+ZERO_STD = "frac_reward_zero_std"
+"""Share of the groups whose rewards are all equal, as TRL names it."""
+NO_ADVANTAGE = "frac_advantage_zero"
+"""Share of the completions that teach nothing, because their advantage is exactly 0."""
+CLIPPED = "completions/clipped_ratio"
+"""Share of the completions that were cut at `training.max_completion_length`, as TRL names it."""
+KEPT = (
+    *("loss", "grad_norm", "learning_rate", "entropy", "kl", "clip_ratio/region_mean"),
+    *("reward", "reward_std", ZERO_STD, NO_ADVANTAGE, "completions/mean_length", CLIPPED),
+    "sampling/importance_sampling_ratio/mean",
+    "sampling/sampling_logp_difference/mean",
+    "sampling/sampling_logp_difference/max",
+)
+"""Step metrics of TRL that are kept, besides those of each reward.
+
+`frac_advantage_zero` is ours. `kl` exists where beta is above 0. Lengths are in tokens. With vLLM,
+the ratio is a mean over completions, those beyond TRL's bound counted as 0, and differences are in
+nats per token between engine and trainer."""
+MOST_CUT = 0.5
+"""Above this share of cut completions, the cut is named as the cause of equal rewards."""
 EARLIER_NAMES = {
     "train/reward/": f"train/{REWARDS}",
     "/dead_groups": "/frac_reward_zero_std",
@@ -37,6 +57,11 @@ def is_kept(step: int, last: int) -> bool:
     resumes keeps the same points.
     """
     return step >= last or step % -(-last // MOST_POINTS) == 0
+
+
+def teaches_nothing(step: Measurement) -> bool:
+    """Return whether every advantage of a step was 0."""
+    return step.metrics.get(f"train/{NO_ADVANTAGE}") == 1
 
 
 def append_step(directory: Path, measurement: Measurement) -> None:

@@ -7,29 +7,31 @@ better direction (`maximize` if it is missing). Reading this runs the file, once
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
 import sys
+import sysconfig
 import traceback
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 from gdpo_tune.core import registry
+from gdpo_tune.core.completions import CUT
 from gdpo_tune.core.errors import TaskFileError
-from gdpo_tune.core.files import expand_home, is_file
+from gdpo_tune.core.files import expand_path, is_file
+from gdpo_tune.core.formatting import make_printable
 from gdpo_tune.core.metrics import MetricInfo
 from gdpo_tune.core.registry import TaskInfo
-from gdpo_tune.core.settings import (
-    STRICT,
-    DataSettings,
-    SandboxSettings,
-    Scoring,
-    TrainingSettings,
-)
+from gdpo_tune.core.settings import STRICT, DataSettings, SandboxSettings, Scoring, TrainingSettings
 from gdpo_tune.core.trials import Direction
 
+LONGEST_REASON = 400
+"""Characters of a user's error in a message."""
+_NOT_OWN = ("<", str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "purelib")))
+"""Beginnings of the files in a traceback that no user wrote."""
 METHODS = ("problems", "score", "environment", "close", "__enter__", "__exit__")
 
 
@@ -49,7 +51,8 @@ def load_task_info(task: str, parameters: Collection[str] = ()) -> TaskInfo:
     Raises:
         TaskFileError: it is in a file, and cannot be used.
     """
-    info = _describe(task) if is_task_file(task) else registry.describe_task(task)
+    with contextlib.chdir(Path.cwd()):  # a file that changes it would move the sweep
+        info = _describe(task) if is_task_file(task) else registry.describe_task(task)
     return info.add_optional_rewards(parameters)
 
 
@@ -63,28 +66,21 @@ def build_task(
 ) -> Any:
     """Build the task of a sweep; `task` and `parameters` as in `load_task_info`.
 
-    Only a task that offers it has another `scoring`.
+    Only a task that offers it has another `scoring`. One in a file gets a process of its own.
 
     Raises:
         TaskFileError: it is in a file, and cannot be used.
     """
     others = {} if scoring == STRICT else {"scoring": scoring}
-    result = load_task_info(task, parameters).build(training, sandbox, data, **others)
-    if not isinstance(getattr(result, "instructions", None), str):
-        raise TaskFileError(f"{task}: instructions has to be a text, which may be empty")
-    return result
-
-
-def hash_task_file(task: str) -> dict[str, str]:
-    """Return the hash of the file's text, for a task in a file."""
-    if not is_task_file(task):
-        return {}
-    content = Path(split_task_file(task)[0]).read_bytes()
-    return {"task_file": f"sha256:{hashlib.sha256(content).hexdigest()[:12]}"}
+    info = load_task_info(task, parameters)
+    if is_task_file(task):
+        process = registry.load("gdpo_tune.tasks.task_process:TaskProcess")
+        return process(task, info.build, training, sandbox, data)
+    return info.build(training, sandbox, data, **others)
 
 
 def _describe(task: str) -> TaskInfo:
-    task_class = _load_class(task)
+    task_class = load_class(task)
     rewards, metrics = (_read_names(task_class, each, task) for each in ("rewards", "metrics"))
     for method in METHODS:
         if not callable(getattr(task_class, method, None)):
@@ -92,6 +88,9 @@ def _describe(task: str) -> TaskInfo:
                 f"{task}: it has no method {method}(); derive it from "
                 "gdpo_tune.tasks.custom.RewardFunctionTask, or see gdpo_tune/tasks/base.py"
             )
+    limit = getattr(task_class, "time_limit", None)
+    if limit is not None and not (isinstance(limit, int | float) and limit > 0):
+        raise TaskFileError(f"{task}: time_limit = {limit!r} has to be seconds above 0, or None")
     ranges = {name: _read_range(task_class, name, task) for name in (*rewards, *metrics)}
     directions: Mapping[str, Direction] = getattr(task_class, "directions", {})
     for name, direction in directions.items():
@@ -118,10 +117,15 @@ def split_task_file(task: str) -> tuple[str, str]:
     file, _, name = task.rpartition(":")
     if not file or not name.isidentifier():
         raise TaskFileError(f"{task}: it names no class; write path/to/file.py:MyTask")
-    return str(expand_home(file).absolute()), name
+    return str(expand_path(file).absolute()), name
 
 
-def _load_class(task: str) -> Any:
+def load_class(task: str) -> Any:
+    """Return the class of a task in a file, which may change the current directory.
+
+    Raises:
+        TaskFileError: the file has no such class, or cannot be run.
+    """
     file, name = split_task_file(task)
     task_class = getattr(_load_module(file, task), name, None)
     if not isinstance(task_class, type):
@@ -140,19 +144,38 @@ def _load_module(file: str, task: str) -> Any:
     assert spec.loader is not None, "a path that ends in .py has a loader"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    directory = str(Path(file).parent)
+    sys.path.insert(0, directory)  # first, as for a program in this directory
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's file may raise anything
         del sys.modules[name]
         raise TaskFileError(f"{task}: running the file raised {describe_error(error)}") from error
+    finally:
+        sys.path.remove(directory)
+        if directory not in sys.path:
+            sys.path.append(directory)  # last, so that its modules hide none that come later
     return module
 
 
-def describe_error(error: Exception) -> str:
-    """Return an error in one line with its place: `KeyError: 1 (mine.py, line 3)`."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    message = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-    return f"{message} ({Path(place.filename).name}, line {place.lineno})"
+def describe_error(error: BaseException) -> str:
+    """Return an error in one line with its place: `KeyError: 1 (mine.py, line 3)`.
+
+    The place is that of wrong syntax, or the innermost one in a user's own file.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    place = ([one for one in frames if not one.filename.startswith(_NOT_OWN)] or frames)[-1]
+    file, line = place.filename, place.lineno
+    lines = traceback.format_exception_only(error)
+    message = lines[0]
+    if isinstance(error, SyntaxError):
+        file, line, message = error.filename or file, error.lineno or line, lines[-1]
+    message = " ".join(make_printable(message[: 4 * LONGEST_REASON]).split())
+    if len(message) > LONGEST_REASON:
+        message = f"{message[:LONGEST_REASON]} {CUT}"
+    return f"{message} ({Path(file).name}, line {line})"
 
 
 def _read_names(task_class: Any, attribute: str, task: str) -> tuple[str, ...]:

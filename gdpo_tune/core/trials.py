@@ -5,6 +5,7 @@ Importing them needs neither torch nor ray nor pydantic.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Literal
 
 from gdpo_tune.core.candidates import MERGE_PREFIX, Part
 from gdpo_tune.core.checkpoint_names import parse_step
+from gdpo_tune.core.errors import NO_SIGNAL
 
 ParamValue = bool | int | float | str
 Params = Mapping[str, ParamValue]
@@ -38,12 +40,28 @@ class Objective:
     """Worst value of interest: the reference point of the hypervolume, fixed in the spec."""
 
 
+CLEAR = 1.96
+"""Standard errors beyond which noise alone is an unlikely reason for a difference."""
+
+
 @dataclass(frozen=True)
 class Estimate:
-    """Mean of a held-out metric and its standard error (bootstrap clustered by prompt)."""
+    """Mean of a held-out metric, its standard error and its interval at 95 %."""
 
     mean: float
     se: float
+    low: float = math.nan
+    high: float = math.nan
+    """NaN: `CLEAR` standard errors from the mean."""
+    is_constant: bool = False
+    """True if all completions have the same value, so that `se` follows from their number."""
+    df: int = 0
+    """Degrees of freedom of a spread between seeds in it; 0: none is in it."""
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.low):
+            object.__setattr__(self, "low", self.mean - CLEAR * self.se)
+            object.__setattr__(self, "high", self.mean + CLEAR * self.se)
 
 
 @dataclass(frozen=True)
@@ -117,6 +135,9 @@ class Outcome:
 
 PROMPTS_LEFT_OUT = "prompts_left_out."
 """Prefix of a split's key in `Outcome.environment`: how many prompts were too long, `2 of 128`."""
+
+UNCHANGED = "unchanged"
+"""Key of `Outcome.environment` for a training in which every gradient was 0."""
 
 Report = Callable[[Measurement, Path | None], None]
 """Callback of `train()`: a measurement, and the checkpoint's directory if one was just written."""
@@ -198,6 +219,10 @@ class TrialRecord:
 
     request: str = ""
     """Id of the request that added it to the running sweep; empty for all others."""
+    content: str = ""
+    """Accepted changes of content before and after it, for a person; empty without such changes."""
+    is_comparable: bool = True
+    """False: what decides results has changed since then, so it shares no front with newer ones."""
 
     @property
     def policy_steps(self) -> tuple[int, ...]:
@@ -209,6 +234,16 @@ class TrialRecord:
     def is_training(self) -> bool:
         """True if it trains a policy: it is neither untrained nor made of parts."""
         return self.role != "untrained" and not self.parts
+
+    @property
+    def had_no_signal(self) -> bool:
+        """True if it was a training that a `NoSignalError` ended."""
+        return self.state == "failed" and self.reason.startswith(NO_SIGNAL)
+
+    @property
+    def is_unchanged(self) -> bool:
+        """True if it was a training that did not move the policy's weights."""
+        return UNCHANGED in self.environment
 
     @property
     def trained_params(self) -> Params:

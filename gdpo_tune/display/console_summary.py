@@ -19,7 +19,7 @@ from gdpo_tune.core.candidates import format_parts, title_candidate
 from gdpo_tune.core.formatting import (
     abbreviate_parameter,
     format_count,
-    format_interval,
+    format_hypervolume,
     format_number,
     format_parameter,
 )
@@ -83,7 +83,12 @@ def print_summary(
         _print_prose(out, line, "dim")
     for agreement in measure_agreements(records, front.objectives):
         _print_prose(out, f"early scores: {agreement}", "dim")
-    _print_failures(out, records)
+    failed = [record for record in records if record.state == "failed"]
+    if failed:
+        _print_line(out, f"\n{len(failed)} failed", "bold")
+    for record in failed:
+        line = Text(f"{title_candidate(record.name)}: {record.reason or 'no reason recorded'}")
+        out.print(Padding(line, (0, 0, 0, 2)))
     _print_incidents(out, sessions)
     _print_outputs(out, spec, front)
     _print_next_steps(out, spec, chosen, view)
@@ -121,13 +126,12 @@ def _build_head(spec: SweepSpec, front: Front, note: str) -> Text:
     complete, others = describe_states(front.records)
     counts = ", ".join(filter(None, [f"{format_count(complete, 'trial')} complete", others]))
     work = describe_work(front.records, spec.resources.trials_per_process, "training")
-    interval = front.hypervolume_interval
+    volume = format_hypervolume(front.hypervolume, front.hypervolume_interval)
     head = (
         f": {f'{note}; ' if note else ''}{counts}, {work}; "
-        f"{len(front.members)} on the front, hypervolume {format_number(front.hypervolume)}"
+        f"{len(front.members)} on the front, hypervolume {volume}"
     )
-    span = f" (95 %: {format_interval(interval.low, interval.high)})" if front.members else ""
-    return Text.assemble("\n", (spec.name, "bold"), head, span)
+    return Text.assemble("\n", (spec.name, "bold"), head)
 
 
 def _print_labelled(out: Console, spec: SweepSpec, front: Front) -> None:
@@ -169,16 +173,6 @@ def _print_unmet(out: Console, spec: SweepSpec, records: Sequence[TrialRecord]) 
         _print_line(out, f"  {name} {bound}: {text}")
 
 
-def _print_failures(out: Console, records: Sequence[TrialRecord]) -> None:
-    failed = [record for record in records if record.state == "failed"]
-    if failed:
-        _print_line(out, f"\n{len(failed)} failed", "bold")
-    for record in failed:
-        title = title_candidate(record.name)
-        line = Text(f"{title}: {record.reason or 'no reason recorded'}")
-        out.print(Padding(line, (0, 0, 0, 2)))
-
-
 def _print_incidents(out: Console, sessions: Sequence[Mapping[str, Any]]) -> None:
     """Print how many nodes and attempts were lost; the report lists them."""
     incidents = list_incidents(sessions)
@@ -193,7 +187,6 @@ def _print_incidents(out: Console, sessions: Sequence[Mapping[str, Any]]) -> Non
 
 
 def _print_outputs(out: Console, spec: SweepSpec, front: Front) -> None:
-    """Print the paths of the report, the front and its table, the trials and the kept policies."""
     names = {"report": REPORT_FILE, "front": FRONT_FILE, "front as a table": TABLE_FILE}
     files = {label: spec.directory / name for label, name in names.items()}
     rows = [(label, str(path)) for label, path in files.items() if path.exists()]
@@ -207,7 +200,6 @@ def _print_outputs(out: Console, spec: SweepSpec, front: Front) -> None:
 
 
 def _print_next_steps(out: Console, spec: SweepSpec, chosen: ChosenTrial | None, view: str) -> None:
-    """Print the address of MLflow and the commands that a person may want next."""
     uri = hide_passwords(spec.tracking.uri)
     if uri.startswith(("http://", "https://")):
         rows = [("Open in MLflow", view or uri)]

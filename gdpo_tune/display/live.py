@@ -197,6 +197,8 @@ class LiveDisplay(CloseableResource):
             for goal in self._progress.objectives
         )
         parts = [f"{head} after {format_duration(record.cost.seconds)}: {values}"]
+        if record.is_unchanged:
+            parts.append("unchanged: every gradient was 0")
         front = self._progress.compute_front()
         if front is not None:
             volume = format_number(front.hypervolume)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 
 from gdpo_tune.core.candidates import Part, title_candidate
-from gdpo_tune.core.formatting import (
-    abbreviate_parameter,
-    format_duration,
-    format_estimate,
-)
+from gdpo_tune.core.formatting import abbreviate_parameter, format_duration, format_estimate
 from gdpo_tune.core.trials import Estimate
 from gdpo_tune.display.consoles import build_console
 from gdpo_tune.display.tables import make_table
@@ -57,6 +54,8 @@ def print_merge(request: MergeRequest, progress: MergeProgress, directory: Path)
         f"cost:    {cost.evaluation_completions:,} completions in evaluations, "
         f"{format_duration(cost.cpu_seconds)} of CPU time"
     )
+    weights = request.format_weights(choice.parts)
+    print(f"repeat:  python -m gdpo_tune.merge {quote(request.source)} --weights {weights}")
     print(f"policy:  {directory / result.policy}")
     print(f"parents: {directory / MERGE_FILE}")
 

@@ -67,7 +67,8 @@ def select_rows(front: Front) -> list[Configuration]:
     named = [m for m in front.members if front.list_labels(m) or m.role in ROLES]
     others = [m for m in front.members if m not in named]
     room = max(MOST_ROWS - len(named), 0)
-    even = {index * len(others) // room for index in range(min(room, len(others)))}
+    count = min(room, len(others))
+    even = {index * len(others) // count for index in range(count)}
     kept = {id(member) for member in (*named, *(others[index] for index in even))}
     members = [member for member in front.members if id(member) in kept]
     return members + [baseline for baseline in front.baselines if not baseline.is_on_front]
@@ -155,7 +156,6 @@ def _fill_front_table(
 
 
 def _format_values(front: Front, configuration: Configuration) -> list[str]:
-    """Return the value in each objective, marked where a baseline is clearly better."""
     is_baseline = configuration.role in ROLES
     worse = set[str]() if is_baseline else front.list_worse_objectives(configuration)
     return [

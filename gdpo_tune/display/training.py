@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Self
 
@@ -61,18 +62,17 @@ class TrainingDisplay(CloseableResource):
 
 def print_result(
     objectives: Sequence[Objective],
-    validation: Mapping[str, Estimate],
-    test: Mapping[str, Estimate],
+    columns: Mapping[str, Mapping[str, Estimate]],
     console: Console | None = None,
 ) -> None:
-    """Print every held-out metric with its standard error, objectives first."""
+    """Print every metric with its standard error in columns by their titles, objectives first."""
     table = make_table("metric", "direction")
-    for name in ("validation", "test"):
+    for name in columns:
         table.add_column(name, no_wrap=True, justify="right")
     goals = {goal.name: goal.direction for goal in objectives}
     directions = {"maximize": "higher is better", "minimize": "lower is better"}
-    for name in dict.fromkeys([*goals, *test]):
+    for name in dict.fromkeys([*goals, *chain(*columns.values())]):
         direction = directions[goals[name]] if name in goals else ""
-        cells = [format_estimate(split.get(name)) for split in (validation, test)]
+        cells = [format_estimate(column.get(name)) for column in columns.values()]
         table.add_row(abbreviate_parameter(name), direction, *cells)
     (console or build_console()).print(table)

@@ -19,7 +19,13 @@ PLUGIN = "keep_order"
 
 def export(recipe: Recipe) -> base.Exported:
     """Return the recipe as Axolotl's configuration."""
-    base.check_support(recipe, LIBRARY, modes=("gdpo", *trl.SCALE), losses=trl.LOSSES)
+    modes = ("gdpo", *trl.SCALE)
+    base.check_support(recipe, LIBRARY, modes=modes, losses=trl.LOSSES, fractions=False)
+    total, rollout = recipe.training.completions_per_step, recipe.rollout
+    share, longest = rollout.vllm_memory_share, recipe.max_sequence_length
+    engine = {"gpu_memory_utilization": share, "max_model_len": longest}
+    sampling = trl.build_generation_kwargs(recipe, ends=True)
+    plugin = {f"{PLUGIN}.py": _ORDER + _SAMPLING if sampling else _ORDER}
     settings: dict[str, object] = {
         "base_model": recipe.policy,
         **({"revision_of_model": recipe.model.revision} if recipe.model.revision else {}),
@@ -30,11 +36,14 @@ def export(recipe: Recipe) -> base.Exported:
             "reward_weights": recipe.weights,
             **trl.build_aggregation(recipe),
             **trl.build_algorithm(recipe),
-            **_build_generation(recipe),
+            **sampling,
+            # Completions that are sampled at once, if they are not one optimizer step's.
+            **({"generation_batch_size": total} if recipe.training.mini_batches > 1 else {}),
             **trl.CORRECTED_KL,
             **_build_sampler(recipe),
         },
-        **_build_engine(recipe),
+        # An engine beside the trainer.
+        **({"vllm": engine} if rollout.engine == "vllm" and rollout.vllm_mode != "server" else {}),
         "datasets": [{"path": base.PROMPTS_FILE, "ds_type": "parquet", "split": "train"}],
         "skip_prepare_dataset": True,
         "shuffle_merged_datasets": False,
@@ -65,7 +74,7 @@ def export(recipe: Recipe) -> base.Exported:
         differences=_list_differences(recipe),
         to_supply={},
         result=recipe.name,
-        training=replace(trl.build_training_files(recipe), others={f"{PLUGIN}.py": _ORDER}),
+        training=replace(trl.build_training_files(recipe), others=plugin),
     )
 
 
@@ -80,6 +89,21 @@ class KeepOrder(BasePlugin):
     def get_training_args(self, cfg):
         return {"shuffle_dataset": False}
 '''
+_SAMPLING = '''
+    def post_trainer_create(self, cfg, trainer):
+        """Sample with `trl.generation_kwargs`; TRL 1.9 cuts at the tokenizer's end token alone."""
+        settings, generate = dict(cfg.trl.generation_kwargs), trainer._generate_single_turn
+        trainer.generation_config.update(**settings)
+        trainer.generation_kwargs.update(settings)
+        ends = settings.get("eos_token_id", [])
+
+        def generate_and_cut(*args):
+            completions, *rest = generate(*args)
+            stops = [[n for n, t in enumerate(c, 1) if t in ends] for c in completions]
+            return [c[: s[0] if s else None] for c, s in zip(completions, stops)], *rest
+
+        trainer._generate_single_turn = generate_and_cut
+'''
 
 
 def _format_run(recipe: Recipe) -> str:
@@ -87,12 +111,6 @@ def _format_run(recipe: Recipe) -> str:
     command = "axolotl train axolotl.yaml --launcher python"
     started = trl.format_run(recipe, command, "--bf16", "--gradient-checkpointing")
     return f'export PYTHONPATH="$PWD:${{PYTHONPATH-}}"\n{started}'
-
-
-def _build_generation(recipe: Recipe) -> dict[str, object]:
-    """Return the completions that are sampled at once, if they are not one optimizer step's."""
-    total = recipe.training.completions_per_step
-    return {"generation_batch_size": total} if recipe.mini_batches > 1 else {}
 
 
 def _build_sampler(recipe: Recipe) -> dict[str, object]:
@@ -110,21 +128,13 @@ def _build_sampler(recipe: Recipe) -> dict[str, object]:
     return sampler
 
 
-def _build_engine(recipe: Recipe) -> dict[str, object]:
-    """Return the section `vllm:`, which configures an engine beside the trainer."""
-    if recipe.rollout.engine != "vllm" or recipe.rollout.vllm_mode == "server":
-        return {}
-    share = recipe.rollout.vllm_memory_share
-    return {"vllm": {"gpu_memory_utilization": share, "max_model_len": recipe.max_sequence_length}}
-
-
 def _build_adapters(recipe: Recipe) -> dict[str, object]:
     if not recipe.model.lora_rank:
         return {}
     adapters: dict[str, object] = {
         "adapter": "lora",
         "lora_r": recipe.model.lora_rank,
-        "lora_alpha": round(recipe.lora_alpha),
+        "lora_alpha": recipe.lora_alpha,
         "lora_dropout": 0.0,
     }
     if recipe.model.lora_targets == (EVERY_LINEAR,):
@@ -146,22 +156,22 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         "`use_bias_correction_kl` is off there, so the file turns it on; for a mixture of experts "
         "`router_aux_loss_coef` is 0.001, not that of the model"
     )
+    rows: list[base.Difference] = []
+    if not recipe.end_tokens and recipe.rollout.engine != "vllm":
+        both = "those of the tokenizer and of `generation_config.json`"
+        alone = "the first alone: export where the policy is on the machine"
+        rows = [base.Difference("tokens that end a completion", both, alone)]
+    if recipe.model.dtype != "float32" and not recipe.model.lora_rank:
+        changed = (
+            "bfloat16 on a GPU, so small changes are rounded away; "
+            f"`{base.START} --bf16 false` keeps and computes in float32"
+        )
+        rows.append(base.Difference("weights that are trained", "float32", changed))
     return [
-        *_list_weight_differences(recipe),
+        *rows,
         *common_differences.list_order_differences(recipe),
         *trl.list_process_differences(recipe, "micro_batch_size"),
         *trl.list_shared_differences(recipe, trl.describe_small_gradients(recipe)),
         base.Difference("context_parallel_size above 1", ours, parallel),
         base.Difference("trainer underneath", "TRL 1.16", theirs),
     ]
-
-
-def _list_weight_differences(recipe: Recipe) -> list[base.Difference]:
-    """Return the difference that on a GPU the weights, too, are in bfloat16."""
-    if recipe.model.dtype == "float32" or recipe.model.lora_rank:
-        return []
-    theirs = (
-        "bfloat16 on a GPU, so small changes are rounded away; "
-        f"`{base.START} --bf16 false` keeps and computes in float32"
-    )
-    return [base.Difference("weights that are trained", "float32", theirs)]

@@ -9,7 +9,7 @@ from typing import cast
 from gdpo_tune.core.errors import ExportError, SpecProblem
 from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt
 from gdpo_tune.exporters.recipe import Recipe
-from gdpo_tune.spec.document import dump_yaml
+from gdpo_tune.spec.document import dump_flow
 from gdpo_tune.spec.text import join_names, show
 
 Settings = Mapping[str, object]
@@ -19,6 +19,8 @@ PROMPTS_FILE = "prompts.parquet"
 """Training prompts of an export."""
 POLICY_COPY = "policy"
 """Directory of an export with a policy that ships with this package."""
+CONVERTED = "converted"
+"""Directory of an export with the policy that a conversion made."""
 START = "bash run.sh"
 """Command that starts the library in the directory of an export."""
 
@@ -43,8 +45,8 @@ class TrainingFiles:
     """Source at the end of `rewards.py`."""
     build_row: Callable[[ExportedPrompt, int], Mapping[str, object]]
     """Columns of a prompt, which has that number, in `prompts.parquet`; a function of `glue`."""
-    strips_opened_tag: bool = False
-    """True if prompts are read as in a trial: without a tag that the chat template opens last."""
+    reads_as_trained: bool = False
+    """True if prompts are read by the chat template of the training, not by the policy's own."""
     others: Mapping[str, str] = field(default_factory=dict[str, str])
     """Name of another file -> its text."""
 
@@ -69,6 +71,8 @@ class Exported:
     """Directory in that of the export where the policy will be."""
     training: TrainingFiles | None = None
     """None for a merge, which trains nothing."""
+    conversion: str = ""
+    """Command that makes that policy of what the library saves; empty if it saves it so."""
     environment: str = ""
     """Assignment before the command that starts it, such as `NAME=/a/path`."""
 
@@ -87,6 +91,7 @@ def check_support(
     schedules: Collection[str] = ("constant", "linear", "cosine"),
     leave_one_out: Collection[str] = (),
     revisions: bool = True,
+    fractions: bool = True,
     notes: Mapping[str, str] | None = None,
     others: Sequence[SpecProblem] = (),
 ) -> None:
@@ -94,8 +99,9 @@ def check_support(
 
     `modes`, `losses` and `schedules` are those that the library has; `leave_one_out` are the modes
     under which it has that baseline. `revisions` tells whether it can load another revision of a
-    model than the newest. `notes` map a mode to why the library lacks it although it seems to have
-    it; `others` are problems that only this library has.
+    model than the newest, `fractions` whether it takes those of a `lora_alpha`.
+    `notes` map a mode to why the library lacks it although it seems to have it; `others` are
+    problems that only this library has.
 
     Raises:
         ExportError: with every reason.
@@ -126,6 +132,9 @@ def check_support(
         reason = f"{library} loads the newest revision"
         fix = "download that revision, and set its directory with --set policy="
         add("model.revision", recipe.model.revision, reason, fix)
+    if recipe.model.lora_rank and not fractions and not isinstance(recipe.lora_alpha, int):
+        fix = "pick a whole number, or export to trl or verl"
+        add("model.lora_alpha", recipe.lora_alpha, f"{library} takes whole numbers alone", fix)
     if recipe.schedule:
         reason = (
             "no library changes weights or the learning rate during training, as this member of a "
@@ -165,4 +174,4 @@ def _format_entries(settings: Settings, indent: str) -> Iterator[str]:
             yield f"{indent}{key}:"
             yield from _format_entries(cast("Settings", value), f"{indent}  ")
         else:
-            yield f"{indent}{key}: {dump_yaml(value, flow=True).strip()}"
+            yield f"{indent}{key}: {dump_flow(value)}"

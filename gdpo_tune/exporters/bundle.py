@@ -11,7 +11,7 @@ import builtins
 import functools
 import importlib.util
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,7 +94,12 @@ class Bundle:
         Raises:
             ValueError: two modules define the same name.
         """
-        _require_unique(self._chosen)
+        owners: dict[str, str] = {}
+        for module, names in self._chosen.items():
+            for name in names:
+                if name in owners:
+                    raise ValueError(f"{name} is defined in {owners[name]} and in {module}")
+                owners[name] = module
         parts = [
             settings.get(name, f"{name} = object  # a type that is absent here") + "\n"
             for name in sorted(self._absent)
@@ -202,7 +207,6 @@ def _read_import(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[tu
 
 
 def _list_names(node: ast.stmt) -> Iterator[str]:
-    """Yield the names that a statement defines."""
     match node:
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
             yield name
@@ -230,15 +234,6 @@ def _read_definition(node: ast.stmt, following: ast.stmt | None, lines: list[str
     used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
     text = "\n".join(lines[first:last])
     return Definition(first, text, frozenset(used - set(dir(builtins)) - set(_list_names(node))))
-
-
-def _require_unique(chosen: Mapping[str, Iterable[str]]) -> None:
-    owners: dict[str, str] = {}
-    for module, names in chosen.items():
-        for name in names:
-            if name in owners:
-                raise ValueError(f"{name} is defined in {owners[name]} and in {module}")
-            owners[name] = module
 
 
 def _space(text: str) -> str:

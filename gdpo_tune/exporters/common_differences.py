@@ -76,7 +76,7 @@ def list_common_differences(
     if missing:
         ours = "counts as its group's mean: it neither helps nor hurts"
         rows.append(Difference("a reward that is not scored (`None`)", ours, missing))
-    if step_tokens and recipe.mini_batches > 1 and recipe.loss in ("dapo", "cispo"):
+    if step_tokens and recipe.training.mini_batches > 1 and recipe.loss in ("dapo", "cispo"):
         topic = f"loss_type {recipe.loss} divides by"
         ours = "tokens of the step, divided by its optimizer steps"
         rows.append(Difference(topic, ours, step_tokens))
@@ -101,7 +101,7 @@ def list_order_differences(recipe: Recipe) -> list[Difference]:
 
 def list_batch_differences(recipe: Recipe) -> list[Difference]:
     """Return the samples of an optimizer step, by a library that divides them in their order."""
-    if recipe.mini_batches == 1:
+    if recipe.training.mini_batches == 1:
         return []
     ours = "drawn at random from all completions of a step"
     theirs = "completions that follow one another, so whole groups where they fit"

@@ -1,23 +1,27 @@
-"""Page of an export: what the user supplies, the rewards, and what differs."""
+"""Page of an export: what carries over, what the user supplies, the rewards, what differs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from gdpo_tune.core.service_url import drop_credentials
-from gdpo_tune.core.task_files import is_task_file
+from gdpo_tune.core.task_files import is_task_file, load_task_info
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.exporters.base import PROMPTS_FILE, REWARDS_FILE, Difference, Exported
 from gdpo_tune.exporters.common_differences import MEASURED
 from gdpo_tune.exporters.glue.programs import SERVICE
-from gdpo_tune.exporters.markdown import format_table
 from gdpo_tune.exporters.prompt_files import REFERENCE_FILE
-from gdpo_tune.exporters.recipe import ExportedReward, Recipe
+from gdpo_tune.exporters.recipe import ExportedReward, Recipe, describe_length
 from gdpo_tune.exporters.reward_file import TASK_COPY
-from gdpo_tune.exporters.transfer_page import format_transfer
+from gdpo_tune.results.transfer import Transfer
 
 PAGE = "DIFFERENCES.md"
+SIZES = """
+What is "measured" was computed by the code of both on one batch: see "Measured differences" in \
+`docs/export.md` of gdpo_tune.
+"""
 
 
 def format_page(
@@ -35,10 +39,24 @@ def format_page(
     verb = "repeats" if recipe.transfer is None else "adapts"
     chosen = "".join(f"- {line}\n" for line in recipe.chosen)
     supply = [(f"`{key}`", text) for key, text in _list_supplies(recipe, exported).items()]
-    supplies = format_table(("key", "what it needs"), supply) if supply else "Nothing."
+    supplies = _format_table(("key", "what it needs"), supply) if supply else "Nothing."
     rows = [(row.topic, row.ours, row.theirs) for row in (*exported.differences, *differences)]
+    sizes = SIZES if any(MEASURED in theirs for _, _, theirs in rows) else ""
+    goals = ", ".join(f"`{goal.name}` ({goal.direction})" for goal in objectives)
+    metrics = f"""
+Not exported: held-out evaluation. A sweep compares unweighted metrics ({goals}) on test prompts. \
+A reward that the library logs is none of them.
+"""
+    prompts = (
+        f"`run.sh` first makes `{PROMPTS_FILE}` of {recipe.data.source}. Without a network, make "
+        f"it of a copy: `python {REFERENCE_FILE} FILE`. "
+    )
+    conversion = (
+        f"Then consolidate what it saved, where it is installed:\n\n    {exported.conversion}"
+    )
+    conversion = f"{conversion}\n\n" if exported.conversion else ""
     return f"""# {recipe.name} in {exported.library}
-{format_transfer(recipe)}
+{_format_transfer(recipe)}
 `{exported.file}` {verb} {recipe.note}.
 
 {chosen}
@@ -47,7 +65,7 @@ Start it in this directory:
     {exported.install}
     {exported.start}
 
-{_describe_prompts(recipe) if references_data else ""}Then the policy is in `{exported.result}`.
+{prompts if references_data else ""}{conversion}Then the policy is in `{exported.result}`.
 
 ## What you supply
 
@@ -55,47 +73,69 @@ Start it in this directory:
 {_format_rewards(recipe.rewards)}
 ## What differs
 
-{format_table(("", "gdpo_tune", exported.library), rows)}
-{_describe_sizes(rows)}{_describe_metrics(recipe, objectives)}"""
+{_format_table(("", "gdpo_tune", exported.library), rows)}
+{sizes}{metrics if recipe.rewards else ""}"""
 
 
-def _describe_prompts(recipe: Recipe) -> str:
-    return (
-        f"`run.sh` first makes `{PROMPTS_FILE}` of {recipe.data.source}. Without a network, make "
-        f"it of a copy: `python {REFERENCE_FILE} FILE`. "
-    )
-
-
-def _describe_sizes(rows: Sequence[tuple[str, str, str]]) -> str:
-    """Return what the sizes in a table were measured on; empty if it has none."""
-    if not any(MEASURED in theirs for _, _, theirs in rows):
+def _format_transfer(recipe: Recipe) -> str:
+    """Return what carries over; empty if policy, data and lengths are those of the sweep."""
+    transfer = recipe.transfer
+    if transfer is None:
         return ""
-    return """
-What is "measured" was computed by the code of both on one batch: see "Measured differences" in \
-`docs/export.md` of gdpo_tune.
-"""
-
-
-def _describe_metrics(recipe: Recipe, objectives: Sequence[Objective]) -> str:
-    """Return why logged rewards are not the values of the candidate; empty for a merge."""
-    if not recipe.rewards:
-        return ""
-    goals = ", ".join(f"`{goal.name}` ({goal.direction})" for goal in objectives)
+    carried = ", ".join(f"`{setting}`" for setting in transfer.carried)
+    items = "".join(f"- {item}\n" for item in _list_items(recipe, transfer))
+    rows = [(f"`{v.key}`", v.searched, v.wanted, v.source) for v in transfer.moved]
     return f"""
-Not exported: held-out evaluation. A sweep compares unweighted metrics ({goals}) on test prompts. \
-A reward that the library logs is none of them.
+**This is not what the sweep searched: {transfer.title}.** The sweep measured on \
+{transfer.conditions}.
+
+- Carries over: {carried}. No training on the new ones has confirmed it.
+- Does not carry over: the metrics of the candidate, and the settings in the table.
+{items}
+{_format_table(("setting", "in the sweep", "here", "taken from"), rows)}
 """
+
+
+def _list_items(recipe: Recipe, transfer: Transfer) -> Iterator[str]:
+    """Yield what is not in the table."""
+    if transfer.kept:
+        kept = ", ".join(f"`{setting}`" for setting in transfer.kept)
+        yield (
+            f"Kept from the candidate, and perhaps wrong here: {kept}. Change them with "
+            "`--set space.<name>=<value>`."
+        )
+    reward = load_task_info(transfer.searched.task, recipe.params).length_reward
+    before, here = transfer.searched.training, recipe.training
+    if reward not in {each.name for each in recipe.rewards}:
+        return
+    searched, wanted = (
+        describe_length(recipe.params, each.length_limit, each.max_completion_length)
+        for each in (before, here)
+    )
+    if searched == wanted:
+        return
+    shape = recipe.params.get("length_shape", "step")
+    meaning = {
+        "ramp": "The shape carries over; it falls from `training.length_limit` to the longest.",
+        "overlong": "`length_cache` carries over as a share of the longest, not in tokens.",
+    }.get(str(shape), "The shape carries over, not its tokens.")
+    yield f"Reward `{reward}`: {searched}, in the sweep; {wanted}, here. {meaning}"
 
 
 def _list_supplies(recipe: Recipe, exported: Exported) -> dict[str, str]:
     """Return key -> what the user has to put there."""
     supplies = dict(exported.to_supply)
+    if Path(recipe.policy).is_absolute() and recipe.policy in exported.text:
+        supplies[exported.file] = (
+            f"the directory {recipe.policy}, which another machine lacks: copy it there, and name "
+            "its place, or the same model on the Hub, with --base-model NAME_OR_PATH of the export"
+        )
     if recipe.sandbox.url != drop_credentials(recipe.sandbox.url):
         supplies[SERVICE] = "an environment variable: the address of the sandbox, with its password"
     if is_task_file(recipe.task) and exported.training is not None:
         supplies["gdpo-tune"] = (
-            f"the package, which `{TASK_COPY}` imports: pip install --no-deps gdpo-tune. Files "
-            "that the task reads are not here: copy them"
+            f"the package, which `{TASK_COPY}` imports: pip install --no-deps in a checkout of its "
+            "repository. Files that the task reads are not here: copy them"
         )
     return supplies
 
@@ -110,7 +150,7 @@ def _format_rewards(rewards: Sequence[ExportedReward]) -> str:
 Weights are scaled to a maximum of 1, as in training. `{REWARDS_FILE}` computes the rewards and \
 shapes them; the library weighs them, or gets their weighted sum.
 
-{format_table(("reward", "weight", "range", "in training"), map(_format_reward, rewards))}
+{_format_table(("reward", "weight", "range", "in training"), map(_format_reward, rewards))}
 """
 
 
@@ -119,3 +159,12 @@ def _format_reward(reward: ExportedReward) -> tuple[str, str, str, str]:
     bounds = f"{reward.low:g} to {reward.high:g}" if is_bounded else "not stated"
     shaping = "; ".join(reward.shaping) or "as the task computes it"
     return f"`{reward.name}`", f"{reward.weight:.6g}", bounds, shaping
+
+
+def _format_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of Markdown; a `|` in a cell is escaped."""
+
+    def format_row(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    return "\n".join(map(format_row, [heads, ["---"] * len(heads), *rows]))

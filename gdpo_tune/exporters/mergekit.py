@@ -10,7 +10,6 @@ docs/merge_methods.md there.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 
@@ -20,7 +19,7 @@ from gdpo_tune.core.object_store import is_url
 from gdpo_tune.exporters import base
 from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.results.parents import Parent
-from gdpo_tune.spec.document import dump_yaml
+from gdpo_tune.spec.document import dump_flow
 
 LIBRARY = "mergekit 0.1.5"
 COMMAND = "mergekit-yaml mergekit.yaml merged"
@@ -35,37 +34,6 @@ def export(recipe: Recipe) -> base.Exported:
     Raises:
         ExportError: there is nothing to merge, or the policy of a parent was not kept.
     """
-    _check_parents(recipe)
-    adapters = [parent for parent in recipe.parents if _is_adapter(parent)]
-    command = COMMAND + (f" --lora-merge-dtype {COMPUTED_IN}" if adapters else "")
-    models = [
-        {"model": _name_model(recipe, parent), "parameters": {"weight": parent.weight}}
-        for parent in recipe.parents
-    ]
-    settings: dict[str, object] = {
-        "merge_method": "linear",
-        "parameters": {"normalize": False},
-        "dtype": COMPUTED_IN,
-        "out_dtype": _choose_written_type(recipe.parents),
-    }
-    lines = ["models:", *(f"  - {dump_yaml(model, flow=True).strip()}" for model in models)]
-    return base.Exported(
-        library=LIBRARY,
-        file="mergekit.yaml",
-        text=base.format_yaml(settings, recipe.note, base.START) + "\n".join(lines) + "\n",
-        install="pip install mergekit==0.1.5",
-        run=f'exec {command} "$@"',
-        differences=_list_differences(bool(adapters)),
-        result="merged",
-        to_supply={
-            f"models[{index}].model": f"a directory with a copy of {parent.policy}"
-            for index, parent in enumerate(recipe.parents)
-            if is_url(parent.policy)
-        },
-    )
-
-
-def _check_parents(recipe: Recipe) -> None:
     problems = [
         SpecProblem(
             recipe.note,
@@ -84,6 +52,34 @@ def _check_parents(recipe: Recipe) -> None:
         problems.append(SpecProblem(recipe.note, "", "", reason, fix))
     if problems:
         raise ExportError(LIBRARY, tuple(problems))
+    adapters = [parent for parent in recipe.parents if _is_adapter(parent)]
+    written = {_read_type(parent) for parent in recipe.parents}
+    command = COMMAND + (f" --lora-merge-dtype {COMPUTED_IN}" if adapters else "")
+    models = [
+        {"model": _name_model(recipe, parent), "parameters": {"weight": parent.weight}}
+        for parent in recipe.parents
+    ]
+    settings: dict[str, object] = {
+        "merge_method": "linear",
+        "parameters": {"normalize": False},
+        "dtype": COMPUTED_IN,
+        "out_dtype": written.pop() if len(written) == 1 else COMPUTED_IN,
+    }
+    lines = ["models:", *(f"  - {dump_flow(model)}" for model in models)]
+    return base.Exported(
+        library=LIBRARY,
+        file="mergekit.yaml",
+        text=base.format_yaml(settings, recipe.note, base.START) + "\n".join(lines) + "\n",
+        install="pip install mergekit==0.1.5",
+        run=f'exec {command} "$@"',
+        differences=_list_differences(bool(adapters)),
+        result="merged",
+        to_supply={
+            f"models[{index}].model": f"a directory with a copy of {parent.policy}"
+            for index, parent in enumerate(recipe.parents)
+            if is_url(parent.policy)
+        },
+    )
 
 
 def _is_adapter(parent: Parent) -> bool:
@@ -101,14 +97,10 @@ def _name_model(recipe: Recipe, parent: Parent) -> object:
     return parent.policy
 
 
-def _choose_written_type(parents: Sequence[Parent]) -> str:
-    """Return the type of the parents' weights; float32 if it is unknown or they differ."""
-    types: set[str] = set()
-    for parent in parents:
-        file = Path(parent.policy) / "config.json"
-        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        types.add(str(config.get("dtype") or config.get("torch_dtype") or COMPUTED_IN))
-    return types.pop() if len(types) == 1 else COMPUTED_IN
+def _read_type(parent: Parent) -> str:
+    file = Path(parent.policy) / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return str(config.get("dtype") or config.get("torch_dtype") or COMPUTED_IN)
 
 
 def _list_differences(has_adapters: bool) -> list[base.Difference]:

@@ -6,6 +6,7 @@ Source: swift/arguments/, swift/rlhf_trainers/ and swift/rl_core/advantage.py of
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.exporters import base, common_differences, trl
@@ -15,14 +16,18 @@ from gdpo_tune.exporters.recipe import Recipe
 LIBRARY = "ms-swift 4.6.0"
 INSTALL = "pip install ms-swift==4.6.0 msgspec"
 SCALE = {"gdpo": "gdpo", **trl.SCALE}
+EVERY_TOKEN = 10**9
+"""`top_k` above every vocabulary: with 0 or -1, Transformers would take that of the policy, or 50.
+Source: `prepare_generation_config` in swift/infer_engine/utils.py."""
 CORRECTIONS = ("token_truncate", "token_mask")
 """Kinds of `importance_sampling` that it computes alike."""
 
 
 def export(recipe: Recipe) -> base.Exported:
     """Return the recipe as arguments of `swift rlhf`."""
+    alone = tuple(trl.SCALE)
     base.check_support(
-        recipe, LIBRARY, modes=SCALE, losses=trl.LOSSES, leave_one_out=tuple(trl.SCALE)
+        recipe, LIBRARY, modes=SCALE, losses=trl.LOSSES, leave_one_out=alone, fractions=False
     )
     settings: dict[str, object] = {
         "rlhf_type": "grpo",
@@ -38,7 +43,8 @@ def export(recipe: Recipe) -> base.Exported:
         "kl_in_reward": False,
         "dynamic_sample": False,
         **trl.build_algorithm(recipe),
-        "top_k": -1,
+        "top_k": -1 if recipe.rollout.engine == "vllm" else EVERY_TOKEN,
+        **({"callbacks": ["plain_sampling"]} if _build_sampling(recipe) else {}),
         "max_length": recipe.max_sequence_length,
         **trl.build_schedule(recipe),
         **trl.build_clip_of_small_gradients(recipe),
@@ -69,11 +75,33 @@ def export(recipe: Recipe) -> base.Exported:
 def _build_training_files(recipe: Recipe) -> base.TrainingFiles:
     names = [reward.name for reward in recipe.rewards]
     entries = [f'orms["{name}_reward"] = build_reward_class("{name}")' for name in names]
+    ending = "\n".join(["from swift.rewards import orms", "", *entries])
     return base.TrainingFiles(
         glue={"ms_swift_rewards": ("build_reward_class",)},
-        ending="\n".join(["from swift.rewards import orms", "", *entries]),
+        ending=ending + _build_sampling(recipe),
         build_row=build_row,
     )
+
+
+def _build_sampling(recipe: Recipe) -> str:
+    """Return a callback by which the policy's files say no more than its end tokens; or nothing."""
+    changed: dict[str, Any] = dict.fromkeys(trl.list_own_settings(recipe))
+    if len(recipe.end_tokens) > 1 and recipe.rollout.engine != "vllm":
+        changed["eos_token_id"] = list(recipe.end_tokens)
+    if not changed:
+        return ""
+    return f"""
+
+from swift.callbacks import TrainerCallback, callbacks_map
+
+
+class PlainSampling(TrainerCallback):
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        for key, value in {changed}.items():
+            setattr(model.generation_config, key, value)
+
+
+callbacks_map["plain_sampling"] = PlainSampling"""
 
 
 def _build_correction(recipe: Recipe) -> dict[str, object]:

@@ -8,6 +8,7 @@ and loss/ of NeMo-RL at commit 7ea279a (22 August 2026, after 0.7.0).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from shlex import quote
 
 from gdpo_tune.core.errors import SpecProblem
 from gdpo_tune.core.settings import EVERY_LINEAR
@@ -54,6 +55,13 @@ export NEMO_RL PYTHONPATH="$PWD${{PYTHONPATH:+:$PYTHONPATH}}"
 exec uv run --project "$NEMO_RL" python {PROGRAM_FILE} --config nemo_rl.yaml "$@\""""
 HERE = "${oc.env:PWD}"
 """Directory of the export, for processes that work in other directories."""
+CONSOLIDATE = (
+    'uv run --project "$NEMO_RL" --extra automodel python '
+    '"$NEMO_RL/3rdparty/Automodel-workspace/Automodel/tools/offline_hf_consolidation.py" '
+    "--model-name unused --input-dir {saved} --output-dir {policy} && "
+    "cp {saved}/../../tokenizer/* {policy}"
+)
+"""Its converter of what it saves by default, which `convert_dcp_to_hf.py` does not read."""
 FOREVER = 10**9
 
 
@@ -66,14 +74,25 @@ def export(recipe: Recipe) -> base.Exported:
         losses=LOSSES,
         leave_one_out=("grpo", "grpo_no_std"),
         revisions=False,
+        fractions=False,
         others=tuple(_find_problems(recipe)),
     )
+    prompts = f"{HERE}/{base.PROMPTS_FILE}"
     settings: dict[str, object] = {
         "defaults": "${oc.env:NEMO_RL}/examples/configs/grpo_math_1B.yaml",
         "grpo": _build_grpo(recipe),
         "loss_fn": _build_loss(recipe),
         "policy": _build_policy(recipe),
-        "data": _build_data(),
+        "data": {
+            "_override_": True,  # in place of all of its section, which is mathematics
+            "max_input_seq_length": "${policy.max_total_sequence_length}",
+            "shuffle": False,
+            "num_workers": 1,
+            "use_multiple_dataloader": False,
+            "train": {"dataset_name": "ResponseDataset", "data_path": prompts},
+            "validation": None,
+            "default": {"prompt_file": None, "processor": ENVIRONMENT, "env_name": ENVIRONMENT},
+        },
         "env": {
             ENVIRONMENT: {
                 "tokenizer": "${policy.tokenizer.name}",
@@ -89,6 +108,7 @@ def export(recipe: Recipe) -> base.Exported:
         },
         "logger": {"log_dir": f"{HERE}/logs"},
     }
+    saved = f"results/{recipe.name}/step_{recipe.training.steps}/policy/weights/model"
     return base.Exported(
         library=LIBRARY,
         file="nemo_rl.yaml",
@@ -99,42 +119,27 @@ def export(recipe: Recipe) -> base.Exported:
             *_list_differences(recipe),
             *common_differences.list_order_differences(recipe),
             common_differences.describe_devices(recipe, "cluster.gpus_per_node"),
-            _describe_lengths(recipe),
+            base.Difference(
+                "tokens that the length reward counts",
+                "those that were sampled, the end token included",
+                "its environments get no tokens: the text is tokenized again, plus 1 for the end "
+                f"token, at most {recipe.training.max_completion_length}",
+            ),
         ],
         to_supply={"NEMO_RL": "the directory of the checkout, as an environment variable"},
         environment=CHECKOUT,
-        result=f"results/{recipe.name}",
+        result=saved if recipe.model.lora_rank else base.CONVERTED,
+        conversion=""  # an adapter is saved as PEFT has it
+        if recipe.model.lora_rank
+        else CONSOLIDATE.format(saved=quote(saved), policy=base.CONVERTED),
         training=base.TrainingFiles(
             glue={"nemo_rl_rewards": ("Judge", "process_prompt")},
             ending=f"import ray  # noqa: E402\n\n{ACTOR} = ray.remote(Judge)",
             build_row=build_row,
-            strips_opened_tag=True,
+            reads_as_trained=True,
             others={PROGRAM_FILE: PROGRAM},
         ),
     )
-
-
-def _describe_lengths(recipe: Recipe) -> base.Difference:
-    longest = recipe.training.max_completion_length
-    ours = "those that were sampled, the end token included"
-    theirs = (
-        "its environments get no tokens: the text is tokenized again, plus 1 for the end token, at "
-        f"most {longest}"
-    )
-    return base.Difference("tokens that the length reward counts", ours, theirs)
-
-
-def _build_data() -> dict[str, object]:
-    return {
-        "_override_": True,  # in place of all of its section, which is mathematics
-        "max_input_seq_length": "${policy.max_total_sequence_length}",
-        "shuffle": False,
-        "num_workers": 1,
-        "use_multiple_dataloader": False,
-        "train": {"dataset_name": "ResponseDataset", "data_path": f"{HERE}/{base.PROMPTS_FILE}"},
-        "validation": None,
-        "default": {"prompt_file": None, "processor": ENVIRONMENT, "env_name": ENVIRONMENT},
-    }
 
 
 def _find_problems(recipe: Recipe) -> Iterator[SpecProblem]:
@@ -181,7 +186,7 @@ def _build_loss(recipe: Recipe) -> dict[str, object]:
         "kl_input_clamp_value": None,
         "kl_output_clamp_value": None,
         # True multiplies the KL by the ratio, which is not 1 after the first optimizer step.
-        "use_on_policy_kl_approximation": recipe.mini_batches > 1,
+        "use_on_policy_kl_approximation": recipe.training.mini_batches > 1,
         "use_kl_in_reward": False,
         # CISPO had no lower clip in training; 1 - 1 is the lowest ratio.
         "ratio_clip_min": 1.0 if cispo else recipe.get_number("epsilon"),
@@ -223,6 +228,8 @@ def _build_policy(recipe: Recipe) -> dict[str, object]:
             "temperature": recipe.get_number("temperature"),
             "top_p": 1.0,
             "top_k": None,
+            # Its default is the tokenizer's alone.
+            **({"stop_token_ids": recipe.end_tokens} if len(recipe.end_tokens) > 1 else {}),
             "vllm_cfg": {"gpu_memory_utilization": recipe.rollout.vllm_memory_share},
         },
         **_build_adapters(recipe),
@@ -235,17 +242,17 @@ def _build_scheduler(recipe: Recipe) -> list[dict[str, object]]:
     A list even of one: it replaces a list, which OmegaConf cannot merge with a mapping.
     """
     # It moves once for all samples of a step, whatever the number of optimizer steps.
-    rest = max(1, recipe.training.steps - recipe.warmup_steps)
+    rest = max(1, recipe.training.steps - recipe.training.warmup_steps)
     shapes = {
         "constant": _build_part("ConstantLR", factor=1.0, total_iters=FOREVER),
         "linear": _build_part("LinearLR", start_factor=1.0, end_factor=0.0, total_iters=rest),
         "cosine": _build_part("CosineAnnealingLR", T_max=rest),
     }
     shape = shapes[recipe.training.lr_schedule]
-    if not recipe.warmup_steps:
+    if not recipe.training.warmup_steps:
         return [shape, {"milestones": []}]
     # It cannot begin at 0.
-    rising = recipe.warmup_steps
+    rising = recipe.training.warmup_steps
     rise = _build_part("LinearLR", start_factor=1e-8, end_factor=1.0, total_iters=rising)
     return [rise, shape, {"milestones": [rising]}]
 
@@ -261,7 +268,7 @@ def _build_adapters(recipe: Recipe) -> dict[str, object]:
     adapters: dict[str, object] = {
         "enabled": True,
         "dim": recipe.model.lora_rank,
-        "alpha": round(recipe.lora_alpha),
+        "alpha": recipe.lora_alpha,
         "match_all_linear": everywhere,
         "target_modules": [] if everywhere else list(recipe.model.lora_targets),
     }
@@ -284,7 +291,7 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         unanimous="0.0002",
     )
     rows += common_differences.list_sampler_differences(recipe.rollout)
-    if recipe.mini_batches > 1 and recipe.get_number("beta") > 0:
+    if recipe.training.mini_batches > 1 and recipe.get_number("beta") > 0:
         ours, theirs = "against the trainer's probability", "against that which vLLM rounded"
         rows.append(base.Difference("ratio that multiplies the KL", ours, theirs))
     rows += common_differences.list_batch_differences(recipe)

@@ -5,23 +5,31 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, cast
 
 from gdpo_tune.core.errors import DataError, get_first_line
-from gdpo_tune.core.files import expand_home
+from gdpo_tune.core.files import expand_path, is_local_source
 from gdpo_tune.core.prompt_order import PROBLEM_SEED, order_prompts
 from gdpo_tune.core.registry import describe_layout
-from gdpo_tune.core.settings import DATA_FILES
 from gdpo_tune.exporters.base import PROMPTS_FILE, TrainingFiles
 from gdpo_tune.exporters.bundle import Bundle, format_docstring
 from gdpo_tune.exporters.data_licence import is_within_reach
 from gdpo_tune.exporters.glue.prompt_program import compute_digest
-from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt, build_prompt, write_rows
+from gdpo_tune.exporters.glue.prompt_rows import (
+    ExportedPrompt,
+    build_prompt,
+    list_facts,
+    write_rows,
+)
 from gdpo_tune.exporters.recipe import Recipe
-from gdpo_tune.exporters.reward_file import SANDBOX, runs_programs
-from gdpo_tune.exporters.sandbox_copy import SANDBOX_COPY
-from gdpo_tune.policies.prompts import PromptFormat, choose_instructions, load_local_tokenizer
+from gdpo_tune.exporters.reward_file import SANDBOX, SANDBOX_COPY, runs_programs
+from gdpo_tune.policies.prompts import (
+    PromptFormat,
+    choose_instructions,
+    choose_prompt_format,
+    load_local_tokenizer,
+)
 
 REFERENCE_FILE = "make_prompts.py"
 """Program of an export that writes the prompts."""
@@ -57,11 +65,13 @@ def collect_prompts(recipe: Recipe) -> ExportedPrompts:
             "the data are"
         ) from error
     tokenizer = load_local_tokenizer(recipe.policy_name, recipe.model.revision)
-    mode = recipe.model.instructions
-    instructions = choose_instructions(recipe.policy_name, tokenizer, task.instructions, mode)
-    reader = None if tokenizer is None else PromptFormat(tokenizer, instructions)
-    if reader is not None:
-        tokens = reader.encode([p.prompt for p in problems])
+    request = task.instructions, recipe.model.instructions
+    instructions = choose_instructions(recipe.policy_name, tokenizer, *request)
+    reader = None
+    if tokenizer is not None:
+        arguments = recipe.model.chat_template_kwargs, recipe.model.template_date
+        reader = choose_prompt_format(recipe.policy_name, tokenizer, *request, *arguments)
+        tokens = reader.encode([p.turns or p.prompt for p in problems])
         limit = recipe.data.max_prompt_length
         problems = [p for p, read in zip(problems, tokens, strict=True) if len(read) <= limit]
         if not problems:
@@ -85,7 +95,7 @@ def format_prompts(prompts: ExportedPrompts, recipe: Recipe, training: TrainingF
             prompt = build_prompt(problem, prompts.reader, prompts.instructions, recipe.is_chat)
             prompt.text.encode()
             prompt.problem.encode()
-            is_kept = is_same_json(asdict(problem), json.loads(prompt.problem))
+            is_kept = is_same_json(list_facts(problem), json.loads(prompt.problem))
         except (TypeError, ValueError) as error:
             raise _build_prompt_error(problem, get_first_line(error)) from error
         if not is_kept:
@@ -134,23 +144,32 @@ def format_reference(recipe: Recipe, training: TrainingFiles) -> str:
     for function in (convert, build_row):
         bundle.add(function.__module__, function.__name__)
     bundle.add(f"{_GLUE}.prompt_program", "write_prompts")
-    is_local = recipe.data.is_local
-    place = str(expand_home(source).absolute()) if is_local else source
-    data = {**recipe.data.model_dump(), "source": place, "is_local": is_local}
-    arguments = ", ".join(f"{name}={value!r}" for name, value in data.items())
+    data: dict[str, Any] = {**recipe.data.model_dump(), "is_local": recipe.data.is_local}
+    for section in (data, data["validation"], data["test"]):
+        if section["source"] and is_local_source(section["source"]):
+            section["source"] = str(expand_path(section["source"]).absolute())
+    arguments = ", ".join(
+        f"{name}=SimpleNamespace(**{value!r})"
+        if name in ("validation", "test")
+        else f"{name}={value!r}"
+        for name, value in data.items()
+    )
+    shape = ("columns", "optional", "one_of", "keeps_messages")
+    columns = ", ".join(f"{name}={getattr(layout, name)!r}" for name in shape)
     tokenizer = load_local_tokenizer(recipe.policy_name, recipe.model.revision)
     mode, own = recipe.model.instructions, recipe.build_task().instructions
+    prompts = collect_prompts(recipe) if is_within_reach(recipe.data) else None
+    digest = compute_digest(prompts.problems) if prompts and prompts.reader else ""
     values = {
-        "DATA_FILES": repr(DATA_FILES),
         "DATA": f"SimpleNamespace({arguments})",
-        "COLUMNS": repr(layout.columns),
-        "OPTIONAL_COLUMNS": repr(layout.optional),
+        "LAYOUT": f"SimpleNamespace({columns})",
         "POLICY": repr(recipe.policy),
         "INSTRUCTIONS": repr(choose_instructions(recipe.policy_name, tokenizer, own, mode)),
+        "READING": repr(recipe.reading),
         "IS_CHAT": repr(recipe.is_chat),
         "COUNT": repr(recipe.training.train_prompts),
         "SEED": repr(recipe.seed),
-        "DIGEST": repr(_find_digest(recipe)),
+        "DIGEST": repr(digest),
     }
     imports, definitions = bundle.format({k: f"{k} = {value}" for k, value in values.items()})
     call = f"write_prompts({convert.__name__}, {build_row.__name__}, target)"
@@ -169,11 +188,3 @@ if __name__ == "__main__":
     target = Path(__file__).with_name("{PROMPTS_FILE}")
     {call}
 '''
-
-
-def _find_digest(recipe: Recipe) -> str:
-    """Return the digest of the prompts; empty if data or tokenizer are not within reach."""
-    if not is_within_reach(recipe.data):
-        return ""
-    prompts = collect_prompts(recipe)
-    return compute_digest(prompts.problems) if prompts.reader else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gdpo_tune.core import registry
@@ -20,8 +21,8 @@ from gdpo_tune.core.settings import (
 from gdpo_tune.core.shaping import Shaping, build_shaping
 from gdpo_tune.core.task_files import build_task, load_task_info
 from gdpo_tune.core.trial_config import Params, Segment
-from gdpo_tune.policies.load_policy import count_positions
-from gdpo_tune.policies.prompts import has_chat_template
+from gdpo_tune.policies.load_policy import count_positions, list_end_tokens, read_own_decoding
+from gdpo_tune.policies.prompts import list_own_tags, load_local_tokenizer, read_chat_template
 from gdpo_tune.results.parents import Parent
 from gdpo_tune.results.retrain import TrainingRequest
 from gdpo_tune.results.transfer import Transfer
@@ -58,6 +59,10 @@ class Recipe:
     """True if the policy reads prompts through its chat template, or is not on this machine."""
     positions: int | None
     """Tokens that the policy can read and write, if that is known."""
+    own_decoding: Mapping[str, Any] | None
+    """Settings of the policy's own generation config; None if it is not on this machine."""
+    end_tokens: tuple[int, ...]
+    """Tokens that end a completion, the tokenizer's first; empty if they are not known."""
     rewards: tuple[ExportedReward, ...]
     """Those with a weight, in the order of the task."""
     params: Params
@@ -121,14 +126,9 @@ class Recipe:
         return self.training.mini_batch_size or self.training.completions_per_step
 
     @property
-    def mini_batches(self) -> int:
-        """Optimizer steps of a pass."""
-        return self.training.completions_per_step // self.mini_batch
-
-    @property
     def updates_per_step(self) -> int:
         """Optimizer steps on the samples of a step."""
-        return self.passes_per_step * self.mini_batches
+        return self.passes_per_step * self.training.mini_batches
 
     @property
     def updates(self) -> int:
@@ -136,14 +136,16 @@ class Recipe:
         return self.training.steps * self.updates_per_step
 
     @property
-    def warmup_steps(self) -> int:
-        """Steps, each a batch of samples, over which the learning rate rises."""
-        return round(self.training.warmup_share * self.training.steps)
+    def reading(self) -> dict[str, object]:
+        """Arguments of `PromptFormat` besides tokenizer and instructions."""
+        kwargs, date = dict(self.model.chat_template_kwargs), self.model.template_date
+        tags = list_own_tags(self.build_task().instructions)
+        return {"tags": tags, "template_kwargs": kwargs, "date": date}
 
     @property
     def warmup(self) -> int:
         """Optimizer steps over which the learning rate rises."""
-        return self.warmup_steps * self.updates_per_step
+        return self.training.warmup_steps * self.updates_per_step
 
     @property
     def micro_batch(self) -> int:
@@ -168,8 +170,9 @@ class Recipe:
 
     @property
     def lora_alpha(self) -> float:
-        """Scale of the adapters; a setting of 0 stands for twice the rank."""
-        return self.model.lora_alpha or 2 * self.model.lora_rank
+        """Scale of the adapters, an int if whole; a setting of 0 stands for twice the rank."""
+        scale = self.model.lora_alpha or 2 * self.model.lora_rank
+        return round(scale) if scale == round(scale) else scale
 
     @property
     def leaves_one_out(self) -> bool:
@@ -208,19 +211,25 @@ def build_recipe(request: TrainingRequest, policy: str) -> Recipe:
 
     `policy` is the argument of `from_pretrained` for the policy of the spec.
     """
-    spec, params = request.spec, request.params
+    spec, params, place = request.spec, request.params, request.sweep or request.note
+    shown = Path(place).name if place.startswith("/") else place
     info = load_task_info(spec.task, params)
     weights = {name: float(params.get(f"reward_weights.{name}", 0.0)) for name in info.rewards}
     largest = max(weights.values())
     names = [name for name, weight in weights.items() if weight > 0]
     shaping = {name: _describe_shaping(name, info, params, spec) for name in names}
+    origin = spec.policy, spec.model.revision
+    own, tokenizer = read_own_decoding(*origin), load_local_tokenizer(*origin)
     return Recipe(
         name=f"{spec.name}-{request.label}",
-        note=" ".join(request.note.split()),  # a path with a new line would end a comment
+        # A path with a new line would end a comment, and its directories may name a person.
+        note=" ".join(request.note.replace(place, shown).split()),
         policy=policy,
         policy_name=spec.policy,
-        is_chat=has_chat_template(spec.policy, spec.model.revision) is not False,
-        positions=count_positions(spec.policy, spec.model.revision),
+        is_chat=read_chat_template(*origin) != "",
+        positions=count_positions(*origin),
+        own_decoding=own,
+        end_tokens=list_end_tokens(tokenizer, own.get("eos_token_id")) if own and tokenizer else (),
         rewards=tuple(
             ExportedReward(name, weights[name] / largest, *info.rewards[name], shaping[name])
             for name in names
@@ -247,7 +256,6 @@ def build_recipe(request: TrainingRequest, policy: str) -> Recipe:
 def _describe_shaping(
     reward: str, info: TaskInfo, params: Params, spec: SweepSpec
 ) -> tuple[str, ...]:
-    """Return the changes that `core.shaping` makes to a reward, in words."""
     sentences: list[str] = []
     if reward == info.partial_reward and params.get(PARTIAL_CREDIT):
         sentences.append("partial credit: the share of tests that pass")

@@ -10,13 +10,17 @@ from gdpo_tune.core.settings import SandboxSettings
 from gdpo_tune.core.task_files import is_task_file, split_task_file
 from gdpo_tune.exporters.bundle import Bundle, format_docstring
 from gdpo_tune.exporters.recipe import Recipe
-from gdpo_tune.exporters.sandbox_copy import SANDBOX_COPY
 
 GLUE = "gdpo_tune.exporters.glue"
 TASK_COPY = "task.py"
 """Copy of the file of an own task, whose own name may be one that the export needs."""
 SANDBOX = "gdpo_tune.sandbox"
 """Package that a folder has a copy of, if a reward runs code."""
+SANDBOX_COPY = "gdpo_sandbox"
+"""Package of an export with the copy, since this package may not be installed there."""
+_PACKAGE = Path(__file__).parents[1]
+_SANDBOX_CORE = ("__init__", "errors", "system", "service_url", "turns")
+"""Modules of `core` that the sandbox imports; they import no others."""
 _SETTINGS = "gdpo_tune.core.settings"
 _TASK_FILES = "gdpo_tune.core.task_files"
 _FIND_FILES_BESIDE = """# The library may work in another directory.
@@ -38,6 +42,7 @@ def build_reward_file(recipe: Recipe, glue: Mapping[str, Sequence[str]], ending:
             bundle.add(f"{GLUE}.{module}", name)
     settings["SHAPING"] = f"SHAPING = {recipe.shaping!r}"
     weights = {reward.name: reward.weight for reward in recipe.rewards}
+    settings["READING"] = f"READING = {recipe.reading!r}"
     settings["WEIGHTS"] = f"WEIGHTS = {weights!r}"
     imports, definitions = bundle.format(settings)
     head = f"{format_docstring(_describe(recipe))}\n\nfrom __future__ import annotations"
@@ -50,6 +55,16 @@ def build_reward_file(recipe: Recipe, glue: Mapping[str, Sequence[str]], ending:
 def runs_programs(recipe: Recipe) -> bool:
     """Return whether a reward runs code that the policy wrote."""
     return not is_task_file(recipe.task) and "sandbox" in vars(type(recipe.build_task()))
+
+
+def copy_sandbox() -> dict[str, bytes]:
+    """Return name in the copy -> content of the modules of the sandbox."""
+    files = [
+        *sorted(_PACKAGE.glob("sandbox/**/*.py")),
+        *(_PACKAGE / "core" / f"{name}.py" for name in _SANDBOX_CORE),
+    ]
+    copied = {str(file.relative_to(_PACKAGE)): file.read_bytes() for file in files}
+    return {"__init__.py": b"", **copied}
 
 
 def find_task_file(recipe: Recipe) -> Path | None:
@@ -76,11 +91,12 @@ def _start_bundle(recipe: Recipe) -> tuple[Bundle, dict[str, str]]:
     rewards = [reward for reward in recipe.build_task().judged_rewards if reward.name in read]
     partial = {reward.name: reward.partial for reward in rewards if reward.partial is not None}
     uses_partial = recipe.shaping.partial_credit
+    sandbox = ", ".join(f"{k}={v!r}" for k, v in _hide(recipe.sandbox).model_dump().items())
     settings = {
         "SCORES": _add_functions(bundle, "SCORES", {r.name: r.score for r in rewards}),
         "PARTIAL_SCORES": _add_functions(bundle, "PARTIAL_SCORES", partial if uses_partial else {}),
         "LENGTH_LIMIT": f"LENGTH_LIMIT = {recipe.training.length_limit}",
-        "SANDBOX": f"SANDBOX = SimpleNamespace({_format_arguments(_hide(recipe.sandbox).model_dump())})",
+        "SANDBOX": f"SANDBOX = SimpleNamespace({sandbox})",
     }
     return bundle, settings
 
@@ -93,10 +109,6 @@ def _add_functions(
         bundle.add(function.__module__, function.__name__)
     entries = ", ".join(f'"{name}": {each.__name__}' for name, each in functions.items())
     return f"{setting} = {{{entries}}}"
-
-
-def _format_arguments(values: Mapping[str, object]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
 
 def _hide(sandbox: SandboxSettings) -> SandboxSettings:
@@ -112,5 +124,5 @@ Their weights, which the configuration beside this file has, too:
 
 {weights}
 
-Written by gdpo_tune. The functions are copies of those of its task `{recipe.task}`.
+Written by gdpo_tune. The functions are copies of those of its task `{Path(recipe.task).name}`.
 """

@@ -5,6 +5,8 @@ Source: trl/trainer/grpo_config.py, grpo_trainer.py and scripts/grpo.py of TRL 1
 
 from __future__ import annotations
 
+from typing import Any
+
 from gdpo_tune.exporters import base, common_differences
 from gdpo_tune.exporters.glue.trl_rewards import build_row
 from gdpo_tune.exporters.recipe import Recipe
@@ -19,6 +21,18 @@ CORRECTED_KL = {"use_bias_correction_kl": True}
 STEP_LOSSES = ("dapo", "cispo")
 """Losses that are divided by tokens of a whole step. The TRL of Axolotl, and ms-swift, do not count
 that an optimizer step has only a part of them."""
+NEUTRAL: dict[str, Any] = {
+    **dict.fromkeys(("min_p", "epsilon_cutoff", "eta_cutoff"), 0.0),
+    **dict.fromkeys(("typical_p", "encoder_repetition_penalty", "guidance_scale"), 1.0),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
+    **dict.fromkeys(("min_length", "min_new_tokens"), 0),
+    **dict.fromkeys(("num_beams", "num_return_sequences"), 1),
+    **{key: [] for key in ("suppress_tokens", "begin_suppress_tokens")},
+    **dict.fromkeys(("top_h", "bad_words_ids", "sequence_bias", "forced_eos_token_id")),
+    **dict.fromkeys(("exponential_decay_length_penalty", "stop_strings", "max_time")),
+}
+"""Setting that `generate` of Transformers reads from the policy if a call leaves it out -> its
+neutral value; None if it has none."""
 MISSING = "counts as a raw 0, which is biased: advantages differ by up to 0.5 (measured)"
 MICRO_BATCHES = "tokens of a micro-batch: the gradient differs by 11 % (measured)"
 
@@ -26,18 +40,21 @@ MICRO_BATCHES = "tokens of a micro-batch: the gradient differs by 11 % (measured
 def export(recipe: Recipe) -> base.Exported:
     """Return the recipe as arguments of TRL's script for GRPO."""
     base.check_support(recipe, LIBRARY, modes=("gdpo", *SCALE), losses=LOSSES)
+    kwargs = dict(recipe.model.chat_template_kwargs)
     settings: dict[str, object] = {
         "model_name_or_path": recipe.policy,
         **({"model_revision": recipe.model.revision} if recipe.model.revision else {}),
         "dtype": "float32",
         "bf16": recipe.model.dtype != "float32",
         "gradient_checkpointing": recipe.model.gradient_checkpointing != "off",
+        **({"chat_template_kwargs": kwargs} if kwargs else {}),
         "datasets": [{"path": "parquet", "data_files": base.PROMPTS_FILE, "split": "train"}],
         "shuffle_dataset": False,
         "reward_funcs": list_reward_functions(recipe),
         "reward_weights": recipe.weights,
         **build_aggregation(recipe),
         **build_algorithm(recipe),
+        **build_generation_kwargs(recipe),
         **CORRECTED_KL,
         **build_schedule(recipe),
         **_build_adapters(recipe),
@@ -117,14 +134,33 @@ def build_algorithm(recipe: Recipe) -> dict[str, object]:
     }
 
 
+def list_own_settings(recipe: Recipe) -> list[str]:
+    """Return the keys of `NEUTRAL` that the policy's files set, or may set; vLLM takes none."""
+    own = recipe.own_decoding
+    if recipe.rollout.engine == "vllm":
+        return []
+    return [k for k, v in NEUTRAL.items() if own is None or own.get(k) not in (None, v)]
+
+
+def build_generation_kwargs(recipe: Recipe, *, ends: bool = False) -> dict[str, object]:
+    """Return what turns off the policy's own settings, with all `ends` for the TRL of Axolotl."""
+    own = list_own_settings(recipe)
+    kwargs = {k: v for k, v in NEUTRAL.items() if k in own and v is not None}
+    if ends and len(recipe.end_tokens) > 1 and recipe.rollout.engine != "vllm":
+        kwargs["eos_token_id"] = list(recipe.end_tokens)
+    return {"generation_kwargs": kwargs} if kwargs else {}
+
+
 def build_schedule(recipe: Recipe) -> dict[str, object]:
     """Return steps, batches and the optimizer, by names that ms-swift shares."""
+    size = recipe.micro_batches * recipe.training.mini_batches
     return {
         "seed": recipe.seed,
         "max_steps": recipe.updates,
         "per_device_train_batch_size": recipe.micro_batch,
         "gradient_accumulation_steps": recipe.micro_batches,
-        **_build_generation(recipe),
+        # Micro-batches for which samples are drawn at once, if not one optimizer step's.
+        **({"steps_per_generation": size} if recipe.training.mini_batches > 1 else {}),
         "learning_rate": recipe.get_number("learning_rate"),
         "lr_scheduler_type": SCHEDULES[recipe.training.lr_schedule],
         "warmup_steps": recipe.warmup,
@@ -138,24 +174,17 @@ def build_clip_of_small_gradients(recipe: Recipe) -> dict[str, object]:
 
     Adam takes the same step for gradients of any scale, if they are clipped alike.
     """
-    if recipe.loss not in STEP_LOSSES or recipe.mini_batches == 1:
+    if recipe.loss not in STEP_LOSSES or recipe.training.mini_batches == 1:
         return {}
-    return {"max_grad_norm": recipe.training.max_grad_norm / recipe.mini_batches}
+    return {"max_grad_norm": recipe.training.max_grad_norm / recipe.training.mini_batches}
 
 
 def describe_small_gradients(recipe: Recipe) -> str:
     """Describe what divides the loss of an optimizer step with a part of the samples."""
     return (
-        f"tokens of the whole step, so gradients are {recipe.mini_batches} times smaller. "
+        f"tokens of the whole step, so gradients are {recipe.training.mini_batches} times smaller. "
         "`max_grad_norm` is divided by that, too: Adam takes the same steps, but for its eps"
     )
-
-
-def _build_generation(recipe: Recipe) -> dict[str, object]:
-    """Return the micro-batches for which samples are drawn at once, if not one optimizer step's."""
-    if recipe.mini_batches == 1:
-        return {}
-    return {"steps_per_generation": recipe.micro_batches * recipe.mini_batches}
 
 
 def _build_adapters(recipe: Recipe) -> dict[str, object]:
@@ -164,7 +193,7 @@ def _build_adapters(recipe: Recipe) -> dict[str, object]:
     return {
         "use_peft": True,
         "lora_r": recipe.model.lora_rank,
-        "lora_alpha": round(recipe.lora_alpha),
+        "lora_alpha": recipe.lora_alpha,
         "lora_dropout": 0.0,
         "lora_target_modules": list(recipe.model.lora_targets),
     }
@@ -228,7 +257,11 @@ def list_shared_differences(recipe: Recipe, step_tokens: str = "") -> list[base.
 
     `step_tokens` is as in `list_common_differences`.
     """
-    return common_differences.list_common_differences(
+    forced = [f"`{key}`" for key in list_own_settings(recipe) if NEUTRAL[key] is None]
+    theirs = f"applies {', '.join(forced)}: remove them from its `generation_config.json`"
+    row = base.Difference("sampling by the policy's own files", "ignored", theirs)
+    rows = [row] if forced and recipe.own_decoding else []
+    return rows + common_differences.list_common_differences(
         recipe,
         eps="",
         whitening="",

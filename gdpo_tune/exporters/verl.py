@@ -8,8 +8,8 @@ experimental/{agent,reward}_loop/ of verl 0.9.1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 
 from gdpo_tune.core.errors import SpecProblem
 from gdpo_tune.core.settings import EVERY_LINEAR
@@ -34,12 +34,18 @@ MANAGER = "RewardManager"
 """Class of `glue.verl_rewards` that gives the rewards."""
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 """Chat template that changes no text, for policies without one of their own."""
+MERGE = "python -m verl.model_merger merge --backend fsdp --local_dir {saved} --target_dir {policy}"
+"""Its converter of the shards of FSDP, by verl/model_merger/__main__.py."""
 AGENTS = 8
 """Largest number of its processes that sample."""
 
 
 def export(recipe: Recipe) -> base.Exported:
     """Return the recipe as a configuration that inherits from verl's `ppo_trainer`."""
+    size, group = recipe.mini_batch, recipe.group_size
+    reason = f"verl counts in prompts, and this is no multiple of group_size {group}"
+    fix = f"--set training.mini_batch_size={math.lcm(size, group)}"
+    problem = SpecProblem(recipe.note, "training.mini_batch_size", str(size), reason, fix)
     base.check_support(
         recipe,
         LIBRARY,
@@ -52,8 +58,9 @@ def export(recipe: Recipe) -> base.Exported:
             "gdpo_no_std": "does not pass norm_adv_by_std_in_grpo on to its GDPO",
             "gd2po": "lacks GD2PO, which only its authors' fork of verl has",
         },
-        others=tuple(_find_problems(recipe)),
+        others=(problem,) if size % group else (),
     )
+    kwargs = dict(recipe.model.chat_template_kwargs)
     settings: dict[str, object] = {
         "hydra": {"searchpath": ["pkg://verl.trainer.config"]},
         "defaults": ["ppo_trainer", "_self_"],
@@ -70,6 +77,7 @@ def export(recipe: Recipe) -> base.Exported:
             "train_files": base.PROMPTS_FILE,
             # It requires one, and reads it only where `trainer.test_freq` is set.
             "val_files": base.PROMPTS_FILE,
+            **({"apply_chat_template_kwargs": kwargs} if kwargs else {}),
             "shuffle": False,
             "train_batch_size": recipe.prompts,
             "max_prompt_length": recipe.max_prompt_length,
@@ -123,7 +131,12 @@ def export(recipe: Recipe) -> base.Exported:
             common_differences.describe_devices(recipe, "trainer.n_gpus_per_node"),
         ],
         to_supply={},
-        result=f"checkpoints/{recipe.name}",
+        # The model in `converted` alone is the base, if it trained an adapter.
+        result=f"{base.CONVERTED}/lora_adapter" if recipe.model.lora_rank else base.CONVERTED,
+        conversion=MERGE.format(
+            saved=f"checkpoints/{quote(recipe.name)}/global_step_{recipe.training.steps}/actor",
+            policy=base.CONVERTED,
+        ),
         training=base.TrainingFiles(
             glue={"verl_rewards": (MANAGER,)}, ending="", build_row=build_row
         ),
@@ -151,14 +164,6 @@ def _format_run(recipe: Recipe) -> str:
             '    "$@"',
         ]
     )
-
-
-def _find_problems(recipe: Recipe) -> Iterator[SpecProblem]:
-    size, group = recipe.mini_batch, recipe.group_size
-    if size % group:
-        reason = f"verl counts in prompts, and this is no multiple of group_size {group}"
-        fix = f"--set training.mini_batch_size={math.lcm(size, group)}"
-        yield SpecProblem(recipe.note, "training.mini_batch_size", str(size), reason, fix)
 
 
 def _build_algorithm(recipe: Recipe) -> dict[str, object]:
@@ -199,7 +204,7 @@ def _build_model(recipe: Recipe) -> dict[str, object]:
         everywhere = recipe.model.lora_targets == (EVERY_LINEAR,)
         model |= {
             "lora_rank": recipe.model.lora_rank,
-            "lora_alpha": round(recipe.lora_alpha),
+            "lora_alpha": recipe.lora_alpha,
             "target_modules": EVERY_LINEAR if everywhere else list(recipe.model.lora_targets),
         }
     return model
@@ -213,7 +218,7 @@ def _build_actor(recipe: Recipe) -> dict[str, object]:
         "ppo_micro_batch_size_per_gpu": recipe.micro_batch,
         "ppo_epochs": recipe.passes_per_step,
         # It sorts completions by length before it divides them.
-        "shuffle": recipe.mini_batches > 1,
+        "shuffle": recipe.training.mini_batches > 1,
         "policy_loss": {"loss_mode": "cispo" if cispo else "vanilla"},
         "clip_ratio": recipe.get_number("epsilon"),
         # CISPO had no lower clip in training; 1 - 1 is the lowest ratio.
@@ -232,7 +237,7 @@ def _build_actor(recipe: Recipe) -> dict[str, object]:
             "lr": recipe.get_number("learning_rate"),
             "lr_scheduler_type": recipe.training.lr_schedule,
             # It moves once for all samples of a step, whatever the number of optimizer steps.
-            "lr_warmup_steps": recipe.warmup_steps,
+            "lr_warmup_steps": recipe.training.warmup_steps,
             "weight_decay": 0.0,
         },
     }
@@ -258,7 +263,7 @@ def _list_differences(recipe: Recipe) -> list[base.Difference]:
         unanimous="0.07",
     )
     rows += common_differences.list_sampler_differences(recipe.rollout)
-    if recipe.mini_batches > 1 and recipe.passes_per_step > 1:
+    if recipe.training.mini_batches > 1 and recipe.passes_per_step > 1:
         ours = "drawn at random from all completions of a step, the same in every pass"
         theirs = "drawn anew for every pass"
         rows.append(base.Difference("completions of an optimizer step", ours, theirs))

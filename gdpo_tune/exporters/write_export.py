@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from gdpo_tune.core.content import find_modules
 from gdpo_tune.core.errors import ExportError, SpecProblem, UsageError
 from gdpo_tune.core.files import explain_write_errors, write_atomically
 from gdpo_tune.core.registry import EXPORTERS, POLICIES, load
@@ -19,7 +22,7 @@ from gdpo_tune.exporters.base import (
     TrainingFiles,
 )
 from gdpo_tune.exporters.differences_page import PAGE, format_page
-from gdpo_tune.exporters.neighbours import copy_neighbours
+from gdpo_tune.exporters.glue.own_task import NEIGHBOURS
 from gdpo_tune.exporters.prompt_files import (
     REFERENCE_FILE,
     ExportedPrompts,
@@ -29,16 +32,21 @@ from gdpo_tune.exporters.prompt_files import (
 )
 from gdpo_tune.exporters.recipe import Recipe, build_recipe
 from gdpo_tune.exporters.reward_file import (
+    SANDBOX_COPY,
     TASK_COPY,
     build_reward_file,
+    copy_sandbox,
     find_task_file,
     runs_programs,
 )
-from gdpo_tune.exporters.sandbox_copy import SANDBOX_COPY, copy_sandbox
+from gdpo_tune.policies.hub import describe_policy
+from gdpo_tune.policies.prompts import CLOCK, FIXED_DATE, TEMPLATE_FILE
 from gdpo_tune.results.parents import explain_merge
 from gdpo_tune.results.retrain import TrainingRequest
 
 RUN = "run.sh"
+INSTALL_MATH_VERIFY = "pip install 'math-verify[antlr4_13_2]'"
+"""Command for the package that compares math answers; no training library depends on it."""
 CHECK_PATH = """if [[ "$PWD" == *:* ]]; then
     echo "PYTHONPATH cannot name $PWD: move it to a place without a colon" >&2
     exit 2
@@ -56,12 +64,14 @@ def export_training(
     directory: Path | None = None,
     *,
     references_data: bool = False,
+    base_model: str = "",
 ) -> tuple[Exported, Path]:
     """Write a training for a library; return the export and the directory that holds it.
 
     `library` is a key of `registry.EXPORTERS`; `policy` is the argument of `from_pretrained` for
     the policy of the spec. Default of `directory`: `<storage>/<name>-<which>-<library>`.
-    `references_data` writes a program for the prompts in place of the prompts.
+    `references_data` writes a program for the prompts in place of the prompts; `base_model` names
+    the policy on the machine that trains.
 
     Raises:
         ExportError: the library would change or ignore a part of the training; or it trains, and
@@ -73,9 +83,13 @@ def export_training(
         command = f"python -m gdpo_tune.export {{}} --to {library}"
         reason, fix = explain_merge(request.name, request.parents, request.sweep, command)
         raise ExportError(library, (SpecProblem(request.sweep, "", "", reason, fix),))
-    ships = request.spec.policy in POLICIES and library not in MERGERS
-    recipe = build_recipe(request, POLICY_COPY if ships else policy)
+    if request.spec.model.revision:
+        describe_policy(request.spec.policy, request.spec.model.revision)  # the Hub may have none
+    ships = request.spec.policy in POLICIES and library not in MERGERS and not base_model
+    recipe = build_recipe(request, base_model or (POLICY_COPY if ships else policy))
     exported: Exported = load(EXPORTERS[library])(recipe)
+    if recipe.task == "math" and exported.training is not None:
+        exported = replace(exported, install=f"{exported.install} && {INSTALL_MATH_VERIFY}")
     default = request.spec.output_directory / f"{recipe.name}-{library}"
     directory = directory or default.expanduser()
     run = format_run(recipe, exported, references_data=references_data)
@@ -88,7 +102,9 @@ def export_training(
         else:
             prompts = collect_prompts(recipe)
             files[PROMPTS_FILE] = format_prompts(prompts, recipe, exported.training)
-            differences = list_prompt_differences(prompts, recipe, exported.training)
+            differences = list_prompt_differences(prompts, recipe, exported)
+            if differences and prompts.reader is not None and prompts.reader.template is not None:
+                files[TEMPLATE_FILE] = prompts.reader.template.encode()
     if ships:
         source = POLICIES[request.spec.policy]
         files |= {f"{POLICY_COPY}/{file.name}": file.read_bytes() for file in source.iterdir()}
@@ -145,7 +161,11 @@ def _build_training_files(recipe: Recipe, training: TrainingFiles) -> dict[str, 
     task_file = find_task_file(recipe)
     if task_file is not None:
         files[TASK_COPY] = task_file.read_bytes()
-        files |= copy_neighbours(task_file)
+        for module in find_modules(task_file)[0]:
+            places = [p for p in (task_file.parent, Path.cwd()) if module.is_relative_to(p)]
+            if places and module != task_file:
+                name = module.relative_to(places[0]).as_posix()
+                files.setdefault(f"{NEIGHBOURS}/{name}", module.read_bytes())
     return files
 
 
@@ -187,22 +207,31 @@ PYTHON
 
 
 def list_prompt_differences(
-    prompts: ExportedPrompts, recipe: Recipe, training: TrainingFiles
+    prompts: ExportedPrompts, recipe: Recipe, exported: Exported
 ) -> list[Difference]:
-    """Return what may differ in the prompts, whatever the library."""
-    if prompts.reader is not None:
-        opened = prompts.reader.find_opened_tag()
-        if not opened or training.strips_opened_tag:
-            return []
-        ours = f"without the `{opened}` that the chat template writes: the policy writes it itself"
+    """Return what may differ in the prompts; some libraries read them by the policy's template."""
+    reader, rows = prompts.reader, list[Difference]()
+    if reader is None:
+        ours = f"prompts above {recipe.data.max_prompt_length} tokens are left out"
         theirs = (
-            f"with `{opened}`, which completions then lack, so that a reward of the format fails: "
-            "remove it from the chat template"
+            f"the tokenizer of {recipe.policy_name} is not on this machine: every prompt is in the "
+            "file, and the policy is taken to have a chat template"
         )
-        return [Difference("end of a prompt", ours, theirs)]
-    ours = f"prompts above {recipe.data.max_prompt_length} tokens are left out"
-    theirs = (
-        f"the tokenizer of {recipe.policy_name} is not on this machine: every prompt is in the "
-        "file, and the policy is taken to have a chat template"
-    )
-    return [Difference("prompts", ours, theirs)]
+        return [Difference("prompts", ours, theirs)]
+    if exported.training is not None and exported.training.reads_as_trained:
+        return []
+    fix = "remove it from the post-processor of the tokenizer"
+    if reader.own_template:
+        fix = f"copy `{TEMPLATE_FILE}` of this directory to the policy's"
+    if end := reader.find_left_out():
+        ours = f"without the `{end}` that its tokenizer writes"
+        theirs = f"with `{end}`, which completions then lack, also for rewards of the format: {fix}"
+        rows.append(Difference("end of a prompt", ours, theirs))
+    if CLOCK in reader.own_template:
+        theirs = f"that of the day on which it trains: {fix}"
+        rows.append(Difference("date in a prompt", reader.date or FIXED_DATE, theirs))
+    if reader.template_kwargs and "chat_template_kwargs:" not in exported.text:
+        ours = ", ".join(f"{k}: {json.dumps(v)}" for k, v in reader.template_kwargs.items())
+        theirs = f"the defaults of the chat template: {fix}"
+        rows.append(Difference("arguments of the chat template", ours, theirs))
+    return rows

@@ -13,7 +13,7 @@ CAPTIONS = {
     ),
     COMPLETIONS: (
         "All policies have the same test prompts, drawn at random. One completion per prompt, "
-        "sampled at temperature 1, with its scores."
+        "sampled at the temperature of the evaluation, with its scores."
     ),
     "Warnings": "What to check before you trust the result, and what would help.",
     "Findings": "",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from html import escape
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -25,6 +24,10 @@ def build_choose_panel(spec: SweepSpec, front: Front) -> str:
         return ""
     sliders = list_sliders(spec, front)
     controls = "".join(_build_slider(slider, index) for index, slider in enumerate(sliders))
+    options = "".join(
+        f'<option value="{escape(rule, quote=True)}">{escape(name)}</option>'
+        for rule, name in list_preferences(front).items()
+    )
     location = quote(str(spec.address or spec.directory.absolute()))
     pick = build_command(
         "Pick it on the command line", f"python -m gdpo_tune.report {location} --pick {{pick}}"
@@ -36,7 +39,8 @@ def build_choose_panel(spec: SweepSpec, front: Front) -> str:
     return (
         '<form class="choose" id="choose" aria-labelledby="choose-title" autocomplete="off">'
         '<h3 id="choose-title">Choose</h3>'
-        f"{controls}{_build_preferences(list_preferences(front))}"
+        f'{controls}<div class="limit"><label for="prefer">among those that fit, prefer</label>'
+        f'<select id="prefer">{options}</select></div>'
         '<p id="choose-answer" role="status"></p>'
         '<p><button type="button" id="choose-loosen" hidden>Loosen</button> '
         '<button type="reset" id="choose-reset" hidden>Reset</button></p>'
@@ -53,15 +57,4 @@ def _build_slider(slider: Slider, index: int) -> str:
         f'<input type="range" id="limit-{index}" {ends} {step} value="{slider.loosest!r}">'
         f'<input type="number" step="any" placeholder="any" aria-label="{label}: exact value">'
         "</div>"
-    )
-
-
-def _build_preferences(preferences: Mapping[str, str]) -> str:
-    options = "".join(
-        f'<option value="{escape(rule, quote=True)}">{escape(name)}</option>'
-        for rule, name in preferences.items()
-    )
-    return (
-        '<div class="limit"><label for="prefer">among those that fit, prefer</label>'
-        f'<select id="prefer">{options}</select></div>'
     )

@@ -136,7 +136,7 @@ def _trace_side(
             name=side.name,
             legendgroup=side.name,
             showlegend=legend,
-            hovertemplate=f"{side.name}: %{{x:.3f}}, %{{y:.3f}}<extra></extra>",
+            hovertemplate=f"{side.name}: %{{x:.4~g}}, %{{y:.4~g}}<extra></extra>",
         ),
         go.Scatter(
             x=(corners[:, 0] * signs[0]).tolist(),

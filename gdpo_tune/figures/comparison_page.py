@@ -54,20 +54,18 @@ def write_comparison(
     if comparison.superiority:
         effects = embed_figure(draw_superiority(comparison), "effects", "Objectives")
         sections.append(build_section("Objectives", _SUPERIORITY, effects))
-    sections.append(build_section("The two sides", "", _build_sides_table(comparison)))
-    write_atomically(path, build_page(title, head, sections))
-    return path
-
-
-def _build_sides_table(comparison: Comparison) -> str:
     heads = ["side", "configurations", "stopped early", "failed trials", "on its front", "time"]
     heads.append(f"hypervolume of {comparison.count}")
     heads += [f"best {abbreviate_parameter(name)}" for name in comparison.best]
     rows: list[str] = []
+    volumes = comparison.hypervolumes
     for index, side in enumerate((comparison.left, comparison.right)):
         counts = (side.tried_count, side.stopped, side.failed, len(side.front))
         cells = [side.name, *map(str, counts), format_duration(side.seconds)]
-        cells.append(format_number(comparison.hypervolumes[index]))
+        cells.append(format_number(volumes[index], abs(volumes[0] - volumes[1])))
         cells += [format_estimate(pair[index]) for pair in comparison.best.values()]
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
-    return build_table("sides", map(escape, heads), rows, "The two sides")
+    table = build_table("sides", map(escape, heads), rows, "The two sides")
+    sections.append(build_section("The two sides", "", table))
+    write_atomically(path, build_page(title, head, sections))
+    return path

@@ -28,8 +28,12 @@ def build_completions(front: Front) -> str:
     """
     columns: list[tuple[Configuration, Samples]] = []
     missing: list[str] = []
-    for policy in _list_policies(front):
-        samples = _read_samples(front, policy)
+    directories = {record.number: record.directory for record in front.records}
+    first = (find_untrained(front.baselines), front.chosen, front.knee)
+    shown = (*first, *front.extremes.values(), *front.baselines, *front.members)
+    for policy in {policy.name: policy for policy in shown if policy is not None}.values():
+        directory = directories[policy.numbers[0]]
+        samples = {s.prompt: s for s in read_completions(directory)} if directory else {}
         if samples and len(columns) < MAX_POLICIES:
             columns.append((policy, samples))
         else:
@@ -47,20 +51,6 @@ def build_completions(front: Front) -> str:
     names = escape(format_first(missing, MOST_NAMED))
     note = f'<p class="note">Not shown, or without kept completions: {names}.</p>'
     return button + table + (note if missing else "")
-
-
-def _list_policies(front: Front) -> list[Configuration]:
-    """Return the untrained policy, the chosen one, the knee, the extremes, and all others."""
-    policies = (find_untrained(front.baselines), front.chosen, front.knee)
-    first = [policy for policy in policies if policy is not None]
-    shown = (*first, *front.extremes.values(), *front.baselines, *front.members)
-    return list({policy.name: policy for policy in shown}.values())
-
-
-def _read_samples(front: Front, policy: Configuration) -> Samples:
-    directories = {record.number: record.directory for record in front.records}
-    directory = directories[policy.numbers[0]]
-    return {sample.prompt: sample for sample in read_completions(directory)} if directory else {}
 
 
 def _build_head(front: Front, policy: Configuration) -> str:

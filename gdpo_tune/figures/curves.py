@@ -147,7 +147,7 @@ def _trace_metric(record: TrialRecord, steps: Sequence[Measurement], metric: str
         y=[sum(window) / len(window) for window in windows],
         mode="lines",
         name=f"trial {record.number}",
-        hovertemplate=f"trial {record.number}, step %{{x}}: %{{y:.3f}}<extra></extra>",
+        hovertemplate=f"trial {record.number}, step %{{x}}: %{{y:.4~g}}<extra></extra>",
         showlegend=False,
         legendgroup=get_mode(record.params),
     )
@@ -169,7 +169,7 @@ def _trace_rungs(record: TrialRecord, objective: str, *, strong: bool, legend: b
         name=mode,
         legendgroup=mode,
         showlegend=legend,
-        hovertemplate=f"trial {record.number}, step %{{x}}: %{{y:.3f}}<extra></extra>",
+        hovertemplate=f"trial {record.number}, step %{{x}}: %{{y:.4~g}}<extra></extra>",
     )
 
 

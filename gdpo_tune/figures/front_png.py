@@ -1,12 +1,14 @@
-"""The front against every pair of objectives as a PNG, for a page or a paper."""
+"""The front against every pair of objectives as a still picture, for a page or a paper."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from io import BytesIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -75,6 +77,20 @@ def write_front_png(
     return target
 
 
+def draw_front_svg(front: Front, name: str) -> str:
+    """Return the front as HTML without styles, which Jenkins' Content Security Policy forbids."""
+    picture = StringIO()
+    with rc_context({"svg.hashsalt": name, "svg.fonttype": "path"}):  # equal fronts, equal files
+        draw_front(front, name).savefig(picture, format="svg", metadata={"Date": None})
+    text = '<svg role="img" aria-label="Pareto front" stroke-linejoin="round" '
+    text += picture.getvalue().partition("<svg ")[2]
+    needless = r'<(metadata|style).*?</\1>|<!--.*?-->| (id="[\w.]+_\d+"|xmlns[:\w]*=".*?")'
+    text = re.sub(r"\s+", " ", re.sub(needless, "", text, flags=re.DOTALL))
+    text = re.sub(r"(\d\d\.\d)\d+", r"\1", text)
+    styles = re.compile(r'style="(.*?);?"')
+    return styles.sub(lambda m: re.sub(r"([\w-]+): (.*?)(;|$)", r'\1="\2"', m[1]), text)
+
+
 def draw_front(front: Front, name: str) -> Figure:
     """Draw a panel for each pair of objectives, and a legend below."""
     panels = build_panels(front)
@@ -119,25 +135,21 @@ def _draw_panel(axis: Axes, front: Front, panel: Panel) -> None:
     axis.set_xlim(*panel.x.range)
     axis.set_ylim(*panel.y.range)
     style_axis(axis, panel.x.title, panel.y.title)
-    x, y = [x for x, _ in panel.staircase], [y for _, y in panel.staircase]
-    axis.plot(x, y, color=style.FAINT, linewidth=1.2, zorder=1)
+    stairs = [x for x, _ in panel.staircase], [y for _, y in panel.staircase]
+    axis.plot(*stairs, color=style.FAINT, linewidth=1.2, zorder=1)
     for merge, parent in list_lines_to_parents(front, panel):
         axis.plot([merge[0], parent[0]], [merge[1], parent[1]], **_TO_PARENTS)
     if not front.configurations:
         axis.text(0.5, 0.5, "no trial is complete yet", color=style.MUTED, ha="center")
     for configuration in front.configurations:
-        _draw_point(axis, panel, configuration)
-
-
-def _draw_point(axis: Axes, panel: Panel, configuration: Configuration) -> None:
-    x, y = panel.x.get_estimate(configuration), panel.y.get_estimate(configuration)
-    marker = _choose_marker(configuration)
-    is_baseline = configuration.role in style.BASELINES
-    if configuration.is_on_front or is_baseline:
-        color = style.INK if is_baseline else marker["markeredgecolor"]
-        bars: dict[str, Any] = {"ecolor": color, "elinewidth": 0.9, "alpha": 0.6, "fmt": "none"}
-        axis.errorbar(x.mean, y.mean, xerr=x.se, yerr=y.se, zorder=2, **bars)
-    axis.plot([x.mean], [y.mean], **marker)
+        x, y = panel.x.get_estimate(configuration), panel.y.get_estimate(configuration)
+        marker = _choose_marker(configuration)
+        is_baseline = configuration.role in style.BASELINES
+        if configuration.is_on_front or is_baseline:
+            color = style.INK if is_baseline else marker["markeredgecolor"]
+            bars: dict[str, Any] = {"ecolor": color, "elinewidth": 0.9, "alpha": 0.6, "fmt": "none"}
+            axis.errorbar(x.mean, y.mean, xerr=x.se, yerr=y.se, zorder=2, **bars)
+        axis.plot([x.mean], [y.mean], **marker)
 
 
 def _choose_marker(configuration: Configuration) -> dict[str, Any]:

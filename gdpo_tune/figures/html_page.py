@@ -21,6 +21,7 @@ _CONFIG = {
 MIN_WIDTH = 560
 """Pixels below which a figure scrolls instead of shrinking: a phone is narrower."""
 _SCRIPTS = ("drawing.js", "report.js", "choice.js", "choose_panel.js")
+_BLOCKED = "This figure needs scripts, which are blocked here. Save the page, and open the file."
 _LONG_NUMBER = re.compile(r"-?\d+\.\d{7,}(e-?\d+)?")
 
 
@@ -94,12 +95,14 @@ def embed_figure(
     buttons: bool = True,
     min_width: int = MIN_WIDTH,
     stacks: bool = False,
+    still: str = "",
 ) -> str:
     """Return a figure as data that the page draws, in a width that the page decides.
 
     Its id is `figure-` and `name`, so that equal sweeps give equal files. `title` names it for
     screen readers. `buttons` shows plotly's under the pointer. Below `min_width` pixels it scrolls;
-    if it `stacks`, its panels move below one another instead.
+    if it `stacks`, its panels move below one another instead. Where scripts are blocked, the page
+    says so, and shows `still`, a picture as HTML.
     """
     config = json.dumps({**_CONFIG, "displayModeBar": "hover" if buttons else False})
     # A figure cannot show more than six digits, and the others are half of a large page.
@@ -108,8 +111,8 @@ def embed_figure(
     return (
         f'<div class="wide" {label}><div class="figure" id="figure-{name}" '
         f'data-config="{escape(config, quote=True)}"{" data-stacks" if stacks else ""} '
-        f'style="min-width:{min_width}px;height:{figure.layout.height or 400}px"></div></div>'
-        f"{embed_data(name, data)}"
+        f'style="min-width:{min_width}px"><div class="still"><p>{_BLOCKED}</p>{still}</div></div>'
+        f"</div>{embed_data(name, data)}"
     )
 
 

@@ -19,7 +19,7 @@ from gdpo_tune.core.formatting import (
     format_percent,
     get_mode,
 )
-from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
+from gdpo_tune.core.trials import Objective, TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.results.summary import ORIGINS, describe_role, name_state
 
@@ -131,55 +131,43 @@ def _build_member_row(front: Front, configuration: Configuration) -> str:
     return f'<tr{kind} data-candidate="{name}"{marks}>{row}</tr>'
 
 
-def _has_params(shown: Configuration | TrialRecord) -> bool:
-    """Return whether parameters led to it: a merge has none, and the untrained policy no use."""
-    return shown.role != "untrained" and bool(shown.params)
-
-
-def _build_mode_cell(mode: str) -> str:
-    """Return the name of a mode beside a patch of its colour."""
-    return _build_patch(style.get_mark(mode).color) + escape(mode)
-
-
 def _build_patch(color: str) -> str:
     return f'<i class="patch" style="background:{color}"></i>'
-
-
-def _build_value_cell(test: Estimate | None, validation: Estimate | None) -> str:
-    """Return a value on test prompts, and under it the one on validation prompts."""
-    below = NO_VALUE if validation is None else format_number(validation.mean)
-    return f"{format_estimate(test)}<small>validation {below}</small>"
 
 
 def _build_trial_row(
     record: TrialRecord, dimensions: Sequence[str], objectives: Sequence[Objective], on_front: bool
 ) -> str:
-    has_params = _has_params(record)
-    mode, seconds = get_mode(record.params), record.cost.seconds
+    # A merge has no parameters that led to it, and the untrained policy no use for its own.
+    params = record.params if record.role != "untrained" else {}
+    mode, seconds = get_mode(params), record.cost.seconds
     role = describe_role(record)
     role += f" ({record.proposer})" if role in ("search", "member") else ""
     own = f", trial {record.number}" if record.role == "checkpoint" else ""
     state = f'<span class="state {record.state}">{name_state(record.state)}</span>'
     notes = ["violates a constraint"] if record.feasible is False else []
-    notes += [record.reason] if record.reason else []
+    notes += ["unchanged: every gradient was 0"] if record.is_unchanged else []
+    notes += [text for text in (record.reason, record.content) if text]
     cells: list[Cell] = [
         (
             f"{record.name}{' ★' if on_front else ''}<small>{escape(role)}{own}</small>",
             record.number,
         ),
         (state + "".join(f"<small>{escape(note)}</small>" for note in notes), record.state),
-        (_build_mode_cell(mode), mode) if has_params else EMPTY,
+        (_build_patch(style.get_mark(mode).color) + escape(mode), mode) if params else EMPTY,
     ]
-    params = record.params if has_params else {}
     cells += [
         (escape(format_parameter(params[name])), params[name]) if name in params else EMPTY
         for name in dimensions
     ]
     for objective in objectives:
         test, validation = record.test.get(objective.name), record.validation.get(objective.name)
-        key = "" if test is None else test.mean
-        is_empty = test is None and validation is None
-        cells.append(EMPTY if is_empty else (_build_value_cell(test, validation), key))
+        below = format_number(validation.mean, validation.se) if validation else NO_VALUE
+        cell = (
+            f"{format_estimate(test)}<small>validation {below}</small>",
+            test.mean if test else "",
+        )
+        cells.append(cell if test or validation else EMPTY)
     cells.append((format_duration(seconds), seconds) if seconds else EMPTY)
     body = "".join(
         f'<td data-sort="{escape(str(key), quote=True)}">{html}</td>' for html, key in cells

@@ -65,7 +65,7 @@ def draw_hypervolume(front: Front, gpus: float = 0.0) -> go.Figure:
                     mode="markers",
                     marker={"symbol": mark.plotly, "color": mark.color, "size": size},
                     text=[title_candidate(ended[index].name) for index in indices],
-                    hovertemplate="%{text}: hypervolume %{y:.4f} at %{x:.3~g}<extra></extra>",
+                    hovertemplate="%{text}: hypervolume %{y:.4~g} at %{x:.3~g}<extra></extra>",
                     name=name,
                     legendgroup=name,
                     showlegend=column == 1,

@@ -118,6 +118,8 @@ def describe_standing(configuration: Configuration) -> str:
         return "baseline, not trained"
     if not configuration.feasible:
         return "violates a constraint"
+    if not configuration.can_be_on_front:
+        return "unchanged: every gradient was 0"
     seeds = format_count(configuration.seeds, "seed")
     seeds += ", provisional" if configuration.is_provisional else ""
     place = "on the front" if configuration.is_on_front else "dominated"
@@ -244,7 +246,6 @@ def _trace_points(
 
 
 def _annotate(front: Front, panel: Panel, size: tuple[float, float]) -> list[dict[str, Any]]:
-    """Return the labels of a panel as plotly's annotations."""
     points = [panel.get_point(configuration) for configuration, _ in panel.labels]
     offsets = place_labels(front, panel, size, FONT_SIZE, RADIUS)
     return [

@@ -29,7 +29,7 @@ def draw_parallel(front: Front, dimensions: Sequence[str]) -> go.Figure:
         {
             "label": abbreviate_parameter(goal.name),
             "values": [c.mean[goal.name].mean for c in shown],
-            "tickformat": ".2f",
+            "tickformat": ".3~g",
         }
         for goal in front.objectives
     ]

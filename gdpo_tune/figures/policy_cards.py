@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gdpo_tune.analysis.front import Front, find_untrained
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.analysis.selection import CLEAR
+from gdpo_tune.analysis.selection import subtract_estimates
 from gdpo_tune.core.candidates import format_parts
 from gdpo_tune.core.errors import TaskFileError
 from gdpo_tune.core.formatting import (
@@ -86,8 +86,8 @@ def _build_values(front: Front, policy: Configuration, ranges: Mapping[str, Metr
         low, high = (info.low, info.high) if info else (-math.inf, math.inf)
         cells = [_format_interval(own, low, high), NO_VALUE, NO_VALUE]
         if base is not None:
-            gain = Estimate(own.mean - base.mean, math.hypot(own.se, base.se))
-            cells[1:] = [format_number(base.mean), _format_interval(gain, sign="+")]
+            gain = _format_interval(subtract_estimates(own, base), sign="+")
+            cells[1:] = [format_number(base.mean), gain]
         head = f'<th scope="row">{escape(abbreviate_parameter(name))}</th>'
         rows.append(f"<tr>{head}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     heads = ["metric", "value (95 %)", "untrained", "difference (95 %)"]
@@ -98,41 +98,31 @@ def _format_interval(
     estimate: Estimate, low: float = -math.inf, high: float = math.inf, sign: str = ""
 ) -> str:
     """Return the mean and its interval, which ends where the metric does."""
-    reach = CLEAR * estimate.se
-    ends = max(low, estimate.mean - reach), min(high, estimate.mean + reach)
-    plus = sign if estimate.mean > 0 else ""
-    return f"<b>{plus}{format_number(estimate.mean)}</b> <small>{format_interval(*ends)}</small>"
+    ends = max(low, estimate.low), min(high, estimate.high)
+    mean = f"{sign * (estimate.mean > 0)}{format_number(estimate.mean, ends[1] - ends[0])}"
+    return f"<b>{mean}</b> <small>{format_interval(*ends)}</small>"
 
 
 def _build_facts(spec: SweepSpec, front: Front, policy: Configuration) -> str:
     """Return the trials, the searched parameters or the parts, and the checkpoint."""
-    facts: dict[str, str] = {}
+    facts: dict[str, str] = {}  # as HTML
     if policy.role != "untrained":
         facts = {
-            abbreviate_parameter(name): format_parameter(policy.params[name])
+            escape(abbreviate_parameter(name)): escape(format_parameter(policy.params[name]))
             for name in spec.space.dimensions
             if name in policy.params
         }
-        facts["trials" if policy.seeds > 1 else "trial"] = ", ".join(map(str, policy.numbers))
+        links = (f'<a href="#trial-{number}">{number}</a>' for number in policy.numbers)
+        facts["trials" if policy.seeds > 1 else "trial"] = ", ".join(links)
     if policy.role == "merge":
         facts = {"merge of": format_parts(policy.parts), **facts}
     if policy.rank >= 0:
         facts["P(front)"] = f"{policy.probability:.2f}"
     checkpoint = next((r.checkpoint for r in front.records if r.number == policy.first), None)
     if checkpoint is not None:
-        facts["checkpoint"] = str(checkpoint)
-    items = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{_link_trials(name, value)}</dd></div>"
-        for name, value in facts.items()
-    )
+        facts["checkpoint"] = escape(str(checkpoint))
+    items = "".join(f"<div><dt>{name}</dt><dd>{fact}</dd></div>" for name, fact in facts.items())
     return f'<dl class="facts">{items}</dl>' if items else ""
-
-
-def _link_trials(name: str, value: str) -> str:
-    """Return the value of a fact as HTML; trials become links to their rows."""
-    if name not in ("trial", "trials"):
-        return escape(value)
-    return ", ".join(f'<a href="#trial-{number}">{number}</a>' for number in value.split(", "))
 
 
 def _build_commands(spec: SweepSpec, policy: Configuration) -> str:

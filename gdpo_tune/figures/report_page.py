@@ -21,6 +21,7 @@ from gdpo_tune.figures.captions import (
 )
 from gdpo_tune.figures.choose_panel import build_choose_panel
 from gdpo_tune.figures.completions_grid import build_completions
+from gdpo_tune.figures.front_png import draw_front_svg
 from gdpo_tune.figures.gallery import Gallery, build_gallery
 from gdpo_tune.figures.html_page import (
     build_bullets,
@@ -29,11 +30,7 @@ from gdpo_tune.figures.html_page import (
     build_section,
     embed_figure,
 )
-from gdpo_tune.figures.html_tables import (
-    build_front_table,
-    build_origins_table,
-    build_trials_table,
-)
+from gdpo_tune.figures.html_tables import build_front_table, build_origins_table, build_trials_table
 from gdpo_tune.figures.policy_cards import build_cards
 from gdpo_tune.figures.report_texts import (
     build_head,
@@ -146,11 +143,7 @@ def _build_bodies(
 
 
 def _build_answer(
-    spec: SweepSpec,
-    front: Front,
-    gallery: Gallery,
-    warnings: Sequence[str],
-    links: Sequence[str],
+    spec: SweepSpec, front: Front, gallery: Gallery, warnings: Sequence[str], links: Sequence[str]
 ) -> str:
     """Return the first screen: figure, controls, table, and the cards with their `links`."""
     # The first warning is about the knee, which the page selects.
@@ -159,12 +152,13 @@ def _build_answer(
     legend += f"<p>{READING_THE_TABLE}</p></details>"
     panel = build_choose_panel(spec, front)
     table = f"<div>{build_front_table(front)}{legend if front.members else ''}</div>"
-    figure = _embed(gallery, "pairs", CHOOSE)
+    still = draw_front_svg(front, spec.name) if "pairs" in gallery else ""
+    figure = _embed(gallery, "pairs", CHOOSE, still)
     choice = f'<div class="choice">{panel}{table}</div>' if panel else table
     return f"{doubt}{figure}{choice}{build_cards(spec, front, links)}"
 
 
-def _embed(gallery: Gallery, name: str, title: str) -> str:
+def _embed(gallery: Gallery, name: str, title: str, still: str = "") -> str:
     """Return a figure as HTML; empty if there is no data for it."""
     if name not in gallery:
         return ""
@@ -175,4 +169,5 @@ def _embed(gallery: Gallery, name: str, title: str) -> str:
         buttons=name != "all",
         min_width=_MIN_WIDTHS.get(name, 560),
         stacks=name in ("pairs", "surfaces"),
+        still=still,
     )

@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Any
 from gdpo_tune.analysis.agreement import measure_agreements
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.candidates import title_candidate
-from gdpo_tune.core.formatting import (
-    format_duration,
-    format_interval,
-    format_number,
-)
+from gdpo_tune.core.formatting import format_duration, format_hypervolume
 from gdpo_tune.core.settings import STRICT
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.results.summary import (
     ChosenTrial,
+    describe_content,
     describe_left_out_prompts,
     describe_states,
     describe_work,
@@ -58,13 +55,15 @@ def describe_sweep(spec: SweepSpec, front: Front) -> str:
     completions = sum(record.cost.completions for record in front.records)
     agreement = "; ".join(map(str, measure_agreements(front.records, front.objectives)))
     provisional = sum(member.is_provisional for member in front.members)
+    points = ", ".join(f"{goal.name} {goal.reference:g}" for goal in front.objectives)
     facts = {
         "directory": spec.address or str(spec.directory.absolute()),
         "identity": spec.compute_identity(),
         "on the front": f"{len(front.members)}, {provisional} provisional",
-        "hypervolume": f"{format_number(front.hypervolume)} ({_describe_hypervolume(front)})",
+        "hypervolume": format_hypervolume(front.hypervolume, front.hypervolume_interval, points),
         "cost": f"{work}, {completions:,} completions",
         "do early scores predict final ones?": agreement,
+        "changes": describe_content(front.records),
         "prompts too long, left out": describe_left_out_prompts(front.records),
     }
     return _build_facts(facts)
@@ -95,10 +94,3 @@ def list_node_losses(sessions: Sequence[Mapping[str, Any]]) -> str:
 def _build_list(items: Iterable[tuple[str, str]]) -> str:
     lines = "".join(f"<li><b>{head}</b> {escape(text)}</li>" for head, text in items)
     return f'<ul class="failures">{lines}</ul>' if lines else ""
-
-
-def _describe_hypervolume(front: Front) -> str:
-    points = ", ".join(f"{goal.name} {goal.reference:g}" for goal in front.objectives)
-    interval = front.hypervolume_interval
-    span = f"95 %: {format_interval(interval.low, interval.high)}; " if front.members else ""
-    return f"{span}reference: {points}"

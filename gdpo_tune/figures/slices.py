@@ -73,7 +73,7 @@ def _trace_points(
             "color": [mark.color if c.is_on_front else style.fade(mark.color, 0.4) for c in shown],
         },
         text=[title_candidate(c.name) for c in shown],
-        hovertemplate="%{text}: %{x:.3g}, %{y:.3f}<extra></extra>",
+        hovertemplate="%{text}: %{x:.3g}, %{y:.4~g}<extra></extra>",
         name=mode,
         legendgroup=mode,
         showlegend=legend,

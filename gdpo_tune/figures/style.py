@@ -10,13 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gdpo_tune.core.formatting import (
-    CANDIDATE_COLORS,
-    INK,
-    MODE_COLORS,
-    OTHER_COLOR,
-    get_mode,
-)
+from gdpo_tune.core.formatting import CANDIDATE_COLORS, INK, MODE_COLORS, OTHER_COLOR, get_mode
 
 if TYPE_CHECKING:
     from gdpo_tune.analysis.replicates import Configuration
@@ -62,10 +56,7 @@ BASELINES = {
 }
 """Role of a baseline -> its name in legends, and its mark."""
 CANDIDATES = {
-    "checkpoint": (
-        "checkpoint",
-        Mark(CANDIDATE_COLORS["checkpoint"], "hexagram", (6, 1, 0)),
-    ),
+    "checkpoint": ("checkpoint", Mark(CANDIDATE_COLORS["checkpoint"], "hexagram", (6, 1, 0))),
     "merge": ("merge", Mark(CANDIDATE_COLORS["merge"], "star-diamond", (4, 1, 0))),
 }
 """Role of a candidate that nobody trained -> its name in legends, and its mark."""

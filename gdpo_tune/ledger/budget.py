@@ -1,4 +1,4 @@
-"""Spending of a sweep against its budget: pure functions.
+"""Spending of a sweep against its budget, and the clock that counts its hours.
 
 A running trial counts with its cost at its last measurement.
 """
@@ -6,7 +6,9 @@ A running trial counts with its cost at its last measurement.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gdpo_tune.core.metrics import HOUR, count_gpu_hours
@@ -49,8 +51,9 @@ def compute_hours(
     """Sum the hours of a sweep's sessions, which are in order, without its pauses.
 
     Each has `started` and, unless it was killed or runs, `finished`, in Unix seconds. A killed one
-    counts until its last recorded start, rung or end of a trial, a running one until `now`.
-    `pauses` are the start and end of each pause, in Unix seconds; the end may be infinite.
+    counts until its last recorded start, rung or end of a trial, a running one until `now`. Its
+    `gaps` are those of `WorkClock`. `pauses` are the start and end of each pause, in Unix seconds;
+    the end may be infinite.
     """
     total = 0.0
     for index, session in enumerate(sessions):
@@ -68,6 +71,53 @@ def compute_hours(
                 for time in (record.started, *(r.recorded for r in record.rungs), record.finished)
             )
             end = max((t for t in times if t is not None and t < following), default=start)
-        paused = (min(end, until) - max(start, since) for since, until in pauses)
-        total += max(0.0, end - start) - sum(max(0.0, seconds) for seconds in paused)
+        gaps = [gap for gap in session.get("gaps", ()) if gap[0] <= end]
+        worked, reach = end - start - sum(min(0.0, seconds) for _, seconds in gaps), start
+        idle = [*pauses, *((until - max(0.0, seconds), until) for until, seconds in gaps)]
+        for since, until in sorted(idle):  # they may overlap
+            worked -= max(0.0, min(end, until) - max(reach, since))
+            reach = max(reach, min(end, until))
+        total += max(0.0, worked)
     return total / HOUR
+
+
+class WorkClock(threading.Thread):
+    """Gaps in the work of this process: it was stopped, the machine slept, or its clock was set.
+
+    CLOCK_MONOTONIC stands still while the machine sleeps, and no clock setting
+    moves it (clock_gettime(2)); a stopped process does not tick (signal(7)).
+    """
+
+    TICK, STOPPED, LEAST = 1.0, 10.0, 2.0
+    """Seconds between two ticks, without a tick in a process that was stopped, and of a gap."""
+
+    def __init__(
+        self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(name="work-clock", daemon=True)
+        self._clocks = wall, monotonic
+        self._last = wall(), monotonic()
+        self._gaps: list[tuple[float, float]] = []
+        self.ended = threading.Event()
+        """Ends the thread."""
+
+    def run(self) -> None:
+        """Tick until the end."""
+        while not self.ended.wait(self.TICK):
+            self.tick()
+
+    def tick(self) -> None:
+        """Compare both clocks with their last readings."""
+        last, self._last = self._last, tuple(clock() for clock in self._clocks)
+        passed, elapsed = (now - then for now, then in zip(self._last, last, strict=True))
+        gap = passed - (elapsed if elapsed < self.STOPPED else 0.0)
+        if abs(gap) >= self.LEAST:
+            self._gaps.append((self._last[0], gap))
+
+    def take_gaps(self) -> list[tuple[float, float]]:
+        """Return the gaps since the last call: end in Unix seconds, and length in seconds.
+
+        A negative length says that the clock was set back.
+        """
+        gaps, self._gaps = self._gaps, []
+        return gaps

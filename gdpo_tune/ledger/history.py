@@ -1,4 +1,4 @@
-"""History of a sweep beside its trials: sessions, incidents, requests, and generations."""
+"""History of a sweep beside its trials: sessions, incidents, requests, generations, content."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from optuna.storages import BaseStorage
 from gdpo_tune.core.incidents import Incident
 from gdpo_tune.core.requests import RecordedRequest
 from gdpo_tune.core.trials import Exploit, Generation
+from gdpo_tune.ledger.budget import WorkClock
 from gdpo_tune.ledger.steering_state import decode_recorded, encode_recorded
 
 SESSION, INCIDENT, GENERATION, REQUEST = "session:", "incident:", "generation:", "request:"
+CONTENT = "content:"
 """Prefixes of the study's attributes, before a number that starts at 0."""
 
 
@@ -25,6 +27,9 @@ class SweepHistory:
 
     A session is the time in which one process ran trials.
     """
+
+    _clock: WorkClock
+    """Runs in a session."""
 
     def __init__(self, storage: BaseStorage, study: Study) -> None:
         self.study = study
@@ -45,6 +50,9 @@ class SweepHistory:
         `provenance` holds revision, versions and hardware as JSON. `sampler` is the name of the
         sampler, and why it was chosen.
         """
+        self._clock.ended.set()  # of a session that was not ended
+        self._clock = WorkClock()
+        self._clock.start()
         content = {"started": started, "slots": slots, "provenance": dict(provenance)}
         return self._append(SESSION, {**content, "sampler": sampler})
 
@@ -53,8 +61,17 @@ class SweepHistory:
 
         `ending` says why nothing was left to run, for a person; it is empty if something was left.
         """
+        self._clock.ended.set()
+        self.record_gaps()
         content = {**self._list(SESSION)[session], "finished": time.time(), "ending": ending}
-        self._storage.set_study_user_attr(self._study_id, f"{SESSION}{session}", content)
+        self._set_entry(SESSION, session, content)
+
+    def record_gaps(self) -> None:
+        """Record in the newest session when its process did not work; usually that is never."""
+        if gaps := self._clock.take_gaps():
+            *_, newest = sessions = self._list(SESSION)
+            content = {**newest, "gaps": [*newest.get("gaps", ()), *map(list, gaps)]}
+            self._set_entry(SESSION, len(sessions) - 1, content)
 
     def record_incident(self, incident: Incident) -> None:
         """Record an incident in the newest session."""
@@ -66,7 +83,7 @@ class SweepHistory:
         """Return the sessions in order, as `begin_session` and `end_session` wrote them.
 
         `finished` (Unix seconds) and `ending` are missing in a session that runs or was killed.
-        `incidents` holds the session's `Incident`s.
+        `incidents` holds the session's `Incident`s, `gaps` what `WorkClock` found, if anything.
         """
         incidents = defaultdict[int, list[Incident]](list)
         for stored in self._list(INCIDENT):
@@ -76,6 +93,15 @@ class SweepHistory:
             {**stored, "incidents": incidents[session]}
             for session, stored in enumerate(self._list(SESSION))
         ]
+
+    def get_contents(self) -> list[dict[str, Any]]:
+        """Return the content that decided the results, by time; see `Ledger.compare_content`.
+
+        `digests` are those of `core.content`, `time` is Unix time in seconds. `first` is the number
+        of the first trial with that content. After an accepted change, `changes` are its names, and
+        `one_front` is true if trials before and after it share a front.
+        """
+        return self._list(CONTENT)
 
     def record_generation(self, generation: Generation) -> None:
         """Record the decisions of one meeting of a population, in one write."""
@@ -114,11 +140,13 @@ class SweepHistory:
     def _append(self, prefix: str, content: Mapping[str, Any]) -> int:
         """Store a new entry in one write; return its number."""
         number = len(self._list(prefix))
-        self._storage.set_study_user_attr(self._study_id, f"{prefix}{number}", content)
+        self._set_entry(prefix, number, content)
         return number
 
+    def _set_entry(self, prefix: str, number: int, content: Mapping[str, Any]) -> None:
+        self._storage.set_study_user_attr(self._study_id, f"{prefix}{number}", content)
+
     def _list(self, prefix: str) -> list[dict[str, Any]]:
-        """Return the entries with a prefix, by number."""
         attributes = self._storage.get_study_user_attrs(self._study_id)
         count = sum(key.startswith(prefix) for key in attributes)
         return [attributes[f"{prefix}{number}"] for number in range(count)]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -23,8 +24,9 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.checkpoint_names import CHECKPOINT_PREFIX
-from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.formatting import make_printable
+from gdpo_tune.core.content import Fact, describe_changes, list_changes
+from gdpo_tune.core.errors import IdentityError, UsageError
+from gdpo_tune.core.formatting import format_list, make_printable
 from gdpo_tune.core.requests import RecordedRequest
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.trial_config import Params
@@ -40,13 +42,13 @@ from gdpo_tune.core.trials import (
     TrialRecord,
 )
 from gdpo_tune.ledger import trial_encoding as encoding
-from gdpo_tune.ledger.budget import compute_hours
-from gdpo_tune.ledger.history import SweepHistory
+from gdpo_tune.ledger.budget import WorkClock, compute_hours
+from gdpo_tune.ledger.history import CONTENT, SweepHistory
 from gdpo_tune.ledger.journal import Journal, Lease, replay
-from gdpo_tune.ledger.opening import open_for_reading, open_for_writing
+from gdpo_tune.ledger.opening import open_for_reading, open_for_writing, record_origin
 from gdpo_tune.ledger.request_rules import SweepSnapshot
 from gdpo_tune.ledger.steering_state import SteeringState, apply_settings, fold_requests
-from gdpo_tune.ledger.study import open_study, write_spec
+from gdpo_tune.ledger.study import open_study, pin_template_date, write_spec
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.model import BASELINES
 
@@ -74,39 +76,52 @@ class Ledger(SweepHistory, CloseableResource):
         self.directory = spec.directory.absolute()
         self.moved_aside = moved_aside
         """Directory of an earlier sweep of this name, if `open` moved it."""
+        self._clock = WorkClock()
         self._journal = journal
         self._lease = lease
         self._stale: set[int] = set()
         """Numbers of trials whose records in memory are out of date."""
         try:
             storage = replay(journal)
-            super().__init__(storage, open_study(storage, spec, writable=lease is not None))
+            study = open_study(storage, spec, writable=lease is not None)
+            super().__init__(storage, study)
+            spec = pin_template_date(study, spec, writable=lease is not None)
+            self.spec = self._file_spec = spec
             self._records, self._next_order = self._load()
             self._resolve_spec()
             if lease is not None:
+                record_origin(study, spec)
                 write_spec(spec)
         except BaseException:
             self.close()
             raise
 
     @classmethod
-    def open(cls, spec: SweepSpec, *, fresh: bool = False, read_only: bool = False) -> Ledger:
+    def open(
+        cls,
+        spec: SweepSpec,
+        *,
+        fresh: bool = False,
+        read_only: bool = False,
+        continue_from: str = "",
+    ) -> Ledger:
         """Open the sweep's ledger, or begin one.
 
         `fresh` moves an earlier sweep of this name aside (nothing is deleted) and begins again.
+        `continue_from`: directory or address of a sweep in a database, which goes on here.
         With `read_only` no lease is taken and nothing changed; another process may write meanwhile.
 
         Raises:
             LedgerHeldError: another live process writes this ledger.
-            IdentityError: the ledger belongs to a sweep with another task, policy, objectives,
-                space or training.
+            IdentityError: the ledger belongs to the sweep of another directory or address, or to
+                one with another task, policy, objectives, space or training.
             UsageError: `read_only` and there is no such sweep yet, the directory cannot be used,
                 or another version wrote the ledger.
         """
         try:
             if read_only:
                 return cls(spec, open_for_reading(spec))
-            return cls(spec, *open_for_writing(spec, fresh=fresh))
+            return cls(spec, *open_for_writing(spec, fresh=fresh, continue_from=continue_from))
         except OSError as error:
             raise UsageError(
                 f"the sweep cannot be kept in {spec.directory.absolute()}: {error}; make that "
@@ -115,9 +130,51 @@ class Ledger(SweepHistory, CloseableResource):
 
     def close(self) -> None:
         """Close the journal and end the lease; a second call does nothing."""
+        self._clock.ended.set()
         self._journal.close()
         if self._lease is not None:
             self._lease.release()
+
+    def compare_content(
+        self, current: Mapping[str, Fact], *, accept: bool = False, one_front: bool = False
+    ) -> None:
+        """Refuse content that differs from that of earlier trials; record it where it is new.
+
+        With `accept` a change is recorded, and trials that have not ended are stopped: a training
+        has one reward from its first step to its last. Trials before the change stay in the ledger,
+        but on no front with later ones. With `one_front` nothing is stopped, and all share a front.
+
+        Raises:
+            IdentityError: something differs, and `accept` is false.
+        """
+        contents = self.get_contents()
+        digests = {name: fact.digest for name, fact in current.items()}
+        now = {"time": time.time(), "digests": digests}
+        if not contents:  # a new sweep, or one of an earlier version
+            self._append(CONTENT, {**now, "first": 0})
+            return
+        recorded = contents[-1]
+        changes = list_changes(recorded["digests"], current)
+        if not changes:
+            merged = {**recorded["digests"], **digests}
+            if merged != recorded["digests"]:
+                self._set_entry(CONTENT, len(contents) - 1, {**recorded, "digests": merged})
+            return
+        if not accept:
+            raise IdentityError(
+                f"{describe_changes(changes, self.spec.location, recorded['time'])}\n"
+                "    fix: restore it, or --fresh to move that sweep aside and begin anew, or "
+                "--accept-changes to go on: trials before and after are marked, and share no front "
+                "(with --one-front they do)"
+            )
+        reason = f"{format_list([*changes])} changed, and a trial needs one content"
+        for record in self.get_records():
+            if record.is_open and not one_front:
+                self.prune(record.number, reason, record.cost)
+        change = {"first": len(self._records), "changes": [*changes], "one_front": one_front}
+        self._append(CONTENT, {**now, **change})
+        self._stale.update(range(len(self._records)))
+        self._resolve_spec()
 
     def get_records(self) -> list[TrialRecord]:
         """Return every trial, by number."""
@@ -194,8 +251,10 @@ class Ledger(SweepHistory, CloseableResource):
         return True
 
     def get_rungs(self) -> list[tuple[int, Rung]]:
-        """Return every rung with its trial's number, in the order in which they were recorded."""
-        return encoding.decode_rungs_in_order(self._get_trials(), self.spec)
+        """Return every rung of comparable trials with its trial's number, in order of recording."""
+        comparable = {r.number for r in self.get_records() if r.is_comparable}
+        trials = (trial for trial in self._get_trials() if trial.number in comparable)
+        return encoding.decode_rungs_in_order(trials, self.spec)
 
     def pause(self, number: int) -> TrialRecord:
         """Record that a trial waits at its last rung for a promotion."""
@@ -328,7 +387,8 @@ class Ledger(SweepHistory, CloseableResource):
 
     def _read(self, trial: FrozenTrial) -> TrialRecord:
         lineage = self.find_lineage(trial.number)
-        return encoding.decode_trial(trial, self.spec, self.directory, lineage)
+        contents = self.get_contents()
+        return encoding.decode_trial(trial, self.spec, self.directory, lineage, contents)
 
     def _set(self, number: int, key: str, value: Mapping[str, Any]) -> None:
         self._storage.set_trial_user_attr(self._get_trial_id(number), key, dict(value))

@@ -109,6 +109,13 @@ class PostgresJournal(Journal):
         has_table = self._run("SELECT to_regclass(:table) IS NOT NULL", table=TABLE)[0][0]
         return has_table and self._count() > 0
 
+    def find_last(self, word: str) -> dict[str, Any] | None:
+        """Return the newest record with a key of this name; None if there is none."""
+        query = f"""SELECT record FROM {TABLE} WHERE sweep = :sweep AND record LIKE :key
+            ORDER BY number DESC LIMIT 1"""
+        rows = self._run(query, key=f'%"{word}":%')
+        return DECODER.decode(rows[0][0]) if rows else None
+
     def move_aside(self, name: str) -> None:
         """Rename the stored sweep, so that this journal is empty."""
         self._run(f"UPDATE {TABLE} SET sweep = :name WHERE sweep = :sweep", name=name)
@@ -232,7 +239,6 @@ class PostgresJournal(Journal):
         return self._run("SELECT pg_try_advisory_lock(:key)", key=self._key)[0][0]
 
     def _build_held_error(self) -> LedgerHeldError:
-        """Return an error that names the process with the lock."""
         query = """SELECT a.application_name, a.client_addr FROM pg_locks l
             JOIN pg_stat_activity a ON a.pid = l.pid WHERE l.locktype = 'advisory' AND l.granted
             AND ((l.classid::bigint << 32) | l.objid::bigint) = :key"""
@@ -253,7 +259,6 @@ class PostgresJournal(Journal):
 
 
 def _is_away(error: BaseException) -> bool:
-    """Return whether the database does not answer, or has ended the connection."""
     return isinstance(error, OperationalError) or (
         isinstance(error, DBAPIError) and error.connection_invalidated
     )

@@ -83,7 +83,12 @@ def write_request(directory: Path, request: Request) -> Path:
         requests.chmod(directory.stat().st_mode & 0o7777)  # who may write there may ask too
     write_atomically(path, json.dumps(asdict(request)))
     for changed in (requests, directory):
-        _sync_directory(changed)
+        descriptor = os.open(changed, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # some network disks cannot; they write names at once
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     return path
 
 
@@ -153,15 +158,6 @@ def set_aside(path: Path) -> None:
     aside = path.parent / DAMAGED
     aside.mkdir(exist_ok=True)
     path.rename(aside / path.name)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # some network disks cannot; they write names at once
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _find_owner(directory: Path) -> str:

@@ -27,8 +27,8 @@ from gdpo_tune.ledger.steering_state import (
 )
 from gdpo_tune.spec import PbtSettings, SweepSpec
 from gdpo_tune.spec.load import read_point
-from gdpo_tune.spec.text import join_names, suggest
 from gdpo_tune.spec.model import Budget, Search
+from gdpo_tune.spec.text import join_names, suggest
 
 Arguments = Mapping[str, Any]
 
@@ -213,7 +213,6 @@ def take_in(sweep: SweepSnapshot, request: Request, now: float) -> SweepSnapshot
 
 
 def _add(sweep: SweepSnapshot, effect: RequestEffect) -> Decision:
-    """Refuse a configuration that has been tried or added, and add it otherwise."""
     _refuse_population(sweep.spec, "its members meet one another from the start")
     point = effect.point or {}
     if author := sweep.find_author(effect):
@@ -229,7 +228,6 @@ def _add(sweep: SweepSnapshot, effect: RequestEffect) -> Decision:
 
 
 def _change(sweep: SweepSnapshot, changes: Mapping[str, float]) -> Decision:
-    """Refuse values that settings have already, and change them otherwise."""
     before = {name: read_setting(sweep.spec, name) for name in changes}
     if before == changes:
         same = ", ".join(f"search.{name} is {value:,g}" for name, value in before.items())
@@ -250,7 +248,6 @@ def _refuse_population(spec: SweepSpec, why: str) -> None:
 
 
 def _check_section(section: type[Budget] | type[Search], name: str, value: Any) -> None:
-    """Refuse a value that a sweep file could not have."""
     try:
         section.model_validate({name: value})
     except ValidationError as error:
@@ -261,7 +258,6 @@ def _check_section(section: type[Budget] | type[Search], name: str, value: Any) 
 
 
 def _check_names(arguments: Arguments, *names: str) -> None:
-    """Refuse arguments of other names, and a missing one; `force` is optional."""
     for name in arguments:
         if name not in names:
             takes = f"use {join_names(names)}" if names else "it takes none"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from datetime import date
 
 import optuna
 from optuna.exceptions import ExperimentalWarning
@@ -13,8 +14,9 @@ from optuna.storages import BaseStorage, JournalStorage
 
 from gdpo_tune.core.errors import IdentityError, SpecError, UsageError
 from gdpo_tune.core.files import write_atomically
+from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.spec import SweepSpec, dump_public_yaml, load_spec
-from gdpo_tune.spec.model import SPEC, list_decisive_values, list_differences
+from gdpo_tune.spec.model import list_decisive_values, list_differences
 
 MOST_DIFFERENCES = 4
 """Number of differences between two sweeps that a message lists."""
@@ -47,6 +49,29 @@ def open_study(storage: JournalStorage, spec: SweepSpec, *, writable: bool) -> o
             "    fix: choose another --name, or --fresh to move that one aside"
         )
     return study
+
+
+def pin_template_date(study: optuna.Study, spec: SweepSpec, *, writable: bool) -> SweepSpec:
+    """Return the spec with the date for chat templates that the sweep recorded at its first start.
+
+    A sweep that recorded none is given one if it is `writable`, and else keeps that of its file.
+
+    Raises:
+        IdentityError: the spec names another date.
+    """
+    named = spec.model.template_date
+    recorded: str = study.user_attrs.get("template_date", "")
+    if not recorded and not writable:
+        return spec
+    if not recorded:
+        recorded = named or date.today().isoformat()
+        study.set_user_attr("template_date", recorded)
+    if named not in ("", recorded):
+        raise IdentityError(
+            f"{spec.location} was started with model.template_date = {recorded}, not {named}\n"
+            "    fix: remove that key, choose another --name, or --fresh to move that sweep aside"
+        )
+    return spec.replace(model=spec.model.replace(template_date=recorded))
 
 
 def describe_differences(spec: SweepSpec) -> str:
@@ -93,8 +118,8 @@ def name_objectives(study: optuna.Study, names: list[str]) -> None:
 
 def write_spec(spec: SweepSpec) -> None:
     """Write the resolved spec, readable by its owner alone if it contains a password."""
-    content = spec.dump_yaml()
-    mode = 0o644 if content == dump_public_yaml(spec) else 0o600
+    content = spec.dump_stored_yaml()
+    mode = 0o644 if content == dump_public_yaml(spec, stored=True) else 0o600
     write_atomically(spec.directory / SPEC, content, mode=mode)
 
 

@@ -27,10 +27,9 @@ from gdpo_tune.core.checkpoint_names import (
 )
 from gdpo_tune.core.errors import StoreUnreachableError
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.object_store import PATIENCE, StoreDirectory, build_store_error
+from gdpo_tune.core.object_store import PATIENCE, SPEC, StoreDirectory, build_store_error
 from gdpo_tune.ledger.trial_encoding import TRIALS
 from gdpo_tune.spec import SweepSpec, dump_public_yaml
-from gdpo_tune.spec.model import SPEC
 
 print_notice = partial(print, file=sys.stderr)
 """Listener that prints on the terminal that a store does not answer, or answers again."""
@@ -65,7 +64,7 @@ class SweepStore:
 
     def write_spec(self) -> None:
         """Store the resolved spec, for readers that know only the address."""
-        self._files.write(SPEC, dump_public_yaml(self._spec).encode())
+        self._files.write(SPEC, dump_public_yaml(self._spec, stored=True).encode())
 
     def fetch(self) -> None:
         """Copy new small files to this machine; delete copies of checkpoints that are gone.

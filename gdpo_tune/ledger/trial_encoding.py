@@ -24,9 +24,12 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.checkpoint_names import CHECKPOINT_PREFIX
+from gdpo_tune.core.content import format_time
 from gdpo_tune.core.errors import NonFiniteError
+from gdpo_tune.core.estimates import estimate_mean
+from gdpo_tune.core.formatting import format_list
 from gdpo_tune.core.hub_address import is_hub_address
-from gdpo_tune.core.metrics import add_costs
+from gdpo_tune.core.metrics import COST_METRICS, add_costs
 from gdpo_tune.core.object_store import join_address
 from gdpo_tune.core.trial_config import Params
 from gdpo_tune.core.trials import (
@@ -57,14 +60,22 @@ number of the outcome for people: nothing reads it here, and older ledgers lack 
 
 
 def decode_trial(
-    trial: FrozenTrial, spec: SweepSpec, sweep: Path, lineage: tuple[Exploit, ...] = ()
+    trial: FrozenTrial,
+    spec: SweepSpec,
+    sweep: Path,
+    lineage: tuple[Exploit, ...] = (),
+    contents: Sequence[Mapping[str, Any]] = (),
 ) -> TrialRecord:
     """Return a trial of the study as a record; a checkpoint that does not exist is None.
+
+    `contents` are those of `SweepHistory.get_contents`.
 
     Raises:
         KeyError, TypeError: another version wrote the trial.
     """
     stored = trial.user_attrs["trial"]
+    has_policies = spec.address and not is_hub_address(spec.address)
+    later = [change for change in contents[1:] if trial.number < change["first"]]
     outcome = trial.user_attrs.get("outcome", {})
     end = trial.user_attrs.get("end", {})
     decoded = (_decode_rung(rung, spec) for rung in list_stored_rungs(trial))
@@ -73,9 +84,10 @@ def decode_trial(
     is_paused = trial.state == TrialState.RUNNING and pause["waits"]
     measured = {"cost": vars(rungs[-1].cost)} if rungs else {}
     cost = Cost(**(outcome or end or measured).get("cost", {}))
+    prompts = (spec.training.validation_prompts, spec.training.test_prompts)
     splits = {
-        split: add_judged_costs(decode_estimates(outcome[split]), cost, spec) if outcome else {}
-        for split in ("validation", "test")
+        split: add_judged_costs(decode_estimates(outcome[split], n), cost, spec) if outcome else {}
+        for split, n in zip(("validation", "test"), prompts, strict=True)
     }
     # A merge that was stopped has been judged by its rung.
     judged = splits["validation"] or (rungs[-1].validation if rungs and "parts" in stored else {})
@@ -85,7 +97,7 @@ def decode_trial(
         number=trial.number,
         role=stored["role"],
         state="paused" if is_paused else STATES[trial.state],
-        params=stored["params"],
+        params=spec.space.align(stored["params"]),
         seed=stored["seed"],
         proposer=stored["proposer"],
         replicate_of=stored["replicate_of"],
@@ -98,27 +110,29 @@ def decode_trial(
         lineage=lineage,
         directory=sweep / TRIALS / str(trial.number),
         checkpoint=checkpoint if checkpoint is not None and checkpoint.is_dir() else None,
-        address=_join_trial_address(spec.address, trial.number),
+        address=join_address(spec.address, TRIALS, str(trial.number)) if has_policies else "",
         started=trial.datetime_start.timestamp() if trial.datetime_start else None,
         finished=trial.datetime_complete.timestamp() if trial.datetime_complete else None,
         environment=outcome.get("environment", {}),
         parts=tuple(Part(*part) for part in stored.get("parts", ())),
         request=stored.get("request", ""),
-        kept_steps=_list_kept_steps(rungs, sweep / TRIALS / str(trial.number))
-        if outcome and stored["role"] != "member"
-        else (),
+        content=_describe_content(trial.number, contents[1:]),
+        is_comparable=all(change["one_front"] for change in later),
+        kept_steps=tuple(
+            rung.step
+            for rung in (rungs[:-1] if outcome and stored["role"] != "member" else ())
+            if (sweep / TRIALS / str(trial.number) / f"{CHECKPOINT_PREFIX}{rung.step}").is_dir()
+        ),
     )
 
 
-def _join_trial_address(sweep: str, number: int) -> str:
-    """Return the URL of a trial's directory on an object store; a published one has no policies."""
-    return join_address(sweep, TRIALS, str(number)) if sweep and not is_hub_address(sweep) else ""
-
-
-def _list_kept_steps(rungs: Sequence[Rung], directory: Path) -> tuple[int, ...]:
-    """Return the steps of rungs before the last one whose checkpoints exist."""
-    steps = (rung.step for rung in rungs[:-1])
-    return tuple(s for s in steps if (directory / f"{CHECKPOINT_PREFIX}{s}").is_dir())
+def _describe_content(number: int, changes: Sequence[Mapping[str, Any]]) -> str:
+    """Return `after mine.py changed (2026-11-25 12:00:00)`; empty if nothing changed."""
+    return ", ".join(
+        f"{'after' if number >= change['first'] else 'before'} "
+        f"{format_list(change['changes'])} changed ({format_time(change['time'])})"
+        for change in changes
+    )
 
 
 def compute_violation(bound: Constraint, value: float) -> float:
@@ -154,7 +168,8 @@ def convert_to_distribution(domain: Choices | Uniform) -> BaseDistribution:
         return IntDistribution(
             int(domain.low), int(domain.high), log=domain.log, step=int(domain.step or 1)
         )
-    return FloatDistribution(domain.low, domain.high, log=domain.log, step=domain.step)
+    high = max((domain.high, *domain.grid))  # Optuna would drop a last value beyond the end
+    return FloatDistribution(domain.low, high, log=domain.log, step=domain.step)
 
 
 def encode_outcome(outcome: Outcome, directory: Path) -> dict[str, Any]:
@@ -204,18 +219,28 @@ def list_stored_rungs(trial: FrozenTrial) -> list[dict[str, Any]]:
 
 def _decode_rung(stored: Mapping[str, Any], spec: SweepSpec) -> Rung:
     cost = Cost(**stored["cost"])
-    validation = add_judged_costs(decode_estimates(stored["validation"]), cost, spec)
+    estimates = decode_estimates(stored["validation"], spec.training.validation_prompts)
+    validation = add_judged_costs(estimates, cost, spec)
     return Rung(stored["step"], validation, cost, stored["time"])
 
 
 def encode_estimates(estimates: Mapping[str, Estimate]) -> dict[str, list[float]]:
-    """Return estimates as JSON: `[mean, standard error]` of each metric."""
-    return {name: [estimate.mean, estimate.se] for name, estimate in estimates.items()}
+    """Return estimates as JSON: mean, standard error, interval and `is_constant` of each metric."""
+    return {n: [e.mean, e.se, e.low, e.high, e.is_constant] for n, e in estimates.items()}
 
 
-def decode_estimates(stored: Mapping[str, Sequence[float]]) -> dict[str, Estimate]:
-    """Return estimates from JSON."""
-    return {name: Estimate(mean, se) for name, (mean, se) in stored.items()}
+def decode_estimates(stored: Mapping[str, Any], prompts: int = 0) -> dict[str, Estimate]:
+    """Return estimates from JSON.
+
+    Older versions recorded `[mean, standard error]`. An error of 0, of equal completions, is
+    replaced by that of so many prompts.
+    """
+    estimates = {name: Estimate(*values) for name, values in stored.items()}
+    for name in estimates.keys() - COST_METRICS if prompts else ():
+        if stored[name][1:] == [0.0]:
+            mean = estimates[name].mean
+            estimates[name] = estimate_mean(mean, 0.0, prompts, mean, mean)
+    return estimates
 
 
 def add_judged_costs(

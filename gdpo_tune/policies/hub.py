@@ -35,7 +35,7 @@ def check_policy_available(name: str, revision: str = "") -> None:
     try:
         hf_hub_download(name, "config.json", revision=revision or None)
     except (OSError, ValueError) as error:  # all errors of the Hub client
-        raise _build_hub_error(name, error) from error
+        raise _build_hub_error(name, revision, error) from error
 
 
 def describe_policy(name: str, revision: str = "") -> str:
@@ -71,16 +71,17 @@ def describe_policy(name: str, revision: str = "") -> str:
         RevisionNotFoundError,
         HFValidationError,
     ) as error:
-        raise _build_hub_error(name, error) from error
+        raise _build_hub_error(name, revision, error) from error
     except (OSError, HTTPError):
         text = "is not in the local cache, and the Hub does not answer, so it was not checked"
         return f"{name} {text}. {suggest_policy(name)}".rstrip()
     return f"{name} is on the Hub; this machine has no copy of its weights yet"
 
 
-def _build_hub_error(name: str, error: Exception) -> PolicyError:
+def _build_hub_error(name: str, revision: str, error: Exception) -> PolicyError:
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    place = f"{name!r} at revision {revision}" if revision else repr(name)
     return PolicyError(
-        f"policy {name!r} cannot be loaded from the Hub: {reason}. {suggest_policy(name)}"
+        f"policy {place} cannot be loaded from the Hub: {reason}. {suggest_policy(name)}"
         "Check the name, or download it on a machine with a network and give its directory"
     )

@@ -8,27 +8,32 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core.errors import PolicyError
-from gdpo_tune.core.files import expand_home, is_directory
-from gdpo_tune.core.gpu_memory import PolicyShapes
-from gdpo_tune.core.known_policies import KNOWN_POLICIES, find_known_size
+from gdpo_tune.core.files import HUB_ID, expand_path, is_directory
+from gdpo_tune.core.policy_shapes import (
+    KNOWN_POLICIES,
+    PolicyShapes,
+    find_known_size,
+    find_position_limit,
+)
 from gdpo_tune.core.registry import POLICIES
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-_HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Patterns of the files that hold weights."""
-_NEEDED_TOKENS = {"pad_token": "pad", "eos_token": "end"}
+_NOISE = ("jitter_noise", "input_jitter_noise")
+"""Numbers in mixtures of experts that scale what the router reads at random, in training alone."""
+_OWN_TOKENS = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes of tokenizers that have no special tokens but those of their files."""
 _LONGEST_HEADER = 100 * 2**20
 """Bytes of the header of a safetensors file; the format's own limit."""
 _PROBE = "Write f(x): k is 17, plus 9\n<think>17+9=26</think><answer>def f(x): return 26*x</answer>"
@@ -39,7 +44,7 @@ def resolve_policy(name: str) -> str:
     """Return what `from_pretrained` takes for a policy's name; a Hub id stays as it is."""
     if name in POLICIES:
         return str(POLICIES[name])
-    return str(expand_home(name)) if name.startswith("~") else name
+    return str(expand_path(name)) if name.startswith("~") or "$" in name else name
 
 
 def check_policy(name: str, revision: str = "") -> None:
@@ -66,7 +71,7 @@ def check_policy(name: str, revision: str = "") -> None:
         )
     if is_present:
         _check_directory(name, directory)
-    elif not _HUB_ID.fullmatch(name):
+    elif not HUB_ID.fullmatch(name):
         raise PolicyError(
             f"policy {name!r}: no such directory and not a Hub id. {suggest_policy(name)}It must "
             f"be one of {', '.join(POLICIES)}, a directory with config.json, or a Hub id of the "
@@ -91,15 +96,23 @@ def suggest_policy(name: str) -> str:
 
 
 def load_policy(
-    name: str, dtype: torch.dtype | None = None, revision: str = ""
+    name: str,
+    dtype: torch.dtype | None = None,
+    revision: str = "",
+    *,
+    dropout: bool = False,
+    temperature: float = 1.0,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a policy's weights (on the CPU, in float32 without `dtype`) and its tokenizer.
 
-    The tokenizer pads on the left, as generation needs.
+    The tokenizer pads on the left, as generation needs, and with its end token if it has no pad
+    token, as TRL does. Padding is masked by its length, so that the end token is still trained. Of
+    the policy's generation config only the ids of tokens stay; `temperature` is that by which it is
+    judged, see `build_neutral_decoding`. Its dropout is off, unless `dropout` keeps it.
 
     Raises:
-        PolicyError: it cannot be found or read, has no pad or end token, or its loaded tokenizer
-            differs from the saved one.
+        PolicyError: it cannot be found or read, has no end token, or its loaded tokenizer differs
+            from the saved one.
     """
     import torch
     from safetensors import SafetensorError
@@ -132,15 +145,77 @@ def load_policy(
             f"describes, such as {missing[0]}: save the whole model (an adapter must be merged)"
         )
     _check_loaded(name, model, tokenizer)
+    model.generation_config = build_neutral_decoding(model, tokenizer, temperature)
+    if not dropout:
+        turn_off_dropout(model)
     return model, tokenizer
+
+
+def build_neutral_decoding(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, temperature: float
+) -> GenerationConfig:
+    """Build a generation config that samples from the policy itself, and ends where a trial does.
+
+    `generate` takes whatever a call leaves out from the config of the model, such as `min_p`,
+    `suppress_tokens` or `num_beams`. A trained policy is saved with this config, so that its
+    directory samples as it was judged.
+
+    Source: `GenerationMixin._prepare_generation_config` of transformers; trl#5783, verl#7270.
+    """
+    from transformers import GenerationConfig
+
+    own: Any = model.generation_config
+    ends = list_end_tokens(tokenizer, own.eos_token_id)
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    return GenerationConfig(
+        bos_token_id=own.bos_token_id,
+        eos_token_id=ends[0] if len(ends) == 1 else list(ends),
+        pad_token_id=tokenizer.pad_token_id,
+        **(sampling if temperature else {"do_sample": False}),
+    )
+
+
+def list_end_tokens(tokenizer: Any, declared: int | Sequence[int] | None) -> tuple[int, ...]:
+    """List the tokens that end a completion: of the tokenizer, then of a generation config."""
+    more = [declared] if isinstance(declared, int | None) else declared
+    tokens = (tokenizer.eos_token_id, *more)
+    return tuple(dict.fromkeys(token for token in tokens if token is not None))
+
+
+def read_own_decoding(name: str, revision: str = "") -> dict[str, Any] | None:
+    """Read the generation config of a policy's files; None if they are not on this machine."""
+    directory = find_local_directory(name, revision)
+    if directory is None:
+        return None
+    own = _read_json(name, directory / "generation_config.json")
+    config = _read_json(name, directory / "config.json")
+    if own is None and config and any(file for each in WEIGHTS for file in directory.glob(each)):
+        return {"eos_token_id": config.get("eos_token_id")}  # as Transformers does
+    return own
+
+
+def turn_off_dropout(model: PreTrainedModel) -> None:
+    """Let a policy compute in training what it computes in evaluation: no dropout and no noise.
+
+    Probabilities are set to 0 wherever forward passes read them: in modules of dropout, in numbers
+    that other modules hold, and in the model's configs.
+
+    Source: trl#3234, trl#3500. `disable_dropout` of TRL knows `nn.Dropout` alone.
+    """
+    for module in model.modules():
+        is_dropout = "drop" in type(module).__name__.lower()
+        for owner in (module, getattr(module, "config", None)):
+            for key, value in list(getattr(owner, "__dict__", {}).items()):
+                is_random = "drop" in key or key in _NOISE or (is_dropout and key == "p")
+                if is_random and isinstance(value, float):
+                    setattr(owner, key, 0.0)
 
 
 def count_positions(name: str, revision: str = "") -> int | None:
     """Return how many tokens a policy reads and writes; None if no file on this machine says so."""
     directory = find_local_directory(name, revision)
     config = None if directory is None else _read_json(name, directory / "config.json")
-    limit = (config or {}).get("max_position_embeddings")
-    return limit if isinstance(limit, int) else None
+    return find_position_limit(config or {})
 
 
 def measure_policy(name: str) -> PolicyShapes | None:
@@ -163,7 +238,8 @@ def measure_policy(name: str) -> PolicyShapes | None:
 def _check_directory(name: str, directory: Path) -> None:
     if not directory.is_dir():
         raise PolicyError(f"policy {name!r} is a file: give the directory that holds config.json")
-    if _read_json(name, directory / "config.json") is None:
+    config = _read_json(name, directory / "config.json")
+    if config is None:
         raise PolicyError(
             f"policy {name!r}: {directory} has no config.json: give a directory that "
             "save_pretrained wrote (an adapter must be merged into its model first)"
@@ -179,12 +255,29 @@ def _check_directory(name: str, directory: Path) -> None:
             "too"
         )
     older = _read_json(name, directory / "special_tokens_map.json") or {}
-    _require_tokens(name, {**older, **tokenizer})
+    kind = tokenizer.get("tokenizer_class")
+    # Older files leave the class, and its own end token, to the model's type: those of GPT-2 do.
+    if kind in _OWN_TOKENS or (kind is None and config.get("eos_token_id") is None):
+        _require_end_token(name, tokenizer.get("eos_token") or older.get("eos_token"))
 
 
 def _check_loaded(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    _require_tokens(name, {key: getattr(tokenizer, key) for key in _NEEDED_TOKENS})
-    _check_tokenizer_file(name, tokenizer)
+    from tokenizers import Tokenizer
+
+    _require_end_token(name, tokenizer.eos_token)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    # `AutoTokenizer` may pick a class by the model's type and replace the pre-tokenizer without a
+    # warning. Then numbers may be split into digits, and the policy can no longer calculate.
+    file = Path(resolve_policy(name)) / "tokenizer.json"
+    if file.is_file():
+        expected = Tokenizer.from_file(str(file)).encode(_PROBE, add_special_tokens=False).ids
+        if tokenizer(_PROBE, add_special_tokens=False)["input_ids"] != expected:
+            raise PolicyError(
+                f"policy {name!r}: AutoTokenizer splits text differently from the saved "
+                "tokenizer.json: its model type has a tokenizer class of its own; save the model "
+                "under a type whose class keeps the file (llama or qwen3)"
+            )
     embeddings: Any = model.get_input_embeddings()
     rows: int = embeddings.weight.shape[0]
     if len(tokenizer) > rows:
@@ -194,34 +287,12 @@ def _check_loaded(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokeni
         )
 
 
-def _check_tokenizer_file(name: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Compare a loaded tokenizer with its own file.
-
-    `AutoTokenizer` may pick a class by the model's type and replace the pre-tokenizer without a
-    warning. Then numbers may be split into digits, and the policy can no longer calculate.
-    """
-    from tokenizers import Tokenizer
-
-    file = Path(resolve_policy(name)) / "tokenizer.json"
-    if not file.is_file():
-        return
-    saved = Tokenizer.from_file(str(file))
-    expected = saved.encode(_PROBE, add_special_tokens=False).ids
-    if tokenizer(_PROBE, add_special_tokens=False)["input_ids"] != expected:
+def _require_end_token(name: str, token: object) -> None:
+    if not token:
         raise PolicyError(
-            f"policy {name!r}: AutoTokenizer splits text differently from the saved tokenizer.json:"
-            " its model type has a tokenizer class of its own; save the model under a type whose "
-            "class keeps the file (llama or qwen3)"
+            f"policy {name!r} has no end token: set tokenizer.eos_token, save the tokenizer to a "
+            "directory and give that directory"
         )
-
-
-def _require_tokens(name: str, tokens: Mapping[str, object]) -> None:
-    for key, word in _NEEDED_TOKENS.items():
-        if not tokens.get(key):
-            raise PolicyError(
-                f"policy {name!r} has no {word} token: set tokenizer.{key}, save the tokenizer to "
-                "a directory and give that directory"
-            )
 
 
 def _read_json(name: str, file: Path) -> dict[str, Any] | None:
@@ -253,7 +324,6 @@ def find_local_directory(name: str, revision: str = "") -> Path | None:
 
 
 def _read_shapes(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of every tensor in a safetensors file."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         if length > _LONGEST_HEADER:

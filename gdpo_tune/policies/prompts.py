@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,11 +19,24 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PROMPTS_FILE = "prompts.json"
-"""File in a policy's directory that says whether it was trained with instructions."""
+"""File in a policy's directory that says how it was prompted in its training."""
+TEMPLATE_FILE = "chat_template.jinja"
+"""File in which Transformers saves the chat template of a tokenizer."""
+CLOCK = "strftime_now"
+"""Function that Transformers and vLLM give to chat templates."""
+FIXED_DATE = "2024-07-26"
+"""Date in prompts where none is given: the one that Llama 3.1's template writes without a clock."""
+THOUGHT_TAGS = ("<think>", "<thinking>", "<thought>", "<reasoning>")
+"""Tags that some chat templates open for the policy, and that it writes itself here."""
 _TOKENIZER_FILE = "tokenizer_config.json"
 _TAG = re.compile(r"</?\w+>")
-_OPENED = re.compile(r"<\w+>\s*$")
-"""A tag at the end of a rendered prompt, such as the `<think>` of some reasoning policies."""
+_OPENED = re.compile(r"(<\w+>)\s*$")
+_DIRECTIVE = re.compile(r"%[-#]?[aAbBcdDeFhHIjmMpSTuUVwWxXyYzZ]")
+"""Part of a date in a call of `strftime_now`."""
+_PROBES = ("2718281828", "3141592653")
+"""Contents of a system and a user turn that templates may trim or escape without a change."""
+Turns = Sequence[Mapping[str, str]]
+"""Turns of a chat, each with `role` and `content`."""
 
 
 @dataclass(frozen=True)
@@ -32,64 +46,195 @@ class PromptFormat:
     tokenizer: PreTrainedTokenizerBase
     instructions: str = ""
     """Text before every prompt; may be empty."""
+    tags: Sequence[str] = THOUGHT_TAGS
+    """Tags that a chat template may open at the end of a prompt, and that are left to the policy.
 
-    def render(self, prompt: str) -> str:
-        """Return the text that the policy reads.
+    A completion is judged from its first tag on. Any other tag there is the assistant's marker.
+    """
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Arguments of the chat template, such as `enable_thinking`."""
+    date: str = ""
+    """Date that the chat template writes as today's, `2026-01-31`; empty for `FIXED_DATE`."""
 
-        With a chat template, the instructions are the system message and the prompt is the user
-        message; a template without a system role gets both as the user message. Without a chat
-        template, the instructions stand above the prompt.
+    def render(self, prompt: str | Turns) -> str:
+        """Return the text that the policy reads for a prompt, which is a text or turns of a chat.
+
+        Without a chat template, the instructions stand above the prompt; see `build_messages`.
+
+        Raises:
+            PolicyError: the chat template refuses or does not write the prompt, or there is none
+                for turns.
         """
-        if self.tokenizer.chat_template is None:
-            return f"{self.instructions}\n\n{prompt}" if self.instructions else prompt
-        # The completion is judged from its first tag on, so the policy has to write it itself.
-        return _OPENED.sub("", self._apply_template(self.build_messages(prompt)))
+        if self.template is not None:
+            return self._apply(self.template, self.build_messages(prompt))
+        if not isinstance(prompt, str):
+            raise PolicyError(
+                "the prompts are turns of a chat, and the tokenizer has no chat template: give "
+                "prompts as texts, or set tokenizer.chat_template and save it with the policy"
+            )
+        return f"{self.instructions}\n\n{prompt}" if self.instructions else prompt
 
-    def build_messages(self, prompt: str) -> list[dict[str, str]]:
-        """Return the turns that the chat template gets, each with `role` and `content`."""
-        user = {"role": "user", "content": prompt}
-        if not self.instructions:
-            return [user]
+    def build_messages(self, prompt: str | Turns) -> list[dict[str, str]]:
+        """Return the turns that the chat template gets; a text is a user turn.
+
+        Instructions are a system turn, above the text of one that is there. For a template that
+        does not write a system turn, both stand above the text of the first user turn.
+        """
+        if isinstance(prompt, str):
+            prompt = [{"role": "user", "content": prompt}]
+        turns = [dict(turn) for turn in prompt]
+        texts = [self.instructions] if self.instructions else []
+        if turns[0]["role"] == "system" and (texts or not self._has_system_role):
+            texts.append(turns.pop(0)["content"])
+        if not texts:
+            return turns
         if self._has_system_role:
-            return [{"role": "system", "content": self.instructions}, user]
-        return [{"role": "user", "content": f"{self.instructions}\n\n{prompt}"}]
+            return [{"role": "system", "content": "\n\n".join(texts)}, *turns]
+        first = next((turn for turn in turns if turn["role"] == "user"), turns[0])
+        first["content"] = "\n\n".join([*texts, first["content"]])
+        return turns
 
-    def find_opened_tag(self) -> str:
-        """Return the tag that the chat template opens at the end of a prompt; empty if none."""
-        if self.tokenizer.chat_template is None:
-            return ""
-        opened = _OPENED.search(self._apply_template(self.build_messages("x")))
-        return opened[0].strip() if opened else ""
+    def encode(self, prompts: Sequence[str | Turns]) -> list[list[int]]:
+        """Return the tokens of P prompts; a template writes its own special tokens.
 
-    def encode(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of P prompts; a template writes its own special tokens."""
+        A plain text begins with the tokenizer's special tokens and does not end in them: the policy
+        continues it.
+        """
         tokenize: Any = self.tokenizer
-        special = self.tokenizer.chat_template is None
+        start = find_added_tokens(self.tokenizer)[0] if self.template is None else []
         texts = [self.render(prompt) for prompt in prompts]
-        return tokenize(texts, add_special_tokens=special)["input_ids"]
+        return [[*start, *ids] for ids in tokenize(texts, add_special_tokens=False)["input_ids"]]
+
+    @property
+    def own_template(self) -> str:
+        """Chat template of the tokenizer; empty if it has none."""
+        return str(self.tokenizer.get_chat_template()) if self.tokenizer.chat_template else ""
+
+    @functools.cached_property
+    def template(self) -> str | None:
+        """Chat template that writes every prompt as the policy reads it; None for plain text.
+
+        It is the tokenizer's own if that depends neither on arguments nor on the date and opens no
+        tag. It needs nothing but the turns, so it is saved with a trained policy.
+        """
+        if not self.own_template:
+            return None
+        fixed, end = self._fixed_template, self._opened
+        return leave_out_end(fixed, end) if end else fixed
+
+    def find_left_out(self) -> str:
+        """Return what stands at the end of a prompt elsewhere and is left out here; often empty.
+
+        It is a tag that the chat template opens, or the end token of a plain text.
+        """
+        if self.template is not None:
+            return self._opened.strip()
+        return str(self.tokenizer.decode(find_added_tokens(self.tokenizer)[1]))
 
     def save(self, directory: Path) -> None:
-        """Record in a trained policy's directory whether it was trained with instructions."""
-        text = json.dumps({"instructions": bool(self.instructions)})
+        """Make a trained policy's directory prompt it as in its training, and record how that was.
+
+        The directory holds the tokenizer already. Its chat template then needs nothing but turns.
+        """
+        record: dict[str, object] = {"instructions": bool(self.instructions)}
+        if self.instructions:
+            record["instructions_text"] = self.instructions
+        if end := self.find_left_out():
+            record["left_out_at_the_end"] = end
+        if self.template is not None and self.template != self.own_template:
+            (directory / TEMPLATE_FILE).write_text(self.template, encoding="utf-8")
+            record["chat_template_kwargs"] = dict(self.template_kwargs)
+            record["template_date"] = self.date or FIXED_DATE
+        text = json.dumps(record, ensure_ascii=False)
         (directory / PROMPTS_FILE).write_text(text, encoding="utf-8")
 
     @functools.cached_property
+    def _fixed_template(self) -> str:
+        return fix_arguments(self.own_template, self.template_kwargs, self.date or FIXED_DATE)
+
+    @functools.cached_property
+    def _opened(self) -> str:
+        """End of every prompt that is left to the policy: a tag and what follows it."""
+        text = self._apply(self._fixed_template, self.build_messages(_PROBES[1]))
+        if _PROBES[1] not in text:
+            raise PolicyError(
+                "the chat template does not write the text of a prompt: set a template for turns "
+                "whose content is a text as tokenizer.chat_template, and save it with the policy"
+            )
+        opened = _OPENED.search(text.rpartition(_PROBES[1])[2])
+        return opened[0] if opened and opened[1] in self.tags else ""
+
+    @functools.cached_property
     def _has_system_role(self) -> bool:
+        """Whether the template writes a system turn, and the user turn below it.
+
+        A template without the role may raise an error or leave out either text.
+        """
+        system, user = _PROBES
+        turns = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+        try:
+            text = self._apply(self._fixed_template, turns)
+        except PolicyError:
+            return False
+        return all(probe in text for probe in _PROBES)
+
+    def _apply(self, template: str, turns: list[dict[str, str]]) -> str:
         from jinja2 import TemplateError
 
+        options: dict[str, Any] = {"chat_template": template, "tokenize": False}
         try:
-            self._apply_template(
-                [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}]
-            )
-        except TemplateError:
-            return False
-        return True
+            text = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, **options)
+        except TemplateError as error:
+            roles = ", ".join(turn["role"] for turn in turns)
+            raise PolicyError(
+                f"the chat template refuses turns of the roles {roles}: {error}: give turns in the "
+                "order that it expects, or set another as tokenizer.chat_template"
+            ) from error
+        return str(text)
 
-    def _apply_template(self, turns: list[dict[str, str]]) -> str:
-        rendered = self.tokenizer.apply_chat_template(
-            turns, add_generation_prompt=True, tokenize=False
+
+def fix_arguments(template: str, values: Mapping[str, Any], date: str) -> str:
+    """Return a chat template with defaults for its arguments, and with a date for its clock.
+
+    Every name of `values`, JSON scalars, has its value where the caller gives none. `strftime_now`,
+    which Transformers and vLLM define, gives midnight of `date` in every format.
+    """
+    # The line breaks are Jinja's to remove, so the rest of the template is rendered as it was.
+    head = "".join(
+        f"{{% if {name} is not defined %}}{{% set {name} = "
+        f"{json.dumps(value, ensure_ascii=False)} %}}{{% endif %}}\n"
+        for name, value in values.items()
+    )
+    if CLOCK in template and f"macro {CLOCK}" not in template:
+        day = datetime.fromisoformat(date)
+        replaced = "".join(
+            f" | replace({json.dumps(part)}, {json.dumps(day.strftime(part))})"
+            for part in sorted(set(_DIRECTIVE.findall(template)))
         )
-        return str(rendered)
+        head += f"{{% macro {CLOCK}(format) %}}{{{{ format{replaced} }}}}{{% endmacro %}}\n"
+    return template if template.startswith(head) else head + template
+
+
+def leave_out_end(template: str, end: str) -> str:
+    """Return a chat template that leaves out an end which it otherwise gives every prompt."""
+    # Jinja drops one line break at the end of a template; the empty text keeps its spaces.
+    body = template.removesuffix("\n") + "{{ '' }}{% endset %}"
+    text = json.dumps(end)
+    return (
+        f"{{% set whole_prompt %}}\n{body}{{% if add_generation_prompt and "
+        f"whole_prompt.endswith({text}) %}}{{{{ whole_prompt[:-{len(end)}] }}}}"
+        "{% else %}{{ whole_prompt }}{% endif %}"
+    )
+
+
+def find_added_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """Return the tokens that a tokenizer writes above and below every plain text."""
+    codec: Any = tokenizer
+    plain: list[int] = codec("a 1", add_special_tokens=False)["input_ids"]
+    whole: list[int] = codec("a 1")["input_ids"]
+    starts = range(len(whole) - len(plain) + 1)
+    start = next((n for n in starts if whole[n : n + len(plain)] == plain), 0)
+    return whole[:start], whole[start + len(plain) :]
 
 
 def choose_prompt_format(
@@ -97,16 +242,45 @@ def choose_prompt_format(
     tokenizer: PreTrainedTokenizerBase,
     instructions: str,
     mode: Literal["auto", "on", "off"],
+    template_kwargs: Mapping[str, Any] | None = None,
+    date: str = "",
 ) -> PromptFormat:
-    """Choose how the policy `name` reads the prompts of a task.
+    """Choose how the policy `name` reads the prompts of a task with these instructions.
 
-    `instructions` are the task's. With the mode `auto`, a policy that was trained here gets them if
-    it was trained with them; a policy that ships gets none; every other policy does.
+    The chat template leaves every tag to the policy that the instructions name, whether the policy
+    gets them or not: see `choose_instructions` for `mode`, and `PromptFormat` for the others.
 
     Raises:
-        PolicyError: a tag that the instructions name is lost between tokens and text.
+        PolicyError: a tag that the instructions name is lost between tokens and text, or the chat
+            template reads no argument of this name.
     """
-    return PromptFormat(tokenizer, choose_instructions(name, tokenizer, instructions, mode))
+    chosen = choose_instructions(name, tokenizer, instructions, mode)
+    given, tags = template_kwargs or {}, list_own_tags(instructions)
+    prompts = PromptFormat(tokenizer, chosen, tags, given, date)
+    check_template_kwargs(name, prompts.own_template, given)
+    return prompts
+
+
+def list_own_tags(instructions: str) -> tuple[str, ...]:
+    """Return the tags that a policy writes itself under a task with these instructions."""
+    return tuple(dict.fromkeys((*THOUGHT_TAGS, *_TAG.findall(instructions))))
+
+
+def check_template_kwargs(name: str, template: str | None, given: Mapping[str, Any]) -> None:
+    """Refuse arguments that a chat template does not read: they would have no effect.
+
+    The template of the policy `name` is empty if it has none; None, not known yet, passes.
+
+    Raises:
+        PolicyError: the template lacks such a word.
+    """
+    for word, value in given.items():
+        if template is not None and not re.search(rf"\b{word}\b", template):
+            raise PolicyError(
+                f"model.chat_template_kwargs.{word} = {json.dumps(value)}: policy {name!r} has no "
+                "chat template that reads it, so it would have no effect: remove it, or correct "
+                "its name"
+            )
 
 
 def choose_instructions(
@@ -115,24 +289,22 @@ def choose_instructions(
     instructions: str,
     mode: Literal["auto", "on", "off"],
 ) -> str:
-    """Return the instructions that the policy `name` gets, which may be empty.
+    """Return those of a task's instructions that the policy `name` gets: all or none.
 
-    See `choose_prompt_format`. A tokenizer that is not at hand, None, is not checked.
+    With the mode `auto`, a policy that was trained here gets them if it was trained with them; a
+    policy that ships gets none; every other policy does. A tokenizer that is not at hand, None, is
+    not checked.
 
     Raises:
         PolicyError: a tag that the instructions name is lost between tokens and text.
     """
     if tokenizer is not None:
         check_tags(name, tokenizer, instructions)
-    is_instructed = _needs_instructions(name) if mode == "auto" else mode == "on"
+    is_instructed = mode == "on" or (mode == "auto" and name not in POLICIES)
+    record = Path(resolve_policy(name)) / PROMPTS_FILE
+    if is_instructed and mode == "auto" and record.is_file():
+        is_instructed = json.loads(record.read_text(encoding="utf-8"))["instructions"]
     return instructions if is_instructed else ""
-
-
-def _needs_instructions(name: str) -> bool:
-    file = Path(resolve_policy(name)) / PROMPTS_FILE
-    if name in POLICIES or not file.is_file():
-        return name not in POLICIES
-    return bool(json.loads(file.read_text(encoding="utf-8"))["instructions"])
 
 
 def load_local_tokenizer(name: str, revision: str = "") -> PreTrainedTokenizerBase | None:
@@ -151,17 +323,21 @@ def find_text_prefix(name: str, revision: str = "") -> str:
     Empty if there are none, or if it is not on this machine.
     """
     tokenizer: Any = load_local_tokenizer(name, revision)
-    return "" if tokenizer is None else str(tokenizer.decode(tokenizer("")["input_ids"]))
+    return "" if tokenizer is None else str(tokenizer.decode(find_added_tokens(tokenizer)[0]))
 
 
-def has_chat_template(name: str, revision: str = "") -> bool | None:
-    """Return whether a policy has a chat template; None if it is not on this machine."""
+def read_chat_template(name: str, revision: str = "") -> str | None:
+    """Return the text of a policy's chat templates, without loading its tokenizer.
+
+    Empty if it has none; None if it is not on this machine.
+    """
     directory = _find_tokenizer(name, revision)
     if directory is None:
         return None
-    if (directory / "chat_template.jinja").is_file():
-        return True
-    return "chat_template" in json.loads((directory / _TOKENIZER_FILE).read_text(encoding="utf-8"))
+    if (directory / TEMPLATE_FILE).is_file():
+        return (directory / TEMPLATE_FILE).read_text(encoding="utf-8")
+    settings = json.loads((directory / _TOKENIZER_FILE).read_text(encoding="utf-8"))
+    return str(settings.get("chat_template") or "")
 
 
 def _find_tokenizer(name: str, revision: str) -> Path | None:

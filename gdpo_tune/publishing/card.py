@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 import jinja2
 
 from gdpo_tune import __version__
-from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.formatting import format_interval, format_number
+from gdpo_tune.core.checkpoint_names import ADAPTER_CONFIG
+from gdpo_tune.core.formatting import format_hypervolume
 from gdpo_tune.core.hub_address import REPOSITORY_ID
 from gdpo_tune.core.registry import POLICIES
+from gdpo_tune.policies.initial_policy import find_required_version
 from gdpo_tune.publishing.card_tables import (
     build_member_rows,
     build_metric_rows,
@@ -21,7 +23,6 @@ from gdpo_tune.publishing.card_tables import (
     list_columns,
 )
 from gdpo_tune.publishing.example import build_example
-from gdpo_tune.publishing.licence import Licence
 from gdpo_tune.publishing.policy_files import PolicyFiles
 from gdpo_tune.publishing.publication import Publication, PublishedPolicy
 from gdpo_tune.results.warnings import capitalize_warning, list_result_warnings
@@ -35,6 +36,8 @@ def build_model_card(
 ) -> str:
     """Return the model card of a candidate; `others` are the published members of the front."""
     repository, spec = publication.name_repository(candidate.name), publication.spec
+    config = policy.directory / ADAPTER_CONFIG
+    own = json.loads(config.read_bytes()) if policy.is_adapter else {}
     return _render(
         "model_card.md.jinja",
         publication,
@@ -46,6 +49,8 @@ def build_model_card(
         metrics=build_metric_rows(publication, candidate.configuration),
         training=describe_training(publication, candidate),
         policy=policy,
+        revision=own.get("revision") or spec.model.revision,
+        required_version=find_required_version(policy.directory),
         example=build_example(publication.sweep.spec, policy.directory),
         lora_rank=spec.model.lora_rank,
         members=build_member_rows(publication, others, candidate.name),
@@ -95,6 +100,12 @@ def list_findings(publication: Publication) -> list[str]:
 
 def _render(template: str, publication: Publication, **values: Any) -> str:
     spec, front = publication.spec, publication.front
+    points = ", ".join(f"{goal.name} {goal.reference:g}" for goal in front.objectives)
+    packages = {"gdpo-tune": __version__}
+    if publication.sessions:
+        provenance = publication.sessions[-1].get("provenance", {})
+        python = provenance.get("python", "unknown")
+        packages = {**provenance.get("packages", {}), "Python": python}
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("gdpo_tune.publishing"),
         undefined=jinja2.StrictUndefined,
@@ -110,9 +121,12 @@ def _render(template: str, publication: Publication, **values: Any) -> str:
         policy_name=spec.policy,
         is_embedded=spec.policy in POLICIES,
         data=describe_data(spec),
-        objectives=_list_objectives(publication),
-        hypervolume=_describe_hypervolume(front),
-        versions=_list_versions(publication),
+        objectives=[
+            f"`{name}` ({goal.direction}d): {get_metric(publication, name).doc}"
+            for name, goal in spec.objectives.items()
+        ],
+        hypervolume=format_hypervolume(front.hypervolume, front.hypervolume_interval, points),
+        versions=", ".join(f"{name} {version}" for name, version in packages.items()),
         version=__version__,
         trials=len(front.records),
         **values,
@@ -122,7 +136,6 @@ def _render(template: str, publication: Publication, **values: Any) -> str:
 def _build_metadata(
     publication: Publication, candidate: PublishedPolicy, policy: PolicyFiles
 ) -> str:
-    """Return the metadata of a model card as YAML."""
     from huggingface_hub import EvalResult, ModelCardData
 
     spec, is_merge = publication.spec, candidate.record.role == "merge"
@@ -130,7 +143,10 @@ def _build_metadata(
     if spec.policy not in POLICIES and REPOSITORY_ID.fullmatch(spec.policy):
         relation = "adapter" if policy.is_adapter else "finetune"
         base = {"base_model": spec.policy, "base_model_relation": relation}
-    source = spec.data.source
+    source, mode = spec.data.source, candidate.configuration.params.get("normalization")
+    licence = publication.licence
+    keys: dict[str, Any] = {"license": licence.identifier, "license_name": licence.name}
+    keys["license_link"] = licence.link
     results = [
         EvalResult(
             task_type="text-generation",
@@ -146,24 +162,13 @@ def _build_metadata(
     return ModelCardData(
         library_name="peft" if policy.is_adapter else "transformers",
         pipeline_tag="text-generation",
-        tags=[*TAGS, *(["merge"] if is_merge else []), *_list_modes(candidate)],
+        tags=[*TAGS, *(["merge"] if is_merge else []), *([str(mode)] if mode else [])],
         datasets=[source] if source and not spec.data.is_local else None,
         model_name=publication.name_repository(candidate.name).id.partition("/")[2],
         eval_results=results,
         **base,
-        **_get_licence_keys(publication.licence),
+        **{key: value for key, value in keys.items() if value},
     ).to_yaml()
-
-
-def _list_modes(candidate: PublishedPolicy) -> list[str]:
-    mode = candidate.configuration.params.get("normalization")
-    return [str(mode)] if mode else []
-
-
-def _get_licence_keys(licence: Licence) -> dict[str, Any]:
-    keys = {"license": licence.identifier}
-    keys |= {"license_name": licence.name, "license_link": licence.link}
-    return {key: value for key, value in keys.items() if value}
 
 
 def describe_data(spec: SweepSpec) -> str:
@@ -178,28 +183,6 @@ def describe_data(spec: SweepSpec) -> str:
     if data.is_local:
         return f"the author's own file `{data.source}`, which is not published: {counts}"
     place = f"[{data.source}](https://huggingface.co/datasets/{data.source})"
-    return f"{place} (split {data.split}): {counts}"
-
-
-def _list_objectives(publication: Publication) -> list[str]:
-    return [
-        f"`{name}` ({goal.direction}d): {get_metric(publication, name).doc}"
-        for name, goal in publication.spec.objectives.items()
-    ]
-
-
-def _describe_hypervolume(front: Front) -> str:
-    interval = front.hypervolume_interval
-    span = format_interval(interval.low, interval.high)
-    points = ", ".join(f"{goal.name} {goal.reference:g}" for goal in front.objectives)
-    return f"{format_number(front.hypervolume)} (95 %: {span}; reference: {points})"
-
-
-def _list_versions(publication: Publication) -> str:
-    """Return the versions with which the last session ran."""
-    if not publication.sessions:
-        return f"gdpo-tune {__version__}"
-    provenance = publication.sessions[-1].get("provenance", {})
-    packages = dict(provenance.get("packages", {}))
-    packages["Python"] = provenance.get("python", "unknown")
-    return ", ".join(f"{name} {version}" for name, version in packages.items())
+    own = {"validation": data.validation, "test": data.test}
+    splits = [data.split, *(s.split or name for name, s in own.items() if s.split or s.source)]
+    return f"{place} (split {', '.join(splits)}): {counts}"

@@ -8,7 +8,6 @@ from typing import Any
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.lineage import trace_training
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.analysis.selection import CLEAR
 from gdpo_tune.core.formatting import (
     NO_VALUE,
     format_estimate,
@@ -20,6 +19,7 @@ from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.publishing.publication import Publication, PublishedPolicy
 from gdpo_tune.results.summary import ROLES, title_configuration
+from gdpo_tune.spec.text import show
 
 
 def list_columns(front: Front, configuration: Configuration) -> list[str]:
@@ -71,7 +71,7 @@ def describe_training(publication: Publication, candidate: PublishedPolicy) -> d
     if len(record.parts) > 1:
         parts = [
             {
-                "weight": f"{part.weight:.3g}",
+                "weight": show(part.weight),
                 "name": f"{part.trial}@{part.step}",
                 "params": _format_params(publication, records[part.trial].params),
             }
@@ -110,8 +110,7 @@ def _format_value(publication: Publication, configuration: Configuration, name: 
     if value is None:
         return NO_VALUE
     metric = get_metric(publication, name)
-    low, high = value.mean - CLEAR * value.se, value.mean + CLEAR * value.se
-    interval = format_interval(max(low, metric.low), min(high, metric.high))
+    interval = format_interval(max(value.low, metric.low), min(value.high, metric.high))
     return f"{format_number(value.mean)} ({interval})"
 
 

@@ -203,11 +203,7 @@ def _read_manifest(api: HfApi, content: RepositoryContent) -> Mapping[str, Any] 
 
 
 def upload(
-    api: HfApi,
-    content: RepositoryContent,
-    found: Mapping[str, FoundRepository],
-    *,
-    private: bool,
+    api: HfApi, content: RepositoryContent, found: Mapping[str, FoundRepository], *, private: bool
 ) -> str:
     """Create or update a repository, and return what was done, with its address on the Hub.
 

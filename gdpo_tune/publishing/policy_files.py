@@ -15,11 +15,10 @@ from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.policies.load_policy import resolve_policy
-from gdpo_tune.publishing.private_text import PrivateTextRemover
-from gdpo_tune.publishing.record import list_private_names, name_policy
 from gdpo_tune.results.kept_policies import list_policies
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.parents import explain_merge, list_parents
+from gdpo_tune.results.public_record import name_policy
 
 PUBLISHED = (
     *("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json"),
@@ -87,16 +86,14 @@ def collect_policy_files(sweep: Sweep, directory: Path) -> PolicyFiles:
     Raises:
         UsageError: the directory has no weights.
     """
-    base = name_policy(sweep.spec.policy)
-    remover = PrivateTextRemover(list_private_names(sweep.spec))
+    base, revision = name_policy(sweep.spec.policy), sweep.spec.model.revision
     files: dict[str, Path | bytes] = {}
     for prefix in ("", f"{ADAPTER}/"):
         for pattern in PUBLISHED:
             for path in sorted((directory / prefix).glob(pattern)):
                 is_config = path.suffix == ".json" and path.name != "tokenizer.json"
-                files[prefix + path.name] = (
-                    _clean_config(path, base, sweep.spec.policy, remover) if is_config else path
-                )
+                names = base, sweep.spec.policy, revision
+                files[prefix + path.name] = _clean_config(path, *names) if is_config else path
     if not any(name.endswith(".safetensors") for name in files):
         raise UsageError(
             f"{directory} has no weights as *.safetensors\n    fix: train the policy again"
@@ -109,16 +106,18 @@ def collect_policy_files(sweep: Sweep, directory: Path) -> PolicyFiles:
     )
 
 
-def _clean_config(path: Path, base: str, policy: str, remover: PrivateTextRemover) -> bytes:
-    """Return a JSON file in which the base has its name for others."""
+def _clean_config(path: Path, base: str, policy: str, revision: str) -> bytes:
+    """Return a JSON file in which the base has its name for others, and its revision."""
     content: Any = json.loads(path.read_bytes())
     if not isinstance(content, dict):
         return path.read_bytes()
     changed = {
-        key: base if value in (policy, resolve_policy(policy)) else remover.clean(str(value))
+        key: base if value in (policy, resolve_policy(policy)) else name_policy(str(value))
         for key, value in content.items()
         if key in NAMES_OF_BASE and value
     }
-    if all(content[key] == value for key, value in changed.items()):
+    if path.name == ADAPTER_CONFIG and revision:  # adapters of before do not say it
+        changed["revision"] = content.get("revision") or revision
+    if all(content.get(key) == value for key, value in changed.items()):
         return path.read_bytes()
     return (json.dumps(content | changed, indent=2) + "\n").encode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,8 +20,9 @@ from gdpo_tune.figures.front_png import write_front_png
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.publishing.licence import Licence, find_licence
 from gdpo_tune.publishing.policy_files import explain_missing_policy, find_kept_policy
-from gdpo_tune.publishing.record import build_record, make_public
+from gdpo_tune.publishing.record import build_record
 from gdpo_tune.results.open_sweep import Sweep
+from gdpo_tune.results.public_record import PublicFilter, make_public
 from gdpo_tune.results.summary import ChosenTrial
 from gdpo_tune.spec import SweepSpec
 
@@ -127,17 +128,18 @@ def open_publication(
     for name in names:
         if problem := find_id_problem(name):
             raise UsageError(f"--to {target}: {problem}\n    fix: write --to USER/NAME")
-    front = sweep.build_front()
-    if not front.members:
+    if not sweep.build_front().members:
         raise UsageError(
             f"{source}: nothing is on the front of that sweep, so there is nothing to publish\n"
             "    fix: let it run, or loosen its constraints"
         )
     policy, revision = sweep.spec.policy, sweep.spec.model.revision
     found = find_licence(policy, revision, licence)
+    public = PublicFilter(sweep.spec)
+    sweep = replace(sweep, records=[public.select_trial(record) for record in sweep.records])
     with Ledger.open(sweep.spec, read_only=True) as ledger:
-        sessions = ledger.get_sessions()
-    return Publication(sweep, source, target, found, front, sessions, is_front)
+        sessions = [public.select(session) for session in ledger.get_sessions()]
+    return Publication(sweep, source, target, found, sweep.build_front(), sessions, is_front)
 
 
 def choose_candidate(publication: Publication, chosen: ChosenTrial, pick: str) -> PublishedPolicy:

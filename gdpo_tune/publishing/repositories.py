@@ -118,7 +118,6 @@ def parse_manifest(file: Path) -> Mapping[str, Any] | None:
 
 
 def _is_below(name: str) -> bool:
-    """Return whether a file of a repository stays in its directory."""
     path = PurePosixPath(name)
     return not path.is_absolute() and ".." not in path.parts
 

@@ -13,10 +13,11 @@ from gdpo_tune.analysis.sides import Side, build_side
 from gdpo_tune.analysis.verdict import Verdict, build_verdict
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.formatting import format_count
+from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.registry import NORMALIZATIONS
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.model import SPEC, list_decisive_values, list_differences
+from gdpo_tune.spec.model import list_decisive_values, list_differences
 from gdpo_tune.spec.text import join_names, suggest
 
 SEARCH_KEYS = {"sampler", "scheduler", "warm_start"}
@@ -100,7 +101,6 @@ def compare_modes(sweep: Sweep, first: str, second: str) -> ComparisonReport:
 
 
 def _advise_two_sweeps(spec: SweepSpec, first: str, second: str) -> list[str]:
-    """Return the commands of two sweeps that show a large difference between two modes."""
     file = str(spec.directory / SPEC)
     names = [f"{spec.name}_{mode}" for mode in (first, second)]
     sweeps = [
@@ -139,7 +139,6 @@ def _refuse_unless_comparable(left: SweepSpec, right: SweepSpec) -> None:
 
 
 def _list_settings(spec: SweepSpec) -> dict[str, Any]:
-    """Return the settings that decide the meaning of trials or how they are searched."""
     search = spec.search.model_dump(mode="json", include=SEARCH_KEYS)
     return list_decisive_values(spec) | {f"search.{name}": value for name, value in search.items()}
 

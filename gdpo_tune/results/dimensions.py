@@ -8,9 +8,8 @@ from gdpo_tune.analysis.effects import Effects, estimate_effects
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.response import Dimension
 from gdpo_tune.core.registry import SAMPLERS
-from gdpo_tune.core.trial_config import ParamValue
 from gdpo_tune.spec.sampler_choice import choose_sampler
-from gdpo_tune.spec.space import Choices, Space, Uniform, is_one_of
+from gdpo_tune.spec.space import Choices, Space, is_one_of
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -35,13 +34,9 @@ def list_dimensions(space: Space) -> tuple[Dimension, ...]:
         if missing or not all(is_one_of(space.fixed_values[p], v) for p, v in fixed.items()):
             continue
         when = {p: v for p, v in domain.when.items() if p not in fixed}
-        found[name] = _build_dimension(name, domain, when)
+        if isinstance(domain, Choices):
+            found[name] = Dimension(name, domain.choices, when=when)
+        else:
+            low, high = float(domain.low), float(domain.high)
+            found[name] = Dimension(name, (), low, high, domain.log, when)
     return tuple(found.values())
-
-
-def _build_dimension(
-    name: str, domain: Choices | Uniform, when: dict[str, tuple[ParamValue, ...]]
-) -> Dimension:
-    if isinstance(domain, Choices):
-        return Dimension(name, domain.choices, when=when)
-    return Dimension(name, (), float(domain.low), float(domain.high), domain.log, when)

@@ -28,7 +28,7 @@ def write_front_csv(spec: SweepSpec, records: Sequence[TrialRecord]) -> Path:
 
 
 def format_front_csv(front: Front) -> str:
-    """Return one row per configuration on the front, best in the first objective first."""
+    """Return one row per member, best in the first objective first, numbers with all digits."""
     goals = front.objectives
     measured = [f"{goal.name}{suffix}" for goal in goals for suffix in ("", "_se")]
     params = sorted({name for member in front.members for name in member.params})
@@ -38,10 +38,10 @@ def format_front_csv(front: Front) -> str:
     writer.writerow(["trial", "name", *measured, *about, *params])
     for member in front.members:
         estimates = [member.mean[goal.name] for goal in goals]
-        numbers = [f"{x:.4f}" for estimate in estimates for x in (estimate.mean, estimate.se)]
-        parts = format_parts(member.parts) if member.parts else ""
+        numbers = [x for estimate in estimates for x in (estimate.mean, estimate.se)]
+        parts = format_parts(member.parts, "") if member.parts else ""
         labels = [", ".join(front.list_labels(member)), "; ".join(front.list_shortfalls(member))]
-        facts = [member.seeds, f"{member.probability:.3f}", member.role, parts, *labels]
+        facts = [member.seeds, member.probability, member.role, parts, *labels]
         settings = [member.params.get(name, "") for name in params]
         writer.writerow([member.first, member.name, *numbers, *facts, *settings])
     return file.getvalue()

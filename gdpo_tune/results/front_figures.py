@@ -7,7 +7,7 @@ from typing import Any
 
 from gdpo_tune.analysis.front import Front, find_untrained
 from gdpo_tune.core.candidates import title_candidate
-from gdpo_tune.core.formatting import format_count, format_interval, format_number
+from gdpo_tune.core.formatting import format_count, format_hypervolume, format_number
 
 
 def build_figures(front: Front) -> dict[str, Any]:
@@ -21,9 +21,8 @@ def build_figures(front: Front) -> dict[str, Any]:
         "front": len(front.members),
     }
     if front.members:
-        interval = front.hypervolume_interval
         figures["hypervolume"] = front.hypervolume
-        figures["hypervolume_interval"] = [interval.low, interval.high]
+        figures["hypervolume_interval"] = list(front.hypervolume_interval)
     return figures
 
 
@@ -36,8 +35,8 @@ def describe_front(figures: Mapping[str, Any]) -> str:
     """Return the part of `describe_figures` about the front alone."""
     text = f"{figures['front']} on the front"
     if "hypervolume" in figures:
-        interval = format_interval(*figures["hypervolume_interval"])
-        text += f", hypervolume {format_number(figures['hypervolume'])} (95 %: {interval})"
+        volume = format_hypervolume(figures["hypervolume"], figures["hypervolume_interval"])
+        text += f", hypervolume {volume}"
     return text
 
 

@@ -46,15 +46,15 @@ def list_policies(records: Sequence[TrialRecord]) -> dict[Policy, TrainedPolicy]
     """
     result: dict[Policy, TrainedPolicy] = {}
     for record in records:
-        if not record.is_training or record.state != "complete" or record.last_step is None:
+        is_usable = record.is_training and record.state == "complete" and record.is_comparable
+        if not is_usable or record.last_step is None:
             continue
         rungs = () if record.role == "member" else record.rungs
         for rung in rungs:
             early = replace(record, validation=rung.validation, test={})
-            path = _find_checkpoint(record, rung.step)
-            result[record.number, rung.step] = TrainedPolicy(
-                (record.number, rung.step), early, path, is_end=False
-            )
+            path = record.directory and record.directory / f"{CHECKPOINT_PREFIX}{rung.step}"
+            path, key = path if path and path.is_dir() else None, (record.number, rung.step)
+            result[key] = TrainedPolicy(key, early, path, is_end=False)
         end = (record.number, record.last_step)
         result[end] = TrainedPolicy(end, record, record.checkpoint, is_end=True)
     for record in records:
@@ -77,10 +77,7 @@ def evaluate_policies(
 
 
 def find_parts(
-    shares: Mapping[str, float],
-    sweep: Sweep,
-    policies: Mapping[Policy, TrainedPolicy],
-    source: str,
+    shares: Mapping[str, float], sweep: Sweep, policies: Mapping[Policy, TrainedPolicy], source: str
 ) -> tuple[Part, ...]:
     """Find the policies that `--weights` names.
 
@@ -151,8 +148,3 @@ def find_parents(
         )
     selected = select_parents(kept)
     return selected if len(selected) > 1 else kept[:MOST_PARENTS]
-
-
-def _find_checkpoint(training: TrialRecord, step: int) -> Path | None:
-    path = training.directory and training.directory / f"{CHECKPOINT_PREFIX}{step}"
-    return path if path and path.is_dir() else None

@@ -64,8 +64,23 @@ def read_progress(directory: Path, request: Mapping[str, Any]) -> MergeProgress:
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))
         changed = list_differences(stored["request"], request)
-        evaluations = tuple(_decode_evaluation(entry) for entry in stored["evaluations"])
-        result = _decode_result(stored["result"]) if stored["result"] else None
+        evaluations = tuple(
+            MergeEvaluation(
+                MergeChoice(
+                    tuple(Part(**part) for part in entry["parts"]),
+                    decode_estimates(entry["prediction"]),
+                ),
+                decode_estimates(entry["validation"]),
+                Cost(**entry["cost"]),
+            )
+            for entry in stored["evaluations"]
+        )
+        result = None
+        if found := stored["result"]:
+            test, cost = decode_estimates(found["test"]), Cost(**found["cost"])
+            read: dict[str, Any] = found | {"test": test, "cost": cost}
+            read["parents"] = tuple(found["parents"])
+            result = MergeResult(**{field.name: read[field.name] for field in fields(MergeResult)})
     except (ValueError, KeyError, TypeError) as error:
         reason = f"it is damaged, or of another version ({error!r})"
         raise UsageError(f"{file}: {reason}\n    fix: choose another --out") from error
@@ -82,7 +97,15 @@ def write_progress(directory: Path, request: Mapping[str, Any], progress: MergeP
     result = progress.result
     stored = {
         "request": request,
-        "evaluations": [_encode_evaluation(entry) for entry in progress.evaluations],
+        "evaluations": [
+            {
+                "parts": [vars(part) for part in entry.choice.parts],
+                "prediction": encode_estimates(entry.choice.prediction),
+                "validation": encode_estimates(entry.validation),
+                "cost": vars(entry.cost),
+            }
+            for entry in progress.evaluations
+        ],
         "result": result
         and {
             **vars(result),
@@ -92,28 +115,3 @@ def write_progress(directory: Path, request: Mapping[str, Any], progress: MergeP
         },
     }
     write_atomically(directory / MERGE_FILE, json.dumps(stored, indent=1))
-
-
-def _encode_evaluation(evaluation: MergeEvaluation) -> dict[str, Any]:
-    return {
-        "parts": [vars(part) for part in evaluation.choice.parts],
-        "prediction": encode_estimates(evaluation.choice.prediction),
-        "validation": encode_estimates(evaluation.validation),
-        "cost": vars(evaluation.cost),
-    }
-
-
-def _decode_evaluation(stored: Mapping[str, Any]) -> MergeEvaluation:
-    parts = tuple(Part(**part) for part in stored["parts"])
-    choice = MergeChoice(parts, decode_estimates(stored["prediction"]))
-    return MergeEvaluation(choice, decode_estimates(stored["validation"]), Cost(**stored["cost"]))
-
-
-def _decode_result(stored: Mapping[str, Any]) -> MergeResult:
-    read = {field.name: stored[field.name] for field in fields(MergeResult)}
-    read |= {
-        "test": decode_estimates(stored["test"]),
-        "cost": Cost(**stored["cost"]),
-        "parents": tuple(stored["parents"]),
-    }
-    return MergeResult(**read)

@@ -106,7 +106,7 @@ class MergeRequest:
         if not is_hopeful and evaluations:
             return None
         if not is_hopeful:
-            raise self._build_error("is expected to", choice, choice.prediction)
+            raise self.build_error("is expected to", choice, choice.prediction)
         return choice
 
     def find_best(self, evaluations: Sequence[MergeEvaluation]) -> int:
@@ -114,15 +114,6 @@ class MergeRequest:
         if self.wish is None:
             return 0
         return self.chooser.find_best([self._read(evaluation) for evaluation in evaluations])
-
-    def check_met(self, evaluation: MergeEvaluation) -> None:
-        """Refuse a merge that breaks a condition on validation prompts.
-
-        Raises:
-            UsageError: it does; the message has its values.
-        """
-        if find_broken(self.conditions, evaluation.validation):
-            raise self._build_error("was found to", evaluation.choice, evaluation.validation)
 
     def find_better_parent(self, evaluation: MergeEvaluation) -> TrainedPolicy | None:
         """Return the policy that alone meets the wish better on validation prompts, if any does."""
@@ -188,9 +179,10 @@ class MergeRequest:
         }
         return MergeChoice(parts, prediction)
 
-    def _build_error(
+    def build_error(
         self, verb: str, choice: MergeChoice, values: Mapping[str, Estimate]
     ) -> UsageError:
+        """Build the error for a merge that breaks a condition with its values."""
         broken = find_broken(self.conditions, values)
         shown = {bound.metric.name: format_estimate(values[bound.metric.name]) for bound in broken}
         weights = self.format_weights(choice.parts)

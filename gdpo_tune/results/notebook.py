@@ -59,7 +59,6 @@ class LoadedSweep:
         )
 
     def _repr_html_(self) -> str:
-        """Return state, front with baselines and a link to the report, as notebooks show them."""
         from gdpo_tune.ledger import Ledger
         from gdpo_tune.results.sweep_html import render_sweep
 

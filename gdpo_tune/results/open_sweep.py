@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.files import is_file
+from gdpo_tune.core.files import expand_path, is_file
 from gdpo_tune.core.hub_address import is_hub_address
-from gdpo_tune.core.object_store import find_address, find_local_copy, is_url, list_copied_addresses
-from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.sweep_store import SweepStore, fetch_spec
-from gdpo_tune.results.published_sweep import download_published_sweep, explain_foreign_ledger
-from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.spec.model import RUNS, SPEC
-from gdpo_tune.spec.text import join_names
+from gdpo_tune.core.object_store import (
+    RUNS,
+    SPEC,
+    find_address,
+    find_local_copy,
+    is_url,
+    list_copied_addresses,
+)
+
+# Other imports are late: that there is no such sweep needs neither pydantic nor Optuna.
+if TYPE_CHECKING:
+    from gdpo_tune.analysis.front import Front
+    from gdpo_tune.core.trials import TrialRecord
+    from gdpo_tune.spec import SweepSpec
 
 PATIENCE = 20.0
 """Seconds to wait for an object store that does not answer, when a sweep is only read."""
@@ -35,9 +40,13 @@ class Sweep:
     """Override, such as `storage="runs"`, that states where the sweep is now."""
     spec: SweepSpec
     records: Sequence[TrialRecord]
+    contents: Sequence[Mapping[str, Any]] = ()
+    """What decided its results, as `Ledger.get_contents`."""
 
     def build_front(self) -> Front:
         """Build the front of its trials, on test prompts."""
+        from gdpo_tune.analysis.front import build_front
+
         return build_front(self.records, self.spec.list_objectives())
 
 
@@ -66,6 +75,9 @@ def resolve_spec_file(location: str, source: str) -> tuple[Path, str]:
     """
     missing = f"{source}: there is no sweep in {location.rstrip('/')}: it has no {SPEC}"
     if is_url(location):
+        from gdpo_tune.ledger.sweep_store import fetch_spec
+        from gdpo_tune.results.published_sweep import download_published_sweep
+
         address = location.rstrip("/")
         directory = find_local_copy(address)
         if is_hub_address(address):
@@ -73,7 +85,7 @@ def resolve_spec_file(location: str, source: str) -> tuple[Path, str]:
         elif not fetch_spec(address, directory, patience=PATIENCE):
             raise UsageError(missing)
         return directory / SPEC, f"storage={json.dumps(address.rpartition('/')[0])}"
-    path = _expand(location).absolute()
+    path = expand_path(location).absolute()
     if not is_file(path / SPEC):
         before, _, after = location.rpartition(":")
         if before and is_file(_find_directory(before) / SPEC):
@@ -81,7 +93,7 @@ def resolve_spec_file(location: str, source: str) -> tuple[Path, str]:
                 f"{source}: pick once, after a single colon or with --pick: leave out :{after}"
             )
         addresses = list_copied_addresses(path.name)
-        fix = f"\n    fix: give its address: {join_names(addresses)}" if addresses else ""
+        fix = f"\n    fix: give its address: {', '.join(addresses)}" if addresses else ""
         raise UsageError(missing + fix)
     return path / SPEC, f"storage={json.dumps(str(path.parent))}"
 
@@ -96,21 +108,36 @@ def read_sweep(location: str, source: str, *, with_files: bool = False) -> Sweep
         UsageError: there is no sweep.
     """
     file, storage_override = resolve_spec_file(location, source)
+
+    from gdpo_tune.ledger import Ledger
+    from gdpo_tune.results.published_sweep import explain_foreign_ledger
+    from gdpo_tune.spec import load_spec
+
     spec = load_spec(file, [storage_override], file.parent.name, to_run=False)
     if with_files:
         download_artifacts(spec)  # first: a record's policy is looked up among the downloaded names
     with explain_foreign_ledger(location), Ledger.open(spec, read_only=True) as ledger:
-        return Sweep(file, storage_override, ledger.spec, ledger.get_records())
+        records, contents = ledger.get_records(), ledger.get_contents()
+        return Sweep(file, storage_override, ledger.spec, records, contents)
+
+
+def is_space(name: str) -> bool:
+    """Return whether a text names a file to search with; the file that a sweep keeps is none."""
+    path = expand_path(name)
+    return is_file(path) and not (path.name == SPEC and any(path.parent.glob("ledger.*")))
 
 
 def locate_sweep(name: str) -> str:
-    """Return location of a sweep, which is named by location, name under `runs`, or spec file.
+    """Return location of a sweep, which is named by location, name under `runs`, or a file.
 
     Raises:
         SpecError: the file cannot be read.
     """
-    is_spec = is_file(_expand(name))
-    return load_spec(name, to_run=False).location if is_spec else resolve_location(name)
+    if not is_space(name):
+        return resolve_location(name)
+    from gdpo_tune.spec import load_spec
+
+    return load_spec(expand_path(name), to_run=False).location
 
 
 def find_sweep(name: str) -> Sweep:
@@ -129,6 +156,8 @@ def download_artifacts(spec: SweepSpec) -> None:
     The record of a published sweep is downloaded as a whole when it is opened.
     """
     if spec.address and not is_hub_address(spec.address):
+        from gdpo_tune.ledger.sweep_store import SweepStore
+
         SweepStore(spec, patience=PATIENCE).fetch()
 
 
@@ -145,10 +174,7 @@ def resolve_location(text: str) -> str:
 
 
 def _find_directory(text: str) -> Path:
-    path, under_runs = _expand(text), Path(RUNS) / text
+    path, under_runs = expand_path(text), Path(RUNS) / text
+    if path.name == SPEC and not is_space(text):
+        path = path.parent
     return under_runs if not is_file(path / SPEC) and is_file(under_runs / SPEC) else path
-
-
-def _expand(text: str) -> Path:
-    """Return a path with `~` expanded; a `~` of an unknown user stays."""
-    return Path(os.path.expanduser(text))

@@ -214,7 +214,6 @@ class _Parser:
         return Metric(word, position)
 
     def _take(self) -> tuple[str, int]:
-        """Return the next token and its position; at the end, an empty token."""
         return self._tokens.pop(0) if len(self._tokens) > 1 else self._tokens[0]
 
     def _error(self, position: int, reason: str, fix: str = "") -> PickError:

@@ -6,7 +6,7 @@ every table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gdpo_tune.analysis.front import Front, build_front, choose_knee, find_configuration
@@ -95,11 +95,10 @@ def pick_trial(
             f"of the whole front it is {passed_over.name}, a merge, which no single training "
             "repeats; this is the choice among trainings"
         )
-    return ChosenTrial(record, label, tuple(lines))
+    return ChosenTrial(record, label, tuple(lines), configuration.mean)
 
 
 def _describe(head: str, pick: Pick, configuration: Configuration, spec: SweepSpec) -> list[str]:
-    """Return lines for a person: the candidate, its values, and how certain its conditions are."""
     mean = configuration.mean
     names = dict.fromkeys([*spec.objectives, *(metric.name for metric in pick.metrics)])
     values = ", ".join(f"{name} {format_estimate(mean[name])}" for name in names)
@@ -118,7 +117,6 @@ def _describe(head: str, pick: Pick, configuration: Configuration, spec: SweepSp
 
 
 def _find_record(records: Sequence[TrialRecord], pick: Pick) -> TrialRecord:
-    """Return the trial that has, or evaluates, the candidate that a pick names."""
     match pick.rule:
         case int(number):
             return _find_trial(records, pick, number)
@@ -147,12 +145,20 @@ def _find_trial(records: Sequence[TrialRecord], pick: Pick, number: int) -> Tria
 def _find_checkpoint(
     records: Sequence[TrialRecord], pick: Pick, trial: int, step: int
 ) -> TrialRecord:
-    """Return the record of a checkpoint; the one of the trial itself at its last step."""
     training = _find_trial(records, pick, trial)
     if not training.is_training:
         reason = f"trial {trial} trains nothing, so it has no checkpoints"
         raise pick.error(1, reason, f"write {training.name}")
-    steps = _list_steps(records, training)
+    steps: dict[int, TrialRecord] = {}
+    for record in records:
+        for part in record.parts:
+            if part.trial == trial and record.role == "checkpoint":
+                steps[part.step] = record
+            elif part.trial == trial and part.step not in steps:  # of a merge: without values
+                alone = (Part(trial, part.step, 1.0),)
+                steps[part.step] = replace(training, role="checkpoint", parts=alone, test={})
+    if training.state == "complete" and training.last_step is not None:
+        steps[training.last_step] = training
     if step not in steps:
         names = [f"{trial}@{known}" for known in sorted(steps)]
         reason = f"trial {trial} has no candidate at step {step}"
@@ -161,38 +167,20 @@ def _find_checkpoint(
     return steps[step]
 
 
-def _list_steps(records: Sequence[TrialRecord], training: TrialRecord) -> Mapping[int, TrialRecord]:
-    """Return the steps at which a training has a candidate, or gave a merge a part, with records.
-
-    A part that was not evaluated on its own gets a record without values.
-    """
-    steps: dict[int, TrialRecord] = {}
-    for record in records:
-        for part in record.parts:
-            if part.trial == training.number and record.role == "checkpoint":
-                steps[part.step] = record
-            elif part.trial == training.number and part.step not in steps:
-                alone = (Part(part.trial, part.step, 1.0),)
-                steps[part.step] = replace(training, role="checkpoint", parts=alone, test={})
-    if training.state == "complete" and training.last_step is not None:
-        steps[training.last_step] = training
-    return steps
-
-
 def _explain_missing_values(record: TrialRecord) -> str:
+    if not record.is_comparable:
+        return f"not comparable with newer trials: {record.content}"
     is_measured = record.state == "complete"
     return "without an evaluation on test prompts" if is_measured else record.state
 
 
 def _label_directory(record: TrialRecord) -> str:
-    """Return the part of a directory's name: `trial-7`, `trial-7-step-40` or `merge-27`."""
     if record.role == "checkpoint":
         return f"trial-{record.parts[0].trial}-step-{record.parts[0].step}"
     return record.name if record.role == "merge" else f"trial-{record.number}"
 
 
 def _find_member(front: Front, pick: Pick) -> Configuration:
-    """Return the member of the front that is the knee or an extreme."""
     objectives = [objective.name for objective in front.objectives]
     others = {name for member in front.members for name in member.mean} - set(objectives)
     names = [*objectives, *sorted(others)]
@@ -203,9 +191,7 @@ def _find_member(front: Front, pick: Pick) -> Configuration:
     if not front.members:
         reason = "nothing is on the front of that sweep yet"
         raise pick.error(
-            1,
-            reason,
-            "run more trials or loosen the constraints, or pick a trial by its number",
+            1, reason, "run more trials or loosen the constraints, or pick a trial by its number"
         )
     members = [member for member in front.members if not _find_broken_bounds(pick, member)]
     if not members:
@@ -256,5 +242,4 @@ def _find_broken_bounds(pick: Pick, member: Configuration) -> list[Bound]:
 
 
 def _get_mean(member: Configuration, name: str) -> float:
-    """Return a metric's mean; NaN, which satisfies no condition, if the member lacks the metric."""
     return member.mean[name].mean if name in member.mean else float("nan")

@@ -26,22 +26,21 @@ from gdpo_tune.core.hub_address import (
     is_hub_address,
     parse_hub_address,
 )
-from gdpo_tune.core.object_store import find_local_copy
+from gdpo_tune.core.object_store import JOURNAL, SPEC, find_local_copy
 from gdpo_tune.core.steps import STEPS_FILE
 from gdpo_tune.core.task_files import is_task_file
 from gdpo_tune.ledger.trial_encoding import TRIALS
-from gdpo_tune.spec.model import JOURNAL, SPEC
 from gdpo_tune.spec.model import Tracking
 
 RECORDED = re.compile(rf"{SPEC}|{JOURNAL}|{TRIALS}/\d+/{STEPS_FILE}")
 """Files of a record."""
 PRIVATE_KEYS = (
-    *("extends", "ledger", "notify", "sandbox.url", "rollout.vllm_server", "resources.env"),
-    *("search.warm_start", "tracking.uri"),
+    *("extends", "project", "ledger", "notify", "sandbox.url", "rollout.vllm_server"),
+    *("resources.env", "search.warm_start", "tracking.uri"),
 )
 """Keys that have no value in a published sweep file, or their defaults."""
 HARMLESS = (None, "", [], Tracking().uri)
-PLACES = ("policy", "data.source")
+PLACES = ("policy", "data.source", "data.validation.source", "data.test.source")
 """Keys whose value may be a name, and no path."""
 UNSAFE = "sandbox.type: unsafe_no_isolation"
 """Setting under which a person has to agree that code of a policy runs on this machine."""
@@ -101,7 +100,6 @@ def explain_foreign_ledger(address: str) -> Generator[None]:
 
 
 def _fetch(repository: Repository) -> Path:
-    """Return the directory of the record in the cache of the Hub; it may not exist."""
     from httpx import HTTPError
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -152,7 +150,6 @@ def _refuse_large_record(api: Any, repository: Repository) -> None:
 
 
 def _explain_missing_record(repository: Repository, manifest: Path) -> str:
-    """Return an error for a repository without a record, with the address of one if it has that."""
     text = f"{repository.address} holds no record of a sweep"
     try:
         record = json.loads(manifest.read_bytes())["record"]
@@ -187,7 +184,6 @@ def _refuse_outside_names(file: Path, address: str) -> None:
 
 
 def _find(content: Any, key: str) -> Iterator[Any]:
-    """Yield the values of a key, which a sweep file may write with dots or nested."""
     if not isinstance(content, Mapping):
         return
     for name, value in cast("Mapping[Any, Any]", content).items():
@@ -198,6 +194,5 @@ def _find(content: Any, key: str) -> Iterator[Any]:
 
 
 def _is_path(name: str) -> bool:
-    """Return whether a policy or a data set is named by more than an id or a file's name."""
     parts = name.split("/")
-    return name.startswith(("/", "~", ".")) or len(parts) > 2 or ".." in parts
+    return name.startswith(("/", "~", ".", "$")) or len(parts) > 2 or ".." in parts

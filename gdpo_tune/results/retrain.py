@@ -12,6 +12,7 @@ from typing import Any
 
 from gdpo_tune.analysis.lineage import stretch_schedule, trace_training
 from gdpo_tune.core.candidates import title_candidate
+from gdpo_tune.core.content import describe_changes, list_changes, measure_content
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.core.settings import STRICT, RolloutSettings, Section
 from gdpo_tune.core.trial_config import Params, Segment, TrialConfig
@@ -23,13 +24,13 @@ from gdpo_tune.results.transfer_check import MissingValues, refuse_parameters
 from gdpo_tune.results.transfer_recipe import OPTION
 from gdpo_tune.results.transfer_values import STEPS
 from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec.document import read_overrides
 from gdpo_tune.spec.space import format_domain
 from gdpo_tune.spec.text import join_names, show
-from gdpo_tune.spec.document import read_overrides
 
 INDIFFERENT = (
     *("directory", "threads", "gpu_share", "rollout", "sandbox", "evaluate_at", "keep_at"),
-    "parts",  # of a merge, which no training has
+    *("judged_metrics", "parts"),  # parts are those of a merge, which no training has
 )
 """Fields of a `TrialConfig` that may change while a training is interrupted, as may
 `INDIFFERENT_TRAINING`: they say where and how it runs. `DECISIVE_ROLLOUT_KEYS` count where they
@@ -78,7 +79,6 @@ def build_request_from_file(path: Path | str, overrides: Sequence[str]) -> Train
 
 
 def _fix_params(spec: SweepSpec, path: Path | str) -> Params:
-    """Return the only value of every parameter, or refuse parameters that have several."""
     problems = list[SpecProblem]()
     for name in spec.space.dimensions:
         domain = spec.space.domains[name]
@@ -154,41 +154,41 @@ def build_request_from_sweep(
         schedule = stretch_schedule(schedule, spec.training.steps / step)
     if plan is not None:
         schedule = plan.move_schedule(schedule)
+    if to_run and (changed := _describe_changed_content(sweep, spec, number)):
+        request = dataclasses.replace(request, trial_lines=(*request.trial_lines, changed))
     if schedule:
         note += (
             f", with other values from step {join_names(segment.step for segment in schedule)} on"
         )
     request = dataclasses.replace(
-        request,
-        spec=spec,
-        params=training.params,
-        seed=training.seed,
-        note=note,
-        schedule=schedule,
+        request, spec=spec, params=training.params, seed=training.seed, note=note, schedule=schedule
     )
-    return request if plan is None else _add_transfer(request, plan, source)
+    if plan is None:
+        return request
+    params = _fix_params(spec, source)
+    transfer = plan.describe(spec, params)
+    note = f"{note}, with {transfer.title}"
+    return dataclasses.replace(request, params=params, note=note, transfer=transfer)
+
+
+def _describe_changed_content(sweep: Sweep, spec: SweepSpec, number: int) -> str:
+    recorded = next((c for c in reversed(sweep.contents) if number >= c["first"]), None)
+    if recorded is None:
+        return ""
+    facts = measure_content(spec.task, spec.policy, spec.model, spec.data, spec.rollout)
+    others = [k for k in ("policy", "data") if getattr(spec, k) != getattr(sweep.spec, k)]
+    changes = list_changes(recorded["digests"], facts, without=others)
+    described = describe_changes(changes, sweep.spec.location, recorded["time"])
+    return f"warning: {described}" if changes else ""
 
 
 def _build_missing_error(sweep: Sweep, plan: TransferPlan, missing: MissingValues) -> UsageError:
-    """Return the error for a transfer that lacks values, or else for values that it does have."""
     problems: tuple[SpecProblem, ...] = ()
     try:
         _load_without_search(sweep, plan.overrides, to_run=False)
     except SpecError as error:
         problems = tuple(each for each in error.problems if each.key not in missing.examples)
     return SpecError(problems) if problems else UsageError(missing.message)
-
-
-def _add_transfer(request: TrainingRequest, plan: TransferPlan, source: str) -> TrainingRequest:
-    """Return the request with the parameters of a transfer, and what it changes."""
-    params = _fix_params(request.spec, source)
-    transfer = plan.describe(request.spec, params)
-    return dataclasses.replace(
-        request,
-        params=params,
-        note=f"{request.note}, with {transfer.title}",
-        transfer=transfer,
-    )
 
 
 def _load_without_search(sweep: Sweep, changes: Sequence[str], *, to_run: bool) -> SweepSpec:
@@ -202,16 +202,14 @@ def _load_without_search(sweep: Sweep, changes: Sequence[str], *, to_run: bool) 
 
 
 def _shorten(sweep: Sweep, step: int) -> list[str]:
-    """Return the overrides that end a trial of a sweep at a step, with as long a warm-up."""
     training = sweep.spec.training
     if step == training.steps:
         return []
-    share = min(round(training.warmup_share * training.steps) / step, 0.99)
+    share = min(training.warmup_steps / step, 0.99)
     return [f"training.steps={step}", f"training.warmup_share={share}"]
 
 
 def _refuse_another_course(spec: SweepSpec, step: int, sweep: SweepSpec, source: str) -> None:
-    """Refuse to repeat the first steps of a training if their number changes the learning rate."""
     training, whole = spec.training, sweep.training.steps
     if training.steps != step:
         raise UsageError(
@@ -220,7 +218,7 @@ def _refuse_another_course(spec: SweepSpec, step: int, sweep: SweepSpec, source:
         )
     if step == whole:
         return
-    warms_up = round(sweep.training.warmup_share * whole) >= step
+    warms_up = sweep.training.warmup_steps >= step
     if training.lr_schedule != "constant" or warms_up:
         rule = "warmup_share" if warms_up else "lr_schedule"
         raise UsageError(
@@ -260,6 +258,7 @@ def list_decisive_settings(config: TrialConfig) -> dict[str, Any]:
     """Return the settings that decide the result of a training, as JSON with dotted keys."""
     parts = {k: v for k, v in dataclasses.asdict(config).items() if k not in INDIFFERENT}
     parts["training"] = config.training.list_decisive(later=False)
+    parts["data"] = config.data.list_decisive(later=False)
     if config.scoring == STRICT:
         del parts["scoring"]
     default = RolloutSettings().list_decisive()

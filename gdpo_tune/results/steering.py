@@ -27,8 +27,8 @@ from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.hub_address import refuse_published
 from gdpo_tune.core.requests import RecordedRequest, Request
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.journal import is_held
-from gdpo_tune.ledger.opening import LOCK
+from gdpo_tune.ledger.journal import LOCK, is_held
+from gdpo_tune.ledger.opening import ORIGIN, is_ours
 from gdpo_tune.ledger.request_files import (
     build_request,
     check_writable,
@@ -37,7 +37,7 @@ from gdpo_tune.ledger.request_files import (
 )
 from gdpo_tune.ledger.request_rules import decide, take_in
 from gdpo_tune.results.open_sweep import locate_sweep, resolve_spec_file
-from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec import load_spec
 
 POLL_SECONDS = 0.2
 """Seconds between two looks into the ledger while a request waits."""
@@ -64,8 +64,8 @@ class Steering:
 
     @property
     def is_running(self) -> bool:
-        """True if a process works on the sweep now."""
-        return is_held(self.directory / LOCK)
+        """True if a process works on the sweep now, or may: on a disk without locks."""
+        return is_held(self.directory / LOCK) is not False
 
     @property
     def pause(self) -> RecordedRequest | None:
@@ -123,16 +123,17 @@ class Steering:
 
     @contextmanager
     def _open(self) -> Generator[Ledger]:
-        with Ledger.open(self._load_spec(), read_only=True) as ledger:
+        spec = load_spec(self.file, [self._storage], self.directory.name, to_run=False)
+        with Ledger.open(spec, read_only=True) as ledger:
             yield ledger
 
-    def _load_spec(self) -> SweepSpec:
-        return load_spec(self.file, [self._storage], self.directory.name, to_run=False)
-
     def _check_sweep(self, ledger: Ledger, request: Request) -> None:
-        """Refuse a sweep that has finished, is not ours, or is steered on another machine."""
-        name = str(ledger.spec.location)
+        name, origin = str(ledger.spec.location), None
+        if ledger.spec.ledger:
+            origin = ledger.study.user_attrs.get(ORIGIN)
         check_writable(self.directory)
+        if origin and not is_ours(ledger.spec, origin):
+            raise UsageError(f"{name} goes on in {origin['place']}, on {origin['host']}: ask there")
         if self.is_running:
             return
         if ledger.spec.address:

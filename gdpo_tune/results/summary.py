@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.origins import summarize_origins
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.candidates import format_parts, title_candidate
+from gdpo_tune.core.candidates import MERGE_PREFIX, format_parts, title_candidate
 from gdpo_tune.core.formatting import format_count, format_duration, format_percent
 from gdpo_tune.core.incidents import Incident
-from gdpo_tune.core.trials import PROMPTS_LEFT_OUT, TrialRecord
+from gdpo_tune.core.trials import PROMPTS_LEFT_OUT, Estimate, TrialRecord
 
 REPORT_FILE = "report.html"
 FRONT_FILE = "front.png"
@@ -37,6 +37,8 @@ class ChosenTrial:
     """Part of a directory's name: `knee`, `trial-7`, `trial-7-step-40` or `merge-27`."""
     lines: tuple[str, ...]
     """Sentences about it: its values, and how certain its conditions are."""
+    values: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
+    """Means over seeds on test prompts; empty if it was not measured to its end."""
 
     @property
     def name(self) -> str:
@@ -95,6 +97,15 @@ def describe_left_out_prompts(records: Sequence[TrialRecord]) -> str:
     return ", ".join(f"{split} {count}" for split, count in counts.items())
 
 
+def describe_content(records: Sequence[TrialRecord]) -> str:
+    """Return how many trials ran before and after accepted changes of content; may be empty."""
+    counts = Counter((r.content, r.is_comparable) for r in records if r.content)
+    return "; ".join(
+        f"{format_count(count, 'trial')} {content}{'' if is_comparable else ', on no front'}"
+        for (content, is_comparable), count in counts.items()
+    )
+
+
 def describe_origins(front: Front) -> list[str]:
     """Describe each kind of candidates: its share of the hypervolume, and its cost.
 
@@ -140,7 +151,8 @@ def describe_role(record: TrialRecord) -> str:
     A merge shows its parts: `merge of 0.5 x 7@60 + 0.5 x 12@60`.
     """
     if record.role == "replicate":
-        return f"replicate of {record.replicate_of}"
+        kinds = ("", "the checkpoint of trial ", MERGE_PREFIX)
+        return f"replicate of {kinds[min(2, len(record.parts))]}{record.replicate_of}"
     if record.role == "checkpoint":
         return title_candidate(record.name)
     if record.role == "merge":

@@ -73,7 +73,6 @@ def _build_row(front: Front, configuration: Configuration) -> dict[str, str]:
 
 
 def _link_report(report: Path, location: str) -> str:
-    """Return a link that works from the notebook's directory, or the command that is missing."""
     if report.exists():
         return f'<a href="{quote(os.path.relpath(report))}" target="_blank">{REPORT_FILE}</a>'
     return f"No report yet: <code>python -m gdpo_tune.report {escape(location)}</code>"

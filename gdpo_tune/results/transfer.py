@@ -13,6 +13,7 @@ from typing import Any
 from gdpo_tune.core.formatting import format_list
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trial_config import Params, Segment
+from gdpo_tune.results.public_record import name_source
 from gdpo_tune.results.transfer_check import (
     MissingValues,
     find_missing_values,
@@ -31,9 +32,8 @@ from gdpo_tune.results.transfer_values import (
     get_value,
 )
 from gdpo_tune.spec import SweepSpec
+from gdpo_tune.spec.document import dump_flow, read_overrides
 from gdpo_tune.spec.model import list_decisive_values
-from gdpo_tune.spec.document import dump_yaml
-from gdpo_tune.spec.document import read_overrides
 from gdpo_tune.spec.space import get_parameter_info
 
 SOURCE = "data.source"
@@ -103,7 +103,7 @@ class TransferPlan:
     def overrides(self) -> list[str]:
         """Overrides of the sweep's file."""
         recipe, searched = self.values.recipe, self.values.searched
-        fixed = [f"space.{name}={dump_yaml(v, flow=True).strip()}" for name, v in self.values.params.items()]
+        fixed = [f"space.{name}={dump_flow(v)}" for name, v in self.values.params.items()]
         taken = recipe.list_overrides(searched) if recipe else []
         # A single training needs no first points, and no scheduler that moves its values.
         alone = ["enqueue=[]", "search.scheduler=", "search.scheduler={type: fifo}"]
@@ -142,7 +142,6 @@ class TransferPlan:
         )
 
     def _list_scoring(self, spec: SweepSpec) -> Iterator[str]:
-        """Yield the scoring of a task that offers several, if it carries over."""
         if not load_task_info(spec.task).offers_released or self.values.is_changed(SCORING):
             return
         recipe = self.values.recipe
@@ -150,7 +149,6 @@ class TransferPlan:
         yield f"scoring {spec.scoring}" + (", unlike the recipe" if is_other else "")
 
     def _name_source(self, key: str) -> str:
-        """Return where the value of a key is from, for a person."""
         recipe = self.values.recipe
         if recipe is None or self.values.is_set(key):
             return "`--set`"
@@ -187,7 +185,6 @@ def plan_transfer(
 
 
 def _name_subject(subject: str, searched: SweepSpec, wanted: SweepSpec) -> str:
-    """Return a subject that differs, for a sentence."""
     if subject == "policy":
         return "another policy"
     ranks = (searched.model.lora_rank, wanted.model.lora_rank)
@@ -198,12 +195,12 @@ def _name_subject(subject: str, searched: SweepSpec, wanted: SweepSpec) -> str:
 
 
 def _format(key: str, value: object) -> str:
-    """Return a setting for a person."""
-    return "the task's own prompts" if key == SOURCE and not value else format_value(value)
+    if key == SOURCE:
+        return name_source(str(value), "data") or "the task's own prompts"
+    return format_value(value)
 
 
 def _list_settings(spec: SweepSpec) -> dict[str, Any]:
-    """Return the settings that decide a training elsewhere, without objectives and parameters."""
     values = list_decisive_values(spec)
     values[MICRO] = get_value(spec, MICRO)
     skipped = ("task", "objectives.", "space.")
@@ -215,7 +212,6 @@ def _list_settings(spec: SweepSpec) -> dict[str, Any]:
 
 
 def _list_carried(params: Params) -> Iterator[str]:
-    """Yield the parameters that carry over, without those that are off."""
     for name, value in params.items():
         info = get_parameter_info(name)
         needed, values = info.needs or ("", ())

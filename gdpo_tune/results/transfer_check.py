@@ -8,12 +8,7 @@ from dataclasses import dataclass
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.formatting import format_parameter
-from gdpo_tune.results.transfer_recipe import (
-    FREE,
-    OPTION,
-    TransferRecipe,
-    list_fitting_spaces,
-)
+from gdpo_tune.results.transfer_recipe import FREE, OPTION, list_fitting_spaces
 from gdpo_tune.results.transfer_values import (
     LIMIT,
     LONGEST,
@@ -59,15 +54,17 @@ def find_missing_values(values: WantedValues, option: str, source: str) -> Missi
     problems = [
         f"{key} = {format_value(values.get_searched(key))}: {NEEDS[key][1]}" for key in missing
     ]
-    if values.recipe and _changes_weights(values, values.recipe) and not values.is_set(RATE):
+    rank = values.recipe.spec.model.lora_rank if values.recipe else None
+    if values.recipe and bool(values.get(RANK)) != bool(rank) and not values.is_set(RATE):
         missing = [RATE]
-        trained = "adapters" if values.recipe.spec.model.lora_rank else "all weights"
+        trained = "adapters" if rank else "all weights"
         rate = format_value(values.recipe.params["learning_rate"])
         problems = [f"{RATE} = {rate}: {OPTION} {values.recipe.name} has it for {trained}"]
     examples = {key: _suggest_value(key, values) for key in missing}
-    near = [] if TOTAL in missing else _find_near_totals(values)
-    if near:
-        size, total = values.params["group_size"], values.get(TOTAL)
+    size, total = int(values.params["group_size"]), values.get(TOTAL)
+    if TOTAL not in missing and isinstance(total, int) and total > 0 and total % size:
+        unit = _find_batch_unit(values)
+        near = sorted({max(1, total // unit) * unit, -(-total // unit) * unit})
         reason = f"group_size {size}, which carries over, does not divide it"
         problems.append(f"{TOTAL} = {total}: {reason}; {' or '.join(map(str, near))} would do")
         examples[TOTAL] = min(near, key=lambda count: abs(count - total))
@@ -117,29 +114,12 @@ def format_value(value: object) -> str:
     return format_parameter(value) if isinstance(value, float) else show(value)
 
 
-def _changes_weights(values: WantedValues, recipe: TransferRecipe) -> bool:
-    """Return whether one of recipe and training has adapters, and the other none."""
-    return bool(values.get(RANK)) != bool(recipe.spec.model.lora_rank)
-
-
-def _find_near_totals(values: WantedValues) -> list[int]:
-    """Return the completions a step closest to the wanted ones that the group size divides.
-
-    There are none if it divides those.
-    """
-    total, unit = values.get(TOTAL), _find_batch_unit(values)
-    if not isinstance(total, int) or total < 1 or total % int(values.params["group_size"]) == 0:
-        return []
-    return sorted({max(1, total // unit) * unit, -(-total // unit) * unit})
-
-
 def _find_batch_unit(values: WantedValues) -> int:
     sizes = (values.params["group_size"], values.get(MINI))
     return math.lcm(*(size for size in sizes if isinstance(size, int) and size > 0))
 
 
 def _suggest_value(key: str, values: WantedValues) -> float | int:
-    """Return an example that fits the other values; for the policy of the sweep its own value."""
     if key == RATE:  # of the method's paper; ten times as high for adapters
         return 1e-5 if values.get(RANK) else 1e-6
     example = EXAMPLES[key] if values.is_changed("policy") else values.get_searched(key)

@@ -11,11 +11,10 @@ from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trial_config import Params
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.spec.space import format_domain
-from gdpo_tune.spec.text import join_names
+from gdpo_tune.spec.document import Mark, Problems, dump_flow, read_document
 from gdpo_tune.spec.shipped_spaces import find_space, list_spaces
-from gdpo_tune.spec.document import Mark, Problems, dump_yaml, read_document
-from gdpo_tune.spec.space import get_parameter_info
+from gdpo_tune.spec.space import format_domain, get_parameter_info
+from gdpo_tune.spec.text import join_names
 
 OPTION = "--recipe"
 FREE = ("learning_rate", "beta", "temperature", "epsilon", "epsilon_high", "num_iterations")
@@ -38,7 +37,7 @@ class TransferRecipe:
         mine, others = _list_values(self.spec), _list_values(searched)
         changed = {key: value for key, value in mine.items() if value != others[key]}
         chosen = {f"space.{name}": value for name, value in self.params.items()}
-        return [f"{key}={dump_yaml(value, flow=True).strip()}" for key, value in {**changed, **chosen}.items()]
+        return [f"{key}={dump_flow(value)}" for key, value in {**changed, **chosen}.items()]
 
     def name_source(self, key: str) -> str:
         """Return where the value of a dotted key is from, for a person."""
@@ -98,8 +97,6 @@ def list_fitting_spaces(task: str, policy: str) -> list[str]:
 
 
 def _list_values(spec: SweepSpec) -> Mapping[str, Any]:
-    """Return dotted key -> value of all that is taken from a recipe, but for parameters."""
-
     def list_pairs() -> Iterator[tuple[str, Any]]:
         yield "policy", spec.policy
         for section in SECTIONS:

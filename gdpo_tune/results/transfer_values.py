@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gdpo_tune.core.settings import DataSettings
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trial_config import Params
+from gdpo_tune.results.public_record import name_source
 from gdpo_tune.results.transfer_recipe import TransferRecipe
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.document import ABSENT, Mark, YamlMap, locate
@@ -27,7 +29,10 @@ PROMPT, RANK, SCORING = "data.max_prompt_length", "model.lora_rank", "scoring"
 SUBJECTS = {
     "policy": ("policy",),
     "trained weights": (RANK,),
-    "data": ("data.source", "data.config", "data.split", "data.layout"),
+    "data": (
+        *("data.source", "data.config", "data.split", "data.layout"),
+        *(f"data.{name}" for name in DataSettings.list_later()),
+    ),
     "lengths": (LONGEST, LIMIT),
     "scoring": (SCORING,),
 }
@@ -113,7 +118,8 @@ def get_value(spec: SweepSpec, key: str) -> Any:
 
 def describe_conditions(spec: SweepSpec) -> str:
     """Describe policy, data, lengths and batch of a sweep."""
-    training, data = spec.training, spec.data.source or "the prompts that the task writes"
+    training, data = spec.training, name_source(spec.data.source, "data")
+    data = data or "the prompts that the task writes"
     adapters = f" with adapters of rank {spec.model.lora_rank}" if spec.model.lora_rank else ""
     return (
         f"policy {spec.policy}{adapters}, data {data}, {training.max_completion_length} tokens "

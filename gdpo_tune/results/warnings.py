@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
-from gdpo_tune.analysis.front import Front, list_worse
+from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.analysis.selection import CLEAR
+from gdpo_tune.core.completions import CUT, read_completions
 from gdpo_tune.core.formatting import (
     abbreviate_parameter,
     format_count,
+    format_first,
     format_list,
     format_percent,
 )
 from gdpo_tune.core.parameters import FAMILIES, PARAMETERS
-from gdpo_tune.core.steps import REWARDS, read_steps
+from gdpo_tune.core.steps import CLIPPED, MOST_CUT, REWARDS, ZERO_STD, read_steps
 from gdpo_tune.core.trial_config import ParamValue
 from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.spec.space import format_domain
-from gdpo_tune.spec.space import Uniform
+from gdpo_tune.results.summary import describe_content
+from gdpo_tune.spec.space import Uniform, format_domain
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -35,7 +37,17 @@ WIDER = 3.0
 DEAD, SILENT = 0.5, 0.9
 """Shares of groups with equal rewards: above the first a group size is too small, and above the
 second, at every group size, the reward teaches next to nothing."""
-REWARD_METRIC, DEAD_GROUPS = f"train/{REWARDS}", "/frac_reward_zero_std"
+REWARD_METRIC, DEAD_GROUPS = f"train/{REWARDS}", f"/{ZERO_STD}"
+MOST_NAMED = 5
+"""Trials that a warning names."""
+SHOWN = 160
+"""Characters of a completion that an explanation shows."""
+WAYS_ON = """    ways on, see docs/policies.md:
+    - model.instructions: on tells the policy the rewarded format
+    - space.partial_credit: true, or a weight on a reward that it sometimes earns
+    - easier prompts (data:), larger groups, or a larger training.max_completion_length
+    - a supervised start: first fine-tune the policy on completions that earn the rewards
+    - training.dead_steps: 0 trains on nevertheless"""
 
 
 class ResultWarning(NamedTuple):
@@ -50,16 +62,22 @@ class ResultWarning(NamedTuple):
 
 
 def list_result_warnings(spec: SweepSpec, front: Front) -> list[ResultWarning]:
-    """Return what is to be known before a result is trusted; empty without a front."""
+    """Return what is to be known before a result is trusted.
+
+    Without a front these are only the trainings that left the policy as it was.
+    """
+    unchanged = list(_warn_of_unchanged(front))
     if not front.members:
-        return []
-    shares = _measure_dead_groups(front.records)
+        return unchanged
+    shares, cut = _measure_dead_groups(front.records)
     return [
-        *_warn_of_knee(front),
+        *_warn_of_knee(front),  # first, where the report takes it from
+        *_warn_of_content(front),
+        *unchanged,
         *_warn_of_baselines(front),
         *_warn_of_seeds(spec, front),
         *_warn_of_limits(spec, front),
-        *_warn_of_groups(shares),
+        *_warn_of_groups(shares, cut),
     ]
 
 
@@ -67,6 +85,23 @@ def capitalize_warning(warning: str) -> str:
     """Return a warning as a sentence; the name of a parameter before a colon stays as it is."""
     is_name = warning.split(" ", 1)[0].endswith(":")
     return warning if is_name else warning[0].upper() + warning[1:]
+
+
+def _warn_of_content(front: Front) -> Iterator[ResultWarning]:
+    if changes := describe_content(front.records):
+        remedy = "their values are comparable only if the change decides none of them."
+        yield ResultWarning(f"what decides results changed during the sweep: {changes};", remedy)
+
+
+def _warn_of_unchanged(front: Front) -> Iterator[ResultWarning]:
+    unchanged = [r for r in front.records if r.is_unchanged and r.is_training]
+    if unchanged:
+        yield ResultWarning(
+            f"{format_count(len(unchanged), 'training')} left the policy unchanged: every gradient "
+            f"was 0 in {format_first([f'trial {r.number}' for r in unchanged], MOST_NAMED)}. They "
+            "are on no front.",
+            "Give the policy rewards that differ within a group, see docs/policies.md.",
+        )
 
 
 def _warn_of_knee(front: Front) -> Iterator[ResultWarning]:
@@ -80,10 +115,13 @@ def _warn_of_knee(front: Front) -> Iterator[ResultWarning]:
 
 
 def _warn_of_baselines(front: Front) -> Iterator[ResultWarning]:
-    """Warn of a baseline that no policy improves on without a clear loss elsewhere."""
     for baseline in front.baselines:
-        others = [m for m in front.members if m is not baseline]
-        if not any(_beats(member, baseline, front) for member in others):
+        if not any(
+            front.list_clearly_worse(baseline, member)
+            and not front.list_clearly_worse(member, baseline)
+            for member in front.members
+            if member is not baseline
+        ):
             name = "untrained policy" if baseline.role == "untrained" else "published setting"
             yield ResultWarning(
                 f"no policy is clearly better than the {name} in some objective without being "
@@ -92,14 +130,7 @@ def _warn_of_baselines(front: Front) -> Iterator[ResultWarning]:
             )
 
 
-def _beats(member: Configuration, baseline: Configuration, front: Front) -> bool:
-    """Return whether a policy is clearly better somewhere and clearly worse nowhere."""
-    worse = list_worse(member, baseline, front.objectives, errors=CLEAR)
-    return not worse and bool(list_worse(baseline, member, front.objectives, errors=CLEAR))
-
-
 def _warn_of_seeds(spec: SweepSpec, front: Front) -> Iterator[ResultWarning]:
-    """Warn if most trainings on the front have one seed."""
     trained = [member for member in front.members if member.is_training]
     single = [member for member in trained if member.is_provisional]
     settings = spec.search.replicates
@@ -115,7 +146,6 @@ def _warn_of_seeds(spec: SweepSpec, front: Front) -> Iterator[ResultWarning]:
 
 
 def _warn_of_limits(spec: SweepSpec, front: Front) -> Iterator[ResultWarning]:
-    """Warn of limits at which the front has more of its trainings than the search has."""
     members = [m for m in front.members if m.is_training and m.role == "search"]
     tried = [c for c in front.configurations if c.is_training and c.role == "search"]
     for name, domain in spec.space.searched_domains.items():
@@ -140,8 +170,6 @@ def _warn_of_limits(spec: SweepSpec, front: Front) -> Iterator[ResultWarning]:
 def _count_at_limit(
     configurations: Sequence[Configuration], name: str, domain: Uniform, side: str
 ) -> int:
-    """Count the configurations whose value is at a limit, on the scale of the range."""
-
     def scale(value: ParamValue) -> float:
         kept = min(max(float(value), domain.low), domain.high)  # a person may force others
         return math.log(kept) if domain.log else kept
@@ -154,7 +182,6 @@ def _count_at_limit(
 
 
 def _widen(name: str, domain: Uniform, side: str) -> Uniform | None:
-    """Return a range that reaches beyond a limit; None if the parameter allows none."""
     info = PARAMETERS.get(name) or FAMILIES[name.partition(".")[0]]
     step = domain.step or (1 if domain.integer else None)
     low, high = float(domain.low), float(domain.high)
@@ -172,33 +199,58 @@ def _widen(name: str, domain: Uniform, side: str) -> Uniform | None:
 
 
 def _format_line(name: str, domain: Uniform) -> str:
-    """Return a line of `space:`: `learning_rate: {log: [1.0e-05, 0.001]}`."""
     family, _, leaf = name.rpartition(".")
     line = f"{leaf}: {format_domain(domain)}"
     return f"{family}: {{{line}}}" if family else line
 
 
-def _measure_dead_groups(records: Sequence[TrialRecord]) -> dict[str, dict[int, float]]:
-    """Return reward -> group size -> mean share of groups in which the reward is equal."""
+def _measure_dead_groups(
+    records: Sequence[TrialRecord],
+) -> tuple[dict[str, dict[int, float]], float]:
+    """Measure dead groups and cut completions of searched trainings.
+
+    The published setting is not searched: it weighs rewards that the space may leave out.
+
+    Returns:
+        Reward -> group size -> mean share of groups in which the reward is equal, and the mean
+        share of completions that were cut.
+    """
     found: dict[str, dict[int, list[float]]] = {}
+    cut: list[float] = []
     for record in records:
-        steps = read_steps(record.directory) if record.directory and record.is_training else []
+        searched = record.directory and record.is_training and record.role != "published"
+        steps = read_steps(record.directory) if record.directory and searched else []
         size = record.params.get("group_size")
-        for name in steps[0].metrics if steps else ():
+        clipped = f"train/{CLIPPED}"
+        cut += [step.metrics[clipped] for step in steps if clipped in step.metrics]
+        # A reward of a rare task may be absent from the first steps.
+        for name in dict.fromkeys(name for step in steps for name in step.metrics):
             if not name.startswith(REWARD_METRIC) or not name.endswith(DEAD_GROUPS):
                 continue
             reward = name.removeprefix(REWARD_METRIC).removesuffix(DEAD_GROUPS)
             values = [step.metrics[name] for step in steps if name in step.metrics]
             if size is not None and record.params.get(f"reward_weights.{reward}") != 0:
                 found.setdefault(reward, {}).setdefault(int(size), []).append(fmean(values))
-    return {
+    shares = {
         reward: {size: fmean(values) for size, values in sorted(sizes.items())}
         for reward, sizes in found.items()
     }
+    return shares, fmean(cut) if cut else 0.0
 
 
-def _warn_of_groups(shares: Mapping[str, Mapping[int, float]]) -> Iterator[ResultWarning]:
-    """Warn of rewards that are equal in most groups, which then teach nothing."""
+def _warn_of_groups(
+    shares: Mapping[str, Mapping[int, float]], cut: float
+) -> Iterator[ResultWarning]:
+    """Warn of cut completions, and of rewards that are equal in most groups and teach nothing.
+
+    A completion that is cut has no answer, so where most are cut, that explains equal rewards.
+    """
+    if cut > MOST_CUT:
+        yield ResultWarning(
+            f"{format_percent(cut)} of the completions in training were cut at their longest "
+            "length, before they could earn what their end is rewarded for.",
+            "Raise training.max_completion_length.",
+        )
     for reward, sizes in shares.items():
         name = abbreviate_parameter(reward)
         dead = {size: share for size, share in sizes.items() if share > DEAD}
@@ -206,7 +258,9 @@ def _warn_of_groups(shares: Mapping[str, Mapping[int, float]]) -> Iterator[Resul
             yield ResultWarning(
                 f"{name}: equal in at least {format_percent(min(sizes.values()))} of the groups at "
                 "every group size, so this reward teaches next to nothing.",
-                "Make it easier or harder, give partial credit, or leave it out.",
+                "Raise training.max_completion_length: most completions are cut."
+                if cut > MOST_CUT
+                else "Make it easier or harder, give partial credit, or leave it out.",
             )
         elif dead:
             shares_of_sizes = [f"{format_percent(dead[k])} at group size {k}" for k in dead]
@@ -216,3 +270,16 @@ def _warn_of_groups(shares: Mapping[str, Mapping[int, float]]) -> Iterator[Resul
                 f"{format_list(shares_of_sizes)}.",
                 f"Larger groups help: group_size {larger}.",
             )
+
+
+def explain_dead_start(reason: str, directory: Path) -> str:
+    """Explain a training without a signal: its reason, examples, and the ways on.
+
+    `directory` is that of the trial; its completions are shortened to a line each.
+    """
+    lines = [reason]
+    for example in read_completions(directory):
+        text = " ".join(example.completion.split())
+        rewards = ", ".join(f"{name} {value}" for name, value in example.metrics.items())
+        lines.append(f"    {text[:SHOWN]}{CUT if len(text) > SHOWN else ''} ({rewards})")
+    return "\n".join([*lines, WAYS_ON])

@@ -116,17 +116,19 @@ def build_aim(wish: Wish, spec: SweepSpec) -> Aim:
 
 
 def list_conditions(wish: Wish, spec: SweepSpec) -> tuple[Bound, ...]:
-    """Return the conditions of a wish and the constraints of the sweep, without those on costs."""
+    """Return the conditions of a wish and the constraints of the sweep, without those on costs.
+
+    A constraint relative to a baseline that was not measured limits nothing.
+    """
     constraints = (
         Bound(Metric(name, 1), constraint.op, constraint.limit)
         for name, constraint in spec.constraints.items()
-        if name in _get_metrics(spec)
+        if name in _get_metrics(spec) and constraint.is_known
     )
     return (*wish.bounds, *constraints)
 
 
 def _get_metrics(spec: SweepSpec) -> Mapping[str, MetricInfo]:
-    """Return the metrics that the task measures on completions."""
     return load_task_info(spec.task, spec.space.domains).metrics
 
 

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from ..core.system import CloseableResource
 
@@ -23,6 +23,9 @@ Status: TypeAlias = Literal[
 or bytes ran out. `crash`: the process died, also by an exit. `violation`: it tried something
 forbidden, or forged a message. Faults of the sandbox itself are retried and then raised, never
 returned."""
+Comparison: TypeAlias = Literal["exact", "apps", "code_contests", "livecodebench"]
+"""Rule for returned values and printed output: `Call` and `Stream` describe the exact one, and
+`inside.equality` those of the benchmarks, which are their judges' own."""
 Verdict: TypeAlias = Literal["passed", "failed", "error", "not_run"]
 _LEAST_MEMORY = 64 << 20
 _MOST_BYTES = 1 << 40
@@ -94,9 +97,12 @@ class Limits:
     """Address space, 64 MiB to 1 TiB; an idle Python holds about 25 MiB, with numpy 120 MiB."""
     output_bytes: int = 1 << 20
     """Most printed bytes, and most bytes of returned values; up to 1 TiB."""
+    test_cpu_seconds: float = _MOST_SECONDS
+    """CPU seconds of one call or stream, which has the same share of the wall seconds. A candidate
+    that stops this clock still has the others. Local sandboxes alone keep it."""
 
     def __post_init__(self) -> None:
-        for name in ("cpu_seconds", "wall_seconds"):
+        for name in ("cpu_seconds", "wall_seconds", "test_cpu_seconds"):
             self._require(name, _LEAST_SECONDS, _MOST_SECONDS, float, int)
         for name in ("memory_bytes", "output_bytes"):
             self._require(name, 1, _MOST_BYTES, int)
@@ -131,11 +137,15 @@ class Job:
     limits: Limits = field(default_factory=Limits)
     seed: int = 0
     """Seed of the candidate's `random` module."""
+    comparison: Comparison = "exact"
+    """Of calls and streams."""
 
     def __post_init__(self) -> None:
         _require_type("Job.code", self.code, str)
         _require_type("Job.limits", self.limits, Limits)
         _require_type("Job.seed", self.seed, int)
+        if self.comparison not in get_args(Comparison):
+            raise ValueError(f"{self.comparison!r} is none of {', '.join(get_args(Comparison))}")
         for name, kind in (("calls", Call), ("asserts", str), ("streams", Stream)):
             self._store_tests(name, kind)
         if not self.calls and not self.asserts and not self.streams:

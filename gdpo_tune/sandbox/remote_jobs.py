@@ -9,7 +9,8 @@ from __future__ import annotations
 import io
 import secrets
 from collections.abc import Callable
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,10 @@ class RemoteJob:
 
     def __init__(self, job: Job) -> None:
         self.limits = job.limits
+        share = job.limits.test_cpu_seconds / job.limits.cpu_seconds
+        if job.streams and share < 1:
+            self.limits = replace(job.limits, wall_seconds=job.limits.wall_seconds * share)
+        self.comparison = job.comparison
         self.streams = job.streams or (None,)
         """One per run of the program; None for the run that makes the calls."""
         self.nonce = secrets.token_hex(16)
@@ -118,7 +123,7 @@ class RemoteJob:
             # NOTE: not the text after the last line's end, which is a frame that was cut off.
             lines = answer.split(b"\n")[:-1]
             frames = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
-            self._grade(frames, self._expected, grade_value)
+            self._grade(frames, self._expected, partial(grade_value, rule=self.comparison))
             if execution.return_code and report.stop is None:
                 report.stop = "ended"
         elif execution.timed_out or self._ending.signal:
@@ -127,7 +132,8 @@ class RemoteJob:
             error, _, text = _get_last_line(execution.stderr).partition(": ")
             report.add("error", error, text)
         else:
-            self._grade([PRINTED + answer], [(stream.expected, stream.tolerance)], grade_output)
+            grade = partial(grade_output, rule=self.comparison)
+            self._grade([PRINTED + answer], [(stream.expected, stream.tolerance)], grade)
         if is_stalled and report.stop == "ended":
             report.stop = "output"
 

@@ -13,6 +13,8 @@ _SIGKILL = 9
 _OF_SIGNAL: dict[int, Status] = {_SIGKILL: "memory", 24: "timeout", 25: "output", 31: "violation"}
 """SIGKILL, SIGXCPU, SIGXFSZ and SIGSYS by Linux's numbers, because a service runs on Linux even
 where this machine does not."""
+_TEST_CLOCKS = (14, 27)
+"""SIGALRM and SIGPROF, which end a test that has a time limit of its own."""
 _OF_STOP: dict[str, Status] = {
     "output": "output",
     "malformed": "violation",
@@ -55,6 +57,8 @@ def _decide_status(
         # NOTE: a candidate cannot send signals: the kernel was short of memory, or an outsider did.
         if ending.signal == _SIGKILL and ending.peak_bytes < limits.memory_bytes // 2:
             raise InfraFault("the candidate's process was killed from outside")
+        if ending.signal in _TEST_CLOCKS and limits.test_cpu_seconds < limits.cpu_seconds:
+            return "timeout"
         return _OF_SIGNAL.get(ending.signal, "crash")
     if report.memory:
         return "memory"

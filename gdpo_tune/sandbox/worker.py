@@ -53,13 +53,18 @@ def encode_job(index: int, job: Job) -> EncodedJob:
     calls: Encoded = None
     if inputs:
         expected: Encoded = [[stream.expected, stream.tolerance] for stream in job.streams]
-        judged = [limits.output_bytes + len(inputs) * _OTHER_FRAME_BYTES, "streams", expected]
+        most = limits.output_bytes + len(inputs) * _OTHER_FRAME_BYTES
+        judged = [most, "streams", expected, job.comparison]
     elif all(kind == "call" for kind, *_ in tests):
         calls = [[function, arguments] for _, function, arguments, _ in tests]
-        judged = [limits.output_bytes, "values", [expected for *_, expected in tests]]
+        expected = [expected for *_, expected in tests]
+        judged = [limits.output_bytes, "values", expected, job.comparison]
     else:
         judged = [limits.output_bytes, "tests", tests, *allowance]
     request: Encoded = [job.code, job.seed, limits.output_bytes, calls, inputs or None]
+    if limits.test_cpu_seconds < limits.cpu_seconds:
+        share = limits.test_cpu_seconds / limits.cpu_seconds
+        request += [limits.test_cpu_seconds, limits.wall_seconds * share]
     messages = pack(dump(request)), pack(dump(judged))
     return EncodedJob(index, job, len(inputs or tests), allowance, *messages)
 
@@ -69,7 +74,7 @@ def _start_pair(modules: tuple[str, ...], isolated: bool) -> tuple[SandboxProces
         zygote = SandboxProcess("zygote", modules, isolated=isolated)
         undo.callback(zygote.kill)
         # NOTE: both start before the wait for the first.
-        judge = SandboxProcess("judge", isolated=isolated)
+        judge = SandboxProcess("judge", modules, isolated=isolated)
         undo.callback(judge.kill)
         zygote.wait_until_locked()
         judge.wait_until_locked()

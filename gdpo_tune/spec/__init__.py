@@ -10,14 +10,14 @@ from gdpo_tune.spec.gpu import (
     settle_pack,
 )
 from gdpo_tune.spec.lint import list_warnings
-from gdpo_tune.spec.load import load_spec
+from gdpo_tune.spec.load import keep_recorded_tracking, load_spec
 from gdpo_tune.spec.machine import (
     check_resources,
     count_local_cpus,
     find_machine_problems,
+    find_unset_webhook,
     list_sandbox_warnings,
 )
-from gdpo_tune.spec.machine import find_unset_webhook
 from gdpo_tune.spec.model import (
     AshaSettings,
     Constraint,
@@ -57,6 +57,7 @@ __all__ = [
     "find_machine_problems",
     "find_unset_webhook",
     "hide_passwords",
+    "keep_recorded_tracking",
     "list_sandbox_warnings",
     "list_warnings",
     "load_spec",

@@ -13,28 +13,39 @@ import keyword
 import math
 import re
 from collections.abc import Iterable, Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.engines import ADAPTER_RANKS
 from gdpo_tune.core.errors import SpecError, TaskFileError
-from gdpo_tune.core.files import expand_home, find_path_problem, is_directory, is_file, is_present
+from gdpo_tune.core.files import (
+    DATA_KINDS,
+    expand_path,
+    find_path_problem,
+    is_data_file,
+    is_directory,
+    is_file,
+    is_local_source,
+    is_present,
+    list_data_files,
+)
+from gdpo_tune.core.formatting import list_template_columns
 from gdpo_tune.core.hub_address import is_hub_address
 from gdpo_tune.core.metrics import COST_METRICS
-from gdpo_tune.core.object_store import is_url
+from gdpo_tune.core.object_store import JOURNAL, SPEC, is_url
+from gdpo_tune.core.policy_shapes import find_position_limit
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.rendezvous import RENDEZVOUS
 from gdpo_tune.core.secret_names import is_secret
 from gdpo_tune.core.service_url import split_service_url
-from gdpo_tune.core.settings import DATA_FILES, EVERY_LINEAR, STRICT, Section
+from gdpo_tune.core.settings import EVERY_LINEAR, STRICT, DataSettings, HeldOutData, Section
 from gdpo_tune.core.task_files import is_task_file, load_task_info
 from gdpo_tune.core.trial_config import MOVABLE
 from gdpo_tune.spec.document import KeyPath, Mark, Problems, get_map, read_document
 from gdpo_tune.spec.model import (
-    JOURNAL,
     LEAST_RESOURCE,
-    SPEC,
     UNUSED_BY_SERVICE,
     AshaSettings,
     PbtSettings,
@@ -50,7 +61,12 @@ NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}")
 SECRET = re.compile(r"://[^/@]*:[^/@]*@|\?")
 """Secret in the address of a store."""
 EXAMPLE = "http://HOST:PORT"
-SUFFIXES = " or ".join(DATA_FILES)
+RESERVED_ARGUMENTS = (
+    *("messages", "tools", "documents", "add_generation_prompt", "strftime_now", "raise_exception"),
+    *("conversation", "chat_template", "continue_final_message", "tokenize", "padding"),
+    *("truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"),
+)
+"""Names that are no arguments of a chat template: of `apply_chat_template`, or what it gives."""
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SET_BY_RAY = (
     *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
@@ -82,9 +98,10 @@ def list_findings(spec: SweepSpec, task: TaskInfo | None, *, to_run: bool) -> Fi
         yield from _check_task_defaults(spec, task)
         yield from _check_metrics(spec, task)
     yield from check_weights(spec)
-    yield from check_training(spec)
+    yield from _check_length_limit(spec)
     yield from check_group_sizes(spec)
     yield from check_resources(spec)
+    yield from check_batches(spec)
     yield from _check_pack(spec)
     yield from _check_search(spec)
     yield from _check_storage(spec)
@@ -104,11 +121,12 @@ def list_needs(spec: SweepSpec) -> Findings:
             fix = "install the package that has it, or remove the name"
             path = ("sandbox", "modules", index)
             yield Finding(path, f"no module {top} is installed", fix, ("sandbox.type",))
-    data = spec.data
-    if data.source and data.is_local and not is_present(expand_home(data.source)):
-        reason = "no such file or directory, and not the id of a data set on the Hub"
-        fix = f"write the path of a {SUFFIXES} file, or an id such as openai/gsm8k"
-        yield Finding("data.source", reason, fix, ("task",))
+    for key, section in _list_data_sections(spec).items():
+        source = section.source
+        if source and is_local_source(source) and not is_present(expand_path(source)):
+            reason = "no such file or directory, and not the id of a data set on the Hub"
+            fix = f"write the path of a {DATA_KINDS} file, or an id such as openai/gsm8k"
+            yield Finding(f"{key}.source", reason, fix, ("task",))
     if spec.model.lora_rank and importlib.util.find_spec("peft") is None:
         fix = "pip install 'gdpo-tune[peft]', or remove the key to train every weight"
         yield Finding("model.lora_rank", "LoRA needs the package peft", fix)
@@ -200,13 +218,12 @@ def _check_task_defaults(spec: SweepSpec, task: TaskInfo) -> Findings:
 
 def _read_positions(policy: str) -> int | None:
     """Return how many tokens a policy reads and writes, if its files are here and show that."""
-    directory = registry.POLICIES.get(policy) or expand_home(policy)
+    directory = registry.POLICIES.get(policy) or expand_path(policy)
     try:
         config: Any = json.loads((directory / "config.json").read_bytes())
     except (OSError, ValueError):
         return None  # whether there is such a policy is checked elsewhere
-    limit = config.get("max_position_embeddings") if isinstance(config, dict) else None
-    return limit if isinstance(limit, int) else None
+    return find_position_limit(config) if isinstance(config, dict) else None
 
 
 def _check_metrics(spec: SweepSpec, task: TaskInfo) -> Findings:
@@ -261,21 +278,28 @@ def check_weights(spec: SweepSpec) -> Findings:
             return
     if weights:  # none: of an unknown task, if the file names no reward
         always = all(domains[name].list_values() == (0,) for name in weights)
-        what = "every weight is 0" if always else "a trial could have a weight of 0 for every reward"
+        what = (
+            "every weight is 0" if always else "a trial could have a weight of 0 for every reward"
+        )
         anchor = weights[0].rpartition(".")[2]
         fix = f"fix one above 0, such as {anchor}: 1: only ratios matter"
         yield Finding("space.reward_weights", f"{what}, so nothing would be learnt", fix)
 
 
-def check_training(spec: SweepSpec) -> Findings:
-    """Refuse a length limit without effect, and batches that do not divide a step."""
-    training, workers = spec.training, spec.resources.workers
-    longest, total = training.max_completion_length, training.completions_per_step
-    mini, micro = training.mini_batch_size, training.micro_batch_size
-    if training.length_limit >= longest:
+def _check_length_limit(spec: SweepSpec) -> Findings:
+    """Refuse a length limit without effect."""
+    limit, longest = spec.training.length_limit, spec.training.max_completion_length
+    if limit >= longest:
         reason = f"not below max_completion_length = {longest}: every completion is within it"
         fix = f"write a limit below {longest}, or raise {LONGEST}"
-        yield Finding("training.length_limit", reason, fix, (LONGEST,), training.length_limit)
+        yield Finding("training.length_limit", reason, fix, (LONGEST,), limit)
+
+
+def check_batches(spec: SweepSpec) -> Findings:
+    """Refuse mini-batches and micro-batches that do not divide what they are parts of."""
+    training, workers = spec.training, spec.resources.workers
+    total, mini = training.completions_per_step, training.mini_batch_size
+    micro = training.micro_batch_size
     if mini and (total % mini or mini % workers):
         reason = f"{workers} workers cannot compute equal parts of it"
         if total % mini:
@@ -381,7 +405,9 @@ def _check_pack(spec: SweepSpec) -> Findings:
         return
     if not spec.model.lora_rank:
         reason = "every weight is trained, so the trials have no base policy to share"
-        yield Finding(key, reason, "add model.lora_rank: 16, or write pack: 1", ("model.lora_rank",))
+        yield Finding(
+            key, reason, "add model.lora_rank: 16, or write pack: 1", ("model.lora_rank",)
+        )
     if own.workers > 1:
         reason = f"a trial has {own.workers} processes, and cannot share one with others"
         yield Finding(key, reason, "write pack: 1, or workers: 1", ("resources.workers",))
@@ -440,9 +466,15 @@ def _check_search(spec: SweepSpec) -> Findings:
 def _check_storage(spec: SweepSpec) -> Findings:
     """Refuse a storage that is no directory, an object store without a `ledger`, a bad database."""
     storage, key = spec.storage, "storage"
-    _, is_file_address, path = spec.tracking.uri.partition(":///")
+    tracking = spec.tracking
+    _, is_file_address, path = tracking.uri.partition(":///")
     if unusable := find_path_problem(path) if is_file_address else "":
         yield Finding("tracking.uri", unusable, "write sqlite:///mlflow.db, or another file")
+    # Column `experiments.name`, which SQLite does not enforce; MLflow's MAX_EXPERIMENT_NAME_LENGTH.
+    most = 256 if tracking.uri.startswith(("postgresql", "mysql", "mssql")) else 500
+    if len(tracking.experiment) > most:
+        reason = f"{len(tracking.experiment)} characters; MLflow takes at most {most} there"
+        yield Finding("tracking.experiment", reason, "write a shorter name", ("tracking.uri",))
     if not is_url(storage):
         unusable = find_path_problem(storage)
         if is_file(Path(storage)):
@@ -456,7 +488,9 @@ def _check_storage(spec: SweepSpec) -> Findings:
         yield Finding(key, reason, fix, value=shown)
     elif spec.resources.workers > 1:
         reason = "an object store, and the processes of a trial need one directory"
-        yield Finding(key, reason, "write a directory that every node sees, or resources.workers: 1")
+        yield Finding(
+            key, reason, "write a directory that every node sees, or resources.workers: 1"
+        )
     elif not spec.ledger and not is_hub_address(storage):
         fix = "write ledger: postgresql+psycopg2://USER@HOST/DATABASE, or a directory as storage"
         yield Finding(key, "an object store, which cannot hold a ledger", fix, ("ledger",))
@@ -562,43 +596,80 @@ def _is_installed(top: str) -> bool:
 
 def _check_data(spec: SweepSpec) -> Findings:
     """Refuse keys that do not fit together or to the task, and paths that cannot hold data."""
-    own, task, key = spec.data, spec.task, "data.source"
+    own, key = spec.data, "data.source"
     if not own.source:
         reason = "has no effect: without data.source the task writes its own prompts"
         fix = "add data.source, or remove the key"
-        yield from _idle("data", "layout config split", own, reason, fix, key)
+        keys = f"layout config split {' '.join(own.list_later())}"
+        yield from _idle("data", keys, own, reason, fix, key)
         return
-    if is_task_file(task):
+    if is_task_file(spec.task):
         reason = "has no effect: a task in a file writes its own prompts"
         fix = "remove the key, and read the data in the task's rows()"
         yield Finding(key, reason, fix, ("task",))
         return
+    yield from _check_layout(spec)
+    for name, section in _list_data_sections(spec).items():
+        yield from _check_files(section.source, f"{name}.source")
+        source = section.source or own.source
+        has_splits = not is_local_source(source) or is_directory(expand_path(source))
+        if not has_splits and section.split not in ("", "train"):
+            reason = "has no effect: a file has no splits"
+            fix = "remove the key, or name the file that you mean as source"
+            yield Finding(f"{name}.split", reason, fix, (key,))
+    if own.is_local and not is_file(expand_path(own.source) / "README.md"):
+        reason = "has no effect: only a clone from the Hub, with its README.md, has any"
+        yield from _idle("data", "config", own, reason, "remove the key")
+
+
+def _list_data_sections(spec: SweepSpec) -> dict[str, DataSettings | HeldOutData]:
+    own = spec.data
+    return {"data": own, "data.validation": own.validation, "data.test": own.test}
+
+
+def _check_layout(spec: SweepSpec) -> Findings:
+    own, task, key, layout = spec.data, spec.task, "data.layout", spec.data.layout
     layouts = {name: registry.describe_layout(name) for name in registry.LAYOUTS}
     known = task in registry.TASKS
     fitting = [name for name, info in layouts.items() if not known or task in info.tasks]
-    if not own.layout:
+    if not layout:
         reason = "missing: the meaning of the columns is not guessed"
-        yield Finding("data.layout", reason, f"add layout: one of {join_names(fitting)}")
-    elif own.layout not in layouts:
-        reason, fix = explain_unknown_name("layout", own.layout, layouts)
-        yield Finding("data.layout", reason, fix)
-    elif own.layout not in fitting:
-        reason = f"made for the task {' or '.join(layouts[own.layout].tasks)}, not for {task}"
+        yield Finding(key, reason, f"add layout: one of {join_names(fitting)}")
+    elif layout not in layouts:
+        yield Finding(key, *explain_unknown_name("layout", layout, layouts))
+    elif layout not in fitting:
+        reason = f"made for the task {' or '.join(layouts[layout].tasks)}, not for {task}"
         fix = f"write layout: one of {join_names(fitting)}, or another task"
-        yield Finding("data.layout", reason, fix)
-    if not own.is_local:
+        yield Finding(key, reason, fix)
+    else:
+        info = layouts[layout]
+        columns = (*info.columns, *info.optional, *info.solution)
+        for name in (name for name in own.columns if name not in columns):
+            reason, fix = explain_unknown_name(f"column of layout {layout}", name, columns)
+            fix += "; write {column of the layout: column of the data}"
+            yield Finding(f"data.columns.{name}", reason, fix)
+        if own.prompt_template and info.columns[0] in own.columns:
+            reason = f"has no effect: data.prompt_template writes the {info.columns[0]}"
+            fix = "remove one of the two keys"
+            yield Finding(f"data.columns.{info.columns[0]}", reason, fix)
+    try:
+        list_template_columns(own.prompt_template)
+    except ValueError as error:
+        fix = 'write the name of a column in braces, "{Body} {Question}", and {{ for a brace'
+        yield Finding("data.prompt_template", f"cannot be filled: {error}", fix)
+
+
+def _check_files(name: str, key: str) -> Findings:
+    source = expand_path(name)
+    if not name or not is_local_source(name):
         return
-    source = expand_home(own.source)
-    if unusable := find_path_problem(own.source):
-        yield Finding(key, unusable, f"write the path of a {SUFFIXES} file")
+    if unusable := find_path_problem(name):
+        yield Finding(key, unusable, f"write the path of a {DATA_KINDS} file")
     elif is_directory(source):
-        if not any(file.suffix in DATA_FILES for file in source.iterdir()):
-            yield Finding(key, f"a directory without a {SUFFIXES} file", "name another directory")
-    elif is_present(source) and source.suffix not in DATA_FILES:
-        yield Finding(key, f"not a {SUFFIXES} file", "convert it, and name the new file")
-    reason = "has no effect: local data has no configurations and no splits"
-    fix = "remove the key, or name the file that you mean as data.source"
-    yield from _idle("data", "config split", own, reason, fix, key)
+        if not list_data_files(source):
+            yield Finding(key, f"a directory without a {DATA_KINDS} file", "name another directory")
+    elif is_present(source) and not is_data_file(source):
+        yield Finding(key, f"not a {DATA_KINDS} file", "convert it, and name the new file")
 
 
 def _check_model(spec: SweepSpec) -> Findings:
@@ -614,6 +685,20 @@ def _check_model(spec: SweepSpec) -> Findings:
     elif EVERY_LINEAR in own.lora_targets and len(own.lora_targets) > 1:
         reason = f"{EVERY_LINEAR} already stands for every name"
         yield Finding("model.lora_targets", reason, f"write [{EVERY_LINEAR}], or only names")
+    for name, value in own.chat_template_kwargs.items():
+        path = ("model", "chat_template_kwargs", name)
+        is_finite = isinstance(value, float) and math.isfinite(value)
+        if not isinstance(value, str | int) and not is_finite:
+            yield Finding(path, "no such value", "write a word, a number, true or false")
+        if not name.isidentifier() or name in RESERVED_ARGUMENTS or name.endswith("_token"):
+            reason = "a chat template gets this from Transformers, or cannot read such a name"
+            fix = "write the name of a variable of the template, such as enable_thinking"
+            yield Finding(path, reason, fix)
+    if own.template_date:
+        try:
+            date.fromisoformat(own.template_date)
+        except ValueError:
+            yield Finding("model.template_date", "no date", "write one such as '2026-01-31'")
     if own.revision and policy in registry.POLICIES:
         reason = f"policy {policy} ships with the package and has no revisions"
         fix = "remove the key, or give a Hub id as the policy"
@@ -636,7 +721,7 @@ def _check_warm_start(spec: SweepSpec) -> Findings:
         yield Finding(key, f"the sampler {search.sampler} learns from no trial", fix)
         return
     seen: set[Path] = set()
-    for index, directory in enumerate(map(expand_home, search.warm_start)):
+    for index, directory in enumerate(map(expand_path, search.warm_start)):
         complaint = _compare(directory, spec)
         if not complaint and directory.resolve() in seen:
             complaint = "named twice, which would count its trials twice", "remove one of them"
@@ -649,7 +734,8 @@ def _check_warm_start(spec: SweepSpec) -> Findings:
 def _compare(directory: Path, spec: SweepSpec) -> tuple[str, str] | None:
     """Return why nothing can be learned from a sweep, and the fix; None if something can."""
     remove, file = "name another directory, or remove this one", directory / SPEC
-    no_sweep = "there is no sweep in this directory", "name that of a sweep, such as runs/code"
+    unusable = find_path_problem(str(directory)) or "there is no sweep in this directory"
+    no_sweep = unusable, "name that of a sweep, such as runs/code"
     if not is_file(file):
         return no_sweep
     try:
@@ -658,7 +744,7 @@ def _compare(directory: Path, spec: SweepSpec) -> tuple[str, str] | None:
         return f"its {SPEC} cannot be read: {error}", remove
     if not is_file(directory / JOURNAL) and "ledger" not in earlier:
         return no_sweep
-    if earlier.get("task") != spec.task and spec.task != "unknown":
+    if spec.task != "unknown" and earlier.get("task") != spec.restore_written(spec.task):
         return f"its task is {earlier.get('task')}, not {spec.task}", remove
     objectives, constraints = (get_map(earlier, key) for key in ("objectives", "constraints"))
     directions = {name: get_map(objectives, name).get("direction") for name in objectives}

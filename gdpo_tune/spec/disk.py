@@ -19,9 +19,11 @@ from pathlib import Path
 
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.files import is_directory
-from gdpo_tune.core.gpu_memory import NUMBER_BYTES, PolicyShapes
+from gdpo_tune.core.gpu_memory import NUMBER_BYTES
+from gdpo_tune.core.policy_shapes import PolicyShapes
+from gdpo_tune.core.system import count_local_cpus
 from gdpo_tune.spec.gpu import RANK
-from gdpo_tune.spec.machine import count_fitting_workers, count_local_cpus, count_visible_gpus
+from gdpo_tune.spec.machine import count_fitting_workers, count_visible_gpus
 from gdpo_tune.spec.model import AshaSettings, Checkpoints, Merges, PbtSettings, SweepSpec
 from gdpo_tune.spec.text import format_bytes
 
@@ -174,7 +176,9 @@ def check_disk(
     )
 
 
-def check_merge_room(spec: SweepSpec, size: PolicyShapes | None, directory: Path, count: int) -> None:
+def check_merge_room(
+    spec: SweepSpec, size: PolicyShapes | None, directory: Path, count: int
+) -> None:
     """Refuse a disk that cannot hold `count` merges of policies; an unknown `size` passes.
 
     Raises:

@@ -7,10 +7,9 @@ A mapping is a dict and a list a tuple, whose `marks` say where each entry stand
 from __future__ import annotations
 
 import difflib
-import io
+import json
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,13 +20,15 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.representer import SafeRepresenter
 from ruamel.yaml.scalarbool import ScalarBoolean
 
 from gdpo_tune.core.errors import SpecError, SpecProblem
-from gdpo_tune.core.files import find_path_problem, is_directory, is_file
+from gdpo_tune.core.files import expand_path, find_path_problem, is_directory, is_file, is_present
+from gdpo_tune.core.object_store import SPEC, is_url
+from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.secret_names import HIDDEN
-from gdpo_tune.spec.text import hide_in_text, hide_values, show
+from gdpo_tune.core.task_files import is_task_file
+from gdpo_tune.spec.text import format_flow, hide_in_text, hide_values, show
 
 KeyPath = tuple[str | int, ...]
 
@@ -45,6 +46,12 @@ ABSENT: Any = object()
 PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 RESERVED = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
 """Words that some parser of YAML reads as another value."""
+PROJECT = "project"
+"""Last key of the file that a sweep keeps: the directory in which the sweep's command ran."""
+PLACES = ("policy", "data.source", "data.validation.source", "data.test.source")
+"""Keys whose value may be a path, and may be a name."""
+_PARTS = re.compile(r"(?s)(sqlite(?:\+\w+)?:///|)(.*?)((?<=\.py):\w+|)")
+"""Beginning of an address, a path, and the class of a task."""
 
 
 class Mark(NamedTuple):
@@ -54,6 +61,8 @@ class Mark(NamedTuple):
     """A file as the user names it, or a command-line option as typed."""
     line: int = 0
     """From 1; 0 where the source has no lines."""
+    text: str = ""
+    """The value as it is written, of a scalar in a mapping: 1.10 is the number 1.1."""
 
     def __str__(self) -> str:
         return f"{self.source}:{self.line}" if self.line else self.source
@@ -67,6 +76,7 @@ class YamlMap(dict[str, Any]):
         self.marks = dict(marks)
 
     def put(self, key: str, value: Any, mark: Mark) -> None:
+        """Set an entry and its place."""
         self[key], self.marks[key] = value, mark
 
 
@@ -76,6 +86,7 @@ class YamlList(tuple[Any, ...]):
     marks: Sequence[Mark]
 
     def __new__(cls, values: Iterable[Any], marks: Sequence[Mark]) -> YamlList:
+        """Create a tuple of `values`, each with its mark."""
         result = super().__new__(cls, values)
         result.marks = marks
         return result
@@ -90,10 +101,12 @@ def get_map(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 def walk(value: Any, mark: Mark, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Mark, Any]]:
     """Yield a value and every value in it, each with its path and place."""
     yield path, mark, value
-    if isinstance(value, YamlMap | YamlList):
-        keys = list(value) if isinstance(value, YamlMap) else range(len(value))
-        for key in keys:
-            yield from walk(value[key], value.marks[key], (*path, key))
+    if isinstance(value, YamlMap):
+        for key, child in value.items():
+            yield from walk(child, value.marks[key], (*path, key))
+    elif isinstance(value, YamlList):
+        for index, child in enumerate(value):
+            yield from walk(child, value.marks[index], (*path, index))
 
 
 def locate(root: Any, mark: Mark, path: KeyPath) -> tuple[Mark, Any]:
@@ -101,13 +114,14 @@ def locate(root: Any, mark: Mark, path: KeyPath) -> tuple[Mark, Any]:
 
     A part of the path may have dots.
     """
-    parts = [part for key in path for part in (key.split(".") if isinstance(key, str) else [key])]
-    for part in parts:
-        inside = isinstance(root, YamlMap) and part in root
-        inside |= isinstance(root, YamlList) and isinstance(part, int) and part < len(root)
-        if not inside:
-            return mark, ABSENT
-        root, mark = root[part], root.marks[part]
+    part: Any
+    for key in path:
+        for part in key.split(".") if isinstance(key, str) else [key]:
+            is_inside = isinstance(root, YamlMap) and part in root
+            is_inside |= isinstance(root, YamlList) and part in range(len(root))
+            if not is_inside:
+                return mark, ABSENT
+            root, mark = root[part], root.marks[part]
     return mark, root
 
 
@@ -266,9 +280,7 @@ def read_overrides(overrides: Sequence[str]) -> YamlMap:
     return _merge_overrides(YamlMap(), overrides, Problems(Mark("--set")))
 
 
-def _merge_overrides(
-    document: YamlMap, overrides: Sequence[str], problems: Problems
-) -> YamlMap:
+def _merge_overrides(document: YamlMap, overrides: Sequence[str], problems: Problems) -> YamlMap:
     for override in overrides:
         with suppress(ReportedError):
             document = merge(document, _read_override(override, problems))
@@ -294,7 +306,10 @@ def _read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> YamlM
         raise refuse("not the name of a file", fix)
     if unusable := find_path_problem(extends):
         raise refuse(unusable, "name another file")
-    file, chain = Path(os.path.normpath(path.parent / extends)), (*chain, path.resolve())
+    file, chain = (
+        Path(os.path.normpath(path.parent / expand_path(extends))),
+        (*chain, path.resolve()),
+    )
     if file.resolve() in chain:
         circle = " -> ".join(each.name for each in (*chain, file))
         raise refuse(f"a circle: {circle}", "remove one of these extends:")
@@ -304,7 +319,74 @@ def _read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> YamlM
     base = _read_file(file, problems, chain)
     # A name decides the directory of a sweep: two files never share it by inheritance.
     base.pop("name", None)
+    if file.name == SPEC:
+        resolve_paths(base, file)
     return merge(base, root)
+
+
+def expand_address(uri: str) -> str:
+    """Return the address of a SQLite file with `~` and variables expanded; any other as it is."""
+    before, path, _ = _split(uri)
+    return f"{before}{expand_path(path)}" if before else uri
+
+
+def resolve_paths(root: YamlMap, file: Path) -> dict[str, str]:
+    """Let the paths of a stored file hold from the current directory; remove its `project:`.
+
+    A path is looked for in the project where it is now, then where it was, then from the current
+    directory. The identity of a sweep counts paths as written.
+
+    Returns:
+        Absolute path -> text as written, of what has changed; the project stands for `.`. It is
+        empty in the project's own directory.
+    """
+    was, here = Path(str(root.pop(PROJECT, ""))), Path.cwd()
+    # Where the project is now, by the place of a sweep in it.
+    sweeps, kept = file.absolute().parent.parent, str(root.get("storage", "/"))
+    now = Path(os.path.normpath(sweeps / os.path.relpath(was, was / kept)))
+    if os.path.normpath(now / kept) != str(sweeps) or not is_directory(now):
+        now = was.absolute()
+    changed = {} if now == here else {str(now): "."}
+
+    def resolve(value: Any, mark: Mark, path: KeyPath) -> Any:
+        if isinstance(value, YamlMap):
+            for key, child in value.items():
+                value[key] = resolve(child, value.marks[key], (*path, key))
+        if isinstance(value, YamlList):
+            inner = zip(value, value.marks, strict=True)
+            return YamlList(
+                [resolve(*each, (*path, i)) for i, each in enumerate(inner)], value.marks
+            )
+        key, text = ".".join(part for part in path if isinstance(part, str)), str(value)
+        if not value or text in POLICIES or mark.source != str(file):
+            return value
+        before, written, after = _split(text)
+        is_certain = {
+            "task": is_task_file(text),
+            "storage": not is_url(text),
+            "tracking.uri": bool(before),
+            "search.warm_start": True,
+        }.get(key, False)
+        if not is_certain and key not in PLACES:
+            return value
+        place = expand_path(written)
+        below = place.relative_to(was) if place.is_relative_to(was) else place
+        places = [now / below, was / place, here / place]
+        found = next(filter(is_present, places), now / below if is_certain else here / place)
+        if found == here / place:
+            return value
+        new = f"{before}{found}{after}"
+        changed[new] = text
+        return new
+
+    resolve(root, Mark(str(file)), ())
+    return changed
+
+
+def _split(text: str) -> tuple[str, str, str]:
+    found = _PARTS.fullmatch(text)
+    assert found is not None, "each part may be empty"
+    return found[1], found[2], found[3]
 
 
 def read_text(path: Path, problems: Problems) -> str:
@@ -331,14 +413,27 @@ def suggest_file(path: Path) -> str:
     return f"did you mean {' or '.join(by_stem[stem] for stem in close)}? " if close else ""
 
 
-def parse_yaml(text: str, source: str, problems: Problems, first_line: int = 1) -> Any:
-    """Return the value of YAML 1.2 text; `first_line` is 0 for a source without lines.
+def parse_yaml(text: str, source: str, problems: Problems) -> Any:
+    """Return the value of YAML 1.2 text.
 
     Raises:
         ReportedError: it is not YAML, or holds too many values; the problem is noted.
     """
+    return _parse(text, Mark(source, 1), problems)[0]
+
+
+def _parse(text: str, origin: Mark, problems: Problems) -> tuple[Any, Mark]:
     yaml: Any = YAML(typ="rt", pure=True)  # the only parser that keeps the line of every key
     yaml.composer.warn_double_anchors = False  # YAML 1.2 allows them
+    texts: dict[tuple[int, int], str] = {}
+    compose = yaml.composer.compose_scalar_node
+
+    def keep_text(anchor: object) -> Any:
+        node = compose(anchor)
+        texts[node.start_mark.line, node.start_mark.column] = node.value
+        return node
+
+    yaml.composer.compose_scalar_node = keep_text
     key, line = "", 0
     try:
         data = yaml.load(text)
@@ -360,12 +455,18 @@ def parse_yaml(text: str, source: str, problems: Problems, first_line: int = 1) 
         reason = f"not a sweep: {str(error) or type(error).__name__}"
         fix = "keep to words, numbers, lists and mappings"
     else:
-        return _convert(data, Mark(source, first_line), problems)
-    raise problems.add(Mark(source, line), key, None, reason, fix)
+        only = next(iter(texts.values()), "")  # of a document that is a scalar
+        return _convert(data, origin, problems, texts), origin._replace(text=only)
+    raise problems.add(Mark(origin.source, line), key, None, reason, fix)
 
 
-def _convert(data: Any, origin: Mark, problems: Problems) -> Any:
-    """Return what ruamel read as plain values with marks; a dotted key becomes nested mappings."""
+def _convert(
+    data: Any, origin: Mark, problems: Problems, texts: Mapping[tuple[int, int], str]
+) -> Any:
+    """Return what ruamel read as plain values with marks; a dotted key becomes nested mappings.
+
+    `texts` has each scalar as it is written, by its line and column.
+    """
     count, entry = 0, origin
 
     def convert(data: Any, mark: Mark, above: tuple[int, ...]) -> Any:
@@ -402,6 +503,7 @@ def _convert(data: Any, origin: Mark, problems: Problems) -> Any:
                 reason, fix = "a key has characters that cannot be printed", "write it without them"
                 raise problems.add(own, shown, None, reason, fix)
             child = convert(value, own, inside + (0,) * key.count("."))  # every dot is a level
+            own = own._replace(text=texts.get(tuple(lines.get(name, ())[2:]), ""))
             if clash := add_entries(result, nest(key, child, own)):
                 fix = "keep one of the two (a dotted key is the same as nested mappings)"
                 problems.add(own, clash, None, "the key is given twice", fix)
@@ -422,7 +524,7 @@ def convert_scalar(data: Any) -> object:
 def read_scalar(text: str) -> object:
     """Return the value that a word of the command line is in YAML; itself if it is no scalar."""
     try:
-        value = parse_yaml(text, text, Problems(Mark(text)), first_line=0)
+        value, _ = _parse(text, Mark(text), Problems(Mark(text)))
     except ReportedError:
         return text
     return text if value is None or isinstance(value, YamlMap | YamlList) else value
@@ -441,7 +543,7 @@ def _read_override(override: str, problems: Problems) -> YamlMap:
         raise problems.add(mark, EXTENDS, None, "works only in files", fix)
     nested = Problems(mark)
     try:
-        return nest(key, parse_yaml(text, mark.source, nested, first_line=0), mark)
+        return nest(key, *_parse(text, mark, nested))
     except ReportedError:
         reason, fix = nested.records[0][1].reason, "quote the value for the shell and for YAML"
         shown = None if mark.source.endswith(HIDDEN) else text
@@ -459,33 +561,37 @@ def _hide_override(override: str) -> str:
     return hide_in_text(override)
 
 
-class _Representer(SafeRepresenter):
-    """Writes what parsers of YAML 1.1 and 1.2 read alike: no bare `on`, and no 3e-05."""
+def dump_yaml(entries: Mapping[str, Any]) -> str:
+    """Return a document that any parser reads alike: an entry a line, values in flow style.
 
-    def represent_text(self, text: str) -> Any:
-        is_word = PLAIN.fullmatch(text) and text.lower() not in RESERVED
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if is_word else '"')
+    Of a section, entries `a.b` and `a.c` that follow each other are written below `a:`.
+    """
+    lines: list[str] = []
+    for key, value in entries.items():
+        if isinstance(value, Mapping) and value:
+            lines.append(f"{key}:")
+            group = ""
+            for name, child in value.items():
+                prefix, _, leaf = name.rpartition(".")
+                lines += [f"  {prefix}:"] if prefix and prefix != group else []
+                group = prefix
+                lines.append(f"  {'  ' if prefix else ''}{leaf}: {dump_flow(child)}")
+        elif isinstance(value, tuple) and value:
+            lines += [f"{key}:", *(f"  - {dump_flow(child)}" for child in value)]
+        else:
+            lines.append(f"{key}: {dump_flow(value)}")
+    return "\n".join(lines) + "\n"
 
-    def represent_number(self, value: float) -> Any:
-        text = repr(value) if "." in repr(value) else repr(value).replace("e", ".0e")
-        return self.represent_scalar("tag:yaml.org,2002:float", text)
 
-    def represent_elements(self, values: Any) -> Any:
-        return self.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=True)
+def dump_flow(value: object) -> str:
+    """Return a value on one line of YAML 1.1 or 1.2."""
+    return format_flow(value, _dump_scalar)
 
 
-_Representer.add_representer(str, _Representer.represent_text)
-_Representer.add_representer(float, _Representer.represent_number)
-_Representer.add_representer(tuple, _Representer.represent_elements)
-_Representer.add_representer(list, _Representer.represent_elements)
-
-
-def dump_yaml(value: object, *, flow: bool = False) -> str:
-    """Return a value as YAML, each list on one line; with `flow` the mappings, too."""
-    yaml: Any = YAML(typ="safe", pure=True)
-    yaml.Representer = _Representer
-    yaml.default_flow_style, yaml.width = flow, sys.maxsize
-    yaml.sort_base_mapping_type_on_output = False
-    stream = io.StringIO()
-    yaml.dump(value, stream)
-    return stream.getvalue().removesuffix("...\n")
+def _dump_scalar(value: object) -> str:
+    if isinstance(value, str):
+        plain = PLAIN.fullmatch(value) and value.lower() not in RESERVED
+        return value if plain else json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value)
+    # Parsers of YAML 1.1 take 3e-05 for a word.
+    return text.replace("e", ".0e") if isinstance(value, float) and "." not in text else text

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gdpo_tune.core.gpu_memory import PolicyShapes
+from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.spec.disk import count_local_slots, describe_disk, measure_disk
 from gdpo_tune.spec.gpu import PackChoice, measure_trial
 from gdpo_tune.spec.lint import list_warnings
 from gdpo_tune.spec.model import PbtSettings, SweepSpec, dump_public_yaml
-from gdpo_tune.spec.text import format_bytes, hide_service_path, join_names, show
 from gdpo_tune.spec.sampler_choice import choose_sampler
 from gdpo_tune.spec.space import Uniform, format_domain
+from gdpo_tune.spec.text import format_bytes, hide_passwords, hide_service_path, join_names, show
 
 
 def render_dry_run(
@@ -27,6 +27,7 @@ def render_dry_run(
     """
     warnings = [f"  - {warning}" for warning in list_warnings(spec)]
     scheduler, total = spec.search.scheduler, spec.training.completions_per_step
+    tracking = spec.tracking
     sizes = spec.space.list_reachable("group_size") or ()
     prompts = [(f"group_size {size}", f"{total // int(size)} prompts") for size in sizes]
     population: list[str] = []
@@ -56,6 +57,9 @@ def render_dry_run(
         f"# Ends early: {_describe_limits(spec)}",
         f"# Sandbox: {_describe_sandbox(spec)}",
         f"# Rollouts: {_describe_rollouts(spec)}",
+        f"# Tracking: {hide_passwords(tracking.uri)} ({tracking.origins.get('uri', 'default')}), "
+        f"experiment {tracking.experiment} ({tracking.origins.get('experiment', 'name')}); "
+        "without a call to MLflow or a test run",
         f"# Disk: {_describe_peak(spec, size)}",
         *([f"# GPU memory: {_describe_gpu_memory(spec, size)}"] if spec.resources.gpus else []),
         "",
@@ -81,7 +85,6 @@ def _align(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def _describe_dimension(name: str, spec: SweepSpec) -> tuple[str, ...]:
-    """Return name, kind, values and condition of one dimension."""
     domain, kind = spec.space.domains[name], "choice"
     if isinstance(domain, Uniform):
         kind = ("integer" if domain.integer else "float") + (" (log)" if domain.log else "")
@@ -118,7 +121,6 @@ def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
 
 
 def _list_candidate_completions(spec: SweepSpec, each: int) -> list[tuple[str, int, str]]:
-    """Return the completions that merges and checkpoints take at most, `each` of them so many."""
     search = spec.search
     seeds = search.replicates.max_trainings if search.most_merges else 0
     budgets = {"merges": search.most_merges + seeds, "checkpoints": search.checkpoints.budget}
@@ -142,7 +144,7 @@ def _describe_limits(spec: SweepSpec) -> str:
 
 def _describe_workers(spec: SweepSpec) -> str:
     resources, total = spec.resources, spec.training.completions_per_step
-    each = f"{resources.cpus:g} CPUs and {resources.gpus:g} GPUs"
+    each = resources.share_text
     if resources.workers == 1:
         others = resources.trials_per_process - 1
         return f"1 worker with {each}" + (f", shared with up to {others} others" if others else "")
@@ -176,7 +178,6 @@ def _describe_rollouts(spec: SweepSpec) -> str:
 
 
 def _describe_peak(spec: SweepSpec, size: PolicyShapes | None) -> str:
-    """Return the peak of the disk that the checkpoints need, and what it is made of."""
     if size is None:
         return "unknown until the policy is on this machine"
     slots = count_local_slots(spec)
@@ -184,11 +185,12 @@ def _describe_peak(spec: SweepSpec, size: PolicyShapes | None) -> str:
     more = "" if slots else "; each further slot of the cluster "
     if not slots:
         more += f"adds up to {format_bytes(disk.training - disk.ended)}"
+    if spec.keep == "front":
+        more += "; keep: front leaves the front's, and merges of an extended sweep use no other"
     return f"at most {format_bytes(disk.peak)} of checkpoints ({describe_disk(disk)}){more}"
 
 
 def _describe_gpu_memory(spec: SweepSpec, size: PolicyShapes | None) -> str:
-    """Return the memory of a trial's process with completions of full length, computed."""
     if size is None:
         return "unknown until the policy is on this machine"
     memory = measure_trial(spec, size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import jinja2
 
 from gdpo_tune.core.registry import POLICIES, TaskInfo
+from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.task_files import load_task_info
-from gdpo_tune.spec.document import dump_yaml
+from gdpo_tune.spec.document import dump_flow
 
 LARGEST_COST = 0.05
 """Share of its range by which the first objective may end below the untrained policy."""
@@ -83,6 +85,10 @@ class FirstFile:
     """Source of the prompts; empty: `suggest_data`."""
     layout: str = ""
     """Layout of that source; empty: that of the task's usual data set."""
+    columns: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Column of the layout -> column of the source, where the names differ."""
+    prompts: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Key of `training:` -> prompts that the source holds; empty if that is unknown."""
     info: TaskInfo = field(init=False)
 
     def __post_init__(self) -> None:
@@ -116,13 +122,15 @@ class FirstFile:
             trim_blocks=True,
             undefined=jinja2.StrictUndefined,
         )
+        default = TrainingSettings()
+        few = {k: max(2, n) for k, n in self.prompts.items() if n < getattr(default, k)}
         named = "the policy that ships" if not is_large else self.chosen_policy
         text = template.render(
             title=" ".join(f"GDPO and GRPO training of {named} on {self.task}.".split()),
             file=file.name,
-            name=dump_yaml(file.stem, flow=True).strip(),
-            task=dump_yaml(self.task, flow=True).strip(),
-            policy=dump_yaml(self.chosen_policy, flow=True).strip(),
+            name=dump_flow(file.stem),
+            task=dump_flow(self.task),
+            policy=dump_flow(self.chosen_policy),
             data=self._describe_data(source, known),
             instructions_off=is_large and known is not None and known.has_instructions,
             is_large=is_large,
@@ -130,7 +138,7 @@ class FirstFile:
             objectives=self._list_objectives(),
             margin=self._choose_margin(is_large),
             rewards=list(self.info.rewards),
-            prompts=known.prompts if known and source == known.source["source"] else {},
+            prompts=known.prompts if known and source == known.source["source"] else few,
             tokens=tokens,
             limit=limit,
             trials=self.trials,
@@ -141,19 +149,19 @@ class FirstFile:
         return "".join(f"{_align_comment(line)}\n" for line in text.splitlines())
 
     def _describe_data(self, source: str, known: KnownData | None) -> str:
-        """Return the section `data:` in one line; empty for prompts of the task itself."""
         if source == BUILT_IN:
             return ""
-        section = dict(known.source) if known else {}
-        if source != section.get("source"):
-            section = {"source": source, "layout": self.layout or section.get("layout", "")}
-        elif self.layout:
-            section["layout"] = self.layout
+        usual = known.source if known else {}
+        section: dict[str, Any] = dict(
+            usual if source == usual.get("source") else {"source": source}
+        )
+        section["layout"] = self.layout or usual.get("layout", "")
+        if self.columns:
+            section["columns"] = dict(self.columns)
         section["max_prompt_length"] = 2048 if known and known.has_instructions else 512
-        return "{" + ", ".join(f"{key}: {dump_yaml(value, flow=True).strip()}" for key, value in section.items()) + "}"
+        return "{" + ", ".join(f"{key}: {dump_flow(value)}" for key, value in section.items()) + "}"
 
     def _list_objectives(self) -> list[dict[str, Any]]:
-        """Return the objective of each reward: its name, direction and worst value."""
         objectives: list[dict[str, Any]] = []
         for name in self.info.rewards:
             metric = self.info.metrics[name]
@@ -164,7 +172,6 @@ class FirstFile:
         return objectives
 
     def _choose_margin(self, is_large: bool) -> str | None:
-        """Return how far the first objective may fall; None where its range is unknown."""
         metric = self.info.metrics[next(iter(self.info.rewards))]
         span = metric.high - metric.low
         if metric.direction != "maximize" or span == float("inf"):
@@ -173,7 +180,6 @@ class FirstFile:
 
 
 def _align_comment(line: str) -> str:
-    """Return a line with its comment, if it has one behind a key, at the common column."""
     key, mark, comment = line.rpartition("  # ")
     is_comment = mark and '"' not in comment  # else it is part of a quoted value
     return f"{key + '  ':<{COLUMN}}# {comment}" if is_comment else line

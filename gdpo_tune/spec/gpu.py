@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from gdpo_tune.core.engines import find_vllm
 from gdpo_tune.core.errors import ResourcesError
-from gdpo_tune.core.gpu_memory import GIB, MOMENTS, NUMBER_BYTES, PolicyShapes, TrialMemory
-from gdpo_tune.spec.checks import check_resources, check_training
+from gdpo_tune.core.gpu_memory import GIB, MOMENTS, NUMBER_BYTES, TrialMemory
+from gdpo_tune.core.policy_shapes import PolicyShapes
+from gdpo_tune.spec.checks import check_batches, check_resources
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.sampler_choice import count_affordable_trials
 from gdpo_tune.spec.text import format_bytes
@@ -132,7 +133,7 @@ def _count_sufficient_workers(spec: SweepSpec, memory: TrialMemory, device: int)
     for count in (count for count in WORKERS if count > resources.workers):
         asked = spec.replace(resources=resources.replace(workers=count))
         fits = replace(memory, workers=count, shards=count).least_room <= device
-        if fits and not [*check_resources(asked), *check_training(asked)]:
+        if fits and not [*check_resources(asked), *check_batches(asked)]:
             return count
     return 0
 

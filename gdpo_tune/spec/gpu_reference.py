@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.gpu_memory import CONTEXT, MOMENTS, PolicyShapes, TrialMemory
-from gdpo_tune.core.known_policies import find_known_size
+from gdpo_tune.core.gpu_memory import CONTEXT, MOMENTS, TrialMemory
+from gdpo_tune.core.policy_shapes import PolicyShapes, find_known_size
 from gdpo_tune.spec.disk import measure_disk
 from gdpo_tune.spec.gpu import measure_trial
 from gdpo_tune.spec.load import load_spec

@@ -10,21 +10,16 @@ import math
 from collections.abc import Iterator
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.files import expand_home
+from gdpo_tune.core.files import expand_path
+from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.parameters import PARTIAL_CREDIT, list_parameters
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trial_config import ParamValue
 from gdpo_tune.spec.load import load_spec
 from gdpo_tune.spec.machine import list_sandbox_warnings
-from gdpo_tune.spec.model import (
-    SPEC,
-    AshaSettings,
-    SweepSpec,
-    list_decisive_values,
-    list_differences,
-)
-from gdpo_tune.spec.text import join_names, show
+from gdpo_tune.spec.model import AshaSettings, SweepSpec, list_decisive_values, list_differences
 from gdpo_tune.spec.sampler_choice import count_affordable_trials
+from gdpo_tune.spec.text import join_names, show
 
 FEWEST_PROMPTS = 8
 """Below this many prompts a step, whitening over the batch merges advantages again."""
@@ -51,7 +46,6 @@ def list_warnings(spec: SweepSpec) -> list[str]:
 
 
 def _list_values(spec: SweepSpec, name: str) -> tuple[ParamValue, ...]:
-    """Return the values that trials can have; none for a continuous range or an absent name."""
     return (spec.space.list_reachable(name) or ()) if name in spec.space.domains else ()
 
 
@@ -60,7 +54,6 @@ def _list_modes(spec: SweepSpec) -> dict[str, registry.ModeInfo]:
 
 
 def _list_weights(spec: SweepSpec) -> list[str]:
-    """Return the names of the reward weights that are not always 0."""
     names = [name for name in spec.space.domains if name.startswith("reward_weights.")]
     return [name for name in names if _list_values(spec, name) != (0,)]
 
@@ -258,7 +251,7 @@ def _check_pack(spec: SweepSpec) -> Iterator[str]:
 
 def _check_warm_start(spec: SweepSpec) -> Iterator[str]:
     for index, directory in enumerate(spec.search.warm_start):
-        earlier = load_spec(expand_home(directory) / SPEC, to_run=False)
+        earlier = load_spec(expand_path(directory) / SPEC, to_run=False)
         lines = list_differences(list_decisive_values(earlier), list_decisive_values(spec))
         decisive = [line for line in lines if not line.startswith(("space.", "objectives."))]
         if decisive:

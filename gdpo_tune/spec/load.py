@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.core.errors import SpecProblem, UsageError
+from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
+from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.parameters import PARAMETERS, list_parameters
 from gdpo_tune.core.trial_config import Params, ParamValue
 from gdpo_tune.spec import checks
 from gdpo_tune.spec.checks import Finding
-from gdpo_tune.spec.document import Mark, Problems, YamlMap, get_map, read_document
-from gdpo_tune.spec.model import SweepSpec
+from gdpo_tune.spec.document import (
+    ABSENT,
+    Mark,
+    Problems,
+    YamlList,
+    YamlMap,
+    expand_address,
+    get_map,
+    read_document,
+    resolve_paths,
+)
+from gdpo_tune.spec.model import TRACKING_VARIABLES, SweepSpec
 from gdpo_tune.spec.read_space import SpaceReader, explain_bad_value
 from gdpo_tune.spec.sections import read_section
-from gdpo_tune.spec.space import Domain, Fixed, Space, format_domain, get_parameter_info
-from gdpo_tune.spec.text import join_names, show, suggest
+from gdpo_tune.spec.space import Fixed, Space, format_domain, get_parameter_info
+from gdpo_tune.spec.text import hide_passwords, join_names, show, suggest
 
 REQUIRED = {
     "objectives": "{correctness: {direction: maximize, reference: 0}}",
@@ -47,7 +60,10 @@ def load_spec(
     path = Path(path)
     problems = Problems(Mark(str(path), 1))
     data = problems.root = read_document(path, overrides, name, problems)
+    written = resolve_paths(data, path) if path.name == SPEC else {}
+    _take_tracking_variables(data)
     problems.refuse_unusable()
+    _keep_texts(data)
     for key, example in REQUIRED.items():
         if key not in data:
             problems.refuse(key, "missing", f"add {key}: {example}")
@@ -75,7 +91,58 @@ def load_spec(
     else:
         needs += problems.list_sorted()
     experiment = spec.tracking.experiment or spec.name
-    return spec.replace(tracking=spec.tracking.replace(experiment=experiment))
+    places = {"experiment": experiment, "uri": expand_address(spec.tracking.uri)}
+    tracking = spec.tracking.replace(**places)
+    for key in TRACKING_VARIABLES:
+        mark, value = problems.find(("tracking", key))
+        if value is not ABSENT:
+            tracking.origins[key] = str(mark)
+    spec = spec.replace(tracking=tracking)
+    spec.set_written(written)
+    return spec
+
+
+def _take_tracking_variables(root: YamlMap) -> None:
+    """Add MLflow's variables to a document that does not have the keys of `tracking`.
+
+    The file of a sweep has a variable's address without its password, which is added again.
+    """
+    for key, variable in TRACKING_VARIABLES.items():
+        value, mark = os.environ.get(variable), Mark(variable)
+        written = get_map(root, "tracking").get(key, ABSENT)
+        if value and (written is ABSENT or value != written == hide_passwords(value)):
+            if "tracking" not in root:
+                root.put("tracking", YamlMap(), mark)
+            if isinstance(root["tracking"], YamlMap):
+                root["tracking"].put(key, value, mark)
+
+
+def _keep_texts(root: YamlMap) -> None:
+    """Let values of variables in a document be their text: neither 9.0 nor 007 is a number."""
+    env = get_map(get_map(root, "resources"), "env")
+    if isinstance(env, YamlMap):
+        for name, value in env.items():
+            if value is not None and not isinstance(value, YamlMap | YamlList):
+                env[name] = env.marks[name].text or value
+
+
+def keep_recorded_tracking(spec: SweepSpec) -> SweepSpec:
+    """Return `spec` with the tracking that its sweep began with, as far as its file has none.
+
+    MLflow's variables may have changed since then: a note on stderr says so.
+    """
+    try:
+        recorded = load_spec(spec.directory / SPEC, name=spec.name, to_run=False).tracking
+    except SpecError:  # the sweep begins now, or another version wrote the file
+        return spec
+    kept: dict[str, str] = {}
+    for key, variable in TRACKING_VARIABLES.items():
+        origin, before = spec.tracking.origins.get(key, "default"), getattr(recorded, key)
+        if origin in ("default", variable) and before != (now := getattr(spec.tracking, key)):
+            kept[key], spec.tracking.origins[key] = before, recorded.origins.get(key, SPEC)
+            text = f"{spec.name} keeps tracking.{key} = {before}, as it began, not {now} ({origin})"
+            print(f"note: {hide_passwords(text)}; --set changes that", file=sys.stderr)
+    return spec.replace(tracking=spec.tracking.replace(**kept))
 
 
 def _refuse_all(findings: Iterable[Finding], problems: Problems) -> None:
@@ -97,13 +164,20 @@ def read_point(
     Raises:
         UsageError: a name or value that no trial of this sweep can have, or one without effect.
     """
-    changes = {name: _read_value(spec.space, name, value) for name, value in values.items()}
+    read = {name: _read_value(spec.space, name, value) for name, value in values.items()}
+    changes = spec.space.align(read)
     for name, value in changes.items():
         domain = spec.space.domains[name]
         if not force and not domain.contains(value):
+            text = format_domain(domain)
+            allowed = (
+                f"one of {text.strip('[]')}" if text[0] == "[" else f"within {text.strip('{}')}"
+            )
+            if isinstance(domain, Fixed):
+                allowed = f"{show(domain.value)}, as in every trial"
             raise UsageError(
-                f"{name} = {show(value)} is outside of the space: it has to be "
-                f"{_describe_domain(domain)}; --force trains it all the same"
+                f"{name} = {show(value)} is outside of the space: it has to be {allowed}; "
+                "--force trains it all the same"
             )
     before = base or {}
     point = {n: v for n, v in before.items() if n in spec.space.select_active(before)} | changes
@@ -114,7 +188,15 @@ def read_point(
         if name not in active and known:
             raise UsageError(f"{name} has no effect here: it needs {show(domain.when)}")
     point = {name: value for name, value in point.items() if name in active or name in changes}
-    _check_training(spec, point)
+    fixed = {name: Fixed(value=value) for name, value in point.items()}
+    asked = spec.replace(space=Space(domains={**spec.space.domains, **fixed}))
+    findings: list[Finding] = []
+    if "group_size" in point:
+        findings += checks.check_group_sizes(asked)
+    if any(name.startswith("reward_weights.") for name in point):
+        findings += checks.check_weights(asked)
+    for finding in findings:
+        raise UsageError(f"{finding.reason}; {finding.fix}")
     return point
 
 
@@ -129,24 +211,3 @@ def _read_value(space: Space, name: str, value: Any) -> ParamValue:
     if complaint is not None:
         raise UsageError(f"{name} = {show(value)}: {'; '.join(complaint)}")
     return float(value) if info.kind == "float" else value
-
-
-def _describe_domain(domain: Domain) -> str:
-    values = domain.list_values()
-    if values is not None and len(values) == 1:
-        return f"{show(values[0])}, as in every trial"
-    text = format_domain(domain)
-    return f"one of {text.strip('[]')}" if text.startswith("[") else f"within {text.strip('{}')}"
-
-
-def _check_training(spec: SweepSpec, point: Params) -> None:
-    """Refuse a group size that does not fit the completions of a step, and weights of 0."""
-    fixed = {name: Fixed(value=value) for name, value in point.items()}
-    asked = spec.replace(space=Space(domains={**spec.space.domains, **fixed}))
-    findings: list[Finding] = []
-    if "group_size" in point:
-        findings += checks.check_group_sizes(asked)
-    if any(name.startswith("reward_weights.") for name in point):
-        findings += checks.check_weights(asked)
-    for finding in findings:
-        raise UsageError(f"{finding.reason}; {finding.fix}")

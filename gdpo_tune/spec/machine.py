@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from gdpo_tune.core.engines import (
     check_adapter_precision,
@@ -18,6 +21,7 @@ from gdpo_tune.core.errors import ResourcesError, UsageError
 from gdpo_tune.core.settings import SandboxSettings
 from gdpo_tune.core.system import (
     SHARE_FOR_CANDIDATES,
+    count_local_cpus,
     count_parallel_candidates,
     read_machine_memory,
 )
@@ -35,10 +39,8 @@ def check_resources(
     """Refuse a trial that does not fit on this machine, unless `RAY_ADDRESS` names a cluster.
 
     Raises:
-        ResourcesError: a trial asks for more CPUs, GPUs or memory than there are, or for an
-            environment variable that is not set.
-        EngineError: trials need vLLM, TRL or a C compiler, which is not available here, or of a
-            version that was not tested.
+        ResourcesError: too few CPUs or GPUs, too little memory, or a variable that is not set.
+        EngineError: no vLLM, TRL or C compiler, or a version that was not tested.
     """
     for problem in find_machine_problems(spec, environment, devices):
         raise problem
@@ -59,12 +61,15 @@ def find_machine_problems(
     if size:
         yield from _catch(lambda: _check_size(spec, environment, devices))
     yield from _catch(lambda: _check_engine(spec))
-    if size:
-        yield from _find_lacking_memory(spec, environment)
+    memory = _get_sandbox_memory(spec.sandbox, environment)
+    if size and memory is not None and spec.sandbox.memory_mb << 20 > memory:
+        yield ResourcesError(
+            f"sandbox.memory_mb = {spec.sandbox.memory_mb}: this machine has {memory >> 20} MiB\n"
+            f"    fix: --set sandbox.memory_mb={memory >> 21}, {REMEDY}"
+        )
 
 
 def _catch(check: Callable[[], object]) -> Iterator[UsageError]:
-    """Yield the error of a check, if it raises one."""
     try:
         check()
     except UsageError as error:
@@ -106,13 +111,6 @@ def count_fitting_workers(trial: Resources, cpus: int, gpus: int) -> int:
     return min(by_cpu, int(gpus / trial.gpus)) if trial.gpus else by_cpu
 
 
-def count_local_cpus() -> int:
-    """Return the CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1  # macOS
-
-
 def count_visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) -> int:
     """Return the number of device files of GPUs (NVIDIA, AMD, WSL) that are not hidden.
 
@@ -130,6 +128,25 @@ def count_visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) 
     # CUDA stops reading at the first invalid entry.
     end = next((i for i, name in enumerate(names) if not name or name[0] == "-"), len(names))
     return min(end, present)
+
+
+def list_other_sweeps() -> Iterator[str]:
+    """Yield a warning for each other sweep of this user on the CPUs of this process.
+
+    A sweep is known by its server of Ray, which ends with it.
+    """
+    for server in psutil.process_iter():
+        with suppress(psutil.Error):  # it has ended, or belongs to another user
+            driver = server.parent() if server.name() == "raylet" else None
+            words = " ".join(driver.cmdline()) if driver is not None else ""
+            shared = {*server.cpu_affinity()} & {*psutil.Process().cpu_affinity()}
+            if driver is not None and shared and re.search("gdpo[-_]tune", words):
+                yield (
+                    f"process {driver.pid}, another sweep of yours in {driver.cwd()}, uses "
+                    f"{len(shared)} CPUs of this one: both get slower, and may lack memory on the "
+                    "same GPU\n    fix: wait for its end, or give each its own: taskset -c 0-3 "
+                    "gdpo-tune ..., and CUDA_VISIBLE_DEVICES=0"
+                )
 
 
 def list_sandbox_warnings(
@@ -153,18 +170,6 @@ def list_sandbox_warnings(
             f"may use {settings.memory_mb} MiB and candidates get {SHARE_FOR_CANDIDATES:.0%} of "
             f"the {memory >> 20} MiB that this machine has. Write workers: {parallel}, or lower "
             "sandbox.memory_mb."
-        )
-
-
-def _find_lacking_memory(
-    spec: SweepSpec, environment: Mapping[str, str]
-) -> Iterator[ResourcesError]:
-    """Yield an error if this machine has too little memory to run code of the policy."""
-    memory = _get_sandbox_memory(spec.sandbox, environment)
-    if memory is not None and spec.sandbox.memory_mb << 20 > memory:
-        yield ResourcesError(
-            f"sandbox.memory_mb = {spec.sandbox.memory_mb}: this machine has {memory >> 20} MiB\n"
-            f"    fix: --set sandbox.memory_mb={memory >> 21}, {REMEDY}"
         )
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 
 from gdpo_tune.core.errors import ResourcesError
+from gdpo_tune.core.files import expand_path
+from gdpo_tune.core.formatting import format_count
 from gdpo_tune.core.metrics import COST_METRICS
-from gdpo_tune.core.object_store import find_local_copy, is_url, join_address
+from gdpo_tune.core.object_store import RUNS, find_local_copy, is_url, join_address
 from gdpo_tune.core.settings import (
     STRICT,
     DataSettings,
@@ -30,17 +32,11 @@ from gdpo_tune.core.settings import (
 )
 from gdpo_tune.core.trial_config import Params, ParamValue, TrialConfig
 from gdpo_tune.core.trials import Direction, Objective, TrialRecord
-from gdpo_tune.spec.document import dump_yaml
+from gdpo_tune.spec.document import PROJECT, dump_yaml
 from gdpo_tune.spec.sections import build_refusal, require_pattern
 from gdpo_tune.spec.space import Space, convert_to_notation
 from gdpo_tune.spec.text import hide_passwords, hide_service_path, join_names, show, suggest
 
-SPEC = "spec.yaml"
-"""Name of the resolved file in a sweep's directory."""
-JOURNAL = "ledger.journal"
-"""Name of the file of all trials in a sweep's directory, unless it has a `ledger:`."""
-RUNS = "runs"
-"""Default directory of all sweeps."""
 LEAST_RESOURCE = 0.0001
 """Smallest share of a resource that Ray can count."""
 MOST_PACKED = 1024
@@ -63,6 +59,8 @@ UNUSED_BY_SERVICE = {
     "cpu_seconds": "an external service gets only wall_seconds",
 }
 """Setting that a sandbox of type external does not use -> reason."""
+TRACKING_VARIABLES = {"uri": "MLFLOW_TRACKING_URI", "experiment": "MLFLOW_EXPERIMENT_NAME"}
+"""Key of `tracking` -> variable of MLflow that stands in where a file does not have the key."""
 Baseline = Literal["untrained", "published"]
 BASELINES: tuple[Baseline, ...] = get_args(Baseline)
 """Roles of the first trials of every sweep."""
@@ -199,7 +197,8 @@ class Budget(Section):
     gpu_hours: Annotated[float, Ge(0)] = 0.0
     """Hours of training times the GPUs of a trial, over all trials."""
     hours: Annotated[float, Ge(0)] = 0.0
-    """Hours in which the sweep ran, without interruptions."""
+    """Hours in which the sweep worked: without interruptions, and without a stopped process, a
+    sleeping machine or a clock that was set."""
 
 
 class Search(Section):
@@ -249,12 +248,11 @@ def read_variables(data: Any) -> Any:
         raise build_refusal("not a list", f"write it in brackets: [{data.partition('=')[0]}]")
     if not isinstance(data, Mapping):
         return data
-    nested = [name for name, value in data.items() if isinstance(value, Mapping | list | tuple)]
-    if nested:
-        reason = f"the value of {join_names(nested)} is no text"
-        raise build_refusal(reason, "write one value a name, such as {NCCL_DEBUG: INFO}")
-    texts = {n: value if isinstance(value, str) else show(value) for n, value in data.items()}
-    return tuple(f"{name}={text}" for name, text in texts.items())
+    wrong = [name for name, value in data.items() if not isinstance(value, str)]
+    if wrong:
+        reason = f"the value of {join_names(wrong)} is no text"
+        raise build_refusal(reason, 'write one value a name, and quote it: {NCCL_DEBUG: "INFO"}')
+    return tuple(f"{name}={value}" for name, value in data.items())
 
 
 class Resources(Section):
@@ -281,6 +279,11 @@ class Resources(Section):
     def shards_policy(self) -> bool:
         """True if the workers of a trial share one copy of its policy."""
         return self.workers > 1 and self.sharding != "none"
+
+    @property
+    def share_text(self) -> str:
+        """CPUs and GPUs of one process in words: `1 CPU and 0.5 GPUs`."""
+        return f"{format_count(self.cpus, 'CPU')} and {format_count(self.gpus, 'GPU')}"
 
     @property
     def total_gpus(self) -> float:
@@ -326,11 +329,18 @@ class Tracking(Section):
     """MLflow server and experiment that show the sweep."""
 
     uri: TrackingUri = "sqlite:///mlflow.db"
-    """MLflow tracking URI."""
+    """MLflow tracking URI; without the key, `MLFLOW_TRACKING_URI` comes before the default."""
     experiment: str = ""
-    """MLflow experiment; default: the sweep's name."""
+    """MLflow experiment; default: `MLFLOW_EXPERIMENT_NAME`, or the sweep's name."""
     required: bool = False
-    """True to stop if the server does not answer; else warn, and keep everything to send later."""
+    """True to stop if MLflow takes no test run; else warn, and keep everything to send later."""
+    private: bool = False
+    """True to send no free text, path, host or user: the same texts leave as in `publish`."""
+
+    @cached_property
+    def origins(self) -> dict[str, str]:
+        """Key -> its file and line, option or variable; a default has none. No part of equality."""
+        return {}
 
 
 class WebhookSettings(Section):
@@ -422,6 +432,11 @@ def read_constraint(data: object) -> Constraint:
     return Constraint.model_validate({"op": match["op"], "bound": number, "baseline": baseline})
 
 
+def expand_storage(storage: str) -> str:
+    """Return a directory with `~` and variables expanded, and an address as it is."""
+    return storage if is_url(storage) else str(expand_path(storage))
+
+
 def read_ledger(data: object) -> str:
     """Return the address of a database that can hold a ledger; empty for a file."""
     if isinstance(data, str) and (not data or LEDGER.fullmatch(data)):
@@ -455,7 +470,8 @@ class SweepSpec(Section):
     """Points of the space to try first; a missing parameter gets a quasi-random value. The word
     `published` stands for those that the method's paper compares, besides the baseline."""
     keep: Literal["front", "all", "none"] = "front"
-    """Trials whose checkpoints stay at the end: the front (if empty, all), all, or none."""
+    """Trials whose checkpoints stay at the end: the front (if empty, all), all, or none. A sweep
+    that is extended later merges these alone."""
     training: TrainingSettings = TrainingSettings()
     """Settings that all trials share."""
     sandbox: SandboxSettings = SandboxSettings()
@@ -474,12 +490,14 @@ class SweepSpec(Section):
     """MLflow server and experiment that show the sweep."""
     notify: SweepNotify | None = None
     """Webhook that is notified when the sweep ends, and when its first trial fails."""
-    storage: Annotated[Text, AfterValidator(os.path.expanduser)] = RUNS
+    storage: Annotated[Text, AfterValidator(expand_storage)] = RUNS
     """Directory of all sweeps, or address of an object store such as `s3://bucket/sweeps`, which
     needs `ledger`; this sweep is in `<storage>/<name>`."""
     ledger: Annotated[str, BeforeValidator(read_ledger)] = ""
     """Database of the record of all trials, `postgresql+psycopg2://USER@HOST/DATABASE`; default: a
     file in the sweep's directory. The password belongs in `PGPASSWORD` or `~/.pgpass`."""
+    _written: dict[str, str] = PrivateAttr(default_factory=dict[str, str])
+    """Path that `resolve_paths` has changed -> the text of the file."""
 
     @property
     def directory(self) -> Path:
@@ -522,7 +540,8 @@ class SweepSpec(Section):
         """Return a spec whose bounds have the values of the baselines among the records."""
         if all(constraint.baseline is None for constraint in self.constraints.values()):
             return self
-        measured = {r.role: r.validation for r in records if r.state == "complete"}
+        complete = (r for r in records if r.state == "complete" and r.is_comparable)
+        measured = {r.role: r.validation for r in complete}
         resolved = {
             name: constraint.model_copy(update={"value": measured[constraint.baseline][name].mean})
             if constraint.baseline in measured and name in measured[constraint.baseline]
@@ -557,6 +576,7 @@ class SweepSpec(Section):
             gpu_share=min(1.0, self.resources.gpus) or 1.0,
             sharded=self.resources.shards_policy,
             scoring=self.scoring,
+            judged_metrics=self.judged_metrics,
         )
 
     def compute_identity(self) -> str:
@@ -580,34 +600,59 @@ class SweepSpec(Section):
             changed = {k: v for k, v in settings.list_decisive().items() if v != default[k]}
             if changed:
                 decisive[name] = changed
-        text = json.dumps(decisive, sort_keys=True)
+        text = json.dumps(self.restore_written(decisive), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def restore_written(self, value: Any) -> Any:
+        """Return a value of JSON with paths as the sweep's file has them."""
+        if isinstance(value, Mapping):
+            return {key: self.restore_written(child) for key, child in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.restore_written(child) for child in value]
+        return self._written.get(value, value) if isinstance(value, str) else value
+
+    def set_written(self, written: dict[str, str]) -> None:
+        """Note the paths that differ from the file, as `resolve_paths` returns them."""
+        self._written = written
+
+    def dump_stored_yaml(self) -> str:
+        """Return the file that the sweep's directory keeps: `dump_yaml`, and where its paths begin.
+
+        Such a file may hold a password.
+        """
+        project = next((path for path, text in self._written.items() if text == "."), Path.cwd())
+        return self.dump_yaml() + dump_yaml({PROJECT: str(project)})
 
     def dump_yaml(self) -> str:
         """Return the resolved file, every default written out; loading it gives an equal spec."""
-        plain = self.model_dump(mode="json")
+        plain = self.restore_written(self.model_dump(mode="json"))
         for name in UNUSED_BY_SERVICE if self.sandbox.type == "external" else ():
             del plain["sandbox"][name]
         if self.notify is None:  # a key without a value is refused
             del plain["notify"]
+        if self.tracking.origins.get("uri") == TRACKING_VARIABLES["uri"]:
+            plain["tracking"]["uri"] = hide_passwords(self.tracking.uri)  # no file may have it
         plain["constraints"] = {name: limit.text for name, limit in self.constraints.items()}
-        plain["space"] = {}
-        for name, domain in self.space.domains.items():
-            family, _, reward = name.rpartition(".")
-            group = plain["space"].setdefault(family, {}) if family else plain["space"]
-            group[reward] = convert_to_notation(domain)
+        # `reward_weights` and its like stay together, because a key may be written only once.
+        grouped = sorted(self.space.domains.items(), key=lambda item: item[0].rpartition(".")[0])
+        plain["space"] = {name: convert_to_notation(domain) for name, domain in grouped}
+        plain["enqueue"] = self.enqueue
         return dump_yaml(plain)
 
 
-def dump_public_yaml(spec: SweepSpec) -> str:
-    """Return the resolved file as it may be shown: without the secrets in its addresses."""
+def dump_public_yaml(spec: SweepSpec, *, stored: bool = False) -> str:
+    """Return the resolved file as it may be shown: without the secrets in its addresses.
+
+    With `stored` it is as `dump_stored_yaml` returns it.
+    """
     uri = hide_passwords(spec.tracking.uri)
     public = {
         "tracking": spec.tracking.model_copy(update={"uri": uri}),
         "sandbox": spec.sandbox.replace(url=hide_service_path(spec.sandbox.url)),
         "ledger": hide_passwords(spec.ledger),
     }
-    return spec.model_copy(update=public).dump_yaml()
+    public = spec.model_copy(update=public)
+    return public.dump_stored_yaml() if stored else public.dump_yaml()
 
 
 def list_decisive_values(spec: SweepSpec) -> dict[str, Any]:
@@ -616,10 +661,11 @@ def list_decisive_values(spec: SweepSpec) -> dict[str, Any]:
     sections: dict[str, dict[str, Any]] = {
         "objectives": {name: goal.model_dump() for name, goal in spec.objectives.items()},
         "space": {name: convert_to_notation(domain) for name, domain in spec.space.domains.items()},
-        **{name: getattr(spec, name).list_decisive() for name in names},
+        **{name: getattr(spec, name).list_decisive(later=name != "data") for name in names},
     }
     flat = {f"{name}.{k}": v for name, section in sections.items() for k, v in section.items()}
-    return {"task": spec.task, "policy": spec.policy, "scoring": spec.scoring, **flat}
+    named = {"task": spec.task, "policy": spec.policy, "scoring": spec.scoring, **flat}
+    return {key: spec.restore_written(value) for key, value in named.items()}
 
 
 def list_differences(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:

@@ -136,7 +136,7 @@ class DomainReader:
         if not is_on_grid(high - low, step):
             last = low + step * math.floor((high - low) / step)
             reason = f"steps from {show(low)} do not land on {show(high)}"
-            fix = f"end the range at {show(last)} or {show(last + step)}, or remove step:"
+            fix = f"end the range at {last:.12g} or {last + step:.12g}, or remove step:"
             raise self._reject(reason, fix, "step")
         return step
 
@@ -262,7 +262,7 @@ class SpaceReader:
                     (possible is not None and domain.contains(value))
                     or self.problems.has_problem(f"space.{parent}")
                 ):
-                    values.append(value)
+                    values.append(domain.align(value))
                     continue
                 fix = "conditions need a parameter with choices; this one is a continuous range"
                 fix = fix if possible is None else f"use any of {join_names(possible)}"
@@ -332,7 +332,7 @@ class SpaceReader:
         for name, child in self._flatten(entries, path):
             with suppress(ReportedError):
                 reader = DomainReader(self.parameters[name], path, self.problems)
-                point[name] = reader.read_value(child, name)
+                point[name] = space.domains[name].align(reader.read_value(child, name))
         active = space.select_active(point)
         for name, value in point.items():
             domain, key = space.domains[name], f"space.{name}"

@@ -25,12 +25,12 @@ from pydantic_core import PydanticUndefined
 from gdpo_tune.core import registry
 from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
+from gdpo_tune.core.settings import Section
 from gdpo_tune.core.steps import MOST_POINTS
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.spec.model import SweepSpec
-from gdpo_tune.spec.text import join_names, show
-from gdpo_tune.core.settings import Section
 from gdpo_tune.spec.sections import BOUNDS
+from gdpo_tune.spec.text import join_names, show
 
 T = TypeVar("T")
 OTHER_DEFAULTS = {"name": "the file's stem", "policy": "the task's own", "objectives": "required"}
@@ -42,7 +42,7 @@ def render_reference() -> str:
     doc, families = attrgetter("doc"), {f"{name}.<reward>": FAMILIES[name] for name in FAMILIES}
     sections = [("Keys of the file", SweepSpec), *_list_sections(SweepSpec)]
     return Template(Path(__file__).with_suffix(".md").read_text(encoding="utf-8")).substitute(
-        sections="\n\n".join(starmap(_describe_section, sections)),
+        sections="\n\n".join(starmap(describe_section, sections)),
         parameters=_tabulate(
             ("parameter", "values", "default", "meaning"),
             PARAMETERS | families,
@@ -70,7 +70,6 @@ def render_reference() -> str:
 
 
 def _list_sections(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the key of every section below a class, as code, and its class."""
     for name, field in getattr(kind, "model_fields", {}).items():
         key, section = f"{prefix}{name}", _unwrap_optional(field.annotation)
         if get_origin(section) is dict:
@@ -84,7 +83,6 @@ def _list_sections(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _unwrap_optional(kind: Any) -> Any:
-    """Return the section of `Section | None`; anything else as it is."""
     return next(filter(_is_section, get_args(kind)), kind) if NoneType in get_args(kind) else kind
 
 
@@ -92,31 +90,37 @@ def _is_section(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Section)
 
 
-def _describe_section(title: str, kind: type[Any]) -> str:
-    """Return a heading and a table of the fields of a section."""
+def describe_default(name: str, field: FieldInfo) -> str:
+    """Return the value of a key that is left out."""
+    value: object = field.default
+    if isinstance(value, BaseModel):
+        return "below"
+    if name in OTHER_DEFAULTS or value is PydanticUndefined:
+        return OTHER_DEFAULTS.get(name, "required")
+    return "" if value in ("", (), {}, None) else f"`{show(value)}`"
+
+
+def describe_values(field: FieldInfo) -> str:
+    """Return the values that a field may have, by its type and its bounds."""
+    return _describe_type(field.annotation, field.metadata)
+
+
+def describe_section(
+    title: str,
+    kind: type[BaseModel],
+    values: Callable[[FieldInfo], str] = describe_values,
+    default: Callable[[str, FieldInfo], str] = describe_default,
+) -> str:
+    """Return a heading and a table of the fields of a pydantic model."""
     prefix = f"{title.strip('`').partition(':')[0]}." if title[0] == "`" else ""
     docs = read_attribute_docs(kind)
     rows = [
-        (f"`{prefix}{name}`", _describe_values(field), _describe_default(name, field), docs[name])
+        (f"`{prefix}{name}`", values(field), default(name, field), docs[name])
         for name, field in kind.model_fields.items()
     ]
     summary = (inspect.getdoc(kind) or "").partition("\n")[0]
     table = render_table(("key", "values", "default", "meaning"), rows)
     return f"## {title}\n\n{summary}\n\n{table}"
-
-
-def _describe_default(name: str, field: FieldInfo) -> str:
-    value: object = field.default
-    if name in OTHER_DEFAULTS or value is PydanticUndefined:
-        return OTHER_DEFAULTS.get(name, "required")
-    if isinstance(value, BaseModel):
-        return "below"
-    return "" if value in ("", (), {}, None) else f"`{show(value)}`"
-
-
-def _describe_values(field: FieldInfo) -> str:
-    """Return the values that a field may have, by its type and its bounds."""
-    return _describe_type(field.annotation, field.metadata)
 
 
 def _describe_type(kind: Any, constraints: Iterable[object] = ()) -> str:
@@ -140,7 +144,6 @@ def describe_bound(constraint: object) -> str:
 
 
 def _describe_parameter(info: ParameterInfo) -> str:
-    """Return the values that a parameter may have."""
     if info.kind == "choice":
         return join_names(info.choices)
     words = "whole number" if info.kind == "int" else "number"
@@ -150,7 +153,6 @@ def _describe_parameter(info: ParameterInfo) -> str:
 
 
 def _describe_task(name: str) -> str:
-    """Return rewards, published setting and metrics of a task."""
     task = load_task_info(name)
     rewards, optional = (
         ", ".join(f"`{reward}` ({low:g} to {high:g})" for reward, (low, high) in ranges.items())
@@ -177,7 +179,6 @@ def _tabulate_metrics(metrics: Mapping[str, MetricInfo]) -> str:
 
 
 def _describe_mode(info: registry.ModeInfo) -> str:
-    """Return the first line of the docstring of a normalization mode's function."""
     ignored = f" Ignores {join_names(info.ignores)}." if info.ignores else ""
     return read_function_doc(*info.target.split(":")) + ignored
 

@@ -76,7 +76,7 @@ def read_section(model: type[S], data: YamlMap, problems: Problems) -> S | None:
                 continue  # it is empty only because its values, reported below, are wrong
             path = _find_path(fault["loc"], data)
             if fault["type"] == "union_tag_invalid":
-                path = (*path, str(fault["ctx"]["discriminator"]).strip("'"))
+                path = (*path, str(fault.get("ctx", {})["discriminator"]).strip("'"))
             if not problems.has_problem(format_path(path)):
                 problems.note(path, *_explain(fault, path, model))
             rest = _leave_out(rest, path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.files import expand_home, is_file
+from gdpo_tune.core.files import expand_path, is_file
 from gdpo_tune.spec.text import join_names, suggest
 
 _PACKAGE = Path(__file__).parents[1]
@@ -24,7 +24,7 @@ def find_space(name: str, option: str) -> Path:
     Raises:
         UsageError: there is neither; `option` is where the user wrote `name`.
     """
-    file, shipped = expand_home(name), list_spaces()
+    file, shipped = expand_path(name), list_spaces()
     if is_file(file):
         return file
     if name in shipped:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from functools import cached_property
 from graphlib import TopologicalSorter
 
@@ -40,6 +41,10 @@ class ConditionalDomain(BaseModel):
     def contains(self, value: ParamValue) -> bool:
         """Return whether a trial may have `value`."""
         return is_one_of(value, self.list_values() or ())
+
+    def align(self, value: ParamValue) -> ParamValue:
+        """Return the value itself: only a grid of floats has its own."""
+        return value
 
     def find_middle(self) -> ParamValue:
         """Return a typical value: of a list, the one half-way down."""
@@ -79,6 +84,7 @@ class Uniform(ConditionalDomain):
 
     def contains(self, value: ParamValue) -> bool:
         """Return whether `value` lies in the range, and on its grid."""
+        value = self.align(value)
         if isinstance(value, bool | str) or not self.low <= value <= self.high:
             return False
         if self.integer and value != int(value):
@@ -89,19 +95,36 @@ class Uniform(ConditionalDomain):
         """Return every value on the grid; None without one."""
         if self.integer:
             return tuple(range(int(self.low), int(self.high) + 1, int(self.step or 1)))
-        if self.step is None:
-            return None
+        return tuple(min(value, self.high) for value in self.grid) or None
+
+    @cached_property
+    def grid(self) -> tuple[float, ...]:
+        """Grid of floats, or empty; the last one passes `high` if `step` was rounded up.
+
+        They are computed with decimals, as a file has them: in floats, 0.1 + 2 * 0.1 is not 0.3.
+        """
+        if self.step is None or self.integer:
+            return ()
+        first, width = Fraction(repr(self.low)), Fraction(repr(self.step))
+        scale = math.lcm(first.denominator, width.denominator)
+        start, distance = int(first * scale), int(width * scale)
         count = round((self.high - self.low) / self.step) + 1
-        return tuple(self.low + index * self.step for index in range(count))
+        return tuple((start + index * distance) / scale for index in range(count))
+
+    def align(self, value: ParamValue) -> ParamValue:
+        """Return the value of the grid that `value` is up to float rounding, else `value`."""
+        if isinstance(value, bool | str) or self.step is None or not self.grid:
+            return value
+        steps = (value - self.low) / self.step
+        index = round(steps) if math.isfinite(steps) else -1
+        is_close = 0 <= index < len(self.grid) and is_on_grid(value - self.low, self.step)
+        return min(self.grid[index], self.high) if is_close else value
 
     def find_middle(self) -> ParamValue:
         """Return a typical value: half-way on the range's own scale, on its grid."""
-        if self.log:
-            centre = math.sqrt(self.low * self.high)
-        elif self.step is not None:
-            centre = self.low + self.step * ((self.high - self.low) // self.step // 2)
-        else:
-            centre = (self.low + self.high) / 2
+        if self.step is not None:
+            return super().find_middle()
+        centre = math.sqrt(self.low * self.high) if self.log else (self.low + self.high) / 2
         return round(centre) if self.integer else centre
 
 
@@ -181,12 +204,18 @@ class Space(BaseModel):
                 chosen_values[name] = value
         return result
 
+    def align(self, params: Params) -> dict[str, ParamValue]:
+        """Return parameters with the values of their grids, see `ConditionalDomain.align`."""
+        domains = self.domains
+        return {n: domains[n].align(v) if n in domains else v for n, v in params.items()}
+
     def complete(self, params: Params) -> dict[str, ParamValue]:
         """Return all parameters, inactive ones at their default: equal trials have equal ones.
 
         Raises:
             KeyError: an active, searched parameter has no value.
         """
+        params = self.align(params)
         active = self.select_active(params)
         result: dict[str, ParamValue] = {}
         for name in self.domains:

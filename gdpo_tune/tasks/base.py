@@ -1,20 +1,32 @@
-"""Types that tasks share: problems, samples to judge, rewards, metrics and verdicts.
+"""Types that tasks share: problems, samples to judge, rewards and verdicts.
 
 N completions of one call; `problems` may name the same problem several times (a group).
 """
 
 from __future__ import annotations
 
+import inspect
+import math
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
-from gdpo_tune.core.metrics import MetricInfo
-from gdpo_tune.core.settings import STRICT, Scoring
+from gdpo_tune.core.errors import TrialFailure
 
 if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result
+
+MOST_FAILED = 0.1
+"""Share of a batch on which a reward function may raise. A service that fails for a moment costs a
+few completions. A defect, or a kind of completion that the function cannot read, would change what
+is trained, so the trial ends."""
+MOST_VALUES = 10_000
+"""Values that are counted beyond the right number of them: an iterator may never end."""
+ROUNDING = 1e-6
+"""Share of its limits by which a value may leave its range, as sums of decimal fractions do."""
 
 Split = Literal["warm_start", "train", "validation", "test"]
 """Disjoint sets of prompts: for the embedded policy's recipe, training, the search, the front."""
@@ -30,6 +42,9 @@ class Problem:
     """Kind of problem, for reports."""
     data: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The task's own facts about the problem, made of JSON types only."""
+    turns: Sequence[Mapping[str, str]] = ()
+    """The prompt as messages with `role` and `content`, if it is a conversation; `prompt` is then a
+    text of it, distinct from those of other conversations."""
 
 
 class Sample(NamedTuple):
@@ -46,7 +61,7 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RewardInfo:
+class Reward:
     """A reward: its name, its range, and the function that judges one completion."""
 
     name: str
@@ -61,24 +76,6 @@ class RewardInfo:
     released: Callable[[Sample], float | None] | None = None
     """Score of the authors' code in the same range, where it differs from `score`."""
 
-    def choose_scoring(self, scoring: Scoring) -> RewardInfo:
-        """Return the reward with the function of a scoring as its `score`."""
-        if scoring == STRICT or self.released is None:
-            return self
-        return replace(self, score=self.released)
-
-
-@dataclass(frozen=True)
-class TaskMetric(MetricInfo):
-    """A held-out metric of a task: the mean of `measure` over completions."""
-
-    measure: Callable[[Sample], float | None]
-
-
-def measure_rewards(rewards: Iterable[RewardInfo]) -> dict[str, TaskMetric]:
-    """Return a held-out metric for each reward, under the reward's name."""
-    return {r.name: TaskMetric("maximize", r.low, r.high, r.doc, r.score) for r in rewards}
-
 
 @dataclass(frozen=True)
 class RewardFailures:
@@ -87,7 +84,7 @@ class RewardFailures:
     count: int = 0
     """Completions; their reward is None."""
     first: str = ""
-    """The last line of the first traceback."""
+    """The first error, in one line."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +102,94 @@ class Scores:
     )
     """Reward name -> N values with partial credit, for rewards that are all or nothing: the signal
     of a trial with `partial_credit`."""
+    logged: Sequence[tuple[str, float]] = ()
+    """Metrics that reward functions logged."""
+    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
+    """Extra columns that reward functions logged -> N values."""
+    seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Reward name -> time of its function, where that is known."""
+    results: Sequence[Result | None] = field(default=(), compare=False)
+    """N results of programs in the sandbox, empty for a task that runs none. Verdicts are equal
+    wherever rewards are; the times in them are measured."""
+
+
+@dataclass(frozen=True)
+class CallContext:
+    """What TRL tells reward functions of a batch besides its texts."""
+
+    completion_ids: Sequence[Sequence[int]] | None = None
+    """Tokens of N completions; None where the texts come from no policy."""
+    trainer_state: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of the trainer's state, as far as they are known."""
+
+
+def call_score(
+    task: Any,
+    problems: Sequence[Problem],
+    completions: Sequence[str],
+    lengths: Sequence[int],
+    context: CallContext,
+) -> Scores:
+    """Return the task's scores; its `score` gets the context if it has room for it."""
+    known = {"context": context} if "context" in inspect.signature(task.score).parameters else {}
+    return task.score(problems, completions, lengths, **known)
+
+
+def read_values(values: Any, count: int, name: str) -> list[float | None]:
+    """Return what a reward or metric gave N completions as numbers.
+
+    Raises:
+        TrialFailure: it is not one number or None for each of `count` completions.
+
+    Source: TRL 1.16, `GRPOTrainer._calculate_rewards`, which raises for another number.
+    """
+    result: list[float | None] = []
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
+        reason = f"{_describe_value(values)}, in place of a list of {count} numbers"
+    elif len(listed := list(islice(cast("Iterable[Any]", values), count + MOST_VALUES))) != count:
+        reason = f"{len(listed)} values for {count} completions"
+    else:
+        value: Any = None
+        try:
+            for value in listed:
+                if isinstance(value, str | bytes):
+                    raise TypeError
+                result.append(None if value is None else float(value))
+            return result
+        except (TypeError, ValueError):
+            row = len(result)
+            reason = f"{_describe_value(value)}, for completion {row}, in place of a number"
+    fix = "return a list with one number, or None, for each completion"
+    raise TrialFailure(f"{name} returned {reason}\n    fix: {fix}")
+
+
+def _describe_value(value: Any) -> str:
+    return f"{reprlib.repr(value)}, a {type(value).__name__}"
+
+
+def check_scores(scores: Scores, count: int, task: Any) -> None:
+    """Refuse what are not `count` numbers, and a value outside the range that the task states.
+
+    NaN and infinity pass: what they mean depends on where they occur.
+
+    Raises:
+        TrialFailure: the message names function, value, range and what to do.
+    """
+    ranges, places = getattr(task, "ranges", {}), getattr(task, "places", {})
+    for kind, named in (("reward", scores.rewards), ("metric", scores.metrics)):
+        for name, values in named.items():
+            title = f"{kind} {name}" + (f" ({places[name]})" if name in places else "")
+            low, high = ranges.get(name, (-math.inf, math.inf))
+            slack = ROUNDING * max([1.0, *(abs(v) for v in (low, high) if math.isfinite(v))])
+            for row, value in enumerate(read_values(values, count, title)):
+                if value is None or not math.isfinite(value):
+                    continue
+                if not low - slack <= value <= high + slack:
+                    raise TrialFailure(
+                        f"{title} is {value:g} for completion {row}, outside its range "
+                        f"({low:g}, {high:g})\n    fix: correct the function, or the entry of "
+                        f"{name} in `ranges`"
+                    )
 
 
 class Task(AbstractContextManager["Task"], Protocol):
@@ -131,7 +216,8 @@ class Task(AbstractContextManager["Task"], Protocol):
     ) -> Scores:
         """Judge N completions, each of the problem at its position.
 
-        The texts lack the end token; `lengths` are their tokens, the end token included.
+        The texts lack the end token; `lengths` are their tokens, the end token included. A task
+        that takes the keyword `context` as well gets a `CallContext`.
         """
         ...
 

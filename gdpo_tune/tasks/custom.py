@@ -7,43 +7,62 @@
         def rows(self):
             return [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in R for b in R]
 
-A reward function is called with keywords: `prompts`, `completions`, `lengths` (tokens of each
-completion) and every column of the rows, a list of N each. It returns N numbers, or None for a
-completion that it does not score. A text instead of a function names a reward model: a Hub id or a
+A reward function is called with TRL's keywords: `prompts`, `completions`, `completion_ids`,
+`trainer_state`, `log_metric`, `log_extra` and every column of the rows, a list of N each; and with
+`lengths`, the tokens of each completion. It returns N numbers, or None for a completion that it
+does not score; it may be async. A text instead of a function names a reward model: a Hub id or a
 directory.
 """
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import functools
 import hashlib
 import inspect
 import logging
 import random
 import re
+import reprlib
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from types import SimpleNamespace
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
-from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.errors import GdpoTuneError, TrialFailure, UsageError
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.task_files import describe_error
 from gdpo_tune.core.trials import Direction
-from gdpo_tune.tasks.base import Problem, RewardFailures, Scores, Split
+from gdpo_tune.tasks.base import (
+    MOST_FAILED,
+    CallContext,
+    Problem,
+    RewardFailures,
+    Scores,
+    Split,
+    read_values,
+)
+from gdpo_tune.tasks.data_rows import SURROGATE
 
-RowReward = Callable[..., Sequence[float | None]]
-Columns = Mapping[str, Sequence[Any]]
+RewardFunction = Callable[..., Any]
 SHARES = {"validation": range(15), "test": range(15, 30), "train": range(30, 100)}
 """Per cent of the rows, by a hash of their prompt."""
 MEAN_LENGTH = "mean_length"
+RESERVED = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
+"""Keywords that TRL sets itself: it drops a column of such a name, or raises for it."""
+METRIC_NAME = re.compile(r"[\w\-. :/]+")
+"""Names that MLflow takes."""
 _logger = logging.getLogger(__name__)
 
 
 class RewardFunctionTask(CloseableResource):
     """A task whose rewards are functions; each of them is also a held-out metric."""
 
-    reward_funcs: ClassVar[Sequence[RowReward | str]] = ()
+    reward_funcs: ClassVar[Sequence[RewardFunction | str]] = ()
     """Functions, or reward models by Hub id or directory."""
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
     """Name of a reward -> lowest and highest value, where they are known."""
@@ -51,14 +70,19 @@ class RewardFunctionTask(CloseableResource):
     """Metric -> the better direction; `maximize` if it is not here, `minimize` for mean_length."""
     instructions: str = ""
     """The format in words, for a policy that does not know it."""
+    time_limit: ClassVar[float | None] = None
+    """Seconds that a function may take for a batch, 600 if None; a tenth for a completion alone."""
     rewards: ClassVar[tuple[str, ...]] = ()
     """Names of the functions, in their order."""
+    places: ClassVar[Mapping[str, str]] = {}
+    """Name of a function -> its file and line."""
     metrics: ClassVar[tuple[str, ...]] = (MEAN_LENGTH,)
     """The rewards, and the mean length of a completion in tokens."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         cls.rewards = tuple(name_reward(function) for function in cls.reward_funcs)
+        cls.places = dict(zip(cls.rewards, map(locate_function, cls.reward_funcs), strict=True))
         cls.metrics = (*cls.rewards, MEAN_LENGTH)
         cls.ranges = {MEAN_LENGTH: (0.0, float("inf")), **cls.ranges}
         cls.directions = {MEAN_LENGTH: "minimize", **cls.directions}
@@ -73,12 +97,16 @@ class RewardFunctionTask(CloseableResource):
         self.settings = settings
         self.sandbox = sandbox
         self.data = data
-        self._functions: list[RowReward] | None = None
+        self.repeated_rows = 0
+        """Rows left out because an earlier one has their prompt."""
+        self._functions: dict[str, RewardFunction] = {}
+        self._runner = asyncio.Runner()
 
     def rows(self) -> Iterable[Mapping[str, Any]]:
-        """Return every row: its `prompt`, a text, and the columns that the functions want.
+        """Return every row: its `prompt`, and the columns that the functions want.
 
-        The prompt alone decides whether a row is for training, validation or test.
+        A prompt is a text, or in all rows a list of messages, mappings with `role` and `content`.
+        It alone decides whether a row is for training, validation or test.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a method rows()")
 
@@ -92,42 +120,45 @@ class RewardFunctionTask(CloseableResource):
         if count > len(rows):
             raise UsageError(
                 f"{type(self).__name__} has {len(rows)} {split} prompts, and "
-                f"training.{split}_prompts = {count}\n"
-                f"    fix: --set training.{split}_prompts={len(rows)}, or more rows"
-                + ("" if rows else " (a split gets 15 per cent of them, by hash)")
+                f"training.{split}_prompts = {count}\n    fix: "
+                + (f"--set training.{split}_prompts={len(rows)}, or " if rows else "")
+                + f"more rows; {len(SHARES[split])} per cent of them are {split} prompts, by hash"
             )
         return random.Random(f"{seed}/{split}").sample(rows, count)
 
     def score(
-        self, problems: Sequence[Problem], completions: Sequence[str], lengths: Sequence[int]
+        self,
+        problems: Sequence[Problem],
+        completions: Sequence[str],
+        lengths: Sequence[int],
+        *,
+        context: CallContext | None = None,
     ) -> Scores:
-        """Call every function on N completions.
+        """Call every function on N completions, each time with its own copy of everything.
 
-        A function that raises is called again for each completion alone: those on which it raises
-        again are not scored.
+        Raises:
+            TrialFailure: a function returned another number of values, or what is no number.
         """
-        columns: dict[str, list[Any]] = {
-            name: [problem.data[name] for problem in problems] for name in problems[0].data
-        }
-        columns |= {
-            "prompts": [problem.prompt for problem in problems],
-            "completions": list(completions),
-            "lengths": list(lengths),
-        }
-        rewards: dict[str, Sequence[float | None]] = {}
-        failures: dict[str, RewardFailures] = {}
-        for name, function in zip(self.rewards, self._load_functions(), strict=True):
-            rewards[name], failures[name] = call_reward_function(function, columns)
-        metrics = {**rewards, MEAN_LENGTH: [float(length) for length in lengths]}
-        return Scores(rewards, metrics, failures)
+        self.load_functions()
+
+        def call(name: str, _: int | None, batch: Batch) -> CallResult:
+            copies = [copy.deepcopy(problem) for problem in batch.problems]
+            own = batch._replace(problems=copies, context=copy.deepcopy(batch.context))
+            return self.call_function(name, own)
+
+        batch = Batch(problems, completions, lengths, context or CallContext())
+        return score_by_functions(self.rewards, call, batch)
 
     def environment(self) -> dict[str, str]:
-        """Return nothing: the task adds no provenance of its own."""
-        return {}
+        """Return how many rows were left out; nothing else is known of the task."""
+        if not self.repeated_rows:
+            return {}
+        return {"rows_left_out": f"{self.repeated_rows}, whose prompt an earlier row has"}
 
     def close(self) -> None:
         """Forget the reward models."""
-        self._functions = None
+        self._functions.clear()
+        self._runner.close()
 
     def __enter__(self) -> Self:
         """Refuse splits that are too small, before a sweep starts."""
@@ -136,89 +167,273 @@ class RewardFunctionTask(CloseableResource):
         self.problems("test", self.settings.test_prompts, 0)
         return self
 
-    def _load_functions(self) -> list[RowReward]:
-        if self._functions is None:
-            functions: list[RowReward] = []
-            for function in type(self).reward_funcs:
-                if isinstance(function, str):
-                    from gdpo_tune.tasks.reward_model import RewardModel  # late: it imports torch
+    def load_functions(self) -> None:
+        """Load the reward models, if they are not loaded yet."""
+        for name, function in zip(self.rewards, type(self).reward_funcs, strict=True):
+            if name in self._functions:
+                continue
+            if isinstance(function, str):
+                from gdpo_tune.tasks.reward_model import RewardModel  # late: it imports torch
 
-                    function = RewardModel(function)
-                functions.append(function)
-            self._functions = functions
-        return self._functions
+                function = RewardModel(function)
+            self._functions[name] = function
+
+    def call_function(self, name: str, batch: Batch) -> CallResult:
+        """Call one function, which may change the batch; `load_functions` comes first.
+
+        Raises:
+            CallError: it raised.
+            TrialFailure: it returned another number of values, or what is no number.
+        """
+        count, function = len(batch.completions), self._functions[name]
+        logged: list[tuple[str, float]] = []
+        columns: dict[str, list[Any]] = {}
+
+        def log_metric(metric: str, value: float) -> None:
+            if not METRIC_NAME.fullmatch(metric):
+                raise ValueError(f"log_metric({metric!r}): a name has letters, digits and -_. :/")
+            logged.append((metric, float(value)))
+
+        def log_extra(column: str, values: Sequence[Any]) -> None:
+            if len(values) != count:
+                raise ValueError(f"log_extra({column!r}): {len(values)} values for {count} texts")
+            columns[column] = [v if isinstance(v, int | float | None) else str(v) for v in values]
+
+        keywords = {"log_metric": log_metric, "log_extra": log_extra, **_build_keywords(batch)}
+        try:
+            accepted = inspect.signature(function).parameters
+            if all(one.kind is not one.VAR_KEYWORD for one in accepted.values()):
+                keywords = {k: v for k, v in keywords.items() if k in accepted}
+            returned = function(**keywords)
+            if inspect.iscoroutine(returned):
+                returned = self._runner.run(returned)
+            values = read_values(returned, count, f"reward {name} ({self.places[name]})")
+        except TrialFailure:
+            raise
+        except BaseException as error:  # a user's function may raise anything
+            raise CallError(describe_error(error)) from error
+        return CallResult(values, logged, columns)
 
     @functools.cached_property
     def _splits(self) -> dict[str, list[Problem]]:
         splits: dict[str, list[Problem]] = {"warm_start": [], **{split: [] for split in SHARES}}
-        for prompt, row in collect_rows(self.rows()).items():
-            splits[choose_row_split(prompt)].append(Problem(prompt, "own", row))
+        rows = list(self.rows() or ())  # None, if a `return` is missing
+        problems = collect_rows(rows)
+        self.repeated_rows = len(rows) - len(problems)
+        for prompt, problem in problems.items():
+            splits[choose_row_split(prompt)].append(problem)
         return splits
 
 
-def name_reward(function: RowReward | str) -> str:
+class Batch(NamedTuple):
+    """N completions to judge."""
+
+    problems: Sequence[Any]
+    """`Problem`s; on their way to another process as pickles, of which each makes a new copy."""
+    completions: Sequence[str]
+    lengths: Sequence[int]
+    context: CallContext
+
+    def take(self, row: int) -> Batch:
+        """Return a batch of one completion."""
+        ids = self.context.completion_ids
+        context = replace(self.context, completion_ids=None if ids is None else [ids[row]])
+        return Batch([self.problems[row]], [self.completions[row]], [self.lengths[row]], context)
+
+
+class CallResult(NamedTuple):
+    """Rewards that one function gave N completions, and what it logged."""
+
+    values: list[float | None]
+    logged: list[tuple[str, float]]
+    columns: dict[str, list[Any]]
+
+
+class CallError(GdpoTuneError):
+    """A reward function that raised; the message is the last line of its traceback."""
+
+
+class ProcessEndedError(CallError):
+    """A reward function that ended its process, or did not return in time."""
+
+
+Call = Callable[[str, int | None, Batch], CallResult]
+"""Gets the name of a function, a row if that is called alone, and the completions."""
+
+
+def score_by_functions(names: Sequence[str], call: Call, batch: Batch) -> Scores:
+    """Return what functions say of N completions.
+
+    A function that raises is called once more, because a service may have been away, then for
+    each completion alone, as one that ends its process is at once. Completions that it does not
+    judge alone are not scored.
+    """
+    results: dict[str, CallResult] = {}
+    failures: dict[str, RewardFailures] = {}
+    seconds: dict[str, float] = {}
+    for name in names:
+        started = time.perf_counter()
+        results[name], failures[name] = _call_at_once_or_alone(name, call, batch)
+        seconds[name] = time.perf_counter() - started
+    rewards = {name: result.values for name, result in results.items()}
+    return Scores(
+        rewards,
+        {**rewards, MEAN_LENGTH: [float(length) for length in batch.lengths]},
+        failures,
+        logged=[entry for result in results.values() for entry in result.logged],
+        columns={k: v for result in results.values() for k, v in result.columns.items()},
+        seconds=seconds,
+    )
+
+
+def _call_at_once_or_alone(
+    name: str, call: Call, batch: Batch
+) -> tuple[CallResult, RewardFailures]:
+    count, first = len(batch.completions), ""
+    for _ in range(2):
+        try:
+            result = call(name, None, batch)
+        except CallError as error:
+            first = first or str(error)
+            if isinstance(error, ProcessEndedError):
+                break
+        else:
+            if first:
+                _logger.warning("reward %s raised once, then judged: %s", name, first)
+            return result, RewardFailures()
+    result, failed, ended = CallResult([None] * count, [], {}), 0, 0
+    for row in range(count):
+        if ended > max(2, MOST_FAILED * count):  # each costs a start of the process
+            failed += count - row
+            break
+        try:
+            alone = call(name, row, batch.take(row))
+            result.values[row] = alone.values[0]
+            result.logged.extend(alone.logged)
+        except CallError as error:
+            failed += 1
+            ended += isinstance(error, ProcessEndedError)
+    return result, RewardFailures(failed, first) if failed else RewardFailures()
+
+
+class _TrainerState(SimpleNamespace):
+    """TRL's `trainer_state` as far as it is known."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"trainer_state.{name} is not known here: outside the steps of a training there are "
+            "global_step and max_steps at most (docs/own_task.md)"
+        )
+
+
+class _UnknownIds(Sequence[Any]):
+    """TRL's `completion_ids` where they are not known: any use raises."""
+
+    def __getitem__(self, index: Any) -> Any:
+        raise TypeError("completion_ids are not known here: these texts come from no policy")
+
+    def __len__(self) -> int:
+        return self[0]
+
+
+def _build_keywords(batch: Batch) -> dict[str, Any]:
+    """Return the keywords of a call; a column wins over `lengths`."""
+    problems, texts, ids = batch.problems, batch.completions, batch.context.completion_ids
+    is_chat = bool(problems[0].turns)
+    return {
+        "prompts": [one.turns if is_chat else one.prompt for one in problems],
+        "completions": (
+            [[{"role": "assistant", "content": text}] for text in texts] if is_chat else list(texts)
+        ),
+        "completion_ids": _UnknownIds() if ids is None else [list(each) for each in ids],
+        "trainer_state": _TrainerState(**batch.context.trainer_state),
+        "lengths": list(batch.lengths),
+        **{name: [one.data[name] for one in problems] for name in problems[0].data},
+    }
+
+
+def name_reward(function: RewardFunction | str) -> str:
     """Return a function's name, or a model's last part with `_` for all but letters and digits."""
     if isinstance(function, str):
         return re.sub(r"\W", "_", Path(function).name)
     return getattr(function, "__name__", type(function).__name__)
 
 
-def collect_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return prompt -> the other columns; of rows with the same prompt the first counts.
+def locate_function(function: RewardFunction | str) -> str:
+    """Return a function's file and line; what a reward model is, for its name."""
+    if isinstance(function, str):
+        return "a reward model"
+    plain: Any = inspect.unwrap(getattr(function, "func", function))
+    code = getattr(plain, "__code__", None) or getattr(type(plain).__call__, "__code__", None)
+    if code is None:
+        return f"a {type(function).__name__}"
+    return f"{Path(code.co_filename).name}, line {code.co_firstlineno}"
+
+
+def collect_rows(rows: Iterable[Any]) -> dict[str, Problem]:
+    """Return prompt -> its problem; of rows with the same prompt the first one counts.
 
     Raises:
-        UsageError: a row without a prompt, or with other columns than the first.
+        UsageError: a row without a prompt, with a prompt of another form or with other columns
+            than the first, or with a column that TRL does not give to functions.
     """
-    result: dict[str, dict[str, Any]] = {}
+    result: dict[str, Problem] = {}
     columns: set[str] | None = None
+    is_chat = False
     for number, row in enumerate(rows):
-        if not isinstance(row.get("prompt"), str) or not row["prompt"]:
-            raise UsageError(f"rows(): row {number} has no text as its `prompt`")
-        rest = {name: value for name, value in row.items() if name != "prompt"}
-        columns = set(rest) if columns is None else columns
-        if set(rest) != columns:
+        names: Any = row if isinstance(row, Mapping) else [None]
+        if not all(isinstance(name, str) for name in names):
+            shown = reprlib.repr(row)
             raise UsageError(
-                f"rows(): row {number} has the columns {sorted(rest)}, and the "
-                f"first one {sorted(columns)}"
+                f"rows(): row {number} is no mapping of the names of columns to values: {shown}"
+                '\n    fix: give every row as {"prompt": ..., "column": ...}'
             )
-        result.setdefault(row["prompt"], rest)
+        prompt: Any = row.get("prompt")
+        rest = {name: value for name, value in row.items() if name != "prompt"}
+        if columns is None:
+            columns, is_chat = set(rest), not isinstance(prompt, str)
+        is_usable = _is_open_conversation(prompt) if is_chat else _is_text(prompt)
+        reason = ""
+        if not is_usable or not prompt:
+            reason = (
+                "has a prompt that is neither a text that UTF-8 can write nor a list of messages "
+                "that ends before the "
+                f"policy's turn, or unlike row 0: {reprlib.repr(prompt)}\n    fix: give every row "
+                "a text, or every row such a list, of mappings with the texts `role`, `content`"
+            )
+        elif set(rest) != columns:
+            reason = f"has the columns {sorted(rest)}, and the first one {sorted(columns)}"
+        elif taken := sorted(columns.intersection(RESERVED)):
+            reason = (
+                f"has the column {taken[0]}, a keyword that TRL sets itself, so no function would "
+                "get it\n    fix: give the column another name"
+            )
+        if reason:
+            raise UsageError(f"rows(): row {number} {reason}")
+        turns = [dict(one) for one in prompt] if is_chat else []
+        text = "\n\n".join(f"{one['role']}: {one['content']}" for one in turns) or prompt
+        result.setdefault(text, Problem(text, "own", rest, turns))
     return result
+
+
+def _is_text(prompt: Any) -> bool:
+    return isinstance(prompt, str) and not SURROGATE.search(prompt)
+
+
+def _is_open_conversation(prompt: Any) -> bool:
+    """Return whether a prompt is messages in TRL's form that end before the policy's turn."""
+    if not isinstance(prompt, list | tuple):
+        return False
+    messages = cast("Sequence[Any]", prompt)
+    roles = [
+        one["role"]
+        for one in messages
+        if isinstance(one, Mapping) and {type(one.get(key)) for key in ("role", "content")} == {str}
+    ]
+    return 0 < len(roles) == len(messages) and roles[-1] != "assistant"
 
 
 def choose_row_split(prompt: str) -> str:
     """Return the split of a row."""
     per_cent = int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:4], "big") % 100
     return next(split for split, share in SHARES.items() if per_cent in share)
-
-
-def call_reward_function(
-    function: RowReward, columns: Columns
-) -> tuple[list[float | None], RewardFailures]:
-    """Return the rewards of N completions, and the failures of the function."""
-    values, first_error = _try_function(function, columns)
-    if values is not None:
-        return values, RewardFailures()
-    values = []
-    failed = 0
-    for row in range(len(columns["completions"])):
-        alone, _ = _try_function(function, {name: [c[row]] for name, c in columns.items()})
-        values += [None] if alone is None else alone
-        failed += alone is None
-    return values, RewardFailures(failed, first_error) if failed else RewardFailures()
-
-
-def _try_function(function: RowReward, columns: Columns) -> tuple[list[float | None] | None, str]:
-    """Return the rewards, or None and the last line of the traceback."""
-    count = len(columns["completions"])
-    try:
-        returned = function(**columns)
-        if inspect.iscoroutine(returned):
-            returned.close()
-            raise TypeError("an async reward function; write a plain one")
-        values = [None if value is None else float(value) for value in returned]
-        if len(values) != count:
-            raise ValueError(f"{len(values)} rewards for {count} completions")
-        return values, ""
-    except Exception as error:  # a user's function may raise anything
-        _logger.debug("a reward function raised", exc_info=True)
-        return None, describe_error(error)

@@ -1,17 +1,120 @@
-"""Execution of code problems: the sandbox of a sweep, and the job that a program becomes.
+"""Code problems: their data, the sandbox of a sweep, and the job that a program becomes.
 
-Apart from the task, because describing a task need not import the sandbox.
+`Problem.data` of a code problem from a data set:
+
+    function  the function to write; empty for a program that reads and prints
+    head      Python above the policy's program, such as imports that are taken for granted
+    tail      Python below it
+    asserts   Python statements, at least one `assert` each
+    streams   [input, expected output, tolerance]: the program is run on the input
+    judge     rule by which results are compared: `sandbox.jobs.Comparison`
+    seconds   CPU seconds of one test by the data set or its judge, for a machine of the speed that
+              `measure_slowness` measures by; 0.0 if none are stated
+    modules   modules beyond the standard library that the asserts import
+
+There are streams, or asserts. The first `MOST_TESTS` tests of a problem are kept. They share one
+candidate's limits, unless `seconds` gives each its own.
 """
 
 from __future__ import annotations
 
+import ast
+import re
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from gdpo_tune.core.settings import SandboxSettings
 from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits, Result, Sandbox, Stream
 from gdpo_tune.sandbox import UnsafeNoIsolationSandbox as UnsafeSandbox
-from gdpo_tune.tasks.answers import extract_code
+from gdpo_tune.sandbox.asserts import read_assert
 from gdpo_tune.tasks.base import Problem
+from gdpo_tune.tasks.data_rows import RowError, require_texts
+from gdpo_tune.tasks.programs import extract_program
+
+if TYPE_CHECKING:
+    from gdpo_tune.core.settings import SandboxSettings
+
+MOST_TESTS = 20
+STREAMS_NOTE = "Read the input from standard input and print the answer.\n"
+"""Ends the prompt of a problem that has streams."""
+TOLERANCE = 1e-6
+"""Of a printed number that is expected with a decimal point: other ways to print it are right."""
+_LOOP = "def f():\n    x = 0\n    for i in range(300_000): x = (31 * x + i) % 65521"
+"""The program that measures a machine."""
+_REFERENCE_SECONDS = 0.02
+"""CPU time of that program on the machine of `docs/measurements.md`."""
+_MOST_SLOWNESS = 10.0
+_LONGEST = 86_400.0
+_NUMBER_WITH_POINT = re.compile(r"(?<!\S)[-+]*\d+\.\d+(?!\S)")
+
+
+def build_code_problem(
+    prompt: str,
+    family: str,
+    *,
+    function: str = "",
+    head: str = "",
+    tail: str = "",
+    asserts: Sequence[str] = (),
+    streams: Sequence[tuple[str, str]] = (),
+    judge: str = "exact",
+    seconds: float = 0.0,
+) -> Problem:
+    """Return a code problem; streams are pairs of input and expected output."""
+    asserts = list(asserts[:MOST_TESTS])
+    nodes = [node for test in asserts if "import" in test for node in ast.walk(ast.parse(test))]
+    imported = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    imported |= {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
+    data = {
+        "function": function,
+        "head": head,
+        "tail": tail,
+        "asserts": asserts,
+        "streams": [
+            [*stream, TOLERANCE if _NUMBER_WITH_POINT.search(stream[1]) else 0.0]
+            for stream in streams[:MOST_TESTS]
+        ],
+        "judge": judge,
+        "seconds": seconds,
+        "modules": sorted(
+            name for name in imported if name.partition(".")[0] not in sys.stdlib_module_names
+        ),
+    }
+    return Problem(prompt, family, data)
+
+
+def check_assert(source: str, column: str) -> str:
+    """Return a test that the sandbox can run.
+
+    Raises:
+        RowError: it is not Python, or nothing in it can fail.
+    """
+    try:
+        read_assert(source)
+    except ValueError as error:
+        raise RowError(column, str(error).partition("\n")[0]) from error
+    return source
+
+
+def check_streams(inputs: object, outputs: object, column: str) -> list[tuple[str, str]]:
+    """Return pairs of input and expected output that the sandbox can run.
+
+    Raises:
+        RowError: they are no lists of texts; there are more inputs than outputs, or fewer; nothing
+            is expected, so that every program would pass; or a text is not Unicode.
+    """
+    given, expected = require_texts(inputs, column), require_texts(outputs, column)
+    if len(given) != len(expected):
+        raise RowError(column, f"{len(given)} inputs and {len(expected)} outputs")
+    pairs = list(zip(given, expected, strict=True))
+    for pair in pairs:
+        try:
+            Stream(*pair)
+        except ValueError as error:
+            raise RowError(column, str(error).partition("\n")[0]) from error
+    return pairs
 
 
 def open_sandbox(settings: SandboxSettings) -> Sandbox:
@@ -42,28 +145,72 @@ def run_programs(
 
     A program that answers the same problem several times is run once.
     """
-    keys = [
-        (problem.prompt, extract_code(completion, problem.data["function"]))
-        for problem, completion in zip(problems, completions, strict=True)
-    ]
-    by_prompt = {problem.prompt: problem for problem in problems}
+    by_key: dict[str | int, Problem] = {}
+    keys: list[tuple[str | int, str]] = []
+    for problem, completion in zip(problems, completions, strict=True):
+        key = problem.prompt
+        if by_key.setdefault(key, problem) != problem:  # the same prompt with other tests
+            key = id(problem)
+            by_key[key] = problem
+        data = problem.data
+        # Of problems that `code` wrote, programs in thoughts that never end count, as ever.
+        reads = "visible" in data
+        head = data.get("head", "")
+        program = extract_program(completion, data["function"], head, reads_open_thoughts=reads)
+        keys.append((key, program))
     limits = Limits(settings.cpu_seconds, settings.wall_seconds, settings.memory_mb << 20)
     distinct = [key for key in dict.fromkeys(keys) if key[1]]
-    jobs = [build_job(by_prompt[prompt], program, limits) for prompt, program in distinct]
+    # NOTE: the clock of a service is wall time, which is mostly that of a start.
+    is_scaled = settings.type != "external" and any(
+        by_key[k].data.get("seconds") for k, _ in distinct
+    )
+    slowness = measure_slowness(sandbox) if is_scaled else 1.0
+    jobs = [build_job(by_key[key], program, limits, slowness) for key, program in distinct]
     results = sandbox.run_batch(jobs) if jobs else []
     return list(map(dict(zip(distinct, results, strict=True)).get, keys))
 
 
-def build_job(problem: Problem, program: str, limits: Limits) -> Job:
-    """Return the policy's program with every test of its problem; see `code_tests`."""
+@lru_cache(maxsize=1)
+def measure_slowness(sandbox: Sandbox) -> float:
+    """Return how often the CPU time of a small program is that of the reference; at least 1.
+
+    It is measured once a sandbox, as the shortest of three runs.
+    """
+    limits = Limits(cpu_seconds=_REFERENCE_SECONDS * _MOST_SLOWNESS, wall_seconds=60.0)
+    results = sandbox.run_batch([Job(_LOOP, (Call("f", (), None),), limits=limits)] * 3)
+    seconds = min(result.cpu_seconds for result in results)
+    return min(max(1.0, seconds / _REFERENCE_SECONDS), _MOST_SLOWNESS)
+
+
+def build_job(problem: Problem, program: str, limits: Limits, slowness: float = 1.0) -> Job:
+    """Return the policy's program with every test of its problem; see above.
+
+    `slowness` scales the seconds that a problem states. They never shorten `limits`.
+    """
     data = problem.data
-    if "visible" in data:  # a problem of `code_problems`
+    if "visible" in data:  # a problem that `code` wrote
         tests = [*data["visible"], *data["hidden"]]
         calls = tuple(Call(data["function"], (argument,), value) for argument, value in tests)
         return Job(program, calls, limits=limits)
+    if data.get("seconds"):
+        each = max(limits.cpu_seconds, data["seconds"] * slowness)
+        times = each * max(len(data["streams"]), len(data["asserts"])) / limits.cpu_seconds
+        limits = replace(
+            limits,
+            cpu_seconds=min(limits.cpu_seconds * times, _LONGEST),
+            wall_seconds=min(limits.wall_seconds * times, _LONGEST),
+            test_cpu_seconds=min(each, _LONGEST),
+        )
+    head = data["head"]
+    if head and "__future__" in program:
+        # NOTE: these imports must stand above everything else.
+        future = re.compile(r"^from __future__ import .*$", flags=re.MULTILINE)
+        head = "\n".join([*future.findall(program), head])
+        program = future.sub("", program)
     return Job(
-        "\n".join(part for part in (data["head"], program, data["tail"]) if part),
+        "\n".join(part for part in (head, program, data["tail"]) if part),
         asserts=tuple(data["asserts"]),
         streams=tuple(Stream(*stream) for stream in data["streams"]),
         limits=limits,
+        comparison=data.get("judge", "exact"),
     )

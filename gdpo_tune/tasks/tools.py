@@ -1,17 +1,134 @@
-"""The tools task: answer a request with calls of the tools on offer, in few tokens."""
+"""The tools task: answer a request with calls of the tools on offer, in few tokens.
+
+Problems are synthetic. `amount` hides serial arithmetic in one argument, which a small policy
+rarely gets right in one pass, so correctness and length really conflict. `pair` asks for two calls
+of one tool, the second argument relative to the first; `plain` only copies. Requests of two splits
+never have the same calculation, whatever tool and subject they name.
+"""
 
 from __future__ import annotations
 
-from gdpo_tune.tasks.base import Sample, TaskMetric, measure_rewards
-from gdpo_tune.tasks.built_in_task import BuiltInTask
-from gdpo_tune.tasks.rewards import length, tool_correctness, tool_format
-from gdpo_tune.tasks.rewards.tool_correctness import HIGHEST, LOWEST, measure_agreement
-from gdpo_tune.tasks.tools_problems import generate
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gdpo_tune.tasks.base import Problem, Split
+from gdpo_tune.tasks.generation import (
+    LARGEST,
+    ArithmeticStep,
+    Family,
+    build_problem,
+    draw_problems,
+    draw_steps,
+)
+from gdpo_tune.tasks.rewards import LENGTH
+from gdpo_tune.tasks.task import MEAN_LENGTH, BuiltInTask, TaskMetric, measure_rewards
+from gdpo_tune.tasks.tool_rewards import (
+    HIGHEST,
+    LOWEST,
+    TOOL_CALLS,
+    TOOL_FORMAT,
+    measure_agreement,
+    write_calls,
+)
 
 
-def is_exact(sample: Sample) -> float:
-    """Return 1.0 if the calls are right in full, else 0.0."""
-    return float(measure_agreement(sample) == HIGHEST)
+@dataclass(frozen=True)
+class _Tool:
+    """A tool with two parameters: a subject and a number."""
+
+    name: str
+    parameters: tuple[str, str]
+    subjects: tuple[str, ...]
+    request: str
+    """With `{s}` for the subject and `{n}` for the number."""
+
+    def build_call(self, subject: str, number: int) -> dict[str, object]:
+        values = dict(zip(self.parameters, (subject, number), strict=True))
+        return {"name": self.name, "parameters": values}
+
+
+_TOOLS = (
+    _Tool("pay", ("to", "sum"), ("Tom", "Ann", "Sam", "Eva", "Max"), "pay {s} {n}"),
+    _Tool("heat", ("room", "level"), ("hall", "attic", "office", "bath"), "heat the {s} to {n}"),
+    _Tool("order", ("item", "count"), ("apples", "books", "pens", "cards"), "order {s}, {n}"),
+    _Tool("book", ("city", "price"), ("Paris", "Rome", "Oslo", "Lima"), "book {s} for {n}"),
+    _Tool("timer", ("dish", "minutes"), ("rice", "soup", "eggs", "cake"), "time the {s}, {n}"),
+)
+_OFFERED = 3
+
+
+def generate(split: Split, count: int, seed: int) -> list[Problem]:
+    """Return `count` problems of one split with distinct prompts; see `draw_problems`."""
+    return draw_problems("tools", _FAMILIES, split, count, seed, lambda p: p.data["calculation"])
+
+
+def _draw_amount(rng: random.Random) -> Problem:
+    tool = rng.choice(_TOOLS)
+    subject = rng.choice(tool.subjects)
+    steps = draw_steps(rng)
+    start = tool.request.format(s=subject, n=steps[0].value)
+    request = ", ".join([start, *(step.phrase for step in steps)])
+    calls = [tool.build_call(subject, steps[-1].result)]
+    return _ask(rng, "amount", tool, request, list(map(str, steps)), calls)
+
+
+def _draw_pair(rng: random.Random) -> Problem:
+    tool = rng.choice(_TOOLS)
+    one, other = rng.sample(tool.subjects, 2)
+    first, more = rng.randint(2, LARGEST - 9), rng.randint(2, 9)
+    step = ArithmeticStep(first, rng.choice("+-"), more)
+    if step.result < 1:
+        step = ArithmeticStep(first, "+", more)
+    word = "more" if step.sign == "+" else "less"
+    request = f"{tool.request.format(s=one, n=first)} and {other} {more} {word}"
+    calls = [tool.build_call(one, first), tool.build_call(other, step.result)]
+    return _ask(rng, "pair", tool, request, [str(step)], calls)
+
+
+def _draw_plain(rng: random.Random) -> Problem:
+    tool = rng.choice(_TOOLS)
+    subject, number = rng.choice(tool.subjects), rng.randint(1, LARGEST)
+    calls = [tool.build_call(subject, number)]
+    request = tool.request.format(s=subject, n=number)
+    return _ask(rng, "plain", tool, request, [f"{tool.name} {number}"], calls, _write_calls(calls))
+
+
+def _ask(
+    rng: random.Random,
+    family: str,
+    tool: _Tool,
+    request: str,
+    notes: Sequence[str],
+    calls: Sequence[dict[str, object]],
+    calculation: str = "",
+) -> Problem:
+    others = [other for other in _TOOLS if other is not tool]
+    offered = [tool, *rng.sample(others, _OFFERED - 1)]
+    rng.shuffle(offered)
+    tools = " ".join(f"{each.name}({','.join(each.parameters)})" for each in offered)
+    return build_problem(
+        family,
+        f"Tools: {tools}\nUser: {request}.",
+        _write_calls(calls),
+        terse=" ".join(notes),
+        long=f"Let me see. {'. '.join(notes)}. So I call {tool.name}.",
+        calls=calls,
+        response=False,
+        calculation=calculation or " ".join(notes),
+    )
+
+
+def _write_calls(calls: Sequence[dict[str, object]]) -> str:
+    return "\n".join(json.dumps(call, separators=(",", ":")) for call in calls)
+
+
+_FAMILIES: dict[str, Family] = {
+    "amount": (0.6, _draw_amount),
+    "pair": (0.2, _draw_pair),
+    "plain": (0.2, _draw_plain),
+}
 
 
 class ToolsTask(BuiltInTask):
@@ -21,17 +138,16 @@ class ToolsTask(BuiltInTask):
     `data["response"]` says whether the answer also speaks to the user.
     """
 
-    reward_infos = (tool_correctness.REWARD, tool_format.REWARD, length.REWARD)
+    reward_infos = (TOOL_CALLS, TOOL_FORMAT, LENGTH)
     metric_infos = {
         # Unlike the reward, the metric counts requests for which no call is right.
-        "correctness": TaskMetric(
-            "maximize", LOWEST, HIGHEST, tool_correctness.REWARD.doc, measure_agreement
-        ),
+        "correctness": TaskMetric("maximize", LOWEST, HIGHEST, TOOL_CALLS.doc, measure_agreement),
         "exact": TaskMetric(
-            "maximize", 0, 1, "share of completions with the right calls exactly", is_exact
+            *("maximize", 0, 1, "share of completions with the right calls exactly"),
+            lambda sample: float(measure_agreement(sample) == HIGHEST),
         ),
-        **measure_rewards((tool_format.REWARD, length.REWARD)),
-        "mean_length": length.MEAN_LENGTH,
+        **measure_rewards((TOOL_FORMAT, LENGTH)),
+        "mean_length": MEAN_LENGTH,
     }
     generate = staticmethod(generate)
     format_request = (
@@ -41,6 +157,10 @@ class ToolsTask(BuiltInTask):
         "new line, between <response> and </response>. Use each pair of tags at most once, and at "
         "most {limit} tokens in all."
     )
+
+    def write_reference(self, problem: Problem) -> str:
+        """Return the right calls as a completion."""
+        return write_calls(problem.data["thoughts"]["terse"], problem.data["calls"])
 
 
 TASK = ToolsTask.describe(

@@ -1,31 +1,44 @@
-"""The front in MLflow: ranks, tags, hypervolume, a table, and a note."""
+"""The front in MLflow: ranks, tags, hypervolume, a table, a note, and versions in the registry.
+
+A version names the run of a configuration's first trial. Its policy stays in the directory that the
+version's tag `checkpoint` names, because policies may be large. The version holds a file of a few
+hundred bytes, with which `mlflow.transformers.load_model` loads the policy from there.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.analysis.origins import summarize_origins
-from gdpo_tune.core.formatting import (
-    CANDIDATE_COLORS,
-    INK,
-    MODE_COLORS,
-    OTHER_COLOR,
-    get_mode,
-)
+from gdpo_tune.core.candidates import format_parts, title_candidate
+from gdpo_tune.core.formatting import CANDIDATE_COLORS, INK, MODE_COLORS, OTHER_COLOR, get_mode
+from gdpo_tune.core.object_store import is_url
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.results.front_csv import format_front_csv
+from gdpo_tune.results.front_figures import build_figures, describe_front
 from gdpo_tune.results.summary import TABLE_FILE, describe_origins
 from gdpo_tune.tracking import views
-from gdpo_tune.tracking.model_versions import build_final_messages
-from gdpo_tune.tracking.run_content import RUN_NAME, SWEEP, build_run_name, convert_to_milliseconds
+from gdpo_tune.tracking.run_content import (
+    RUN_NAME,
+    SWEEP,
+    build_run_name,
+    clean_name,
+    convert_to_milliseconds,
+)
 from gdpo_tune.tracking.spool import Message, Point
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+    from gdpo_tune.analysis.replicates import Configuration
     from gdpo_tune.spec import SweepSpec
 
 LEAST_SECONDS = 2.0
@@ -36,6 +49,11 @@ PALE = 0.35
 """Share of its mode's colour that a trial beside the front has; the rest is white."""
 BEHIND = 1000
 """`pareto/order` of a trial behind the front, times its rank."""
+
+POLICY = "policy"
+"""Directory among a run's artifacts; the source of a version."""
+OWNER = "sweep_run"
+"""Tag of a version: id of the sweep's run. Versions of other sweeps under the name stay."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +143,6 @@ def project_front(spec: SweepSpec, records: Sequence[TrialRecord]) -> FrontProje
 
 
 def _list_origin_metrics(front: Front) -> list[Point]:
-    """Return the share and the cost of each kind of candidates, if there are several kinds."""
     points: list[Point] = []
     for origin in summarize_origins(front):
         values = {"share": origin.share, "members": float(origin.members)}
@@ -174,20 +191,134 @@ def choose_color(record: TrialRecord, *, on_front: bool) -> str:
 
 
 def _format_note(spec: SweepSpec, front: Front) -> str:
-    """Return the description of the sweep's run, in Markdown."""
     goals = ", ".join(f"{goal.direction} `{goal.name}`" for goal in front.objectives)
     states = [record.state for record in front.records]
-    bounds = front.hypervolume_interval
-    interval = f" (95 %: {bounds.low:.4f} to {bounds.high:.4f})" if front.members else ""
     origins = "".join(f"- {line}\n" for line in describe_origins(front))
     origins += "\n" if origins else ""
+    report = "" if spec.tracking.private else "`report.html`, "  # it quotes reasons
+    place = "among this run's artifacts" if report else "in the sweep's directory"
     return (
         f"{views.format_links()}. These pages load {views.LOADED} trials, the front first; "
-        "`report.html` among this run's artifacts shows all.\n\n"
+        f"`report.html` {place} shows all.\n\n"
         f"Sweep **{spec.name}**: task `{spec.task}`, policy `{spec.policy}`; {goals}.\n\n"
         f"{states.count('complete')} trials complete, {states.count('failed')} failed; "
-        f"{len(front.members)} configurations on the front, "
-        f"hypervolume {front.hypervolume:.4f}{interval}.\n\n{origins}"
+        f"{describe_front(build_figures(front))}.\n\n{origins}"
         "The trials are the children of this run: filter by `tags.pareto = 'true'`, sort by "
-        "`metrics.pareto/order`. Artifacts: `report.html`, `front.png`, `front.csv`, `spec.yaml`.\n"
+        f"`metrics.pareto/order`. Artifacts: {report}`front.png`, `front.csv`, `spec.yaml`.\n"
     )
+
+
+def build_final_messages(spec: SweepSpec, front: Front) -> list[Message]:
+    """Return the versions of the registry, and for each its file that says where its policy is."""
+    records = {record.number: record for record in front.records}
+    messages: list[Message] = []
+    versions: list[dict[str, Any]] = []
+    for member in front.members:
+        trial, policy, loading = member.first, records[member.first].policy, ""
+        if is_url(policy):
+            loading = "Download it, then give its directory to `transformers.pipeline`.\n\n"
+        elif policy:
+            policy = str(Path(policy).absolute())
+            loading = (
+                "Load it on a machine that sees this directory:\n\n"
+                f'    transformers.pipeline("text-generation", model="{policy}")\n\n'
+            )
+        source = f"{spec.location}:{member.name}"
+        again = (
+            "Train it again, or export its setting to another library:\n\n"
+            f"    python -m gdpo_tune.train --from {source}\n"
+            f"    python -m gdpo_tune.export {source} --to trl\n"
+        )
+        if member.role == "merge":
+            again = (
+                f"It is {format_parts(member.parts)}. Repeat this merge with mergekit:\n\n"
+                f"    python -m gdpo_tune.export {source} --to mergekit\n"
+            )
+        text = (
+            f"The policy of {title_candidate(member.name)} of sweep {spec.name}: "
+            f"`{policy or 'its checkpoint was not kept, or is private'}`\n\n{loading}{again}"
+        )
+        files = {"README.md": text}
+        if policy and not is_url(policy):
+            files["MLmodel"] = _format_model_file(policy)
+        for name, content in files.items():
+            artifact = {"name": f"{POLICY}/{name}", "text": content}
+            messages.append({"run": str(trial), "artifact": artifact})
+        versions.append(_build_version(front, member, policy))
+    return [*messages, {"run": SWEEP, "models": {"name": spec.name, "versions": versions}}]
+
+
+def _format_model_file(directory: str) -> str:
+    """Return the `MLmodel` file with which `mlflow.transformers` loads a policy where it lies.
+
+    Its form is that of a model on the Hub, which is named and not copied. The Hub is not asked for
+    a directory, so the revision, which MLflow requires, has no effect.
+    """
+    flavor = {
+        "task": "text-generation",
+        "instance_type": "TextGenerationPipeline",
+        "pipeline_model_type": "AutoModelForCausalLM",
+        "source_model_name": directory,
+        "source_model_revision": "main",
+        "components": ["tokenizer"],
+        "tokenizer_type": "AutoTokenizer",
+        "tokenizer_name": directory,
+        "tokenizer_revision": "main",
+    }
+    return json.dumps({"flavors": {"transformers": flavor}}, indent=2)
+
+
+def _build_version(front: Front, member: Configuration, policy: str) -> dict[str, Any]:
+    aliases = ["knee"] if member is front.knee else []
+    tags = {
+        "trial": str(member.first),
+        "candidate": member.name,
+        "parts": format_parts(member.parts) if member.parts else "",
+        "normalization": str(member.params.get("normalization", "")),
+        "seeds": str(member.seeds),
+        "provisional": str(member.is_provisional).lower(),
+        "probability": f"{member.probability:.3f}",
+        "checkpoint": policy,
+    }
+    for goal in front.objectives:
+        estimate = member.mean[goal.name]
+        tags[clean_name(goal.name)] = f"{estimate.mean:.6g}"
+        tags[clean_name(f"{goal.name}_se")] = f"{estimate.se:.6g}"
+        if front.extremes[goal.name] is member:
+            aliases.append(re.sub(r"[^\w-]", "_", f"{goal.direction[:3]}_{goal.name}"))
+    return {"trial": str(member.first), "tags": tags, "aliases": aliases}
+
+
+def register_models(
+    client: MlflowClient, models: Mapping[str, Any], runs: Mapping[str, str], parent: str
+) -> None:
+    """Make the registry hold the versions of `models` and no others of this sweep.
+
+    Doing it again changes nothing. `runs` is key -> run id, `parent` the id of the sweep's run.
+    """
+    name = models["name"]
+    if not client.search_registered_models(f"name = '{name}'"):
+        client.create_registered_model(name, description="Front of a gdpo_tune sweep.")
+    versions = {
+        str(version.run_id): version
+        for version in client.search_model_versions(f"name = '{name}'")
+        if version.tags.get(OWNER) == parent
+    }
+    aliases: dict[str, str] = {}
+    for content in models["versions"]:
+        run_id = runs.get(content["trial"])
+        if run_id is None:
+            continue  # the server refused the trial's first message, which is reported elsewhere
+        tags = {**content["tags"], OWNER: parent}
+        version = versions.pop(run_id, None)
+        if version is None:
+            source = f"runs:/{run_id}/{POLICY}"
+            version = client.create_model_version(name, source, run_id, tags, await_creation_for=0)
+        for tag, text in tags.items():
+            if version.tags.get(tag) != text:
+                client.set_model_version_tag(name, version.version, tag, text)
+        aliases |= dict.fromkeys(content["aliases"], str(version.version))
+    for version in versions.values():
+        client.delete_model_version(name, version.version)
+    for alias, number in aliases.items():
+        client.set_registered_model_alias(name, alias, number)

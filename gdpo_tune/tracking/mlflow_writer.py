@@ -10,16 +10,19 @@ that takes a second.
 from __future__ import annotations
 
 import re
+import sqlite3
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
+from gdpo_tune.spec import hide_passwords
 from gdpo_tune.tracking import views
 from gdpo_tune.tracking.run_content import RUN_NAME, SWEEP, SweepIdentity
-from gdpo_tune.tracking.server import CREDENTIALS, SQLITE, parse_sqlite_path
+from gdpo_tune.tracking.server import CREDENTIALS, SQLITE, find_uri_problem, parse_sqlite_path
 from gdpo_tune.tracking.spool import Message, MessageRefused, ServerUnavailable, is_separate
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ ENTRIES_PER_BATCH = 100
 """Params or tags; MLflow takes 1000 entries of all kinds in one request."""
 RUNS_PER_PAGE = 1000
 NOTE = "mlflow.note.content"
+ARTIFACTS = "mlartifacts"
+"""Directory of all artifacts beside a SQLite file."""
 EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
 """Without it MLflow 3 opens the experiment on its page for traces of language models."""
 
@@ -77,12 +82,7 @@ class MlflowWriter:
             return self._write(self._client or self._connect(), messages)
 
     def _connect(self) -> MlflowClient:
-        from mlflow import MlflowClient
-
-        path = parse_sqlite_path(self._uri)
-        if path is not None and not path.exists():
-            create_database(path)
-        client = MlflowClient(tracking_uri=self._uri, registry_uri=self._uri)
+        client = open_client(self._uri)
         self._experiment = find_experiment(client, self._uri, self._identity.experiment)
         self._runs = find_runs(client, self._experiment, self._identity)
         lost = {m["run"] for m in self._delivered()} - self._runs.keys()
@@ -100,8 +100,7 @@ class MlflowWriter:
             tags = dict(message.get("tags", {}))
             if key != SWEEP:
                 tags["mlflow.parentRunId"] = self._runs[SWEEP]
-            name = tags.get(RUN_NAME, message["name"])
-            start = message.get("start")
+            name, start = tags.get(RUN_NAME, message["name"]), message.get("start")
             run = client.create_run(self._experiment, start, tags=tags, run_name=name)
             self._runs[key] = run.info.run_id
         return self._runs[key]
@@ -142,7 +141,6 @@ class MlflowWriter:
             client.update_run(run_id, message["status"])
 
     def _tag_experiment(self, client: MlflowClient, tags: Mapping[str, str]) -> None:
-        """Set tags of the experiment; of its note, only the line of this sweep."""
         for name, text in tags.items():
             text = self._fill_placeholders(text)
             if name == NOTE:
@@ -155,15 +153,14 @@ class MlflowWriter:
 
     def _store(self, client: MlflowClient, message: Message) -> bool:
         """Store a file or registered models; return False if their store does not take it now."""
-        from gdpo_tune.tracking.model_versions import register_models
+        from gdpo_tune.tracking.front_projection import register_models
 
         with suppress(ServerUnavailable, MessageRefused), _translate_errors():
+            run_id = self._find_or_create_run(client, message)
+            artifact = message.get("artifact", {})
             if "models" in message:
                 register_models(client, message["models"], self._runs, self._runs[SWEEP])
-                return True
-            artifact = message.get("artifact", {})
-            run_id = self._find_or_create_run(client, message)
-            if "text" in artifact:
+            elif "text" in artifact:
                 client.log_text(run_id, artifact["text"], artifact["name"])
             elif Path(artifact["file"]).exists():
                 client.log_artifact(run_id, artifact["file"])
@@ -171,20 +168,104 @@ class MlflowWriter:
         return False
 
 
+def try_store(uri: str, experiment: str, sweep: str) -> None:
+    """Write and delete a test run with an artifact; raise as `MlflowWriter.deliver` if that fails.
+
+    MLflow keeps deleted runs, so the next test of the sweep restores that run: there is only one.
+    Without an `experiment` nothing is written.
+    """
+    from mlflow.entities import ViewType
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    with _translate_errors():
+        client = open_client(uri)
+        if not experiment:
+            client.search_experiments(max_results=1)
+            return
+        place, tags = find_experiment(client, uri, experiment), {"role": "test", "sweep": sweep}
+        query = " AND ".join(f"tags.{name} = '{text}'" for name, text in tags.items())
+        runs = client.search_runs([place], query, ViewType.ALL, max_results=1)
+        run = runs[0] if runs else client.create_run(place, tags=tags, run_name="test")
+        run_id, artifacts = run.info.run_id, str(run.info.artifact_uri)
+        if run.info.lifecycle_stage == "deleted":
+            client.restore_run(run_id)
+        try:
+            with _translate_errors(f"{artifacts} takes no artifact: "):
+                client.log_text(run_id, "", "test.txt")
+                with suppress(NotImplementedError):  # some stores keep what they have
+                    get_artifact_repository(artifacts, tracking_uri=uri).delete_artifacts()
+        finally:
+            client.delete_run(run_id)
+
+
+def open_client(uri: str) -> MlflowClient:
+    """Return a client of the store at `uri`; a SQLite file that is missing is created.
+
+    Raises:
+        ServerUnavailable: MLflow misreads the path, or another MLflow wrote the database. A client
+            migrates one that lacks tables, and after that the other MLflow cannot open it.
+    """
+    import mlflow
+    from alembic.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+    from mlflow.store.db.utils import create_sqlalchemy_engine
+
+    path = parse_sqlite_path(uri)
+    if problem := find_uri_problem(uri):
+        raise ServerUnavailable(problem)
+    if path is not None and not path.exists():
+        create_database(path)
+    if not uri.startswith(("http", "databricks")):
+        engine = create_sqlalchemy_engine(uri)
+        with engine.connect() as connection:
+            found = MigrationContext.configure(connection).get_current_revision()
+        engine.dispose()
+        scripts = Path(mlflow.__file__).with_name("store") / "db_migrations"
+        expected = ScriptDirectory(str(scripts)).get_current_head()
+        if found not in (None, expected):
+            raise ServerUnavailable(
+                f"its schema is {found}, MLflow {mlflow.__version__} needs {expected}: copy it, "
+                "then mlflow db upgrade URI; if a newer MLflow wrote it, install that version"
+            )
+    return mlflow.MlflowClient(uri, uri)
+
+
 def find_experiment(client: MlflowClient, uri: str, name: str) -> str:
     """Return the id of the experiment, which is created, or restored if it was deleted.
 
-    Artifacts of an experiment in a SQLite file lie beside the file; MLflow itself would put them
-    into the current directory. A server chooses for itself.
+    Artifacts of an experiment in a SQLite file lie beside the file, wherever it is now; MLflow
+    itself would put them into the current directory. A server chooses for itself.
     """
-    experiment = client.get_experiment_by_name(name)
+    experiment, path = client.get_experiment_by_name(name), parse_sqlite_path(uri)
     if experiment is None:
-        path, directory = parse_sqlite_path(uri), re.sub(r"[^\w.-]", "_", name)
-        location = path and str(path.parent / "mlartifacts" / directory)
+        # Letters have up to four bytes, and names on a disk up to 255.
+        directory = re.sub(r"[^\w.-]", "_", name).lstrip(".")[:60]
+        location = path and str(path.parent / ARTIFACTS / directory)
         return client.create_experiment(name, location, EXPERIMENT_KIND)
     if experiment.lifecycle_stage == "deleted":
         client.restore_experiment(experiment.experiment_id)
+    if path is not None:
+        _follow_database(path, Path(str(experiment.artifact_location)))
     return experiment.experiment_id
+
+
+def _follow_database(path: Path, old: Path) -> None:
+    """Record that artifacts moved from the directory `old` along with the SQLite file at `path`.
+
+    MLflow records absolute paths, and its client cannot change them.
+    """
+    new, former = path.parent / ARTIFACTS / old.name, old.parent.parent
+    if old.parent.name != ARTIFACTS or former.resolve() == path.parent.resolve():
+        return
+    with closing(sqlite3.connect(path)) as database, database:
+        for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
+            database.execute(
+                f"UPDATE {table} SET {column} = :new || substr({column}, length(:old) + 1) "
+                f"WHERE substr({column} || '/', 1, length(:old) + 1) = :old || '/'",
+                {"old": str(old), "new": str(new)},
+            )
+    lost = "" if new.exists() or not old.exists() else f"; copy what is still in {old}"
+    print(f"MLflow: artifacts are in {new}, since the database has moved{lost}", file=sys.stderr)
 
 
 def find_runs(client: MlflowClient, experiment: str, identity: SweepIdentity) -> dict[str, str]:
@@ -209,20 +290,17 @@ def find_runs(client: MlflowClient, experiment: str, identity: SweepIdentity) ->
 
 
 def _delete_all_but_one(client: MlflowClient, duplicates: Iterable[Run]) -> str:
-    """Return the id of the run with most content; the others are deleted."""
-
-    def order(run: Run) -> tuple[int, str]:
-        data = run.data
-        return -len(data.metrics) - len(data.params) - len(data.tags), run.info.run_id
-
-    kept, *others = sorted(duplicates, key=order)
+    parts = ("metrics", "params", "tags")
+    kept, *others = sorted(
+        duplicates,
+        key=lambda run: (-sum(len(getattr(run.data, part)) for part in parts), run.info.run_id),
+    )
     for run in others:
         client.delete_run(run.info.run_id)
     return kept.info.run_id
 
 
 def _search_runs(client: MlflowClient, experiment: str, query: str) -> Iterator[Run]:
-    """Yield the runs that match, oldest first."""
     order, token = ["attributes.start_time ASC"], None
     while token != "":
         page = client.search_runs(
@@ -249,19 +327,20 @@ def create_database(path: Path) -> None:
 
 
 @contextmanager
-def _translate_errors() -> Generator[None]:
+def _translate_errors(place: str = "") -> Generator[None]:
     """Turn errors of mlflow and its stores into `ServerUnavailable` or `MessageRefused`."""
-    from alembic.util import CommandError
     from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
 
     try:
         yield
-    except (MlflowException, SQLAlchemyError, CommandError, OSError, ImportError) as error:
+    except (ServerUnavailable, MessageRefused):
+        raise
+    except Exception as error:  # libraries of databases and object stores have their own errors
         code = error.error_code if isinstance(error, MlflowException) else ""
         kind = MessageRefused if code == "INVALID_PARAMETER_VALUE" else ServerUnavailable
-        line = f"{type(error).__name__}: {str(error).strip()[:300]}".splitlines()[0]
-        raise kind(CREDENTIALS if code == "UNAUTHENTICATED" else line) from error
+        cause = hide_passwords(str(error)).rpartition("(Caused by ")[2].strip()
+        line = f"{type(error).__name__}: {cause[:300]}".splitlines()[0]
+        raise kind(place + (CREDENTIALS if code == "UNAUTHENTICATED" else line)) from error
 
 
 def _merge_by_run(messages: Iterable[Message]) -> list[Message]:

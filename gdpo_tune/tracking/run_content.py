@@ -11,9 +11,9 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -72,6 +72,9 @@ def clean_name(name: str) -> str:
 
 def build_sweep_message(identity: SweepIdentity, spec: SweepSpec, view: str) -> Message:
     """Return the first content of the sweep's run; `view` is the link to its view in MLflow."""
+    owner = ""  # who started the sweep
+    with suppress(KeyError, OSError):  # a user without a name, as in containers
+        owner = "" if spec.tracking.private else spec.directory.owner()
     tags = {
         "sweep": identity.name,
         "identity": identity.identity,
@@ -80,7 +83,7 @@ def build_sweep_message(identity: SweepIdentity, spec: SweepSpec, view: str) -> 
         "task": spec.task,
         "policy": spec.policy,
         "pareto_view": view,
-        "mlflow.user": _find_owner(spec.directory),
+        "mlflow.user": owner,
         "mlflow.source.name": f"python -m gdpo_tune.sweep {spec.location}/spec.yaml",
         "mlflow.source.type": "LOCAL",
         # Unlike a parameter, a tag may change: `search` may grow when the sweep is resumed.
@@ -93,14 +96,6 @@ def build_sweep_message(identity: SweepIdentity, spec: SweepSpec, view: str) -> 
         "params": _format_params(list_decisive_values(spec)),
         "inputs": build_inputs(spec),
     }
-
-
-def _find_owner(directory: Path) -> str:
-    """Return the user who started the sweep: the owner of its directory; empty if unknown."""
-    try:
-        return directory.owner()
-    except (KeyError, OSError):  # a user without a name, as in containers
-        return ""
 
 
 def build_inputs(spec: SweepSpec) -> list[dict[str, str]]:
@@ -123,7 +118,12 @@ def build_inputs(spec: SweepSpec) -> list[dict[str, str]]:
         ("validation", training.validation_prompts),
         ("testing", training.test_prompts),
     ):
-        content = {"task": spec.task, **data.model_dump(), "context": context, "prompts": prompts}
+        content = {
+            "task": spec.task,
+            **data.list_decisive(later=False),
+            "context": context,
+            "prompts": prompts,
+        }
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         inputs.append(
             {
@@ -182,6 +182,8 @@ def build_trial_tags(record: TrialRecord, sweep: str) -> dict[str, str]:
         "replicate_of": "" if record.replicate_of is None else str(record.replicate_of),
         "feasible": "" if record.feasible is None else str(record.feasible).lower(),
         "reason": record.reason,
+        "content": record.content,
+        "comparable": str(record.is_comparable).lower() if record.content else "",
         "directory": record.address or str(record.directory or ""),
         "checkpoint": record.policy,
         **{f"environment.{key}": value for key, value in record.environment.items()},
@@ -250,5 +252,4 @@ def select_curve_values(measurement: Measurement, training: TrainingSettings) ->
 
 
 def _clean_values(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the finite values under names that MLflow allows."""
     return {clean_name(k): float(v) for k, v in values.items() if math.isfinite(v)}

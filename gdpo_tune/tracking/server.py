@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import urllib.parse
-from http import HTTPStatus
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gdpo_tune.core.errors import TrackingError
+from gdpo_tune.core.timed_call import call_within
 from gdpo_tune.spec import hide_passwords
+from gdpo_tune.spec.model import TRACKING_VARIABLES
+from gdpo_tune.tracking.spool import MessageRefused, ServerUnavailable
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
 
-ANSWER_SECONDS = 1.5
+SERVER_SECONDS, DATABASE_SECONDS = 20.0, 60.0
+"""Longest time of a test run; in a new database MLflow first creates its tables."""
 SQLITE = "sqlite:///"
-PAGE = "/api/2.0/mlflow/experiments/search"
-"""Not `/health`: a server with users answers that without credentials."""
 ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the sender tries again, and delays nothing
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",  # a batch takes a busy server seconds
@@ -27,10 +28,7 @@ ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # failures are reported once, when the sink is closed
 }
-CREDENTIALS = (
-    "it rejects the user name and password in MLFLOW_TRACKING_USERNAME and "
-    "MLFLOW_TRACKING_PASSWORD (401)"
-)
+CREDENTIALS = "it rejects MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD or _TOKEN (401)"
 
 
 def set_environment() -> None:
@@ -40,86 +38,64 @@ def set_environment() -> None:
 
 
 def check_server(spec: SweepSpec) -> None:
-    """Warn on stderr if the tracking server of `spec` does not answer, in under two seconds.
+    """Let MLflow's client write and delete a test run; warn on stderr if that fails.
 
     Raises:
-        TrackingError: it does not answer, and `tracking.required` is true.
+        TrackingError: it fails, and `tracking.required` is true.
     """
-    problem = find_problem(spec.tracking.uri)
-    if not problem:
-        return
-    uri = hide_passwords(spec.tracking.uri)
-    if spec.tracking.required:
+    tracking, create = spec.tracking, spec.tracking.required
+    problem = find_problem(tracking.uri, tracking.experiment, spec.name, create=create)
+    origin = tracking.origins.get("uri", "default")
+    text = f"tracking.uri = {hide_passwords(tracking.uri)} ({origin}): {problem}"
+    if problem and tracking.required:
         raise TrackingError(
-            f"tracking.uri = {uri}: {problem}, and tracking.required is true\n"
-            "    fix: start the server, correct the URI, or set tracking.required: false"
+            f"{text}, and tracking.required is true\n"
+            "    fix: mend that, name another server or file, or set tracking.required: false"
         )
-    print(
-        f"warning: tracking.uri = {uri}: {problem}; every update is kept and sent later",
-        file=sys.stderr,
-    )
+    if problem:
+        print(f"warning: {text}; every update is kept and sent later", file=sys.stderr)
 
 
-def find_problem(uri: str) -> str:
-    """Return why nothing can be logged to `uri` now; empty if it seems to work.
+def find_problem(uri: str, experiment: str = "", sweep: str = "", *, create: bool = False) -> str:
+    """Return why MLflow's client can do nothing at `uri`, within a minute; empty if it can.
 
-    Of a database server only the connection is tried. An unknown scheme is not tried at all.
+    With an `experiment`, it writes and deletes a test run of `sweep`. A SQLite file that does not
+    exist yet is asked only if it may be created.
     """
-    path = parse_sqlite_path(uri)
-    if path is not None:
-        return _find_file_problem(path)
+    from gdpo_tune.tracking.mlflow_writer import try_store
+
+    problem, path, uri = find_uri_problem(uri), parse_sqlite_path(uri), make_absolute(uri)
+    if problem or (path is not None and not path.exists() and not create):
+        return problem
+    set_environment()
+    import_module("mlflow")  # it takes seconds, which are not those of the server
+    seconds = SERVER_SECONDS if uri.startswith("http") else DATABASE_SECONDS
     try:
-        address = urllib.parse.urlsplit(uri)
-        if address.scheme in ("http", "https"):
-            return _find_http_problem(address)
-        if address.hostname and address.port:
-            socket.create_connection((address.hostname, address.port), ANSWER_SECONDS).close()
-    except ValueError as error:  # also a host or a path that cannot be encoded
-        return f"it is not an address ({error})"
-    except OSError as error:
-        return f"it does not answer ({error})"
+        call_within(seconds, lambda: try_store(uri, experiment, sweep))
+    except (TimeoutError, ServerUnavailable, MessageRefused) as error:
+        return str(error)
     return ""
 
 
-def _find_file_problem(path: Path) -> str:
+def find_uri_problem(uri: str) -> str:
+    """Return why nothing can ever be logged to `uri`, without calling it; empty if it may work."""
+    path = parse_sqlite_path(uri)
+    if path is None:
+        if "#" in uri and uri.startswith("http"):
+            return f"a browser's page: write {hide_passwords(uri).partition('#')[0].rstrip('/')}"
+        variable = TRACKING_VARIABLES["uri"]
+        return f"its password is in no file: export {variable} with it" if ":***@" in uri else ""
     try:
         existing = next(p for p in (path, *path.parents) if p.exists())
     except OSError as error:
         return f"it cannot be opened ({error.strerror})"
+    # MLflow makes a URL of the path, and in a new database a literal of the current directory.
+    quotes = existing != path and {*"'\""} <= {*os.getcwd()}
+    if quotes or "?" in str(path) or urllib.parse.unquote(str(path)) != str(path):
+        return f"MLflow misreads ?, %20 or both quotes in {path}: rename it, or name another file"
     if existing == path and not path.is_file():
         return "it is not a file"
-    if not os.access(existing, os.W_OK):
-        return f"{existing} is not writable"
-    decoded = urllib.parse.unquote(str(path))
-    if decoded != str(path):
-        return f"MLflow reads this path as {decoded}: choose a path without %"
-    return ""
-
-
-def _find_http_problem(address: urllib.parse.SplitResult) -> str:
-    import httpx  # a tenth of a second that a database does not need
-
-    path = address.path.rstrip("/") + PAGE
-    url = address._replace(path=path, query="max_results=1", fragment="").geturl()
-    # As in the client of mlflow: credentials in the address come first, then a user, then a token.
-    user = os.environ.get("MLFLOW_TRACKING_USERNAME")
-    token = os.environ.get("MLFLOW_TRACKING_TOKEN")
-    auth = (user, os.environ.get("MLFLOW_TRACKING_PASSWORD", "")) if user else None
-    try:
-        answer = httpx.get(
-            url,
-            auth=None if address.username else auth,
-            headers={"Authorization": f"Bearer {token}"} if token else None,
-            timeout=ANSWER_SECONDS,
-            follow_redirects=True,
-        )
-    except httpx.InvalidURL as error:
-        return f"it is not an address ({error})"
-    except httpx.HTTPError as error:
-        return f"it does not answer ({error})"
-    if answer.status_code == HTTPStatus.UNAUTHORIZED:
-        return CREDENTIALS
-    return "" if answer.is_success else f"it answers {answer.status_code} {answer.reason_phrase}"
+    return "" if os.access(existing, os.W_OK) else f"{existing} is not writable"
 
 
 def parse_sqlite_path(uri: str) -> Path | None:

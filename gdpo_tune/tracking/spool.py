@@ -128,7 +128,6 @@ class SpooledRun:
 
 
 def _find_changes(spooled: Mapping[str, str], content: Mapping[str, str]) -> dict[str, str]:
-    """Return the texts that differ; an empty text only replaces another one."""
     return {name: text for name, text in content.items() if spooled.get(name, "") != text}
 
 
@@ -248,7 +247,6 @@ class Spool:
 
 
 def _cut_torn_line(path: Path) -> int:
-    """Truncate the file after its last newline and return its size in bytes."""
     if not path.stat().st_size:
         return 0  # nothing to map
     with path.open("rb+") as file:
@@ -259,7 +257,6 @@ def _cut_torn_line(path: Path) -> int:
 
 
 def _read_lines(path: Path, start: int, end: int) -> Iterator[bytes]:
-    """Yield the lines of the file from byte `start` to byte `end`."""
     if start >= end:
         return
     with path.open("rb") as file:

@@ -126,7 +126,6 @@ class SweepNotifier:
         self._send(occasion, ". ".join(parts), **details)
 
     def _send(self, occasion: SweepOccasion, text: str, **details: Any) -> None:
-        """Deliver a message in a thread of its own, if its occasion is wanted."""
         if self._spec.notify is None or occasion not in self._spec.notify.on:
             return
         name, now = self._spec.name, datetime.now(UTC).isoformat(timespec="seconds")
@@ -171,7 +170,6 @@ class SweepNotifier:
         )
 
     def _record(self, delivery: Delivery) -> None:
-        """Append a message, and why it was not delivered, to the sweep's file; once."""
         with self._lock, suppress(OSError):  # a full disk must not end the sweep here
             if not delivery.is_recorded:
                 delivery.is_recorded = True

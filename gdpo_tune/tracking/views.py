@@ -123,7 +123,8 @@ def build_experiment_tags(spec: SweepSpec, created: int) -> dict[str, str]:
     trained = f"{children} AND tags.normalization != ''"
     parameter_charts = {PARAMETERS: [parallel]}
     curves = {CURVES: _build_curves(f"validation/{name}" for name in spec.objectives)}
-    rewards = _list_rewards(spec)
+    names = (name.partition(".") for name in spec.space.domains)
+    rewards = [clean_name(reward) for family, _, reward in names if family == "reward_weights"]
     reward_curves = _build_curves(f"train/{REWARDS}{reward}/mean" for reward in rewards)
     charts = {
         "trials": (children, columns, {PAIRS: pairs, **parameter_charts}),
@@ -150,19 +151,12 @@ def build_experiment_tags(spec: SweepSpec, created: int) -> dict[str, str]:
     return tags
 
 
-def _list_rewards(spec: SweepSpec) -> list[str]:
-    """Return the rewards whose weights are in the space."""
-    names = (name.partition(".") for name in spec.space.domains)
-    return [clean_name(reward) for family, _, reward in names if family == "reward_weights"]
-
-
 def _build_state(
     search: str,
     columns: Sequence[str],
     sections: Mapping[str, Sequence[Chart]],
     hidden: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the page's state of a view: runs, columns, charts by section, and closed sections."""
     return {
         **FIXED["state"],
         "searchFilter": search,

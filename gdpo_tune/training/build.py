@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from gdpo_tune.core.trial_config import Params, TrialConfig
 from gdpo_tune.training import colocated_engine, rollout, vllm_engine
 from gdpo_tune.training.lora import build_adapter_config
 from gdpo_tune.training.scoring import build_early_judging, build_reward_functions
+from gdpo_tune.training.self_check import check_first_batch
 from gdpo_tune.training.sharding import prepare_sharding
 from gdpo_tune.training.trainer import GDPOTrainer
 from gdpo_tune.training.trl_arguments import build_trainer_arguments, count_prompts_per_step
@@ -58,8 +60,9 @@ def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer,
             train_dataset=data,
             processing_class=cache.tokenizer,
             peft_config=adapter,
-            encode=cache.prompts.encode,
+            encode=cache.encode_prompts,
             begin_judging=build_early_judging(cache.task, problems),
+            check_batch=functools.partial(check_first_batch, dropout=config.model.dropout),
             rollout_func=rollout.sample_for_trainer if engine == "lean" else None,
         )
     trainer.remove_callback(PrinterCallback)

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from gdpo_tune.core.engines import round_up_rank
 from gdpo_tune.core.errors import ResourcesError
-from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.gpu_memory import CONTEXT, GIB, EngineMemory, estimate_engine
+from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.training import ranks
 from gdpo_tune.training.lora import count_adapter_numbers
 
@@ -65,13 +65,7 @@ def divide_gpu(
 
 
 def _measure_engine(
-    config: TrialConfig,
-    model: PreTrainedModel,
-    *,
-    length: int,
-    number: int,
-    trials: int,
-    rank: int,
+    config: TrialConfig, model: PreTrainedModel, *, length: int, number: int, trials: int, rank: int
 ) -> EngineMemory:
     shape: Any = model.config.get_text_config()
     adapter = count_adapter_numbers(model, round_up_rank(rank)) if rank else 0

@@ -1,12 +1,9 @@
-"""Held-out evaluation: sampled with its own generator, standard errors clustered by prompt.
-
-Shapes: P prompts, S completions of one prompt, M metrics.
-"""
+"""Held-out evaluation: sampled with its own generator, standard errors clustered by prompt."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
@@ -14,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gdpo_tune.core.completions import (
@@ -24,18 +20,17 @@ from gdpo_tune.core.completions import (
     write_completions,
 )
 from gdpo_tune.core.errors import TrialFailure
+from gdpo_tune.core.estimates import estimate_metrics
 from gdpo_tune.core.files import explain_full_disk
+from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Estimate
-from gdpo_tune.tasks.base import Split
+from gdpo_tune.policies.load_policy import list_end_tokens
+from gdpo_tune.tasks.base import CallContext, Split
 from gdpo_tune.training import ranks
 from gdpo_tune.training.rollout import Decoding, Generate
-from gdpo_tune.training.scoring import build_early_judging, require_finite, require_judged
+from gdpo_tune.training.scoring import build_early_judging, require_finite, score_batch
 from gdpo_tune.training.worker_cache import WorkerCache
-
-TEMPERATURE = 1.0
-"""Sampling temperature of every evaluation: objectives compare policies, not decoding."""
-RESAMPLES = 1000
 
 
 @dataclass
@@ -80,25 +75,21 @@ class Evaluator:
 
         Raises:
             NonFiniteError: a metric is NaN or infinite.
-            TrialFailure: a metric has no value, or a reward function raised too often.
+            TrialFailure: a metric of `TrialConfig.judged_metrics` has too few values, or a reward
+                function raised too often.
         """
         settings, task, tokenizer = self.config.training, self.cache.task, self.cache.tokenizer
         seed, held_out = derive_seed(self.config.seed, split, step), self.cache.load_split(split)
         # Equal draws in every process would correlate the noise of different prompts.
         generator = torch.Generator().manual_seed(seed + ranks.get_rank())
-        decoding = Decoding(
-            max_new_tokens=settings.max_completion_length,
-            temperature=TEMPERATURE,
-            end_tokens=list_end_tokens(model, tokenizer),
-            pad_token=_require_token(tokenizer.pad_token_id),
-        )
+        decoding = build_decoding(settings, model, tokenizer)
         # Engines and `sample_in_chunks` hold as many at once as fit into memory.
         size = settings.completions_per_step // ranks.count_processes()
         own_rows = range(ranks.get_rank(), len(held_out.prompts), ranks.count_processes())
         rows = [row for row in own_rows for _ in range(settings.samples_per_prompt)]
         shown = choose_shown_prompts(len(held_out.prompts))
         begin_judging = build_early_judging(task, held_out.problems)
-        batches: list[tuple[list[int], list[str], list[int]]] = []
+        batches: list[tuple[list[int], list[str], Sequence[Sequence[int]]]] = []
         # As many batches as the first process has: samplers may gather weights for each.
         most = -(-len(held_out.prompts) // ranks.count_processes()) * settings.samples_per_prompt
         for start in range(0, most, size):
@@ -109,26 +100,50 @@ class Evaluator:
             if not batch:
                 continue
             texts: list[str] = tokenizer.batch_decode(completions, skip_special_tokens=True)
-            batches.append((batch, texts, [len(completion) for completion in completions]))
+            batches.append((batch, texts, completions))
             if begin_judging is not None:  # while the next batch is sampled
                 for row, text in zip(batch, texts, strict=True):
                     begin_judging(row, text)
         records: list[tuple[Any, ...]] = []  # number of a prompt, then one value per metric
-        for batch, texts, lengths in batches:
+        updates = int(self.config.params.get("num_iterations", 1)) * settings.mini_batches
+        state = {"global_step": step * updates, "max_steps": settings.steps * updates}
+        for batch, texts, tokens in batches:
             problems = [held_out.problems[row] for row in batch]
-            scores = task.score(problems, texts, lengths)
-            require_judged(scores.failures, len(batch))
+            lengths = list(map(len, tokens))
+            scores = score_batch(task, problems, texts, lengths, CallContext(tokens, state))
             for name in task.metrics:
                 require_finite(scores.metrics[name], f"metric {name}", f"on {split} prompts")
             records += zip(batch, *(scores.metrics[name] for name in task.metrics), strict=True)
             for index, row in enumerate(batch):
                 if kept is not None and row in shown and row not in kept:
                     values = {name: column[index] for name, column in scores.metrics.items()}
-                    kept[row] = shorten_completion(problems[index].prompt, texts[index], values)
+                    extra = {name: column[index] for name, column in scores.columns.items()}
+                    prompt = problems[index].prompt
+                    kept[row] = shorten_completion(prompt, texts[index], values, extra)
         self.sampled += len(held_out.prompts) * settings.samples_per_prompt
         gathered = sorted(chain(*ranks.gather(records)), key=itemgetter(0))
         columns = {name: [r[i] for r in gathered] for i, name in enumerate(task.metrics, start=1)}
-        return estimate_metrics(columns, settings.samples_per_prompt, seed)
+        estimates = estimate_metrics(columns, settings.samples_per_prompt, seed)
+        for name in self.config.judged_metrics:
+            if name in columns and name not in estimates:
+                raise TrialFailure(
+                    f"metric {name}, an objective or a constraint, has no value on two {split} "
+                    f"prompts: raise training.{split}_prompts, or judge another metric"
+                )
+        return estimates
+
+
+def build_decoding(
+    settings: TrainingSettings, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> Decoding:
+    """Return the settings with which held-out completions are sampled."""
+    config: Any = model.generation_config  # of `build_neutral_decoding`
+    return Decoding(
+        max_new_tokens=settings.max_completion_length,
+        temperature=settings.evaluation_temperature or None,
+        end_tokens=list_end_tokens(tokenizer, config.eos_token_id),
+        pad_token=config.pad_token_id,
+    )
 
 
 def choose_shown_prompts(count: int) -> frozenset[int]:
@@ -137,60 +152,7 @@ def choose_shown_prompts(count: int) -> frozenset[int]:
     return frozenset(rows.tolist())
 
 
-def estimate_metrics(
-    columns: Mapping[str, Sequence[float | None]], samples_per_prompt: int, seed: int
-) -> dict[str, Estimate]:
-    """Estimate means of metrics, with standard errors from a bootstrap over whole prompts.
-
-    Completions of one prompt are alike; resampling them one by one would understate the error.
-
-    `columns` maps a metric's name to P * S values, those of one prompt adjacent; None is left out.
-    `samples_per_prompt` is S. A single prompt gives a standard error of 0.
-
-    Raises:
-        TrialFailure: a metric has no value at all.
-    """
-    names = list(columns)
-    values = np.array([columns[name] for name in names], dtype=np.float64)  # None becomes NaN
-    values = values.reshape(len(names), -1, samples_per_prompt)  # [M, P, S]
-    scored = ~np.isnan(values)
-    sums: NDArray[np.float64] = np.where(scored, values, 0.0).sum(axis=2)
-    counts: NDArray[np.int64] = scored.sum(axis=2)
-    for name, count in zip(names, counts.sum(axis=1), strict=True):
-        if not count:
-            raise TrialFailure(f"metric {name} has no value on any held-out completion")
-    prompts = sums.shape[1]
-    errors = np.zeros(len(names))
-    if prompts > 1:
-        # Number of draws of each prompt in each resample: one matrix product serves every metric.
-        drawn = np.random.default_rng(seed).multinomial(
-            prompts, np.full(prompts, 1 / prompts), size=RESAMPLES
-        )
-        resampled = counts @ drawn.T
-        means = np.where(resampled > 0, sums @ drawn.T / np.maximum(resampled, 1), np.nan)
-        errors = np.nan_to_num(np.nanstd(means, axis=1, ddof=1))
-    means = sums.sum(axis=1) / counts.sum(axis=1)
-    return {
-        name: Estimate(mean=float(mean), se=float(error))
-        for name, mean, error in zip(names, means, errors, strict=True)
-    }
-
-
 def derive_seed(seed: int, split: str, step: int) -> int:
     """Derive the seed of an evaluation from the trial's seed, the split and the step."""
     digest = hashlib.sha256(f"{seed}/{split}/{step}".encode()).digest()
     return int.from_bytes(digest[:6], "big")
-
-
-def list_end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """List the tokens that end a completion: of the tokenizer, then of the model."""
-    config: Any = model.generation_config
-    declared = config.eos_token_id
-    more = [declared] if isinstance(declared, int | None) else declared
-    tokens = [_require_token(tokenizer.eos_token_id), *more]
-    return tuple(dict.fromkeys(token for token in tokens if token is not None))
-
-
-def _require_token(token: Any) -> int:
-    assert isinstance(token, int), "load_policy refuses a policy without a pad or end token"
-    return token

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from gdpo_tune.core.errors import CrowdedGpuError
-from gdpo_tune.core.outages import PATIENCE
+from gdpo_tune.core.files import lock_file
 from gdpo_tune.core.gpu_memory import CONTEXT, GIB
+from gdpo_tune.core.outages import PATIENCE
 
 _LOGGER = logging.getLogger("gdpo_tune.training")
 FOREIGN = 2 * GIB
@@ -60,8 +61,9 @@ def lock_gpu() -> Generator[None]:
     properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
     directory = Path(tempfile.gettempdir()) / f"gdpo-tune-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
-    with (directory / f"gpu-{properties.uuid}.lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # the kernel releases it when the file is closed
+    path = directory / f"gpu-{properties.uuid}.lock"
+    with path.open("a") as file:
+        lock_file(file.fileno(), fcntl.LOCK_EX, path)
         yield
 
 

@@ -270,7 +270,6 @@ def wake_up(llm: Any) -> None:
 
 
 def _start(start: Callable[[], Any], threads: int) -> Any:
-    """Start vLLM in the current thread."""
     set_threads = torch.set_num_threads
     set_threads(threads)
     try:

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from gdpo_tune.core.checkpoint_names import ADAPTER
 from gdpo_tune.core.errors import PolicyError
@@ -32,24 +33,31 @@ from gdpo_tune.training.sharding import gather_on_first, gather_tensor, is_shard
 
 MEMORY = Path("/dev/shm")
 """File system in memory."""
+_TARGETS = (nn.Linear, Conv1D, nn.Embedding)
+"""Modules that get an adapter, as in PEFT; Conv1D is the linear module of GPT-2."""
 
 
 def build_adapter_config(model: PreTrainedModel, settings: ModelSettings, policy: str) -> Any:
     """Build the `LoraConfig` with which TRL wraps the model; None without a rank.
 
     Raises:
-        PolicyError: a target matches no linear module of the model, whose name is `policy`.
+        PolicyError: a target matches no module of the model, whose name is `policy`.
     """
     if not settings.lora_rank:
         return None
     peft: Any = import_module("peft")
     _check_targets(model, settings.lora_targets, policy)
     everywhere = settings.lora_targets == (EVERY_LINEAR,)
+    transposed = any(isinstance(module, Conv1D) for module in model.modules())
+    # Readers of the adapter get these weights even when the base's main branch has moved on.
+    commit = getattr(model.config, "_commit_hash", None)
     return peft.LoraConfig(
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha or 2 * settings.lora_rank,
         target_modules=EVERY_LINEAR if everywhere else list(settings.lora_targets),
         task_type="CAUSAL_LM",
+        fan_in_fan_out=transposed,
+        revision=settings.revision or commit,
     )
 
 
@@ -132,7 +140,7 @@ def choose_memory(size: int, memory: Path = MEMORY) -> Path | None:
 
 def count_adapter_numbers(model: PreTrainedModel, rank: int) -> int:
     """Return the numbers in adapters of this rank on every linear module and every embedding."""
-    wrapped = [m for m in model.modules() if isinstance(m, nn.Linear | nn.Embedding)]
+    wrapped = [m for m in model.modules() if isinstance(m, _TARGETS)]
     return rank * sum(sum(module.weight.shape) for module in wrapped)
 
 
@@ -146,10 +154,13 @@ def load_adapter(model: PreTrainedModel, checkpoint: Path) -> Any:
 
 
 def _check_targets(model: PreTrainedModel, targets: tuple[str, ...], policy: str) -> None:
-    """Refuse a target that matches no linear module other than the output head."""
-    head = model.get_output_embeddings()
-    linear = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
-    names = [name for name, module in linear if module is not head]
+    """Refuse a target that matches no module with weights of its own besides the output head.
+
+    An embedding whose weights are also the head's would change the head once it is merged.
+    """
+    head: Any = model.get_output_embeddings()
+    modules: list[tuple[str, Any]] = list(model.named_modules())
+    names = [n for n, m in modules if isinstance(m, _TARGETS) and m.weight is not head.weight]
     unknown = [
         target
         for target in targets

@@ -12,6 +12,7 @@ from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.steps import append_step
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Measurement, Report
+from gdpo_tune.policies.initial_policy import keep_form
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import ranks
 from gdpo_tune.training.checkpoints import Checkpoint, create_draft, write_checkpoint
@@ -38,6 +39,8 @@ def merge_and_validate(
     with create_draft(config.directory, is_writer=token is not None) as draft:
         if token is not None:
             write_merge(config.parts, draft, evaluator.cache.take_policy)
+            with explain_full_disk(config.directory, "the settings of a merge"):
+                keep_form(draft, config.policy, config.model.revision)
         ranks.broadcast_from_first(None)  # it is written
         model = load_merge(config, draft)
         validation = evaluator.evaluate(model, "validation", 0)
@@ -51,9 +54,12 @@ def merge_and_validate(
         report(measurement, None)
         checkpoint = None
         if token is not None:
-            checkpoint = write_checkpoint(
-                config.directory, 0, cost, lambda target: _move_files(draft, target), validation
-            )
+
+            def fill(target: Path) -> None:
+                for path in draft.iterdir():
+                    path.rename(target / path.name)
+
+            checkpoint = write_checkpoint(config.directory, 0, cost, fill, validation)
     checkpoint = ranks.broadcast_from_first(checkpoint)
     assert checkpoint is not None, "the first process has written it, or has raised"
     return model, checkpoint
@@ -63,8 +69,3 @@ def load_merge(config: TrialConfig, directory: Path) -> PreTrainedModel:
     """Load a merge as a trial of this configuration loads a policy."""
     model: Any = load_policy(str(directory), choose_weights_dtype(config.model))[0]
     return model.to("cuda") if torch.cuda.is_available() else model
-
-
-def _move_files(source: Path, target: Path) -> None:
-    for path in source.iterdir():
-        path.rename(target / path.name)

@@ -20,6 +20,7 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import safe_open
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -43,6 +44,7 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "README.md", ADAPTER_CO
 _TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model")
 _PROMPTS = (PROMPTS_FILE, "chat_template.jinja")
 _NOT_COMPARED = {
+    PROMPTS_FILE: {"instructions_text"},  # of a task whose settings may differ
     "config.json": {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"},
     "tokenizer.json": {"version", "truncation", "padding"},
 }
@@ -202,8 +204,15 @@ def _find_difference(first: Path, other: Path) -> str | None:
         return None
     if first.suffix != ".json":
         return None if first.read_bytes() == other.read_bytes() else first.name
-    ours, theirs = (json.loads(file.read_text(encoding="utf-8")) for file in (first, other))
-    keys = (ours.keys() | theirs.keys()) - _NOT_COMPARED.get(first.name, set())
+    codec = first.name == "tokenizer.json"  # versions write its pairs in two ways
+    texts = [
+        Tokenizer.from_file(str(f)).to_str() if codec else f.read_text() for f in (first, other)
+    ]
+    ours, theirs = map(json.loads, texts)
+    keys = ours.keys() | theirs.keys()
+    if ("rope_parameters" in ours) != ("rope_parameters" in theirs):  # two versions wrote them
+        keys = ours.keys() & theirs.keys()
+    keys -= _NOT_COMPARED.get(first.name, set())
     different = sorted(key for key in keys if ours.get(key) != theirs.get(key))
     return f"{different[0]} in {first.name}" if different else None
 
@@ -266,7 +275,7 @@ def _join_adapters(parts: Sequence[TrainedPart], directory: Path) -> None:
         sources = [_Weights(path, stack) for path in adapters]
         for name in sources[0]:
             matrices = [source[name].float() for source in sources]
-            if ".lora_B." in name:
+            if ".lora_B." in name or ".lora_embedding_B" in name:
                 scaled = [s * matrix for s, matrix in zip(scales, matrices, strict=True)]
                 joined[name] = torch.cat(scaled, dim=1)
             else:

@@ -117,7 +117,7 @@ def gdpo_no_batch_norm(groups: GroupedRewards, eps: float) -> Tensor:
 
     Source: ablation in arXiv 2601.05242, which reports that it sometimes fails to converge.
     """
-    return _sum(groups.centred / (groups.std + eps) * groups.weights)
+    return add_terms(groups.centred / (groups.std + eps) * groups.weights)
 
 
 def gdpo_no_std(groups: GroupedRewards, eps: float) -> Tensor:
@@ -148,7 +148,7 @@ def grpo_no_std(groups: GroupedRewards, eps: float) -> Tensor:
     Source: Dr. GRPO, arXiv 2503.20783; TRL's `scale_rewards="none"`.
     """
     del eps
-    return _sum(groups.centred * groups.weights)
+    return add_terms(groups.centred * groups.weights)
 
 
 def grpo_batch(groups: GroupedRewards, eps: float) -> Tensor:
@@ -172,7 +172,7 @@ def dvao(groups: GroupedRewards, eps: float) -> Tensor:
     """
     spread = groups.std * groups.weights
     terms = groups.centred / (groups.std + eps) * spread
-    return _sum(terms) / (spread.sum(dim=2) + eps)
+    return add_terms(terms) / (spread.sum(dim=2) + eps)
 
 
 def saw(groups: GroupedRewards, eps: float) -> Tensor:
@@ -210,7 +210,7 @@ def gd2po(groups: GroupedRewards, eps: float) -> Tensor:
     kept = groups.scored & ~disagrees
     scored = groups.scored.sum(dim=1, keepdim=True).clamp(min=1)
     share = kept.sum(dim=1, keepdim=True) / scored.double()
-    return torch.where(kept, _whiten(_sum(terms * groups.weights) * share, kept, eps), 0.0)
+    return torch.where(kept, _whiten(add_terms(terms * groups.weights) * share, kept, eps), 0.0)
 
 
 def reduce_saturated_weights(groups: GroupedRewards, gamma: float) -> Tensor:
@@ -260,10 +260,7 @@ def _check(rewards: Tensor, weights: Tensor, group_size: int, eps: float) -> Non
 
 
 def _group(
-    rewards: Tensor,
-    weights: Tensor,
-    group_size: int,
-    ranges: Sequence[tuple[float, float]] | None,
+    rewards: Tensor, weights: Tensor, group_size: int, ranges: Sequence[tuple[float, float]] | None
 ) -> GroupedRewards:
     used = weights > 0
     bounds = [registry.UNKNOWN_RANGE] * len(weights) if ranges is None else ranges
@@ -293,7 +290,7 @@ def _rescale(weights: Tensor) -> Tensor:
     return finite / finite.max().clamp(min=torch.finfo(finite.dtype).tiny)
 
 
-def _sum(terms: Tensor) -> Tensor:
+def add_terms(terms: Tensor) -> Tensor:
     """Sum over the last dimension; terms that cancel up to rounding give exactly 0."""
     total = terms.sum(dim=-1)
     rounding_error = 1e-12 * terms.abs().sum(dim=-1)

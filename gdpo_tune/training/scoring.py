@@ -4,36 +4,54 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gdpo_tune.core.errors import NonFiniteError, TrialFailure
 from gdpo_tune.core.shaping import Rewards, Shaping
 from gdpo_tune.core.steps import REWARDS
-from gdpo_tune.tasks.base import JudgesEarly, Problem, RewardFailures, Task
+from gdpo_tune.tasks.base import (
+    MOST_FAILED,
+    CallContext,
+    JudgesEarly,
+    Problem,
+    Scores,
+    Task,
+    call_score,
+    check_scores,
+)
 
 RewardFunction = Callable[..., Sequence[float | None]]
 """TRL's form: keyword arguments such as `completions`; one reward per completion."""
 LogMetric = Callable[[str, float], None]
 """Callback of TRL by which a reward function logs a metric."""
 
-MOST_FAILED = 0.1
-"""Share of a batch on which a reward function may raise. A service that fails for a moment costs a
-few completions. A defect, or a kind of completion that the function cannot read, would change what
-is trained, so the trial ends."""
-
 _log = logging.getLogger(__name__)
 
 
-def require_judged(failures: Mapping[str, RewardFailures], count: int) -> None:
-    """Raise `TrialFailure` if a reward function raised on too many of `count` completions."""
-    for name, failed in failures.items():
+def score_batch(
+    task: Task,
+    problems: Sequence[Problem],
+    completions: Sequence[str],
+    lengths: Sequence[int],
+    context: CallContext,
+) -> Scores:
+    """Let a task judge N completions, and check their number, and their range if the task says it.
+
+    Raises:
+        TrialFailure: a check fails, or a reward function raised on too many of them.
+    """
+    count = len(completions)
+    scores = call_score(task, problems, completions, lengths, context)
+    for name, failed in scores.failures.items():
         share = failed.count / count
         if share > MOST_FAILED:
             raise TrialFailure(
                 f"reward {name} raised for {share:.0%} of {count} completions, and at most "
                 f"{MOST_FAILED:.0%} may fail; first: {failed.first}"
             )
+    check_scores(scores, count, task)
+    return scores
 
 
 def require_finite(values: Sequence[float | None], name: str, when: str) -> None:
@@ -78,7 +96,7 @@ class _BatchScorer:
         self._task, self._problems, self._shaping = task, problems, shaping
         self._batch: Sequence[str] | None = None
         self._rewards: Rewards = {}
-        self._failures: Mapping[str, RewardFailures] = {}
+        self._scores = Scores({}, {})
         self._warned: set[str] = set()
 
     def build_function(self, name: str) -> RewardFunction:
@@ -89,10 +107,14 @@ class _BatchScorer:
             completion_ids: Sequence[Sequence[int]],
             problem: Sequence[int],
             log_metric: LogMetric | None = None,
+            trainer_state: Any = None,
             **_: Any,
         ) -> Sequence[float | None]:
-            self._score(completions, [len(ids) for ids in completion_ids], problem)
-            failed = self._failures.get(name)
+            self._score(completions, completion_ids, problem, trainer_state)
+            if log_metric is not None and name == self._task.rewards[0]:  # once a batch
+                for metric, value in self._scores.logged:
+                    log_metric(metric, value)
+            failed = self._scores.failures.get(name)
             if log_metric is not None and failed is not None:
                 # Always logged, because all processes must log the same metrics.
                 log_metric(f"{REWARDS}{name}/failed", failed.count / len(completions))
@@ -105,13 +127,19 @@ class _BatchScorer:
         return reward
 
     def _score(
-        self, completions: Sequence[str], lengths: Sequence[int], problem: Sequence[int]
+        self,
+        completions: Sequence[str],
+        completion_ids: Sequence[Sequence[int]],
+        problem: Sequence[int],
+        trainer_state: Any,
     ) -> None:
         if completions is self._batch:
             return
+        state = dict(vars(trainer_state)) if trainer_state else {}
+        state.pop("stateful_callbacks", None)  # they cannot be sent to another process
+        context = CallContext(completion_ids, state)
+        lengths = [len(ids) for ids in completion_ids]
         problems = [self._problems[index] for index in problem]
-        scores = self._task.score(problems, completions, lengths)
-        require_judged(scores.failures, len(completions))
-        self._rewards = self._shaping.apply(scores.rewards, lengths, scores.partial)
-        self._failures = scores.failures
+        self._scores = score_batch(self._task, problems, completions, lengths, context)
+        self._rewards = self._shaping.apply(self._scores.rewards, lengths, self._scores.partial)
         self._batch = completions

@@ -6,8 +6,9 @@ import math
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,20 @@ import torch
 from transformers import TrainerCallback
 
 from gdpo_tune.core import turns
-from gdpo_tune.core.errors import SupersededError
+from gdpo_tune.core.completions import shorten_completion, write_completions
+from gdpo_tune.core.errors import NO_SIGNAL, NoSignalError, SupersededError
 from gdpo_tune.core.files import explain_full_disk, write_atomically
-from gdpo_tune.core.steps import REWARDS, append_step
+from gdpo_tune.core.formatting import format_number, format_percent
+from gdpo_tune.core.steps import (
+    CLIPPED,
+    KEPT,
+    MOST_CUT,
+    REWARDS,
+    ZERO_STD,
+    append_step,
+    read_steps,
+    teaches_nothing,
+)
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Report
 from gdpo_tune.training import ranks
@@ -36,18 +48,8 @@ from gdpo_tune.training.random_state import read_random_state, save_random_state
 from gdpo_tune.training.sharding import gather_optimizer
 from gdpo_tune.training.trainer import GDPOTrainer
 
-_KEPT = (
-    *("loss", "grad_norm", "learning_rate", "entropy", "kl", "clip_ratio/region_mean"),
-    *("reward", "reward_std", "frac_reward_zero_std", "completions/mean_length"),
-    "sampling/importance_sampling_ratio/mean",
-    "sampling/sampling_logp_difference/mean",
-    "sampling/sampling_logp_difference/max",
-)
-"""Step metrics of TRL that are kept, besides those of each reward.
-
-`kl` exists where beta is above 0. Lengths are in tokens. With vLLM, the ratio is a mean over
-completions, those beyond TRL's bound counted as 0, and differences are in nats per token between
-engine and trainer."""
+_EXAMPLES = 3
+"""Completions that are kept of a trial without a signal."""
 _WRITER = "writer"
 """File of a trial's directory that holds the token of its writer."""
 
@@ -127,7 +129,7 @@ class StepReporter(TrainerCallback):
         state.log_history.clear()  # or every checkpoint would hold the whole history again
         if logs is None or "loss" not in logs:
             return
-        for name, value in select_metrics(logs).items():
+        for name, value in select_metrics(logs, self.trainer.logged_metrics).items():
             self._passes[name].append(value)
         step, rest = divmod(state.global_step, self.trainer.updates_per_step)
         if rest == 0:
@@ -162,6 +164,29 @@ class StepReporter(TrainerCallback):
         if written is not None and ranks.is_first():
             # Only now: before the report, other processes know only the older checkpoint.
             keep_newest(self.config.directory, self.config.keep_at)
+        if settings.dead_steps and teaches_nothing(measurement):
+            # The steps before a resume are in the trial's file alone.
+            steps = read_steps(self.config.directory)
+            in_a_row = len(list(takewhile(teaches_nothing, reversed(steps))))
+            dead = ranks.broadcast_from_first(in_a_row)
+            if dead >= min(settings.dead_steps, settings.steps):
+                weights = self.config.get_reward_weights(step - 1)
+                if ranks.is_first():
+                    self._keep_examples(weights)
+                raise NoSignalError(NO_SIGNAL + describe_dead_step(metrics, weights, dead))
+
+    def _keep_examples(self, weights: Mapping[str, float]) -> None:
+        logs: Any = self.trainer._logs  # pyright: ignore[reportPrivateUsage]
+        texts = list(zip(logs["prompt"], logs["completion"], strict=True))
+        rows = range(0, len(texts), max(1, len(texts) // _EXAMPLES))  # of different prompts
+        examples = [
+            shorten_completion(
+                *texts[r], {n: v[r] for n, v in logs["rewards"].items() if weights[n]}
+            )
+            for r in rows[:_EXAMPLES]
+        ]
+        with explain_full_disk(self.config.directory, "some completions"):
+            write_completions(self.config.directory, examples)
 
     def _save(self, step: int, validation: Mapping[str, Estimate]) -> Checkpoint:
         cost = self.clock.read(step, self.evaluator.sampled)
@@ -185,20 +210,35 @@ class StepReporter(TrainerCallback):
 
         written = None
         if ranks.is_first():
-            written = write_checkpoint(
-                self.config.directory,
-                step,
-                cost,
-                fill,
-                validation,
-            )
+            written = write_checkpoint(self.config.directory, step, cost, fill, validation)
         checkpoint = ranks.broadcast_from_first(written)
         assert checkpoint is not None, "the first process has written it, or has raised"
         self.checkpoint = checkpoint.path
         return checkpoint
 
 
-def select_metrics(logs: Mapping[str, Any]) -> dict[str, float]:
-    """Select the finite metrics of one pass, after `train/`: `_KEPT` and those of rewards."""
-    kept = ((k, v) for k, v in logs.items() if k in _KEPT or k.startswith(REWARDS))
+def select_metrics(logs: Mapping[str, Any], logged: Collection[str] = ()) -> dict[str, float]:
+    """Select the finite metrics of one pass, after `train/`: `KEPT`, `logged`, of rewards."""
+    kept = ((k, v) for k, v in logs.items() if k in KEPT or k in logged or k.startswith(REWARDS))
     return {f"train/{k}": float(v) for k, v in kept if v is not None and math.isfinite(v)}
+
+
+def describe_dead_step(
+    metrics: Mapping[str, float], weights: Mapping[str, float], steps: int
+) -> str:
+    """Describe the last of `steps` dead steps: which reward is equal where, and at which value."""
+    parts: list[str] = []
+    for name in (name for name, weight in weights.items() if weight):
+        reward = f"train/{REWARDS}{name}"
+        if f"{reward}/mean" not in metrics:
+            parts.append(f"{name} has no value")
+        elif metrics.get(f"{reward}/std") == 0:
+            value = format_number(metrics[f"{reward}/mean"])
+            parts.append(f"{name} is {value} for every completion")
+        elif metrics[f"{reward}/{ZERO_STD}"] == 1:
+            parts.append(f"{name} is equal within each group")
+        else:
+            parts.append(f"{name} varies, but its advantages cancel")
+    if (cut := metrics.get(f"train/{CLIPPED}", 0.0)) > MOST_CUT:
+        parts.append(f"{format_percent(cut)} of the completions are cut at max_completion_length")
+    return f"every advantage was 0 in {steps} steps in a row: {', '.join(parts)}"

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from gdpo_tune.core.errors import NonFiniteError
-from gdpo_tune.core.steps import REWARDS
-from gdpo_tune.training.normalization import compute_advantages
+from gdpo_tune.core.steps import NO_ADVANTAGE, REWARDS, ZERO_STD
+from gdpo_tune.training.normalization import add_terms, compute_advantages
 from gdpo_tune.training.random_state import load_random_state
 from gdpo_tune.training.scoring import BeginJudging, RewardFunction, require_finite
 from gdpo_tune.training.sharded_trainer import ShardedTrainer
@@ -50,6 +50,7 @@ class GDPOTrainer(ShardedTrainer):
         ranges: Sequence[tuple[float, float]] | None = None,
         encode: Callable[[Sequence[str]], list[list[int]]] | None = None,
         begin_judging: BeginJudging | None = None,
+        check_batch: Callable[[Any, dict[str, Any]], None] | None = None,
         **arguments: Any,
     ) -> None:
         """Build the trainer from K reward functions and TRL's `arguments`.
@@ -57,14 +58,19 @@ class GDPOTrainer(ShardedTrainer):
         `normalization` (the mode), `gamma`, `baseline` and `ranges` are as in `compute_advantages`.
         `encode` maps prompts to the tokens that the policy reads; None: the tokenizer does.
         `begin_judging` gets each completion before the rewards of its batch are computed.
+        `check_batch` gets this trainer and its first batch, once that is sampled and scored.
         """
         self._compute_advantages = functools.partial(
             compute_advantages, mode=normalization, gamma=gamma, baseline=baseline, ranges=ranges
         )
         self._encode = encode
         self._begin_judging = begin_judging
+        self._check_batch = check_batch
         self._sampled_problems: list[int] = []
         self._rewards: Tensor | None = None
+        self._had_signal = False
+        self.logged_metrics: set[str] = set()
+        """Names of metrics that reward functions logged."""
         guarded: Any = [self._guard(function) for function in reward_funcs]
         super().__init__(reward_funcs=guarded, **arguments)
 
@@ -83,6 +89,9 @@ class GDPOTrainer(ShardedTrainer):
         if self._begin_judging is not None:
             self._sampled_problems = [one["problem"] for one in inputs]
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if self._check_batch is not None:
+            self._check_batch(self, output)
+            self._check_batch = None
         rewards = self._rewards
         assert rewards is not None, "TRL no longer calls _calculate_rewards"
         self._rewards = None
@@ -93,6 +102,7 @@ class GDPOTrainer(ShardedTrainer):
         advantages = self._compute_advantages(rewards, weights, group_size)
         # The rewards of a process are adjacent, in the order of the processes.
         first = self.accelerator.process_index * len(inputs)
+        self._had_signal |= bool((advantages != 0).any())
         output["advantages"] = advantages[first : first + len(inputs)]
         logged: Any = self._logs["advantages"]
         logged.extend(advantages.tolist())
@@ -101,8 +111,9 @@ class GDPOTrainer(ShardedTrainer):
             for kind in ("mean", "std"):
                 logged_metrics.pop(f"{REWARDS}{name}/{kind}", None)
         metrics = compute_reward_metrics(rewards, weights, group_size, self.reward_func_names)
-        for name, value in metrics.items():
-            logged_metrics[name].append(value)
+        metrics[NO_ADVANTAGE] = float((advantages == 0).double().mean())
+        logged_metrics.pop(ZERO_STD, None)
+        logged_metrics.update((name, [value]) for name, value in metrics.items())
         return output
 
     @property
@@ -128,17 +139,34 @@ class GDPOTrainer(ShardedTrainer):
         self._rewards = rewards
         return rewards
 
+    def _log_metric(self, name: str, value: float) -> None:
+        self.logged_metrics.add(name)
+        super()._log_metric(name, value)
+
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[Any, ...]:
         if self._encode is None:
             return super()._tokenize_prompts(prompts)
         return self._encode(prompts), None, {}  # no images, no further fields
 
     def compute_loss(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """Compute TRL's loss and refuse NaN and inf."""
-        loss: Tensor = super().compute_loss(*arguments, **keywords)
+        """Compute TRL's loss and refuse NaN and inf.
+
+        Before the first advantage, loss and gradients are exactly 0, and no pass is computed: that
+        a policy learns nothing is noticed at the price of its samples.
+        """
+        if self._can_move():
+            loss: Tensor = super().compute_loss(*arguments, **keywords)
+        else:
+            trained = (p for p in self.policy.parameters() if p.requires_grad)
+            loss = torch.stack([0 * p.sum() for p in trained]).sum()  # gradients of 0, not none
         if not bool(torch.isfinite(loss)):
             raise NonFiniteError(f"loss is {loss.item()} at {self._describe_step()}")
         return loss
+
+    def _can_move(self) -> bool:
+        """Return whether a loss may move the policy: by advantages, or by a term of its own."""
+        terms = self.beta != 0 or self._entropy_bonus_enabled or self.aux_loss_enabled
+        return self._had_signal or terms or self.accelerator.num_processes > 1
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log as TRL does and refuse a gradient norm of NaN or inf."""
@@ -178,26 +206,38 @@ def compute_reward_metrics(
         `.../frac_reward_zero_std`, the share of the groups with a scored reward whose scored
         rewards are all equal; `.../share` of
         |w_k sigma_k| in its sum over all rewards, sigma_k the pooled standard deviation within
-        groups. An undefined metric, such as the mean of a reward that scored nothing, is left out.
+        groups. `frac_reward_zero_std` is that share for the weighted sum of the rewards, and
+        `reward_std` is 0 where this sum is the same in the whole batch. An undefined metric, such
+        as the mean of a reward that scored nothing, is left out.
+
+    Values are compared before they are averaged, as in `normalization`: the mean of three rewards
+    of 0.1 is not 0.1 in floating point, and TRL's sums of float32 differ by their rounding.
     """
     values = rewards.double()
     grouped = values.unflatten(0, (-1, group_size))
     present = ~grouped.isnan()
     seen = present.any(dim=1)
-    centred = torch.nan_to_num(grouped - grouped.nanmean(dim=1, keepdim=True))
-    dead = seen & ~((centred != 0).any(dim=1))
+    lowest = torch.where(present, grouped, torch.inf).amin(dim=1, keepdim=True)
+    varies = lowest < torch.where(present, grouped, -torch.inf).amax(dim=1, keepdim=True)
+    centred = grouped - grouped.nanmean(dim=1, keepdim=True)
+    centred = torch.where(present & varies, centred, 0.0)
+    dead = seen & ~varies.squeeze(1)
     freedom = (present.sum(dim=(0, 1)) - seen.sum(dim=0)).clamp(min=1)
     pull = weights.double().abs() * (centred.square().sum(dim=(0, 1)) / freedom).sqrt()
     total = pull.sum().clamp(min=torch.finfo(torch.float64).tiny)
     metrics: dict[str, float] = {}
+    sums = (values * weights.double()).nansum(dim=1)[~values.isnan().all(dim=1)]
+    if len(sums):
+        equal = (add_terms(centred * weights.double()) == 0).all(dim=1)[seen.any(dim=1)]
+        metrics[ZERO_STD] = float(equal.sum() / len(equal))
+        if sums.min() == sums.max():
+            metrics["reward_std"] = 0.0
     for k, name in enumerate(names):
         scored = values[:, k][~values[:, k].isnan()]
         metrics[f"{REWARDS}{name}/share"] = float(pull[k] / total)
         if len(scored):
             metrics[f"{REWARDS}{name}/mean"] = float(scored.mean())
-            metrics[f"{REWARDS}{name}/frac_reward_zero_std"] = float(
-                dead[:, k].sum() / seen[:, k].sum()
-            )
+            metrics[f"{REWARDS}{name}/{ZERO_STD}"] = float(dead[:, k].sum() / seen[:, k].sum())
         if len(scored) > 1:
             metrics[f"{REWARDS}{name}/std"] = float(scored.std())
     return metrics

@@ -7,7 +7,6 @@ CPU, in a fresh process or a reused one, uninterrupted or resumed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,24 +16,22 @@ from accelerate.utils import set_seed
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from gdpo_tune.core import task_files
+from gdpo_tune.core.checkpoint_names import parse_step
+from gdpo_tune.core.steps import read_steps
 from gdpo_tune.core.trial_config import TrialConfig
-from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, Report
+from gdpo_tune.core.trials import UNCHANGED, Cost, Measurement, Outcome, Report
 from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.tasks.base import Problem, Task
 from gdpo_tune.training import gpu, live_engine, ranks
 from gdpo_tune.training.build import build_trainer
 from gdpo_tune.training.checkpoints import Checkpoint, read_checkpoint
-from gdpo_tune.training.evaluation import Evaluator
+from gdpo_tune.training.evaluation import Evaluator, build_decoding, derive_seed
 from gdpo_tune.training.lora import load_adapter
 from gdpo_tune.training.merged_trial import load_merge, merge_and_validate
 from gdpo_tune.training.out_of_memory import explain_out_of_memory
-from gdpo_tune.training.rollout import (
-    Generate,
-    choose_held_out_sampler,
-    uses_engine_in_process,
-)
+from gdpo_tune.training.rollout import Generate, choose_held_out_sampler, uses_engine_in_process
 from gdpo_tune.training.step_reporter import Clock, StepReporter
-from gdpo_tune.training.worker_cache import WorkerCache, open_worker_cache
+from gdpo_tune.training.worker_cache import WorkerCache, build_worker_cache, open_worker_cache
 
 
 def train(
@@ -118,25 +115,66 @@ def run_trial(
     else:
         model, sampler = _load_without_training(config, cache, start)
         evaluator = Evaluator(config, cache, sampler)
-        validation = _evaluate_once(evaluator, model, start)
+        if start is None or not start.validation:
+            validation = evaluator.evaluate(model, "validation", 0 if start is None else start.step)
+        else:
+            cache.load_split("validation")  # counts the prompts that are left out
+            validation = start.validation
         checkpoint = None if start is None else start.path
+    unchanged = {UNCHANGED: "every gradient was 0"} if _had_no_gradient(config) else {}
     return Outcome(
         validation=validation,
         test=evaluator.evaluate_test(model, steps) if with_test else {},
         cost=clock.read(steps, evaluator.sampled),
         checkpoint=checkpoint,
-        environment={**cache.environment, **task_files.hash_task_file(config.task)},
+        # after the evaluations, which load prompts
+        environment={**cache.environment, **unchanged},
     )
 
 
-def _evaluate_once(
-    evaluator: Evaluator, model: PreTrainedModel, start: Checkpoint | None
-) -> Mapping[str, Estimate]:
-    """Evaluate a policy on validation prompts, unless its checkpoint holds the estimates."""
-    if start is None or not start.validation:
-        return evaluator.evaluate(model, "validation", 0 if start is None else start.step)
-    evaluator.cache.load_split("validation")  # counts the prompts that are left out
-    return start.validation
+def sample_policy(
+    config: TrialConfig, count: int
+) -> tuple[Task, list[tuple[Problem, str, list[int]]]]:
+    """Sample `count` completions as a trial's first evaluation does, each of another prompt.
+
+    Where there are fewer validation prompts, the first ones come again.
+
+    Returns:
+        The task, which the caller closes; and problems, completions and their tokens.
+
+    Raises:
+        PolicyError, DataError, SandboxUnavailable: from the policy, the data or the task.
+    """
+    prepare_process(config)
+    set_seed(config.seed)
+    cache = build_worker_cache(config)
+    held_out = cache.load_split("validation")
+    rows = [row % len(held_out.prompts) for row in range(count)]
+    model, sampler = _load_without_training(config, cache, None)
+    completions = sampler(
+        model,
+        [held_out.prompts[row] for row in rows],
+        build_decoding(config.training, model, cache.tokenizer),
+        torch.Generator().manual_seed(derive_seed(config.seed, "validation", 0)),
+    )
+    texts: list[str] = cache.tokenizer.batch_decode(completions, skip_special_tokens=True)
+    problems = [held_out.problems[row] for row in rows]
+    return cache.task, list(zip(problems, texts, completions, strict=True))
+
+
+def _had_no_gradient(config: TrialConfig) -> bool:
+    """Return whether the training, or that of every part, left the policy's weights as they were.
+
+    A member of a population has not recorded the steps that it took over.
+    """
+    if config.schedule or not (config.train or config.parts):
+        return False
+    ends = [(p.checkpoint.parent, parse_step(p.checkpoint.name) or 0) for p in config.parts]
+    for directory, last in ends or [(config.directory, config.training.steps)]:
+        norms = [s.metrics.get("train/grad_norm") for s in read_steps(directory) if s.step <= last]
+        if len(norms) < max(last, 1) or any(norm != 0 for norm in norms):
+            return False
+    return True
 
 
 def _load_without_training(

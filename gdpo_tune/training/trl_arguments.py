@@ -63,7 +63,7 @@ def build_trainer_arguments(
         steps_per_generation=parts.count * parts.mini_batches,
         max_completion_length=settings.max_completion_length,
         lr_scheduler_type=_SCHEDULES[settings.lr_schedule],
-        warmup_steps=round(settings.warmup_share * settings.steps) * updates,
+        warmup_steps=settings.warmup_steps * updates,
         max_grad_norm=settings.max_grad_norm,
         # Below 1, another policy would sample than the one that is trained.
         top_p=1.0,

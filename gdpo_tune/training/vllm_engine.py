@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from gdpo_tune.core.engines import round_up_rank
 from gdpo_tune.core.errors import EngineError
+from gdpo_tune.core.policy_shapes import find_position_limit
 from gdpo_tune.core.rendezvous import RENDEZVOUS, find_free_port
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.training import ranks
@@ -156,9 +157,8 @@ def _choose_options(
 
 def _count_positions(config: TrialConfig, model: PreTrainedModel) -> int:
     """Return the tokens of the longest prompt with its completion."""
-    policy: Any = model.config
     longest = config.data.max_prompt_length + config.training.max_completion_length
-    return min(longest, policy.max_position_embeddings)
+    return min(longest, find_position_limit(model.config.to_dict()) or longest)
 
 
 def _draw_from_seeds_alone(worker: Any) -> None:

@@ -23,7 +23,7 @@ from gdpo_tune.core.errors import DataError
 from gdpo_tune.core.prompt_order import PROBLEM_SEED
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import PROMPTS_LEFT_OUT
-from gdpo_tune.policies.initial_policy import hash_policy, save_initial_policy
+from gdpo_tune.policies.initial_policy import hash_policy, keep_form, save_initial_policy
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.policies.prompts import PromptFormat, choose_prompt_format
 from gdpo_tune.tasks.base import Problem, Split, Task
@@ -64,6 +64,8 @@ class WorkerCache:
     """Where trials get their vLLM."""
     initial: str = ""
     """Digest of the untrained policy, as checkpoints record it."""
+    decoding: Any = None
+    """Generation config by which policies are judged, as checkpoints record it."""
     shared: dict[str, object] = field(default_factory=dict[str, object])
     """`list_shared_settings` of the first trial, in which all others agree."""
     left_out: dict[str, str] = field(default_factory=dict[str, str])
@@ -84,15 +86,26 @@ class WorkerCache:
         model, self.pristine = self.pristine, None
         return model
 
+    def encode_prompts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of training prompts, by the texts of their problems."""
+        known = self.load_split("train")
+        rows = {problem.prompt: row for row, problem in enumerate(known.problems)}
+        return [list(known.prompts[rows[text]]) for text in texts]
+
     @property
     def environment(self) -> dict[str, str]:
         """Provenance of the task, and the number of prompts left out of the splits in use."""
         return {**self.task.environment(), **self.left_out}
 
     def save_format(self, directory: Path) -> None:
-        """Record in a trained policy's directory its prompt format and its initial policy."""
+        """Record in a trained policy's directory its prompts, decoding and initial policy.
+
+        Its settings and tokenizer, which the directory holds, get the form of the initial policy.
+        """
         self.prompts.save(directory)
         save_initial_policy(directory, self.initial)
+        self.decoding.save_pretrained(directory)
+        keep_form(directory, self.config.policy, self.config.model.revision)
 
     def load_split(self, split: Split) -> ProblemSet:
         """Load the problems of a split whose prompts are short enough.
@@ -104,7 +117,7 @@ class WorkerCache:
             return self._splits[split]
         count: int = getattr(self.config.training, f"{split}_prompts")
         problems = self.task.problems(split, count, PROBLEM_SEED)
-        prompts = self.prompts.encode([problem.prompt for problem in problems])
+        prompts = self.prompts.encode([problem.turns or problem.prompt for problem in problems])
         limit = self.config.data.max_prompt_length
         short = [row for row, prompt in enumerate(prompts) if len(prompt) <= limit]
         left_out = count - len(short)
@@ -149,22 +162,19 @@ def build_worker_cache(
     """
     model, tokenizer = _load_policy(config)
     task: Task = task_files.build_task(
-        config.task,
-        config.training,
-        config.sandbox,
-        config.data,
-        config.params,
-        config.scoring,
+        config.task, config.training, config.sandbox, config.data, config.params, config.scoring
     )
     instructions = task.instructions, config.model.instructions
-    prompts = choose_prompt_format(config.policy, tokenizer, *instructions)
+    arguments = config.model.chat_template_kwargs, config.model.template_date
+    prompts = choose_prompt_format(config.policy, tokenizer, *instructions, *arguments)
     initial = hash_policy(model)
     if shares_weights:
         network: Any = model
         model = network.requires_grad_(False).to("cuda" if torch.cuda.is_available() else "cpu")
     shared = list_shared_settings(config)
     return WorkerCache(
-        config, task, tokenizer, prompts, model, shares_weights, engines, initial, shared
+        *(config, task, tokenizer, prompts, model, shares_weights, engines, initial),
+        *(copy.deepcopy(model.generation_config), shared),
     )
 
 
@@ -198,7 +208,10 @@ def release_worker_cache() -> None:
 
 
 def _load_policy(config: TrialConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    return load_policy(config.policy, choose_weights_dtype(config.model), config.model.revision)
+    settings, temperature = config.model, config.training.evaluation_temperature
+    dtype, dropout = choose_weights_dtype(settings), settings.dropout
+    arguments = config.policy, dtype, settings.revision
+    return load_policy(*arguments, dropout=dropout, temperature=temperature)
 
 
 atexit.register(release_worker_cache)

@@ -20,11 +20,7 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.disk import list_evaluated_steps
-from gdpo_tune.training.checkpoints import (
-    drop_optimizer,
-    find_newest_checkpoint,
-    remove_all_but,
-)
+from gdpo_tune.training.checkpoints import drop_optimizer, find_newest_checkpoint, remove_all_but
 
 
 def delete_unkept_checkpoints(ledger: Ledger) -> None:
@@ -32,8 +28,9 @@ def delete_unkept_checkpoints(ledger: Ledger) -> None:
 
     A kept trial keeps all files of its last checkpoint. Unfinished trials keep theirs, and pruned
     ones under `keep: all` their newest one. A merge on the front keeps the policies of its parts.
+    Trials before an accepted change of content keep what they have: their front is not known here.
     """
-    records = [record for record in ledger.get_records() if not record.is_open]
+    records = [r for r in ledger.get_records() if not r.is_open and r.is_comparable]
     kept = select_kept_trials(ledger, records)
     parts = {part for record in records if record.number in kept for part in record.parts}
     paths: dict[int, set[Path]] = {}
@@ -101,6 +98,8 @@ def _select_promising(ledger: Ledger, ended: TrialRecord) -> dict[int, set[Path]
     promising = {(part.trial, part.step) for part in (*waiting[:left], *evaluated)}
     paths: dict[int, set[Path]] = {}
     for record in records:
+        if not record.is_comparable:
+            continue
         steps = record.kept_steps
         if record.replicate_of is None:
             steps = tuple(step for step in steps if (record.number, step) in promising)

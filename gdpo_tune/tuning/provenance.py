@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 from contextlib import suppress
@@ -10,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import psutil
+from gdpo_tune.core.system import count_local_cpus, read_machine_memory
 
 PACKAGES = ("gdpo-tune", "torch", "transformers", "trl", "vllm", "ray", "optuna", "numpy")
 """Packages whose versions a session records."""
@@ -27,8 +26,8 @@ def describe_machine() -> dict[str, Any]:
         "packages": packages,
         "python": platform.python_version(),
         "machine": platform.platform(),
-        "cpus": os.cpu_count(),
-        "memory_bytes": psutil.virtual_memory().total,
+        "cpus": count_local_cpus(),
+        "memory_bytes": read_machine_memory(),
     }
 
 
@@ -37,14 +36,10 @@ def read_git_revision() -> str:
     source = Path(__file__).resolve().parents[2]
     if not (source / ".git").exists():
         return ""
+    command = ["git", "-C", str(source), "describe", "--always", "--abbrev=40", "--dirty=+"]
     try:
-        described = subprocess.run(
-            ["git", "-C", str(source), "describe", "--always", "--abbrev=40", "--dirty=+"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
+        return subprocess.check_output(
+            command, stderr=subprocess.DEVNULL, text=True, timeout=5
+        ).strip()
     except (OSError, subprocess.SubprocessError):
         return ""
-    return described.stdout.strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core import registry
+from gdpo_tune.core.content import measure_content
 from gdpo_tune.core.errors import ClusterLostError, StoreError, StoreUnreachableError
 from gdpo_tune.core.events import (
     Event,
@@ -21,12 +23,13 @@ from gdpo_tune.core.events import (
     SweepSteered,
 )
 from gdpo_tune.core.files import explain_full_disk
-from gdpo_tune.core.signals import stop_on_signals
+from gdpo_tune.core.formatting import format_list
+from gdpo_tune.core.object_store import SPEC
+from gdpo_tune.core.signals import INTERRUPTED, stop_on_signals
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger, silence_optuna
 from gdpo_tune.ledger.sweep_store import SweepStore, check_writable
 from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler
-from gdpo_tune.spec.model import SPEC
 from gdpo_tune.tuning.kept_checkpoints import delete_unkept_checkpoints
 from gdpo_tune.tuning.provenance import describe_machine
 from gdpo_tune.tuning.ray import cluster
@@ -35,6 +38,7 @@ from gdpo_tune.tuning.ray.nodes import count_slots
 from gdpo_tune.tuning.ray.preflight import check_nodes
 from gdpo_tune.tuning.search.applied_requests import RequestInbox
 from gdpo_tune.tuning.search.candidate_plan import count_candidates
+from gdpo_tune.tuning.search.earlier_sweeps import refuse_other_content
 from gdpo_tune.tuning.search.plan import count_planned, explain_end, is_finished
 
 if TYPE_CHECKING:
@@ -54,8 +58,8 @@ class SweepResult:
     """Trials of a sweep that was interrupted or has finished."""
 
     records: tuple[TrialRecord, ...]
-    interrupted: bool
-    """True if it was stopped before its end; the same call resumes it."""
+    interrupted: int
+    """Exit status if it was stopped before its end; the same call resumes it. Otherwise 0."""
     spec: SweepSpec
     """With the settings that requests have changed, and the values of measured baselines."""
     reason: str = ""
@@ -65,7 +69,14 @@ class SweepResult:
 
 
 def run_sweep(
-    spec: SweepSpec, *, fresh: bool = False, listeners: Sequence[Listener] = (), train: str = ""
+    spec: SweepSpec,
+    *,
+    fresh: bool = False,
+    accept_changes: bool = False,
+    one_front: bool = False,
+    continue_from: str = "",
+    listeners: Sequence[Listener] = (),
+    train: str = "",
 ) -> SweepResult:
     """Run, resume or extend a sweep until nothing is left to do.
 
@@ -74,6 +85,9 @@ def run_sweep(
     Args:
         spec: what to search, and where it is kept.
         fresh: move an earlier sweep of this name aside and begin anew.
+        accept_changes: go on although files or versions that decide results have changed.
+        one_front: keep the trials before an accepted change on one front with later ones.
+        continue_from: directory or address of the sweep, if it is to go on in this one.
         listeners: called with every event, in the thread of this call; they must return quickly.
         train: `module:function` that trains one trial; `module:class`, as `training.packs.Pack`, if
             trials share a process. Default: those of `training`.
@@ -81,7 +95,8 @@ def run_sweep(
     Raises:
         ResourcesError: a trial does not fit on this machine or cluster.
         LedgerHeldError: another process runs this sweep.
-        IdentityError: another sweep has this name.
+        IdentityError: another sweep has this name, another directory has this sweep, or content
+            that decides its results changed.
         PolicyError, SandboxUnavailable: the policy or the sandbox of every trial is not available.
         DiskFullError: there is no room for checkpoints or the ledger; the same call resumes.
         ClusterError: the cluster cannot be joined, or its nodes do not share the directory.
@@ -92,7 +107,9 @@ def run_sweep(
     check_resources(spec)
     if spec.address:
         check_writable(spec.storage)
-    with Ledger.open(spec, fresh=fresh) as ledger:
+    with Ledger.open(spec, fresh=fresh, continue_from=continue_from) as ledger:
+        content = measure_content(spec.task, spec.policy, spec.model, spec.data, spec.rollout)
+        ledger.compare_content(content, accept=accept_changes, one_front=one_front)
 
         def emit(event: Event) -> None:
             for listener in listeners:
@@ -108,8 +125,10 @@ def run_sweep(
         emit(SweepStarted(records, planned, ledger.moved_aside, candidates, steering.pause))
         for request in steered:
             emit(SweepSteered(request, planned, candidates, steering.pause))
-        interrupted = False
+        interrupted = 0
         if not is_finished(spec, records, ledger.compute_hours(), added):
+            refuse_other_content(spec, content)
+            print_deleted_policies(ledger)
             interrupted = _with_ray(ledger, train, emit)
         spec = ledger.spec
         if spec.address:
@@ -121,12 +140,12 @@ def run_sweep(
         records = tuple(ledger.get_records())
         hours = ledger.compute_hours()
         reason = "" if interrupted else explain_end(spec, records, hours)
-        emit(SweepFinished(records, interrupted, reason))
+        emit(SweepFinished(records, bool(interrupted), reason))
         return SweepResult(records, interrupted, spec, reason, tuple(ledger.get_sessions()))
 
 
-def _with_ray(ledger: Ledger, train: str, emit: Listener) -> bool:
-    """Start or join Ray and run trials on it; return whether that was interrupted."""
+def _with_ray(ledger: Ledger, train: str, emit: Listener) -> int:
+    """Start or join Ray and run trials on it; return the exit status if that was interrupted."""
     started, spec = time.time(), ledger.spec
     session: int | None = None
     try:
@@ -141,7 +160,7 @@ def _with_ray(ledger: Ledger, train: str, emit: Listener) -> bool:
             emit(SearchStarted(slots, sampler))
             return _run_tuner(ledger, train, slots, emit, ray_cluster)
     except KeyboardInterrupt:  # while Ray started or ended: there was nothing to stop
-        return True
+        return INTERRUPTED
     finally:
         if session is not None:
             ledger.end_session(session, find_ending(ledger))
@@ -149,8 +168,8 @@ def _with_ray(ledger: Ledger, train: str, emit: Listener) -> bool:
 
 def _run_tuner(
     ledger: Ledger, train: str, slots: int, emit: Listener, ray_cluster: cluster.Cluster
-) -> bool:
-    """Run Ray Tune until the searcher has nothing left; return whether it was interrupted."""
+) -> int:
+    """Run Ray Tune until the searcher has nothing left; see `_with_ray`."""
     from gdpo_tune.tuning.ray.failures import Attempts
     from gdpo_tune.tuning.ray.messages import Setup
     from gdpo_tune.tuning.ray.places import PackHosts
@@ -178,8 +197,11 @@ def _run_tuner(
         searcher.stop_flag, ray_cluster.is_alive, searcher.apply_requests, together
     )
     attempts = Attempts(searcher, ray_cluster.nodes, ray_cluster.remember)
+    status = INTERRUPTED
 
-    def stop() -> None:
+    def stop(exit_status: int) -> None:
+        nonlocal status
+        status = exit_status
         searcher.stop()
         interruption.request()
 
@@ -205,7 +227,7 @@ def _run_tuner(
         shutil.rmtree(ledger.directory / RAY, ignore_errors=True)
     if searcher.fatal is not None:
         raise searcher.fatal
-    return interruption.requested
+    return status if interruption.requested else 0
 
 
 def build_tuner(
@@ -251,6 +273,20 @@ def build_tuner(
             callbacks=[callback],
         ),
     )
+
+
+def print_deleted_policies(ledger: Ledger) -> None:
+    """Print which policies a sweep that is extended lost when it ended: merges need them."""
+    ended = [r for r in ledger.get_records() if r.is_training and r.state == "complete"]
+    lost = [record.name for record in ended if record.checkpoint is None]
+    was_finished = any(session.get("ending") for session in ledger.get_sessions()[-1:])
+    if lost and was_finished and ledger.spec.has_candidates and ledger.spec.search.most_merges:
+        kept, names = len(ended) - len(lost), format_list(lost)
+        print(
+            f"note: merges choose among the {kept} policies that keep: {ledger.spec.keep} left at "
+            f"the end of this sweep; those of {names} were deleted. keep: all keeps every one.",
+            file=sys.stderr,
+        )
 
 
 def build_resources(spec: SweepSpec) -> Any:

@@ -1,8 +1,8 @@
 """Access control of the page: its token, the host, the origin, and a limit on wrong tokens.
 
 A browser sends requests to localhost for any web page that it shows. So the token alone is not
-enough: the name in `Host` must be one of this machine (DNS rebinding), and a change needs a header
-that other pages cannot send (cross-site request forgery).
+enough: the name in `Host` must be one of this machine or named for a proxy (DNS rebinding), and a
+change needs a header that other pages cannot send (cross-site request forgery).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import logging
+import re
 import secrets
 import socket
 import time
@@ -18,6 +19,8 @@ from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 LOG = logging.getLogger("gdpo_tune.web")
+HOST_NAME = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_-]+(\.[a-z0-9_-]+)*)(:\d{1,5})?")
+"""Name of a host as browsers send it, with a port that is not the scheme's."""
 HEADER = "x-gdpo-tune"
 """Header of every request that changes something; a foreign page cannot set it."""
 MOST_WRONG, WINDOW = 10, 60.0
@@ -51,13 +54,21 @@ class Guard:
     """The token of one server, and the addresses that guess at it."""
 
     def __init__(
-        self, token: str, names: frozenset[str], clock: Callable[[], float] = time.monotonic
+        self,
+        token: str,
+        names: frozenset[str],
+        clock: Callable[[], float] = time.monotonic,
+        proxied: frozenset[str] = frozenset(),
     ) -> None:
-        """Accept `names` in `Host`, besides addresses and localhost."""
+        """Accept `names` in `Host`, besides addresses and localhost.
+
+        A proxy serves the page as `proxied`: names, with their port where `Origin` has one.
+        """
         self.token = token
         # Cookies do not tell ports apart, and several servers may run on one machine.
         self.cookie = f"gdpo_tune_{hashlib.sha256(token.encode()).hexdigest()[:12]}"
-        self._names = names
+        self._names = names | {urlsplit(f"//{name}").hostname for name in proxied}
+        self._proxied = proxied
         self._clock = clock
         self._wrong: dict[str, deque[float]] = {}
 
@@ -93,13 +104,12 @@ class Guard:
             LOG.warning("too many of them from %s: it is told to wait %.0f s", address, WINDOW)
         return 403
 
-    @staticmethod
-    def may_change(headers: Mapping[str, str]) -> bool:
+    def may_change(self, headers: Mapping[str, str]) -> bool:
         """Return whether a request comes from a page of this server."""
-        origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != headers.get("host"):
-            return False
-        return HEADER in headers
+        scheme, _, name = headers.get("origin", "").partition("://")
+        is_own = name in (headers.get("host"), *self._proxied)
+        is_downgraded = headers.get("x-forwarded-proto") == "https" != scheme
+        return HEADER in headers and ("origin" not in headers or (is_own and not is_downgraded))
 
 
 def list_own_names(host: str) -> frozenset[str]:

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_tune.core.errors import GdpoTuneError
+from gdpo_tune.core.object_store import JOURNAL, SPEC
 from gdpo_tune.core.requests import RecordedRequest, Request
 from gdpo_tune.core.steps import STEPS_FILE, StepsReader
 from gdpo_tune.core.trial_config import Params
 from gdpo_tune.core.trials import Measurement, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.driver import Driver, find_driver
+from gdpo_tune.ledger.journal import Driver, find_driver
 from gdpo_tune.ledger.request_files import list_pending
 from gdpo_tune.ledger.steering_state import SteeringState
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.model import JOURNAL, SPEC
 
 IDLE_SHARE = 20
 """Reading may take one part in this many of the time, however large the sweep is."""
@@ -62,9 +62,7 @@ class LiveSweep:
     """Read access to one sweep; `refresh` returns the same object while nothing has changed."""
 
     def __init__(
-        self,
-        load: Callable[[], SweepSpec],
-        clock: Callable[[], float] = time.monotonic,
+        self, load: Callable[[], SweepSpec], clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Read the sweep for the first time.
 
@@ -110,7 +108,6 @@ class LiveSweep:
         return self._snapshot
 
     def _list_stamps(self) -> list[tuple[int, int, int] | None]:
-        """Return inode, size and time of each file that may have news."""
         running = [r.number for r in self._snapshot.records if r.state == "running"]
         files = [self._directory / JOURNAL, self._directory / SPEC]
         files += [self._directory / "trials" / str(n) / STEPS_FILE for n in running]
@@ -142,13 +139,14 @@ class LiveSweep:
 
     def _open_ledger(self) -> None:
         """Open the ledger, again if another one has taken its place or the spec has changed."""
-        stamps = (_stamp(self._directory / SPEC), _get_inode(self._directory / JOURNAL))
+        journal = _stamp(self._directory / JOURNAL)
+        stamps = (_stamp(self._directory / SPEC), journal and journal[0])
         if self._ledger is not None and stamps == self._opened:
             return
         self.close()
         self._readers = {}
         self._spec = self._load()
-        if self._spec.ledger or stamps[1] is not None:
+        if self._spec.ledger or journal is not None:
             self._ledger = Ledger.open(self._spec, read_only=True)
             self._opened = stamps
 
@@ -159,8 +157,3 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _get_inode(path: Path) -> int | None:
-    stamp = _stamp(path)
-    return stamp and stamp[0]

@@ -8,6 +8,7 @@ import json
 import socket
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -19,7 +20,7 @@ from plotly.offline import get_plotlyjs
 
 from gdpo_tune.core.errors import GdpoTuneError, UsageError
 from gdpo_tune.ledger.request_files import find_user
-from gdpo_tune.web.guard import HEADERS, Guard
+from gdpo_tune.web.guard import HEADERS, HOST_NAME, Guard
 from gdpo_tune.web.view import View
 
 DEFAULT_PORT = 8770
@@ -39,15 +40,22 @@ FILES = {
 KINDS = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
 
 
-def build_app(view: View, guard: Guard) -> FastAPI:
-    """Return the application: the page, its files, the state and requests to the sweep."""
+def build_app(view: View, guard: Guard, root_path: str = "") -> FastAPI:
+    """Return the application: the page, its files, the state and requests to the sweep.
+
+    A proxy may pass `root_path` on, or cut it off: all addresses in the page are relative.
+    """
     app = FastAPI(openapi_url=None)  # nothing but the page is served
     assets = {name: _read_file(*place) for name, place in FILES.items()}
     assets["plotly.js"] = get_plotlyjs().encode()
+    figures = {f"figure/{name}": partial(view.get_figure, name) for name in ("front", "running")}
+    contents = {"state": view.get_state, "space": view.get_space, **figures}
     lock = threading.Lock()  # a view belongs to one thread at a time
 
     @app.middleware("http")
     async def check(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:  # pyright: ignore[reportUnusedFunction]
+        if request.scope["path"].startswith(f"{root_path}/"):
+            request.scope["path"] = request.scope["path"][len(root_path) :]
         response = _refuse(request, guard)
         if response is None:
             response = await answer(request)
@@ -56,9 +64,12 @@ def build_app(view: View, guard: Guard) -> FastAPI:
         return response
 
     @app.get("/")
-    def show_page() -> Response:  # pyright: ignore[reportUnusedFunction]
+    def show_page(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         response = Response(_read_file("gdpo_tune.web", "page/index.html"), media_type="text/html")
-        response.set_cookie(guard.cookie, guard.token, httponly=True, samesite="strict")
+        # Without a path it is for what is below this page (RFC 6265, 5.1.4), behind any proxy.
+        is_secure = request.headers.get("x-forwarded-proto") == "https"
+        flags: Any = {"httponly": True, "samesite": "strict", "path": None, "secure": is_secure}
+        response.set_cookie(guard.cookie, guard.token, **flags)
         return response
 
     @app.get("/files/{name}")
@@ -67,24 +78,12 @@ def build_app(view: View, guard: Guard) -> FastAPI:
             return Response(status_code=404)
         return _answer(request, assets[name], KINDS[name.rpartition(".")[2]])
 
-    @app.get("/api/state")
-    def send_state(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
+    @app.get("/api/{name:path}")
+    def send_content(request: Request, name: str) -> Response:  # pyright: ignore[reportUnusedFunction]
         with lock:
-            content = view.get_state()
-        return _answer(request, content, "application/json")
-
-    @app.get("/api/figure/{name}")
-    def send_figure(request: Request, name: str) -> Response:  # pyright: ignore[reportUnusedFunction]
-        with lock:
-            content = view.get_figure(name)
+            content = contents[name]() if name in contents else None
         if content is None:
             return Response(status_code=404)
-        return _answer(request, content, "application/json")
-
-    @app.get("/api/space")
-    def send_space(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        with lock:
-            content = view.get_space()
         return _answer(request, content, "application/json")
 
     @app.post("/api/requests")
@@ -162,18 +161,29 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _refuse(request: Request, guard: Guard) -> Response | None:
     """Return the refusal of a request; None if it may pass."""
-    if not guard.is_known_host(request.headers.get("host", "")):
-        return _say(403, "this name is not one of this machine; open the printed address")
-    query = request.query_params.get("token") if request.url.path == "/" else None
+    host = request.headers.get("host", "")
+    if not guard.is_known_host(host):
+        text = "this name is not one of this machine; open the printed address"
+        return _say(403, f"{text}{_suggest_proxy(host)}")
+    is_page = request.scope["path"] == "/"
+    query = request.query_params.get("token") if is_page else None
     if not guard.has_token(query, request.cookies):
         address = request.client.host if request.client else "unknown"
         status = guard.note_wrong_token(address)
         if status == 429:
             return _say(status, "too many requests without the token; wait a minute")
-        return _say(status, "no valid token; open the address that the command watch prints")
+        text = "no valid token; open the address that the command watch prints"
+        way = "" if is_page else ", or give watch the --root-path under which a proxy serves it"
+        return _say(status, f"{text}{way}")
     if request.method not in ("GET", "HEAD") and not guard.may_change(request.headers):
-        return _say(403, "a change is accepted from this page alone")
+        origin = request.headers.get("origin", "").partition("://")[2]
+        return _say(403, f"a change is accepted from this page alone{_suggest_proxy(origin)}")
     return None
+
+
+def _suggest_proxy(host: str) -> str:
+    way = f", or if a proxy serves it as {host}, give watch --allow-host {host}"
+    return way if HOST_NAME.fullmatch(host) else ""
 
 
 def _say(status: int, text: str) -> Response:
@@ -185,7 +195,8 @@ def _answer(request: Request, content: bytes, kind: str) -> Response:
     """Return content with its version, or 304 if the browser has this version."""
     tag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
-    if request.headers.get("if-none-match") == tag:
+    # A proxy that compresses marks the version as weak. Source: RFC 9110, 13.1.2.
+    if request.headers.get("if-none-match", "").removeprefix("W/") == tag:
         return Response(status_code=304, headers=headers)
     return Response(content, headers=headers, media_type=kind)
 

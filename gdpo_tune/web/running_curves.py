@@ -125,5 +125,5 @@ def _trace(
         "yaxis": f"y{axis}",
         "line": {"color": color, "width": 2},
         "name": f"trial {record.number}",
-        "hovertemplate": f"trial {record.number}, step %{{x}}: %{{y:.3f}}<extra></extra>",
+        "hovertemplate": f"trial {record.number}, step %{{x}}: %{{y:.4~g}}<extra></extra>",
     }

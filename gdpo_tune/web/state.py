@@ -6,7 +6,6 @@ nothing happens stays the same, and nothing is sent or drawn again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gdpo_tune.analysis.front import Front
@@ -55,6 +54,7 @@ def build_state(snapshot: Snapshot, front: Front, plan: Plan, now: float) -> dic
     spec, records = snapshot.spec, snapshot.records
     running = [record for record in records if record.state == "running"]
     ended = [record for record in records if record.state in ENDED]
+    latest = sorted(ended, key=lambda r: (r.finished or 0.0, r.number), reverse=True)[:MOST_ENDED]
     kind, text = describe_sweep(snapshot, now)
     live = kind in ("running", "paused")
     return {
@@ -71,7 +71,7 @@ def build_state(snapshot: Snapshot, front: Front, plan: Plan, now: float) -> dic
         "trials": spec.search.trials,
         "running": [_build_running_row(snapshot, r, live=live) for r in running[:MOST_RUNNING]],
         "hidden_running": max(0, len(running) - MOST_RUNNING),
-        "ended": [_build_ended_row(spec, front, record) for record in _list_latest(ended)],
+        "ended": [_build_ended_row(spec, front, record) for record in latest],
         "hidden_ended": max(0, len(ended) - MOST_ENDED),
         "log": list_log(snapshot),
         "requests": describe_requests(snapshot),
@@ -205,11 +205,6 @@ def _list_shown(spec: SweepSpec) -> list[str]:
     return [name for name in spec.space.dimensions if name != "normalization"]
 
 
-def _list_latest(ended: Sequence[TrialRecord]) -> list[TrialRecord]:
-    latest = sorted(ended, key=lambda r: (r.finished or 0.0, r.number), reverse=True)
-    return latest[:MOST_ENDED]
-
-
 def _find_last_record(snapshot: Snapshot) -> float:
     """Return the time of the last record of the ledger."""
     times = [
@@ -232,7 +227,7 @@ def _link_tracking(spec: SweepSpec) -> dict[str, str]:
 def list_fields(spec: SweepSpec) -> list[dict[str, Any]]:
     """Return the searched parameters as the fields of a form, with the centre of the space."""
     fields: list[dict[str, Any]] = []
-    for name, domain in spec.space.searched_domains.items():
+    for name, domain in dict[str, Any](spec.space.searched_domains).items():
         field: dict[str, Any] = {
             "name": name,
             "label": abbreviate_parameter(name),
@@ -243,13 +238,10 @@ def list_fields(spec: SweepSpec) -> list[dict[str, Any]]:
         if hasattr(domain, "choices"):
             field["choices"] = list(domain.list_values() or ())
         else:
-            field |= _describe_range(domain)
+            text = f"{format_parameter(domain.low)} to {format_parameter(domain.high)}"
+            text += ", on a log scale" if domain.log else ""
+            text += f", in steps of {domain.step}" if domain.step else ""
+            field |= {key: getattr(domain, key) for key in ("low", "high", "integer")}
+            field["range"] = text
         fields.append(field)
     return fields
-
-
-def _describe_range(domain: Any) -> Mapping[str, Any]:
-    text = f"{format_parameter(domain.low)} to {format_parameter(domain.high)}"
-    text += ", on a log scale" if domain.log else ""
-    text += f", in steps of {domain.step}" if domain.step else ""
-    return {"low": domain.low, "high": domain.high, "integer": domain.integer, "range": text}

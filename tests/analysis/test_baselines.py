@@ -1,6 +1,8 @@
 """What a front says of members that are worse than no training."""
 
 from gdpo_tune.analysis.front import build_front
+from gdpo_tune.core.estimates import estimate_metrics
+from gdpo_tune.core.trials import Estimate
 from tests.support.analysis import GOALS, build_trial
 
 
@@ -47,3 +49,27 @@ def test_the_published_baseline_counts_where_it_is_dominated():
     beside = build(published, other, build_trial(3, 0.6, 0.6), untrained=(0.0, 0.0))
     shortfalls = {member.name: beside.list_shortfalls(member) for member in beside.members}
     assert shortfalls == {"2": ["worse than published in b"], "3": []}
+
+
+def test_marks_allow_for_the_number_of_policies_that_are_compared():
+    """Source: of 40 equal policies, the worst trails another by 3 errors in most sweeps."""
+    trials = [build_trial(number, 0.5, 0.9) for number in range(1, 40)]
+    for gap, is_marked in ((3.0, False), (4.0, True)):
+        worse = build_trial(40, 0.5 - gap * 0.02 * 2**0.5, 0.95)
+        front = build(*trials, worse, untrained=(0.5, 0.5))
+        member = next(c for c in front.configurations if c.first == 40)
+        assert front.list_shortfalls(member) == ["worse than untrained in a"] * is_marked
+        assert (member in front.list_ties("a")) != (gap > 4.5)
+
+
+def test_a_policy_that_is_always_right_may_be_tied():
+    """Source: Wilson 1927: 32 of 32 leaves .893, which 31 of 32 does not exclude."""
+    outcomes = {"1": [1.0] * 32, "2": [1.0] * 31 + [0.0], "3": [1.0] * 64 + [0.0] * 64}
+    values = {name: estimate_metrics({"m": row}, 1, 0)["m"] for name, row in outcomes.items()}
+    trials = [
+        build_trial(int(name), 0, 0, test={"a": value, "b": Estimate(0.5, 0.0)})
+        for name, value in values.items()
+    ]
+    front = build_front(trials, GOALS)
+    assert [c.name for c in front.list_ties("a")] == ["2"]
+    assert 0 < front.configurations[0].probability < 1

@@ -181,6 +181,18 @@ def test_an_objective_without_a_settled_order_is_left_out():
     assert not ranks_agree(np.array([0.5, 0.2, 0.1]), np.array([0.2, 0.4, 0.1]))
 
 
+def test_an_objective_that_did_not_vary_is_called_so():
+    """The variance of a constant is 0, so that more trials would settle no order of its shares."""
+    front = sweep(slope)
+    found = estimate_effects(front, SPACE)
+    assert (found.constant, found.unreliable) == (("b",), ())
+    _, limits = describe_findings(front, found)
+    assert any(line.startswith("Did not vary: b. All 40 configurations") for line in limits)
+    assert not any("Raise search.trials" in line for line in limits)
+    assert estimate_effects(sweep(slope, count=1), SPACE).constant == ()
+    assert estimate_effects(sweep(lambda _: 1e-5, noise=1e-9), SPACE).constant == ("b",)
+
+
 def build_effect(parameter, importance, low, high, *changes):
     return ParameterEffect(parameter, "a", importance, Interval(low, high), changes)
 

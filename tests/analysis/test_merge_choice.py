@@ -226,3 +226,17 @@ def test_a_value_that_is_unknown_gains_nothing():
         np.array([[np.nan, -1.0], [-1.0, -1.0]]), np.zeros((2, 2)), np.empty((0, 2)), np.zeros(2)
     )
     assert found == pytest.approx([0, 1])
+
+
+def test_a_merge_of_an_extended_sweep_consists_of_policies_that_were_kept():
+    """`keep: front` (docs/reference.md) deletes the other policies when a sweep ends."""
+    records = build_parents([(0.3, 0.3), (0.25, 0.35), (0.35, 0.25), (0.9, 0.1), (0.1, 0.9)])
+    records += [
+        build_merge(10, [(3, 0.25), (4, 0.75)], 0.4, 0.85),
+        build_merge(11, [(3, 0.75), (4, 0.25)], 0.85, 0.4),
+    ]
+    between = {part.trial for part in choose_merge(records, GOALS, 2)}
+    assert between == {3, 4}
+    records[3:5] = [replace(record, checkpoint=None) for record in records[3:5]]
+    parts = choose_merge(records, GOALS, 2)
+    assert parts is None or {part.trial for part in parts} <= {0, 1, 2}

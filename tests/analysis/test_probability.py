@@ -13,6 +13,7 @@ from gdpo_tune.analysis.front import build_front
 from gdpo_tune.analysis.pareto import compute_hypervolume, rank_points
 from gdpo_tune.analysis.probability import (
     Interval,
+    compute_quantile,
     estimate_front_probability,
     estimate_hypervolume_interval,
     estimate_luck,
@@ -45,6 +46,23 @@ def test_one_point_in_two_objectives_has_the_interval_of_a_product():
     found = estimate_hypervolume_interval([[a, b]], [[error, error]], GOALS, draws=4_000)
     half = 1.96 * math.sqrt((a * error) ** 2 + (b * error) ** 2)
     assert (found.low, found.high) == pytest.approx((a * b - half, a * b + half), abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("df", "comparisons", "tabled"), [(2, 1, 4.303), (5, 3, 3.4), (20, 3, 2.59)]
+)
+def test_quantiles_are_those_of_the_tables(df, comparisons, tabled):
+    """Source: Student's t; Stoline and Ury 1979, table 3."""
+    assert compute_quantile(df, comparisons) == pytest.approx(tabled, abs=0.01)
+
+
+def test_few_seeds_leave_a_trailing_point_a_chance():
+    """Source: Student's t: at 2 errors its tail is far above the normal one."""
+    means, errors = [[0.5], [0.5 - 2 * math.sqrt(2) * 0.02]], [[0.02], [0.02]]
+    known = estimate_front_probability(means, errors, ONE)[1]
+    assert known == pytest.approx(NormalDist().cdf(-2), abs=0.015)
+    of_two_seeds = estimate_front_probability(means, errors, ONE, df=1)[1]
+    assert of_two_seeds == pytest.approx(0.5 - math.atan(2) / math.pi, abs=0.035)
 
 
 def test_what_luck_adds_is_taken_off():

@@ -67,11 +67,28 @@ def test_what_seeds_differ_by_anywhere_is_the_least_error_everywhere():
     untrained = build_trial(6, 0.2, 0.2, se=0.03, role="untrained")
     known = {c.first: c for c in pool_trials([*pair, *three, alone, untrained], GOALS)}
     sigma = math.sqrt(0.2 / 3)
-    assert known[5].mean["a"] == Estimate(0.5, pytest.approx(sigma))
+    assert (known[5].mean["a"].mean, known[5].mean["a"].se) == (0.5, pytest.approx(sigma))
     assert known[0].mean["a"].se == pytest.approx(sigma / math.sqrt(2))
     assert known[2].mean["a"].se == pytest.approx(0.3 / math.sqrt(3))  # its own is larger
     assert known[5].mean["b"].se == 0.03  # seeds agree there: the evaluation's noise stays
     assert known[6].mean["a"].se == 0.03  # nothing was trained
+
+
+def test_few_replicates_widen_every_interval():
+    """Source: Student's t has 4.303 standard errors at 95 % with 2 degrees of freedom."""
+    pairs = [
+        build_trial(
+            number, 0.5 + 0.1 * number, 0.5, replicate_of=number - 1 if number % 2 else None
+        )
+        for number in range(4)
+    ]
+    found = {c.first: c.mean["a"] for c in pool_trials([*pairs, build_trial(4, 0.5, 0.5)], GOALS)}
+    sigma = math.sqrt(0.02 / 2 / 2)
+    for first, seeds in ((0, 2), (4, 1)):
+        reach = 4.303 * sigma / math.sqrt(seeds)
+        assert found[first].df == 2
+        assert found[first].high - found[first].mean == pytest.approx(reach, rel=1e-3)
+        assert found[first].mean - found[first].low == pytest.approx(reach, rel=1e-3)
 
 
 def test_equal_parameters_are_one_configuration_even_without_a_replicate():

@@ -1,10 +1,18 @@
+import math
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gdpo_tune.analysis.selection import find_extremes, find_knee
-from gdpo_tune.core.trials import Objective
+from gdpo_tune.analysis.selection import (
+    find_extremes,
+    find_knee,
+    is_above,
+    subtract_estimates,
+)
+from gdpo_tune.core.estimates import estimate_mean
+from gdpo_tune.core.trials import Estimate, Objective
 
 UP = [Objective("a", "maximize", 0.0), Objective("b", "maximize", 0.0)]
 
@@ -73,3 +81,24 @@ def test_an_extreme_is_no_compromise_unless_there_is_nothing_else():
     best_in_two, other_end, between = [0.0, 1.0, 1.0], [1.0, 0.0, 0.0], [0.5, 0.5, 0.4]
     assert find_knee([best_in_two, other_end, between], three) == 2
     assert find_knee([other_end, best_in_two], three) == 1
+
+
+def test_a_difference_of_shares_has_the_published_interval():
+    """Source: Newcombe 1998, table II, method 10: 56 of 70 and 48 of 80."""
+    one, other = (
+        estimate_mean(share, math.sqrt(share * (1 - share) / count), count, 0.0, 1.0)
+        for share, count in ((0.8, 70), (0.6, 80))
+    )
+    found = subtract_estimates(one, other)
+    assert found.mean == pytest.approx(0.2)
+    # Towards the ends, limits are a little wider than Wilson's.
+    assert (found.low, found.high) == pytest.approx((0.0524, 0.3339), abs=4e-3)
+
+
+@pytest.mark.parametrize(("comparisons", "errors"), [(1, 1.96), (40, 3.22), (120, 3.52)])
+def test_more_comparisons_ask_for_a_larger_difference(comparisons, errors):
+    """Source: Sidak 1967: each of m holds at .95^(1/m)."""
+    reach = errors * math.hypot(0.03, 0.04)
+    low = Estimate(0.5, 0.04)
+    assert is_above(Estimate(0.5 + 1.01 * reach, 0.03), low, comparisons)
+    assert not is_above(Estimate(0.5 + 0.99 * reach, 0.03), low, comparisons)

@@ -21,7 +21,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
-@pytest.mark.slow  # `make bench-small` runs the same command
+@pytest.mark.slow  # `make bench-small` runs it without sweeps and packs
 def test_a_cpu_does_what_a_cpu_can_do(tmp_path: Path):
     done = run("--small", "--output", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -49,6 +49,7 @@ def test_a_cpu_does_what_a_cpu_can_do(tmp_path: Path):
     assert (tmp_path / "sweep.log").is_file()
 
 
+@pytest.mark.slow  # as above
 def test_single_steps_can_be_run(tmp_path: Path):
     done = run("--small", "--only", "memory", "packing", "--output", str(tmp_path))
     assert done.returncode == 0, done.stderr

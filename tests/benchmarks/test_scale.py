@@ -12,7 +12,7 @@ import scale_executor
 import scale_trials
 from scale_executor import START, Clock, SimulatedActors, Tally
 
-from gdpo_tune.spec.model import SPEC
+from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.tuning.ray.messages import (
     AttemptConfig,
     Interrupted,

@@ -491,6 +491,7 @@ def test_report_and_picture_of_the_same_figures(tmp_path: Path):
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow  # imports every library that is compared
 def test_importing_the_modules_changes_nothing_outside_of_them():
     modules = sorted(path.stem for path in SEARCH.glob("*.py"))
     program = f"""

@@ -94,6 +94,7 @@ def test_the_nearest_point():
     assert find_nearest(np.array([0.6, 0.6]), points) == 1
 
 
+@pytest.mark.slow  # fits surrogates
 def test_a_surrogate_tells_noise_of_measurement_from_that_of_training():
     rng = np.random.default_rng(0)
     points = rng.random((160, 2))
@@ -130,6 +131,7 @@ def test_explained_variance():
     assert math.isnan(compute_r_squared(np.ones(3), values))
 
 
+@pytest.mark.slow  # fits surrogates
 def test_a_replay_has_the_tables_truth_and_its_noise(tmp_path: Path, spec: SweepSpec):
     curves = curves_of(spec, tmp_path / "t.parquet", error=0.02)
     problem = Replayed(spec, curves, choose_levels(curves.levels))
@@ -147,6 +149,7 @@ def test_a_replay_has_the_tables_truth_and_its_noise(tmp_path: Path, spec: Sweep
     assert trainings[0](LEVELS[-1])["length"].se == pytest.approx(0.02)
 
 
+@pytest.mark.slow  # fits surrogates
 def test_the_truth_of_a_checkpoint_lies_before_the_end_as_validation_values_do(
     tmp_path: Path, spec: SweepSpec
 ):
@@ -162,6 +165,7 @@ def test_the_truth_of_a_checkpoint_lies_before_the_end_as_validation_values_do(
     assert ends_alone.rungs == (20 * 64,)
 
 
+@pytest.mark.slow  # fits surrogates
 def test_a_training_keeps_its_deviation_from_rung_to_rung(tmp_path: Path, spec: SweepSpec):
     curves = curves_of(spec, tmp_path / "t.parquet", error=0.002, deviation=0.05)
     problem = Replayed(spec, curves, choose_levels(curves.levels))
@@ -174,6 +178,7 @@ def test_a_training_keeps_its_deviation_from_rung_to_rung(tmp_path: Path, spec: 
     assert again(LEVELS[-1]) == trainings[3](LEVELS[-1])
 
 
+@pytest.mark.slow  # fits surrogates
 def test_a_replay_stays_within_the_range_of_its_metrics(tmp_path: Path, spec: SweepSpec):
     curves = curves_of(spec, tmp_path / "t.parquet", error=0.4)
     problem = Replayed(spec, curves, choose_levels(curves.levels))
@@ -183,6 +188,7 @@ def test_a_replay_stays_within_the_range_of_its_metrics(tmp_path: Path, spec: Sw
         assert all(0 <= value.mean <= 1 for value in values.values())
 
 
+@pytest.mark.slow  # fits surrogates
 def test_a_replayed_trial_takes_as_long_as_the_nearest_one(tmp_path: Path, spec: SweepSpec):
     problem = Replayed(spec, curves_of(spec, tmp_path / "t.parquet"), (640, 1280, 3840))
     params = quasi_random.draw_point(spec, 3)

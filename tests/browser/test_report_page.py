@@ -148,6 +148,42 @@ def test_the_legend_is_not_under_the_buttons(open_page):
     assert legend["x"] + legend["width"] <= buttons["x"]
 
 
+JENKINS = "sandbox allow-same-origin; default-src 'none'; img-src 'self'; style-src 'self';"
+
+
+@pytest.mark.parametrize("policy", ["", "sandbox", "script-src 'none'", JENKINS])
+def test_where_scripts_are_blocked_the_front_is_a_picture(browser, sweep, policy):
+    """A policy blocks scripts without `noscript` being shown; it may forbid styles and images too.
+
+    Source: Jenkins, Configuring Content Security Policy (its default); HTML, 4.12.2 (noscript).
+    """
+    context = browser.new_context(java_script_enabled=bool(policy))
+    page = context.new_page()
+    headers = {"Content-Security-Policy": policy} if policy else {}
+    body = sweep[2].read_text(encoding="utf-8")
+    answer = {"body": body, "headers": {**headers, "Content-Type": "text/html"}}
+    page.route("**", lambda route: route.fulfill(**answer))
+    page.goto("http://artifacts.example/report.html")
+    picture = page.locator("#figure-pairs svg").bounding_box()
+    assert picture["width"] > 600
+    assert picture["height"] > 250
+    front = build_front(sweep[1], sweep[0].list_objectives())
+    marks = page.locator("#figure-pairs svg use").count()
+    assert marks > 3 * len(front.configurations)
+    fill = "all => [...new Set(all.map(one => getComputedStyle(one).fill))].length"
+    assert page.locator("#figure-pairs svg use").evaluate_all(fill) > 3
+    boxes = page.locator(".figure .still p")
+    assert boxes.count() == page.locator(".figure").count() > 5
+    page.wait_for_timeout(2500)  # the words wait for a script that draws the figure
+    assert all(boxes.nth(index).is_visible() for index in range(boxes.count()))
+    assert "which are blocked here" in boxes.first.inner_text()
+    context.close()
+
+
+def test_a_drawn_figure_replaces_its_picture(page):
+    assert page.locator(".still").count() == 0
+
+
 # Choice
 
 

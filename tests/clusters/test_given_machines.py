@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gdpo_tune import schedule
+from gdpo_tune import cli, schedule
 from gdpo_tune.clusters import named_runs
 from gdpo_tune.clusters.backends import local, supervise
 from gdpo_tune.clusters.backends.local import Local
@@ -137,8 +137,9 @@ def test_a_machine_that_is_taken_away(tmp_path, monkeypatch):
     sleep = SimpleNamespace(sleep=lambda seconds: clock.advance(seconds=seconds))
     monkeypatch.setattr(named_runs, "time", sleep)
     words = [str(sweep.file), "run", "nightly", "--now", "--wait", "--every", "0.1"]
-    with pytest.raises(KeyboardInterrupt):
-        schedule.main([*words, "--here"])
+    with pytest.raises(SystemExit) as caught:
+        cli.run_command(schedule.main, [*words, "--here"])
+    assert caught.value.code == 128 + signal.SIGTERM
     (job,) = backend.stops
     assert not backend.poll(JobHandle(backend="fake", id=job)).running
     context = open_context(sweep, clock)

@@ -277,6 +277,23 @@ def test_several_manifests_make_one_stream(tmp_path, capsys):
     assert names == ["nightly-", "weekly-"]
 
 
+def test_what_fits_is_rendered_and_the_rest_is_named(tmp_path, capsys):
+    load_scheduled_sweep(tmp_path, LOCAL)
+    load_scheduled_sweep(tmp_path, KUBERAY, "weekly")
+    assert call(tmp_path, "--to", "kuberay") == 0
+    printed = capsys.readouterr()
+    assert {each["metadata"]["name"] for each in documents(printed.out)} >= {"weekly"}
+    (line,) = [line for line in printed.err.splitlines() if line.startswith("not rendered: ")]
+    assert f"{tmp_path}/sweeps/nightly.yaml: backend.kind = local: pods need an image" in line
+    # another refusal is one of a sweep that is for this target
+    load_scheduled_sweep(tmp_path, KUBERAY.replace("* * 1-5", "L * *"), "monthly")
+    with pytest.raises(SpecError, match="L, LW and # are words"):
+        call(tmp_path, "--to", "kuberay")
+    (tmp_path / "sweeps" / "monthly.yaml").write_text("space: nowhere.yaml\n")
+    with pytest.raises(SpecError, match="there is no file nowhere"):
+        call(tmp_path, "--to", "kuberay")
+
+
 def test_every_problem_of_all_sweeps_at_once(tmp_path):
     load_scheduled_sweep(tmp_path, LOCAL)
     load_scheduled_sweep(tmp_path, LOCAL, "weekly")

@@ -131,6 +131,16 @@ def test_the_state_of_a_job(backend, cluster, status, running, seen, reason):
     assert (state.running, state.exit_status, state.reason) == (running, seen, reason)
 
 
+def test_a_state_that_is_not_understood_is_no_end(backend, cluster):
+    """KubeRay, rayjob_types.go, JobDeploymentStatus: versions add words to it."""
+    known = backend.submit(job_for(backend))
+    cluster.jobs[known.id]["status"] = {"jobDeploymentStatus": "Hibernating"}
+    state = backend.poll(known)
+    assert state.running
+    way = f"kubectl --namespace default delete rayjob {known.id}"
+    assert state.reason.endswith(f"is unknown ('Hibernating'); if it has ended, run: {way}")
+
+
 def test_a_job_that_is_stopped_is_gone(backend, cluster):
     known = backend.submit(job_for(backend))
     backend.stop(known, 0.0)

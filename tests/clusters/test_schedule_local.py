@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -22,8 +23,14 @@ from gdpo_tune.clusters.backends import local
 from gdpo_tune.clusters.backends.base import CHECKPOINT_SECONDS, ScheduledJob
 from gdpo_tune.clusters.backends.local import Local
 from gdpo_tune.clusters.load_schedules import load_sweeps
-from gdpo_tune.clusters.schedule_state import ScheduledRun, ScheduleHistory, ScheduleState
+from gdpo_tune.clusters.schedule_state import (
+    JobHandle,
+    ScheduledRun,
+    ScheduleHistory,
+    ScheduleState,
+)
 from gdpo_tune.clusters.schedule_storage import ScheduleStorage
+from gdpo_tune.core.processes import identify_start
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import load_spec
 from tests.support.paths import ROOT
@@ -78,7 +85,7 @@ def test_a_driver_killed_in_the_middle_is_continued_as_attempt_two(project: Path
     run = state_of(project).runs[-1]
     assert run.name == name
     _, (driver, created) = run.job.processes
-    assert psutil.Process(driver).create_time() == created
+    assert identify_start(driver) == created
     os.kill(driver, signal.SIGKILL)
     wait_for(lambda: Path(run.job.directory, "end.json").exists())
 
@@ -192,6 +199,9 @@ def test_a_job_of_another_machine_is_alive_while_it_beats(tmp_path, monkeypatch)
     assert backend.poll(elsewhere).running
     with pytest.raises(local.BackendUnreachableError, match=r"runs on another\n.*stop it on"):
         backend.stop(elsewhere, 0.0)
+    monkeypatch.setattr(local, "WATCH_SECONDS", 0.1)
+    os.kill(known.processes[0][0], signal.SIGKILL)  # whose lock would say that it lives
+    wait_for(lambda: not psutil.pid_exists(known.processes[0][0]))
     old = time.time() - 2 * local.SILENT_SECONDS
     os.utime(beat, (old, old))
     assert not backend.poll(elsewhere).running
@@ -199,6 +209,45 @@ def test_a_job_of_another_machine_is_alive_while_it_beats(tmp_path, monkeypatch)
     assert not backend.poll(elsewhere).running
     backend.stop(known, CHECKPOINT_SECONDS)
     wait_for(lambda: not backend.poll(known).running)
+
+
+def test_a_job_lives_while_the_clock_is_set_and_can_be_stopped(tmp_path, monkeypatch):
+    """proc_stat(5): btime, from which creation times are derived, follows the clock. A record of an
+    earlier version has such a time; the lock says that the supervisor lives, flock(2)."""
+    backend, job = sleeper(tmp_path, monkeypatch, "import time\ntime.sleep(100)\n")
+    known = backend.submit(job)
+    times = [(pid, psutil.Process(pid).create_time()) for pid, _ in known.processes]
+    earlier = JobHandle.model_validate_json(
+        known.model_copy(update={"processes": times}).model_dump_json()
+    )
+    real = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: real(self) + 60)
+    assert backend.poll(known).running
+    assert backend.poll(earlier).running
+    backend.stop(earlier, 0.0)
+    status = wait_for(lambda: (seen := backend.poll(earlier)) and not seen.running and seen)
+    assert status.exit_status == -signal.SIGTERM
+
+
+def test_a_beat_that_is_old_by_a_clock_that_was_set_is_awaited(tmp_path, monkeypatch):
+    """The clock of the file server jumps between two beats: stat(2), st_mtime is its time."""
+    job = JobHandle(backend="local", id="x", directory=str(tmp_path), machine="another")
+    beat = tmp_path / "beat"
+    beat.touch()
+    old = time.time() - 3600
+    os.utime(beat, (old, old))
+    waited: list[float] = []
+
+    def beat_again(seconds: float) -> None:
+        waited.append(seconds)
+        beat.touch()
+
+    monkeypatch.setattr(local, "time", SimpleNamespace(sleep=beat_again))
+    assert Local(tmp_path).poll(job).running
+    assert waited == [local.WATCH_SECONDS]
+    os.utime(beat, (old, old))
+    monkeypatch.setattr(local, "time", SimpleNamespace(sleep=waited.append))
+    assert not Local(tmp_path).poll(job).running
 
 
 def test_a_command_that_cannot_start_is_refused(tmp_path, monkeypatch):

@@ -124,6 +124,46 @@ def test_a_job_that_the_cluster_does_not_know_any_more(tmp_path, head, client):
     assert "no longer knows the job" in state.reason
 
 
+def test_a_state_that_is_not_understood_is_no_end(tmp_path, head, client):
+    """ray.job_submission.JobStatus: three of its five states are terminal; any other is new."""
+    sweep = load_scheduled_sweep(tmp_path, TEXT)
+    backend = backend_with(client, sweep)
+    known = backend.submit(job_for(sweep))
+    client.jobs[known.id].status = "HIBERNATING"
+    status = backend.poll(known)
+    assert status.running
+    assert "is unknown ('HIBERNATING'); if it has ended, run: ray job delete" in status.reason
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_an_answer_of_a_proxy_is_no_refusal(tmp_path, head, client, monkeypatch, status):
+    """RFC 9110, 15.6.3 to 15.6.5: a gateway has no answer, so the job may have been submitted."""
+    sweep = load_scheduled_sweep(tmp_path, TEXT)
+    backend = backend_with(client, sweep)
+    text = f"Request failed with status code {status}: <html>."
+
+    def fail(**_: object) -> None:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(client, "submit_job", fail)
+    with pytest.raises(BackendUnreachableError, match=f"status code {status}"):
+        backend.submit(job_for(sweep))
+
+
+def test_digits_in_another_error_are_not_taken_for_its_status(tmp_path, head, client, monkeypatch):
+    """RFC 9110, 15.5.5: only the status 404 says that there is no such job."""
+    sweep = load_scheduled_sweep(tmp_path, TEXT)
+    backend = backend_with(client, sweep)
+    known = backend.submit(job_for(sweep))
+
+    def fail(name: str) -> None:
+        raise RuntimeError("Request failed with status code 500: job nightly-20260404T020000Z-a1.")
+
+    monkeypatch.setattr(client, "get_job_info", fail)
+    with pytest.raises(BackendError, match="status code 500"):
+        backend.poll(known)
+
+
 def test_a_job_is_stopped(tmp_path, head, client):
     sweep = load_scheduled_sweep(tmp_path, TEXT)
     backend = backend_with(client, sweep)

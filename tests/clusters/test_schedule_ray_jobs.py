@@ -21,6 +21,7 @@ from tests.support.ray_nodes import make_short_directory
 
 pytestmark = [
     pytest.mark.system,
+    pytest.mark.slow,  # test_submit_ray sends a sweep to the same cluster, by the same client
     pytest.mark.integration,
     # Ray's client leaves sockets to the garbage collector
     pytest.mark.filterwarnings("ignore::ResourceWarning"),

@@ -2,71 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
 from gdpo_tune.clusters.backends.base import CHECKPOINT_SECONDS, JobStatus, ScheduledJob
 from gdpo_tune.clusters.backends.slurm import Slurm
-from gdpo_tune.clusters.outside_calls import ProgramAnswer
+from gdpo_tune.clusters.load_schedules import load_sweeps
+from gdpo_tune.clusters.named_runs import run_by_name
+from gdpo_tune.clusters.outside_calls import ProgramAnswer, call_program
+from gdpo_tune.clusters.schedule_decisions import open_context
+from gdpo_tune.clusters.tick import tick
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from tests.support.render import SLURM
-from tests.support.schedule import load_scheduled_sweep
+from tests.support.schedule import Clock, load_scheduled_sweep
+from tests.support.slurm_programs import SlurmPrograms
 
 AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
-GONE = "slurm_load_jobs error: Invalid job id specified"
-
-
-class Controller:
-    """A fake of Slurm's commands."""
-
-    def __init__(self) -> None:
-        self.jobs: dict[str, dict[str, str]] = {}
-        """Id -> name, state, script."""
-        self.calls: list[Sequence[str]] = []
-        self.says: ProgramAnswer | None = None
-
-    def __call__(self, backend: str, words: Sequence[str], text: str) -> ProgramAnswer:
-        self.calls.append(words)
-        return self.says or getattr(self, words[0])(list(words[1:]))
-
-    def scontrol(self, words: list[str]) -> ProgramAnswer:
-        return ProgramAnswer(0, "Slurmctld(primary) at head is UP\n", "")
-
-    def sbatch(self, words: list[str]) -> ProgramAnswer:
-        script = Path(words[1])
-        lines = script.read_text().splitlines()
-        (name,) = [line.partition("--job-name=")[2] for line in lines if "--job-name=" in line]
-        known = str(40 + len(self.jobs))
-        self.jobs[known] = {"name": name, "state": "PENDING", "script": str(script)}
-        return ProgramAnswer(0, f"{known};cluster\n", "")
-
-    def squeue(self, words: list[str]) -> ProgramAnswer:
-        if "--name" in words:
-            name = words[words.index("--name") + 1]
-            found = [known for known, job in self.jobs.items() if job["name"] == name]
-            return ProgramAnswer(0, "".join(f"{each}\n" for each in found), "")
-        known = words[words.index("--jobs") + 1]
-        if known not in self.jobs:
-            return ProgramAnswer(1, "", GONE)
-        return ProgramAnswer(0, self.jobs[known]["state"] + "\n", "")
-
-    def scancel(self, words: list[str]) -> ProgramAnswer:
-        if words[-1] not in self.jobs:
-            return ProgramAnswer(1, "", f"scancel: error: {GONE}")
-        if "--signal=TERM" not in words:
-            self.jobs[words[-1]]["state"] = "CANCELLED"
-        return ProgramAnswer(0, "", "")
 
 
 @pytest.fixture
-def controller() -> Controller:
-    return Controller()
+def controller() -> SlurmPrograms:
+    return SlurmPrograms()
 
 
 @pytest.fixture
@@ -87,7 +51,7 @@ def test_a_job_is_submitted_once(backend, controller, job, tmp_path):
     assert known[0] == known[1]
     assert (known[0].id, known[0].directory) == ("40", str(folder))
     (submitted,) = controller.jobs.values()
-    script = Path(submitted["script"]).read_text()
+    script = Path(submitted.script).read_text()
     for option in ("--nodes=2", "--exclusive", "--gpus-per-node=4", "--partition=gpu", "--requeue"):
         assert f"#SBATCH {option}\n" in script
     assert "#SBATCH --time=10:15:00\n" in script
@@ -105,30 +69,244 @@ def test_a_caller_that_was_killed_leaves_nothing_to_clean_up(backend, controller
     assert not controller.jobs
 
 
+def test_a_job_is_known_by_the_real_path_of_its_script(backend, controller, job, tmp_path):
+    """squeue(1), `%o`: a home directory behind a link has two paths (path_resolution(7))."""
+    known = backend.submit(job)
+    Path(known.directory, "id").unlink()
+    (tmp_path / "link").symlink_to(tmp_path / "runs")
+    script = Path(controller.jobs["40"].script)
+    controller.jobs["40"].script = str(tmp_path / "link" / script.relative_to(tmp_path / "runs"))
+    assert backend.submit(job) == known
+    assert len(controller.records) == 1
+
+
+def test_a_job_of_another_project_with_this_name_is_not_ours(tmp_path, controller, job):
+    """squeue(1), `--name`: the jobs of a user may share a name; `%o` is the script of each."""
+    known = []
+    for name in ("one", "two"):
+        sweep = load_scheduled_sweep(tmp_path / name, SLURM)
+        backend = Slurm(sweep, sweep.settings.backend, controller)
+        known.append(backend.submit(job))
+        (Path(known[-1].directory) / "id").unlink()
+        assert backend.submit(job) == known[-1]
+    assert [each.id for each in known] == ["40", "41"]
+
+
 def test_the_state_of_a_job(backend, controller, job):
     known = backend.submit(job)
     folder = Path(known.directory)
     for state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED"):
-        controller.jobs["40"]["state"] = state
-        assert backend.poll(known).running
-    controller.jobs["40"]["state"] = "NODE_FAIL"
+        controller.jobs["40"].state = state
+        assert backend.poll(known) == JobStatus(running=True)
+    controller.jobs["40"].state = "NODE_FAIL"
     assert backend.poll(known) == JobStatus(running=False, reason="node fail")
-    controller.jobs["40"]["state"] = "FAILED"
+    controller.jobs["40"].state = "FAILED"
     (folder / "end").write_text("2\n")
     (folder / "log.txt").write_text("error: no such policy\n")
     status = backend.poll(known)
     assert (status.exit_status, status.reason) == (2, "exit status 2: error: no such policy")
-    controller.jobs.clear()
+    controller.purge("40")
     assert backend.poll(known) == status
     (folder / "end").write_text("0\n")
     assert backend.poll(known) == JobStatus(running=False, exit_status=0)
-    (folder / "end").unlink()
-    assert "no longer knows the job" in backend.poll(known).reason
+
+
+@pytest.mark.parametrize("content", ["", "done\n", "1\n2\n"])
+def test_a_file_that_a_person_has_written_wrongly_is_no_end(backend, controller, job, content):
+    """The message about an unknown state asks for that file; a status is a number (exit(3))."""
+    known = backend.submit(job)
+    controller.purge("40")
+    controller.records.clear()
+    Path(known.directory, "end").write_text(content)
+    status = backend.poll(known)
+    assert status.running
+    assert "if it has ended, run: echo 1 >" in status.reason
+
+
+@pytest.mark.parametrize(
+    ("record", "status"),
+    [
+        ("CANCELLED", JobStatus(running=False, reason="cancelled")),
+        ("TIMEOUT", JobStatus(running=False, reason="timeout")),
+        ("COMPLETED", JobStatus(running=False, reason="completed")),
+    ],
+)
+def test_the_accounting_knows_how_a_job_ended_that_the_controller_has_forgotten(
+    backend, controller, job, record, status
+):
+    """slurm.conf(5): after MinJobAge, 300 s, the controller forgets; sacct(1): for `CANCELLED` it
+    adds by whom."""
+    known = backend.submit(job)
+    controller.jobs["40"].state = record
+    controller.purge("40")
+    assert backend.poll(known) == status
+
+
+def be_without_accounting(controller: SlurmPrograms) -> None:
+    controller.accounting = False
+    controller.purge("40")
+
+
+def be_lost(controller: SlurmPrograms) -> None:
+    controller.jobs["40"].state = "RUNNING"
+    controller.purge("40")
+
+
+def say_something_else(controller: SlurmPrograms) -> None:
+    controller.jobs["40"].state = "a maintenance begins at 8"
+
+
+@pytest.mark.parametrize("make_unclear", [be_without_accounting, be_lost, say_something_else])
+def test_an_answer_that_is_not_understood_is_no_end(backend, controller, job, make_unclear):
+    """squeue(1), "Invalid job id": also said of a job of another cluster. sacctmgr(1), "runaway
+    jobs": the accounting says RUNNING of a job whose end it has missed."""
+    known = backend.submit(job)
+    controller.jobs["40"].state = "RUNNING"
+    make_unclear(controller)
+    status = backend.poll(known)
+    assert status.running
+    reason, _, way = status.reason.partition("; if it has ended, run: ")
+    assert reason.startswith("the state of Slurm's job 40 is unknown (")
+    subprocess.run(way, shell=True, check=True)
+    assert backend.poll(known).exit_status == 1
+    assert not backend.poll(known).running
+
+
+def test_a_state_of_later_versions_is_shown_and_decides_nothing(tmp_path, controller):
+    clock = Clock()
+    sweep = load_scheduled_sweep(tmp_path, SLURM)
+    context = open_context(sweep, clock)
+    context.build_backend = lambda _: Slurm(sweep, sweep.settings.backend, controller)
+    context.read_figures = lambda *_: {}
+    run_by_name(context, clock(), wait=False)
+    controller.jobs["40"].state = "TELEPORTING"
+    for _ in range(3):
+        tick(context)
+    assert [event.kind for event in context.events] == ["started", "submitted", "asked", "seen"]
+    assert "unknown ('TELEPORTING')" in context.state.active.unknown
+    controller.jobs["40"].state = "RUNNING"
+    tick(context)
+    assert context.state.active.unknown == ""
+    assert list(controller.jobs) == ["40"]
+
+
+WELCOME = "-----------------\nWelcome to the supercomputer of 1998\n--> Verifying valid host...OK\n"
+
+
+@pytest.mark.parametrize("banner", ["", WELCOME])
+@pytest.mark.parametrize(
+    "option",
+    ["--clusters=cpu,gpu", "-M gpu", "-Mgpu", "--cluster gpu", '--clusters="gpu"'],
+)
+def test_a_site_with_several_clusters(tmp_path, job, banner, option):
+    """sbatch(1), `--parsable`: "the job id number and the cluster name if present", separated by a
+    semicolon. squeue(1), scancel(1), sacct(1): `--clusters` names those that are asked."""
+    sweep = load_scheduled_sweep(tmp_path, SLURM)
+    settings = sweep.settings.backend.model_copy(update={"options": (option,)})
+    controller = SlurmPrograms(clusters=("cpu", "gpu"), banner=banner)
+    backend = Slurm(sweep, settings, controller)
+    known = backend.submit(job)
+    chosen = "cpu" if "cpu" in option else "gpu"
+    assert known.id == f"40;{chosen}"
+    (Path(known.directory) / "id").unlink()  # the caller was killed before it wrote it
+    assert backend.submit(job) == known
+    controller.jobs["40"].state = "RUNNING"
+    assert backend.poll(known) == JobStatus(running=True)
+    # what earlier versions have kept: no cluster
+    earlier = known.model_copy(update={"id": f"{banner}40"})
+    if chosen == "gpu":
+        assert backend.poll(earlier) == JobStatus(running=True)
+    backend.stop(known, CHECKPOINT_SECONDS)
+    assert backend.poll(known).reason == "cancelled"
+    controller.purge("40")
+    assert backend.poll(known).reason == "cancelled"
+
+
+def test_a_job_that_another_cluster_of_a_federation_has_started(backend, controller, job):
+    """squeue(1): REVOKED, "sibling was removed from cluster due to other cluster starting"."""
+    known = backend.submit(job)
+    controller.jobs["40"].state = "REVOKED"
+    assert "unknown ('REVOKED')" in backend.poll(known).reason
+    squeue = controller.squeue
+
+    def show_federation(words: list[str]) -> ProgramAnswer:
+        return ProgramAnswer(0, "RUNNING\n", "") if "--federation" in words else squeue(words)
+
+    controller.squeue = show_federation
+    assert backend.poll(known) == JobStatus(running=True)
+
+
+def test_a_number_that_begins_again_belongs_to_another_job(backend, controller, job):
+    """slurm.conf(5), MaxJobId: "once this value is reached, job numbers begin at FirstJobId"."""
+    known = backend.submit(job)
+    controller.jobs["40"].name = controller.records["40"].name = "of somebody else"
+    assert "unknown" in backend.poll(known).reason
+
+
+def test_an_answer_of_sbatch_without_an_id_makes_no_second_job(backend, controller, job):
+    """sbatch(1), `--quiet`: "suppress informational messages", so it may print nothing."""
+    sbatch = controller.sbatch
+    controller.sbatch = lambda words: sbatch(words) and ProgramAnswer(0, "have a nice day\n", "")
+    listed = controller.squeue
+    controller.squeue = lambda words: ProgramAnswer(0, "", "")
+    for _ in range(2):
+        with pytest.raises(
+            BackendUnreachableError, match="'have a nice day'\n    fix: write the id"
+        ):
+            backend.submit(job)
+    assert list(controller.jobs) == ["40"]
+    controller.squeue = listed
+    assert backend.submit(job).id == "40"
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("--array=1-3", "-a 1-3", "-a1", "--arr=1", "--mem=1G --array 1-3", "--wait", "-W"),
+        "--nodes=1 : --nodes=2",
+    ],
+)
+def test_options_that_make_several_jobs_or_wait_are_refused(tmp_path, option):
+    """sbatch(1): `--array`, heterogeneous jobs by ` : `, `--wait`; getopt_long(3): beginnings."""
+    text = SLURM.replace("partition: gpu", f"partition: gpu, options: [{json.dumps(option)}]")
+    sweep = load_scheduled_sweep(tmp_path, SLURM)
+    sweep.file.write_text(text)
+    (problem,) = load_sweeps(sweep.file).error.problems
+    assert (problem.where, problem.key) == (f"{sweep.file}:5", "backend.options")
+    assert option in problem.reason
+    for other in ("--wait-all-nodes=1", "--account=a", "--constraint=a100", "--comment=a:b"):
+        sweep.file.write_text(text.replace(option, other))
+        assert load_sweeps(sweep.file).error is None
+
+
+def test_variables_of_the_job_in_which_tick_runs_are_not_passed_on(tmp_path, monkeypatch):
+    """sbatch(1), `--export`: "SLURM_* variables are always propagated"; srun(1), input variables:
+    SLURM_CPU_BIND, SLURM_MEM_PER_CPU and others are its options."""
+    leaked = ("SLURM_CPU_BIND", "SLURM_MEM_PER_CPU", "SLURM_JOB_ID", "SBATCH_EXPORT", "PMI_SIZE")
+    leaked += ("OMPI_COMM_WORLD_SIZE", "RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR", "SRUN_DEBUG")
+    kept = ("SLURM_CONF", "SLURM_JWT", "SBATCH_ACCOUNT", "SLURM_CLUSTERS", "RAY_AUTH_TOKEN")
+    for name in (*leaked, *kept):
+        monkeypatch.setenv(name, "x")
+    seen = set(call_program("slurm", ["env"]).out.splitlines())
+    assert {f"{name}=x" for name in kept} <= seen
+    assert not {f"{name}=x" for name in leaked} & seen
+
+
+def test_the_script_unsets_what_srun_would_take_for_its_own_options(backend, job, tmp_path):
+    """A line of scrontab runs in a job, whose variables its sbatch passes on: scrontab(1)."""
+    body = 'env | grep -E "^(SLURM|SRUN|PMI)" >seen; exit 0'
+    leaked = {"SLURM_CPU_BIND_LIST": "0x3", "SLURM_MEM_PER_CPU": "2", "SLURM_CPUS_PER_TASK": "2"}
+    leaked |= {"SLURM_NTASKS": "8", "SRUN_CPUS_PER_TASK": "2", "PMI_SIZE": "8"}
+    script, _ = run_script(tmp_path, backend, job, body, leaked)
+    assert script.wait(20) == 0
+    seen = (tmp_path / "seen").read_text()
+    assert "SLURM_JOB_ID=40" in seen
+    assert not [name for name in leaked if f"{name}=" in seen]
 
 
 def test_a_job_is_signalled_once_and_cancelled_in_the_end(backend, controller, job):
     known = backend.submit(job)
-    controller.jobs["40"]["state"] = "RUNNING"
+    controller.jobs["40"].state = "RUNNING"
     for waited in (0.0, 30.0):
         backend.stop(known, waited)
     sent = [words for words in controller.calls if words[0] == "scancel"]
@@ -143,7 +321,7 @@ def test_a_job_is_signalled_once_and_cancelled_in_the_end(backend, controller, j
 def test_a_job_that_waits_is_cancelled_at_once(backend, controller, job):
     known = backend.submit(job)
     backend.stop(known, 0.0)
-    assert controller.jobs["40"]["state"] == "CANCELLED"
+    assert controller.jobs["40"].state == "CANCELLED"
 
 
 def test_a_controller_that_does_not_answer(backend, controller, job):
@@ -180,7 +358,11 @@ PROGRAMS = {
 
 
 def run_script(
-    tmp_path: Path, backend: Slurm, job: ScheduledJob, body: str
+    tmp_path: Path,
+    backend: Slurm,
+    job: ScheduledJob,
+    body: str,
+    surrounding: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[subprocess.Popen[bytes], Path]:
     """Run the script as a node would, with fake programs."""
     known = backend.submit(job)
@@ -195,7 +377,13 @@ def run_script(
     script.write_text(text)
     path = f"{programs}:{os.environ['PATH']}"
     variables = {"SLURM_JOB_ID": "40", "SLURM_CPUS_ON_NODE": "4", "SLURM_JOB_NUM_NODES": "2"}
-    environment = {**os.environ, "PATH": path, "SLURM_JOB_NODELIST": "node[1-2]", **variables}
+    environment = {
+        **os.environ,
+        **surrounding,
+        "PATH": path,
+        "SLURM_JOB_NODELIST": "node[1-2]",
+        **variables,
+    }
     return subprocess.Popen(["bash", str(script)], env=environment), Path(known.directory)
 
 

@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 import uuid
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -282,6 +283,7 @@ def test_a_run_that_is_stopped_while_it_is_submitted_leaves_no_job(tmp_path: Pat
     submit = scene.backend.submit
 
     def stopped_meanwhile(job: ScheduledJob) -> JobHandle:
+        scene.backend.submit = submit
         handle = submit(job)
         assert stop_by_name(scene.open_context())
         return handle
@@ -291,6 +293,21 @@ def test_a_run_that_is_stopped_while_it_is_submitted_leaves_no_job(tmp_path: Pat
     assert list(scene.backend.stops) == ["nightly-20260101T020000Z-a1"]
     (run,) = scene.open_context().state.runs
     assert (run.state, scene.open_context().state.active) == ("stopped", None)
+
+
+def test_a_run_that_may_have_been_submitted_is_stopped_only_when_its_job_is(tmp_path: Path):
+    """The caller was killed between submission and record: POSIX gives SIGKILL no last word."""
+    scene = Scene(tmp_path)
+    scene.backend.takes_to_stop = timedelta(minutes=1)
+    assert scene.tick_at(2) == ["started", "submitted"]
+    del scene.storage.files[max(scene.storage.files)]
+    other = scene.open_context()
+    assert stop_by_name(other)
+    assert list(scene.backend.stops) == ["nightly-20260101T020000Z-a1"]
+    assert [event.kind for event in other.events] == ["stopping", "submitted"]
+    scene.clock.advance(minutes=2)
+    tick(other)
+    assert other.state.runs[-1].state == "stopped"
 
 
 def test_two_that_submit_one_attempt_do_not_stop_it(tmp_path: Path):

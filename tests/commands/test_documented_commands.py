@@ -5,14 +5,17 @@ are not there: commands that load them are run as `--dry-run`.
 """
 
 import gzip
+import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from importlib import import_module
 
 import pytest
 
+from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.results.open_sweep import find_sweep
 from tests.support.paths import ROOT
 
@@ -52,19 +55,42 @@ def test_there_are_commands():
     assert len(list_commands()) > 10
 
 
-@pytest.mark.parametrize("line", list_commands())
-def test_a_documented_command_works_on_the_default_sweep(line, directory, capsys):
+def split_command(line):
+    """Return the module and its arguments."""
     words = shlex.split(line.partition(" # ")[0])
-    arguments = [*words[3:]]
-    if words[2] == "gdpo_tune.merge" and "--dry-run" not in arguments:
+    return words[2], words[3:]
+
+
+TRAININGS = [line for line in list_commands() if split_command(line)[0] == "gdpo_tune.train"]
+
+
+@pytest.mark.parametrize("line", [line for line in list_commands() if line not in TRAININGS])
+def test_a_documented_command_works_on_the_default_sweep(line, directory, capsys):
+    module, arguments = split_command(line)
+    if module == "gdpo_tune.merge" and "--dry-run" not in arguments:
         arguments.append("--dry-run")
-    if words[2] == "gdpo_tune.train":  # as a process: libraries warn of what they experiment with
-        short = ["--steps", "1", "--set", "training.test_prompts=4"]
-        command = [sys.executable, *words[1:3], *arguments, *short]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-        assert done.returncode == 0, done.stderr
-        return
-    assert import_module(words[2]).main(arguments) == 0, capsys.readouterr().out
+    if "--collect" in arguments:  # what the library would have trained there
+        shutil.copytree(POLICIES["embedded"], arguments[arguments.index("--collect") + 1])
+        arguments += ["--set", "training.test_prompts=4"]
+    assert import_module(module).main(arguments) == 0, capsys.readouterr().out
+
+
+TRAIN_EACH = """
+import json, sys
+from gdpo_tune.train import main
+for arguments in json.loads(sys.argv[1]):
+    assert main(arguments) == 0, arguments
+"""
+
+
+def test_documented_trainings_work_on_the_default_sweep(directory):
+    """In a process of their own: libraries warn of what they experiment with."""
+    short = ["--steps", "1", "--set", "training.test_prompts=4"]
+    trainings = [[*split_command(line)[1], *short] for line in TRAININGS]
+    assert trainings
+    command = [sys.executable, "-c", TRAIN_EACH, json.dumps(trainings)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_recommended_candidate_keeps_what_the_untrained_policy_has(directory):

@@ -1,6 +1,7 @@
 """The command `init`: every file that it writes is one that `sweep` accepts."""
 
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from gdpo_tune.core.registry import TASKS
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.spec import load_spec
 from gdpo_tune.spec.first_file import DATA
+from gdpo_tune.tasks.data_rows import check_data
 from tests.support.paths import ROOT
 
 HUB = "Qwen/Qwen2.5-1.5B-Instruct"
@@ -36,8 +38,10 @@ def test_a_file_without_a_gpu_runs_as_it_is(task: str, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("task", DATA)
-def test_a_file_for_a_gpu_has_the_usual_data_of_its_task(task: str):
+def test_a_file_for_a_gpu_has_the_usual_data_of_its_task(task: str, monkeypatch, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert init.main(["gpu.yaml", "--task", task, "--policy", HUB, "--yes"]) == 0
+    assert "asks for GPUs, resources.gpus: 1; this machine has none" in capsys.readouterr().out
     spec = load_spec("gpu.yaml", needs=[])
     assert (spec.name, spec.policy, spec.resources.gpus) == ("gpu", HUB, 1)
     assert spec.data.source == DATA[task].source["source"]
@@ -53,6 +57,41 @@ def test_flags_decide_what_the_file_says():
     assert (spec.resources.gpus, spec.search.trials) == (0.5, 40)
     assert init.main(["own.yaml", "--task", "math", "--data", "built-in", "--yes", "--force"]) == 0
     assert not load_spec("own.yaml").data.source
+
+
+def write_rows(directory: Path, *rows: dict[str, object]) -> Path:
+    file = directory / "rows.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return file
+
+
+def test_a_file_of_data_gets_its_task_layout_and_columns(directory: Path, capsys):
+    rows = [{"Problem": f"No. {i}", "Final_Answer": i} for i in range(90)]
+    write_rows(directory, *rows)
+    assert init.main(["own.yaml", "--data", "rows.jsonl", "--yes"]) == 0
+    said = "rows.jsonl: layout math, problem is Problem, answer is Final_Answer; 90 rows, 90 dist"
+    assert said in capsys.readouterr().out
+    spec = load_spec("own.yaml")
+    assert (spec.task, spec.data.source, spec.data.layout) == ("math", "rows.jsonl", "math")
+    assert spec.data.columns == {"problem": "Problem", "answer": "Final_Answer"}
+    check_data(spec.data, spec.training)  # the file asks for no more prompts than there are
+    words = ["--data", "rows.jsonl", "--layout", "question_answer", "--yes", "--force"]
+    assert init.main(["own.yaml", *words]) == 0
+    assert load_spec("own.yaml").data.layout == "question_answer"
+
+
+def test_a_file_that_fits_no_layout_is_refused_with_its_columns(directory: Path):
+    write_rows(directory, {"Zeile": "a"})
+    for words in ([], ["--layout", "mbpp"], ["--task", "tools"]):
+        with pytest.raises(UsageError, match="has the columns Zeile, which fit none of"):
+            init.main(["own.yaml", "--data", "rows.jsonl", "--yes", *words])
+    with pytest.raises(UsageError) as refusal:
+        init.main(["own.yaml", "--data", "rows.jsonl", "--yes", "--task", "math"])
+    assert "math (problem, answer or solution)" in str(refusal.value)
+    assert "layout: question_answer, columns: {question: YOURS, answer: YOURS}" in str(
+        refusal.value
+    )
+    assert not (directory / "own.yaml").exists()
 
 
 def test_a_task_of_your_own_gets_its_own_rewards(directory: Path):
@@ -95,6 +134,18 @@ def test_it_asks_in_a_terminal(monkeypatch: pytest.MonkeyPatch):
     assert init.main([]) == 0
     spec = load_spec("tools.yaml")
     assert (spec.policy, spec.search.trials) == ("embedded_tools", 7)
+
+
+def test_the_layout_is_that_of_the_task_in_the_answer(directory: Path, monkeypatch):
+    """A file may hold what two tasks need; the first layout that fits it is not of every task."""
+    code = {"text": "Add 1.", "code": "def f(x): return x + 1", "test_list": ["assert f(1) == 2"]}
+    rows = [
+        {**code, "text": f"Add {i}.", "question": f"No. {i}?", "answer": "4"} for i in range(90)
+    ]
+    write_rows(directory, *rows)
+    monkeypatch.setattr(sys, "stdin", Terminal("math\n\n\n\n"))
+    assert init.main(["own.yaml", "--data", "rows.jsonl"]) == 0
+    assert load_spec("own.yaml").data.layout == "question_answer"
 
 
 def test_every_comment_is_kept_apart_from_its_key(directory: Path):

@@ -12,7 +12,7 @@ import pytest
 
 from gdpo_tune import schedule
 from gdpo_tune.clusters import console
-from gdpo_tune.clusters.backends.base import build_backend
+from gdpo_tune.clusters.backends.base import JobStatus, build_backend
 from gdpo_tune.clusters.outcome import read_figures
 from gdpo_tune.clusters.schedule_decisions import ScheduleContext
 from gdpo_tune.core.errors import BackendUnreachableError, SpecError, StoreError
@@ -114,6 +114,29 @@ def test_wrong_files_do_not_stop_other_sweeps(tmp_path, backend, capsys):
     assert "is started" in printed.out
     assert run_schedule(tmp_path, "next") == 2
     assert "2026-01-02T02:00:00Z" in capsys.readouterr().out
+
+
+def test_a_cluster_that_the_environment_names_is_shown(tmp_path, capsys, monkeypatch):
+    """ray.init: RAY_ADDRESS, as a shell or a job of Ray leaves it, decides where trials run."""
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    load_scheduled_sweep(tmp_path, NIGHTLY)
+    assert run_schedule(tmp_path, "validate", "--files-only") == 0
+    assert "nightly.yaml: RAY_ADDRESS = head:6379: trials run there" in capsys.readouterr().err
+
+
+def test_a_state_that_is_unknown_is_shown(tmp_path, backend, capsys, monkeypatch):
+    load_scheduled_sweep(tmp_path, NIGHTLY)
+    assert run_schedule(tmp_path, "run", "nightly", "--now") == 0
+    reason = "its state is unknown; if it has ended, run: true"
+    monkeypatch.setattr(backend, "poll", lambda job: JobStatus(True, reason=reason))
+    for _ in range(2):
+        assert run_schedule(tmp_path, "tick") == 0
+    assert capsys.readouterr().out.count(reason) == 1
+    assert run_schedule(tmp_path, "status") == 0
+    shown = capsys.readouterr().out
+    assert "attempt 1: unknown (running)\n" in shown
+    assert reason in shown
+    assert len(backend.submissions) == 1
 
 
 def test_exit_statuses(tmp_path, backend, capsys):
@@ -239,7 +262,7 @@ def test_status_and_next_write_nothing(tmp_path, backend):
         (("run", "nightly", "--at", "0001-01-01T00:00:00Z"), "is not a time"),
         (("run", "nightly", "--at", "2026-01-01T02:00Z", "--now"), "not allowed with"),
         (("serve", "--every", "0"), "write 0.1 to 86400 seconds"),
-        (("next", "--count", "0"), "write 1 to 1000"),
+        (("next", "--count", "0"), "must be between 1 and 1000"),
         (("tik",), "invalid choice"),
         ((), "required: COMMAND"),
     ],

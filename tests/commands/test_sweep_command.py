@@ -3,6 +3,7 @@
 import errno
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from traceback import walk_stack
 from unittest.mock import MagicMock
@@ -10,10 +11,11 @@ from unittest.mock import MagicMock
 import pytest
 
 from gdpo_tune import cli, sweep
+from gdpo_tune.core.completions import Completion, write_completions
 from gdpo_tune.core.errors import ClusterLostError, UsageError
 from gdpo_tune.core.events import TrackingState
 from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.spec import load_spec
+from gdpo_tune.spec import load_spec, machine
 from gdpo_tune.tuning import runner
 from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.ray.cluster import Cluster
@@ -36,8 +38,9 @@ def end_with(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("runs/code").mkdir(parents=True)
     monkeypatch.setattr(cli, "probe_environment", lambda spec: {})
+    monkeypatch.setattr(machine, "list_other_sweeps", lambda: iter(()))  # of other tests
 
-    def run(*records, interrupted=False, options=()):
+    def run(*records, interrupted=0, options=()):
         def end(spec, **_):
             run.spec = spec
             return SweepResult(records, interrupted, spec)
@@ -59,7 +62,7 @@ def test_a_sweep_in_which_all_trials_failed_ends_with_an_error(end_with, capsys)
 
 def test_an_interrupted_sweep_prints_the_command_that_resumes_it(end_with, capsys):
     options = ["--fresh", "--set", "search.trials= 8"]
-    assert end_with(build_record(0, "complete"), interrupted=True, options=options) == 130
+    assert end_with(build_record(0, "complete"), interrupted=143, options=options) == 143
     line = capsys.readouterr().err.strip().splitlines()[-1].strip()
     assert line == f"python -m gdpo_tune.sweep {SPACE} --set 'search.trials= 8'"
 
@@ -177,3 +180,15 @@ def test_trials_share_a_process_by_the_smallest_gpu_of_a_cluster(monkeypatch):
     choice = sweep.choose_trials_per_process(spec)
     assert choice.trials > 1
     assert "fit in 25.8 GB" in choice.why
+
+
+def test_a_sweep_without_a_signal_ends_with_a_status_of_its_own(end_with, tmp_path, capsys):
+    """The status is that of `NoSignalError`."""
+    reason = "no signal: every advantage was 0 in 10 steps in a row: format is 0.000"
+    records = [build_record(number, "failed") for number in range(1, 4)]
+    records = [replace(r, reason=reason, directory=tmp_path / str(r.number)) for r in records]
+    write_completions(tmp_path / "1", [Completion("2 + 2 =", "four", {"format": 0.0})] * 3)
+    assert end_with(build_record(0, "complete", "untrained"), *records) == 7
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"error: trial 1 and all others: {reason}"
+    assert lines[1:4] == ["    four (format 0.0)"] * 3

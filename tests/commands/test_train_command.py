@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,15 @@ import gdpo_tune.spec
 import gdpo_tune.training
 from gdpo_tune import cli, train
 from gdpo_tune.core.candidates import Part
-from gdpo_tune.core.errors import LedgerHeldError, SpecError, TrialFailure, UsageError
+from gdpo_tune.core.completions import Completion, write_completions
+from gdpo_tune.core.content import Fact
+from gdpo_tune.core.errors import (
+    LedgerHeldError,
+    NoSignalError,
+    SpecError,
+    TrialFailure,
+    UsageError,
+)
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.steps import append_step
 from gdpo_tune.core.trial_config import Segment
@@ -129,6 +138,16 @@ def test_another_training_in_the_same_directory_is_refused(fake):
     assert "seed = 0, not 1" in str(caught.value)
 
 
+def test_a_training_keeps_the_date_of_its_start(fake):
+    """Source: open-unlearning#98: prompts that change overnight cannot be compared."""
+    date = "2025-01-31"
+    assert train.main([*FILE, "--steps", "1", "--set", f"model.template_date={date}"]) == 0
+    (config,) = fake.configs
+    assert config.model.template_date == date
+    resumed = train.write_request(replace(config, model=config.model.replace(template_date="")))
+    assert resumed.model.template_date == date
+
+
 def test_several_workers_train_in_processes_of_their_own(fake, monkeypatch, capsys):
     started = []
 
@@ -154,7 +173,7 @@ def test_a_directory_in_which_another_process_trains_is_refused(fake, tmp_path):
 def test_a_signal_ends_the_training_and_the_same_command_resumes_it(fake, capsys):
     fake.actions[2] = lambda: signal.raise_signal(signal.SIGTERM)
     arguments = [*FILE, "--steps", "4"]
-    assert train.main(arguments) == 130
+    assert train.main(arguments) == 143
     captured = capsys.readouterr()
     line = captured.err.strip().splitlines()[-1].strip()
     assert line.startswith("python -m gdpo_tune.train ")
@@ -162,6 +181,58 @@ def test_a_signal_ends_the_training_and_the_same_command_resumes_it(fake, capsys
     assert train.main(arguments) == 0
     assert fake.resumed == [None, "checkpoint-2"]
     assert "resumes from checkpoint-2" in capsys.readouterr().out
+
+
+def test_a_training_resumes_with_another_policy_by_an_explicit_word_alone(fake, capsys):
+    # Source: open-r1#450: a run that goes on with other content measures neither.
+    shutil.copytree(POLICIES["embedded"], "policy")
+    fake.actions[2] = lambda: signal.raise_signal(signal.SIGTERM)
+    arguments = [*FILE, "--steps", "4", "--set", "policy=./policy", "--out", "here"]
+    assert train.main(arguments) == 143
+    settings = Path("policy/generation_config.json")
+    settings.write_text(settings.read_text().replace("{", '{"min_p": 0.5, ', 1))
+    with pytest.raises(UsageError) as caught:
+        train.main(arguments)
+    assert "policy generation_config.json: " in str(caught.value)
+    assert "--accept-changes" in str(caught.value)
+    assert fake.resumed == [None]
+    fake.actions[3] = lambda: signal.raise_signal(signal.SIGTERM)
+    assert train.main([*arguments, "--accept-changes"]) == 143
+    assert "--accept-changes" not in capsys.readouterr().err
+    assert train.main(arguments) == 0
+    (_, accepted) = json.loads(Path("here", train.CONTENT).read_text())
+    assert accepted["changes"] == ["policy generation_config.json"]
+
+
+def test_a_commit_that_becomes_known_later_is_compared_from_then_on(fake, monkeypatch):
+    monkeypatch.setattr("gdpo_tune.core.content.measure_content", lambda *_: facts)
+    arguments = [*FILE, "--steps", "4", "--out", "here"]
+    for digests in ({}, {"hub org/name": "1"}, {}):
+        facts = {name: Fact(digest) for name, digest in digests.items()}
+        assert train.main(arguments) == 0
+    facts = {"hub org/name": Fact("2")}
+    with pytest.raises(UsageError, match="hub org/name: 1, now 2"):
+        train.main(arguments)
+
+
+def test_a_training_from_before_its_content_was_recorded_resumes(fake):
+    fake.actions[2] = lambda: signal.raise_signal(signal.SIGTERM)
+    arguments = [*FILE, "--steps", "4", "--out", "here"]
+    assert train.main(arguments) == 143
+    Path("here", train.CONTENT).unlink()
+    assert train.main(arguments) == 0
+    assert Path("here", train.CONTENT).exists()
+
+
+def test_a_trial_that_is_trained_again_with_other_content_says_so(fake, tmp_path):
+    spec = load_code_spec(tmp_path)
+    with Ledger.open(spec) as ledger:
+        ledger.compare_content({"policy model.safetensors": Fact("a" * 32)})
+        ledger.start(spec.space.complete_baseline({}), "search", "model", seed=7)
+        ledger.complete(0, build_outcome(0.5))
+    request = build_request_from_sweep(f"{spec.directory}:0", [])
+    assert request.lines[-1].startswith("warning: what decides results is not what it was in ")
+    assert "policy model.safetensors: aaaaaaaaaaaa, now" in request.lines[-1]
 
 
 def test_a_training_that_fails_says_why_and_can_be_started_again(fake, tmp_path):
@@ -173,6 +244,20 @@ def test_a_training_that_fails_says_why_and_can_be_started_again(fake, tmp_path)
         train.main([*FILE, "--steps", "3"])
     assert not (tmp_path / "runs" / "code-train-3" / train.RESULT).exists()
     assert train.main([*FILE, "--steps", "3"]) == 0
+
+
+def test_a_training_without_a_signal_says_the_ways_on(fake, tmp_path):
+
+    def fail():
+        write_completions(tmp_path / "runs" / "code-train-3", [Completion("a", "b", {"format": 0})])
+        raise NoSignalError("no signal: format is 0.000 for every completion")
+
+    fake.actions[2] = fail
+    with pytest.raises(
+        NoSignalError, match=r"no signal: .*\n    b \(format 0\)\n.*ways on"
+    ) as error:
+        train.main([*FILE, "--steps", "3"])
+    assert error.value.exit_status == 7
 
 
 def test_a_training_from_before_mini_batches_resumes_and_one_with_others_does_not(fake, tmp_path):

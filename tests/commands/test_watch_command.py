@@ -48,7 +48,7 @@ def start(*words):
 def test_the_page_is_served_until_ctrl_c(sweep):
     with start(sweep, "--port", find_free_port()) as (printed, address, process):
         assert printed.startswith("code: http://127.0.0.1:")
-        with httpx.Client() as client:
+        with httpx.Client(timeout=60) as client:  # the first answer imports much
             assert client.get(address).status_code == 200
             root = address.partition("?")[0]
             state = client.get(f"{root}api/state").json()
@@ -71,6 +71,49 @@ def test_other_machines_are_served_only_on_request_and_with_a_warning(sweep):
         process.send_signal(signal.SIGINT)
         assert process.wait(120) == 0
         assert "warning: everyone who has this address can steer" in process.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Sweeps.Example", "sweeps.example"),
+        ("localhost:8443", "localhost:8443"),
+        ("[::1]:8443", "[::1]:8443"),
+        ("bücher.example", "xn--bcher-kva.example"),  # as browsers send it: RFC 5891
+    ],
+)
+def test_the_name_of_a_proxy_is_as_browsers_send_it(text, name):
+    assert watch.build_parser().parse_args(["x", "--allow-host", text]).allow_host == [name]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://sweeps.example",
+        "*",
+        "*.example",
+        "a/b",
+        "",
+        "a b",
+        "a:65536",
+        "a:0",
+        "[:::]",
+        "[::g]",
+    ],
+)
+def test_what_is_no_name_of_a_proxy_is_refused_in_one_line(text, capsys):
+    with pytest.raises(SystemExit):
+        watch.build_parser().parse_args(["x", "--allow-host", text])
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert f"argument --allow-host: {text!r} is not the name of a host; write the name" in line
+
+
+@pytest.mark.parametrize("text", ["https://x.example/code", "/code?token=1", "/code#top"])
+def test_what_is_no_path_of_a_proxy_is_refused_in_one_line(text, capsys):
+    with pytest.raises(SystemExit):
+        watch.build_parser().parse_args(["x", "--root-path", text])
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert f"argument --root-path: {text!r} is not a path; write what stands between" in line
 
 
 @pytest.mark.integration

@@ -1,10 +1,10 @@
-"""Memory of a machine, from files as several machines have them."""
+"""Memory and CPUs of a machine, from files as several machines have them."""
 
 import os
 
 import pytest
 
-from gdpo_tune.core.system import count_parallel_candidates, read_machine_memory
+from gdpo_tune.core.system import count_local_cpus, count_parallel_candidates, read_machine_memory
 
 GIB = 1 << 30
 MACHINE = "MemTotal:        8388608 kB\nMemFree:          1024 kB\n"
@@ -80,6 +80,54 @@ def machine(root, files):
 )
 def test_the_smallest_of_machine_and_control_groups(files, expected, tmp_path):
     assert read_machine_memory(machine(tmp_path, files)) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 8),
+        # Version 2: "$MAX $PERIOD", where "max" is no limit.
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "200000 100000\n"}, 2),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, 8),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "1600000 100000\n"}, 8),
+        # Whole cores, and one at least: a trial asks for a whole one.
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "375000 50000\n"}, 7),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"}, 1),
+        # The quota of a parent holds for all of its groups together.
+        (
+            {
+                "proc/self/cgroup": "0::/user.slice/job.service\n",
+                "sys/fs/cgroup/user.slice/job.service/cpu.max": "500000 100000\n",
+                "sys/fs/cgroup/user.slice/cpu.max": "300000 100000\n",
+                "sys/fs/cgroup/other.slice/cpu.max": "100000 100000\n",
+            },
+            3,
+        ),
+        # Version 1, seen from the host and in a container; -1 is no limit.
+        (
+            {
+                "proc/self/cgroup": "4:cpuset:/\n2:cpu,cpuacct:/job\n0::/\n",
+                "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "400000\n",
+                "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            4,
+        ),
+        (
+            {
+                "proc/self/cgroup": "2:cpu,cpuacct:/docker/0123\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "600000\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            6,
+        ),
+    ],
+)
+def test_cpus_are_the_fewest_of_affinity_and_quotas(files, expected, tmp_path, monkeypatch):
+    """Quotas are those of the kernel's cgroup-v2.rst and sched-bwc.rst, counted as Ray counts."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert count_local_cpus(machine(tmp_path, files)) == expected
 
 
 def test_candidates_share_half_of_the_memory_and_one_always_runs():

@@ -19,7 +19,7 @@ from gdpo_tune.core.events import (
     TrialProgress,
     TrialStarted,
 )
-from gdpo_tune.core.formatting import format_estimate, format_interval, format_number
+from gdpo_tune.core.formatting import format_estimate, format_hypervolume, format_number
 from gdpo_tune.core.incidents import Incident
 from gdpo_tune.core.requests import RecordedRequest, RequestEffect
 from gdpo_tune.core.trials import Cost, Estimate, Measurement
@@ -297,8 +297,8 @@ def test_the_summary_has_the_front_with_its_errors_knee_and_extremes(spec):
     for word in (*words, "untrained policy"):
         assert word in text
     assert "published weights" in text
-    where = format_interval(front.hypervolume_interval.low, front.hypervolume_interval.high)
-    assert f"hypervolume {format_number(front.hypervolume)} (95 %: {where})" in text
+    volume = format_hypervolume(front.hypervolume, front.hypervolume_interval)
+    assert f"hypervolume {volume}" in text
 
 
 @pytest.mark.parametrize("width", [80, 100, 130, 200])
@@ -327,6 +327,20 @@ def test_the_summary_lists_the_labelled_members_of_a_large_front(spec):
     assert all(member in shown for member in front.members if front.list_labels(member))
     text = summary(spec, records)
     assert f"{len(front.members) - MOST_ROWS} more in the report" in text
+
+
+@pytest.mark.parametrize("count", [10, 16, 17, 22])
+def test_a_table_with_room_for_every_member_shows_every_member(spec, count):
+    front = build_front(make_records(spec, count), spec.list_objectives())
+    shown = [member for member in select_rows(front) if member.is_on_front]
+    assert len(shown) == min(len(front.members), MOST_ROWS)
+
+
+def test_an_interval_that_ends_at_the_hypervolume_says_why():
+    assert format_hypervolume(0.5, (0.25, 0.75)) == "0.500 (95 %: 0.250 to 0.750)"
+    why = "not above it: noise makes a front look better"
+    text = format_hypervolume(0.5, (0.25, 0.5), "a 0")
+    assert text == f"0.500 (95 %: 0.250 to 0.500, {why}; reference: a 0)"
 
 
 def test_a_value_that_is_clearly_worse_than_the_untrained_policys_is_marked(spec):

@@ -42,7 +42,7 @@ def test_outputs_are_stored_without_errors_and_without_the_live_table(notebook):
     assert "image/png" in NOTEBOOK.read_text()
 
 
-@pytest.mark.system
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # jupyter_client leaves its sockets
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

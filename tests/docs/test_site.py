@@ -14,8 +14,9 @@ from tests.support.paths import ROOT
 pytest.importorskip("mkdocs", reason="the site needs the extra `docs`, which `dev` has")
 pytestmark = [pytest.mark.system, pytest.mark.integration]
 
-COPIED = ("mkdocs.yml", "Makefile", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
-LINKED = ("gdpo_tune", "benchmarks", "docker", "AGENTS.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
+COPIED = ("mkdocs.yml", "Makefile", *PAGES)
+LINKED = ("gdpo_tune", "benchmarks", "docker", "AGENTS.md", "CITATION.cff")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from gdpo_tune import export
-from gdpo_tune.core.errors import DataError, UsageError
+from gdpo_tune.core.errors import DataError, ExportError, UsageError
 from gdpo_tune.exporters.write_export import export_training, format_run
 from gdpo_tune.results.retrain import build_request_from_file
 from tests.support.export import export_folder, export_to, make_recipe, read_prompts
@@ -142,13 +142,15 @@ def test_a_name_of_data_may_hold_quotes(tmp_path):
     assert len(read_prompts(out)) == 16
 
 
-def test_a_note_with_a_new_line_stays_a_comment(tmp_path):
+def test_a_note_with_a_new_line_stays_a_comment(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "a\nb").mkdir()
     space = tmp_path / "a\nb" / "space.yaml"
     (tmp_path / "sums.py").write_text(TASK.format(second="short", more="0", imports=""))
     space.write_text(f"task: {tmp_path}/sums.py:Sums{SPACE.format(second='short')}")
-    export_training(build_request_from_file(space, []), "trl", "", tmp_path / "out")
-    assert "/a b/space.yaml\n" in (tmp_path / "out" / "grpo.yaml").read_text()
+    place = space.relative_to(tmp_path)
+    export_training(build_request_from_file(place, []), "trl", "", tmp_path / "out")
+    assert "a b/space.yaml\n" in (tmp_path / "out" / "grpo.yaml").read_text()
 
 
 @pytest.mark.parametrize("kind", ["file", "link to nothing", "pipe"])
@@ -205,3 +207,14 @@ def test_a_directory_that_python_cannot_look_in_is_refused(tmp_path):
     done = run_in(tmp_path / "a:b", "a:b/run.sh", run='export PYTHONPATH="$PWD"; pwd')
     assert (done.returncode, done.stdout) == (2, "")
     assert re.search(r"PYTHONPATH cannot name .*/a:b: move it", done.stderr)
+
+
+@pytest.mark.parametrize("library", ["trl", "verl", "axolotl", "ms-swift", "nemo-rl"])
+def test_a_scale_of_adapters_below_a_half_is_written_or_refused(library):
+    # Source: llama.cpp#1170. Three of the libraries declare lora_alpha as an integer.
+    recipe = make_recipe("model.lora_rank=8", "model.lora_alpha=0.4")
+    if library in ("trl", "verl"):
+        assert re.search(r"lora_alpha: 0\.4$", export_to(library, recipe).text, re.MULTILINE)
+        return
+    with pytest.raises(ExportError, match=r"model.lora_alpha = 0.4: .* whole numbers alone"):
+        export_to(library, recipe)

@@ -37,7 +37,9 @@ def test_a_trial_of_a_sweep_is_exported(sweep, tmp_path, capsys):
     names = {"verl.yaml", PAGE, "run.sh", "rewards.py", "prompts.parquet", "policy", "gdpo_sandbox"}
     assert {file.name for file in written.iterdir()} >= names
     assert "gdpo_reward_weights: [1.0, 0.2, 1.0]" in (written / "verl.yaml").read_text()
-    assert f"trial 1 of {directory}" in (written / PAGE).read_text()
+    page = (written / PAGE).read_text()
+    assert f"trial 1 of {sweep.directory.name}." in page
+    assert str(sweep.directory.parent) not in page  # a directory may name a person
     printed = capsys.readouterr().out
     assert "trial 1: correctness 0.700" in printed
     assert f"bash {written / 'run.sh'}" in printed
@@ -138,3 +140,21 @@ def test_help_imports_nothing_heavy():
     )
     assert done.stdout.strip().endswith("set()")
     assert all(name in done.stdout for name in registry.EXPORTERS)
+
+
+def test_a_base_in_a_directory_is_named_and_may_be_replaced(tmp_path, capsys):
+    """A path of this machine means nothing on another: transformers#10412."""
+    mine = tmp_path / "mine"
+    shutil.copytree(registry.POLICIES["embedded"], mine)
+    space = str(ROOT / "search_spaces" / "code.yaml")
+    fixed = [word for each in (*FIXED, f"policy={mine}") for word in ("--set", each)]
+    assert export.main([space, "--to", "trl", "--out", str(tmp_path / "a"), *fixed]) == 0
+    page = (tmp_path / "a" / PAGE).read_text()
+    assert f"| `grpo.yaml` | the directory {mine}, which another machine lacks" in page
+    assert f"--collect {tmp_path / 'a'} in place of --to and --out" in capsys.readouterr().out
+    other = ["--base-model", "org/mine", "--out", str(tmp_path / "b")]
+    assert export.main([space, "--to", "trl", *other, *fixed]) == 0
+    assert "org/mine" in (tmp_path / "b" / "grpo.yaml").read_text()
+    assert str(mine) not in (tmp_path / "b" / PAGE).read_text().split("## What you supply")[1]
+    with pytest.raises(UsageError, match="neither a whole path nor a Hub id"):
+        export.main([space, "--to", "trl", *fixed, "--base-model", "./mine"])

@@ -19,6 +19,7 @@ from gdpo_tune.core.shaping import build_shaping
 from gdpo_tune.core.task_files import build_task, load_task_info
 from gdpo_tune.exporters import data_licence
 from gdpo_tune.exporters.bundle import Bundle
+from gdpo_tune.exporters.glue.prompt_rows import list_facts
 from gdpo_tune.exporters.write_export import export_training, format_run
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.policies.prompts import PromptFormat
@@ -122,7 +123,7 @@ def test_prompts_are_in_the_order_in_which_the_trial_reads_them_first(tmp_path):
     rows = read_prompts(tmp_path)
     order = order_prompts(40, 40, seed=5)
     assert [row["prompt"] for row in rows] == [problems[index].prompt for index in order]
-    assert json.loads(rows[0]["problem"]) == asdict(problems[order[0]])
+    assert json.loads(rows[0]["problem"]) == list_facts(problems[order[0]])
 
 
 @pytest.mark.parametrize("space", COMPLETIONS)
@@ -215,7 +216,7 @@ def test_an_own_task_comes_along(tmp_path, name):
         "right": [1.0, 0.0],
         "short": [1.0, 0.0],
     }
-    assert "pip install --no-deps gdpo-tune" in (out / "DIFFERENCES.md").read_text()
+    assert "pip install --no-deps in a checkout" in (out / "DIFFERENCES.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -241,9 +242,9 @@ def test_another_version_of_the_library_is_refused(tmp_path, package, message):
 
 def test_two_definitions_of_one_name_are_a_defect():
     bundle = Bundle()
-    bundle.add("gdpo_tune.tasks.rewards.block_format", "score_block_format")
-    bundle.add("gdpo_tune.tasks.rewards.gsm8k_format", "score_gsm8k_format")
-    with pytest.raises(ValueError, match="_BLOCKS is defined in"):
+    bundle.add("gdpo_tune.tasks.rewards", "score_gsm8k_format")
+    bundle.add("gdpo_tune.tasks.tool_rewards", "score_tool_format")
+    with pytest.raises(ValueError, match="_TAGS is defined in"):
         bundle.format({})
 
 

@@ -124,7 +124,7 @@ def test_the_page_begins_with_the_candidate_and_ends_where_the_policy_is(library
     assert f"\n    {exported.start}\n" in page
     assert f"Then the policy is in `{exported.result}`." in page
     settings = map(str, flatten(parse_settings(exported)).values())
-    written = "".join(settings) + exported.run
+    written = "".join(settings) + exported.run + exported.conversion
     assert exported.result.removesuffix("/checkpoint-60") in written
     assert "make_prompts.py" not in page
     assert "make_prompts.py FILE" in format_page(recipe, exported, [], references_data=True)

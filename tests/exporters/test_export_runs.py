@@ -70,7 +70,10 @@ def run_folder(find_programs):
 
 
 CASES = [
-    *(pytest.param("trl", space, marks=pytest.mark.system) for space in SPACES),
+    pytest.param("trl", "code", marks=pytest.mark.system),
+    # as code, to TRL
+    pytest.param("trl", "math", marks=[pytest.mark.system, pytest.mark.slow]),
+    pytest.param("trl", "tools", marks=[pytest.mark.system, pytest.mark.slow]),
     *(
         pytest.param(library, space, marks=pytest.mark.slow)
         for library in INSTALLED_FOR_TESTS

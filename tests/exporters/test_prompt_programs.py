@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import runpy
 import subprocess
 import sys
 
@@ -14,8 +16,8 @@ TOOLRL = (
     f"data.source={ROOT / 'tests/data/toolrl.jsonl'}",
     "data.layout=toolrl",
     "training.train_prompts=3",
-    "training.validation_prompts=1",
-    "training.test_prompts=1",
+    "training.validation_prompts=2",
+    "training.test_prompts=2",
 )
 TASKS = {
     "mbpp": "code",
@@ -26,6 +28,8 @@ TASKS = {
     "math": "math",
 }
 """Layout -> its task."""
+SLOW = {"apps", "code_contests", "humaneval", "math", "mbpp"}
+"""Layouts with a neighbour of the same kind in the quick suite: each program takes seconds."""
 
 
 def run_reference(directory, *arguments):
@@ -60,6 +64,11 @@ def test_other_data_than_those_of_the_trial_are_refused(tmp_path):
     assert done.returncode == 1
     assert "does not hold the 3 prompts of the training" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_columns_of_another_layout_are_named(tmp_path):
+    export_folder(tmp_path, *TOOLRL, space="tools", references_data=True)
     done = run_reference(tmp_path, str(ROOT / "tests/data/mbpp.jsonl"))
     assert "no column prompt, reward_model" in done.stderr
     assert "Traceback" not in done.stderr
@@ -77,13 +86,18 @@ def test_a_program_without_the_hub_says_what_to_do(tmp_path, monkeypatch):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("layout", TASKS)
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in TASKS],
+)
 def test_the_program_for_a_layout_makes_the_prompts_of_the_trial(tmp_path, layout):
     copied, referenced = tmp_path / "copied", tmp_path / "referenced"
     changes = (
         f"data.source={ROOT / f'tests/data/{layout}.jsonl'}",
         f"data.layout={layout}",
-        *(f"training.{part}_prompts=1" for part in ("train", "validation", "test")),
+        "training.train_prompts=1",
+        "training.validation_prompts=2",
+        "training.test_prompts=2",
     )
     export_folder(copied, *changes, space=TASKS[layout])
     export_folder(referenced, *changes, space=TASKS[layout], references_data=True)
@@ -91,3 +105,27 @@ def test_the_program_for_a_layout_makes_the_prompts_of_the_trial(tmp_path, layou
     assert done.returncode == 0, done.stderr
     made = (referenced / "prompts.parquet").read_bytes()
     assert made == (copied / "prompts.parquet").read_bytes()
+
+
+def test_the_program_follows_columns_template_and_own_splits(tmp_path):
+    lines = [f"No. {i}?,Think.,{i}\n" for i in range(40)]
+    (tmp_path / "rows.csv").write_text("".join(["Ask,Note,gold\n", *lines]))
+    rows = ({"Ask": f"No. {i}?", "Note": "Think.", "gold": i} for i in range(36, 50))
+    (tmp_path / "test.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    changes = (
+        f"data.source={tmp_path / 'rows.csv'}",
+        "data.layout=question_answer",
+        "data.columns={answer: gold}",
+        "data.prompt_template='{Note} {Ask}'",
+        f"data.test={{source: {tmp_path / 'test.jsonl'}}}",
+        "training.train_prompts=20",
+        "training.validation_prompts=2",
+        "training.test_prompts=10",
+    )
+    export_folder(tmp_path / "export", *changes, space="math", references_data=True)
+    program = runpy.run_path(str(tmp_path / "export" / "make_prompts.py"), run_name="program")
+    program["LAYOUT"].convert = program["convert_question"]
+    made = program["collect_problems"](program["DATA"], program["LAYOUT"]).splits["train"]
+    prompts = {problem.prompt for problem in made}
+    assert "Think. No. 3?\n" in prompts
+    assert "Think. No. 36?\n" not in prompts

@@ -73,6 +73,7 @@ def count_promotions(sweep: KilledSweep) -> int:
 
 
 @pytest.mark.system
+@pytest.mark.slow  # test_sweep_run kills and interrupts a sweep in CI
 def test_two_kills_change_nothing(tmp_path: Path):
     overrides = (ONE_SLOT, PROMOTE, RANDOM, "search.trials=8", "search.seed=7")
     whole, cut = (build_fake_sweep(tmp_path / name, *overrides) for name in ("whole", "cut"))

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from gdpo_tune.tracking.mlflow_writer import create_database
 from tests.support.mlflow_checks import check_whole_sweep, wait_until_begun
 from tests.support.mlflow_servers import PATIENCE, MlflowServer, start_driver
 
@@ -19,13 +18,6 @@ PAUSE = 0.25
 """Seconds between two steps of a trial: a trial takes ten."""
 TIMEOUT = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
 """A request to a server that hangs ends while the sweep still runs; a slow server may answer."""
-
-
-@pytest.fixture(scope="module")
-def empty_database(tmp_path_factory):
-    path = tmp_path_factory.mktemp("empty") / "mlflow.db"
-    create_database(path)
-    return path
 
 
 @pytest.fixture

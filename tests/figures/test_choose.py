@@ -1,6 +1,7 @@
 """The panel and the cards of the report that lead to one policy."""
 
 import json
+import math
 import re
 import shlex
 from dataclasses import replace
@@ -10,7 +11,6 @@ import pytest
 
 from gdpo_tune import export, merge, report, train
 from gdpo_tune.analysis.front import build_front
-from gdpo_tune.analysis.selection import CLEAR
 from gdpo_tune.core.formatting import format_interval
 from gdpo_tune.core.trials import Estimate
 from gdpo_tune.figures.choices import build_choices, list_preferences, list_sliders
@@ -107,12 +107,12 @@ def test_a_card_has_intervals_and_searched_parameters(spec, records, front):
     assert html.count("<article") == len({*map(id, front.members), *map(id, front.baselines)})
     member = next(m for m in front.members if m.role == "search")
     card = html.partition(f'data-candidate="{member.name}"')[2].partition("</article>")[0]
-    mean, se = member.mean["correctness"].mean, member.mean["correctness"].se
-    untrained = front.baselines[0].mean["correctness"]
-    assert format_interval(mean - CLEAR * se, min(1, mean + CLEAR * se)) in card
-    reach = CLEAR * (se**2 + untrained.se**2) ** 0.5
-    gain = mean - untrained.mean
-    assert format_interval(gain - reach, gain + reach) in card
+    own, untrained = member.mean["correctness"], front.baselines[0].mean["correctness"]
+    assert format_interval(max(0, own.low), min(1, own.high)) in card
+    gain = own.mean - untrained.mean
+    below = math.hypot(own.mean - own.low, untrained.high - untrained.mean)
+    above = math.hypot(own.high - own.mean, untrained.mean - untrained.low)
+    assert format_interval(gain - below, gain + above) in card
     assert "learning rate" in card
     assert "reward_weights.correctness" not in card
     assert str(records[member.first].checkpoint) in card

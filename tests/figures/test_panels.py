@@ -18,6 +18,8 @@ from gdpo_tune.core.formatting import (
     format_count,
     format_duration,
     format_estimate,
+    format_hypervolume,
+    format_interval,
     format_number,
     format_parameter,
     format_percent,
@@ -227,16 +229,43 @@ def test_no_two_modes_share_a_colour_or_a_symbol():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.12345, "0.123"), (34.26, "34.3"), (12345.6, "12,346"), (math.nan, NO_VALUE)],
+    [
+        *((0.12345, "0.123"), (34.26, "34.3"), (12345.6, "12,346"), (math.nan, NO_VALUE)),
+        *((2.14e-5, "2.1e-5"), (-3.9e-7, "-3.9e-7"), (4.4e-4, "0.00044"), (0.0, "0.000")),
+        (-1e-17, "0.000"),  # what rounding leaves of 0.3 - 0.2 - 0.1
+    ],
 )
 def test_numbers(value, text):
     assert format_number(value) == text
 
 
-def test_an_error_has_as_many_decimals_as_its_mean():
-    assert format_estimate(Estimate(34.26, 0.227)) == "34.3 ± 0.2"
-    assert format_estimate(Estimate(0.5, 0.0214)) == "0.500 ± 0.021"
+@pytest.mark.parametrize(
+    ("mean", "error", "text"),
+    [
+        (34.26, 0.227, "34.3 ± 0.2"),
+        (0.5, 0.0214, "0.500 ± 0.021"),
+        (0.99951, 1.4e-4, "0.9995 ± 0.0001"),
+        (2.1e-5, 1.05e-6, "2.1e-5 ± 1e-6"),
+        (12345.6, 0.1, "12,345.6 ± 0.1"),
+        (12345.6, 30.0, "12,346 ± 30"),
+        (0.0, 2e-5, "0.000 ± 0.00002"),
+        (2e-5, 0.01, "2e-5 ± 0.010"),
+        (0.99962, 0.0, "0.99962 ± 0.000"),  # exact
+        (1.0, 1e-17, "1.000 ± 0.000"),
+        (1e6, 0.0, "1,000,000 ± 0"),
+        (math.nan, 0.1, f"{NO_VALUE} ± 0.1"),
+    ],
+)
+def test_an_estimate_is_shown_to_the_first_digit_of_its_error(mean, error, text):
+    """Source: JCGM 100 (GUM), 7.2.6: as many digits as the uncertainty makes meaningful."""
+    assert format_estimate(Estimate(mean, error)) == text
     assert format_estimate(None) == NO_VALUE
+
+
+def test_an_interval_shows_its_width():
+    assert format_interval(0.99951, 0.99987) == "0.9995 to 0.9999"
+    assert format_interval(0.431, 0.54) == "0.431 to 0.540"
+    assert format_hypervolume(2.1e-7, (1e-7, 3e-7)) == "2.1e-7 (95 %: 1e-7 to 3e-7)"
 
 
 @pytest.mark.parametrize(
@@ -273,4 +302,6 @@ def test_counts_and_percents():
     assert format_count(1, "trial") == "1 trial"
     assert format_count(0, "trial") == "0 trials"
     assert format_count(1200, "trial") == "1,200 trials"
+    assert format_count(1.0, "GPU") == "1 GPU"
+    assert format_count(0.5, "GPU") == "0.5 GPUs"
     assert format_percent(0.954) == "95 %"

@@ -16,7 +16,7 @@ from gdpo_tune.core.incidents import Incident
 from gdpo_tune.core.trials import Cost, Exploit, Rung, TrialRecord
 from gdpo_tune.figures import style, write_front_png, write_report
 from gdpo_tune.figures.curves import draw_population
-from gdpo_tune.figures.front_png import DPI, draw_front
+from gdpo_tune.figures.front_png import DPI, draw_front, draw_front_svg
 from gdpo_tune.figures.report_page import build_report
 from gdpo_tune.results.warnings import list_result_warnings
 from tests.support.figures import NASTY, add_candidates, make_records, make_spec, write_steps
@@ -78,6 +78,20 @@ def test_an_empty_sweep_says_so(tmp_path):
     page = page_of(spec, [])
     assert "No trial is complete yet." in page.text
     assert "No trial has started yet." in page.text
+
+
+def test_the_picture_without_scripts_needs_no_style_and_is_the_same_each_time(tmp_path):
+    """`style` is blocked where scripts are; an attribute of the same name is not (SVG 2, 6.6)."""
+    spec = make_spec(tmp_path)
+    front = build_front(make_records(spec, 6), spec.list_objectives())
+    picture = draw_front_svg(front, spec.name)
+    assert picture == draw_front_svg(front, spec.name)
+    assert 'fill="#' in picture
+    for forbidden in ("style", "script", "http", "<!--", "$x$"):
+        assert forbidden not in picture
+    ids = re.findall(r' id="([^"]+)"', picture)
+    assert len(ids) == len(set(ids)) > 10
+    assert set(re.findall(r'(?:href="|url\()#([^")]+)', picture)) <= set(ids)
 
 
 def test_nothing_is_fetched_from_anywhere(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from gdpo_tune.core.trials import Cost, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.budget import (
+    WorkClock,
     compute_hours,
     compute_spending,
     describe_spent_budget,
@@ -84,6 +86,48 @@ def test_hours_are_those_of_sessions_and_not_of_the_breaks_between_them():
     assert compute_hours(sessions, records, now=93_600.0) == pytest.approx(1 + 0.5 + 1)
     assert compute_hours(sessions, records) == pytest.approx(1 + 0.5 + 10 / 3600)
     assert compute_hours([], []) == 0
+
+
+def test_gaps_of_a_session_do_not_count_and_overlap_with_pauses_once():
+    """Arithmetic: 4 h on the clock, 1 h asleep within a pause of 1.5 h, and set back by 1 h."""
+    asleep, set_back = [7200.0, 3600.0], [12_000.0, -3600.0]
+    session = {"started": 0.0, "finished": 14_400.0, "gaps": [asleep]}
+    assert compute_hours([session], []) == pytest.approx(3)
+    assert compute_hours([session], [], pauses=[(3000.0, 8400.0)]) == pytest.approx(2.5)
+    assert compute_hours([{**session, "gaps": [asleep, set_back]}], []) == pytest.approx(4)
+    running = {"started": 0.0, "gaps": [asleep]}
+    assert compute_hours([running], [], now=9000.0) == pytest.approx(1.5)
+    assert compute_hours([running], []) == 0  # killed before the first trial
+
+
+def test_a_clock_of_work_leaves_out_stops_sleep_and_settings_of_the_clock():
+    """CLOCK_MONOTONIC stands still in a suspended machine (clock_gettime(2)), not in a SIGSTOP."""
+    now = {"wall": 1000.0, "monotonic": 0.0}
+    clock = WorkClock(lambda: now["wall"], lambda: now["monotonic"])
+
+    def pass_time(wall: float, monotonic: float) -> list[tuple[float, float]]:
+        now["wall"] += wall
+        now["monotonic"] += monotonic
+        clock.tick()
+        return clock.take_gaps()
+
+    assert pass_time(1.0, 1.0) == []
+    assert pass_time(1.5, 1.0) == []  # slewed by NTP
+    assert pass_time(3601.0, 1.0) == [(4603.5, 3600.0)]  # the machine slept, or was set forward
+    assert pass_time(600.0, 600.0) == [(5203.5, 600.0)]  # the process was stopped
+    assert pass_time(-59.0, 1.0) == [(5144.5, -60.0)]  # set back
+
+
+def test_gaps_are_recorded_in_the_session(tmp_path: Path):
+    with Ledger.open(load_code_spec(tmp_path)) as ledger:
+        session = ledger.begin_session(time.time() - 7200, 1, {})
+        ledger._clock._gaps.append((time.time() - 600, 3600.0))
+        ledger.record_gaps()
+        ledger.record_gaps()
+        assert ledger.compute_hours(time.time()) == pytest.approx(1, abs=0.1)
+        ledger.end_session(session)
+        (stored,) = ledger.get_sessions()
+        assert [seconds for _, seconds in stored["gaps"]] == [3600.0]
 
 
 def test_a_killed_session_lasted_at_least_until_its_last_rung():

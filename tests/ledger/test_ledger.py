@@ -20,8 +20,8 @@ from optuna.trial import FrozenTrial
 from gdpo_tune.core.errors import IdentityError, LedgerHeldError, NonFiniteError, UsageError
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.journal import repair
-from gdpo_tune.ledger.trial_encoding import encode_outcome
+from gdpo_tune.ledger.journal import LOCK, Lease, find_driver, is_held, repair
+from gdpo_tune.ledger.trial_encoding import decode_estimates, encode_estimates, encode_outcome
 from gdpo_tune.spec import SweepSpec
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
 
@@ -216,6 +216,16 @@ def test_rungs_read_back_with_their_standard_errors(spec: SweepSpec):
     assert [rung.completions for rung in written] == [1280, 1920]
     estimates = {"format": Estimate(0.5, 0.02), "correctness": Estimate(0.25, 0.02)}
     assert written[0] == Rung(20, estimates, spent)
+
+
+def test_equal_values_of_an_older_record_get_the_width_of_their_prompts():
+    """Source: Wilson 1927: 32 of 32 gives .893 to 1; a cost is known exactly."""
+    old = {"format": [1.0, 0.0], "length": [0.5, 0.02], "seconds": [1.0, 0.0]}
+    read = decode_estimates(old, 32)
+    assert read["format"].low == pytest.approx(0.893, abs=5e-4)
+    assert read["format"].is_constant
+    assert (read["length"], read["seconds"]) == (Estimate(0.5, 0.02), Estimate(1.0, 0.0))
+    assert decode_estimates(json.loads(json.dumps(encode_estimates(read))), 32) == read
 
 
 def test_the_order_of_rungs_over_all_trials_survives_the_process(spec: SweepSpec):
@@ -448,6 +458,56 @@ def test_fresh_moves_the_whole_old_sweep_aside(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         assert ledger.moved_aside is None
     assert before in [(path / "ledger.journal").read_bytes() for path in aside]
+
+
+def refuse_locks(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def flock(file: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+@pytest.mark.parametrize("name", ["ENOLCK", "ENOSYS", "EOPNOTSUPP"])
+def test_a_disk_without_locks_is_named_with_the_way_out(
+    spec: SweepSpec, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    """Errors of flock(2); Lustre without `-o flock` gives ENOSYS (mount.lustre(8))."""
+    with monkeypatch.context() as lustre:
+        refuse_locks(lustre, getattr(errno, name))
+        with pytest.raises(
+            UsageError, match=rf"{spec.directory}: this file system has no locks(.|\n)*ledger:"
+        ):
+            Ledger.open(spec)
+        lock = spec.directory / LOCK
+        Lease(lock, is_needed=False).release()  # a database has the lock
+        assert is_held(lock) is None
+        driver = find_driver(spec.directory)
+        assert driver is not None
+        assert driver.is_alive is None
+    assert is_held(lock) is False
+    assert reopened(spec) == []
+
+
+def test_another_error_of_a_lock_stays_what_it_is(spec: SweepSpec, monkeypatch: pytest.MonkeyPatch):
+    refuse_locks(monkeypatch, errno.EIO)
+    with pytest.raises(UsageError, match=r"cannot be kept in .*Input/output error"):
+        Ledger.open(spec)
+
+
+def test_fresh_on_a_mount_point_says_so(spec: SweepSpec, monkeypatch: pytest.MonkeyPatch):
+    """rename(2): EBUSY for a mount point."""
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+
+    def rename(path: Path, target: Path) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    with monkeypatch.context() as mounted:
+        mounted.setattr(Path, "rename", rename)
+        mounted.setattr(os.path, "ismount", lambda path: path == spec.directory)
+        with pytest.raises(UsageError, match=f"cannot move {spec.directory} aside: a mount point"):
+            Ledger.open(spec, fresh=True)
+    assert len(reopened(spec)) == 1  # nothing was lost, and the lease is free
 
 
 def test_a_lease_on_a_directory_that_was_moved_aside_is_taken_again(

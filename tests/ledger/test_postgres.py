@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -24,7 +26,9 @@ from gdpo_tune.core.incidents import Incident
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome
 from gdpo_tune.ledger import Ledger, postgres_journal
 from gdpo_tune.ledger.postgres_journal import TABLE, PostgresJournal
+from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.results.open_sweep import read_sweep
+from gdpo_tune.results.steering import Steering
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials
@@ -128,7 +132,7 @@ def test_a_second_writer_is_refused_with_the_name_of_the_first(spec: SweepSpec, 
     deadline = time.monotonic() + 30
     while True:  # the server needs a moment to see the end of the connection
         try:
-            Ledger.open(elsewhere).close()
+            Ledger.open(spec).close()
             break
         except LedgerHeldError:
             assert time.monotonic() < deadline
@@ -315,7 +319,7 @@ def test_a_population_goes_on_from_a_database(spec: SweepSpec, tmp_path: Path):
 def test_another_sweep_of_the_same_name_is_refused(spec: SweepSpec, tmp_path: Path):
     with Ledger.open(spec) as ledger:
         write_trials(ledger)
-    other = spec_in(tmp_path / "other", f"ledger={spec.ledger}", "training.steps=7")
+    other = spec_in(tmp_path, f"ledger={spec.ledger}", "training.steps=7")
     with pytest.raises(IdentityError, match="holds another sweep"):
         Ledger.open(other)
 
@@ -348,3 +352,136 @@ def test_a_trial_takes_little_time_to_record(spec: SweepSpec):
         each = 1000 * (time.perf_counter() - started) / 100
     print(f"{each:.1f} ms a trial on {os.cpu_count()} cores")
     assert each < 200
+
+
+def test_another_directory_is_told_whose_sweep_it_meets(
+    spec: SweepSpec, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    """The primary key of the table (`postgres_journal.CREATE`) holds one sweep of a name."""
+    other = spec_in(tmp_path / "other", f"ledger={spec.ledger}")
+    with Ledger.open(spec) as ledger:
+        write_trials(ledger)
+        with pytest.raises(LedgerHeldError):  # both begin at once: one has the database's lock
+            Ledger.open(other)
+    whose = rf"the sweep of .+ on {re.escape(socket.gethostname())}, in {spec.directory} since"
+    before = records_of(spec)
+    for options in ({}, {"fresh": True}, {"continue_from": str(tmp_path / "wrong")}):
+        with pytest.raises(IdentityError, match=f"{whose}(.|\n)*--continue-from {spec.directory}"):
+            Ledger.open(other, **options)
+    assert records_of(spec) == before
+    assert not (other.directory / "spec.yaml").exists()
+    with Ledger.open(other, read_only=True) as reader:
+        assert len(reader.get_records()) == 3
+    assert re.search(whose, capfd.readouterr().err)
+    with pytest.raises(UsageError, match="ledger: names no database"):
+        Ledger.open(spec_in(tmp_path / "file"), continue_from=str(spec.directory))
+
+
+def test_a_sweep_continues_in_another_directory_with_its_policies(spec: SweepSpec, tmp_path: Path):
+    other = spec_in(tmp_path / "other", f"ledger={spec.ledger}")
+    with Ledger.open(spec) as ledger:
+        write_trials(ledger)
+        write_checkpoint(ledger.get_trial_directory(0), 2, Cost(2), lambda _: None)
+    for _ in range(2):  # again, as after an interruption
+        with Ledger.open(other, continue_from=str(spec.directory)) as ledger:
+            assert ledger.get_checkpoint(0, 2).is_relative_to(other.directory)
+            assert (ledger.get_checkpoint(0, 2) / "complete.json").exists()
+    Ledger.open(other).close()  # it is this directory's now
+    with pytest.raises(IdentityError, match=f"in {other.directory} since"):
+        Ledger.open(spec)
+
+
+def test_a_moved_directory_keeps_its_sweep_and_a_copy_does_not(spec: SweepSpec, tmp_path: Path):
+    with Ledger.open(spec) as ledger:
+        write_trials(ledger)
+    moved = spec_in(tmp_path / "moved", f"ledger={spec.ledger}")
+    shutil.copytree(spec.directory, moved.directory)
+    with pytest.raises(IdentityError, match=f"in {spec.directory} since"):
+        Ledger.open(moved)
+    with pytest.raises(UsageError, match=f"goes on in {spec.directory}, on"):
+        Steering(moved.directory).request("trials", {"number": 40})
+    Steering(spec.directory).request("trials", {"number": 40})
+    shutil.rmtree(spec.directory)
+    with Ledger.open(moved) as ledger:
+        assert len(ledger.get_records()) == 3
+        assert ledger.study.user_attrs["sweep_origin"]["place"] == str(moved.directory)
+
+
+def test_a_copy_on_a_shared_disk_is_known_from_every_machine(
+    spec: SweepSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """cp(1) with -a copies `.sweep` too."""
+    with Ledger.open(spec) as ledger:
+        write_trials(ledger)
+    copy = spec_in(tmp_path / "copy", f"ledger={spec.ledger}")
+    shutil.copytree(spec.directory, copy.directory)
+    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    with pytest.raises(IdentityError, match=f"in {spec.directory} since"):
+        Ledger.open(copy)
+    Ledger.open(spec).close()
+
+
+def test_a_directory_is_named_through_a_link_too(spec: SweepSpec, tmp_path: Path):
+    with Ledger.open(spec) as ledger:
+        write_trials(ledger)
+    other = spec_in(tmp_path / "other", f"ledger={spec.ledger}")
+    (tmp_path / "link").symlink_to(spec.directory)
+    with pytest.raises(UsageError, match="--fresh begins anew: write one of them"):
+        Ledger.open(other, continue_from=str(tmp_path / "link"), fresh=True)
+    with Ledger.open(other, continue_from=f"{tmp_path / 'link'}/") as ledger:
+        assert len(ledger.get_records()) == 3
+
+
+def test_a_damaged_id_is_no_traceback(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        write_trials(ledger)
+    id_file = spec.directory / ".sweep"
+    id_file.write_text(id_file.read_text() + "\n")  # as an editor leaves it
+    Ledger.open(spec).close()
+    id_file.write_bytes(b"\xff\x00")
+    Ledger.open(spec).close()
+    assert len(id_file.read_text()) == 32
+
+
+def test_an_address_is_the_same_sweep_on_every_machine(
+    spec: SweepSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    stored = spec.model_copy(update={"storage": "memory://bucket/origins"})
+    for machine in ("a", "b"):
+        monkeypatch.setenv("GDPO_TUNE_CACHE", str(tmp_path / machine))
+        monkeypatch.setattr(socket, "gethostname", lambda machine=machine: machine)
+        with Ledger.open(stored) as ledger:
+            assert ledger.study.user_attrs["sweep_origin"]["host"] == "a"
+            SweepStore(stored).write_spec()
+            write_checkpoint(tmp_path / "checkpoint", 2, Cost(2), lambda _: None)
+    with pytest.raises(IdentityError, match="in memory://bucket/origins/sweep since"):
+        Ledger.open(spec)
+    Ledger.open(spec, continue_from="memory://bucket/origins/sweep").close()
+    for options in ({"continue_from": str(spec.directory)}, {}):
+        Ledger.open(stored, **options).close()  # and back
+
+
+def test_a_ledger_without_an_origin_is_adopted_by_its_own_directory(
+    spec: SweepSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Earlier versions recorded none."""
+    with monkeypatch.context() as earlier:
+        earlier.setattr("gdpo_tune.ledger.ledger.record_origin", lambda *_: None)
+        with Ledger.open(spec) as ledger:
+            write_trials(ledger)
+    other = spec_in(tmp_path / "other", f"ledger={spec.ledger}")
+    with pytest.raises(IdentityError, match="is the sweep of another directory"):
+        Ledger.open(other)
+    with Ledger.open(spec) as ledger:
+        assert ledger.study.user_attrs["sweep_origin"]["place"] == str(spec.directory)
+
+
+def test_files_out_of_reach_are_said_to_be_elsewhere(
+    spec: SweepSpec, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    with Ledger.open(spec) as ledger:
+        write_trials(ledger)
+    shutil.rmtree(spec.directory)
+    other = spec_in(tmp_path / "other", f"ledger={spec.ledger}")
+    Ledger.open(other, continue_from=str(spec.directory)).close()
+    assert f"stay elsewhere: {spec.directory} on" in capfd.readouterr().err

@@ -14,6 +14,7 @@ from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.policies.hub import check_policy_available, describe_policy
 from gdpo_tune.policies.load_policy import (
     check_policy,
+    count_positions,
     load_policy,
     resolve_policy,
 )
@@ -88,17 +89,47 @@ def test_a_folder_without_a_needed_file_is_refused(folder, missing, message):
         check_policy(str(folder))
 
 
-@pytest.mark.parametrize(("key", "word"), [("pad_token", "pad"), ("eos_token", "end")])
-def test_a_policy_without_a_pad_or_end_token_is_refused(folder, key, word):
-    edit(folder / "tokenizer_config.json", lambda content: content.pop(key))
-    with pytest.raises(PolicyError, match=rf"no {word} token: set tokenizer\.{key}"):
+def test_a_policy_without_an_end_token_is_refused(folder):
+    edit(folder / "tokenizer_config.json", lambda content: content.pop("eos_token"))
+    with pytest.raises(PolicyError, match=r"no end token: set tokenizer\.eos_token"):
         check_policy(str(folder))
 
 
-def test_tokens_of_an_older_folder_are_found(folder):
+def test_a_policy_without_a_pad_token_pads_with_its_end_token(folder):
+    """Source: trl#3287; TRL's GRPOTrainer sets pad_token = eos_token where there is none."""
     edit(folder / "tokenizer_config.json", lambda content: content.pop("pad_token"))
-    (folder / "special_tokens_map.json").write_text('{"pad_token": "<pad>"}')
     check_policy(str(folder))
+    tokenizer = load_policy(str(folder))[1]
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id is not None
+
+
+def test_tokens_of_an_older_folder_are_found(folder):
+    edit(folder / "tokenizer_config.json", lambda content: content.pop("eos_token"))
+    (folder / "special_tokens_map.json").write_text('{"eos_token": "<eos>"}')
+    check_policy(str(folder))
+
+
+def test_a_tokenizer_class_may_have_an_end_token_of_its_own(folder):
+    """Source: the published files of gpt2, whose tokenizer_config.json names no token."""
+    (folder / "tokenizer_config.json").write_text('{"model_max_length": 1024}')
+    edit(folder / "config.json", lambda content: content.update(eos_token_id=1))
+    check_policy(str(folder))
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        {"n_positions": 32},
+        {"n_ctx": 32},
+        {"max_seq_len": 32},
+        {"text_config": {"max_position_embeddings": 32}},
+    ],
+)
+def test_positions_are_found_under_every_name(folder, limit):
+    """Source: ms-swift#6211; GPT2Config.n_positions, MptConfig.max_seq_len, LlavaConfig."""
+    edit(folder / "config.json", lambda content: content.pop("max_position_embeddings"))
+    edit(folder / "config.json", lambda content: content.update(limit))
+    assert count_positions(str(folder)) == 32
 
 
 @pytest.mark.parametrize("content", ["{", "[]"])

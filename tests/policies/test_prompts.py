@@ -100,7 +100,8 @@ def test_a_policy_that_we_trained_is_prompted_as_in_its_training(tokenizer, tmp_
     folder = shutil.copytree(resolve_policy("embedded"), tmp_path / "trained")
     assert choose_prompt_format(str(folder), tokenizer, INSTRUCTIONS, "auto").instructions
     PromptFormat(tokenizer, INSTRUCTIONS if instructed else "").save(folder)
-    assert json.loads((folder / "prompts.json").read_text()) == {"instructions": instructed}
+    text = {"instructions_text": INSTRUCTIONS} if instructed else {}
+    assert json.loads((folder / "prompts.json").read_text()) == {"instructions": instructed, **text}
     chosen = choose_prompt_format(str(folder), tokenizer, INSTRUCTIONS, "auto")
     assert bool(chosen.instructions) is instructed
 

@@ -9,14 +9,18 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
 
 from gdpo_tune import load_sweep, publish
+from gdpo_tune.core.candidates import Part, check_weights
 from gdpo_tune.core.errors import HubError, UsageError
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.publishing.card_tables import describe_training
 from gdpo_tune.publishing.policy_files import find_kept_policy
 from gdpo_tune.results.open_sweep import find_sweep
 from gdpo_tune.results.warnings import list_result_warnings
@@ -138,6 +142,75 @@ def test_an_adapter_names_its_base_and_not_its_directory(tmp_path, hub):
     assert "| LoRA rank | 4 |" in card.text
 
 
+@pytest.mark.parametrize(("stored", "expected"), [(None, "v1.0"), ("c" * 40, "c" * 40)])
+def test_an_adapter_names_the_revision_of_its_base(tmp_path, hub, stored, expected):
+    """Source: `revision` of `PeftConfig`, "the specific base model version to use"; peft#1567.
+
+    Adapters of before do not say it: it is that of the sweep.
+    """
+    hub.add("model:org/base", {CARD: b"---\nlicense: mit\n---\n"})
+    keys = {"policy": "org/base", "model.lora_rank": "4", "model.revision": "v1.0"}
+    spec = make_sweep(tmp_path, **keys)
+    checkpoint = spec.directory / "trials" / "1" / "checkpoint-60"
+    for path in checkpoint.glob("model.*"):
+        path.rename(checkpoint / "adapter_model.safetensors")
+    config = {"base_model_name_or_path": "org/base", "r": 4, "revision": stored}
+    (checkpoint / "adapter_config.json").write_text(json.dumps(config))
+    publish.main([f"{spec.directory}:1", "--to", "me/knee"])
+    files = get_files(hub)
+    assert json.loads(files["adapter_config.json"])["revision"] == expected
+    card = files[CARD].decode()
+    assert "from `org/base` at revision `v1.0`" in card
+    if stored is None:
+        assert 'base = AutoModelForCausalLM.from_pretrained("org/base", revision="v1.0")' in card
+    assert 'tokenizer = AutoTokenizer.from_pretrained("me/knee")' in card
+
+
+@pytest.mark.parametrize("temperature", ["0.6", "0"])
+def test_the_code_of_a_card_decodes_as_the_values_were_measured(tmp_path, hub, temperature):
+    """Source: `generate` of Transformers, whose arguments come before the model's own config."""
+    spec = make_sweep(tmp_path, **{"training.evaluation_temperature": temperature})
+    publish.main([f"{spec.directory}:1", "--to", "me/knee", "--dry-run", "--out", str(tmp_path)])
+    place = tmp_path / "knee"
+    config = json.loads((place / "generation_config.json").read_text())
+    own = {"do_sample": True, "temperature": 0.1, "top_k": 2, "top_p": 0.1}  # of before
+    (place / "generation_config.json").write_text(json.dumps(config | own))
+    card = (place / CARD).read_text()
+    told = "sampled at temperature 0.6 from all tokens" if temperature != "0" else "most likely"
+    assert told in card.partition("## How it was trained")[0]
+    seen, scope = [], {}
+    snippet = read_snippet(card, "Use it").replace("me/knee", str(place))
+    load, call, use = snippet.partition("completion = ")
+    exec(load, scope)
+    network = type(scope["model"])
+    own_processors = network._get_logits_processor
+
+    def spy(self, generation_config, *arguments, **keywords):
+        seen.append(generation_config)
+        return own_processors(self, generation_config, *arguments, **keywords)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(network, "_get_logits_processor", spy)
+        exec(call + use, scope)
+    (used,) = seen
+    assert used.do_sample == (temperature != "0")
+    if used.do_sample:
+        assert (used.temperature, used.top_k, used.top_p) == (0.6, 0, 1.0)
+
+
+def test_weights_of_a_merge_sum_to_one():
+    """Rounded to three digits, thirds sum to .999, and `merge --weights` refuses them."""
+    parts = [Part(trial, 60, 1 / 3) for trial in range(3)]
+    sweep = SimpleNamespace(records=[SimpleNamespace(params={})] * 3)
+    spec = SimpleNamespace(
+        training=SimpleNamespace(steps=60), space=SimpleNamespace(select_active=lambda params: ())
+    )
+    publication: Any = SimpleNamespace(sweep=sweep, spec=spec)
+    candidate: Any = SimpleNamespace(record=SimpleNamespace(parts=parts))
+    shown = describe_training(publication, candidate)["parts"]
+    check_weights([float(part["weight"]) for part in shown])
+
+
 def test_a_merge_shows_its_parts(tmp_path, hub):
     directory = copy_stored_sweep(tmp_path)
     make_policy(directory / "trials" / "13" / "checkpoint-0")
@@ -147,6 +220,9 @@ def test_a_merge_shows_its_parts(tmp_path, hub):
     assert "| weight in the merge | 0.25 | 0.25 | 0.5 |" in text
     assert "| | 1@60 | 2@60 | 3@60 |" in text
     assert "- merge\n" in text
+    assert re.search(r"\ngdpo-tune merge \S+ --weights 1@60=0\.25,2@60=0\.25,3@60=0\.5\n", text)
+    assert "pip install gdpo-tune" not in text, "no such package is published"
+    assert "It needs Transformers 5 or newer" in text
     with pytest.raises(UsageError, match=r"merge-20 was not kept[\s\S]*is a merge|make it anew"):
         publish.main([f"{directory}:merge-20", "--to", "me/other"])
 

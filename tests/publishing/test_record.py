@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 from gdpo_tune import load_sweep
-from gdpo_tune.publishing.private_text import PrivateTextRemover
 from gdpo_tune.publishing.record import build_record
 from gdpo_tune.results.open_sweep import find_sweep
 from gdpo_tune.spec import load_spec
@@ -58,10 +57,7 @@ def test_no_word_about_the_authors_machine_is_published(swept):
     for name, content in files.items():
         found = [word for word in private if word.encode() in content]
         assert not found, f"{name} has {found}"
-    reasons = [
-        line for line in files["sweep/ledger.journal"].decode().splitlines() if "x.bin" in line
-    ]
-    assert "FileNotFoundError: x.bin on node ***" in reasons[0]
+    assert '"reason":"FileNotFoundError"' in files["sweep/ledger.journal"].decode()
 
 
 def test_completions_and_prompts_stay_behind(swept):
@@ -81,7 +77,7 @@ def test_the_record_of_a_sweep_with_directories_has_an_identity_of_its_own(tmp_p
     spec = make_sweep(tmp_path, **{"data.source": str(data), "data.layout": "mbpp"})
     publish_record(spec.directory, hub)
     read = load_sweep("hf://me/front")
-    assert read.spec.data.source == "prompts.jsonl"
+    assert read.spec.data.source == "data.jsonl"
     assert_same(read, load_sweep(str(spec.directory)))
 
 
@@ -99,23 +95,6 @@ def test_a_user_whose_name_has_a_meaning_in_the_ledger(swept, hub, monkeypatch, 
     monkeypatch.setattr("getpass.getuser", lambda: user)
     publish_record(swept.directory, hub)
     assert_same(load_sweep("hf://me/front"), load_sweep(str(swept.directory)))
-
-
-@pytest.mark.parametrize(
-    ("text", "clean"),
-    [
-        ("no space left in /home/x/runs/code", "no space left in code"),
-        ("2 of 3/4 and w/o", "2 of 3/4 and w/o"),
-        ("s3://bucket/a?b=c, then", "***, then"),
-        ("host 10.0.0.7:8000 and node worker-3.lan", "host *** and node ***"),
-        ("HF_TOKEN=abc", "HF_TOKEN=***"),
-        ("~anna/data: gone", "data: gone"),
-        ("on hidden-box", "on ***"),
-        ("gdpo, 0.5 x 7@60 + 0.5 x 12@60", "gdpo, 0.5 x 7@60 + 0.5 x 12@60"),
-    ],
-)
-def test_private_parts_of_a_text(text, clean):
-    assert PrivateTextRemover(["hidden-box"]).clean(text) == clean
 
 
 def test_numbers_and_distributions_are_never_changed(swept):

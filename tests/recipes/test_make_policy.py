@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from gdpo_tune.core import registry
 from gdpo_tune.policies.load_policy import load_policy, resolve_policy
 from gdpo_tune.spec import load_spec
-from gdpo_tune.tasks.answers import extract_code
 from gdpo_tune.tasks.generation import choose_split
-from gdpo_tune.tasks.rewards.block_format import score_block_format
+from gdpo_tune.tasks.programs import extract_program
+from gdpo_tune.tasks.rewards import score_block_format
 from recipes.demonstrations import FORMAT_SHARE, MODES, draw_mode, render
 from recipes.make_policy import RECIPES, build_task, list_demonstrations, main
 from recipes.tokenizer import ANSWER_TAGS
@@ -100,7 +100,7 @@ def test_every_fault_still_holds_the_program():
         frame = RECIPES["code"].frame
         completions = {render(thought, "def f(x): return x", rng, frame) for _ in range(200)}
         assert len(completions) == 5
-        assert {extract_code(text, "f") for text in completions} == {"def f(x): return x"}
+        assert {extract_program(text, "f") for text in completions} == {"def f(x): return x"}
 
 
 def test_every_fault_of_a_task_costs_the_format_and_most_keep_the_answer():

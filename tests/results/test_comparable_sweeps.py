@@ -3,10 +3,10 @@
 import pytest
 
 from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.results.comparison_report import compare_sweeps
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.spec import load_spec
-from gdpo_tune.spec.model import SPEC
 from tests.support.paths import ROOT
 
 

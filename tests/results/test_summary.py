@@ -1,8 +1,14 @@
-"""Counts of trials in words."""
+"""Counts of trials in words, and the front in a file."""
 
+import csv
+import io
+from dataclasses import replace
+
+from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.candidates import Part
-from gdpo_tune.core.trials import Role, State, TrialRecord
-from gdpo_tune.results.summary import describe_states
+from gdpo_tune.core.trials import Estimate, Objective, Role, State, TrialRecord
+from gdpo_tune.results.front_csv import format_front_csv
+from gdpo_tune.results.summary import describe_role, describe_states
 
 
 def build(number: int, role: Role, state: State, *parts: Part) -> TrialRecord:
@@ -24,3 +30,27 @@ def test_a_stopped_merge_is_no_trial_that_was_stopped_early():
         "1 stopped early, 1 of 3 merges and checkpoints complete",
     )
     assert describe_states(records[:2]) == (2, "")
+
+
+def test_a_replicate_of_a_merge_is_called_by_the_name_of_the_merge():
+    """Names of candidates: `gdpo_tune/core/candidates.py`."""
+    merge = build(71, "replicate", "complete", Part(8, 60, 0.5), Part(9, 60, 0.5))
+    assert describe_role(replace(merge, replicate_of=14)) == "replicate of merge-14"
+    checkpoint = replace(build(72, "replicate", "complete", Part(8, 40, 1.0)), replicate_of=15)
+    assert describe_role(checkpoint) == "replicate of the checkpoint of trial 15"
+    assert describe_role(replace(build(3, "replicate", "complete"), replicate_of=1)) == (
+        "replicate of 1"
+    )
+
+
+def test_front_csv_keeps_all_digits():
+    """A program reads what was measured. Source: RFC 4180; `repr` is the shortest exact text."""
+    means = {"a": 2.1e-5, "b": 1 / 3}
+    test = {name: Estimate(mean, mean / 20) for name, mean in means.items()}
+    goals = [Objective(name, "maximize", 0.0) for name in means]
+    parts = (Part(0, 4, 1 / 3), Part(1, 4, 2 / 3))
+    record = TrialRecord(2, "merge", "complete", {}, 2, "candidate", test=test, parts=parts)
+    (row,) = csv.DictReader(io.StringIO(format_front_csv(build_front([record], goals))))
+    assert {name: float(row[name]) for name in means} == means
+    assert float(row["a_se"]) == 2.1e-5 / 20
+    assert row["parts"] == f"{1 / 3} x 0@4 + {2 / 3} x 1@4"

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from gdpo_tune.analysis.front import build_front
+from gdpo_tune.core.completions import Completion, write_completions
 from gdpo_tune.core.steps import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Measurement
-from gdpo_tune.results.warnings import list_result_warnings
+from gdpo_tune.results.warnings import explain_dead_start, list_result_warnings
 from gdpo_tune.spec import Uniform
 from tests.support.figures import make_records, make_spec
 
@@ -141,3 +142,73 @@ def test_groups_that_teach_nothing_are_counted_by_size(spec, tmp_path, small, la
         records[index] = replace(record, directory=directory, params=params)
     lines = warn(spec, records)
     assert has(line, lines) if line else not has("group", lines)
+
+
+def add_metrics(records, tmp_path, *steps):
+    """Give every training these step metrics."""
+    for index, record in enumerate(records):
+        directory = tmp_path / str(index)
+        for step, metrics in enumerate(steps, 1):
+            append_step(directory, Measurement(step, metrics, Cost(64)))
+        records[index] = replace(record, directory=directory)
+    return records
+
+
+def test_cut_completions_are_named_as_the_cause(spec, tmp_path):
+    """Source: trl#6219, ms-swift#4950: what is cut has no answer to judge."""
+    dead = {"train/rewards/format/frac_reward_zero_std": 1.0}
+    cut = {**dead, "train/completions/clipped_ratio": 0.9}
+    lines = warn(spec, add_metrics(make_front(spec, 4), tmp_path / "cut", cut))
+    assert has("90 % of the completions in training were cut", lines)
+    assert has("Raise training.max_completion_length", lines)
+    assert not has("easier", lines)
+    whole = {**dead, "train/completions/clipped_ratio": 0.1}
+    lines = warn(spec, add_metrics(make_front(spec, 4), tmp_path / "whole", whole))
+    assert has("Make it easier", lines)
+    assert not has("cut", lines)
+
+
+def test_a_reward_that_only_the_published_setting_weighs_is_not_mentioned(spec, tmp_path):
+    """Source: the weights of the searched trainings: all 0, so nothing of it is to be taught."""
+    records = make_front(spec, 4, **{"reward_weights.length": 0.0})
+    assert records[1].role == "published"
+    assert records[1].params["reward_weights.length"] != 0
+    metrics = {"train/rewards/length/frac_reward_zero_std": 1.0}
+    assert not has("length: equal", warn(spec, add_metrics(records, tmp_path, metrics)))
+
+
+def test_a_reward_that_is_absent_from_the_first_step_is_measured(spec, tmp_path):
+    """Source: docs/reference.md: a metric without a value at a step is left out there."""
+    dead = {"train/rewards/format/frac_reward_zero_std": 1.0}
+    lines = warn(spec, add_metrics(make_front(spec, 4), tmp_path, {"train/loss": 0.0}, dead))
+    assert has("format: equal in at least 100 %", lines)
+
+
+def test_a_policy_that_did_not_change_is_on_no_front(spec):
+    """Source: arithmetic: a gradient of 0 leaves the weights, so its values are noise."""
+    records = make_front(spec, 4)
+    best = {name: Estimate(1.0, 0.01) for name in records[2].test}
+    records[2] = replace(records[2], test=best, environment={"unchanged": "every gradient was 0"})
+    front = build_front(records, spec.list_objectives())
+    assert 2 not in front.trial_numbers
+    lines = warn(spec, records)
+    assert sum("left the policy unchanged" in line for line in lines) == 1
+    assert "knee" in lines[0]  # the report takes the warning about the knee from there
+    assert front.hypervolume_over_trials[-1].hypervolume == pytest.approx(front.hypervolume)
+    assert has(
+        "1 training left the policy unchanged: every gradient was 0 in trial 2.",
+        warn(spec, records),
+    )
+    rest = [replace(r, environment={"unchanged": ""}) if r.is_training else r for r in records]
+    assert not build_front(rest, spec.list_objectives()).members
+    assert has("left the policy unchanged", warn(spec, rest))
+
+
+def test_a_dead_start_is_explained_with_examples_and_ways_on(tmp_path):
+    example = Completion("2 + 2 =", "It is\n four." + "x" * 400, {"correctness": 0.0})
+    write_completions(tmp_path, [example] * 3)
+    text = explain_dead_start("no signal: correctness is 0", tmp_path)
+    assert text.startswith("no signal: correctness is 0\n    It is four.xx")
+    assert text.count("(correctness 0.0)") == 3
+    for way in ("model.instructions", "partial_credit", "easier prompts", "supervised start"):
+        assert way in text

@@ -8,7 +8,13 @@ import pytest
 
 from gdpo_tune.analysis.wish_choice import Limit
 from gdpo_tune.core.errors import PickError, UsageError
-from gdpo_tune.results.wishes import build_aim, name_directory, parse_shares, parse_wish
+from gdpo_tune.results.wishes import (
+    build_aim,
+    list_conditions,
+    name_directory,
+    parse_shares,
+    parse_wish,
+)
 from tests.support.tuning import load_code_spec
 
 
@@ -43,6 +49,15 @@ def test_constraints_of_the_sweep_are_conditions_too_but_not_costs(tmp_path: Pat
     aim = list_limits(load_code_spec(tmp_path, [bounds]), "length >= 0.6")
     assert aim.limits == (Limit("length", True, 0.6), Limit("correctness", True, 0.2))
     assert "cpu_seconds" not in [metric.name for metric in aim.metrics]
+
+
+def test_a_constraint_on_a_baseline_counts_once_the_baseline_is_measured(tmp_path: Path):
+    spec = load_code_spec(tmp_path, ['constraints={correctness: ">= untrained - 0.02"}'])
+    wish = parse_wish("length >= 0.6", "")
+    assert [str(bound) for bound in list_conditions(wish, spec)] == ["length >= 0.6"]
+    measured = spec.constraints["correctness"].model_copy(update={"value": 0.5})
+    spec = spec.model_copy(update={"constraints": {"correctness": measured}})
+    assert [str(bound) for bound in list_conditions(wish, spec)][1:] == ["correctness >= 0.48"]
 
 
 def test_a_condition_may_name_any_metric_of_the_task(tmp_path: Path):

@@ -187,3 +187,46 @@ def test_the_least_memory_is_enough_for_a_verdict(sandbox, tests):
     codes = ("def f(x): return x", "x = [0] * 10**8\ndef f(x): return x")
     results = sandbox.run_batch([Job(code, **tests, limits=limits) for code in codes])
     assert [result.status for result in results] == ["passed", "memory"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '{"object": ["x", 5]}', '{"object": ["x"]}', '{"name": "open"}',
+        '{"items": [5]}', '{"object": [["x"], "y"]}',
+    ],
+)  # fmt: skip
+def test_a_forged_object_is_a_violation(sandbox, answer):
+    code = f"""
+import os
+frame = b'["value",' + {answer!r}.encode() + b',[1]]'
+def F(x):
+    os.write(3, len(frame).to_bytes(4, "little") + frame)
+f = F
+"""
+    for name in "fF":
+        [result] = sandbox.run_batch([Job(code, asserts=(f"assert {name}(1) in [3]",))])
+        assert result.status == "violation", result
+
+
+def test_an_object_that_claims_another_name_is_used_there_alone(sandbox):
+    code = """
+import os
+frame = b'["value",{"object":["type","eval"]},[1]]'
+def F(x):
+    os.write(3, len(frame).to_bytes(4, "little") + frame)
+    os.read(3, 1 << 16)
+    os._exit(3)
+"""
+    test = (
+        "import os\nbefore = os.getpid()\nr = F(1)\nr('__import__(\"os\")._exit(0)')\nassert False"
+    )
+    [result] = sandbox.run_batch([Job(code, asserts=(test,))])
+    assert result.status in ("crash", "failed", "error"), result
+
+
+def test_a_candidate_that_names_a_variable_like_a_built_in_is_read_as_ever(sandbox):
+    code = "next = iter = getattr = setattr = None\nclass A: n = 1\ndef f(x): yield x\n"
+    tests = ("assert list(f(2)) == [2]", "a = A()\na.n += 1\nassert a.n == 2")
+    [result] = sandbox.run_batch([Job(code, asserts=tests)])
+    assert result.status == "passed", result

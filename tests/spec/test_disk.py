@@ -8,8 +8,7 @@ import pytest
 
 from gdpo_tune import sweep
 from gdpo_tune.core.errors import ResourcesError
-from gdpo_tune.core.gpu_memory import PolicyShapes
-from gdpo_tune.core.known_policies import find_known_size
+from gdpo_tune.core.policy_shapes import PolicyShapes, find_known_size
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.spec import check_disk, disk, render_dry_run
 from gdpo_tune.spec.disk import measure_disk

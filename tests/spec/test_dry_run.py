@@ -92,9 +92,9 @@ def test_dry_run_tells_the_sandbox(load):
 
 
 def test_dry_run_tells_the_workers_of_a_trial(load):
-    assert "# A trial: 1 worker with 1 CPUs and 0 GPUs" in render_dry_run(load())
+    assert "# A trial: 1 worker with 1 CPU and 0 GPUs" in render_dry_run(load())
     text = render_dry_run(load("resources={workers: 4, cpus: 2, gpus: 1}"))
-    shown = "# A trial: 4 workers, each with 2 CPUs and 1 GPUs and 16 completions of a step"
+    shown = "# A trial: 4 workers, each with 2 CPUs and 1 GPU and 16 completions of a step"
     assert f"{shown}; one policy among them" in text.splitlines()
     text = render_dry_run(load("resources={workers: 4, cpus: 2, gpus: 1, sharding: none}"))
     assert f"{shown}; a whole policy each" in text.splitlines()

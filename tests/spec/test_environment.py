@@ -40,6 +40,37 @@ def test_names_and_values(load):
     }
 
 
+TEXTS = (
+    *("9.0", "1.10", "007", "0x1F", "0o17", "1_000", "1e3", "+5", "-0", ".5", "1.", ".inf"),
+    *("true", "True", "yes", "no", "2026-11-26", "12:30:45", "2026-11-26T10:00:00Z"),
+)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_value_is_the_text_that_is_written(load, text):
+    """Values of variables are texts: environ(7), and YAML 1.2.2, 10.3.2, on what 007 resolves to.
+
+    PyTorch wants `TORCH_CUDA_ARCH_LIST=9.0`, not 9; `1.10` is another version than 1.1.
+    """
+    expected = (f"A={text}",)
+    assert load(env=f"{{A: {text}}}").resources.env == expected
+    assert load(f"resources.env.A={text}").resources.env == expected
+    assert load(f"resources.env={{A: {text}}}").resources.env == expected
+    assert load(f"resources.env.A={text}", env="{A: 3}").resources.env == expected
+    assert load(env=f'{{A: "{text}"}}').resources.env == expected
+    spec = load("search.trials=7", env=f"{{A: {text}}}")
+    assert spec.search.trials == 7  # elsewhere numbers are numbers
+
+
+def test_values_of_extended_files_and_aliases_are_texts_too(load, tmp_path):
+    (tmp_path / "base.yaml").write_text(GOOD + "resources:\n  env:\n    A: 1.10\n    B: 1e3\n")
+    child = tmp_path / "child.yaml"
+    child.write_text("extends: base.yaml\nresources.env.B: &six 0x6\nresources.env.C: *six\n")
+    assert set(load_spec(child).resources.env) == {"A=1.10", "B=0x6", "C=0x6"}
+    (problem,), _ = refuse(load, env="{A: ~}")
+    assert "no value" in problem.reason
+
+
 def test_a_resolved_file_means_the_same_and_the_identity_stays(load, tmp_path):
     spec = load(env="{NCCL_DEBUG: INFO}")
     (tmp_path / "again.yaml").write_text(spec.dump_yaml())
@@ -131,6 +162,7 @@ def test_a_secret_under_a_misspelt_key_is_not_repeated(load):
         ("[1]", "not a piece of text", "write a word"),
         ("HF_HOME", "not a list", "write it in brackets: [HF_HOME]"),
         ("{A: {b: c}}", "the value of A is no text", "one value a name"),
+        ("{<<: {A: 1.10}}", "the value of A is no text", "quote it"),  # its text is not known
     ],
 )
 def test_refusals(load, env, reason, fix):

@@ -14,6 +14,7 @@ from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
 from gdpo_tune.spec import Choices, Constraint, Fixed, Uniform, load_spec
+from gdpo_tune.spec.model import list_decisive_values
 from tests.support.paths import ROOT
 from tests.support.spec_cases import GOOD
 
@@ -255,6 +256,10 @@ def test_positions_are_those_of_the_policy_that_is_given(load, tmp_path):
     assert load(long, policy).training.max_completion_length == 1000
     with pytest.raises(SpecError, match="has 1024 positions"):
         load("training.max_completion_length=1024", policy)
+    for content in ('{"n_positions": 32}', '{"text_config": {"max_position_embeddings": 32}}'):
+        (folder / "config.json").write_text(content)  # ms-swift#6211
+        with pytest.raises(SpecError, match="has 32 positions"):
+            load(long, policy)
     for content in ("{}", "[]", "{", '{"max_position_embeddings": null}'):
         (folder / "config.json").write_text(content)
         assert load(long, policy).policy == str(folder)
@@ -399,6 +404,22 @@ def test_folders_from_before_the_sandbox_had_a_section_still_fit(load):
     assert load().compute_identity() == "a7edecd2eb0c"
 
 
+def test_later_keys_of_data_count_in_the_identity_away_from_their_defaults(load):
+    """The identity of a sweep with data is that of 2371a44, which did not know these keys."""
+    data = "data={source: me/words, layout: gsm8k"
+    base = load("task=math", data + "}")
+    assert base.compute_identity() == "072d6118b598"
+    assert not {"data.columns", "data.test"} & {*list_decisive_values(base)}
+    for more in (
+        "columns: {question: Question}",
+        "prompt_template: '{a} {b}'",
+        "validation: {split: dev}",
+        "test: {source: me/others}",
+    ):
+        changed = load("task=math", f"{data}, {more}}}")
+        assert changed.compute_identity() != base.compute_identity()
+
+
 def test_the_order_of_modules_leaves_the_identity(load):
     one, other = "sandbox.modules=[json, re]", "sandbox.modules=[re, json, re]"
     assert load(one).compute_identity() == load(other).compute_identity()
@@ -414,6 +435,20 @@ def test_the_order_of_modules_leaves_the_identity(load):
 )
 def test_the_sandbox_round_trips(load, section, tmp_path):
     spec = load(f"sandbox={section}")
+    (tmp_path / "again.yaml").write_text(spec.dump_yaml())
+    assert load_spec(tmp_path / "again.yaml", name="sweep") == spec
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        "{source: me/words, layout: gsm8k}",
+        "{source: me/words, layout: math, columns: {problem: Ask}, test: {split: dev}}",
+        "{source: me/words, layout: math, prompt_template: '{{{a}}}', validation: {source: me/v}}",
+    ],
+)
+def test_data_round_trip(load, section, tmp_path):
+    spec = load("task=math", f"data={section}")
     (tmp_path / "again.yaml").write_text(spec.dump_yaml())
     assert load_spec(tmp_path / "again.yaml", name="sweep") == spec
 
@@ -472,3 +507,33 @@ def test_dump_is_read_alike_by_a_parser_of_yaml_1_1(load):
     assert plain["space"]["beta"] == {"log": [1e-5, 1.0], "when": {"normalization": ["gdpo"]}}
     assert plain["training"]["steps"] == 60
     assert plain["constraints"] == {"correctness": ">= 0.2"}
+
+
+def test_a_clip_that_cispo_does_not_have_is_not_searched_under_it(load):
+    """Source: TRL's `GRPOTrainer`: CISPO clamps the ratio from above alone, by `epsilon_high`."""
+    spec = load("space.loss_type=[dapo, cispo]", "space.epsilon={range: [0.1, 0.3]}")
+    assert spec.space.domains["epsilon"].when == {"loss_type": ("dapo",)}
+    assert spec.space.complete({"loss_type": "cispo", **find_values(spec)})["epsilon"] == 0.2
+    fixed = load("space.loss_type=[dapo, cispo]", "space.epsilon=0.1").space.domains["epsilon"]
+    assert fixed == Fixed(value=0.1)
+    with pytest.raises(SpecError, match="loss_type is never dapo, dr_grpo, grpo, bnpo"):
+        load("space.loss_type=cispo", "space.epsilon={range: [0.1, 0.3]}")
+
+
+def find_values(spec):
+    """Return a value of every searched parameter but the loss and its clip."""
+    searched = spec.space.searched_domains.items()
+    return {n: d.find_middle() for n, d in searched if n not in ("loss_type", "epsilon")}
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_one_held_out_prompt_is_refused_since_it_has_no_standard_error(load, split):
+    """Source: arithmetic: the variance of a mean over n prompts needs n - 1 > 0."""
+    with pytest.raises(SpecError, match=rf"training\.{split}_prompts = 1: .*2"):
+        load(f"training.{split}_prompts=1")
+
+
+def test_dead_steps_leave_the_identity_of_earlier_sweeps(load):
+    plain = load().compute_identity()
+    assert load("training.dead_steps=10").compute_identity() == plain
+    assert load("training.dead_steps=0").compute_identity() != plain

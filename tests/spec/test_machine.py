@@ -1,5 +1,6 @@
 """What fits on the machine at hand, and what is refused because it does not."""
 
+import psutil
 import pytest
 
 from gdpo_tune.core.errors import ResourcesError
@@ -49,3 +50,44 @@ def test_more_workers_than_fit_are_refused_with_how_many_do(spec, monkeypatch, t
 def test_fewer_workers_share_what_more_could(workers, most, expected):
     """A step that 8 workers share equally can be shared by 4, and not by 7."""
     assert Resources(workers=workers).reduce_workers(most) == expected
+
+
+class FakeProcess:
+    """A process as psutil shows it; of another user, everything but its name is refused."""
+
+    def __init__(self, pid, name, parent=None, cores=(), words=(), foreign=False):
+        self.pid, self.cores, self.words, self.foreign = pid, cores, words, foreign
+        self.name, self.parent = lambda: name, lambda: parent
+
+    def cpu_affinity(self):
+        return list(self.cores)
+
+    def cmdline(self):
+        if self.foreign:
+            raise psutil.AccessDenied(self.pid)
+        return list(self.words)
+
+    def cwd(self):
+        return "/home/me"
+
+
+def test_another_sweep_on_the_same_cores_is_named(monkeypatch):
+    """Each takes all CPUs that it finds; sets of CPUs that taskset(1) separates are no matter."""
+    sweep = FakeProcess(7, "python", words=("python", "-m", "gdpo_tune.sweep", "a.yaml"))
+    script = FakeProcess(8, "gdpo-tune", words=("/venv/bin/gdpo-tune", "sweep", "a.yaml"))
+    other = FakeProcess(9, "python", words=("python", "train.py"))
+    hidden = FakeProcess(10, "python", foreign=True)
+    processes = [
+        *(sweep, script, other, hidden, FakeProcess(3, "raylet", None, {0, 1})),
+        *(FakeProcess(4, "raylet", sweep, {0, 1}), FakeProcess(5, "raylet", script, {2, 3})),
+        *(FakeProcess(6, "raylet", other, {0, 1}), FakeProcess(2, "raylet", hidden, {0, 1})),
+    ]
+    monkeypatch.setattr(psutil, "process_iter", lambda: iter(processes))
+    ours = FakeProcess(1, "python", cores={0, 1})
+    monkeypatch.setattr(psutil, "Process", lambda: ours)
+    (warning,) = machine.list_other_sweeps()
+    assert "process 7, another sweep of yours in /home/me, uses 2 CPUs of this one" in warning
+    ours.cores = {1, 3}
+    assert len(list(machine.list_other_sweeps())) == 2
+    ours.cores = {5}
+    assert not list(machine.list_other_sweeps())

@@ -1,7 +1,5 @@
 """The generated reference page."""
 
-import dataclasses
-
 import pytest
 
 from gdpo_tune.core import registry

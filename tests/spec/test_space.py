@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import list_parameters
+from gdpo_tune.ledger import convert_to_distribution
 from gdpo_tune.spec import Choices, Fixed, Space, Uniform
+from gdpo_tune.spec.load import read_point
 from gdpo_tune.tasks import code
 
 
@@ -23,6 +25,7 @@ from gdpo_tune.tasks import code
         (Uniform(low=2, high=8, integer=True), [2, 8, 5], [1, 9, 2.5]),
         (Uniform(low=2, high=8, step=3, integer=True), [2, 5, 8], [3, 4]),
         (Uniform(low=0.1, high=0.4, step=0.1), [0.1, 0.2, 0.1 + 0.2, 0.4], [0.15, 0.05]),
+        (Uniform(low=0.1, high=0.7, step=0.1), [0.1 + 6 * 0.1], [0.8, math.nan, math.inf, True]),
     ],
 )
 def test_contains(domain, inside, outside):
@@ -39,6 +42,8 @@ def test_contains(domain, inside, outside):
         (Uniform(low=2, high=8, step=3, integer=True), (2, 5, 8)),
         (Uniform(low=2, high=5, log=True, integer=True), (2, 3, 4, 5)),
         (Uniform(low=0.0, high=1.0, step=0.25), (0, 0.25, 0.5, 0.75, 1)),
+        (Uniform(low=0.1, high=0.7, step=0.1), (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)),
+        (Uniform(low=0.0, high=1.0, step=0.33333333334), (0, 0.33333333334, 0.66666666668, 1)),
         (Uniform(low=0.0, high=1.0), None),
     ],
 )
@@ -55,6 +60,7 @@ def test_values(domain, values):
         (Uniform(low=0.01, high=1.0, log=True), 0.1),
         (Uniform(low=2, high=5, integer=True), 4),
         (Uniform(low=2, high=8, step=3, integer=True), 5),
+        (Uniform(low=0.1, high=0.7, step=0.1), 0.4),
     ],
 )
 def test_middle(domain, middle):
@@ -71,9 +77,49 @@ def test_every_value_of_a_grid_is_contained(low, width, steps):
     values = domain.list_values()
     assert values is not None
     assert len(values) == steps + 1
-    # Not the last one: rounding may carry it beyond `high`, which is its own end of the range.
-    assert all(domain.contains(value) for value in values[:-1])
+    assert all(domain.contains(value) for value in values)
     assert values[-1] == pytest.approx(domain.high)
+
+
+decimals = st.decimals(0, 1000, allow_nan=False, places=3)
+
+
+@given(decimals, decimals.filter(bool), st.integers(1, 50), st.integers(-9, 3))
+def test_a_grid_has_the_numbers_that_decimal_arithmetic_gives(low, step, steps, exponent):
+    """A grid is what a person writes: exact decimals, each of them rounded to a float once.
+
+    Floats alone miss them: 0.1 + 2 * 0.1 is 0.30000000000000004 (IEEE 754; the tutorial of Python,
+    "Floating-Point Arithmetic: Issues and Limitations"). Samplers of Optuna compute in that way.
+    """
+    low, step = low.scaleb(exponent), step.scaleb(exponent)
+    written = [float(low + index * step) for index in range(steps + 1)]
+    domain = Uniform(low=written[0], high=written[-1], step=float(step))
+    assert domain.list_values() == tuple(written)
+    computed = [float(low) + index * float(step) for index in range(steps + 1)]
+    assert [domain.align(value) for value in computed] == written
+    assert all(domain.contains(value) for value in computed)
+    assert domain.align(float(low + step / 2)) == float(low + step / 2)
+    distribution = convert_to_distribution(domain)
+    assert (distribution.low, distribution.high) == (written[0], written[-1])
+
+
+def test_a_value_of_a_grid_is_one_value_everywhere(load):
+    """A condition, an enqueued point and a sampler's draw have the same float for 0.3."""
+    drawn, grid = 0.1 + 2 * 0.1, "space.temperature={range: [0.1, 0.7], step: 0.1}"
+    condition = f"space.learning_rate={{log: [1e-4, 1e-3], when: {{temperature: [{drawn}, 0.6]}}}}"
+    spec = load(grid, condition, f"enqueue=[{{temperature: {drawn}}}]", "space.group_size=8")
+    space = spec.space
+    assert space.domains["learning_rate"].when == {"temperature": (0.3, 0.6)}
+    assert spec.enqueue == ({"temperature": 0.3},)
+    assert read_point(spec, {"temperature": drawn}) == {"temperature": 0.3}
+    values = space.domains["temperature"].list_values()
+    active = [v for v in values if "learning_rate" in space.select_active({"temperature": v})]
+    assert active == [0.3, 0.6]
+    rest = {"normalization": "gdpo", "reward_weights.format": 1.0, "learning_rate": 5e-4}
+    completed = space.complete({**rest, "temperature": drawn})
+    assert (completed["temperature"], completed["learning_rate"]) == (0.3, 5e-4)
+    written = load(grid, condition.replace(str(drawn), "0.3"), "space.group_size=8")
+    assert written.compute_identity() == spec.compute_identity()
 
 
 @given(low=st.integers(1, 100), width=st.integers(1, 100), log=st.booleans())

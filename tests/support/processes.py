@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import torch
+
 from tests.support.paths import ROOT
 
 
@@ -17,3 +19,17 @@ def launch(*command: object, processes: int) -> None:
     whole = [sys.executable, *(group if processes > 1 else ()), *map(str, command)]
     done = subprocess.run(whole, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def leave_group() -> None:
+    """End a process of a group, once all of them are here.
+
+    Not by the end of the script: with other work on the machine, a thread of Gloo now and then
+    outlives its group, and then torch aborts the interpreter while it ends.
+    """
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)

@@ -34,7 +34,7 @@ def render(
     ray_cron_job: bool = False,
 ) -> dict[str, str]:
     """Render the files of one sweep for a target."""
-    (files,) = render_all(
+    rendered, _ = render_all(
         [sweep],
         target,
         python=PYTHON,
@@ -43,6 +43,7 @@ def render(
         kuberay=kuberay,
         ray_cron_job=ray_cron_job,
     )
+    (files,) = rendered.values()
     return files
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.events import Event
+from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Measurement, Outcome
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.spec.model import SPEC
 from gdpo_tune.tuning.ray.messages import (
     Failed,
     Fatal,

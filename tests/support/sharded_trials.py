@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.training import ranks, rollout
 from gdpo_tune.training.checkpoints import find_newest_checkpoint
+from tests.support.processes import leave_group
 from tests.support.training import SETTINGS, TARGET, build_trial_config
 from tests.support.trial_in_processes import run_trial, sample_fixed_completions
 
@@ -81,9 +81,7 @@ def main(names: list[str], policy: str, directory: Path, others: list[Path]) -> 
             ranks.broadcast_from_first(None)
             result[goal] = resume_trial(build(goal, **VARIANTS[name]))
     (directory / f"seen-{ranks.get_rank()}.json").write_text(json.dumps(result))
-    if torch.distributed.is_initialized():
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
+    leave_group()
 
 
 if __name__ == "__main__":

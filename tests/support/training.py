@@ -143,6 +143,31 @@ def write_policy(directory: Path, layers: int = 2, kv_heads: int = 2, width: int
     return str(directory)
 
 
+def write_gpt2(directory: Path, generation: dict[str, Any] | None = None, **changes) -> str:
+    """Write a random GPT-2, whose positions are learned, and whose modules are Conv1D.
+
+    It has no dropout unless `changes` of its config give it some. `generation` are entries of its
+    generation_config.json, which are not checked.
+    """
+    import json
+
+    import torch
+    from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+    write_policy(directory)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    ends = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
+    settings = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, **ends}
+    settings |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    settings |= {"vocab_size": len(tokenizer), "initializer_range": 0.2, **changes}
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config(**settings)).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    entries = {"eos_token_id": 1, "pad_token_id": 0, **(generation or {})}
+    (directory / "generation_config.json").write_text(json.dumps(entries))
+    return str(directory)
+
+
 def build_trial_config(
     policy: str, directory: Path, seed: int = 0, settings=SETTINGS, **params
 ) -> TrialConfig:

@@ -13,13 +13,12 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import torch
-
 from gdpo_tune.core import registry
 from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import ranks, rollout, train
 from gdpo_tune.training.checkpoints import find_newest_checkpoint
+from tests.support.processes import leave_group
 from tests.support.training import SETTINGS, TARGET, build_trial_config
 
 LETTERS = list(range(2, 28))
@@ -100,9 +99,7 @@ def main(policy: str, directory: Path) -> None:
     result["merged_weights"] = sum_weights(directory / "merged" / "checkpoint-0")
     result["again"] = run_trial(merged, resume=directory / "merged" / "checkpoint-0")
     (directory / f"seen-{ranks.get_rank()}.json").write_text(json.dumps(result))
-    if torch.distributed.is_initialized():
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
+    leave_group()
 
 
 if __name__ == "__main__":

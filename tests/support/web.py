@@ -64,16 +64,20 @@ def build_view(spec):
     return View(sweep, plan_trials, str(spec.directory)), sweep
 
 
-def build_guard(names=frozenset(), clock=time.monotonic):
+def build_guard(names=frozenset(), clock=time.monotonic, proxied=()):
     """Return a guard whose token is known."""
-    return Guard(TOKEN, frozenset(names), clock)
+    return Guard(TOKEN, frozenset(names), clock, frozenset(proxied))
 
 
 @contextmanager
-def serve_page(view, guard):
-    """Serve a page in a thread; yield a client of it without the token."""
+def serve_page(view, guard, root_path=""):
+    """Serve a page in a thread; yield a client of it without the token.
+
+    `{}` in `root_path` stands for its port.
+    """
     listener, _ = open_socket("127.0.0.1", find_free_port())
-    server = build_server(build_app(view, guard))
+    root_path = root_path.format(listener.getsockname()[1])
+    server = build_server(build_app(view, guard, root_path))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

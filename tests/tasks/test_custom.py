@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -15,9 +18,10 @@ from gdpo_tune.core.errors import SpecError, TaskFileError, TrialFailure, UsageE
 from gdpo_tune.core.parameters import PARAMETERS
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.steps import read_steps
+from gdpo_tune.core.task_files import LONGEST_REASON
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.spec import load_spec
-from gdpo_tune.tasks.base import Problem, RewardFailures, Scores
+from gdpo_tune.tasks.base import CallContext, Problem, RewardFailures, Scores
 from gdpo_tune.tasks.custom import RewardFunctionTask, choose_row_split, name_reward
 from gdpo_tune.training import scoring, train, worker_cache
 from gdpo_tune.training.evaluation import estimate_metrics
@@ -34,6 +38,7 @@ SETTINGS = TrainingSettings(
     validation_prompts=6,
     test_prompts=6,
     samples_per_prompt=2,
+    dead_steps=0,
 )
 HEAD = "from gdpo_tune.tasks.custom import RewardFunctionTask\n"
 TASK = (
@@ -91,7 +96,6 @@ def test_the_example_of_the_guide_trains(tmp_path, monkeypatch):
         assert task.environment() == {}
     outcome = train(trial(spec.task, tmp_path), resume=None, report=lambda *_: None)
     assert set(outcome.test) == {"right", "short", "mean_length"}
-    assert outcome.environment["task_file"].startswith("sha256:")
     last = read_steps(tmp_path / "trial")[-1]
     assert last.step == 2
     assert last.metrics["train/rewards/right/failed"] == 0
@@ -113,7 +117,22 @@ BAD = {
     "no name": (TASK, "", "names no class"),
     "not a class": ("Mine = 3", "Mine", "has no class Mine"),
     "raises": ("import sys\n1 / 0", "Mine", r"raised ZeroDivisionError: .* \(mine.py, line 2\)"),
-    "syntax": ("def", "Mine", "raised SyntaxError"),
+    "syntax": ("x = 1\ndef", "Mine", r"raised SyntaxError: .* \(mine.py, line 2\)"),
+    "syntax elsewhere": ("import i_am_cut", "Mine", r"closed \(i_am_cut.py, line 1\)"),
+    "no Exception": (
+        "class Lost(BaseException): pass\nraise Lost(3)",
+        "Mine",
+        r"raised .*Lost: 3 \(mine.py, line 2\)",
+    ),
+    "in a library": ("import json\njson.loads('')", "Mine", r"value: .* \(mine.py, line 2\)"),
+    "several lines": ("raise ValueError('a\\nb')", "Mine", "raised ValueError: a b "),
+    "much text": ("raise ValueError('a' * 10**6)", "Mine", rf"ValueError: a{{,{LONGEST_REASON}}} "),
+    "time limit": (
+        TASK.replace("    ranges", "    time_limit = '9'\n    ranges"),
+        "Mine",
+        "'9' has",
+    ),
+    "no time": (TASK.replace("    ranges", "    time_limit = 0\n    ranges"), "Mine", "limit = 0"),
     "no rewards": (HEAD + "class Mine(RewardFunctionTask): pass", "Mine", "rewards has to be"),
     "no task": ("class Mine:\n rewards = metrics = ('a',)", "Mine", r"no method problems\(\)"),
     "dotted": (
@@ -139,8 +158,27 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_a_file_that_is_no_task_is_refused(tmp_path, case):
     text, name, reason = BAD[case]
+    (tmp_path / "i_am_cut.py").write_text("x = (")
     with pytest.raises(TaskFileError, match=reason):
         task_files.load_task_info(written(tmp_path, text, name))
+
+
+def test_a_file_that_changes_the_directory_moves_no_sweep(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = written(tmp_path, f"import os\nos.chdir('/')\n{TASK}")
+    task_files.load_task_info(file)
+    assert Path.cwd() == tmp_path
+    task_files.build_task("mine.py:Mine", SETTINGS, SandboxSettings(), DataSettings()).close()
+
+
+def test_a_module_beside_the_file_comes_before_others_of_its_name(tmp_path, monkeypatch):
+    # Source: axolotl#2557; Python puts the directory of a program first.
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "twice_there.py").touch()
+    (tmp_path / "twice_there.py").write_text("WORTH = 2.0\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "elsewhere"), *sys.path, str(tmp_path)])
+    task_files.load_task_info(written(tmp_path, f"from twice_there import WORTH\n{TASK}"))
+    assert sys.path[-1] == str(tmp_path)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
@@ -193,9 +231,22 @@ def test_rows_go_where_their_prompt_says():
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
-        ([{"prompt": ["a"]}], "row 0 has no text"),
-        ([{"text": "a"}], "row 0 has no text"),
+        (
+            [{"prompt": ["a"]}],
+            "row 0 has a prompt that is neither a text that UTF-8 can write nor a list",
+        ),
+        (
+            [{"text": "a"}],
+            "row 0 has a prompt that is neither a text that UTF-8 can write nor a list",
+        ),
         ([{"prompt": "a", "x": 1}, {"prompt": "b"}], r"row 1 has the columns \[\]"),
+        ("abc", "row 0 is no mapping of the names of columns to values: 'a'"),
+        ([{"prompt": "a", 3: 4}], "row 0 is no mapping of the names of columns"),
+        (
+            [{"prompt": "\ud800"}],
+            "row 0 has a prompt that is neither a text that UTF-8 can write nor a list",
+        ),
+        (None, r"has 0 train prompts, .*\n    fix: more rows; 70 per cent"),
     ],
 )
 def test_rows_that_are_refused(rows, reason):
@@ -240,22 +291,183 @@ def test_a_function_that_raises_costs_the_completions_that_it_raises_on():
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (lambda completions, **_: completions[1:], "0 rewards for 1|19 rewards for 20"),
-        (lambda **_: None, "TypeError"),
-        (lambda completion_ids, **_: [], "missing 1 required"),
+        (lambda completions, **_: completions[1:], "returned 19 values for 20 completions"),
+        (lambda **_: itertools.repeat(0.5), "values for 20 completions"),
+        (lambda **_: [0.5], "returned 1 values for 20 completions"),
+        (lambda completions, **_: [1 / n for n in dict.fromkeys("ab", 1).values()], "2 values for"),
+        (lambda **_: None, "returned None, a NoneType, in place of a list of 20 numbers"),
+        (lambda **_: 0.5, "returned 0.5, a float"),
+        (lambda **_: "x" * 20, "a str, in place of a list"),
+        (lambda completions, **_: dict.fromkeys(completions, 1.0), "a dict, in place of a list"),
+        (lambda completions, **_: ["1.0" for _ in completions], "returned '1.0', a str, for co"),
+        (lambda completions, **_: [[1.0] for _ in completions], "a list, for completion 0"),
     ],
 )
-def test_a_function_of_another_kind_fails_on_all(function, reason):
-    failed = scores(function).failures["<lambda>"]
-    assert failed.count == 20
-    assert re.search(reason, failed.first)
+def test_what_is_no_reward_ends_the_trial_and_names_the_function(function, reason):
+    # Source: trl#6533; TRL 1.16 raises for another number of values.
+    with pytest.raises(
+        TrialFailure, match=r"reward <lambda> \(test_custom.py, line \d+\)"
+    ) as raised:
+        scores(function)
+    assert reason in str(raised.value)
 
 
-def test_an_async_function_is_refused():
-    async def later(**_):
-        return []
+def test_a_function_that_compares_completions_is_asked_for_all_again():
+    # Source: arithmetic; a completion alone is the mean of its batch, so it would earn zero.
+    calls = []
 
-    assert "write a plain one" in scores(later).failures["later"].first
+    def spread(lengths, **_):
+        calls.append(len(lengths))
+        if len(calls) == 1:
+            raise ConnectionError("away for a moment")
+        mean = sum(lengths) / len(lengths)
+        return [length - mean for length in lengths]
+
+    result = scores(spread)
+    assert list(result.rewards["spread"]) == [row - 9.5 for row in range(20)]
+    assert result.failures["spread"] == RewardFailures()
+    assert calls == [20, 20]
+
+
+def test_async_functions_are_awaited_as_in_trl():
+    # Source: TRL 1.16, `GRPOTrainer._calculate_rewards`: async functions run on an event loop.
+    async def later(completions, **_):
+        await asyncio.sleep(0)
+        return [1.0] * len(completions)
+
+    result = scores(later)
+    assert set(result.rewards["later"]) == {1.0}
+    assert result.failures["later"] == RewardFailures()
+
+
+def test_every_call_has_its_own_copy_of_its_row():
+    # Source: trl#6351; TRL's RepeatSampler reads the row again for each completion.
+    def ticks(gold, prompts, completions, **_):
+        found = [len(gold[row]) + len(completions[row][0]) for row in range(len(gold))]
+        for row in range(len(gold)):
+            gold[row].clear()
+            prompts[row].clear()
+            completions[row][0].clear()
+        return found
+
+    rows = [{"prompt": chat(f"say {i}"), "gold": ["a", "b"]} for i in range(60)]
+    twice = lambda **keywords: ticks(**keywords)  # noqa: E731
+    kind = type("Own", (Own,), {"reward_funcs": [ticks, twice], "rows": lambda self: rows})
+    task = kind(SETTINGS)
+    problems = [*task.problems("train", 1, 0) * 3]
+    for _ in range(2):
+        scored = task.score(problems, ["x"] * 3, [1] * 3)
+        assert scored.rewards == {"ticks": [4.0] * 3, "<lambda>": [4.0] * 3}
+
+
+def chat(text: str) -> list[dict[str, str]]:
+    return [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]
+
+
+def test_conversations_reach_functions_as_messages():
+    # Source: TRL's "Dataset formats", conversational prompts; `trl.rewards` reads
+    # completion[0]["content"].
+    from trl.rewards import think_format_reward
+
+    def seen(prompts, completions, **_):
+        assert all(prompt[1]["content"].startswith("say ") for prompt in prompts)
+        assert all([set(one) for one in text] == [{"role", "content"}] for text in completions)
+        return [float(text[0]["role"] == "assistant") for text in completions]
+
+    rows = [{"prompt": chat(f"say {i}")} for i in range(100)]
+    functions = [think_format_reward, seen]
+    kind = type("Own", (Own,), {"reward_funcs": functions, "rows": lambda self: rows})
+    task = kind(SETTINGS)
+    problems = task.problems("train", 2, 0)
+    assert len({problem.prompt for problem in problems}) == 2
+    scored = task.score(problems, ["<think>\na\n</think>\nb", "b"], [3, 1])
+    assert scored.rewards == {"think_format_reward": [1.0, 0.0], "seen": [1.0, 1.0]}
+
+
+def test_functions_of_trl_that_read_token_ids_work():
+    """Source: unsloth#2907, trl#4202: functions written for TRL read what TRL passes."""
+    from trl.rewards import get_soft_overlong_punishment
+
+    function = get_soft_overlong_punishment(max_completion_len=10, soft_punish_cache=5)
+    task = own(function)(SETTINGS)
+    problems, ids = task.problems("train", 2, 0), [[1] * 2, [1] * 20]
+    scored = task.score(problems, ["a", "b"], [2, 20], context=CallContext(completion_ids=ids))
+    assert next(iter(scored.rewards.values())) == [0.0, -1.0]
+    failed = next(iter(task.score(problems, ["a", "b"], [2, 20]).failures.values()))
+    assert failed.count == 2
+    assert "completion_ids are not known here" in failed.first
+
+
+def test_functions_log_metrics_and_columns_and_read_the_state():
+    # Source: TRL 1.16, `log_metric(name, value)` and `log_extra(column, values)`.
+    def logs(completions, log_metric, log_extra, trainer_state, **_):
+        log_metric("judge/step", trainer_state.global_step)
+        log_extra("parsed", [text.upper() for text in completions])
+        return [getattr(trainer_state, "epoch", 0.25)] * len(completions)
+
+    def asks(trainer_state, completions, **_):
+        return [trainer_state.best_metric] * len(completions)
+
+    task = own(logs, asks)(SETTINGS)
+    context = CallContext(trainer_state={"global_step": 3})
+    scored = task.score(task.problems("train", 2, 0), ["a", "b"], [1, 1], context=context)
+    assert scored.rewards["logs"] == [0.25, 0.25]
+    assert scored.logged == [("judge/step", 3.0)]
+    assert scored.columns == {"parsed": ["A", "B"]}
+    assert "trainer_state.best_metric is not known here" in scored.failures["asks"].first
+
+
+def test_a_function_without_room_for_a_keyword_does_not_get_it():
+    assert scores(lambda completions, prompts, answer: answer).rewards["<lambda>"]
+
+
+@pytest.mark.parametrize("name", ["prompts", "completions", "completion_ids", "trainer_state"])
+def test_columns_that_trl_does_not_pass_on_are_refused(name):
+    # Source: TRL 1.16, `_calculate_rewards`: it raises for `completions`, replaces `trainer_state`.
+    kind = type("Own", (Own,), {"rows": lambda self: [{"prompt": "a", name: 1}]})
+    with pytest.raises(UsageError, match=rf"row 0 has the column {name}, .*\n +fix: give"):
+        kind(SETTINGS).problems("train", 1, 0)
+
+
+def test_a_column_named_lengths_reaches_its_function():
+    # Source: rllm#829; under TRL `lengths` is an ordinary column.
+    rows = [{"prompt": str(i), "lengths": 100 + i} for i in range(60)]
+    kind = type("Own", (Own,), {"rows": lambda self: rows, "reward_funcs": [wanted]})
+    task = kind(SETTINGS)
+    problems = task.problems("train", 2, 0)
+    scored = task.score(problems, ["a", "b"], [1, 2])
+    assert scored.rewards["wanted"] == [problem.data["lengths"] for problem in problems]
+    assert scored.metrics["mean_length"] == [1.0, 2.0]
+
+
+def wanted(lengths, **_):
+    return lengths
+
+
+def test_rows_with_the_prompt_of_an_earlier_row_are_counted():
+    rows = [{"prompt": str(i % 60), "answer": i} for i in range(90)]
+    task = type("Own", (Own,), {"rows": lambda self: rows})(SETTINGS)
+    assert all(problem.data["answer"] < 60 for problem in task.problems("train", 9, 0))
+    assert task.environment() == {"rows_left_out": "30, whose prompt an earlier row has"}
+
+
+@pytest.mark.parametrize(("value", "accepted"), [(0.1 + 0.2 + 0.7, True), (1.1, False)])
+def test_a_value_outside_its_range_ends_the_trial(value, accepted):
+    # Source: agent-eval-harness#182: a judge on 0 to 10 with the range (0, 1).
+    task = type("Ranged", (Half,), {"ranges": {"a": (0, 1)}, "places": {"a": "mine.py, line 3"}})(0)
+    task.score = lambda *_: Scores({"a": [value]}, {"b": [value]})
+    score = functools.partial(scoring.score_batch, task, [None], ["x"], [1], CallContext())
+    if accepted:
+        assert score().rewards == {"a": [value]}
+        return
+    with pytest.raises(TrialFailure, match=r"a \(mine.py, line 3\) is 1.1 .* \(0, 1\)\n.*fix"):
+        score()
+    task.score = lambda *_: Scores({}, {"a": [value]})
+    with pytest.raises(TrialFailure, match=r"metric a .* is 1.1 for completion 0, outside"):
+        score()
+    task.score = lambda *_: Scores({}, {"a": ["1"]})
+    with pytest.raises(TrialFailure, match=r"metric a .* returned '1', a str, for completion 0"):
+        score()
 
 
 class Half:
@@ -312,8 +524,7 @@ def test_what_is_not_scored_is_left_out_of_an_estimate():
     assert estimates["a"].mean == pytest.approx(1 / 3)
     assert estimates["b"].mean == pytest.approx(0.5)
     assert estimates["a"].se > 0
-    with pytest.raises(TrialFailure, match="metric c has no value"):
-        estimate_metrics({"c": [None, None]}, 1, seed=0)
+    assert estimate_metrics({"c": [None, None]}, 1, seed=0) == {}
 
 
 def test_names_of_reward_models():
@@ -335,6 +546,14 @@ def test_a_reward_model_is_read_as_trl_reads_it(tmp_path):
     assert scored.failures["judge_1"] == RewardFailures()
     alone = task.score(problems[:1], ["x"], [1]).rewards["judge_1"]
     assert alone[0] == pytest.approx(first, abs=1e-5), "padding has no effect"
+
+
+def test_a_reward_model_without_its_head_is_refused(tmp_path):
+    # Source: trl#1379; transformers draws the weights of a missing head at random.
+    folder = write_policy(tmp_path / "policy")
+    task = type("Judged", (Own,), {"reward_funcs": [str(folder)]})(SETTINGS)
+    with pytest.raises(UsageError, match=r"lacks trained weights: score.weight\n +fix"):
+        task.score([Problem("a", "own", {})], ["x"], [1])
 
 
 def test_a_reward_model_that_is_not_there_is_refused(tmp_path):

@@ -9,9 +9,8 @@ import pytest
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import DataError
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
-from gdpo_tune.tasks.data import dataset
-from gdpo_tune.tasks.data import rows as reader
-from gdpo_tune.tasks.data.dataset import check_data, describe_data, select_problems
+from gdpo_tune.tasks import data_rows
+from gdpo_tune.tasks.data_rows import check_data, describe_data, select_problems
 from gdpo_tune.tasks.generation import choose_split
 from tests.support.data import DIRECTORY, build_data_settings, read_rows
 
@@ -20,7 +19,7 @@ from tests.support.data import DIRECTORY, build_data_settings, read_rows
 def forgotten():
     """Nothing is kept from one test to the next."""
     yield
-    dataset._collect_once.cache_clear()
+    data_rows.collect_once.cache_clear()
 
 
 def questions(count):
@@ -42,11 +41,12 @@ def hundred(tmp_path):
 
 
 def sizes(settings):
-    return {name: len(problems) for name, problems in dataset.collect_data(settings).splits.items()}
+    splits = data_rows.collect_data(settings).splits
+    return {name: len(problems) for name, problems in splits.items()}
 
 
 def test_splits_are_disjoint_complete_and_decided_by_the_prompt(hundred):
-    splits = dataset.collect_data(hundred).splits
+    splits = data_rows.collect_data(hundred).splits
     assert tuple(splits) == SPLITS
     prompts = [problem.prompt for problems in splits.values() for problem in problems]
     assert len(set(prompts)) == len(prompts) == 100
@@ -69,7 +69,7 @@ def test_problems_are_the_same_whatever_the_order_of_the_rows(tmp_path, hundred)
 
 def test_of_two_rows_with_one_prompt_the_first_counts(tmp_path):
     row = {"question": "q?", "answer": "#### 1"}
-    collected = dataset.collect_data(written(tmp_path, [row, {**row, "answer": "#### 2"}]))
+    collected = data_rows.collect_data(written(tmp_path, [row, {**row, "answer": "#### 2"}]))
     [problem] = [p for problems in collected.splits.values() for p in problems]
     assert problem.data["answer"] == "1"
 
@@ -82,7 +82,7 @@ def test_a_folder_is_read_whole_and_parquet_says_the_same_as_json_lines(tmp_path
     assert sum(sizes(folder).values()) == 2 * sum(sizes(settings).values()) == 20
     parquet = DataSettings(source=str(DIRECTORY / "toolrl.parquet"), layout="toolrl")
     lines = build_data_settings("toolrl")
-    assert dataset.collect_data(parquet).splits == dataset.collect_data(lines).splits
+    assert data_rows.collect_data(parquet).splits == data_rows.collect_data(lines).splits
 
 
 def test_blank_lines_and_a_byte_order_mark_are_skipped(tmp_path):
@@ -144,43 +144,44 @@ def test_an_empty_split_cannot_be_mended_by_asking_for_less(tmp_path):
     [
         ("", "holds no row"),
         ("\n \n", "holds no row"),
-        ('{"question": "q", "answer": "#### 1"}\n{"a": \n', r"rows.jsonl:2: not a line of JSON"),
-        ("[1]\n", r"rows.jsonl:1: not a JSON object"),
+        ('{"question": "q", "answer": "#### 1"}\n{"a": \n', r"rows.jsonl:2: not JSON"),
+        ("[1]\n", r"rows.jsonl:1: not a mapping but list"),
         ('{"problem": "p", "level": 1}\n', r"no column question, answer; there are problem, lev"),
         ('{"question": "q"}\n', r"rows.jsonl:1: no column answer; there are question:"),
         ("{}\n", "there are none"),
-        (b"\xff\xfe{}\n", r"rows.jsonl:1: not a line of JSON: 'utf-8' codec"),
-        ("[" * 100_000, "rows.jsonl:1: not a line of JSON"),
+        (b"\xff\xfe{}\n", "UTF-16, as Windows writes it: save it as UTF-8"),
+        ("[" * 100_000, "rows.jsonl:1: not JSON"),
     ],
 )
 def test_broken_json_lines(text, message, tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(DataError, match=message):
-        dataset.collect_data(DataSettings(source=str(file), layout="gsm8k"))
+        data_rows.collect_data(DataSettings(source=str(file), layout="gsm8k"))
 
 
 def test_broken_and_other_parquet(tmp_path):
     file = tmp_path / "rows.parquet"
     file.write_bytes(b"PAR1 no table PAR1")
     with pytest.raises(DataError, match=r"rows\.parquet cannot be read as Parquet: "):
-        dataset.collect_data(DataSettings(source=str(file), layout="toolrl"))
+        data_rows.collect_data(DataSettings(source=str(file), layout="toolrl"))
     other = DataSettings(source=str(DIRECTORY / "toolrl.parquet"), layout="gsm8k")
     with pytest.raises(DataError, match=r"no column question, answer; there are data_source, prom"):
-        dataset.collect_data(other)
+        data_rows.collect_data(other)
 
 
 def test_a_file_that_is_gone_or_may_not_be_read(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="no such file, or a directory without"):
-        dataset.collect_data(DataSettings(source=str(tmp_path / "gone.jsonl"), layout="gsm8k"))
+        data_rows.collect_data(DataSettings(source=str(tmp_path / "gone.jsonl"), layout="gsm8k"))
     with pytest.raises(DataError, match="no such file, or a directory without"):
-        dataset.collect_data(DataSettings(source=str(tmp_path), layout="gsm8k"))
+        data_rows.collect_data(DataSettings(source=str(tmp_path), layout="gsm8k"))
     settings = written(tmp_path, questions(1))
     (tmp_path / "rows.jsonl").unlink()
     (tmp_path / "rows.jsonl").mkdir()
-    monkeypatch.setattr(reader, "list_data_files", lambda source: [source])
+    monkeypatch.setattr(data_rows, "list_data_files", lambda source: [source])
+    monkeypatch.setattr(data_rows, "is_directory", lambda path: False)
     with pytest.raises(DataError, match="cannot be read: Is a directory"):
-        dataset.collect_data(settings)
+        data_rows.collect_data(settings)
 
 
 HUB = DataSettings(source="own/questions", layout="gsm8k", config="main", split="train")
@@ -224,7 +225,7 @@ def test_a_hub_that_fails_is_one_error_with_the_local_alternative(error, said, m
     message = str(caught.value)
     where = "data.source = own/questions (config main, split train)"
     assert message.startswith(f"{where} cannot be loaded from the Hub: {said}")
-    assert "give a .jsonl or .parquet file as data.source" in message
+    assert ".csv or .parquet file as data.source" in message
     assert "\n" not in message
     assert caught.value.exit_status == 2
     assert logging.getLogger("huggingface_hub").level == before
@@ -262,7 +263,7 @@ def test_every_task_takes_its_problems_from_the_data(task, layout):
     data = build_data_settings(layout)
     with build(TrainingSettings(), SandboxSettings(), data) as made:
         problems = made.problems("train", 5, 0)
-        train = dataset.collect_data(data).splits["train"]
+        train = data_rows.collect_data(data).splits["train"]
         assert {problem.prompt for problem in problems} <= {problem.prompt for problem in train}
         assert data.source in made.environment()["data"]
         scores = made.score(problems, ["<answer>42</answer>"] * 5, [3] * 5)

@@ -12,7 +12,7 @@ from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.tasks.base import Problem, Split, Task
 from gdpo_tune.tasks.generation import choose_split, draw_problems
-from gdpo_tune.tasks.rewards.tool_correctness import parse_calls
+from gdpo_tune.tasks.tool_rewards import parse_calls
 
 SPLITS = get_args(Split)
 TASKS = ("math", "gsm8k", "tools")

@@ -5,14 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdpo_tune.core.settings import TrainingSettings
-from gdpo_tune.tasks.answers import extract_answer, normalize_number
+from gdpo_tune.tasks.answers import extract_answer, is_same_answer
 from gdpo_tune.tasks.base import Problem
-from gdpo_tune.tasks.gsm8k import GSM8KTask
-from gdpo_tune.tasks.math import MathTask
-from gdpo_tune.tasks.rewards.answer_correctness import is_same_answer
-from gdpo_tune.tasks.rewards.gsm8k_correctness import score_exact_answer
-from gdpo_tune.tasks.rewards.gsm8k_format import score_gsm8k_format
-from gdpo_tune.tasks.rewards.gsm8k_integer import score_integer
+from gdpo_tune.tasks.math import GSM8KTask, MathTask
+from gdpo_tune.tasks.rewards import (
+    normalize_number,
+    score_exact_answer,
+    score_gsm8k_format,
+    score_integer,
+)
 from tests.support.data import build_sample
 
 RIGHT = "<think>6*7=42</think>\n<answer>42</answer>"

@@ -6,7 +6,7 @@ import pytest
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.tasks.base import Split
-from gdpo_tune.tasks.code_problems import generate
+from gdpo_tune.tasks.code import generate
 from gdpo_tune.tasks.generation import choose_split
 
 SPLITS = get_args(Split)

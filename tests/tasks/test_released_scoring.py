@@ -13,9 +13,9 @@ import pytest
 from gdpo_tune.core.registry import TASKS
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.task_files import build_task, load_task_info
+from gdpo_tune.tasks import layouts
 from gdpo_tune.tasks.base import Problem, Sample
-from gdpo_tune.tasks.gsm8k import GSM8KTask
-from gdpo_tune.tasks.layouts import openai_gsm8k, toolrl
+from gdpo_tune.tasks.math import GSM8KTask
 from gdpo_tune.tasks.tools import ToolsTask
 from tests.support.data import build_sample, read_rows
 from tests.support.paths import ROOT
@@ -37,7 +37,7 @@ def take_name(row: dict) -> str:
 @pytest.mark.parametrize("row", read_rows("released/tools"), ids=take_name)
 def test_tool_calls_have_the_values_of_the_released_code(row):
     columns = {"prompt": [{"content": "?"}], "reward_model": {"ground_truth": row["truth"]}}
-    sample = Sample(toolrl.convert(columns), row["completion"], 1, 9)
+    sample = Sample(layouts.convert_toolrl(columns), row["completion"], 1, 9)
     rewards = score(ToolsTask, sample, "released")
     expected = {"correctness": row["correctness"], "format": row["format"], "length": 1}
     assert rewards == expected
@@ -45,7 +45,7 @@ def test_tool_calls_have_the_values_of_the_released_code(row):
 
 @pytest.mark.parametrize("row", read_rows("released/gsm8k"), ids=take_name)
 def test_gsm8k_answers_have_the_values_of_the_released_code(row):
-    problem = openai_gsm8k.convert({"question": "?", "answer": row["answer"]})
+    problem = layouts.convert_openai_gsm8k({"question": "?", "answer": row["answer"]})
     rewards = score(GSM8KTask, Sample(problem, row["completion"], 1, 9), "released")
     assert rewards == {name: row[name] for name in ("correctness", "integer", "format")}
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.tasks.base import Problem
-from gdpo_tune.tasks.rewards.tool_correctness import (
+from gdpo_tune.tasks.tool_rewards import (
     compare_calls,
     compute_jaccard,
     measure_agreement,
     parse_calls,
+    score_tool_format,
 )
-from gdpo_tune.tasks.rewards.tool_format import score_tool_format
 from gdpo_tune.tasks.tools import ToolsTask
 from tests.support.data import build_sample
 

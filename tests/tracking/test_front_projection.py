@@ -53,6 +53,18 @@ def test_ranks_and_tags(tmp_path):
     assert colors[4] == style.INK
 
 
+@pytest.mark.parametrize("private", [False, True])
+def test_a_note_names_the_report_where_it_is(tmp_path, private):
+    spec = make_tiny_spec(tmp_path)
+    spec = spec.model_copy(
+        update={"tracking": spec.tracking.model_copy(update={"private": private})}
+    )
+    (message,) = [each for each in project_front(spec, []).sweep if "tags" in each]
+    note = message["tags"]["mlflow.note.content"]
+    assert ("Artifacts: `report.html`" in note) != private
+    assert ("in the sweep's directory" in note) == private
+
+
 def test_a_replicate_shares_its_configurations_place(tmp_path):
     again = make_complete_trial(1, 0.5, 0.5, role="replicate", replicate_of=0)
     records = [make_complete_trial(0, 0.7, 0.3), again, make_complete_trial(2, 0.3, 0.2)]
@@ -105,8 +117,8 @@ def test_the_table_holds_the_front(tmp_path):
     assert artifact["name"] == "front.csv"
     rows = list(csv.DictReader(io.StringIO(artifact["text"])))
     assert [row["trial"] for row in rows] == ["1", "0"]
-    assert rows[0]["correctness"] == "0.9000"
-    assert rows[0]["length_se"] == "0.0200"
+    assert rows[0]["correctness"] == "0.9"
+    assert rows[0]["length_se"] == "0.02"
     assert rows[0]["normalization"] == "gdpo"
     assert rows[0]["seeds"] == "1"
 

@@ -27,14 +27,6 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def empty_database(tmp_path_factory):
-    """A SQLite file with MLflow's tables, which take it seconds to create."""
-    path = tmp_path_factory.mktemp("empty") / "mlflow.db"
-    create_database(path)
-    return path
-
-
-@pytest.fixture(scope="module")
 def database(tmp_path_factory, empty_database):
     """A SQLite file that a whole sweep was sent to."""
     directory = tmp_path_factory.mktemp("database")
@@ -42,12 +34,6 @@ def database(tmp_path_factory, empty_database):
     uri = f"sqlite:///{directory / 'mlflow.db'}"
     assert tracking_driver.main(directory, uri) == ""
     return directory, MlflowClient(uri)
-
-
-@pytest.fixture
-def store(tmp_path, empty_database):
-    """URI of a SQLite file that holds nothing yet."""
-    return f"sqlite:///{shutil.copy(empty_database, tmp_path / 'mlflow.db')}"
 
 
 @pytest.fixture
@@ -188,7 +174,7 @@ def test_a_wrong_password_is_reported_and_loses_nothing(
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong-password")
     warning = tracking_driver.main(tmp_path, uri, timeout=5)
-    problem = "rejects the user name and password in MLFLOW_TRACKING_USERNAME"
+    problem = "rejects MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
     assert problem in warning
     assert "are kept in" in warning
     assert problem in capsys.readouterr().err

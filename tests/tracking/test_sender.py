@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from gdpo_tune.core.events import TrackingState
-from gdpo_tune.tracking import sender as module
-from gdpo_tune.tracking.sender import Sender
+from gdpo_tune.tracking import mlflow_sink as module
+from gdpo_tune.tracking.mlflow_sink import Sender
 from gdpo_tune.tracking.spool import MessageRefused, ServerUnavailable, Spool
 
 LONG = 30.0

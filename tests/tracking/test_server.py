@@ -1,119 +1,238 @@
-"""A tracking server that does not answer is reported at once, without mlflow."""
+"""MLflow is asked with its own client, before a sweep begins."""
 
 import http.server
 import os
+import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
-import requests
+from mlflow import MlflowClient
+from mlflow.entities import ViewType
 
 from gdpo_tune.core.errors import TrackingError
-from gdpo_tune.tracking import check_server
-from gdpo_tune.tracking.server import find_problem, make_absolute, set_environment
-from tests.support.tracking import make_tiny_spec
+from gdpo_tune.spec import load_spec
+from gdpo_tune.tracking import check_server, mlflow_writer, server
+from gdpo_tune.tracking.server import find_uri_problem, make_absolute, set_environment
+from gdpo_tune.tracking.spool import ServerUnavailable
+from tests.support.tracking import SPACE, make_tiny_spec
+
+HEAD = "SELECT version_num FROM alembic_version"
+REQUIRED = "tracking.required=true"
 
 
 @pytest.fixture
-def free_port():
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        return opened.getsockname()[1]
-
-
-@pytest.fixture
-def server():
-    """An HTTP server that answers `status` and keeps the headers of the last request."""
+def stand_in():
+    """An HTTP server that answers every request with `status` and `body`; it may `wait`."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
-        status = 200
-        headers_seen = {}
+        status, body, requests = 200, b"{}", []
+        go_on = threading.Event()
 
         def do_GET(self):
-            Handler.headers_seen = dict(self.headers)
-            exists = self.path.startswith("/api/2.0/mlflow/experiments/search?")
-            self.send_response(Handler.status if exists else 404)
+            Handler.requests.append(self.path)
+            Handler.go_on.wait()
+            self.send_response(Handler.status)
             self.end_headers()
+            self.wfile.write(Handler.body)
+
+        do_POST = do_GET
 
         def log_message(self, *_):
             pass
 
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as httpd:
+    Handler.go_on.set()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
         thread = threading.Thread(target=httpd.serve_forever, args=(0.01,))
         thread.start()
         Handler.uri = f"http://127.0.0.1:{httpd.server_port}"
         yield Handler
+        Handler.go_on.set()
         httpd.shutdown()
         thread.join()
 
 
-def test_a_server_that_answers(server):
-    assert find_problem(server.uri) == ""
-    assert find_problem(server.uri + "/") == ""
-    assert "404" in find_problem(server.uri + "/\N{LATIN SMALL LETTER U WITH DIAERESIS}")
-
-
-def test_a_server_that_refuses(server):
-    server.status = 403
-    assert find_problem(server.uri) == "it answers 403 Forbidden"
-    server.status = 401
-    assert "user name and password in MLFLOW_TRACKING_USERNAME" in find_problem(server.uri)
-
-
-def test_credentials_of_mlflow_are_used(server, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
-    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "pass")
-    find_problem(server.uri)
-    assert server.headers_seen["Authorization"] == "Basic bWU6cGFzcw=="
-    monkeypatch.delenv("MLFLOW_TRACKING_USERNAME")
-    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "abc")
-    find_problem(server.uri)
-    assert server.headers_seen["Authorization"] == "Bearer abc"
-
-
-def test_credentials_in_the_address_are_used_as_the_client_of_mlflow_does(server, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "other")
-    assert find_problem(server.uri.replace("://", "://me:p%40ss@")) == ""
-    sent = requests.Request("GET", server.uri.replace("://", "://me:p%40ss@")).prepare()
-    assert server.headers_seen["Authorization"] == sent.headers["Authorization"]
-    server.status = 401
-    assert "user name and password" in find_problem(server.uri.replace("://", "://me:pass@"))
-
-
-def test_a_server_that_does_not_answer(free_port):
-    assert "does not answer" in find_problem(f"http://127.0.0.1:{free_port}")
-    assert "does not answer" in find_problem(f"postgresql://me:pw@127.0.0.1:{free_port}/mlflow")
-
-
-def test_a_string_that_is_not_an_address():
-    assert "not an address" in find_problem("postgresql://host:port/db")
-
-
-def test_sqlite_files(tmp_path):
-    assert find_problem(f"sqlite:///{tmp_path}/new/folder/mlflow.db") == ""
-    assert find_problem(f"sqlite:///{tmp_path}") == "it is not a file"
-    assert find_problem(f"sqlite:///{tmp_path}/50%.db") == ""
-    assert "choose a path without %" in find_problem(f"sqlite:///{tmp_path}/a%20b.db")
-
-
-def test_a_missing_server_is_a_warning(tmp_path, free_port, capsys):
-    check_server(make_tiny_spec(tmp_path, f"tracking.uri=http://127.0.0.1:{free_port}"))
-    warning = capsys.readouterr().err
-    assert warning.startswith("warning: tracking.uri = http://127.0.0.1")
-    assert "every update is kept and sent later" in warning
-
-
-def test_a_missing_server_that_is_required_is_an_error(tmp_path, free_port):
-    uri = f"tracking.uri=http://127.0.0.1:{free_port}"
-    with pytest.raises(TrackingError, match="required is true") as raised:
-        check_server(make_tiny_spec(tmp_path, uri, "tracking.required=true"))
+def refuse(directory, *overrides):
+    """Return why a sweep that requires MLflow is refused."""
+    with pytest.raises(TrackingError, match=r"and tracking\.required is true") as raised:
+        check_server(make_tiny_spec(directory, REQUIRED, *overrides))
     assert raised.value.exit_status == 2
+    return str(raised.value)
 
 
-def test_a_server_that_is_there_is_not_mentioned(tmp_path, server, capsys):
-    check_server(make_tiny_spec(tmp_path, f"tracking.uri={server.uri}", "tracking.required=true"))
+def execute(database, statement, *values):
+    link = sqlite3.connect(database)
+    rows = link.execute(statement, values).fetchall()
+    link.commit()
+    link.close()
+    return rows
+
+
+def list_tables(database):
+    return execute(database, "SELECT name FROM sqlite_master WHERE type = 'table'")
+
+
+def test_a_server_that_refuses(tmp_path, stand_in):
+    uri = f"tracking.uri={stand_in.uri}"
+    stand_in.status, stand_in.body = 403, b'{"error_code": "PERMISSION_DENIED", "message": "no"}'
+    assert f"({'--set'} {uri}): RestException: PERMISSION_DENIED: no" in refuse(tmp_path, uri)
+    stand_in.status, stand_in.body = 401, b'{"error_code": "UNAUTHENTICATED", "message": "no"}'
+    assert "it rejects MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in refuse(
+        tmp_path, uri
+    )
+    stand_in.status, stand_in.body = 200, b"<!doctype html>"
+    assert "not in a valid JSON format" in refuse(tmp_path, uri)
+
+
+def test_a_server_that_hangs_costs_a_bounded_time(tmp_path, stand_in, monkeypatch, capsys):
+    """MLflow's client would wait for MLFLOW_HTTP_REQUEST_TIMEOUT, which is a user's to raise."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3600")
+    monkeypatch.setattr(server, "SERVER_SECONDS", 0.2)
+    stand_in.go_on.clear()
+    check_server(make_tiny_spec(tmp_path, f"tracking.uri={stand_in.uri}"))
+    assert "no answer within 0.2 s; every update is kept" in capsys.readouterr().err
+    assert stand_in.requests
+
+
+def test_a_server_that_is_missing(tmp_path, capsys):
+    with socket.socket() as bound:  # it does not listen
+        bound.bind(("127.0.0.1", 0))
+        uri = f"http://me:secret@127.0.0.1:{bound.getsockname()[1]}"
+        check_server(make_tiny_spec(tmp_path, f"tracking.uri={uri}"))
+    warning = capsys.readouterr().err
+    assert warning.startswith("warning: tracking.uri = http://me:***@127.0.0.1")
+    assert "every update is kept and sent later" in warning
+    assert "secret" not in warning
+
+
+def test_the_message_names_the_line_of_the_file(tmp_path):
+    path = tmp_path / "sweep.yaml"
+    section = 'tracking: {uri: "http://host:5000/#/experiments/3", required: true}'
+    path.write_text(SPACE.replace("tracking: {experiment: nightly}", section))
+    line = SPACE.splitlines().index("tracking: {experiment: nightly}") + 1
+    with pytest.raises(TrackingError, match=rf"\({path}:{line}\): a browser's page"):
+        check_server(load_spec(path))
+
+
+def test_the_address_of_a_page_is_refused_with_that_of_its_server():
+    problem = find_uri_problem("http://me:secret@host:5000/#/experiments/3")
+    assert problem == "a browser's page: write http://me:***@host:5000"
+
+
+@pytest.mark.parametrize("name", ["a?b", "a%20b", "a'b\"c"])
+def test_paths_that_mlflow_reads_as_another_are_refused(tmp_path, name, monkeypatch):
+    """SQLAlchemy's `make_url` ends the path at `?`, and decodes `%20`.
+
+    `SqlAlchemyStore` writes the current directory into SQL as Python does: with both quotes it has
+    a backslash, which SQL does not read as Python does.
+    """
+    directory = tmp_path / name
+    directory.mkdir()
+    monkeypatch.chdir(directory)
+    assert f"in {directory}/mlflow.db" in find_uri_problem("sqlite:///mlflow.db")
+    with pytest.raises(ServerUnavailable, match="MLflow misreads"):
+        mlflow_writer.open_client(make_absolute("sqlite:///mlflow.db"))
+    assert [path.name for path in tmp_path.iterdir()] == [name], "no other file is created"
+
+
+def test_other_paths_work(tmp_path, empty_database, monkeypatch):
+    """All that shells, YAML and URLs treat specially, and SQLAlchemy does not."""
+    directory = tmp_path / 'it\'s a "50% #1" & [my] sweep; $x'
+    directory.mkdir()
+    shutil.copy(empty_database, directory)
+    monkeypatch.chdir(directory)
+    check_server(
+        make_tiny_spec(tmp_path, "storage=runs", "tracking.uri=sqlite:///mlflow.db", REQUIRED)
+    )
+    (tmp_path / "tiny.yaml").unlink()
+    assert [path.name for path in tmp_path.iterdir()] == [directory.name]
+    assert (directory / "mlartifacts" / "nightly").exists()
+
+
+def test_files_that_cannot_be_a_database(tmp_path):
+    assert find_uri_problem(f"sqlite:///{tmp_path}/new/folder/mlflow.db") == ""
+    assert find_uri_problem(f"sqlite:///{tmp_path}") == "it is not a file"
+    assert find_uri_problem(f"sqlite:///{tmp_path}/50%.db") == ""
+    assert "it cannot be opened" in find_uri_problem(f"sqlite:///{'x' * 300}")
+    (tmp_path / "mlflow.db").write_text("not a database\n")
+    assert "file is not a database" in refuse(tmp_path)
+
+
+@pytest.mark.parametrize("found", ["0584bdc529eb", "ffffffffffff"], ids=["older", "newer"])
+def test_the_database_of_another_mlflow_is_refused_and_left_alone(tmp_path, store, found):
+    """`SqlAlchemyStore` migrates a database that lacks one of its tables, without a word."""
+    database = tmp_path / "mlflow.db"
+    execute(database, "UPDATE alembic_version SET version_num = ?", found)
+    execute(database, "DROP TABLE webhook_events")
+    tables = list_tables(database)
+    assert f"its schema is {found}, MLflow" in refuse(tmp_path)
+    assert "mlflow db upgrade" in refuse(tmp_path)
+    assert (execute(database, HEAD), list_tables(database)) == ([(found,)], tables)
+
+
+def test_test_runs_leave_no_litter(tmp_path, store):
+    """MLflow keeps deleted runs until `mlflow gc`: a second start restores the one of the first."""
+    for _ in range(2):
+        check_server(make_tiny_spec(tmp_path, REQUIRED))
+    client = MlflowClient(store)
+    experiment = client.get_experiment_by_name("nightly").experiment_id
+    assert client.search_runs([experiment]) == []
+    (run,) = client.search_runs([experiment], run_view_type=ViewType.ALL)
+    assert run.info.lifecycle_stage == "deleted"
+    assert [path for path in (tmp_path / "mlartifacts").rglob("*") if path.is_file()] == []
+
+
+def test_a_store_without_room_for_artifacts(tmp_path, store):
+    (tmp_path / "full").write_text("")
+    MlflowClient(store).create_experiment("nightly", str(tmp_path / "full"))
+    assert f"{tmp_path}/full/" in (reason := refuse(tmp_path))
+    assert "takes no artifact: NotADirectoryError" in reason
+    assert MlflowClient(store).search_runs(["1"]) == [], "the test run is deleted all the same"
+
+
+def test_an_experiment_that_was_deleted_is_restored(tmp_path, store):
+    client = MlflowClient(store)
+    client.delete_experiment(client.create_experiment("nightly"))
+    check_server(make_tiny_spec(tmp_path, REQUIRED))
+    assert client.get_experiment_by_name("nightly").lifecycle_stage == "active"
+
+
+def test_an_experiment_may_have_a_longer_name_than_a_directory(tmp_path, store):
+    """MLflow takes 500 characters, and the usual disks 255 bytes (`NAME_MAX`)."""
+    check_server(make_tiny_spec(tmp_path, REQUIRED, f"tracking.experiment={'ü' * 500}"))
+    check_server(make_tiny_spec(tmp_path, REQUIRED, 'tracking.experiment=".."'))
+    client = MlflowClient(store)
+    location = Path(client.get_experiment_by_name("..").artifact_location)
+    assert location.is_relative_to(tmp_path / "mlartifacts")
+
+
+def test_a_file_that_is_missing_is_created_only_if_it_is_required(tmp_path):
+    check_server(make_tiny_spec(tmp_path))
+    assert not (tmp_path / "mlflow.db").exists()
+
+
+def test_artifacts_follow_a_database_that_has_moved(tmp_path, empty_database, capsys):
+    """MLflow stores absolute paths of artifacts, in experiments and runs."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    before = f"sqlite:///{shutil.copy(empty_database, old / 'mlflow.db')}"
+    client = mlflow_writer.open_client(before)
+    run = client.create_run(mlflow_writer.find_experiment(client, before, "nightly")).info.run_id
+    client.log_text(run, "kept", "note.txt")
+    other = client.create_experiment("by hand", "s3://bucket/mlartifacts")
+    old.rename(new)
+
+    check_server(make_tiny_spec(new, REQUIRED))
+    assert f"artifacts are in {new}/mlartifacts/nightly" in capsys.readouterr().err
+    assert not old.exists(), "nothing is written to the old path"
+    client = MlflowClient(f"sqlite:///{new}/mlflow.db")
+    assert [entry.path for entry in client.list_artifacts(run)] == ["note.txt"]
+    assert client.get_experiment(other).artifact_location == "s3://bucket/mlartifacts"
+    check_server(make_tiny_spec(new, REQUIRED))
     assert capsys.readouterr().err == ""
 
 
@@ -136,9 +255,3 @@ def test_the_users_environment_wins(monkeypatch):
     set_environment()
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "7"
     assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0"
-
-
-def test_addresses_that_cannot_be_encoded(tmp_path):
-    assert "not an address" in find_problem(f"http://{'x' * 70}.example:9")
-    assert "not an address" in find_problem(f"postgresql://{'x' * 70}.example:9/db")
-    assert "it cannot be opened" in find_problem(f"sqlite:///{'x' * 300}")

@@ -13,8 +13,7 @@ from gdpo_tune.core.events import TrackingState
 from gdpo_tune.core.steps import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Outcome
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.tracking import MlflowSink, sync
-from gdpo_tune.tracking.mlflow_writer import create_database
+from gdpo_tune.tracking import MlflowSink, mlflow_sink
 from tests.support.tracking import make_measurement, make_tiny_spec
 
 pytestmark = [
@@ -22,13 +21,6 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.filterwarnings("ignore:The ``noload`` loader:DeprecationWarning"),
 ]
-
-
-@pytest.fixture(scope="module")
-def empty_database(tmp_path_factory):
-    path = tmp_path_factory.mktemp("empty") / "mlflow.db"
-    create_database(path)
-    return path
 
 
 @pytest.fixture
@@ -85,7 +77,7 @@ def test_everything_is_sent_late_and_again_if_the_database_is_gone(
 ):
     database = tmp_path / "mlflow.db"
     replace_database(database, empty_database)
-    assert sync.sync(spec) == 0
+    assert mlflow_sink.sync(spec) == 0
     assert "MLflow: up to date" in capsys.readouterr().out
     first = read_content(database)
     runs, versions = first
@@ -95,38 +87,38 @@ def test_everything_is_sent_late_and_again_if_the_database_is_gone(
     assert [step for step, _ in runs["trial-001 gdpo, knee"][3]["train/loss"]] == list(range(1, 41))
     assert [step for step, _ in runs["tiny"][3]["hypervolume"]] == [0, 1]
 
-    assert sync.sync(spec) == 0
+    assert mlflow_sink.sync(spec) == 0
     assert read_content(database) == first
 
     replace_database(database, empty_database)
-    assert sync.sync(spec) == 0
+    assert mlflow_sink.sync(spec) == 0
     assert read_content(database) == first
 
     replace_database(database, empty_database)
     for left in spec.directory.glob("spool*"):
         left.unlink()
-    assert sync.sync(spec) == 0
+    assert mlflow_sink.sync(spec) == 0
     assert read_content(database) == first
 
 
 def test_a_sweep_that_runs_sends_by_itself(spec):
     with Ledger.open(spec), pytest.raises(LedgerHeldError):
-        sync.sync(spec)
+        mlflow_sink.sync(spec)
 
 
 @pytest.mark.slow  # MLflow's own retries take two minutes
 def test_updates_that_are_left_are_reported_and_change_the_status(
     tmp_path, spec, monkeypatch, capsys
 ):
-    monkeypatch.setattr(sync, "PATIENCE", 0.5)
+    monkeypatch.setattr(mlflow_sink, "PATIENCE", 0.5)
     (tmp_path / "mlflow.db").mkdir()  # nothing can be written there
     assert report.main([str(spec.directory), "--sync"]) == 1
     assert "updates did not reach" in capsys.readouterr().err
 
 
 def test_only_sent_updates_are_called_up_to_date(spec, monkeypatch, capsys):
-    monkeypatch.setattr(sync, "PRINT_SECONDS", -1.0)
-    monkeypatch.setattr(sync, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(mlflow_sink, "PRINT_SECONDS", -1.0)
+    monkeypatch.setattr(mlflow_sink, "POLL_SECONDS", 0.0)
     states = iter(
         [
             TrackingState("up to date", 1_200, ""),
@@ -136,7 +128,7 @@ def test_only_sent_updates_are_called_up_to_date(spec, monkeypatch, capsys):
         ]
     )
     monkeypatch.setattr(MlflowSink, "get_state", lambda _: next(states))
-    sync.wait_until_sent(MlflowSink(spec))
+    mlflow_sink.wait_until_sent(MlflowSink(spec))
     assert capsys.readouterr().out.splitlines() == [
         "MLflow: 1,200 updates left",
         "MLflow: 800 updates left",

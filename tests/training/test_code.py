@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -12,8 +10,7 @@ from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.tasks.code import TASK, CodeTask
-from gdpo_tune.tasks.code_problems import generate
+from gdpo_tune.tasks.code import TASK, CodeTask, generate
 from gdpo_tune.training import train, worker_cache
 from gdpo_tune.training.fast_cpu.llama import is_small_llama
 from gdpo_tune.training.fast_cpu.sampler import sample

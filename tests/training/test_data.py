@@ -1,6 +1,7 @@
 """Data sets from end to end: right programs pass in the sandbox, and trials train on them."""
 
 import dataclasses
+import json
 import logging
 
 import pytest
@@ -12,9 +13,9 @@ from gdpo_tune.core.registry import describe_layout
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.spec import load_spec
+from gdpo_tune.tasks import data_rows
 from gdpo_tune.tasks.code import TASK, CodeTask
-from gdpo_tune.tasks.data import dataset
-from gdpo_tune.tasks.data.columns import RowError
+from gdpo_tune.tasks.data_rows import RowError
 from gdpo_tune.training import train, worker_cache
 from tests.support.data import read_rows, read_solutions, write_enlarged
 from tests.support.paths import ROOT
@@ -24,11 +25,12 @@ pytestmark = pytest.mark.integration
 
 LAYOUTS = ("mbpp", "mbpp_sanitized", "humaneval", "apps", "code_contests")
 FEW = TrainingSettings(
+    dead_steps=0,  # the embedded policy earns nothing on these problems
     steps=2,
     completions_per_step=16,
     train_prompts=6,
-    validation_prompts=1,
-    test_prompts=1,
+    validation_prompts=2,
+    test_prompts=2,
     evaluate_every=2,
     checkpoint_every=2,
 )
@@ -38,7 +40,7 @@ FEW = TrainingSettings(
 def close_cache():
     yield
     worker_cache.release_worker_cache()
-    dataset._collect_once.cache_clear()
+    data_rows.collect_once.cache_clear()
 
 
 def problems(layout):
@@ -119,16 +121,19 @@ def requirements(*overrides):
 def test_the_command_reads_and_describes_the_data_before_it_starts(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     source = write_enlarged("mbpp", "text", tmp_path).source
+    broken = {**read_rows("mbpp")[0], "test_list": []}
+    with open(source, "a") as file:
+        file.write(f"\n{json.dumps(broken)}")
     section = f"data={{source: '{source}', layout: mbpp}}"
     description = requirements(
         section,
         "training.train_prompts=6",
-        "training.validation_prompts=1",
-        "training.test_prompts=1",
+        "training.validation_prompts=2",
+        "training.test_prompts=2",
     )
-    assert "80 rows, 75 distinct prompts" in description["data"]
-    assert "5 left out" in description["data"]
-    assert "needs Node of the solution" in description["data"]
+    assert "81 rows, 80 distinct prompts" in description["data"]
+    assert "1 left out" in description["data"]
+    assert "column test_list: no test" in description["data"]
     with pytest.raises(DataError, match=r"training\.train_prompts = 2048"):
         requirements(section)
 

@@ -135,5 +135,9 @@ def test_a_trial_of_one_process_inherits_no_rendezvous(monkeypatch):
     assert not set(RENDEZVOUS) & set(os.environ)
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("MASTER_PORT", "29500")
+    # accelerate.utils.environment.get_cpu_distributed_information reads these in the same way
+    ours = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")
+    for name in ours:
+        monkeypatch.setenv(name, "4")
     clear_rendezvous()
-    assert not set(RENDEZVOUS) & set(os.environ)
+    assert not {*RENDEZVOUS, *ours} & set(os.environ)

@@ -12,16 +12,14 @@ import pytest
 import torch
 
 from gdpo_tune.core.completions import MOST_COMPLETIONS, read_completions
-from gdpo_tune.core.errors import NonFiniteError
-from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.core.errors import NonFiniteError, TrialFailure
+from gdpo_tune.policies.load_policy import list_end_tokens, load_policy
 from gdpo_tune.policies.prompts import PromptFormat
 from gdpo_tune.tasks.base import Scores
 from gdpo_tune.training.evaluation import (
     Evaluator,
     choose_shown_prompts,
     derive_seed,
-    estimate_metrics,
-    list_end_tokens,
 )
 from gdpo_tune.training.rollout import generate
 from gdpo_tune.training.worker_cache import WorkerCache
@@ -112,24 +110,24 @@ def test_a_metric_of_nan_ends_the_trial(policy):
         build_evaluator(policy, Broken(SETTINGS)).evaluate(policy[0], "validation", 0)
 
 
-def test_mean_and_bootstrap_error():
-    values = np.random.default_rng(0).normal(3, 2, size=400)
-    estimate = estimate_metrics({"m": values.tolist()}, 1, 0)["m"]
-    assert estimate.mean == pytest.approx(values.mean())
-    assert estimate.se == pytest.approx(values.std(ddof=1) / 20, rel=0.1)
+@pytest.mark.parametrize("judged", [(), ("rare",)])
+def test_only_a_judged_metric_must_have_a_value(policy, judged):
+    """Source: trl#4501, ms-swift#4653: a kind of task may be absent from held-out rows."""
 
+    class Rare(ToyTask):
+        metrics = ("hits", "length", "rare")
 
-def test_equal_completions_of_a_prompt_leave_the_error():
-    values = np.random.default_rng(0).normal(size=200)
-    once = estimate_metrics({"m": values.tolist()}, 1, 0)["m"]
-    copied = estimate_metrics({"m": np.repeat(values, 4).tolist()}, 4, 0)["m"]
-    assert copied.mean == pytest.approx(once.mean)
-    assert copied.se == pytest.approx(once.se)
+        def score(self, problems, completions, lengths):
+            scores = super().score(problems, completions, lengths)
+            return Scores(scores.rewards, {**scores.metrics, "rare": [None] * len(lengths)})
 
-
-def test_a_constant_metric_and_a_single_prompt_have_no_error():
-    assert estimate_metrics({"m": [0.5] * 8}, 2, 0)["m"].se == 0
-    assert estimate_metrics({"m": [0.0, 1.0]}, 2, 0)["m"].se == 0
+    evaluator = build_evaluator(policy, Rare(SETTINGS))
+    evaluator.config = dataclasses.replace(evaluator.config, judged_metrics=judged)
+    if not judged:
+        assert list(evaluator.evaluate(policy[0], "validation", 0)) == ["hits", "length"]
+        return
+    with pytest.raises(TrialFailure, match=r"metric rare, an objective .*validation_prompts"):
+        evaluator.evaluate(policy[0], "validation", 0)
 
 
 def test_seeds_differ_by_trial_split_and_step():
@@ -143,13 +141,5 @@ def test_seeds_differ_by_trial_split_and_step():
 
 
 def test_end_tokens_are_the_tokenizers_and_the_models(policy):
-    model, tokenizer = policy
-    kept = model.generation_config.eos_token_id
-    try:
-        listed = []
-        for declared in (None, 1, 5, [7, 1]):
-            model.generation_config.eos_token_id = declared
-            listed.append(list_end_tokens(model, tokenizer))
-    finally:
-        model.generation_config.eos_token_id = kept
+    listed = [list_end_tokens(policy[1], declared) for declared in (None, 1, 5, [7, 1])]
     assert listed == [(1,), (1,), (1, 5), (1, 7)]

@@ -5,7 +5,6 @@ So does a trial whose disk was full, or whose newest checkpoint is damaged.
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 import shutil

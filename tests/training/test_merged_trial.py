@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 import os
 import shutil
 
@@ -33,6 +34,29 @@ def toy(monkeypatch):
     worker_cache.release_worker_cache()
     yield
     worker_cache.release_worker_cache()
+
+
+@pytest.mark.parametrize("model", [PLAIN, LORA], ids=["full", "lora"])
+def test_trainings_and_merges_have_the_form_of_their_base(policy, trained, tmp_path, model):
+    """Version 4 of Transformers reads `rope_theta` and no `rope_parameters`: vllm#42624."""
+    if model.lora_rank:
+        pytest.importorskip("peft")
+    base = tmp_path / "base"
+    shutil.copytree(policy, base)
+    config, tokenizer = (base / name for name in ("config.json", "tokenizer_config.json"))
+    settings = json.loads(config.read_text())
+    settings |= settings.pop("rope_parameters")
+    settings["torch_dtype"] = settings.pop("dtype")
+    config.write_text(json.dumps(settings))
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    tokenizer.write_text(json.dumps({**json.loads(tokenizer.read_text()), **kind}))
+    part = trained(0, model, str(base)) / "checkpoint-2"
+    chosen = (TrainedPart(part, 0.5), TrainedPart(part, 0.5))
+    merged = run(configure(str(base), tmp_path / "t", chosen, model))[1].checkpoint
+    for directory in (part, merged):
+        written = json.loads((directory / "config.json").read_text())
+        assert written == settings
+        assert json.loads((directory / tokenizer.name).read_text()).items() >= kind.items()
 
 
 @pytest.mark.parametrize("model", [PLAIN, LORA], ids=["full", "lora"])

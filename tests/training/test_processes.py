@@ -39,6 +39,7 @@ def assert_same_training(seen, name, others, other) -> None:
     assert seen[f"{name}_weights"] == pytest.approx(others[f"{other}_weights"], rel=1e-5)
 
 
+@pytest.mark.slow  # test_sharding trains in two processes in the quick suite
 def test_two_processes_train_the_policy_of_one(tmp_path):
     policy = write_policy(tmp_path / "policy")
     for processes in (1, 2):

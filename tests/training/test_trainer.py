@@ -119,6 +119,36 @@ def test_a_gradient_norm_of_nan_or_inf_ends_training_and_names_the_step(policy, 
         trainer.train()
 
 
+def test_steps_before_the_first_advantage_move_what_a_whole_pass_would(policy, tmp_path):
+    """Source: arithmetic: the gradient of an advantage of 0 is 0, however it is computed."""
+
+    def late(completions, trainer_state, **_):
+        return [float(i % 4) * (trainer_state.global_step >= 2) for i in range(len(completions))]
+
+    def train(name, had_signal):
+        torch.manual_seed(0)
+        trainer = build(
+            policy, tmp_path / name, reward_funcs=[late], max_steps=4, learning_rate=1e-3
+        )
+        trainer._had_signal = had_signal
+        passes, inner = [], trainer._get_per_token_logps_and_entropies
+
+        def count(*arguments, **keywords):
+            passes.append(trainer.state.global_step)
+            return inner(*arguments, **keywords)
+
+        trainer._get_per_token_logps_and_entropies = count
+        trainer.train()
+        return trainer.model, passes
+
+    (short_cut, passes), (whole, all_passes) = train("a", False), train("b", True)
+    assert passes == [2, 3]
+    assert all_passes == [0, 1, 2, 3]
+    for own, other in zip(short_cut.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(own, other)
+    assert build(policy, tmp_path, beta=0.1)._can_move()  # by a term of its own
+
+
 def test_metrics_of_each_reward():
     nan = math.nan
     rewards = torch.tensor(
@@ -148,3 +178,54 @@ def test_shares_are_weight_times_spread_within_groups():
 def test_without_any_spread_all_shares_are_zero():
     metrics = compute_reward_metrics(torch.ones(4, 2), torch.ones(2), 2, ["a", "b"])
     assert metrics["rewards/a/share"] == metrics["rewards/b/share"] == 0
+
+
+@pytest.mark.parametrize("group", [8, 16])
+def test_a_group_of_equal_sums_is_dead_whatever_float32_rounds(policy, tmp_path, group):
+    """Source: NeMo-RL#4161: a unanimous group teaches nothing, so its share counts as 1."""
+
+    def fifth(completions, **_):
+        return [0.2] * len(completions)
+
+    def tenth(completions, **_):
+        return [0.1] * len(completions)
+
+    trainer = build(policy, tmp_path, reward_funcs=[fifth, tenth], num_generations=group)
+    output, _ = generate_batch(trainer, prompts=16 // group)
+    assert not output["advantages"].any()
+    logged = trainer._metrics["train"]
+    assert logged["frac_reward_zero_std"] == [1.0]
+    assert logged["reward_std"] == [0.0]
+    assert logged["frac_advantage_zero"] == [1.0]
+    assert logged["rewards/tenth/frac_reward_zero_std"] == [1.0]
+
+
+@pytest.mark.parametrize("value", [0.1, 0.3, 1e-9, 1e9 + 0.1])
+def test_equal_rewards_are_dead_at_any_value(value):
+    """Source: arithmetic: the float mean of three times 0.1 is not 0.1."""
+    rewards = torch.full((6, 1), value)
+    metrics = compute_reward_metrics(rewards, torch.ones(1), 3, ["a"])
+    assert metrics["rewards/a/frac_reward_zero_std"] == metrics["frac_reward_zero_std"] == 1
+    assert metrics["rewards/a/share"] == metrics["reward_std"] == 0
+
+
+def test_a_group_is_dead_if_its_weighted_sum_is_equal():
+    """Source: arithmetic, and `normalization`: a missing reward is its group's mean."""
+    nan = math.nan
+    rewards = torch.tensor(
+        [
+            [0.1, 0.2],
+            [0.2, 0.1],
+            [0.1, 0.2],
+            [0.2, 0.2],
+            [0.3, nan],
+            [0.3, 0.1],
+            [nan, nan],
+            [nan] * 2,
+        ]
+    )
+    metrics = compute_reward_metrics(rewards, torch.ones(2), 2, ["a", "b"])
+    assert metrics["frac_reward_zero_std"] == pytest.approx(2 / 3)
+    assert "reward_std" not in metrics  # TRL's stays
+    weighted = compute_reward_metrics(rewards, torch.tensor([1.0, 0.0]), 2, ["a", "b"])
+    assert weighted["frac_reward_zero_std"] == pytest.approx(1 / 3)

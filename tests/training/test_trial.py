@@ -12,7 +12,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.errors import NonFiniteError, TrialFailure
+from gdpo_tune.core.completions import read_completions
+from gdpo_tune.core.errors import NonFiniteError, NoSignalError, TrialFailure
 from gdpo_tune.core.parameters import PARAMETERS, list_parameters
 from gdpo_tune.core.prompt_order import order_prompts
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
@@ -102,6 +103,8 @@ def test_a_trial_from_start_to_end(policy, tmp_path):
         "train/grad_norm",
         "train/entropy",
         "train/completions/mean_length",
+        "train/completions/clipped_ratio",
+        "train/frac_advantage_zero",
         "train/reward",
         "train/reward_std",
         "train/frac_reward_zero_std",
@@ -209,11 +212,7 @@ def test_another_seed_is_another_trial(policy, tmp_path):
 
 def test_other_settings_get_their_own_cache(policy, tmp_path):
     run(build_trial_config(policy, tmp_path / "a"))
-    run(
-        build_trial_config(
-            policy, tmp_path / "b", settings=SETTINGS.replace(length_limit=2)
-        )
-    )
+    run(build_trial_config(policy, tmp_path / "b", settings=SETTINGS.replace(length_limit=2)))
     assert (ToyTask.opened, ToyTask.closed) == (2, 1)
 
 
@@ -476,9 +475,7 @@ PARAMETER_CHANGES = {
     },
     "conditioning_threshold.vowels": (on("vowels", "hits", 0.125), on("vowels", "hits", 0.25)),
 }
-QUICK = SETTINGS.replace(
-     steps=2, validation_prompts=1, test_prompts=1, samples_per_prompt=1
-)
+QUICK = SETTINGS.replace(steps=2, validation_prompts=2, test_prompts=2, samples_per_prompt=1)
 
 
 def test_the_list_of_parameters_is_complete():
@@ -562,20 +559,22 @@ CHANGES = {
     "max_completion_length": (2, longest, None, 2.0),
     "length_limit": (2, on_validation, None, None),
     "lr_schedule": ("linear", rates, [0.01] * 3, [0.01, 0.01 * 2 / 3, 0.01 / 3]),
-    "warmup_share": (0.67, rates, [0.01] * 3, [0.0, 0.005, 0.01]),
+    "warmup_share": (0.6, rates, [0.01] * 3, [0.0, 0.005, 0.01]),
     "max_grad_norm": (1e-3, training, None, None),
     "optimizer": ("adamw_8bit", training, None, None),
     "train_prompts": (5, training, None, None),
     "validation_prompts": (3, on_validation, None, None),
     "test_prompts": (3, on_test, None, None),
     "samples_per_prompt": (3, on_validation, None, None),
+    "evaluation_temperature": (0.0, on_validation, None, None),
     "evaluate_every": (1, evaluations, [2, 3], [1, 2, 3]),
     "checkpoint_every": (1, checkpoints, [2, 3], [1, 2, 3]),
 }
 
 
 def test_the_list_of_settings_is_complete():
-    assert set(CHANGES) == {field.name for field in dataclasses.fields(TrainingSettings)}
+    names = {*TrainingSettings.model_fields}
+    assert set(CHANGES) == names - {"dead_steps"}  # see "A dead start"
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -636,3 +635,75 @@ def test_gpu_metrics_are_stored_with_each_step(policy, tmp_path, monkeypatch):
     (step,) = read_steps(tmp_path)
     for metrics in (measurement.metrics, step.metrics):
         assert {name: metrics[name] for name in seen} == seen
+
+
+# A dead start
+
+
+class DeadTask(ToyTask):
+    """Every reward is equal, as of a policy that never meets the format."""
+
+    equal = frozenset(ToyTask.rewards)
+
+    def score(self, problems, completions, lengths):
+        scores = super().score(problems, completions, lengths)
+        constant = {name: [0.2] * len(lengths) for name in self.equal}
+        return dataclasses.replace(scores, rewards={**scores.rewards, **constant})
+
+
+DEAD = SETTINGS.replace(steps=4, dead_steps=2, checkpoint_every=1)
+
+
+def test_a_training_without_a_signal_ends_early_with_examples(policy, tmp_path, monkeypatch):
+    """Source: arithmetic: advantages of 0 have a gradient of 0, at every step."""
+    register_toy_task(monkeypatch, DeadTask)
+    config = build_trial_config(policy, tmp_path / "t", settings=DEAD)
+    with pytest.raises(NoSignalError, match=r"no signal: .* 2 steps in a row: hits is 0\.200 for"):
+        run(config)
+    assert [step.step for step in read_steps(config.directory)] == [1, 2]
+    examples = read_completions(config.directory)
+    assert len({example.prompt for example in examples}) == 3
+    assert examples[0].metrics == pytest.approx(dict.fromkeys(ToyTask.rewards, 0.2))
+
+
+def test_the_count_of_dead_steps_outlives_an_interruption(policy, tmp_path, monkeypatch):
+    register_toy_task(monkeypatch, DeadTask)
+    config = build_trial_config(policy, tmp_path / "t", settings=DEAD)
+
+    def stop(measurement, _):
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        train(config, resume=None, report=stop)
+    with pytest.raises(NoSignalError):
+        run(config, resume=find_newest_checkpoint(config.directory))
+    assert [step.step for step in read_steps(config.directory)] == [1, 2]
+
+
+def test_a_training_shorter_than_the_limit_has_no_signal_either(policy, tmp_path, monkeypatch):
+    register_toy_task(monkeypatch, DeadTask)
+    settings = dataclasses.replace(DEAD, steps=2, dead_steps=10)
+    with pytest.raises(NoSignalError):
+        run(build_trial_config(policy, tmp_path / "t", settings=settings))
+
+
+def test_one_reward_with_a_signal_is_enough(policy, tmp_path, monkeypatch):
+    register_toy_task(monkeypatch, DeadTask)
+    monkeypatch.setattr(DeadTask, "equal", frozenset({"hits"}))
+    _, outcome = run(build_trial_config(policy, tmp_path / "t", settings=DEAD))
+    assert "unchanged" not in outcome.environment
+    # A weight of 0 takes that signal away.
+    others = {"reward_weights.vowels": 0.0, "reward_weights.length": 0.0}
+    with pytest.raises(NoSignalError):
+        run(build_trial_config(policy, tmp_path / "u", settings=DEAD, **others))
+
+
+def test_a_policy_that_no_gradient_moved_is_marked(policy, tmp_path, monkeypatch):
+    register_toy_task(monkeypatch, DeadTask)
+    settings = dataclasses.replace(DEAD, dead_steps=0)
+    config = build_trial_config(policy, tmp_path / "t", settings=settings)
+    _, outcome = run(config)
+    assert outcome.environment["unchanged"] == "every gradient was 0"
+    assert have_same_weights(Path(policy), outcome.checkpoint)
+    # A run that resumes after the last step, for its evaluation alone, says the same.
+    assert "unchanged" in run(config, resume=outcome.checkpoint)[1].environment

@@ -76,7 +76,9 @@ def gpu(monkeypatch, tmp_path):
 
 def test_a_colocated_engine_gets_its_part_of_the_trials_share(config, policy):
     model, _ = load_policy(policy)
-    config = replace(config, gpu_share=0.5, rollout=RolloutSettings(engine="vllm", vllm_memory_share=0.4))
+    config = replace(
+        config, gpu_share=0.5, rollout=RolloutSettings(engine="vllm", vllm_memory_share=0.4)
+    )
     arguments = build_trainer_arguments(
         config, ("hits", "vowels", "length"), vllm_engine.build_engine_arguments(config, model)
     )
@@ -95,12 +97,18 @@ def test_a_colocated_engine_gets_its_part_of_the_trials_share(config, policy):
     [
         (RolloutSettings(engine="vllm"), (True, "sequence_mask", 3.0)),
         (
-            RolloutSettings(engine="vllm", importance_sampling="token_truncate", importance_sampling_cap=2.0
+            RolloutSettings(
+                engine="vllm", importance_sampling="token_truncate", importance_sampling_cap=2.0
             ),
             (True, "token_truncate", 2.0),
         ),
         (
-            RolloutSettings(engine="vllm", vllm_mode="server", vllm_server="http://a:1", importance_sampling="token_mask"),
+            RolloutSettings(
+                engine="vllm",
+                vllm_mode="server",
+                vllm_server="http://a:1",
+                importance_sampling="token_mask",
+            ),
             (True, "token_mask", 3.0),
         ),
     ],
@@ -122,7 +130,10 @@ def test_the_correction_is_a_setting(config, policy, settings, expected):
 
 def test_a_server_gets_its_address(config, policy):
     model, _ = load_policy(policy)
-    config = replace(config, rollout=RolloutSettings(engine="vllm", vllm_mode="server", vllm_server="http://a:8000"))
+    config = replace(
+        config,
+        rollout=RolloutSettings(engine="vllm", vllm_mode="server", vllm_server="http://a:8000"),
+    )
     arguments = build_trainer_arguments(
         config, ("hits", "vowels", "length"), vllm_engine.build_engine_arguments(config, model)
     )
@@ -564,7 +575,9 @@ def test_only_the_chosen_engine_samples(config, engine, lean, monkeypatch):
         return sample(prompts, trainer)
 
     monkeypatch.setattr(rollout, "sample_for_trainer", counted)
-    train(replace(config, rollout=RolloutSettings(engine=engine)), resume=None, report=lambda *_: None)
+    train(
+        replace(config, rollout=RolloutSettings(engine=engine)), resume=None, report=lambda *_: None
+    )
     assert bool(calls) is lean
 
 

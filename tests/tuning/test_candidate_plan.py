@@ -86,7 +86,7 @@ def test_merges_can_be_switched_off(tmp_path: Path, setting: str):
     spec = load_code_spec(tmp_path, [*MERGES, setting])
     assert choose_candidate(spec, build_records(4)) is None
     assert list_corners(spec) == []
-    with_checkpoints = 4 if setting != "keep=none" else 0
+    with_checkpoints = 4 + 6 if setting != "keep=none" else 0  # and at most 6 fresh seeds of them
     assert count_planned(spec, []) == 2 + 4 + 6 + with_checkpoints
 
 
@@ -98,9 +98,19 @@ def test_a_merge_comes_before_the_next_training(tmp_path: Path):
     assert sum(part.weight for part in step.parts) == pytest.approx(1)
 
 
+def test_fresh_seeds_of_merges_count_among_the_trials_that_are_planned(tmp_path: Path):
+    """Arithmetic: besides `max_runs` trainings, `choose_replicate` gives as many of candidates."""
+    more = "search={trials: 3, merges: {budget: 2}, checkpoints: {budget: 0}, replicates: "
+    counts = [
+        count_planned(load_code_spec(tmp_path, [f"{more}{{max_runs: {runs}}}}}"]), [])
+        for runs in (0, 5)
+    ]
+    assert counts == [2 + 3 + 2, 2 + 3 + 2 + 5 + 5]
+
+
 def test_a_small_sweep_evaluates_few_merges(tmp_path: Path):
     spec = load_code_spec(tmp_path, ["search={trials: 3, merges: {budget: 1000}}"])
-    assert count_planned(spec, []) == 2 + 3 + 6 + 3 * MERGES_PER_TRAINING
+    assert count_planned(spec, []) == 2 + 3 + 6 + 3 * MERGES_PER_TRAINING + 6
     records, count = build_records(3), 0
     while (candidate := choose_candidate(spec, records)) is not None:
         add_merge(records, candidate[1])

@@ -11,13 +11,17 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 import ray
+from ray._common.utils import get_default_ray_temp_dir
 from ray._private.accelerators import accelerator
+from ray._private.utils import validate_socket_filepath
 
 from gdpo_tune.core.errors import ClusterLostError
+from gdpo_tune.core.processes import identify_start
 from gdpo_tune.tuning.ray import cluster, stopping
 from gdpo_tune.tuning.ray.joining import LOST_SECONDS
 from gdpo_tune.tuning.ray.stopping import STOP, ClusterLostInterrupt, Interruption, StopFlag
@@ -116,12 +120,50 @@ def test_other_errors_of_ray_are_raised_unchanged(
         pytest.fail("there is no cluster")
 
 
-def test_processes_of_a_killed_run_are_ended_and_a_reused_pid_is_not(file: Path, spawn: Spawn):
-    left, other = spawn(), spawn()
-    created = psutil.Process(left.pid).create_time()
-    file.write_text(json.dumps([(left.pid, created), (other.pid, created - 3600)]))
+@pytest.mark.parametrize(
+    ("variables", "directory"),
+    [
+        ({}, None),
+        ({"TMPDIR": "/scratch/" + "a" * 30}, None),
+        ({"TMPDIR": "/scratch/" + "a" * 31}, "/tmp/ray"),
+        ({"TMPDIR": "/scratch/" + "é" * 16}, "/tmp/ray"),  # bytes count, not characters
+        ({"TMPDIR": "/scratch/" + "a" * 31, "RAY_TMPDIR": "/scratch"}, None),
+        ({"TMPDIR": "/tmp", "RAY_TMPDIR": "/scratch/" + "a" * 31}, "/tmp/ray"),
+    ],
+)
+def test_sockets_of_ray_have_a_short_path_whatever_the_temporary_directory(
+    variables: dict[str, str], directory: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    """A socket's path has 107 bytes at most (unix(7), `sun_path`), and Ray refuses longer ones."""
+    for name in ("TMPDIR", "RAY_TMPDIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    options: dict[str, Any] = {}
+    monkeypatch.setattr(ray, "init", options.update)
+    cluster.start_servers(set())
+    assert options["_temp_dir"] == directory
+    used = directory or get_default_ray_temp_dir()
+    validate_socket_filepath(used + cluster.SOCKET.removeprefix("/ray"))
+
+
+def test_processes_of_a_killed_run_are_ended_and_a_reused_pid_is_not(
+    file: Path, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+):
+    """An earlier version has recorded creation times; proc_stat(5): they follow a set clock."""
+    left, recorded, other = spawn(), spawn(), spawn()
+    created = psutil.Process(recorded.pid).create_time()
+    start = identify_start(left.pid)
+    pairs = [(left.pid, start), (recorded.pid, created), (other.pid, created - 3600)]
+    file.write_text(json.dumps([*pairs, (other.pid, f"{start}0")]))
+    real = psutil.Process.create_time
+    seconds = {left.pid: 60}  # the clock of the others was set before they were recorded
+    monkeypatch.setattr(
+        psutil.Process, "create_time", lambda self: real(self) + seconds.get(self.pid, 0)
+    )
     cluster.end_orphans(file)
     assert left.wait() != 0
+    assert recorded.wait() != 0
     assert other.poll() is None
     assert not file.exists()
 

@@ -474,7 +474,7 @@ def test_the_number_of_running_trials_follows_the_slots_of_the_nodes(sweep: Node
     for name in list(sweep.driver.in_flight):
         sweep.driver.end(name)
     assert sweep.driver.ask() is None
-    waits = "the sweep waits for nodes: a trial needs 1 CPUs and 0 GPUs, which no node has"
+    waits = "the sweep waits for nodes: a trial needs 1 CPU and 0 GPUs, which no node has"
     assert any(incident.startswith(waits) for incident in sweep.list_incidents())
     sweep.table.alive["d"] = True
     sweep.nodes.refresh()

@@ -21,6 +21,7 @@ def make_tool(directory: Path, *amounts: int) -> str:
 
 
 @pytest.mark.system
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_the_smallest_gpu_of_the_nodes_with_room_counts(tmp_path, monkeypatch):

@@ -70,8 +70,10 @@ def test_a_missing_token_is_reported_before_ray_connects(head, monkeypatch):
 def test_a_head_that_does_not_listen(monkeypatch, tmp_path):
     hide_tokens(monkeypatch, tmp_path)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
-    with pytest.raises(ClusterError, match=r":9 does not answer \(.*refused"):
+    named = r"^RAY_ADDRESS = 127.0.0.1:9: .* does not answer \(.*refused"
+    with pytest.raises(ClusterError, match=named) as caught:
         joining.connect_to_cluster({}, {})
+    assert str(caught.value).endswith("to train on this machine alone, unset RAY_ADDRESS")
 
 
 def test_a_server_that_is_no_ray_head(head, monkeypatch):

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gdpo_tune.core.trial_config import Params
-from gdpo_tune.core.trials import Proposer, Role, TrialRecord
+from gdpo_tune.core.trials import Estimate, Proposer, Role, TrialRecord
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.tuning.search.plan import Step, count_planned, find_next_step
+from gdpo_tune.tuning.search.plan import (
+    Step,
+    count_planned,
+    explain_end,
+    find_dead_start,
+    find_next_step,
+)
 from tests.support.tuning import load_code_spec
 
 CONDITIONAL = """
@@ -74,3 +81,50 @@ def test_replicates_that_are_impossible_are_not_planned(
     setting = f"search.replicates={{per_point: {per_point}, max_runs: {max_runs}}}"
     spec = load_code_spec(tmp_path, ["search.trials=4", setting])
     assert count_planned(spec, []) == 2 + 4 + replicates
+
+
+NO_SIGNAL = "no signal: every advantage was 0"
+
+
+@pytest.mark.parametrize(
+    ("ends", "trials", "is_dead"),
+    [
+        (["failed"] * 3, 8, True),
+        (["failed"] * 2, 8, False),
+        (["failed"] * 2, 1, True),  # the published setting and the only other one
+        (["failed", "failed", "failed", "running"], 8, True),  # which ends by itself
+        (["failed", "failed", "failed", "complete"], 8, False),
+        (["failed", "failed", "failed", "paused"], 8, False),
+        (["failed", "failed", "failed", "crashed"], 8, True),
+        (["crashed"] * 3, 8, False),
+    ],
+)
+def test_a_sweep_stops_if_its_first_trainings_have_no_signal(tmp_path, ends, trials, is_dead):
+    """What no training learns from, no further one does."""
+    spec = load_code_spec(tmp_path, [f"search.trials={trials}"])
+    records = [TrialRecord(0, "untrained", "complete", {}, 0, "baseline")]
+    for number, end in enumerate(ends, 1):
+        state = "failed" if end == "crashed" else end
+        reason = NO_SIGNAL if end == "failed" else "out of memory" if end == "crashed" else ""
+        role: Role = "published" if number == 1 else "search"
+        records.append(TrialRecord(number, role, state, {}, number, "model", reason=reason))
+    dead = find_dead_start(spec, records)
+    assert (dead is not None) == is_dead
+    if is_dead:
+        assert dead == records[1]
+        assert find_next_step(spec, records) is None
+        assert explain_end(spec, records) == "no training had a signal"
+        corrected = [replace(record, is_comparable=False) for record in records]
+        assert find_next_step(spec, corrected) is not None
+
+
+@pytest.mark.parametrize(("se", "is_dead"), [(0.0, True), (0.1, False)])
+def test_one_training_is_enough_if_the_untrained_policy_earned_the_same(tmp_path, se, is_dead):
+    spec = load_code_spec(tmp_path, [])
+    test = {
+        "correctness": Estimate(0.0, 0.02, is_constant=True),
+        "format": Estimate(0.1, se, is_constant=not se),
+    }
+    untrained = TrialRecord(0, "untrained", "complete", {}, 0, "baseline", test=test)
+    first = TrialRecord(1, "published", "failed", {}, 1, "model", reason=NO_SIGNAL)
+    assert (find_dead_start(spec, [untrained, first]) == first) == is_dead

@@ -16,9 +16,9 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from ray.tune.experiment import Trial
 
 from gdpo_tune.core.errors import DirectoryLostError, SandboxUnavailable
-from gdpo_tune.core.events import TrialFinished, TrialProgress, TrialStarted
+from gdpo_tune.core.events import IncidentOccurred, TrialFinished, TrialProgress, TrialStarted
 from gdpo_tune.core.settings import RolloutSettings, SandboxSettings
-from gdpo_tune.core.trials import Cost, Measurement
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.ray import failures
@@ -364,3 +364,47 @@ def test_checkpoints_stay_while_no_trial_is_feasible(tmp_path: Path):
     records = run_sweep(spec).records
     assert not any(record.feasible for record in records)
     assert all(record.checkpoint for record in records)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.9])
+def test_first_steps_without_a_signal_are_reported_once(spec: SweepSpec, share: float):
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger, slots=3)
+        names = [driver.ask() for _ in range(3)]
+        for step in (1, 2, 3, 4):
+            measurement = Measurement(step, {"train/frac_advantage_zero": share}, Cost(64 * step))
+            for name in names[1:]:
+                driver.report(name, measurement)
+        told = [str(e.incident) for e in driver.events if isinstance(e, IncidentOccurred)]
+    assert len(told) == (share == 1)
+    if told:
+        assert "trial 1 learns nothing so far" in told[0]
+        assert "first 3 steps" in told[0]
+
+
+@pytest.mark.parametrize("se", [0.0, 0.01])
+def test_an_untrained_policy_that_earns_nothing_is_reported(spec: SweepSpec, se: float):
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        equal = {
+            name: Estimate(0.0, se, is_constant=not se)
+            for name in ("correctness", "format", "length")
+        }
+        driver.end(driver.ask(), outcome=Outcome(equal, equal, Cost(), None))
+        told = [str(e.incident) for e in driver.events if isinstance(e, IncidentOccurred)]
+    assert len(told) == (se == 0)
+    assert all("the untrained policy earns the same for every completion" in text for text in told)
+
+
+def test_a_sweep_without_a_signal_starts_no_fourth_training(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        driver.end(driver.ask())
+        for _ in range(3):
+            while (name := driver.ask()) is None:  # the sampler is thinking
+                pass
+            driver.end(name, failure="no signal: every advantage was 0")
+        assert driver.ask() == driver.searcher.FINISHED
+        records = ledger.get_records()
+    assert [record.had_no_signal for record in records] == [False, True, True, True]
+    assert is_finished(spec, records)

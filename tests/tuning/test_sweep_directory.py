@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.core.errors import DirectoryLostError
+from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.trials import Cost, Measurement
-from gdpo_tune.spec.model import SPEC
 from gdpo_tune.tuning.ray import trainable
 from gdpo_tune.tuning.ray.messages import (
     AttemptConfig,

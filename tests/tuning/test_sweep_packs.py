@@ -105,10 +105,17 @@ def test_trials_share_processes_and_a_fault_costs_its_own_trial_alone(tmp_path: 
 @pytest.mark.parametrize(
     "search",
     [
-        "search={sampler: random, scheduler: {type: asha, variant: promote}, trials: 6}",
-        "search={scheduler: {type: pbt, interval: 0.5}, trials: 4}",
+        pytest.param(
+            "search={sampler: random, scheduler: {type: asha, variant: promote}, trials: 6}",
+            id="asha with merges",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "search={scheduler: {type: pbt, interval: 0.5}, trials: 4}",
+            id="pbt",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["asha with merges", "pbt"],
 )
 def test_schedulers_merges_and_replicates_decide_as_for_trials_of_their_own(
     tmp_path: Path, search: str
@@ -128,6 +135,7 @@ def test_schedulers_merges_and_replicates_decide_as_for_trials_of_their_own(
             assert any(generation.exploits for generation in ledger.get_generations())
 
 
+@pytest.mark.slow
 def test_real_trials_that_share_a_process_equal_trials_alone(tmp_path: Path):
     tiny = (
         "training={steps: 2, completions_per_step: 16, train_prompts: 32, validation_prompts: 4, "

@@ -59,6 +59,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, directories)))
 
 
+@pytest.mark.slow
 def test_a_member_of_a_real_population_is_one_training_bit_for_bit(tmp_path: Path):
     spec = load_spec(SPACE, [f"storage={tmp_path}", *POPULATION, TINY], "sweep")
     result = run_sweep(spec)

@@ -255,7 +255,7 @@ def test_slots_of_trials_with_workers(tmp_path: Path, cpus: float, workers: int,
 def test_workers_that_do_not_fit_are_refused(tmp_path: Path):
     with pytest.raises(
         ResourcesError,
-        match=r"(?s)8 workers of 1 CPUs .* room for 7 \(2 nodes alive\).*resources.workers=4, or",
+        match=r"(?s)8 workers of 1 CPU .* room for 7 \(2 nodes alive\).*resources.workers=4, or",
     ):
         count_trial_slots(tmp_path, NODES, workers=8)
 

@@ -127,6 +127,7 @@ def test_trials_of_a_cluster_of_our_own_have_them(tmp_path, monkeypatch):
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_trials_of_a_joined_cluster_have_them_and_no_log_does(tmp_path):
     with make_short_directory() as directory, open_ray_cluster(directory) as cluster:
         cluster.start(2, cpus=2)

@@ -11,11 +11,11 @@ from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.spec import SweepSpec, list_warnings, load_spec
+from gdpo_tune.spec import Space, SweepSpec, Uniform, list_warnings, load_spec
 from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials
 from gdpo_tune.tuning.search.projection import Projection
 from tests.support.search_driver import Driver
-from tests.support.tuning import build_trade_off, load_code_spec
+from tests.support.tuning import build_outcome, build_trade_off, load_code_spec
 
 QUICK = ["search.sampler=random", "search.trials=4", "search.replicates.max_runs=0"]
 
@@ -33,6 +33,35 @@ def load_warm_spec(tmp_path: Path, earlier: SweepSpec, *overrides: str) -> Sweep
     return load_code_spec(
         tmp_path / "new", [f"search.warm_start=[{earlier.directory}]", *overrides]
     )
+
+
+def test_trials_of_before_have_the_values_of_the_grid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A ledger may hold 0.1 + 2 * 0.1, which is not 0.3 in floats: it opens, goes on and pools."""
+    grid = "space.temperature={range: [0.1, 0.7], step: 0.1}"
+    spec = load_code_spec(tmp_path / "earlier", [*QUICK, grid])
+    computed = [0.1 + 2 * 0.1, 0.1 + 6 * 0.1]
+    with monkeypatch.context() as before, Ledger.open(spec) as ledger:
+        before.setattr(Space, "align", lambda space, params: dict(params))
+        before.setattr(Uniform, "align", lambda domain, value: value)
+        base = spec.space.complete_baseline({})
+        for number, temperature in enumerate(computed):
+            ledger.start({**base, "temperature": temperature}, "search", "model", seed=1)
+            ledger.complete(number, build_outcome(0.5))
+        assert [r.params["temperature"] for r in ledger.get_records()] == computed
+    with Ledger.open(spec) as ledger:
+        assert [r.params["temperature"] for r in ledger.get_records()] == [0.3, 0.7]
+        Driver(ledger).run()
+        records = ledger.get_records()
+    assert sum(record.role == "search" for record in records) == 4
+    values = {record.params["temperature"] for record in records}
+    assert values <= {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 1.0}  # 1: the published setting
+    warm = load_warm_spec(tmp_path, spec, "search.sampler=tpe", "space.temperature=[0.3, 0.7]")
+    projection = Projection(warm)
+    projection.load_earlier(load_earlier_trials(warm))
+    index = list(warm.space.searched_domains).index("temperature")
+    assert {point[index] for point in projection._earlier} >= {0.3, 0.7}
 
 
 # Published points

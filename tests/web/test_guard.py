@@ -65,6 +65,57 @@ def test_a_change_needs_the_header_and_no_foreign_origin():
     assert not may_change({**own, "origin": "null"})
 
 
+PROXIED = ("sweeps.example", "box.example:8443")
+
+
+@pytest.mark.parametrize(
+    ("host", "known"),
+    [
+        ("sweeps.example", True),
+        ("box.example:8443", True),
+        ("evil.example", False),
+        ("sub.sweeps.example", False),
+        ("sweeps.example.evil.example", False),
+        ("xsweeps.example", False),
+    ],
+)
+def test_a_proxy_is_known_by_exactly_the_names_that_a_person_gave(host, known):
+    """A name that another may point to this machine is refused.
+
+    Source: Jackson et al. 2007, Protecting browsers from DNS rebinding attacks, 5.2.
+    """
+    assert build_guard(proxied=PROXIED).is_known_host(host) is known
+    assert not build_guard().is_known_host(host)
+
+
+@pytest.mark.parametrize(
+    ("origin", "sent", "may"),
+    [
+        ("https://sweeps.example", {}, True),
+        ("https://sweeps.example", {"x-forwarded-proto": "https"}, True),
+        ("http://sweeps.example", {"x-forwarded-proto": "http"}, True),
+        ("http://sweeps.example", {"x-forwarded-proto": "https"}, False),
+        ("https://box.example:8443", {}, True),
+        ("https://box.example", {}, False),
+        ("https://sweeps.example:8443", {"host": "sweeps.example"}, False),
+        ("https://evil.example", {}, False),
+        ("https://sweeps.example.evil.example", {}, False),
+        ("https://[", {}, False),
+        ("null", {}, False),
+    ],
+)
+def test_a_change_comes_from_the_origin_of_a_named_proxy(origin, sent, may):
+    """nginx sends its own address as `Host`; an origin is a scheme, a host and a port.
+
+    Source: ngx_http_proxy_module, proxy_set_header; RFC 6454, 4.
+    """
+    headers = {"host": "127.0.0.1:8770", "origin": origin, "x-gdpo-tune": "page", **sent}
+    guard = build_guard(proxied=PROXIED)
+    assert guard.may_change(headers) is may
+    del headers["x-gdpo-tune"]
+    assert not guard.may_change(headers)
+
+
 def test_names_of_this_machine_count_only_beyond_localhost():
     assert list_own_names("127.0.0.1") == list_own_names("localhost") == frozenset()
     assert "box.example" in list_own_names("box.example")

@@ -11,7 +11,7 @@ import pytest
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.driver import find_driver
+from gdpo_tune.ledger.journal import find_driver
 from gdpo_tune.results.steering import Steering
 from gdpo_tune.web.live_sweep import IDLE_SHARE, LiveSweep
 from tests.support.tuning import build_outcome, load_code_spec

@@ -42,10 +42,11 @@ class JobStatus:
     """State of a job."""
 
     running: bool
+    """False only if the job is known to have ended."""
     exit_status: int | None = None
     """Exit status of the command once it has ended; None if it is unknown."""
     reason: str = ""
-    """Why it ended, for a person; empty if it succeeded."""
+    """Why it failed or, if `running`, is unknown and what a person can do; otherwise empty."""
 
 
 class Backend(Protocol):
@@ -119,6 +120,11 @@ def build_end_status(exit_status: int, log: Path) -> JobStatus:
     if exit_status < 0:
         reason = f"killed by {signal.Signals(-exit_status).name}"
     return JobStatus(False, exit_status, reason)
+
+
+def explain_unknown(job: str, said: str, way: str) -> str:
+    """Return the reason of a job that may run or not, with the command for one that has ended."""
+    return f"the state of {job} is unknown ({said[:80]!r}); if it has ended, run: {way}"
 
 
 def read_last_message(log: Path) -> str:

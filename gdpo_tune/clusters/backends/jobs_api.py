@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gdpo_tune.clusters.backends.base import JobStatus
+from gdpo_tune.clusters.backends.base import JobStatus, explain_unknown
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.core.service_url import find_address_problem
@@ -24,10 +24,12 @@ CALL_SECONDS = 300.0
 OVERRIDES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 """Environment variables that Ray's client prefers to the address that it is given."""
 TOKEN = re.compile(r"[ -~]*")
-NO_JOB = "404"
+NO_JOB = "status code 404"
 """Part of the message of an untyped error: there is no such job."""
-ACTIVE = ("PENDING", "RUNNING")
-"""States of a job that has not ended."""
+GATEWAY = re.compile(r"status code 50[234]")
+"""Part of the message of a proxy before the cluster: what the cluster has done is unknown."""
+ACTIVE, ENDED = ("PENDING", "RUNNING"), ("STOPPED", "SUCCEEDED", "FAILED")
+"""States of a job that has not ended, and of one that has; any other word says neither."""
 NEVER_SENT = [".git", "__pycache__", "mlruns", "*.db"]
 """Patterns of files that only this machine needs; those of `.gitignore` are not sent either."""
 PACKAGE = Path(__file__).resolve().parents[2]
@@ -124,6 +126,8 @@ class JobsApi:
         except OSError as error:  # errors of requests and time-outs are of this kind
             raise self._build_unreachable_error(error) from error
         except Exception as error:  # Ray's errors have no type of their own
+            if GATEWAY.search(str(error)):
+                raise self._build_unreachable_error(error) from error
             raise BackendError(f"{self.caller}: {self.address}: {str(error)[:500]}") from error
 
     def _build_unreachable_error(self, reason: object) -> BackendUnreachableError:
@@ -131,11 +135,6 @@ class JobsApi:
             f"{self.caller}: {self.address} does not answer ({reason})\n"
             "    fix: start the cluster, or correct the address"
         )
-
-
-def read_job_state(job: Any) -> str:
-    """Return the state of a job of Ray's client."""
-    return str(getattr(job.status, "value", job.status))
 
 
 def poll_job(client: Any, name: str) -> JobStatus:
@@ -146,9 +145,10 @@ def poll_job(client: Any, name: str) -> JobStatus:
         if NO_JOB not in str(error):
             raise
         return JobStatus(running=False, reason="the cluster no longer knows the job")
-    state, message = read_job_state(job), " ".join((job.message or "").split())
-    if state in ACTIVE:
-        return JobStatus(running=True)
+    state, message = str(job.status), " ".join((job.message or "").split())
+    if state not in ENDED:
+        reason = explain_unknown(f"job {name}", state, f"ray job delete {name}")
+        return JobStatus(True, reason="" if state in ACTIVE else reason)
     if state == "SUCCEEDED":
         return JobStatus(running=False, exit_status=0)
     return JobStatus(False, job.driver_exit_code, f"{state.lower()}: {message}"[:500])

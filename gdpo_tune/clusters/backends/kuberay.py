@@ -10,8 +10,9 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
+from gdpo_tune.clusters.backends import base
 from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
 from gdpo_tune.clusters.outside_calls import ProgramAnswer, call_program
@@ -22,11 +23,13 @@ from gdpo_tune.core.errors import BackendError
 
 ENDED = ("Complete", "Failed", "ValidationFailed")
 """`jobDeploymentStatus` of a RayJob that has ended."""
+ACTIVE = ("", "Initializing", "Running", "Suspending", "Suspended", "Retrying", "Waiting")
+"""Those of one that has not; any other word says neither. Source: KubeRay's rayjob_types.go."""
 EXIT_CODE = re.compile(r"exit code (-?[0-9]+)")
 """Part of Ray's message about a job that failed."""
 AWAY = re.compile(
-    r"unable to connect|connection refused|was refused|no such host|timeout|timed out"
-    r"|unavailable|unable to handle the request|EOF",
+    r"unable to connect|connection|was refused|no such host|timeout|timed out|deadline exceeded"
+    r"|unavailable|unable to handle the request|EOF|internal ?error|etcdserver",
     re.IGNORECASE,
 )
 """Part of the message of `kubectl` if Kubernetes does not answer."""
@@ -70,10 +73,19 @@ class KubeRay:
         answer.raise_unless_expected(self.kind, AWAY)
         if not answer.out.strip():
             return JobStatus(running=False, reason="Kubernetes no longer knows the RayJob")
-        status = _parse_status(answer.out)
-        deployment, job_status = status.get("jobDeploymentStatus", ""), status.get("jobStatus", "")
+        try:
+            status: Any = json.loads(answer.out).get("status") or {}  # until KubeRay has seen it
+            deployment = status.get("jobDeploymentStatus", "")
+        except (ValueError, AttributeError) as error:
+            raise BackendError(
+                f"backend kuberay: kubectl shows no RayJob: {' '.join(answer.out.split())[:200]}\n"
+                "    fix: look at the output of kubectl get rayjob -o json"
+            ) from error
         if deployment not in ENDED:
-            return JobStatus(running=True)
+            way = f"kubectl --namespace {self.settings.namespace} delete rayjob {job.id}"
+            reason = base.explain_unknown(f"RayJob {job.id}", deployment, way)
+            return JobStatus(True, reason="" if deployment in ACTIVE else reason)
+        job_status = status.get("jobStatus", "")
         if job_status == "SUCCEEDED":
             return JobStatus(running=False, exit_status=0)
         message = " ".join(str(status.get("message", "")).split())
@@ -90,17 +102,3 @@ class KubeRay:
     def _call(self, *words: str, text: str = "") -> ProgramAnswer:
         command = ("kubectl", "--namespace", self.settings.namespace, *words)
         return self.call(self.kind, command, text)
-
-
-def _parse_status(manifest: str) -> dict[str, Any]:
-    """Return the status of a RayJob; empty until KubeRay has processed it."""
-    try:
-        status: Any = json.loads(manifest).get("status") or {}
-    except (ValueError, AttributeError):
-        status = None
-    if not isinstance(status, dict):
-        raise BackendError(
-            f"backend kuberay: kubectl shows no RayJob: {' '.join(manifest.split())[:200]}\n"
-            "    fix: look at the output of kubectl get rayjob -o json"
-        )
-    return cast("dict[str, Any]", status)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,19 +18,19 @@ from typing import ClassVar
 
 import psutil
 
-from gdpo_tune.clusters.backends import base
+from gdpo_tune.clusters.backends import base, supervise
 from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob
-from gdpo_tune.clusters.backends.supervise import BEAT, BEAT_SECONDS, END, JOB, LOG, STATE
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
 from gdpo_tune.clusters.schedule_spec import LocalBackend
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.object_store import is_url
-from gdpo_tune.core.processes import find_process, is_running
+from gdpo_tune.core.processes import find_process
 
-SILENT_SECONDS = 8 * BEAT_SECONDS
-"""Time without a beat after which a job of another machine counts as dead."""
+SILENT_SECONDS, WATCH_SECONDS = 8 * supervise.BEAT_SECONDS, 5 * supervise.BEAT_SECONDS
+"""A job of another machine is watched after this time without a beat, and is dead if none comes
+within the second: the file server's clock may have been set, and NFS be late by a minute."""
 
 
 def build_backend(sweep: ScheduledSweep, settings: LocalBackend) -> Local:
@@ -64,20 +65,20 @@ class Local:
     def submit(self, job: ScheduledJob) -> JobHandle:
         """Start a process for a job, unless there was one."""
         directory = self.directory / job.id
-        if not (directory / STATE).exists():
+        if not (directory / supervise.STATE).exists():
             about = {"command": job.build_command(sys.executable), "root": str(job.root)}
             try:
                 directory.mkdir(parents=True, exist_ok=True)
-                write_atomically(directory / JOB, json.dumps(about))
+                write_atomically(directory / supervise.JOB, json.dumps(about))
             except OSError as error:
                 raise BackendError(f"backend local: {directory}: {error.strerror}") from error
             words = [sys.executable, "-m", "gdpo_tune.clusters.backends.supervise", str(directory)]
             silence = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
             started = subprocess.run(words, check=False, **silence)
-            if started.returncode or not (directory / STATE).exists():
-                message = base.read_last_message(directory / LOG)
+            if started.returncode or not (directory / supervise.STATE).exists():
+                message = base.read_last_message(directory / supervise.LOG)
                 raise BackendError(f"backend local: the process did not start: {message}")
-        state = json.loads((directory / STATE).read_bytes())
+        state = json.loads((directory / supervise.STATE).read_bytes())
         return JobHandle(backend=self.kind, id=job.id, directory=str(directory), **state)
 
     def poll(self, job: JobHandle) -> JobStatus:
@@ -90,13 +91,13 @@ class Local:
                 f"backend local: {directory.name} runs on {job.machine}, and {directory} is not "
                 "shared\n    fix: call tick on that machine"
             )
-        if not (directory / END).exists() and _is_alive(job):
+        if not (directory / supervise.END).exists() and _is_alive(job):
             return JobStatus(running=True)
         # NOTE: checked again, because it may have ended between the two checks.
-        if not (directory / END).exists():
+        if not (directory / supervise.END).exists():
             return JobStatus(running=False, reason="its process is gone without an exit status")
-        exit_status = json.loads((directory / END).read_bytes())["status"]
-        return base.build_end_status(exit_status, directory / LOG)
+        exit_status = json.loads((directory / supervise.END).read_bytes())["status"]
+        return base.build_end_status(exit_status, directory / supervise.LOG)
 
     def stop(self, job: JobHandle, waited: float) -> None:
         """Send the sweep one SIGTERM; after `CHECKPOINT_SECONDS` kill it and all its children."""
@@ -105,10 +106,13 @@ class Local:
                 f"backend local: {Path(job.directory).name} runs on {job.machine}\n"
                 "    fix: stop it on that machine"
             )
-        sweep = find_process(*job.processes[-1]) if job.processes else None
-        if sweep is None:
-            return
         with suppress(psutil.NoSuchProcess, FileExistsError):
+            pid, start = job.processes[-1]
+            # while the supervisor lives, its child keeps the pid, however the clock was set
+            known = supervise.is_locked(Path(job.directory))
+            sweep = psutil.Process(pid) if known else find_process(pid, start)
+            if sweep is None:
+                return
             if waited >= base.CHECKPOINT_SECONDS:
                 for process in [*sweep.children(recursive=True), sweep]:
                     process.kill()
@@ -119,14 +123,19 @@ class Local:
 
 
 def _is_alive(job: JobHandle) -> bool:
-    """Return whether a process of a job lives; on another machine, whether it still beats."""
+    if supervise.is_locked(Path(job.directory)):
+        return True
     if job.machine == socket.gethostname():
-        return any(is_running(pid, created) for pid, created in job.processes)
-    beat = Path(job.directory, BEAT)
+        return any(find_process(pid, start) for pid, start in job.processes)
+    beat = Path(job.directory, supervise.BEAT)
     now = beat.with_name(f".clock-{uuid.uuid4().hex}")
     now.touch()  # the clock of the disk, which both machines share
     try:
-        return now.stat().st_mtime - beat.stat().st_mtime < SILENT_SECONDS
+        last = beat.stat().st_mtime
+        if now.stat().st_mtime - last < SILENT_SECONDS:
+            return True
+        time.sleep(WATCH_SECONDS)
+        return beat.stat().st_mtime != last
     except FileNotFoundError:
         return False
     finally:

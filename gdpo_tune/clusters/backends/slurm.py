@@ -3,8 +3,9 @@
 Each attempt has a directory that all nodes share:
 
     <directory>/job.sbatch  the script
-                id          id of the job: written after `sbatch`
-                begun       the same: written by the job, in case `sbatch`'s caller was killed
+                id          id of the job, such as `4711` or `4711;cluster`: written after `sbatch`
+                begun       id of the job: written by the job, in case `sbatch`'s caller was killed
+                unclear     what `sbatch` said, if that was no id
                 pid         pid of the sweep, on the job's first node
                 end         exit status of the sweep
                 log.txt     output of the job
@@ -12,8 +13,11 @@ Each attempt has a directory that all nodes share:
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -25,23 +29,36 @@ from gdpo_tune.clusters.outside_calls import ProgramAnswer, call_program
 from gdpo_tune.clusters.render.batch_script import build_job_script
 from gdpo_tune.clusters.schedule_spec import SlurmBackend
 from gdpo_tune.clusters.schedule_state import JobHandle
+from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from gdpo_tune.core.files import write_atomically
 
 ENDED = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),
-    *("OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
+    *("OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"),
 )
 """States of a job that has ended. Slurm still reports them for a few minutes after the end."""
-AWAY = re.compile(r"unable to contact slurm controller|connection refused|timed out", re.IGNORECASE)
+ACTIVE = (
+    *("COMPLETING", "CONFIGURING", "EXPEDITING", "PENDING", "POWER_UP_NODE", "REQUEUED"),
+    *("REQUEUE_FED", "REQUEUE_HOLD", "RESIZING", "RESV_DEL_HOLD", "RUNNING", "SIGNALING"),
+    *("SPECIAL_EXIT", "STAGE_OUT", "STOPPED", "SUSPENDED", "UPDATE_DB"),
+)
+"""States of one that has not. Any other word says neither. Source: squeue(1), job state codes."""
+AWAY = re.compile(r"unable to contact|connection|timed out|zero bytes|unexpected message", re.I)
 """Part of the messages of Slurm's commands if its controller does not answer."""
 ANYTHING = re.compile("")
 UNKNOWN = "invalid job id"
-"""Part of the message about a job that ended a while ago."""
+"""Part of the message about a job that the controller has forgotten, or never had."""
+ID = re.compile(r"^([0-9]+(?:;\S+)?)\s*$", re.MULTILINE)
+"""A job, and its cluster if there are several, on a line of its own: the last one of what `sbatch
+--parsable` prints. Sites print a welcome before it."""
+STATE = re.compile(r"^([A-Z_]+)(?: by [0-9]+)?$", re.MULTILINE)
+"""A state as squeue and sacct print it: the latter adds who has cancelled a job."""
+CLUSTERS = re.compile(r"(?<!\S)(?:-M *|--clusters?[ =]+)[\"']?([^\s\"']+)")
 
 
 @dataclass(frozen=True)
 class Slurm:
-    """The batch jobs of one cluster, with a directory for each."""
+    """The batch jobs of one cluster, or of those that the option `--clusters` names."""
 
     kind: ClassVar[str] = "slurm"
     sweep: ScheduledSweep
@@ -61,56 +78,99 @@ class Slurm:
     def submit(self, job: ScheduledJob) -> JobHandle:
         """Submit a job, unless it was submitted before."""
         directory = self.directory / job.id
-        job_id = self._find_id(directory, job.id)
-        if not job_id:
+        job_id, unclear = self._find_id(directory), directory / "unclear"
+        if not job_id and not unclear.exists():
             directory.mkdir(parents=True, exist_ok=True)
             script = directory / "job.sbatch"
             job_words = (job.id, job.build_command(), directory)
             write_atomically(script, build_job_script(self.sweep, self.settings, *job_words))
-            answer = self._call("sbatch", "--parsable", str(script))
+            # by its name it is found again, and an option of the file must not give it another
+            answer = self._call("sbatch", "--parsable", f"--job-name={job.id}", str(script))
             answer.raise_unless_expected(self.kind, AWAY)
-            job_id = answer.out.strip().partition(";")[0]  # `id;cluster` if there are several
-            write_atomically(directory / "id", job_id)
+            job_id = "".join(ID.findall(answer.out)[-1:])
+            write_atomically(directory / "id" if job_id else unclear, job_id or answer.message)
+        if not job_id:
+            raise BackendUnreachableError(
+                f"backend slurm: whether {job.id} was submitted is unknown: sbatch printed no id, "
+                f"but {unclear.read_text()!r}\n    fix: write the id that squeue shows into "
+                f"{directory / 'id'}; if there is no such job, delete {unclear}"
+            )
         return JobHandle(backend=self.kind, id=job_id, directory=str(directory))
 
     def poll(self, job: JobHandle) -> JobStatus:
-        """Return the state of a job, by the file that it leaves or by what Slurm says."""
-        directory, words = Path(job.directory), ("--jobs", job.id, "--states", "all")
-        state = self._ask_squeue("%T", *words)
-        if state and state not in ENDED:
+        """Return the state of a job, by what Slurm says and the file that it leaves."""
+        end, state = Path(job.directory, "end"), self._read_state(job)
+        if state in ACTIVE:
             return JobStatus(running=True)
-        end = directory / "end"
-        if end.exists() and state in ("", "COMPLETED", "FAILED"):
-            return base.build_end_status(int(end.read_text()), directory / "log.txt")
-        reason = state.lower().replace("_", " ") or "Slurm no longer knows the job"
-        return JobStatus(running=False, reason=reason)
+        if not state:
+            with suppress(BackendError, BackendUnreachableError):  # a site may have no accounting
+                said = self._ask(job, "sacct", "--allocations", "--parsable2", "--format=State")
+                # it says RUNNING for ever of a job whose end it has missed
+                state = next(filter(ENDED.__contains__, STATE.findall(said)), "")
+        status = end.read_text(errors="replace").strip() if end.exists() else ""  # by hand perhaps
+        if status.isdecimal() and (state not in ENDED or state in ("COMPLETED", "FAILED")):
+            return base.build_end_status(int(status), end.parent / "log.txt")
+        if state in ENDED:
+            return JobStatus(running=False, reason=state.lower().replace("_", " "))
+        said, way = state or "neither squeue nor sacct knows it", f"echo 1 >{shlex.quote(str(end))}"
+        return JobStatus(True, reason=base.explain_unknown(f"Slurm's job {job.id}", said, way))
 
     def stop(self, job: JobHandle, waited: float) -> None:
         """Signal the script once, which stops the sweep; after a while cancel the job."""
-        signalled = Path(job.directory, "stop")
-        is_pending = self._ask_squeue("%T", "--jobs", job.id) == "PENDING"
-        if waited >= base.CHECKPOINT_SECONDS or is_pending:
-            answer = self._call("scancel", job.id)
-        elif not signalled.exists():
-            answer = self._call("scancel", "--batch", "--signal=TERM", job.id)
-        else:
-            return
+        signalled, words = Path(job.directory, "stop"), list[str]()
+        if waited < base.CHECKPOINT_SECONDS and self._read_state(job) != "PENDING":
+            if signalled.exists():
+                return
+            words = ["--batch", "--signal=TERM"]
+        number, *cluster = self._locate(job)
+        answer = self._call("scancel", *cluster, *words, number)
         answer.raise_unless_expected(self.kind, AWAY, UNKNOWN)
         signalled.touch()
 
-    def _find_id(self, directory: Path, name: str) -> str:
-        """Return the id of a job that was submitted before; empty if it was not."""
-        for file in (directory / "id", directory / "begun"):
-            if file.exists() and (job_id := file.read_text().strip()):
-                return job_id
-        # its caller may have been killed before it wrote the id
-        return self._ask_squeue("%i", "--me", "--name", name)
+    @property
+    def _clusters(self) -> str:
+        found = CLUSTERS.search(" ".join(self.settings.options))
+        return found[1] if found else ""
 
-    def _ask_squeue(self, column: str, *words: str) -> str:
-        """Return a column of the first job that `squeue` shows; empty if it shows none."""
-        answer = self._call("squeue", *words, "--noheader", "--format", column)
-        answer.raise_unless_expected(self.kind, AWAY, UNKNOWN)
-        return answer.out.strip().partition("\n")[0]
+    def _locate(self, job: JobHandle) -> list[str]:
+        """Return a job's number, and the option for its cluster if there are several."""
+        # an earlier version kept all that sbatch printed up to a `;`
+        number, _, cluster = "".join(ID.findall(job.id)[-1:]).partition(";")
+        cluster = cluster or self._clusters
+        return [number, f"--clusters={cluster}"] if cluster else [number]
+
+    def _find_id(self, directory: Path) -> str:
+        for file in (directory / "id", directory / "begun"):
+            if file.exists() and (found := ID.findall(file.read_text())):
+                return found[-1]
+        # its caller may have been killed before it wrote the id; other projects may use the name
+        for cluster in self._clusters.split(","):
+            words = [f"--clusters={cluster}"] if cluster else []
+            words += ["--me", "--states=all", "--format=%i %o"]
+            for line in self._query("squeue", directory.name, *words).split("\n"):
+                number, _, script = line.partition(" ")
+                if os.path.realpath(script) == os.path.realpath(directory / "job.sbatch"):
+                    return f"{number};{cluster}" if cluster else number
+        return ""
+
+    def _read_state(self, job: JobHandle) -> str:
+        """Return a job's state as squeue says it; empty if it does not know the job."""
+        words = ("squeue", "--states=all", "--format=%T")
+        said = self._ask(job, *words)
+        if said == "REVOKED":  # another cluster of the federation has started it
+            said = self._ask(job, *words, "--federation")
+        return "".join(STATE.findall(said)[-1:]) or said
+
+    def _ask(self, job: JobHandle, program: str, *words: str) -> str:
+        number, *cluster = self._locate(job)
+        name = Path(job.directory).name  # asked for too: numbers begin again one day
+        return self._query(program, name, *cluster, "--jobs", number, *words)
+
+    def _query(self, program: str, name: str, *words: str) -> str:
+        """Return what a program prints about the jobs of a name; empty if it knows none."""
+        answer = self._call(program, *words, f"--name={name}", "--noheader")
+        answer.raise_unless_expected(self.kind, ANYTHING, UNKNOWN)
+        return "" if answer.exit_status else answer.out.strip()
 
     def _call(self, *words: str) -> ProgramAnswer:
         return self.call("slurm", words, "")

@@ -22,6 +22,7 @@ from gdpo_tune.core import ray_access
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from gdpo_tune.core.outages import build_retrying
 from gdpo_tune.spec import SweepSpec
+from gdpo_tune.spec.model import TRACKING_VARIABLES
 
 CALLER = "--submit"
 METADATA_KEY = "gdpo_tune_sweep"
@@ -107,7 +108,9 @@ def _submit_job(api: jobs_api.JobsApi, job: Mapping[str, Any]) -> None:
 
 def explain_lost_tracking(spec: SweepSpec) -> str:
     """Return why the tracking of a job on a cluster would be lost; empty if it would not."""
-    uri = spec.tracking.uri
+    uri, variable = spec.tracking.uri, TRACKING_VARIABLES["uri"]
+    if spec.tracking.origins.get("uri") == variable:
+        return f"{variable} of this machine does not reach the job"
     if not uri.startswith("sqlite:///") or uri.startswith("sqlite:////"):
         return ""
     return (
@@ -120,7 +123,7 @@ def find_active_job(client: Any, location: str) -> str | None:
     """Return the job that works on a sweep; None if there is none."""
     for job in client.list_jobs():
         is_ours = (job.metadata or {}).get(METADATA_KEY) == location and job.submission_id
-        if is_ours and jobs_api.read_job_state(job) in jobs_api.ACTIVE:
+        if is_ours and str(job.status) not in jobs_api.ENDED:
             return str(job.submission_id)
     return None
 

@@ -5,7 +5,7 @@ parent, detached from the caller:
 
     <directory>/job.json    command and working directory: written before the supervisor starts
                 lock        held by the supervisor; a second one finds it held, and ends
-                state.json  machine, pids and creation times of supervisor and sweep
+                state.json  machine, pids and starts of supervisor and sweep
                 beat        touched every `BEAT_SECONDS` while the supervisor lives
                 end.json    exit status of the sweep
                 log.txt     output of the sweep
@@ -24,9 +24,8 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-import psutil
-
-from gdpo_tune.core.files import write_atomically
+from gdpo_tune.core.files import lock_file, write_atomically
+from gdpo_tune.core.processes import identify_start
 
 JOB, LOCK, STATE = "job.json", "lock", "state.json"
 BEAT, END, LOG = "beat", "end.json", "log.txt"
@@ -65,9 +64,8 @@ def supervise(directory: Path, ready: int) -> None:
             for number in (signal.SIGTERM, signal.SIGINT):  # from a machine that shuts down
                 signal.signal(number, lambda received, _: sweep.send_signal(received))
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
-            processes = [psutil.Process(), psutil.Process(sweep.pid)]
-            pids = [(process.pid, process.create_time()) for process in processes]
-            state = {"machine": socket.gethostname(), "processes": pids}
+            processes = [(pid, identify_start(pid)) for pid in (os.getpid(), sweep.pid)]
+            state = {"machine": socket.gethostname(), "processes": processes}
             write_atomically(directory / STATE, json.dumps(state))
             os.write(ready, READY)
             os.close(ready)
@@ -89,11 +87,21 @@ def take_lock(lock: TextIO, state: Path) -> bool:
     """
     while not state.exists():
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB, state)
         except BlockingIOError:
             time.sleep(STARTING_SECONDS)
         else:
             return not state.exists()
+    return False
+
+
+def is_locked(directory: Path) -> bool:
+    """Return whether a supervisor holds the lock of a job: then it is certain that it lives."""
+    try:
+        with (directory / LOCK).open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:  # or the disk no longer has locks
+        return isinstance(error, BlockingIOError)
     return False
 
 

@@ -54,7 +54,8 @@ class RenderRequest:
     @property
     def file(self) -> str:
         """The sweep's file relative to the directory of its project."""
-        return os.path.relpath(self.sweep.file.absolute(), self.sweep.root)
+        path = os.path.relpath(self.sweep.file.absolute(), self.sweep.root)
+        return f"./{path}" if path.startswith("-") else path  # which would be an option
 
     @property
     def limits(self) -> str:
@@ -91,11 +92,11 @@ def render_all(
     kuberay: tuple[int, int] | None = None,
     *,
     ray_cron_job: bool = False,
-) -> list[dict[str, str]]:
-    """Return the files of each sweep for a target: name -> text. See `RenderRequest`.
+) -> tuple[dict[str, dict[str, str]], list[SpecProblem]]:
+    """Return sweep -> file -> text, and the problems of sweeps with a backend for other targets.
 
     Raises:
-        SpecError: with every problem of all sweeps that the target cannot express.
+        SpecError: every problem of all sweeps, if one is for this target or none can be rendered.
         UsageError: an option is for other targets.
     """
     misplaced = [("--ray-cron-job", "kuberay")] if ray_cron_job and target != "kuberay" else []
@@ -106,17 +107,18 @@ def render_all(
         raise UsageError(f"{text}\n    fix: leave it out")
     render = registry.load(TARGETS[target])
     fixed = (target, python, directory.absolute(), now, kuberay or NEWEST_KUBERAY, ray_cron_job)
-    rendered: list[dict[str, str]] = []
+    rendered = dict[str, dict[str, str]]()
     problems: list[SpecProblem] = []
     for sweep in sweeps:
         try:
             request = RenderRequest(sweep, _find_schedule(sweep, target), *fixed)
-            rendered.append(render(request))
+            rendered[sweep.name] = render(request)
         except SpecError as error:
             problems += error.problems
-    if problems:
+    others = [problem for problem in problems if problem.key == "backend.kind"]
+    if problems and not (rendered and problems == others):
         raise SpecError(tuple(problems))
-    return rendered
+    return rendered, others
 
 
 def find_left_out(files: dict[str, str]) -> list[str]:
@@ -148,7 +150,8 @@ def refuse(sweep: ScheduledSweep, key: str, value: str, reason: str, fix: str) -
 def _write_scalar(value: str) -> str:
     if PLAIN.fullmatch(value) and not YAML_WORD.fullmatch(value):
         return value
-    return json.dumps(value, ensure_ascii=False)
+    # JSON's text in quotes is YAML's, but for the line breaks that only YAML knows
+    return json.dumps(value, ensure_ascii=any(each in value for each in "\x85\u2028\u2029"))
 
 
 def _find_schedule(sweep: ScheduledSweep, target: str) -> CronSchedule:

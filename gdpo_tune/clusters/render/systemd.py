@@ -16,8 +16,13 @@ UNQUOTED = re.compile(r"[A-Za-z0-9_./:=@+-]+")
 
 def render(request: RenderRequest) -> dict[str, str]:
     """Render service and timer."""
+    words, root = request.build_command(request.python), str(request.sweep.root)
+    if re.search(r"[\"'\\$]", request.python):  # systemd.service(5) takes no such program
+        words = ["/bin/sh", "-c", 'exec "$0" "$@"', *words]
     values = {
-        "command": " ".join(_escape_word(word) for word in request.build_command(request.python)),
+        "command": " ".join(_escape_word(word) for word in words),
+        # one backslash at the end of a line would join it with the next
+        "root": root.replace("%", "%%") + ("/." if root.endswith(("\\", " ")) else ""),
         "events": format_calendar_events(request),
         "skipped_days": find_skipped_days(request),
     }

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gdpo_tune.exporters.glue.judging import WEIGHTS, judge_each, weigh
-from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt
+from gdpo_tune.exporters.glue.prompt_rows import READING, ExportedPrompt
 from gdpo_tune.policies.prompts import PromptFormat
 
 
@@ -25,8 +25,9 @@ def process_prompt(
     """
     import torch
 
-    *instructions, prompt = [turn["content"] for turn in row["messages"]]
-    reader = PromptFormat(tokenizer, *instructions)
+    reader, turns = PromptFormat(tokenizer, **READING), row["messages"]
+    plain = "\n\n".join(turn["content"] for turn in turns)
+    prompt = plain if reader.template is None else turns
     tokens = torch.tensor(reader.encode([prompt])[0])
     fits = len(tokens) < longest
     text = reader.render(prompt)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
+from gdpo_tune.core.settings import DataSettings, HeldOutData, SandboxSettings, TrainingSettings
 from gdpo_tune.core.shaping import Rewards
 from gdpo_tune.core.task_files import build_task
 from gdpo_tune.tasks.base import Problem
@@ -19,7 +19,7 @@ NEIGHBOURS = "task_modules"
 """Directory beside this file with the modules that the task imports."""
 TRAINING = TrainingSettings()
 SANDBOX = SandboxSettings()
-DATA = DataSettings()
+DATA = DataSettings(validation=HeldOutData(), test=HeldOutData())
 
 
 def score(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,17 +11,15 @@ from typing import Any
 
 from gdpo_tune.core.errors import DataError, get_first_line
 from gdpo_tune.core.prompt_order import PROBLEM_SEED, order_prompts
-from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt, build_prompt, write_rows
+from gdpo_tune.exporters.glue.prompt_rows import READING, ExportedPrompt, build_prompt, write_rows
 from gdpo_tune.policies.prompts import PromptFormat
 from gdpo_tune.tasks.base import Problem
-from gdpo_tune.tasks.data.columns import Row, RowError
-from gdpo_tune.tasks.data.dataset import choose_data_split, draw_problems
-from gdpo_tune.tasks.data.rows import read_rows
+from gdpo_tune.tasks.data_rows import Row, collect_problems, shuffle_problems
 
 DATA: Any = SimpleNamespace()
 """Place of the rows, by the names of the section `data:`."""
-COLUMNS: tuple[str, ...] = ()
-OPTIONAL_COLUMNS: tuple[str, ...] = ()
+LAYOUT: Any = SimpleNamespace()
+"""Columns of the layout, by the names of a `LayoutInfo`."""
 POLICY = ""
 """Its tokenizer counts the tokens of prompts."""
 INSTRUCTIONS = ""
@@ -48,14 +46,15 @@ def write_prompts(
 
     if len(sys.argv) > 1:
         DATA.source, DATA.is_local = sys.argv[1], True
+    LAYOUT.convert = convert
     try:
-        read = _read_training_problems(convert)
+        read = collect_problems(DATA, LAYOUT).splits["train"]
     except DataError as error:
         fix = (
             "" if DATA.is_local else f"\n    fix: python {Path(sys.argv[0]).name} FILE, with a copy"
         )
         raise SystemExit(f"{error}{fix}") from error
-    problems = draw_problems(read, COUNT, PROBLEM_SEED)
+    problems = shuffle_problems(read, PROBLEM_SEED)[:COUNT]
     library: Any = AutoTokenizer
     try:
         tokenizer = library.from_pretrained(POLICY)
@@ -64,8 +63,8 @@ def write_prompts(
             f"the tokenizer of {POLICY} cannot be loaded: {get_first_line(error)}\n"
             f"    fix: download it, and write its directory as POLICY in {Path(sys.argv[0]).name}"
         ) from error
-    reader = PromptFormat(tokenizer, INSTRUCTIONS)
-    tokens = reader.encode([problem.prompt for problem in problems])
+    reader = PromptFormat(tokenizer, INSTRUCTIONS, **READING)
+    tokens = reader.encode([problem.turns or problem.prompt for problem in problems])
     limit = DATA.max_prompt_length
     short = [p for p, ids in zip(problems, tokens, strict=True) if len(ids) <= limit]
     ordered = [short[index] for index in order_prompts(len(short), len(short), SEED)]
@@ -81,16 +80,3 @@ def write_prompts(
 def compute_digest(problems: Iterable[Problem]) -> str:
     """Return 16 digits that stand for prompts in their order."""
     return sha256("\0".join(problem.prompt for problem in problems).encode()).hexdigest()[:16]
-
-
-def _read_training_problems(convert: Callable[[Row], Problem]) -> Sequence[Problem]:
-    """Return the problems of the training split; of rows with the same prompt the first counts."""
-    problems: dict[str, Problem] = {}
-    for _, row in read_rows(DATA, COLUMNS, OPTIONAL_COLUMNS):
-        try:
-            problem = convert(row)
-        except RowError:
-            continue  # no trial read this row either
-        if choose_data_split(problem.prompt) == "train":
-            problems.setdefault(problem.prompt, problem)
-    return list(problems.values())

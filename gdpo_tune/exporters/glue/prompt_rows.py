@@ -10,6 +10,9 @@ from typing import Any
 from gdpo_tune.policies.prompts import PromptFormat
 from gdpo_tune.tasks.base import Problem
 
+READING: Mapping[str, Any] = {}
+"""Arguments of `PromptFormat` in the training besides tokenizer and instructions."""
+
 
 @dataclass(frozen=True)
 class ExportedPrompt:
@@ -32,12 +35,17 @@ def build_prompt(
     """
     prompt, messages = problem.prompt, None
     if is_chat and reader is not None:
-        messages = reader.build_messages(prompt)
+        messages = reader.build_messages(problem.turns or prompt)
     elif is_chat:
         system = [{"role": "system", "content": instructions}] if instructions else []
-        messages = [*system, {"role": "user", "content": prompt}]
+        messages = [*system, *(problem.turns or [{"role": "user", "content": prompt}])]
     text = f"{instructions}\n\n{prompt}" if instructions else prompt
-    return ExportedPrompt(text, messages, json.dumps(asdict(problem), ensure_ascii=False))
+    return ExportedPrompt(text, messages, json.dumps(list_facts(problem), ensure_ascii=False))
+
+
+def list_facts(problem: Problem) -> dict[str, Any]:
+    """Return what a problem consists of; the turns only of a conversation."""
+    return {name: value for name, value in asdict(problem).items() if name != "turns" or value}
 
 
 def write_rows(rows: Sequence[Mapping[str, object]], file: Any) -> None:

@@ -156,7 +156,8 @@ function startPanel({ objectives, limits, members, chosen }) {
       const limit = { ...limits[index], value: Number(field.value) };
       if (field.value === "" || satisfies(closest, limit)) return;
       const round = limit.comparison === ">=" ? Math.floor : Math.ceil;
-      field.value = round(closest.values[limit.name] * 1000) / 1000;
+      const unit = Math.min(0.001, Number(slider.step)); // small values have smaller steps
+      field.value = Number((round(closest.values[limit.name] / unit) * unit).toPrecision(12));
       slider.value = field.value;
     });
     select(null);

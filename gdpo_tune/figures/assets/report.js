@@ -38,6 +38,7 @@ function draw(dark, width) {
     if (width) layout.width = width;
     if ("stacks" in box.dataset) stack(box, layout);
     Plotly.react(box, data, layout, JSON.parse(box.dataset.config));
+    box.querySelector(".still")?.remove();
   }
   afterDrawing.forEach((action) => action());
 }

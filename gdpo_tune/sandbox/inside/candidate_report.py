@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .encoding import Encoded, parse
-from .equality import is_same_output, matches
+from .equality import is_same_output, list_tuples, matches
 from .frames import PRINTED, FrameTooLong, read_frame
 
 FORGED = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
@@ -64,7 +64,7 @@ def grade_frames(
         report.stop = "malformed"
 
 
-def grade_value(expected: object, frame: bytes, report: CandidateReport) -> None:
+def grade_value(expected: object, frame: bytes, report: CandidateReport, rule: str) -> None:
     """Add the verdict of one call.
 
     Raises:
@@ -72,12 +72,18 @@ def grade_value(expected: object, frame: bytes, report: CandidateReport) -> None
     """
     match parse(frame):
         case ["value", received]:
-            report.add("passed" if matches(expected, received) else "failed")
+            received = received if rule == "exact" else list_tuples(received)
+            is_same = matches(expected, received)
+            if rule == "apps" and not is_same and isinstance(expected, list) and expected:
+                is_same = matches(expected[0], received)
+            report.add("passed" if is_same else "failed")
         case other:
             _add_other(other, report)
 
 
-def grade_output(expected: tuple[str, float], frame: bytes, report: CandidateReport) -> None:
+def grade_output(
+    expected: tuple[str, float], frame: bytes, report: CandidateReport, rule: str
+) -> None:
     """Add the verdict of one run of a program, as `grade_value` does.
 
     `expected` is its output and the tolerance.
@@ -86,7 +92,7 @@ def grade_output(expected: tuple[str, float], frame: bytes, report: CandidateRep
         _add_other(parse(frame), report)
         return
     text, tolerance = expected
-    is_same = is_same_output(text.encode(), frame[1:], tolerance)
+    is_same = is_same_output(text.encode(), frame[1:], tolerance, rule)
     report.add("passed" if is_same else "failed")
 
 

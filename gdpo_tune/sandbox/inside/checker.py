@@ -3,8 +3,11 @@
 The tests are Python that the task's author wrote. A name that they use and that Python does
 not define becomes a function that sends its arguments to the candidate's process and returns a
 copy of the result. A name that a test does not only call becomes a copy of its value when the
-test begins, if that value can cross; but `math.pi` is the standard module's. So tests can call
-functions and read constants; they cannot reach into a candidate's classes or pass functions.
+test begins, if that value can cross; but `math.pi` is the standard module's.
+
+An object that cannot cross arrives as a `Handle`, which tests can pass back and call. They reach
+into objects that they make by a class's name, as in `Solution().f(1)` or `root.left = Node(2)`, and
+not into what a function returns: it could answer any question about itself as it likes.
 
 A list, dict or set that a function changed in place is changed in the test as well, from the
 next statement on. Otherwise a function that empties `x` would pass `f(x) == sorted(x)`.
@@ -24,7 +27,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from .candidate_report import FORGED
-from .encoding import Encoded, Opaque, Tagged, decode, dump, encode, parse
+from .encoding import DECODERS, ENCODERS, Encoded, Opaque, decode, dump, encode, parse
 from .equality import matches
 from .frames import FrameTooLong, pack, read_frame, write_all
 from .supervision import PARTNER_DESCRIPTOR
@@ -37,6 +40,57 @@ _APPLY_CHANGES = "apply changes"
 
 class CandidateGone(BaseException):
     """The candidate will not answer again: reason, error and text of a judge's report."""
+
+
+class Handle(Opaque):
+    """An object in the candidate's process; only one that is open has attributes."""
+
+    _label: str | None = None
+    """Name by which a test got an open object, or ""; None while it is closed."""
+
+    def __init__(self, candidate: Candidate, payload: Encoded) -> None:
+        type_name, reference = payload
+        if type(type_name) is not str or type(reference) is not str:
+            raise TypeError("an object has two names")
+        self.__dict__.update(_type_name=type_name, _candidate=candidate, _reference=reference)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Call it there; what a class returns is open."""
+        result = self._candidate.call_and_decode(self._reference, *arguments, **keywords)
+        return _open(result) if (self._label or "")[:1].isupper() else result
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of an open object."""
+        if self._label is None or name.startswith("__"):
+            return super().__getattr__(name)
+        return _open(self._candidate.call_and_decode("own getattr", self, name), name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute of an open object there."""
+        if self._label is None:
+            super().__getattr__(name)
+        self._candidate.call_and_decode("own setattr", self, name, value)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return a handle of its iterator."""
+        return self._candidate.call_and_decode("own iter", self)
+
+    def __next__(self) -> Any:
+        """Return its next item, one at a time: there may be no end, and the next one may raise."""
+        return self._candidate.call_and_decode("own next", self)
+
+
+def _open(value: Any, label: str = "") -> Any:
+    if isinstance(value, Handle):
+        value.__dict__["_label"] = label
+    return value
+
+
+def _encode_built_in(value: Any, inner: object) -> Encoded:
+    """Return the name of a type or function of Python's own, such as `int`, as an argument."""
+    if getattr(builtins, value.__name__, None) is not value:
+        raise TypeError(f"{value.__name__} cannot be sent to the sandbox: it is not Python's own")
+    return {"name": value.__name__}
 
 
 class Candidate:
@@ -72,7 +126,7 @@ class Candidate:
                 return self._give_up("malformed")
 
     def fetch(self, name: str) -> Any:
-        """Copy the value of a name there; if it cannot cross, return a function that calls it.
+        """Copy the value of a name there; return an open handle of one that cannot cross.
 
         Raises:
             CandidateGone: as for `call`.
@@ -80,8 +134,7 @@ class Candidate:
         """
         match self._exchange(dump([name, None, []])):
             case ["value", encoded]:
-                value = self._decode(encoded)
-                return partial(self.call_and_decode, name) if isinstance(value, Opaque) else value
+                return _open(self._decode(encoded), name)
             case ["raise", *_]:
                 raise NameError(name)
             case _:
@@ -89,12 +142,8 @@ class Candidate:
 
     def call_and_decode(self, function: str, *arguments: Any, **keywords: Any) -> Any:
         """Call a function there and rebuild its result here."""
-        result = self.call(function, arguments, keywords)
-        match result:
-            case Tagged(tag="items", payload=str() as following):
-                return self._iterate(following)
-            case _:
-                return self._decode(result)
+        result = self._decode(self.call(function, arguments, keywords))
+        return _open(result) if function[:1].isupper() else result
 
     def apply_changes(self) -> None:
         """Apply to the tests' values what calls have changed in place."""
@@ -102,15 +151,6 @@ class Candidate:
             argument.clear()
             (argument.extend if type(argument) is list else argument.update)(changed)
         self._changes.clear()
-
-    def _iterate(self, following: str) -> Iterator[Any]:
-        # NOTE: one by one, because there may be no end, and the next item may raise.
-        while True:
-            try:
-                item = self.call_and_decode(following)
-            except StopIteration:
-                return
-            yield item
 
     def _exchange(self, request: bytes) -> Encoded:
         if self.gone is not None:
@@ -178,7 +218,11 @@ def run(tests: list[Encoded], limit: int) -> NoReturn:
         tests: `["assert", source]`, or `["call", function, arguments, expected]`, encoded.
         limit: most bytes that the candidate may send altogether.
     """
+    sys.set_int_max_str_digits(0)
     candidate = Candidate(limit)
+    DECODERS["object"] = partial(Handle, candidate)
+    ENCODERS[Handle] = lambda handle, inner: {"name": handle.__dict__["_reference"]}
+    ENCODERS.update(dict.fromkeys((type, types.BuiltinFunctionType), _encode_built_in))
     nodes = [node for test in tests if test[0] == "assert" for node in ast.walk(ast.parse(test[1]))]
     borrowed = {name: partial(candidate.call_and_decode, name) for name in _find_free_names(nodes)}
     names: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins, **borrowed}

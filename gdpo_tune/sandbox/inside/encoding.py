@@ -45,13 +45,19 @@ class Opaque:
 
     __hash__ = object.__hash__
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def __getattr__(self, name: str) -> Any:
         """Refuse with the reason why a test finds no attribute."""
         reason = "which stays in the candidate's process: tests get built-in values alone"
         raise AttributeError(f"{name!r} of a {self._type_name}, {reason}")
 
 
-def encode(value: object, *, strict: bool = False, depth: int = 0) -> Encoded:
+def encode(
+    value: object,
+    *,
+    strict: bool = False,
+    depth: int = 0,
+    keep: Callable[[object], Encoded] | None = None,
+) -> Encoded:
     """Encode one value for `json.dumps`.
 
     Args:
@@ -59,6 +65,7 @@ def encode(value: object, *, strict: bool = False, depth: int = 0) -> Encoded:
             unless `strict`, numpy's scalars and arrays become numbers and lists.
         strict: refuse a value without an encoding; else it becomes opaque.
         depth: number of containers around it.
+        keep: returns the encoding of a value that has none; by default it becomes opaque.
 
     Raises:
         ValueError: containers nested more than `MAX_DEPTH` deep, or in a circle.
@@ -69,12 +76,12 @@ def encode(value: object, *, strict: bool = False, depth: int = 0) -> Encoded:
         return value
     if depth > MAX_DEPTH:
         raise ValueError(f"containers nested more than {MAX_DEPTH} deep")
-    encoder = _ENCODERS.get(kind)
+    encoder = ENCODERS.get(kind)
     if encoder is not None:
-        return encoder(value, lambda item: encode(item, strict=strict, depth=depth + 1))
+        return encoder(value, lambda item: encode(item, strict=strict, depth=depth + 1, keep=keep))
     for base in _BASES:
         if isinstance(value, base):
-            return encode(base(value), strict=strict, depth=depth)
+            return encode(base(value), strict=strict, depth=depth, keep=keep)
     if strict:
         raise TypeError(f"a value of type {kind.__name__} cannot be sent to the sandbox")
     numpy: Any = sys.modules.get("numpy")
@@ -82,8 +89,8 @@ def encode(value: object, *, strict: bool = False, depth: int = 0) -> Encoded:
         plain = cast("Any", value).tolist()
         # NOTE: a longdouble has no Python form and stays as it is.
         if type(plain) is not kind:
-            return encode(plain, depth=depth)
-    return {"opaque": str(kind.__name__)[:80]}
+            return encode(plain, depth=depth, keep=keep)
+    return keep(value) if keep else {"opaque": str(kind.__name__)[:80]}
 
 
 def dump(encoded: Encoded) -> bytes:
@@ -108,7 +115,7 @@ def decode(encoded: Encoded) -> Any:
         ValueError, TypeError: this is not an encoded value.
     """
     if isinstance(encoded, Tagged):
-        decoder = _DECODERS.get(encoded.tag)
+        decoder = DECODERS.get(encoded.tag)
         if decoder is None:
             raise ValueError(f"no tag {encoded.tag!r}")
         return decoder(encoded.payload)
@@ -142,7 +149,7 @@ def _encode_set(values: Iterable[object], inner: _Inner) -> list[Encoded]:
     return sorted((inner(value) for value in values), key=repr)
 
 
-_ENCODERS: dict[type, Callable[[Any, _Inner], Encoded]] = {
+ENCODERS: dict[type, Callable[[Any, _Inner], Encoded]] = {
     int: _encode_int,
     float: lambda value, inner: value if math.isfinite(value) else {"float": repr(value)},
     list: lambda value, inner: [inner(item) for item in value],
@@ -166,7 +173,7 @@ _BASES: tuple[type[Any], ...] = (
 )  # fmt: skip
 
 
-_DECODERS: dict[str, Callable[[Any], Any]] = {
+DECODERS: dict[str, Callable[[Any], Any]] = {
     "int": lambda payload: int(payload, 16),
     "float": float,
     "tuple": lambda payload: tuple(decode(item) for item in payload),

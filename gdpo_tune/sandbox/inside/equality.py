@@ -7,6 +7,17 @@ builds a container from the received one, and never reads more of it than the ex
 
 Printed output is compared line by line and token by token, as bytes, because a candidate need not
 print text. The work grows linearly with the length of both sides, whatever they hold.
+
+Rules of benchmarks, each as its judge has it:
+
+    code_contests  `OutputsMatch`, execution/tester_sandboxer.cc of google-deepmind/code_contests:
+                   tokens between any white space, letters of any case, numbers within 1e-5
+    apps           eval/testing_util.py of hendrycks/apps: tuples are lists, and a value may be the
+                   first item of the expected list; blank lines do not matter, and numbers with a
+                   point are close as in `np.allclose`. It also takes the words of a line in any
+                   order and whole numbers within 1e-5 of their size; these are wrong here.
+    livecodebench  lcb_runner/evaluation/testing_util.py: tuples are lists; the same lines, or the
+                   same decimal numbers in a line
 """
 
 from __future__ import annotations
@@ -14,6 +25,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -52,6 +64,17 @@ def matches(expected: object, received: Encoded) -> bool:
     if isinstance(received, Tagged) and received.tag == "fraction":
         return _fraction_matches(expected, *decode_parts(received.payload))
     return _is_scalar(received) and scalar_matches(expected, decode(received))
+
+
+def list_tuples(received: Encoded) -> Encoded:
+    """Return an encoded value whose tuples are lists, but for keys and members of sets."""
+    match received:
+        case list(items) | Tagged("tuple", list(items)):
+            return [list_tuples(item) for item in items]
+        case Tagged("dict", list(pairs)):
+            return Tagged("dict", [[key, list_tuples(value)] for key, value in pairs])
+        case _:
+            return received
 
 
 def scalar_matches(expected: object, received: object) -> bool:
@@ -139,37 +162,61 @@ def _is_hashable(received: Encoded) -> bool:
     return _is_scalar(received)
 
 
-def is_same_output(expected: bytes, printed: bytes, tolerance: float) -> bool:
-    """Return whether printed output is the expected one.
+def is_same_output(expected: bytes, printed: bytes, tolerance: float, rule: str = "exact") -> bool:
+    """Return whether printed output is the expected one by a rule; see above.
 
-    The tolerance is the largest absolute or relative error of a finite decimal number; 0 compares
-    text. `nan` and `inf` are text.
+    The tolerance of the exact rule is the largest absolute or relative error of a finite decimal
+    number; 0 compares text. `nan` and `inf` are text.
     """
     expected, printed = expected.rstrip(), printed.rstrip()
+    if rule != "exact":
+        expected, printed = expected.lstrip(), printed.lstrip()
     if expected == printed:
         return True
-    if expected.count(b"\n") != printed.count(b"\n"):
-        return False
-    lines = zip(expected.split(b"\n"), printed.split(b"\n"), strict=True)
-    return all(_is_same_line(line, received, tolerance) for line, received in lines)
+    if rule == "code_contests":
+        return _is_same_line(expected.lower(), printed.lower(), tolerance, rule)
+    lines, others = expected.split(b"\n"), printed.split(b"\n")
+    if rule == "apps":
+        lines, others = ([line for line in each if line.strip()] for each in (lines, others))
+    return len(lines) == len(others) and all(
+        _is_same_line(*pair, tolerance, rule) for pair in zip(lines, others, strict=True)
+    )
 
 
-def _is_same_line(expected: bytes, printed: bytes, tolerance: float) -> bool:
+def _is_same_line(expected: bytes, printed: bytes, tolerance: float, rule: str) -> bool:
+    if rule == "livecodebench":
+        texts = (text.decode("utf-8", "surrogateescape") for text in (expected, printed))
+        line, other = (text.strip() for text in texts)
+        return line == other or _read_decimals(line) == _read_decimals(other) is not None
     tokens, received = expected.split(), printed.split()
-    if tokens == received:
-        return True
-    if not tolerance or len(tokens) != len(received):
-        return False
-    return all(_is_same_token(*pair, tolerance) for pair in zip(tokens, received, strict=True))
+    return len(tokens) == len(received) and all(
+        _is_same_token(*pair, tolerance, rule) for pair in zip(tokens, received, strict=True)
+    )
 
 
-def _is_same_token(expected: bytes, printed: bytes, tolerance: float) -> bool:
+def _is_same_token(expected: bytes, printed: bytes, tolerance: float, rule: str) -> bool:
     if expected == printed:
         return True
+    if rule == "exact" and not tolerance:
+        return False
     number, received = _read_number(expected), _read_number(printed)
     if number is None or received is None:
         return False
-    return abs(number - received) <= tolerance * max(1.0, abs(number))
+    error = abs(number - received)
+    if rule == "exact":
+        return error <= tolerance * max(1.0, abs(number))
+    if all(word.lstrip(b"+-").isdigit() for word in (expected, printed)):
+        return int(expected) == int(printed)
+    return error < 1e-5 if rule == "code_contests" else error <= 1e-8 + 1e-5 * abs(number)
+
+
+def _read_decimals(line: str) -> list[Decimal] | None:
+    try:
+        numbers = list(map(Decimal, line.split()))
+    except ArithmeticError:
+        return None
+    # NOTE: a signalling NaN would raise when it is compared; no NaN equals another.
+    return None if any(number.is_nan() for number in numbers) else numbers
 
 
 def _read_number(token: bytes) -> float | None:

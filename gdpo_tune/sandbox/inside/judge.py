@@ -3,11 +3,12 @@
 A request brings one end of a candidate's socket, and expected values or tests in Python. The judge
 compares what it reads with the values; for tests it forks a locked checker:
 
-    [bytes, "values", values]            expected results of calls
-    [bytes, "streams", pairs]            expected output of a program, and its tolerance
+    [bytes, "values", values, rule]      expected results of calls
+    [bytes, "streams", pairs, rule]      expected output of a program, and its tolerance
     [bytes, "tests", tests, *allowance]  see `checker.run` and `Allowance`
 
-The first field is the most that the candidate may send altogether. The answer is a report:
+The first field is the most that the candidate may send altogether. A rule is one of
+`equality`. The answer is a report:
 
     started   the candidate was locked and about to read its job
     stop      why there are no more verdicts: load, output, ended, malformed, overload; or null
@@ -61,7 +62,7 @@ def _raise_overload(number: int, frame: object) -> NoReturn:
 def answer(control: socket.socket, enclosure: Enclosure) -> None:
     """Judge one candidate and send the report about it."""
     head, candidate = receive_with_descriptor(control, HEADER.size)
-    limit, kind, tests, *allowance = parse(read_exactly(control.recv, HEADER.unpack(head)[0]))
+    limit, kind, tests, *rest = parse(read_exactly(control.recv, HEADER.unpack(head)[0]))
     report = CandidateReport()
     receive = partial(os.read, candidate)
     try:
@@ -69,9 +70,9 @@ def answer(control: socket.socket, enclosure: Enclosure) -> None:
             report.started = True
             if kind == "tests":
                 program = partial(checker.run, tests, limit)
-                _check(program, Allowance(*allowance), candidate, report, control, enclosure)
+                _check(program, Allowance(*rest), candidate, report, control, enclosure)
             else:
-                _compare(receive, kind, tests, limit, report)
+                _compare(receive, kind, tests, limit, report, *rest)
     except (EOFError, OSError):
         report.stop = "ended"
     finally:
@@ -80,13 +81,18 @@ def answer(control: socket.socket, enclosure: Enclosure) -> None:
 
 
 def _compare(
-    receive: Callable[[int], bytes], kind: str, tests: Encoded, limit: int, report: CandidateReport
+    receive: Callable[[int], bytes],
+    kind: str,
+    tests: Encoded,
+    limit: int,
+    report: CandidateReport,
+    rule: str,
 ) -> None:
     expected, grade = (decode(tests), grade_value) if kind == "values" else (tests, grade_output)
     # NOTE: this timer counts CPU time, so that a slow candidate does not use it up.
     signal.setitimer(signal.ITIMER_PROF, _COMPARISON_SECONDS)
     try:
-        grade_frames(receive, expected, limit, report, grade)
+        grade_frames(receive, expected, limit, report, partial(grade, rule=rule))
     except (Overload, MemoryError):
         report.stop = "overload"
     finally:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import threading
 
 from .encoding import dump, parse
@@ -26,6 +27,8 @@ def main(job: str) -> None:
     channel = _Channel(nonce)
     channel.send(dump(["begin"]))
     random.seed(seed)
+    if hasattr(sys, "set_int_max_str_digits"):
+        sys.set_int_max_str_digits(0)
     # NOTE: a service that limits stacks to the whole memory leaves no room for a thread's own.
     threading.stack_size(_THREAD_STACK)
     if calls is None:

@@ -47,11 +47,17 @@ def prepare() -> None:
 
 
 def run(
-    code: str, seed: int, printable: int, inputs: list[str], send: Callable[[bytes], None]
+    code: str,
+    seed: int,
+    printable: int,
+    inputs: list[str],
+    send: Callable[[bytes], None],
+    start_clock: Callable[[], object],
 ) -> NoReturn:
     """Run the program on every input, answer each time, and end this process.
 
-    It may print `printable` bytes altogether. Its generators are seeded again for each input.
+    It may print `printable` bytes altogether. Its generators are seeded again, and a clock
+    is started, for each input.
     """
     loading = ExceptionCapture()
     program = None
@@ -67,6 +73,7 @@ def run(
     for number, text in enumerate(inputs):
         _reset(seed, is_first=number == 0)
         start = _connect_streams(text)
+        start_clock()
         error = _run_once(program)
         size = os.lseek(_OUTPUT, 0, os.SEEK_END)
         if size > printable:

@@ -7,8 +7,9 @@ import io
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable
-from typing import Any, cast
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from .encoding import Encoded, decode, dump, encode
 
@@ -61,12 +62,19 @@ def load_solution(code: str, send: Callable[[bytes], None]) -> dict[str, Any] | 
     return None
 
 
-def run_calls(code: str, calls: list[Encoded], send: Callable[[bytes], None]) -> None:
-    """Load the code, make every call, and send the frame of each."""
+def run_calls(
+    code: str,
+    calls: list[Encoded],
+    send: Callable[[bytes], None],
+    start_clock: Callable[[], object] = lambda: None,
+) -> None:
+    """Load the code, make every call, and send the frame of each; start a clock before each."""
+    start_clock()
     names = load_solution(code, send)
     if names is None:
         return
     for function, arguments in calls:
+        start_clock()
         send(call_function(names, function, arguments, {}, with_arguments=False))
 
 
@@ -90,7 +98,8 @@ def call_function(
 ) -> bytes:
     """Call one of the candidate's functions with copies of the arguments; return the frame for it.
 
-    `with_arguments` adds the arguments after the call to the frame.
+    `with_arguments`, for a checker, adds the arguments after the call to the frame, and keeps
+    objects that cannot cross.
     """
 
     def call() -> list[Encoded]:
@@ -99,28 +108,25 @@ def call_function(
         target: Callable[..., object] = namespace[function]
         copies = [decode(argument) for argument in arguments]
         result = target(*copies, **keywords)
-        value = encode(result)
         if not with_arguments:
-            return ["value", value]
-        if type(value) is dict and "opaque" in value and isinstance(result, Iterable):
-            value = _keep_items(names, cast("Iterable[object]", result))
-        return ["value", value, [encode(copy) for copy in copies]]
+            return ["value", encode(result)]
+        keep = partial(_keep_object, names)
+        return ["value", encode(result, keep=keep), [encode(copy, keep=keep) for copy in copies]]
 
     return _build_frame(call)
 
 
-def _keep_items(names: dict[str, Any], items: Iterable[object]) -> Encoded:
-    """Keep an iterable that cannot cross under a name whose call returns the next item."""
-    following = iter(items).__next__
+def _keep_object(names: dict[str, Any], value: object) -> dict[str, list[str]]:
+    """Keep an object that cannot cross under a name by which a checker can refer to it."""
     # NOTE: not a name that code can spell.
-    name = f"items {id(following)}"
-    names[name] = following
-    return {"items": name}
+    name = f"object {id(value)}"
+    names[name] = value
+    return {"object": [str(type(value).__name__)[:80], name]}
 
 
 def read_name(names: dict[str, Any], name: str) -> bytes:
     """Return the frame for the value of one of the candidate's names."""
-    return _build_frame(lambda: ["value", encode(names[name])])
+    return _build_frame(lambda: ["value", encode(names[name], keep=partial(_keep_object, names))])
 
 
 def _build_frame(make: Callable[[], list[Encoded]]) -> bytes:

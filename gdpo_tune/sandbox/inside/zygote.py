@@ -5,7 +5,8 @@ from it. So nothing that a candidate sends, and no expected value, is ever in th
 memory every candidate inherits.
 
 In the child, descriptor 3 is the only connection. The job comes as one frame: code, seed, most
-printed bytes, then the calls, then the inputs of a program, see `streams`. Without calls and
+printed bytes, then the calls, then the inputs of a program, see `streams`; perhaps CPU
+and wall seconds of each test. Without calls and
 inputs, a checker sends one call after the other. Answers are frames too:
 
     ["value", encoded]             result of a call, or value of a name
@@ -23,14 +24,16 @@ from __future__ import annotations
 import builtins
 import gc
 import os
+import signal
 import socket
 import sys
+from functools import partial
 from typing import Any, NoReturn
 
 from . import streams
 from .control import receive_with_descriptor
 from .enclosure import Enclosure
-from .encoding import decode, parse
+from .encoding import DECODERS, decode, parse
 from .frames import Allowance, Ending, pack, read_frame, write_all
 from .modules import seed_generators
 from .supervision import PARTNER_DESCRIPTOR, fork_with_limits, supervise
@@ -66,26 +69,41 @@ def prepare() -> None:
     _printed.replace_streams()
     # NOTE: `site`, which is not loaded, would have defined these.
     builtins.__dict__.update(exit=sys.exit, quit=sys.exit)
+    # NOTE: large numbers may be printed; the limits of CPU time end what takes too long.
+    sys.set_int_max_str_digits(0)
     streams.prepare()
 
 
 def _run_candidate() -> NoReturn:
     """Read the job, run it, answer, and end this process."""
     gc.enable()
-    code, seed, printable, calls, inputs = parse(read_frame(_receive, _MAX_JOB_BYTES))
+    code, seed, printable, calls, inputs, *clocks = parse(read_frame(_receive, _MAX_JOB_BYTES))
+    start_clock = partial(_start_clocks, clocks)
     if inputs is not None:
-        streams.run(code, seed, printable, inputs, _send)
+        streams.run(code, seed, printable, inputs, _send, start_clock)
     seed_generators(seed)
     _printed.left = printable
     if calls is not None:
-        run_calls(code, calls, _send)
+        run_calls(code, calls, _send, start_clock)
     elif (names := load_solution(code, _send)) is not None:
         _serve(names)
     os._exit(0)
 
 
+def _start_clocks(clocks: list[float]) -> None:
+    """Give the next test its CPU and wall seconds, after which a signal ends this process.
+
+    A candidate can stop these clocks, but not those of the whole job.
+    """
+    for timer, seconds in zip((signal.ITIMER_PROF, signal.ITIMER_REAL), clocks, strict=False):
+        signal.setitimer(timer, seconds)
+
+
 def _serve(names: dict[str, Any]) -> None:
     """Answer a checker until it ends."""
+    # NOTE: under names that code cannot spell, because a candidate may define its own `next`.
+    names.update({f"own {each.__name__}": each for each in (getattr, setattr, iter, next)})
+    DECODERS["name"] = lambda name: (names if " " in name else builtins.__dict__)[name]
     while True:
         try:
             function, arguments, keywords = parse(read_frame(_receive, _MAX_JOB_BYTES))

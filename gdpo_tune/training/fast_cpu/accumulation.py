@@ -8,6 +8,8 @@ Shapes: n completions of this process, T prompt and C completion positions.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +19,7 @@ from torch import Tensor
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from gdpo_tune.training.fast_cpu import micro_batches, packing
+from gdpo_tune.training.fast_cpu.llama import FIXED_ROPE
 
 # TRL would warn in every trainer that `rollout_func` is experimental.
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
@@ -87,7 +90,6 @@ class MicroBatchTrainer(GRPOTrainer):
         return batches[self._step % len(batches)]
 
     def _rearrange(self, mini_batch: Sequence[micro_batches.Batch]) -> list[micro_batches.Batch]:
-        """Fill the micro-batches of one mini-batch by length."""
         batches = micro_batches.rearrange(mini_batch)
         tokens = torch.stack([batch["completion_mask"].sum() for batch in batches])
         own = micro_batches.compute_shares(tokens)
@@ -120,6 +122,10 @@ class MicroBatchTrainer(GRPOTrainer):
         self, model: Any, ids: Tensor, mask: Tensor, width: int, **more: Any
     ) -> LogProbs:
         if not self._can_pack(model):
+            if needs_positions(self.accelerator.unwrap_model(model)):
+                # Without them, the first token of a padded prompt would not be at position 0.
+                positions = (mask.cumsum(dim=1) - 1).masked_fill(mask == 0, 0)
+                model = functools.partial(model, position_ids=positions)
             return super()._get_per_token_logps_and_entropies(model, ids, mask, width, **more)
         return *packing.compute_log_probs(model, ids, mask, width, self.temperature), None
 
@@ -147,3 +153,24 @@ class MicroBatchTrainer(GRPOTrainer):
             if name in self._metrics["train"]:
                 self._metrics["train"][name][-1] *= of_all
         return loss * own if self.loss_type == "bnpo" else loss
+
+
+def needs_positions(model: Any) -> bool:
+    """Return whether padding on the left would move what a policy computes.
+
+    That is so where positions are learned, or where rotary angles depend on the longest position.
+    Fixed rotary angles are relative, so that they need none, up to rounding.
+
+    Source: trl#469, trl#6800; `generate` of transformers counts from the first token of a prompt.
+    """
+    if not takes_argument(model, "position_ids"):
+        return False
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    kinds = [rope] if "rope_type" in rope else [v for v in rope.values() if isinstance(v, dict)]
+    return not kinds or any(kind.get("rope_type") not in FIXED_ROPE for kind in kinds)
+
+
+def takes_argument(model: Any, name: str) -> bool:
+    """Return whether the forward pass of a policy, below its adapters, has an argument."""
+    network = model.get_base_model() if hasattr(model, "peft_config") else model
+    return name in inspect.signature(type(network).forward).parameters

@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 _MOST_PARAMETERS = 50_000_000
 """In a larger policy arithmetic dominates, and copies of the weights are expensive."""
-_FIXED_ROPE = ("default", "linear", "llama3")
+FIXED_ROPE = ("default", "linear", "llama3")
 """Rotary embeddings whose angles do not depend on the length of the sequence."""
 
 
@@ -32,7 +32,7 @@ def is_small_llama(model: PreTrainedModel) -> bool:
         and not config.attention_bias
         and not config.mlp_bias
         and not config.attention_dropout
-        and config.rope_parameters["rope_type"] in _FIXED_ROPE
+        and config.rope_parameters["rope_type"] in FIXED_ROPE
     )
 
 

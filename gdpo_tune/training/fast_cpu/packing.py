@@ -32,11 +32,7 @@ def can_pack(model: PreTrainedModel) -> bool:
 
 
 def compute_log_probs(
-    model: Any,
-    input_ids: Tensor,
-    attention_mask: Tensor,
-    completion_width: int,
-    temperature: float,
+    model: Any, input_ids: Tensor, attention_mask: Tensor, completion_width: int, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """Compute what TRL's forward pass computes, up to rounding.
 

@@ -73,6 +73,17 @@ def sample(
     return [cut_after_end(row, end_tokens) for row in tokens.tolist()]
 
 
+@torch.no_grad()
+def compute_next_logits(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> Tensor:
+    """Compute logits [rows, E] of the token after each text, as `sample` does."""
+    llama = Llama(model)
+    tokens, present = pad_left(texts, 0)
+    width = tokens.shape[1]
+    cache = KeyValueCache(llama, len(tokens), width)
+    hidden = _read_prompts(llama, tokens, present, llama.compute_angles(width), cache)
+    return llama.compute_logits(hidden)
+
+
 def pad_left(prompts: Sequence[Sequence[int]], padding: int) -> tuple[Tensor, Tensor]:
     """Return tokens and mask, [rows, width of the longest prompt] each."""
     width = max(map(len, prompts))

@@ -11,7 +11,6 @@ import gc
 import threading
 import traceback
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -26,11 +25,7 @@ from gdpo_tune.training.packs.global_state import read_global_state, restore_glo
 from gdpo_tune.training.packs.shared_engine import SharedEngine
 from gdpo_tune.training.rollout import uses_engine_in_process
 from gdpo_tune.training.trial import prepare_process, run_trial
-from gdpo_tune.training.worker_cache import (
-    WorkerCache,
-    build_worker_cache,
-    list_shared_settings,
-)
+from gdpo_tune.training.worker_cache import WorkerCache, build_worker_cache, list_shared_settings
 
 
 class Pack:
@@ -82,7 +77,9 @@ class Pack:
                 raise
             finally:
                 self._engine.release()
-                _release_memory()
+                gc.collect()  # a trainer is part of a cycle; its memory is for the others
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
 
     def close(self) -> None:
         """End what the trials shared; idempotent. No trial may be running."""
@@ -95,7 +92,8 @@ class Pack:
         """Return what the trials share, built for the first one.
 
         Raises:
-            PackError: the trial trains every weight, or differs from the first one.
+            PackError: the trial trains every weight, differs from the first one, or has an adapter
+                that is too large for the slots of the engine.
         """
         if not config.model.lora_rank:
             raise PackError(
@@ -105,8 +103,12 @@ class Pack:
         if self._config is not None:
             _require_agreement(self._config, config)
         rank = self._largest_rank or (self._config or config).model.lora_rank
-        if uses_engine_in_process(config):
-            _require_slot(config, round_up_rank(rank))
+        if uses_engine_in_process(config) and config.model.lora_rank > round_up_rank(rank):
+            raise PackError(
+                f"model.lora_rank = {config.model.lora_rank}: vLLM was started for adapters of "
+                f"rank {round_up_rank(rank)} at most\n"
+                "    fix: start the pack for the largest rank of its trials"
+            )
         if self._cache is None:
             source = self._engine.build_source(rank)
             self._cache = build_worker_cache(config, shares_weights=True, engines=source)
@@ -127,15 +129,6 @@ def _require_agreement(first: TrialConfig, config: TrialConfig) -> None:
         )
 
 
-def _require_slot(config: TrialConfig, size: int) -> None:
-    """Raise `PackError` if the slots of the engine are too small for the adapter of a trial."""
-    if config.model.lora_rank > size:
-        raise PackError(
-            f"model.lora_rank = {config.model.lora_rank}: vLLM was started for adapters of rank "
-            f"{size} at most\n    fix: start the pack for the largest rank of its trials"
-        )
-
-
 def _list_shared_settings(config: TrialConfig) -> Mapping[str, object]:
     """Return what all trials of a process have in common, by its name in a sweep file."""
     return {
@@ -153,10 +146,3 @@ def _release_frames(error: BaseException) -> None:
     while seen is not None:
         traceback.clear_frames(seen.__traceback__)
         seen = seen.__cause__ or seen.__context__
-
-
-def _release_memory() -> None:
-    """Give the memory of an ended trial to the others; a trainer is part of a cycle."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

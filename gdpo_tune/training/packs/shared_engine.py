@@ -16,12 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from gdpo_tune.core import turns
-from gdpo_tune.training.live_engine import (
-    EngineSource,
-    LiveEngine,
-    OnFinished,
-    SampleRequest,
-)
+from gdpo_tune.training.live_engine import EngineSource, LiveEngine, OnFinished, SampleRequest
 
 T = TypeVar("T")
 _LOGGER = logging.getLogger("gdpo_tune.training")

@@ -18,14 +18,10 @@ import psutil
 from gdpo_tune.core import ray_access
 from gdpo_tune.core.errors import ClusterLostError
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.processes import find_process, is_running, read_creation_time
+from gdpo_tune.core.processes import find_process, identify_start
 from gdpo_tune.core.signals import block_hangups
-from gdpo_tune.spec import count_local_cpus
-from gdpo_tune.tuning.ray.joining import (
-    LOST_SECONDS,
-    connect_to_cluster,
-    watch_head,
-)
+from gdpo_tune.core.system import count_local_cpus
+from gdpo_tune.tuning.ray.joining import LOST_SECONDS, connect_to_cluster, watch_head
 from gdpo_tune.tuning.ray.nodes import Nodes
 from gdpo_tune.tuning.ray.variables import SHARED, set_variables, share_secrets, split_secrets
 
@@ -58,6 +54,8 @@ CHECK_SERVERS, CHECK_NODE = 0.5, 5.0
 cluster that was joined."""
 OBJECT_STORE = 128 * 2**20
 """Bytes. Results are a few KB; Ray's default takes a third of the memory."""
+SOCKET = "/ray/session_2026-11-26_12-00-00_000000_4194304/sockets/plasma_store"
+"""Longest path of a socket of Ray below the directory for temporary files."""
 STARTS = 4
 """Attempts to start a cluster of our own: half a minute is not always enough on a busy machine."""
 TOO_SLOW = "timed out during startup"
@@ -135,14 +133,15 @@ def start_cluster(processes: Path, variables: Mapping[str, str]) -> Generator[Cl
     others = list_children()
     with set_variables(variables):  # which the servers pass on to every process of a trial
         start_servers(others)
-    servers = [process for process in list_children() if read_name(process) in SERVERS]
+    started = [process.pid for process in list_children() if read_name(process) in SERVERS]
+    servers = [(pid, identify_start(pid)) for pid in started]
 
     def is_alive() -> bool:
-        return all(is_running(server.pid, server.create_time()) for server in servers)
+        return all(find_process(pid, start) for pid, start in servers)
 
     def remember() -> None:
-        ours = [(process.pid, read_creation_time(process)) for process in list_children() - others]
-        write_atomically(processes, json.dumps([entry for entry in ours if entry[1] is not None]))
+        pids = [process.pid for process in list_children() - others]
+        write_atomically(processes, json.dumps([(pid, identify_start(pid)) for pid in pids]))
 
     try:
         remember()
@@ -170,6 +169,8 @@ def start_servers(others: set[psutil.Process]) -> None:
     import ray
     from tenacity import RetryError, Retrying, retry_if_exception, stop_after_attempt
 
+    usual = os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", ""))
+    is_too_long = len(os.fsencode(os.path.abspath(usual) + SOCKET)) > 107  # bytes, see unix(7)
     starting = Retrying(
         retry=retry_if_exception(lambda error: TOO_SLOW in str(error)),
         stop=stop_after_attempt(STARTS),
@@ -183,6 +184,7 @@ def start_servers(others: set[psutil.Process]) -> None:
                 num_cpus=count_local_cpus(),
                 include_dashboard=False,
                 object_store_memory=OBJECT_STORE,
+                _temp_dir="/tmp/ray" if usual and is_too_long else None,
                 **QUIET,
             )
     except RetryError as error:
@@ -222,7 +224,7 @@ def end_orphans(file: Path) -> None:
     """End the processes that a killed run recorded; an incomplete file names none."""
     with suppress(OSError, ValueError, TypeError):
         entries = json.loads(file.read_bytes())
-        left = [find_process(int(pid), float(created)) for pid, created in entries]
+        left = [find_process(int(pid), start) for pid, start in entries]
         end_processes(process for process in left if process is not None)
     file.unlink(missing_ok=True)
 

@@ -76,7 +76,6 @@ class Attempts(Callback):
             self._note_node(trial.trial_id, self._actors[repr(actor)])
 
     def _note_node(self, name: str, node: str) -> None:
-        """Note the node on which a trial has begun."""
         history = self._histories[name]
         history.node = node
         if history.moving:

@@ -56,14 +56,16 @@ def connect_to_cluster(options: Mapping[str, Any], environment: Mapping[str, str
             f"{ray_access.ADDRESS} = {address}: no Ray runs on this machine\n"
             f"    fix: start it with ray start, or write HOST:PORT of the head; {ELSEWHERE}"
         ) from error
-    check_head(head)
     try:
+        check_head(head)
         ray.init(address=address, runtime_env={"env_vars": dict(environment)}, **options)
-    except ConnectionError as error:
-        raise ClusterError(
-            f"no node of the Ray cluster at {head} runs on this machine ({error})\n"
-            f"    fix: call on one of its nodes; {ELSEWHERE}"
-        ) from error
+    except (ClusterError, ConnectionError) as error:
+        reason = str(error)
+        if isinstance(error, ConnectionError):
+            reason = f"no node of the Ray cluster at {head} runs on this machine ({error})\n"
+            reason += f"    fix: call on one of its nodes; {ELSEWHERE}"
+        alone = f"to train on this machine alone, unset {ray_access.ADDRESS}"
+        raise ClusterError(f"{ray_access.ADDRESS} = {address}: {reason}; {alone}") from error
 
 
 def check_head(head: str) -> None:
@@ -78,7 +80,7 @@ def check_head(head: str) -> None:
     if reason:
         raise ClusterError(
             f"the head of the Ray cluster at {head} does not answer ({reason})\n"
-            "    fix: start the cluster, or correct the address"
+            f"    fix: start the cluster; or correct or unset {ray_access.ADDRESS}, which names it"
         )
     try:
         registry.load("ray._raylet:GcsClient")(address=head)
@@ -101,7 +103,7 @@ def find_silence(head: str, seconds: float) -> str:
     host, _, port = head.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), seconds).close()
-    except (OSError, UnicodeError) as error:  # the second one: no host can have that name
+    except (OSError, ValueError) as error:  # the second one: no host or port can be that
         return getattr(error, "strerror", None) or str(error)
     return ""
 

@@ -102,7 +102,7 @@ def count_slots(spec: SweepSpec, nodes: Sequence[ClusterNode]) -> int:
     resources = spec.resources
     total = sum(count_workers(resources, node.resources) for node in nodes)
     alive = f"({len(nodes)} node{'s' if len(nodes) != 1 else ''} alive)"
-    each = f"{resources.cpus:g} CPUs and {resources.gpus:g} GPUs"
+    each = resources.share_text
     if total == 0:
         raise ResourcesError(
             f"a trial needs {each}, which no node has {alive}\n    fix: {_propose_share(nodes)}"

@@ -262,7 +262,6 @@ def _breaks_gpu(error: BaseException | None) -> bool:
 
 
 def _import_trainable() -> Any:
-    """Import what imports torch."""
     from gdpo_tune.tuning.ray import trainable
 
     return trainable

@@ -10,12 +10,12 @@ import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from gdpo_tune.core import task_files
 from gdpo_tune.core.engines import COMPILER_FIX, find_compiler_problem
 from gdpo_tune.core.errors import ClusterError, StoreError
-from gdpo_tune.core.files import expand_home, is_present
+from gdpo_tune.core.files import expand_path, is_present
 from gdpo_tune.ledger.sweep_store import check_writable
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.ray.nodes import ClusterNode, Nodes, count_workers
@@ -25,32 +25,15 @@ PATIENCE = 180.0
 """Seconds that a node has to answer: its first process may have to fetch submitted files."""
 COMPILER = "a C compiler"
 """Entry among the needed paths that stands for a C compiler that works."""
+_CANNOT_WRITE = "cannot write into the sweep's directory"
 _PATHS_FIX = (
     "name paths that every node sees, writable for the user that runs Ray; --submit sends the "
     "working directory"
 )
 
 
-class NodeAnswer(NamedTuple):
-    """Problems of a node."""
-
-    lacks: tuple[str, ...] = ()
-    """Paths that trials need and that do not exist there."""
-    error: str = ""
-    """Why it cannot write into the sweep's directory."""
-    compiler: str = ""
-    """Why kernels for its GPUs cannot be compiled there."""
-
-    def __str__(self) -> str:
-        """Return it in one line; empty if nothing is wrong."""
-        parts = [f"lacks {path}" for path in self.lacks]
-        if self.error:
-            parts.append(f"cannot write into the sweep's directory ({self.error})")
-        if self.compiler:
-            parts.append(f"cannot compile kernels for a GPU ({self.compiler})")
-        return " and ".join(parts)
-
-
+NodeAnswer = Mapping[str, str]
+"""Problem of a node -> its fix."""
 Answers = Mapping[str, NodeAnswer | ClusterError]
 """Id of a node -> its answer, or why it gives none."""
 
@@ -61,20 +44,23 @@ def probe_node(mark: Path | str, reply: str, needed: Sequence[str]) -> NodeAnswe
     `mark` is a file that the driver has written, beside which it writes `reply`; or the address of
     an object store.
     """
-    lacks = tuple(path for path in needed if path != COMPILER and not is_present(expand_home(path)))
-    compiler = ""
-    if COMPILER in needed:
-        compiler = find_compiler_problem(os.environ.get("CC"), os.environ.get("PATH"))
+    paths = [path for path in needed if path != COMPILER]
+    lacking = (path for path in paths if not is_present(expand_path(path)))
+    problems = {f"lacks {path}": _PATHS_FIX for path in lacking}
     try:
         if isinstance(mark, str):
             check_writable(mark)
         elif mark.exists():
             mark.with_name(reply).touch()
     except StoreError as error:
-        return NodeAnswer(lacks, str(error).splitlines()[0], compiler)
+        problems[f"{_CANNOT_WRITE} ({str(error).splitlines()[0]})"] = _PATHS_FIX
     except OSError as error:
-        return NodeAnswer(lacks, error.strerror or str(error), compiler)
-    return NodeAnswer(lacks, compiler=compiler)
+        problems[f"{_CANNOT_WRITE} ({error.strerror or error})"] = _PATHS_FIX
+    if COMPILER in needed:
+        compiler = find_compiler_problem(os.environ.get("CC"), os.environ.get("PATH"))
+        if compiler:
+            problems[f"cannot compile kernels for a GPU ({compiler})"] = COMPILER_FIX
+    return problems
 
 
 def probe_by_tasks(
@@ -152,14 +138,11 @@ def check_nodes(spec: SweepSpec, directory: Path, nodes: Nodes) -> None:
                 raise answer
             continue
         replied = mark.with_name(name_reply(mark, node)) in replies
-        if not (spec.address or answer.error or replied):
+        if not (spec.address or replied or _CANNOT_WRITE in " ".join(answer)):
             blind.append(str(node))
-        if str(answer):
-            problems.append(f"{node} {answer}")
-        if answer.lacks or answer.error:
-            fixes[_PATHS_FIX] = None
-        if answer.compiler:
-            fixes[COMPILER_FIX] = None
+        if answer:
+            problems.append(f"{node} {' and '.join(answer)}")
+            fixes |= dict.fromkeys(answer.values())
     if blind:
         raise ClusterError(
             f"storage = {spec.storage}: {directory} is another directory on node "
@@ -177,10 +160,11 @@ def list_needed_paths(spec: SweepSpec) -> list[str]:
 
     `COMPILER` follows if trials train on a GPU.
     """
-    paths = [spec.policy, spec.data.source]
+    data = spec.data
+    paths = [spec.policy, data.source, data.validation.source, data.test.source]
     if task_files.is_task_file(spec.task):
         paths.append(spec.task.rpartition(":")[0])
-    present = [path for path in paths if path and is_present(expand_home(path))]
+    present = [path for path in paths if path and is_present(expand_path(path))]
     return [*present, COMPILER] if spec.resources.gpus else present
 
 

@@ -6,14 +6,13 @@ it never resumes from files that an earlier attempt, or another sweep, left on a
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-import psutil
 
 from gdpo_tune.core.checkpoint_names import (
     MARKER,
@@ -25,7 +24,7 @@ from gdpo_tune.core.checkpoint_names import (
 )
 from gdpo_tune.core.errors import StoreError, StoreUnreachableError
 from gdpo_tune.core.object_store import StoreDirectory, find_cache_directory, join_address
-from gdpo_tune.core.processes import is_running
+from gdpo_tune.core.processes import find_process, identify_start
 from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.training.checkpoints import find_newest_checkpoint
 from gdpo_tune.tuning.ray.messages import (
@@ -88,12 +87,12 @@ def make_attempt_directory(trial: str) -> Path:
 
     Delete those of processes that have ended.
     """
-    process, host = psutil.Process(), socket.gethostname()
-    name = f"{host}_{process.pid}_{process.create_time():.2f}_{trial}"
+    pid, host = os.getpid(), socket.gethostname()
+    name = f"{host}_{pid}_{identify_start(pid)}_{trial}"
     own = find_cache_directory() / "attempts" / name
     for path in own.parent.glob(f"{host}_*_*_*"):
-        pid, created, _ = path.name.removeprefix(f"{host}_").split("_")
-        if path == own or not is_running(int(pid), float(created)):
+        other, start, _ = path.name.removeprefix(f"{host}_").split("_")
+        if path == own or find_process(int(other), start) is None:
             shutil.rmtree(path, ignore_errors=True)
     own.mkdir(parents=True)
     return own

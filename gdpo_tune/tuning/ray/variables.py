@@ -30,16 +30,14 @@ def split_secrets(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[st
 @contextmanager
 def set_variables(variables: Mapping[str, str]) -> Generator[None]:
     """Set variables of this process, and so of those that it starts, during the block."""
-    before = {name: os.environ.get(name) for name in variables}
+    before = {name: os.environ[name] for name in variables if name in os.environ}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in variables:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 @contextmanager

@@ -39,7 +39,10 @@ def explain_stop(
     rivals = {
         other.name: tuple(other.validation[name].mean for name in spec.objectives)
         for other in records
-        if other.state == "complete" and other.feasible and other.role != "untrained"
+        if other.state == "complete"
+        and other.is_comparable
+        and other.feasible
+        and other.role != "untrained"
     }
     return _explain_dominance(values, rivals, spec) or _explain_gain(values, rivals, spec)
 

@@ -62,7 +62,6 @@ class Pbt(Scheduler):
         return min(free, default=None)
 
     def _find_meeting(self, record: TrialRecord) -> int | None:
-        """Return the step of the meeting for which a member waits."""
         coming = self.list_evaluation_steps(record)
         return max((rung.step for rung in record.rungs if rung.step in coming), default=None)
 
@@ -85,7 +84,7 @@ class Pbt(Scheduler):
         training = trace_training(self._ledger.get_records(), record.number)
         params = dict(training.params)
         for segment in training.schedule:
-            params |= segment.params
+            params |= self._spec.space.align(segment.params)
         active = self._spec.space.select_active(training.params)
         movable = {name: params[name] for name in self._domains if name in active}
         return MemberStanding(record.number, values, movable, excess)

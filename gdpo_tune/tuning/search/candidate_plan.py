@@ -32,7 +32,8 @@ def choose_candidate(
     """
     if not spec.has_candidates:
         return None
-    search, trained = spec.search, _count_ended(records)
+    search = spec.search
+    trained = sum(r.role in ("search", "member") and not r.is_open for r in records)
     share = 1.0 if at_end else math.sqrt(min(1.0, trained / search.trials))
     if _count(records, "checkpoint") < int(share * search.checkpoints.budget):
         part = choose_checkpoint(records, spec.list_objectives(), spec.meets_constraints)
@@ -48,9 +49,10 @@ def choose_candidate(
 
 
 def count_candidates(spec: SweepSpec) -> int:
-    """Return the most merges and checkpoints that a sweep evaluates."""
+    """Return the most merges and checkpoints that a sweep evaluates, fresh seeds included."""
     search = spec.search
-    return search.most_merges + search.checkpoints.budget if spec.has_candidates else 0
+    most = search.most_merges + search.checkpoints.budget if spec.has_candidates else 0
+    return most + search.replicates.max_trainings * (most > 0)
 
 
 def tighten_references(spec: SweepSpec) -> tuple[Objective, ...]:
@@ -72,8 +74,3 @@ def _tighten(goal: Objective, constraint: Constraint | None) -> Objective:
 
 def _count(records: Sequence[TrialRecord], role: Role) -> int:
     return sum(record.role == role for record in records)
-
-
-def _count_ended(records: Sequence[TrialRecord]) -> int:
-    """Count the trainings of the search that have ended."""
-    return sum(r.role in ("search", "member") and not r.is_open for r in records)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gdpo_tune.analysis.racing import choose_replicate
@@ -43,6 +43,8 @@ class Step:
     """Id of the request that added it."""
 
 
+DEAD_STARTS = 3
+"""Trainings without a signal after which a sweep stops, if it had no other ones."""
 Added = Sequence[tuple[str, Params]]
 """Configurations that requests have added and no trial has yet: id of the request, parameters."""
 
@@ -61,8 +63,10 @@ def find_next_step(
         return None
     if describe_spent_budget(spec, records, hours):
         return _find_candidate_step(spec, records, at_end=True)
+    if find_dead_start(spec, records) is not None:
+        return None
     for role in BASELINES:
-        if not any(record.role == role for record in records):
+        if not any(record.role == role and record.is_comparable for record in records):
             return Step(role, "baseline", build_published(spec))
     for request, point in added:
         params = _fill_point(spec, point, _list_enqueued(records))
@@ -138,6 +142,31 @@ def _fill_point(spec: SweepSpec, point: Params, enqueued: Sequence[Params]) -> P
     return spec.space.complete({**quasi_random.draw_point(spec, len(enqueued)), **point})
 
 
+def find_dead_start(spec: SweepSpec, records: Sequence[TrialRecord]) -> TrialRecord | None:
+    """Find the first training without a signal if more trainings would have none either.
+
+    So it is if every training that ended has failed, and `DEAD_STARTS` of them, or all of a smaller
+    sweep, had none. One is enough if the untrained policy earned the same everywhere too. Trials
+    before an accepted change do not count: the change may give the others a signal.
+    """
+    records = [record for record in records if record.is_comparable]
+    ended = [record for record in records if record.is_training and record.state != "running"]
+    dead = [record for record in ended if record.had_no_signal]
+    if not dead or any(record.state != "failed" for record in ended):
+        return None
+    silent = any(r.role == "untrained" and find_equal_rewards(spec, r) for r in records)
+    enough = 1 if silent else min(DEAD_STARTS, spec.search.trials + 1)  # the published setting too
+    return dead[0] if len(dead) >= enough else None
+
+
+def find_equal_rewards(spec: SweepSpec, record: TrialRecord) -> Mapping[str, float]:
+    """Return the held-out rewards if all completions earned the same of each; empty otherwise."""
+    names = task_files.load_task_info(spec.task, spec.space.domains).rewards
+    earned = {name: record.test[name] for name in names if name in record.test}
+    equal = all(estimate.is_constant for estimate in earned.values())
+    return {name: e.mean for name, e in earned.items()} if equal else {}
+
+
 def is_finished(
     spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0, added: Added = ()
 ) -> bool:
@@ -150,6 +179,8 @@ def explain_end(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 
     """Explain why no trial is left to run; `hours` as for `find_next_step`."""
     if reason := describe_spent_budget(spec, records, hours):
         return reason
+    if find_dead_start(spec, records) is not None:
+        return "no training had a signal"
     if count_started(records) < spec.search.trials:
         return f"{spec.search.patience} trials in a row did not move the hypervolume"
     return f"all {spec.search.trials} configurations were tried"
@@ -164,7 +195,8 @@ def count_planned(spec: SweepSpec, records: Sequence[TrialRecord], added: Added 
     """Return the most trials at the end; how many replicates and merges depends on the front."""
     search = max(spec.search.trials, count_started(records))
     search += len(added) + sum(bool(record.request) for record in records)
-    trained = 2 + search + spec.search.replicates.max_trainings
+    again = sum(record.role in BASELINES and not record.is_comparable for record in records)
+    trained = 2 + again + search + spec.search.replicates.max_trainings
     limit = spec.search.budget.trials
     most = min(trained, limit or trained) + count_candidates(spec)
     return max(len(records), most)

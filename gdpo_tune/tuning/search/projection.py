@@ -10,6 +10,7 @@ from an in-memory study with one entry for each configuration:
     running         as stopped early from its first rung on, in sweeps of up to 300 trials;
                     else pending
     failed          pending for good
+    not comparable  left out: what decides results has changed since then
     untrained       left out: its parameters had no effect
     population      left out, replicates too: the parameters of a member moved while it trained
     out of space    left out (the published baseline may be)
@@ -183,7 +184,7 @@ class Projection:
         """
         before, self.spec = self.spec, self.spec.resolve_constraints([record])
         has_moved = self.spec.constraints != before.constraints
-        if not record.is_training:
+        if not record.is_training or not record.is_comparable:
             return None, has_moved
         point = self._find_point(record.params)
         if record.role == "member":
@@ -230,6 +231,7 @@ class Projection:
 
     def _find_point(self, params: Params) -> Point | None:
         """Return the point of a configuration, or None if it is outside of the space."""
+        params = self.spec.space.align(params)
         active = self.spec.space.select_active(params)
         if not all(domain.contains(params[name]) for name, domain in active.items()):
             return None

@@ -24,9 +24,11 @@ from gdpo_tune.core.events import (
     TrialProgress,
     TrialStarted,
 )
+from gdpo_tune.core.formatting import format_number
 from gdpo_tune.core.incidents import Incident
 from gdpo_tune.core.requests import RecordedRequest
-from gdpo_tune.core.trials import Cost, TrialRecord
+from gdpo_tune.core.steps import teaches_nothing
+from gdpo_tune.core.trials import Cost, Measurement, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.kept_checkpoints import trim_ended_trial
@@ -50,9 +52,12 @@ from gdpo_tune.tuning.search.attempts import build_config, mark_stored_checkpoin
 from gdpo_tune.tuning.search.candidate_plan import count_candidates
 from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials
 from gdpo_tune.tuning.search.fatal_errors import FATAL_ERRORS, explain_lost_directory
-from gdpo_tune.tuning.search.plan import PlanCache, count_planned, derive_seed
+from gdpo_tune.tuning.search.plan import PlanCache, count_planned, derive_seed, find_equal_rewards
 from gdpo_tune.tuning.search.projection import Projection
 from gdpo_tune.tuning.search.proposals import Proposals
+
+FIRST_STEPS = 3
+"""Steps of a trial without any advantage after which the sweep says so."""
 
 
 class LedgerSearcher(Searcher):
@@ -96,6 +101,8 @@ class LedgerSearcher(Searcher):
         """True if a free slot waits for a proposal."""
         self._plan = PlanCache(ledger)
         self._inbox = RequestInbox(ledger)
+        self._knows_signal = any(record.rungs for record in ledger.get_records())
+        """True once a training has had a signal, or the sweep has said that there was none."""
 
     @property
     def _spec(self) -> SweepSpec:
@@ -171,16 +178,15 @@ class LedgerSearcher(Searcher):
             self._take_requests()
 
     def _take_requests(self) -> bool:
-        """Apply the requests that wait; return whether there was any."""
         taken = 0
         with self._write_guard():
+            self._ledger.record_gaps()
             for request in self._inbox.take(lambda text: self.record_incident(text, [])):
                 self._apply(request)
                 taken += 1
         return taken > 0
 
     def _apply(self, request: RecordedRequest) -> None:
-        """Carry out a request that is in the ledger."""
         if request.effect.stop is not None:
             self._stop_trial(request.effect.stop)
         if request.effect.settings:  # a new process would build its sampler from them
@@ -216,6 +222,8 @@ class LedgerSearcher(Searcher):
         measurement = message.measurement
         number = self._numbers[trial_id]
         self._spent[number] = measurement.cost
+        if not self._knows_signal and measurement.metrics:
+            self._report_missing_signal(trial_id, [*message.earlier, measurement])
         # measurements after a verdict do not count: a promoted trial continues from its rung
         if measurement.has_validation and not self._decisions.is_halting(number):
             with self._write_guard():
@@ -224,6 +232,28 @@ class LedgerSearcher(Searcher):
                     self._decisions.decide(number, measurement.cost.completions)
                     self._proposals.observe(self._ledger.get_record(number))
         self._emit(TrialProgress(number, measurement, message.earlier))
+
+    def _report_missing_signal(self, trial_id: str, measurements: Sequence[Measurement]) -> None:
+        """Say once that the first steps of the first trainings teach nothing."""
+        if not all(map(teaches_nothing, measurements)):
+            self._knows_signal = True
+        elif measurements[-1].step >= FIRST_STEPS:
+            self._knows_signal = True
+            self.record_incident(
+                "learns nothing so far: its rewards are equal in every group of its first "
+                f"{measurements[-1].step} steps; see 'A start that can learn' in docs/policies.md",
+                [trial_id],
+            )
+
+    def _report_equal_rewards(self, record: TrialRecord) -> None:
+        """Say so if the untrained policy earned the same for every held-out completion."""
+        if equal := find_equal_rewards(self._spec, record):
+            values = ", ".join(f"{name} {format_number(mean)}" for name, mean in equal.items())
+            self.record_incident(
+                f"the untrained policy earns the same for every completion ({values}), so it may "
+                "learn nothing; see 'A start that can learn' in docs/policies.md",
+                [],
+            )
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
@@ -254,6 +284,8 @@ class LedgerSearcher(Searcher):
                 if self._spec.address:
                     mark_stored_checkpoints(self._ledger, number, end.outcome)
                 record = self._ledger.complete(number, end.outcome)
+                if record.role == "untrained":
+                    self._report_equal_rewards(record)
                 self._handle_end(trim_ended_trial(self._ledger, record))
             elif self._decisions.is_halting(number):
                 self._handle_end(self._decisions.record_halted(number, self._spent.get(number)))

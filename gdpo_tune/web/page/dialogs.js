@@ -16,7 +16,7 @@ function element(tag, attributes = {}, ...children) {
 async function ask(action, args) {
   let answer;
   try {
-    answer = await fetch("/api/requests", {
+    answer = await fetch("api/requests", {
       method: "POST",
       headers: { "Content-Type": "application/json", "X-Gdpo-Tune": "page" },
       body: JSON.stringify({ action, arguments: args }),
@@ -37,7 +37,7 @@ let fields = []; // fields of the open dialog: { name, control, initial, when, r
 // Open the dialog with `values`; `send` gets { name: value } of the fields that have an effect, that of the changed ones and those
 // that had no effect before, and { force: true } for values outside of the space.
 async function openConfiguration(title, note, values, send) {
-  const answer = await fetch("/api/space");
+  const answer = await fetch("api/space");
   if (!answer.ok) return;
   const space = await answer.json();
   byId("configuration-title").textContent = title;

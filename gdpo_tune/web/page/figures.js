@@ -7,7 +7,7 @@ const figures = {}; // name -> { box, version, text }
 async function updateFigure(name, box, version) {
   const figure = (figures[name] ??= { box: document.getElementById(box), version: null, text: null });
   if (figure.version === version) return;
-  const answer = await fetch("/api/figure/" + name);
+  const answer = await fetch("api/figure/" + name);
   if (!answer.ok) return;
   figure.text = await answer.text();
   figure.version = version;

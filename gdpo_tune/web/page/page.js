@@ -4,7 +4,7 @@ const SECOND = 1000, HIDDEN = 10 * SECOND;
 const NO_VALUE = "\u2014";
 let state = null, tag = "", timer = 0, isAway = false, isAsking = false;
 
-if (location.search) history.replaceState(null, "", "/"); // the cookie has the token from here on
+if (location.search) history.replaceState(null, "", location.pathname); // the cookie has the token from here on
 
 function formatDuration(seconds) {
   const whole = Math.max(0, Math.round(seconds)), minutes = Math.floor(whole / 60), hours = Math.floor(whole / 3600);
@@ -37,7 +37,7 @@ async function refresh() {
   isAsking = true;
   clearTimeout(timer);
   try {
-    const answer = await fetch("/api/state", { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
+    const answer = await fetch("api/state", { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
     if (answer.status === 200) {
       tag = answer.headers.get("ETag");
       state = await answer.json();

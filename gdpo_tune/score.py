@@ -1,0 +1,440 @@
+"""Score texts with the rewards and metrics of a search space, without training.
+
+    python -m gdpo_tune.score mine.yaml --completions rows.jsonl
+    python -m gdpo_tune.score mine.yaml --reference --json scores.jsonl
+    python -m gdpo_tune.score search_spaces/code.yaml --policy embedded -n 16
+
+The values are those of a trial: its task, rewards, sandbox and batches. Each line of --completions
+is a JSON object with `completion` and either `row`, the columns of one row of the data source, or
+`prompt` and the other columns that the rewards take. --json writes one object for each completion:
+{"rewards": {...}, "metrics": {...}, "detail": "..."}, null where a value is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from gdpo_tune import cli
+from gdpo_tune.core import task_files
+from gdpo_tune.core.completions import CUT
+from gdpo_tune.core.errors import (
+    DataError,
+    GdpoTuneError,
+    PolicyError,
+    SpecError,
+    SpecProblem,
+    TaskFileError,
+    TrialFailure,
+    UsageError,
+)
+from gdpo_tune.core.files import explain_write_errors, is_directory, write_atomically
+from gdpo_tune.core.formatting import (
+    NO_VALUE,
+    abbreviate_parameter,
+    format_count,
+    format_number,
+    make_printable,
+)
+from gdpo_tune.core.prompt_order import PROBLEM_SEED
+from gdpo_tune.core.registry import describe_layout
+from gdpo_tune.tasks.base import CallContext, Problem, call_score, check_scores
+from gdpo_tune.tasks.data_rows import (
+    SURROGATE,
+    RowError,
+    convert_row,
+    get_optional_text,
+    get_text,
+    name_columns,
+    parse_json,
+    require_list,
+    require_mapping,
+    require_texts,
+)
+from gdpo_tune.tasks.references import describe_result, read_references
+
+if TYPE_CHECKING:
+    from gdpo_tune.spec import SweepSpec
+    from gdpo_tune.tasks.base import Task
+
+FACTS = {
+    "math": ("answer",),
+    "gsm8k": ("answer", "written_answer"),
+    "tools": ("calls", "response"),
+    "code": ("function", "head", "tail", "asserts", "streams"),
+}
+"""Task -> columns that a line with a `prompt` may have."""
+LONGEST_VALUE = 60
+"""Characters of a value in an error."""
+MOST_ROWS, LONGEST_CELL = 40, 120
+"""Texts that the terminal lists, and characters of each."""
+
+
+@dataclass
+class ScoredText:
+    """One completion of a problem, and what the task says of it."""
+
+    number: int
+    """Line of its file, or row of the data, from 1 on."""
+    problem: Problem | None
+    """None: there is nothing to score, for the reason in `detail`."""
+    completion: str
+    tokens: Sequence[int] = ()
+    """Tokens of the completion, the end token included."""
+    detail: str = ""
+    """Verdict of the sandbox, and why values are missing."""
+    rewards: dict[str, float | None] = field(default_factory=dict[str, float | None])
+    metrics: dict[str, float | None] = field(default_factory=dict[str, float | None])
+
+
+def build_parser() -> cli.Parser:
+    """Build the command line."""
+    parser = cli.Parser(__name__)
+    parser.file("space", "its task is used", metavar="SEARCH_SPACE.yaml")
+    source = parser.add_mutually_exclusive_group(required=True)
+    file = source.add_argument(
+        "--completions", type=Path, metavar="FILE", help="file of JSON lines"
+    )
+    vars(file)["complete"] = cli.FILES
+    source.add_argument("--reference", action="store_true", help="the data's own solutions")
+    source.add_argument("--policy", metavar="NAME", help="what a policy samples")
+    parser.add_argument(
+        "-n",
+        type=cli.integer(1),
+        metavar="COUNT",
+        help="completions: the first lines or rows (default: all), or those that the policy "
+        "samples of validation prompts (default: 16)",
+    )
+    parser.file("--json", "file of JSON lines", type=Path, metavar="OUT")
+    parser.overrides()
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Score what `arguments` name, show and write the values, and return the exit status."""
+    options = build_parser().parse_args(arguments)
+    spec = load_task_spec(options)
+    output: Path | None = options.json
+    if output and (is_directory(output) or not is_directory(output.absolute().parent)):
+        raise UsageError(
+            f"--json {output}: it is a directory, or its directory is missing\n"
+            "    fix: name a file in a directory that exists"
+        )
+    cli.set_written_variables(spec)
+    if options.policy:
+        cli.limit_devices(spec)  # before torch
+        from gdpo_tune.training.trial import sample_policy
+
+        params = dict.fromkeys(spec.space.domains, 0)  # their names switch optional rewards on
+        config = spec.build_trial_config(params, spec.search.seed, Path())
+        task, sampled = sample_policy(config, options.n or 16)
+        texts = [ScoredText(number, *each) for number, each in enumerate(sampled, 1)]
+    else:
+        texts = []
+        names = spec.space.domains  # an optional reward is on if the space has a weight for it
+        task = task_files.build_task(
+            spec.task, spec.training, spec.sandbox, spec.data, names, spec.scoring
+        )
+    with closing(task):  # a trial does not enter its task either
+        if options.completions:
+            texts = read_completions(spec, options.completions)[: options.n]
+        elif options.reference:
+            texts = list_references(spec, task, options.n)
+        if not options.policy:
+            count_tokens(spec, texts)
+        score_texts(spec, task, texts)
+    print_scores(texts)
+    longest = spec.training.max_completion_length
+    if count := sum(len(text.tokens) > longest for text in texts):
+        limit = f"training.max_completion_length = {longest}"
+        print(f"{format_count(count, 'text')} longer than {limit} tokens, where a trial cuts")
+    if output:
+        keys = ("rewards", "metrics", "detail", *(() if options.completions else ("completion",)))
+        lines = [{key: getattr(text, key) for key in keys} for text in texts]
+        with explain_write_errors("the scores"):
+            write_atomically(
+                output, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+            )
+        print(f"scores: {output}")
+    return 0
+
+
+def load_task_spec(options: argparse.Namespace) -> SweepSpec:
+    """Load the search space, without what only a training or a search needs.
+
+    Raises:
+        SpecError: the file has problems, or this machine lacks a package or the data that is read.
+    """
+    from gdpo_tune.spec import load_spec
+
+    overrides = ["search.warm_start=[]", *options.overrides]
+    if options.policy:
+        overrides.append(f"policy={json.dumps(options.policy)}")
+    lacks: list[SpecProblem] = []
+    spec = load_spec(options.space, overrides, needs=lacks)
+    sections = ("sandbox",) if options.completions else ("sandbox", "data")
+    if needed := tuple(lack for lack in lacks if lack.key.startswith(sections)):
+        raise SpecError(needed)
+    return spec
+
+
+def read_completions(spec: SweepSpec, file: Path) -> list[ScoredText]:
+    """Read the lines of `--completions`; blank ones are skipped.
+
+    Raises:
+        UsageError: every line that cannot be used, with its place, value, reason and fix.
+    """
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError as error:
+        reason = f"--completions {file} cannot be read: {error.strerror}"
+        raise UsageError(f"{reason}\n    fix: name a file of JSON lines") from error
+    columns = ", ".join(f'"{name}": ...' for name in FACTS.get(spec.task, ("column",)))
+    fix = (
+        f'write {{"completion": "...", "prompt": "...", {columns}}}, or {{"completion": "...", '
+        '"row": {...}} with the columns of the data'
+    )
+    texts: list[ScoredText] = []
+    problems: list[SpecProblem] = []
+    first: tuple[str, ...] = ()
+    for number, source in enumerate(lines, 1):
+        if not source.strip():
+            continue
+        line: dict[str, Any] = {}
+        try:
+            line = require_mapping(parse_json(source, "line"), "line")
+            completion = line.pop("completion", None)
+            if not isinstance(completion, str) or SURROGATE.search(completion):
+                raise RowError("completion", "missing, or not a text that a tokenizer reads")
+            problem = build_stated_problem(spec, line)
+            form = ("messages" if problem.turns else "a text", *sorted(problem.data))
+            first = first or form
+            if task_files.is_task_file(spec.task) and form != first:
+                raise RowError("prompt", f"unlike the first line, which has {', '.join(first)}")
+            texts.append(ScoredText(number, problem, completion))
+        except RowError as error:
+            row = line.get("row")
+            value = {**(row if isinstance(row, dict) else {}), **line}.get(error.column)
+            shown = "" if value is None else repr(value)[:LONGEST_VALUE]
+            problems.append(SpecProblem(f"{file}:{number}", error.column, shown, error.reason, fix))
+    if problems or not texts:
+        found = "\n".join(map(str, problems)) or f"{file}: it has no line\n    fix: {fix}"
+        raise UsageError(f"{format_count(len(problems), 'problem')} in --completions\n{found}")
+    return texts
+
+
+def build_stated_problem(spec: SweepSpec, line: Mapping[str, Any]) -> Problem:
+    """Return the problem that a line of `--completions` states with its `row` or `prompt`.
+
+    Raises:
+        RowError: it has neither or both, or columns that are missing, unknown or unusable.
+    """
+    if ("row" in line) == ("prompt" in line) or ("row" in line and len(line) > 1):
+        raise RowError(
+            ", ".join(line) or "row",
+            "beside completion stands row alone, or prompt with the columns that rewards take",
+        )
+    stated = require_mapping(line["row"], "row") if "row" in line else dict(line)
+    if task_files.is_task_file(spec.task):
+        from gdpo_tune.tasks.custom import collect_rows
+
+        try:
+            (problem,) = collect_rows([stated]).values()
+        except UsageError as error:
+            reason = str(error).partition("\n")[0].removeprefix("rows(): ")
+            raise RowError("prompt", reason.replace("row 0", "this line")) from error
+        return problem
+    if "row" in line:
+        if not spec.data.layout:
+            raise RowError("row", "the search space has no data.layout that says what columns mean")
+        layout = describe_layout(spec.data.layout)
+        for name, column in spec.data.columns.items():
+            if name in layout.columns and column not in stated:
+                present = ", ".join(stated) or "nothing"
+                raise RowError(column, f"this column of the data is missing; row has {present}")
+        return convert_row(layout, name_columns(spec.data, stated, layout))
+    prompt = get_text(stated, "prompt")
+    del stated["prompt"]
+    known = FACTS[spec.task]
+    for name in stated:
+        if name not in known:
+            reason = f"no column that the task {spec.task} takes; these are {', '.join(known)}"
+            raise RowError(name, reason)
+    return _read_facts(spec.task, prompt, stated)
+
+
+def _read_facts(task: str, prompt: str, stated: Mapping[str, Any]) -> Problem:
+    """Return a problem with what the rewards of a task that ships read."""
+    from gdpo_tune.tasks.execution import build_code_problem, check_assert, check_streams
+    from gdpo_tune.tasks.layouts import parse_call
+
+    if task in ("math", "gsm8k"):
+        data = {name: get_text(stated, name) for name in ("answer", *stated)}
+        return Problem(prompt, "stated", data)
+    if task == "tools":
+        calls = [parse_call(call) for call in require_list(stated.get("calls"), "calls")]
+        response = bool(stated.get("response", not calls))
+        return Problem(prompt, "stated", {"calls": calls, "response": response})
+    asserts = require_texts(stated.get("asserts", []), "asserts")
+    listed = require_list(stated.get("streams", []), "streams")
+    pairs = [require_list(pair, "streams") for pair in listed]
+    if any(len(pair) != 2 for pair in pairs):
+        raise RowError("streams", "not pairs of input and expected output")
+    if bool(asserts) == bool(pairs):
+        raise RowError("asserts", "the task code needs asserts, or streams, and not both")
+    return build_code_problem(
+        prompt,
+        "stated",
+        function=get_optional_text(stated, "function"),
+        head=get_optional_text(stated, "head"),
+        tail=get_optional_text(stated, "tail"),
+        asserts=[check_assert(each, "asserts") for each in asserts],
+        streams=check_streams([pair[0] for pair in pairs], [pair[1] for pair in pairs], "streams"),
+    )
+
+
+def list_references(spec: SweepSpec, task: Task, count: int | None) -> list[ScoredText]:
+    """Return the reference solutions of the first `count` rows, None for all, as completions.
+
+    Of a task that writes its own prompts, those of its validation prompts.
+
+    Raises:
+        UsageError: the task has no references.
+        DataError: the data cannot be read, or holds no row.
+    """
+    if not spec.data.source:
+        write: Any = getattr(task, "write_reference", None)
+        if write is None:
+            raise UsageError(
+                f"--reference: the task {spec.task} states no solutions of its problems\n"
+                "    fix: write some as lines of --completions FILE"
+            )
+        count = count or spec.training.validation_prompts
+        problems = task.problems("validation", count, PROBLEM_SEED)
+        return [ScoredText(number, one, write(one)) for number, one in enumerate(problems, 1)]
+    texts = [
+        ScoredText(number, None, "", detail=f"not scored: {one.reason}")
+        if one.reason
+        else ScoredText(number, one.problem, one.completion)
+        for number, one in enumerate(islice(read_references(spec.data), count), 1)
+    ]
+    if not texts:
+        raise DataError(f"data.source = {spec.data.source} holds no row: give one that does")
+    return texts
+
+
+def count_tokens(spec: SweepSpec, texts: Sequence[ScoredText]) -> None:
+    """Give texts their tokens, as if the policy of the search space had written them.
+
+    Raises:
+        PolicyError: the policy's tokenizer is not on this machine.
+    """
+    from gdpo_tune.policies.prompts import load_local_tokenizer
+
+    tokenizer: Any = load_local_tokenizer(spec.policy, spec.model.revision)
+    if tokenizer is None:
+        raise PolicyError(
+            f"policy {spec.policy!r} is not on this machine, and lengths are counted in its tokens"
+            f"\n    fix: hf download {spec.policy}, or count with another: --set policy=embedded"
+        )
+    for text in texts:
+        ids = tokenizer(text.completion, add_special_tokens=False)["input_ids"]
+        text.tokens = [*ids, tokenizer.eos_token_id]
+
+
+def score_texts(spec: SweepSpec, task: Task, texts: Sequence[ScoredText]) -> None:
+    """Give texts their rewards, metrics and details, in batches as large as those of a trial.
+
+    Raises:
+        TaskFileError: a task in a file gives no rewards that a trial could use.
+    """
+    for text in texts:
+        text.rewards, text.metrics = dict.fromkeys(task.rewards), dict.fromkeys(task.metrics)
+    scorable = [(text, text.problem) for text in texts if text.problem is not None]
+    size = spec.training.completions_per_step
+    for start in range(0, len(scorable), size):
+        batch, problems = zip(*scorable[start : start + size], strict=True)
+        tokens = [text.tokens for text in batch]
+        try:
+            completions, lengths = [text.completion for text in batch], list(map(len, tokens))
+            scores = call_score(task, problems, completions, lengths, CallContext(tokens))
+            check_scores(scores, len(batch), task)
+        except TrialFailure as error:  # what a function returned is no reward
+            raise TaskFileError(str(error)) from error
+        except GdpoTuneError:
+            raise
+        except Exception as error:  # of a user's own class
+            reason = f"score() raised {task_files.describe_error(error)}, which ends a trial"
+            raise TaskFileError(f"{spec.task}: {reason}") from error
+        for index, text in enumerate(batch):
+            details = [describe_result(scores.results[index])] if scores.results else []
+            for name, failed in scores.failures.items():
+                if failed.count and scores.rewards[name][index] is None:
+                    details.append(f"reward {name} raised: {failed.first}")
+            for found, columns in ((text.rewards, scores.rewards), (text.metrics, scores.metrics)):
+                for name, column in columns.items():
+                    value = column[index]
+                    if value is not None and not math.isfinite(value):
+                        details.append(f"{name} is {value}, which ends a trial")
+                        value = None  # JSON lacks NaN and infinities
+                    found[name] = value
+            text.detail = "; ".join(dict.fromkeys(details))
+
+
+def print_scores(texts: Sequence[ScoredText]) -> None:
+    """Print texts with their values, and the means at the end.
+
+    A metric whose values are those of the reward with its name has no column of its own. Of more
+    than `MOST_ROWS` texts, those with the least of the first reward are printed.
+    """
+    from rich.text import Text
+
+    from gdpo_tune.display.consoles import build_console
+    from gdpo_tune.display.tables import make_table
+
+    columns = {name: [text.rewards[name] for text in texts] for name in texts[0].rewards}
+    first, least = next(iter(columns.items()))
+    for name in texts[0].metrics:
+        values = [text.metrics[name] for text in texts]
+        if columns.get(name) != values:
+            columns[f"metric {name}" if name in columns else name] = values
+    table = make_table("#")
+    table.add_column("completion", overflow="fold")
+    for title in map(abbreviate_parameter, columns):
+        table.add_column(title, justify="right", width=max(5, *map(len, title.split())))
+    table.add_column("detail", overflow="fold")
+    order = sorted(range(len(texts)), key=lambda row: -math.inf if (v := least[row]) is None else v)
+    for row in sorted(order[:MOST_ROWS]):
+        text, values = texts[row], [column[row] for column in columns.values()]
+        cells = (NO_VALUE if value is None else f"{value:.4g}" for value in values)
+        completion, detail = (Text(_shorten(each)) for each in (text.completion, text.detail))
+        table.add_row(str(text.number), completion, *cells, detail)
+    table.add_section()
+    means = ([value for value in column if value is not None] for column in columns.values())
+    cells = (format_number(fmean(values)) if values else NO_VALUE for values in means)
+    count = sum(any(value is not None for value in text.rewards.values()) for text in texts)
+    table.add_row("", f"mean of {count}", *cells, style="bold")
+    build_console().print(table)
+    if len(texts) > MOST_ROWS:
+        print(f"{MOST_ROWS} of {len(texts)} texts, those with the least {first}; --json has all")
+
+
+def _shorten(text: str) -> str:
+    """Return a text in one line; of a long one its beginning and its end."""
+    text = " ".join(make_printable(text).split())
+    if len(text) <= LONGEST_CELL:
+        return text
+    half = LONGEST_CELL // 2 - 2
+    return f"{text[:half]} {CUT} {text[-half:]}"
+
+
+if __name__ == "__main__":
+    cli.run_command(main)

@@ -1,0 +1,424 @@
+"""Layouts of data sets for `code`; see `layouts`."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import io
+import pickle
+import re
+import zlib
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, NoReturn, cast
+
+from gdpo_tune.core.registry import LayoutInfo
+from gdpo_tune.sandbox.asserts import read_assert
+from gdpo_tune.tasks.base import Problem
+from gdpo_tune.tasks.data_rows import (
+    Row,
+    RowError,
+    get_optional_text,
+    get_text,
+    parse_json,
+    require_list,
+    require_mapping,
+    require_texts,
+)
+from gdpo_tune.tasks.execution import (
+    MOST_TESTS,
+    STREAMS_NOTE,
+    build_code_problem,
+    check_assert,
+    check_streams,
+)
+from gdpo_tune.tasks.rewards import write_answer
+
+# APPS: `question`, and `input_output`, JSON with `inputs`, `outputs` and perhaps `fn_name`.
+#
+# With a function name, each input is a list of arguments. An output may be right as it stands or
+# as the only item of a list, a tuple counts as a list, and keys of a dict are whole numbers if they
+# read as such, because JSON has no others. The method of a class Solution is called if the program
+# defines one, whatever the shown `starter_code` begins. Without a name, the program reads its input
+# and prints. The judge imports some names, and gives each test four seconds. `solutions` and `url`
+# are not used.
+#
+# Source: arXiv 2105.09938; columns of `codeparrot/apps`, and `eval/testing_util.py` of
+# github.com/hendrycks/apps, whose rule of comparison `sandbox.inside.equality` has.
+
+_IO = "input_output"
+_APPS_HEAD = """import sys
+import time
+import itertools
+from itertools import accumulate, product, permutations, combinations
+import collections
+from collections import Counter, OrderedDict, deque, defaultdict, ChainMap
+from functools import lru_cache
+import math
+from math import sqrt, sin, cos, tan, ceil, fabs, floor, gcd, exp, log, log2
+import fractions
+from typing import Any, Dict, List, Optional, Set, Tuple
+try:
+    import numpy as np
+except ImportError:
+    pass
+import random
+import heapq
+from heapq import *"""
+"""Imports of its judge; those of types are what sites with such starter code import beforehand."""
+_APPS_JUDGE: dict[str, Any] = {"head": _APPS_HEAD, "judge": "apps", "seconds": 4.0}
+
+
+def convert_apps(row: Row) -> Problem:
+    """Return the question with its starter code, and its tests; the family is the difficulty."""
+    question = get_text(row, "question").strip()
+    starter = get_optional_text(row, "starter_code").strip()
+    family = get_optional_text(row, "difficulty") or "apps"
+    tests = require_mapping(parse_json(get_text(row, _IO), _IO), _IO)
+    inputs, outputs = (require_list(tests.get(key), _IO) for key in ("inputs", "outputs"))
+    if not inputs or len(inputs) != len(outputs):
+        raise RowError(_IO, f"{len(inputs)} inputs and {len(outputs)} outputs")
+    function = tests.get("fn_name")
+    request = f"{question}\n{starter}\n" if starter else f"{question}\n"
+    if not function:
+        texts = [[_join_lines(value) for value in values] for values in (inputs, outputs)]
+        pairs = check_streams(texts[0], texts[1], _IO)
+        return build_code_problem(request + STREAMS_NOTE, family, streams=pairs, **_APPS_JUDGE)
+    if not isinstance(function, str) or not function.isidentifier():
+        raise RowError(_IO, f"fn_name is {function!r}, which is not a function name")
+    if not starter:
+        request += f"Write a function {function}.\n"
+    calls = zip(map(_read_keys, inputs), map(_read_keys, outputs), strict=True)
+    tests = _write_calls(function, calls, _IO)
+    return build_code_problem(request, family, **tests, **_APPS_JUDGE)
+
+
+def _read_keys(value: Any) -> Any:
+    """Return a dict, or the dicts in a list, with whole keys if all of them read as such."""
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        return [_read_keys(item) if isinstance(item, dict) else item for item in items]
+    with suppress(ValueError):
+        if isinstance(value, dict):
+            return {int(key): item for key, item in cast("dict[str, Any]", value).items()}
+    return value
+
+
+def _join_lines(value: object) -> str:
+    """Return a text as it is, and a list of lines as one text."""
+    return value if isinstance(value, str) else "\n".join(map(str, require_list(value, _IO)))
+
+
+def _write_calls(function: str, calls: Iterable[tuple[Any, object]], column: str) -> dict[str, Any]:
+    """Return the part of a problem that calls a function, or the method of a class Solution."""
+    asserts: list[str] = []
+    for arguments, expected in calls:
+        given = ", ".join(map(repr, require_list(arguments, column)))
+        test = check_assert(f"assert {function}({given}) == {expected!r}", column)
+        if read_assert(test) is None:
+            raise RowError(column, f"a value that Python cannot write: {test[:80]}")
+        asserts.append(test)
+    tail = f"if hasattr(globals().get('Solution'), '{function}'): {function} = "
+    return {"function": function, "asserts": asserts, "tail": f"{tail}Solution().{function}"}
+
+
+def _write_apps(row: Row) -> str:
+    solutions = parse_json(row.get("solutions"), "solutions")
+    return _write_first_program(require_texts(solutions, "solutions"))
+
+
+def _write_first_program(programs: Iterable[str]) -> str:
+    """Return the first program that Python 3 can read, as a completion; some are for Python 2."""
+    for program in programs:
+        with suppress(RowError):
+            _parse(program, "solutions")
+            return write_answer("", program.strip())
+    raise RowError("solutions", "no solution in Python 3")
+
+
+APPS = LayoutInfo(
+    convert_apps,
+    write_reference=_write_apps,
+    solution=("solutions",),
+    tasks=("code",),
+    columns=("question", "input_output"),
+    optional=("difficulty", "starter_code"),
+    doc="APPS: functions with arguments and results, or programs that read and print",
+)
+
+
+# CodeContests: `description`, and `public_tests`, `private_tests`, `generated_tests`.
+#
+# Each of the three is a mapping of `input` and `output`, lists of texts. Public tests come first,
+# as `execution.MOST_TESTS` are kept. Problems that read a file instead of standard input, or show a
+# picture (`<image>`), cannot be solved here and are left out. `time_limit` is that of one test.
+#
+# Source: Science 378 (2022), AlphaCode; columns of `deepmind/code_contests`, and `OutputsMatch` of
+# its judge (`execution/tester_sandboxer.cc`), whose rule `sandbox.inside.equality` has.
+
+_CONTEST_TESTS = ("public_tests", "private_tests", "generated_tests")
+
+
+def convert_code_contests(row: Row) -> Problem:
+    """Return the description and its tests."""
+    request = get_text(row, "description").strip()
+    if "<image>" in request:
+        raise RowError("description", "it shows a picture")
+    if get_optional_text(row, "input_file"):
+        raise RowError("input_file", "the program would read a file")
+    pairs: list[tuple[str, str]] = []
+    for column in _CONTEST_TESTS:
+        tests = require_mapping(row.get(column) or {"input": [], "output": []}, column)
+        pairs += check_streams(tests.get("input"), tests.get("output"), column)
+    if not pairs:
+        raise RowError(_CONTEST_TESTS[0], "no test")
+    limit = require_mapping(row.get("time_limit") or {}, "time_limit")
+    seconds, nanos = (limit.get(key) or 0 for key in ("seconds", "nanos"))
+    if not all(isinstance(part, (int, float)) and 0 <= part <= 1e10 for part in (seconds, nanos)):
+        raise RowError("time_limit", f"{limit} is no number of seconds and nanos")
+    return build_code_problem(
+        f"{request}\n{STREAMS_NOTE}",
+        "code_contests",
+        streams=pairs,
+        judge="code_contests",
+        seconds=seconds + nanos / 1e9,
+    )
+
+
+_PYTHON_3 = (3, "PYTHON3")
+"""How `solutions.language` names it: a class of the released data, or its name."""
+
+
+def _write_code_contests(row: Row) -> str:
+    solutions = require_mapping(row.get("solutions"), "solutions")
+    languages = require_list(solutions.get("language"), "solutions")
+    programs = zip(languages, require_texts(solutions.get("solution"), "solutions"), strict=False)
+    return _write_first_program(text for language, text in programs if language in _PYTHON_3)
+
+
+CODE_CONTESTS = LayoutInfo(
+    convert_code_contests,
+    write_reference=_write_code_contests,
+    solution=("solutions",),
+    tasks=("code",),
+    columns=("description", "public_tests"),
+    optional=("private_tests", "generated_tests", "input_file", "time_limit"),
+    doc="CodeContests: programs that read and print",
+)
+
+
+# LiveCodeBench: `question_content`, `starter_code`, and tests as JSON.
+#
+# A test has `input`, `output` and `testtype`. `functional` calls `func_name` of `metadata`, method
+# of a class Solution or function, with one JSON value a line; `stdin` is a program. Private tests
+# may also be base64 of compressed pickled JSON. The judge imports names, and gives a test six
+# seconds. The data set has no solutions.
+#
+# Source: arXiv 2403.07974; `lcb_runner/benchmarks/code_generation.py` and
+# `lcb_runner/evaluation/testing_util.py` of github.com/LiveCodeBench/LiveCodeBench.
+
+_BENCH_TESTS = ("public_test_cases", "private_test_cases")
+_BENCH_MODULES = (
+    *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random"),
+    *("statistics", "itertools", "functools", "operator", "io", "sys", "json"),
+)
+_BENCH_HEAD = "\n".join(
+    [
+        *(f"from {name} import *" for name in (*_BENCH_MODULES, "builtins", "typing")),
+        *(f"import {name}" for name in _BENCH_MODULES),
+        "sys.setrecursionlimit(50000)",
+    ]
+)
+_BENCH_JUDGE: dict[str, Any] = {"head": _BENCH_HEAD, "judge": "livecodebench", "seconds": 6.0}
+_LARGEST = 1 << 30
+
+
+def convert_livecodebench(row: Row) -> Problem:
+    """Return the question with its starter code, and its tests; the family is the difficulty."""
+    request = f"{get_text(row, 'question_content').strip()}\n"
+    starter = get_optional_text(row, "starter_code").rstrip()
+    family = get_optional_text(row, "difficulty") or "livecodebench"
+    column = _BENCH_TESTS[0]
+    found = [test for name in _BENCH_TESTS for test in _read_bench_tests(row.get(name), name)]
+    tests = [require_mapping(test, column) for test in found]
+    kinds = {test.get("testtype") for test in tests}
+    inputs, outputs = ([test.get(key) for test in tests] for key in ("input", "output"))
+    pairs = check_streams(inputs, outputs, column)
+    if kinds == {"stdin"}:
+        return build_code_problem(request + STREAMS_NOTE, family, streams=pairs, **_BENCH_JUDGE)
+    if kinds != {"functional"}:
+        raise RowError(column, f"testtype is {sorted(map(str, kinds))}: stdin, functional?")
+    metadata = require_mapping(parse_json(row.get("metadata"), "metadata"), "metadata")
+    function = metadata.get("func_name")
+    if not isinstance(function, str) or not function.isidentifier():
+        raise RowError("metadata", f"func_name is {function!r}, which is not a function name")
+    calls = (
+        (
+            [parse_json(line, column) for line in given.split("\n") if line.strip()],
+            parse_json(expected, column),
+        )
+        for given, expected in pairs[:MOST_TESTS]
+    )
+    tests = _write_calls(function, calls, column)
+    return build_code_problem(f"{request}{starter}\n", family, **tests, **_BENCH_JUDGE)
+
+
+class _NoGlobals(pickle.Unpickler):
+    """A reader of pickled texts: whatever names a class or function is refused."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
+        """Refuse."""
+        raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")
+
+
+def _read_bench_tests(value: object, column: str) -> list[Any]:
+    """Return tests that are JSON, or base64 of compressed pickled JSON."""
+    if not value and column != _BENCH_TESTS[0]:
+        return []
+    try:
+        return require_list(parse_json(value, column), column)
+    except RowError:
+        if not isinstance(value, str):
+            raise
+    try:
+        data = zlib.decompressobj().decompress(base64.b64decode(value, validate=True), _LARGEST)
+        return require_list(parse_json(_NoGlobals(io.BytesIO(data)).load(), column), column)
+    # A damaged pickle raises nearly anything; its own reader says no more than that.
+    except Exception as error:
+        raise RowError(column, f"neither JSON nor base64 of pickled JSON: {error}") from error
+
+
+def _refuse_reference(row: Row) -> NoReturn:
+    raise RowError("question_content", "the data set has no solutions")
+
+
+LIVECODEBENCH = LayoutInfo(
+    convert_livecodebench,
+    write_reference=_refuse_reference,
+    tasks=("code",),
+    columns=("question_content", "public_test_cases"),
+    optional=("private_test_cases", "starter_code", "metadata", "difficulty"),
+    doc="LiveCodeBench: methods of a class Solution, or programs that read and print",
+)
+
+
+# HumanEval: `prompt` is the head of a function, `test` defines `check(candidate)`.
+#
+# The prompt stands above the policy's program, so its imports and helpers are there even if the
+# program does not repeat them. The function that the program defines replaces the empty one. The
+# asserts of `check` are one test. `entry_point` may be a method: `Solution().f`, or `f` in a class.
+#
+# Source: arXiv 2107.03374; columns of `openai/openai_humaneval`; arXiv 2504.14655 for methods.
+
+
+def convert_humaneval(row: Row) -> Problem:
+    """Return the function to complete, and its check."""
+    prompt, function, test = (get_text(row, name) for name in ("prompt", "entry_point", "test"))
+    owner, _, name = function.rpartition("().")
+    if not name.isidentifier() or not (owner or f"def {name}(" in prompt):
+        raise RowError("entry_point", f"{function!r} is no function that the prompt begins")
+    if not owner and f"\ndef {name}(" not in f"\n{prompt}".replace("\nasync ", "\n"):
+        classes = re.findall(r"^class (\w+)", prompt.partition(f"def {name}(")[0], re.MULTILINE)
+        owner = classes[-1] if classes else ""
+    if "def check(" not in test:
+        raise RowError("test", "does not define check(candidate)")
+    check = check_assert(f"{test}\ncheck({owner + '().' if owner else ''}{name})", "test")
+    request = f"Complete this function.\n{prompt.rstrip()}\n"
+    try:
+        _parse(prompt, "prompt")
+    except RowError:
+        # A head without a docstring is no Python until its function has a body.
+        indent = re.search(rf"^[ \t]*(?=(?:async )?def {name}\()", prompt, re.MULTILINE)
+        prompt = f"{prompt.rstrip()}\n{indent[0] if indent else ''}    pass\n"
+    return build_code_problem(request, "humaneval", function=name, head=prompt, asserts=[check])
+
+
+HUMANEVAL = LayoutInfo(
+    convert_humaneval,
+    write_reference=lambda row: write_answer(
+        "", get_text(row, "prompt") + get_text(row, "canonical_solution")
+    ),
+    solution=("canonical_solution",),
+    tasks=("code",),
+    columns=("prompt", "entry_point", "test"),
+    doc="HumanEval: the head of a function, and `check(candidate)`",
+)
+
+
+# MBPP: `text` asks for a function, `code` is a solution, `test_list` has asserts.
+#
+# The first test is shown, because the function's name and arguments are nowhere else; all are run.
+# `test_setup_code` and, in the sanitized edition, `test_imports` are run before each test, apart
+# from the policy's program, whose classes they may use.
+#
+# Source: arXiv 2108.07732; columns of `google-research-datasets/mbpp`, both configurations.
+
+
+def convert_mbpp(row: Row) -> Problem:
+    """Return the problem of a row of the full edition."""
+    return _convert_mbpp(row, "text", get_optional_text(row, "test_setup_code"), "test_setup_code")
+
+
+def convert_mbpp_sanitized(row: Row) -> Problem:
+    """Return the problem of a row of the sanitized edition, with the text in `prompt`."""
+    return _convert_mbpp(
+        row,
+        "prompt",
+        "\n".join(require_texts(row.get("test_imports"), "test_imports")),
+        "test_imports",
+    )
+
+
+def _convert_mbpp(row: Row, column: str, setup: str, setup_column: str) -> Problem:
+    tests = [
+        check_assert(test, "test_list") for test in require_texts(row.get("test_list"), "test_list")
+    ]
+    if not tests:
+        raise RowError("test_list", "no test")
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    solution = _parse(get_text(row, "code"), "code")
+    definitions = {node.name for node in solution.body if isinstance(node, kinds)}
+    function = _find_tested_function(tests[0], definitions)
+    _parse(setup, setup_column)
+    example = f"The function must pass this test:\n{tests[0].strip()}\n"
+    request = f"{get_text(row, column).strip()}\n{example}"
+    setup = f"{setup.strip()}\n" if setup.strip() else ""
+    asserts = [check_assert(setup + test, setup_column) for test in tests]
+    return build_code_problem(request, "mbpp", function=function, asserts=asserts)
+
+
+def _find_tested_function(test: str, definitions: set[str]) -> str:
+    """Return the function of the solution that a test calls."""
+    calls = (node for node in ast.walk(_parse(test, "test_list")) if isinstance(node, ast.Call))
+    for call in calls:
+        if isinstance(call.func, ast.Name) and call.func.id in definitions:
+            return call.func.id
+    raise RowError("test_list", f"the first test calls nothing that the code defines: {test!r}")
+
+
+def _parse(source: str, column: str) -> ast.Module:
+    try:
+        return ast.parse(source.replace("\r\n", "\n"))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise RowError(column, f"not Python: {error}") from error
+
+
+def _write_mbpp(row: Row) -> str:
+    return write_answer("", get_text(row, "code").replace("\r\n", "\n"))
+
+
+MBPP = LayoutInfo(
+    convert_mbpp,
+    write_reference=_write_mbpp,
+    tasks=("code",),
+    columns=("text", "code", "test_list"),
+    optional=("test_setup_code",),
+    doc="MBPP, full edition: a text and asserts, of which the first is shown",
+)
+MBPP_SANITIZED = LayoutInfo(
+    convert_mbpp_sanitized,
+    write_reference=_write_mbpp,
+    tasks=("code",),
+    columns=("prompt", "code", "test_list", "test_imports"),
+    doc="MBPP, sanitized edition",
+)

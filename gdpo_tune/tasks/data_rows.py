@@ -1,0 +1,689 @@
+"""Problems from a data set: read rows, convert each with a layout, assign it to a split.
+
+A source is a data file, a directory of such files, a clone of a data set on the Hub, what
+`save_to_disk` of `datasets` wrote, or the id of a data set on the Hub.
+
+Splits are disjoint by a hash of the prompt. They are those of the embedded tasks
+(`generation.choose_split`), except that nothing is kept for a warm start: 80 % of the prompts are
+for training, 10 % for the search, 10 % for the front. A prompt is in the same split whatever else
+is in the file, and in whatever order. `data.split` names the split of the data set that all three
+are cut from. Where `data.validation` or `data.test` names one of the data set's own, that is used
+as it is, and its prompts are left out of the others.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import difflib
+import glob
+import gzip
+import io
+import json
+import logging
+import math
+import re
+import string
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from functools import lru_cache
+from hashlib import sha256
+from importlib.util import find_spec
+from itertools import chain, islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+from gdpo_tune.core.errors import DataError, UsageError, get_first_line
+from gdpo_tune.core.files import (
+    DATA_KINDS,
+    expand_path,
+    is_data_file,
+    is_directory,
+    is_local_source,
+    is_present,
+    list_data_files,
+)
+from gdpo_tune.core.formatting import list_template_columns
+from gdpo_tune.core.registry import LAYOUTS, LayoutInfo, describe_layout
+from gdpo_tune.core.settings import DataSettings, TrainingSettings
+from gdpo_tune.tasks.base import Problem, Split
+from gdpo_tune.tasks.generation import choose_split
+
+Row = Mapping[str, Any]
+"""Column -> value, as JSON, CSV, Parquet or the `datasets` library give it."""
+PlacedRow = tuple[str, Row]
+"""Where a row stands, such as `train.jsonl:12`, and the row."""
+DECISIVE_ROWS = 20
+"""First rows of a file, for which a layout is proposed."""
+LARGEST_SHARE_LEFT_OUT = 0.5
+"""With more unusable rows than this share, the layout is probably not that of the data. With more
+held-out prompts than this share in the training rows, both are probably the same split."""
+
+
+@dataclass(frozen=True)
+class CollectedData:
+    """A data set whose rows have become problems."""
+
+    splits: Mapping[Split, list[Problem]]
+    """Problems with distinct prompts."""
+    rows: int
+    left_out: int
+    """Rows that give no problem: an answer that cannot be parsed, a test that cannot be run."""
+    first_left_out: str
+    """Line, column and reason of the first of them; empty if there is none."""
+    shared: int = 0
+    """Prompts of a held-out split that were left out of another one."""
+
+    def __str__(self) -> str:
+        prompts = sum(map(len, self.splits.values()))
+        parts = ", ".join(f"{name} {len(problems)}" for name, problems in self.splits.items())
+        shared = f"; {self.shared} held-out prompts left out of training" if self.shared else ""
+        left_out = f"; {self.left_out} left out ({self.first_left_out})" if self.left_out else ""
+        return f"{self.rows} rows, {prompts} distinct prompts ({parts}){shared}{left_out}"
+
+
+def select_problems(data: DataSettings, split: Split, count: int, seed: int) -> list[Problem]:
+    """Return `count` problems of one split with distinct prompts, chosen by the seed.
+
+    A smaller `count` gives the first of them. The order of the rows does not matter.
+
+    Raises:
+        DataError: the data cannot be read, or the split holds fewer prompts.
+    """
+    problems = collect_once(data).splits.get(split, [])
+    _require_enough(data, {split: (len(problems), count)})
+    return shuffle_problems(problems, seed)[:count]
+
+
+def describe_data(data: DataSettings) -> dict[str, str]:
+    """Return provenance of the prompts, for a task's `environment`; nothing without a source.
+
+    Raises:
+        DataError: the data cannot be read or used.
+    """
+    return {"data": f"{data.source}: {collect_once(data)}"} if data.source else {}
+
+
+def check_data(
+    data: DataSettings, training: TrainingSettings, modules: Collection[str] = ()
+) -> None:
+    """Refuse, before any work starts, data that would fail every trial.
+
+    `modules` are those that a sandbox offers besides the standard library.
+
+    Raises:
+        DataError: the data cannot be read or used, a split holds too few prompts, or tests import
+            other modules.
+    """
+    if not data.source:
+        return
+    splits = collect_once(data).splits
+    _require_enough(
+        data, {k: (len(each), getattr(training, f"{k}_prompts")) for k, each in splits.items()}
+    )
+    offered = {name.partition(".")[0] for name in modules}
+    problems = chain.from_iterable(splits.values())
+    imported = {name for problem in problems for name in problem.data.get("modules", ())}
+    if needed := sorted(name for name in imported if name.partition(".")[0] not in offered):
+        names = ", ".join(needed)
+        absent = [name for name in needed if find_spec(name.partition(".")[0]) is None]
+        install = f", and install {', '.join(absent)}" if absent else ""
+        raise DataError(
+            f"data.source = {data.source}: tests import {names}, which the sandbox does not offer: "
+            f"write sandbox: {{modules: [{', '.join([*modules, *needed])}]}}{install}"
+        )
+
+
+def collect_data(data: DataSettings) -> CollectedData:
+    """Read a source and convert its rows with its layout; see `collect_problems`.
+
+    Raises:
+        DataError: the data cannot be read, holds no row, or most rows cannot be used.
+    """
+    layout = describe_layout(data.layout)
+    try:
+        return collect_problems(data, layout)
+    except MissingColumnsError as error:
+        layouts = {name: describe_layout(name) for name in LAYOUTS}
+        sizes = {
+            name: len(other.columns)
+            for name, other in layouts.items()
+            if other.fits(error.present) and {*other.tasks} & {*layout.tasks}
+        }
+        if not sizes or data.layout in sizes:
+            raise
+        closest = " or ".join(name for name in sizes if sizes[name] == max(sizes.values()))
+        fix = f"as these are the columns of layout {closest}, write that as data.layout"
+        raise DataError(f"{error}; or, {fix}") from error
+
+
+def collect_problems(data: DataSettings, layout: LayoutInfo) -> CollectedData:
+    """Read a source and convert its rows.
+
+    Of several rows with the same prompt the first one counts. Of a prompt in several splits the
+    row in `data.test` counts, then that in `data.validation`; case and white space do not matter.
+
+    Raises:
+        DataError: the data cannot be read, holds no row, or most rows cannot be used.
+        DataError: most held-out prompts are in another split too.
+    """
+    splits: dict[Split, list[Problem]] = {"train": [], "validation": [], "test": []}
+    held_out = list_parts(data)
+    seen: dict[str, Split] = {}
+    rows, faults, shared = 0, list[str](), dict[str, str]()
+    for part in (*held_out, "train"):
+        for place, row in read_rows(data, layout, part=part):
+            rows += 1
+            try:
+                problem = convert_row(layout, row)
+            except RowError as error:
+                faults.append(f"{place}: {error}")
+                continue
+            key = " ".join(problem.prompt.casefold().split()) if held_out else problem.prompt
+            if key in seen:
+                if seen[key] != part:
+                    shared.setdefault(key, f"{problem.prompt.strip()!r} ({place})")
+                continue
+            seen[key] = part
+            cut = choose_split(problem.prompt) if part == "train" else part
+            splits[part if cut in ("warm_start", *held_out) else cut].append(problem)
+    if not rows:
+        raise DataError(f"data.source = {data.source} holds no row: give one that does")
+    if len(faults) > LARGEST_SHARE_LEFT_OUT * rows:
+        raise DataError(
+            f"data.source = {data.source}: {len(faults)} of {rows} rows cannot be used as layout "
+            f"{data.layout}, the first is {faults[0]}: correct the data, or write its layout as "
+            "data.layout"
+        )
+    count = sum(len(splits[name]) for name in held_out)
+    if len(shared) > LARGEST_SHARE_LEFT_OUT * count:
+        raise DataError(
+            f"data.{' and data.'.join(held_out)}: {len(shared)} of {count} prompts are in another "
+            f"split too, the first is {next(iter(shared.values()))}: a policy would be measured on "
+            "what it was trained on: name other splits or sources"
+        )
+    return CollectedData(splits, rows, len(faults), faults[0] if faults else "", len(shared))
+
+
+collect_once = lru_cache(maxsize=1)(collect_data)
+"""Every split of a trial, and every trial of a process, reads the same data."""
+
+
+def list_parts(data: DataSettings) -> list[Split]:
+    """Return the splits that are held out as the data set has them."""
+    parts: list[Split] = ["test", "validation"]
+    return [name for name in parts if (own := getattr(data, name)).split or own.source]
+
+
+def _require_enough(data: DataSettings, sizes: Mapping[Split, tuple[int, int]]) -> None:
+    """Refuse splits that are too small; `sizes` is name -> (available, needed) prompts."""
+    short = {name: size for name, size in sizes.items() if size[0] < size[1]}
+    if not short:
+        return
+    listed = "; ".join(
+        f"{available or 'no'} distinct {name} prompts where training.{name}_prompts = {count}"
+        for name, (available, count) in short.items()
+    )
+    lower = ", ".join(f"training.{name}_prompts" for name, (size, _) in short.items() if size)
+    fix = f"lower {lower}, or give" if lower else "give"
+    raise DataError(f"data.source = {data.source} has {listed}: {fix} more data")
+
+
+def shuffle_problems(problems: Iterable[Problem], seed: int) -> list[Problem]:
+    """Return the problems in an order that the seed and their prompts decide."""
+    return sorted(problems, key=lambda p: sha256(f"{seed}/{p.prompt}".encode()).digest())
+
+
+# Rows, each with the line or number where a person finds it ---------------------------------------
+
+Select = Callable[[str, Collection[str]], list[str]]
+"""Returns the columns to read of those at a place; refuses a place that lacks one."""
+TURNS, MESSAGES = "turns", "messages"
+"""Key of a row for the messages of its prompt; column of conversations, as TRL names it."""
+
+
+def read_rows(
+    data: DataSettings, layout: LayoutInfo, others: tuple[str, ...] = (), part: Split = "train"
+) -> Iterator[PlacedRow]:
+    """Yield the rows of a source, in order, by the names of the layout's columns and of `others`.
+
+    `part` is `train` for `data.split`, from which splits are cut, or a split that is held out as it
+    is; see `name_columns`.
+
+    Raises:
+        DataError: the source cannot be read, or lacks a required column.
+    """
+    names = (*layout.columns, *layout.optional, *others)
+    columns = {name: data.columns.get(name, name) for name in names}
+    composed = list_template_columns(data.prompt_template)
+
+    def select(place: str, present: Collection[str]) -> list[str]:
+        known = {name for name, column in columns.items() if column in present}
+        if composed:
+            known.add(names[0])
+        if MESSAGES in present and not layout.keeps_messages:  # the last may be the answer
+            known |= {names[0], "answer", "solution"}
+        missing = [name for name in layout.columns if name not in known]
+        if layout.one_of and known.isdisjoint(layout.one_of):
+            missing.append(" or ".join(layout.one_of))
+        stated = [*composed, *(columns[name] for name in data.columns if name in columns)]
+        unknown = [column for column in stated if column not in present]
+        if missing or unknown:
+            proposed = propose_columns([*layout.columns, *layout.one_of], present)
+            lines = ", ".join(f"{name}: {column}" for name, column in proposed.items())
+            fix = f"columns: {{{lines}}}" if lines else "which columns are meant as data.columns"
+            if close := propose_columns(unknown, present):
+                fix = f"{', '.join(close.values())} instead, or {fix}"
+            raise MissingColumnsError(
+                f"{place}: no column {', '.join(unknown or missing)}; there are "
+                f"{', '.join(present) or 'none'}: write {fix}",
+                present,
+            )
+        return [c for c in dict.fromkeys([*columns.values(), *composed, MESSAGES]) if c in present]
+
+    own: Any = data if part == "train" else getattr(data, part)
+    source, split = own.source or data.source, own.split or part
+    read = read_local if is_local_source(source) else _read_hub
+    config = data.config if source == data.source else ""
+    for place, row in read(source, config, split, select):
+        yield place, name_columns(data, row, layout, others)
+
+
+def read_local(source: str, config: str, split: str, select: Select) -> Iterator[PlacedRow]:
+    """Yield the rows of a split of a file or directory, as they are in it.
+
+    Raises:
+        DataError: it cannot be read, or has no such split.
+    """
+    path = expand_path(source)
+    if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        yield from _read_saved(path, split, select)
+        return
+    files = list_data_files(path)
+    if not files:
+        raise DataError(
+            f"data.source = {path}: no such file, or a directory without a {DATA_KINDS} file: give "
+            "the path of one"
+        )
+    for file in _choose_files(path, config, split) if is_directory(path) else files:
+        read = _read_parquet if file.suffix.lower() == ".parquet" else _read_text
+        yield from read(file, select)
+
+
+def _choose_files(directory: Path, config: str, split: str) -> list[Path]:
+    """Return the files of a split, as `load_dataset(directory)` chooses them by their names."""
+    from datasets import load_dataset_builder
+    from datasets.data_files import DataFilesDict, get_data_patterns
+    from yaml import YAMLError
+
+    base, library = directory.resolve().as_posix(), cast("Any", load_dataset_builder)
+    try:
+        if (directory / "README.md").is_file():  # it may list configurations and their files
+            with TemporaryDirectory() as cache:
+                found: Any = library(base, config or None, cache_dir=cache).config.data_files
+        else:
+            suffixes = [file.suffix for file in list_data_files(directory)]
+            base = glob.escape(base)
+            found = DataFilesDict.from_patterns(get_data_patterns(base), base, suffixes)
+    except (OSError, ValueError, RuntimeError, YAMLError) as error:
+        raise DataError(
+            f"data.source = {directory}: {' '.join(str(error).split())[:300]}: correct "
+            "data.config, or name a file itself as data.source"
+        ) from error
+    splits = {str(k): sorted(filter(is_data_file, map(Path, v))) for k, v in found.items()}
+    chosen = _select_splits(directory, split, {k: files for k, files in splits.items() if files})
+    return list(chain.from_iterable(chosen))
+
+
+def _select_splits(source: Path, split: str, present: Mapping[str, Any]) -> list[Any]:
+    names = [name.strip() for name in split.split("+")]
+    if missing := [name for name in names if name not in present]:
+        raise DataError(
+            f"data.source = {source}: no split {', '.join(missing)}; by the names of its files "
+            f"there are {', '.join(present) or 'none'}: write one of them as split, or a file "
+            "itself as source"
+        )
+    return [present[name] for name in names]
+
+
+def _read_saved(directory: Path, split: str, select: Select) -> Iterator[PlacedRow]:
+    from datasets import load_from_disk
+
+    try:
+        saved: Any = load_from_disk(str(directory))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = get_first_line(error)
+        raise DataError(f"{directory} cannot be read as a saved data set: {reason}") from error
+    if not isinstance(saved, dict):  # a single table is all that there is
+        saved = {"train": saved, str(saved.split or "train"): saved}
+    for table in _select_splits(directory, split, saved):
+        yield from _read_table(str(directory), table, select)
+
+
+def _read_table(name: str, table: Any, select: Select) -> Iterator[PlacedRow]:
+    columns = select(name, table.column_names)
+    for number, row in enumerate(table.select_columns(columns).with_format(None), 1):
+        yield f"{name} row {number}", row
+
+
+# `datasets` reads these files too, but with one type for each column: 2021-01-01 becomes a time,
+# 007 a number, a missing key None, and values of two types an error without a line. It also
+# copies every file to its cache.
+def _read_text(file: Path, select: Select) -> Iterator[PlacedRow]:
+    """Read JSON lines, a JSON list, or CSV with a head. Columns are those of the first row."""
+    name = file.name.lower()
+    try:
+        with gzip.open(file) if name.endswith(".gz") else file.open("rb") as opened:
+            raw = cast("io.BytesIO", opened)
+            if raw.read(2) in (b"\xff\xfe", b"\xfe\xff"):
+                raise DataError(f"{file}: it is UTF-16, as Windows writes it: save it as UTF-8")
+            raw.seek(0)
+            rows = (_read_csv if name.endswith(".csv") else _read_json)(file, raw)
+            for first in islice(rows, 1):
+                select(*first)
+                yield first
+            yield from rows
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{file} cannot be read: {get_first_line(error)}") from error
+
+
+def _read_json(file: Path, stream: io.BytesIO) -> Iterator[PlacedRow]:
+    numbered: Iterable[tuple[str, Any]] = (
+        (f"{file}:{n}", line) for n, line in enumerate(stream, 1)
+    )
+    if ".jsonl" not in file.name.lower():
+        content = stream.read()
+        stream.seek(0)
+        if content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+            try:
+                rows = parse_json(content, "")
+            except RowError as error:
+                raise DataError(f"{file}: {error.reason}: correct it") from error
+            numbered = ((f"{file} row {number}", row) for number, row in enumerate(rows, 1))
+    for place, line in numbered:
+        if isinstance(line, bytes) and not line.strip():
+            continue
+        try:
+            row = require_mapping(parse_json(line, "line"), "line")
+        except RowError as error:
+            raise DataError(
+                f"{place}: {error.reason}: correct or remove the line (a file of JSON "
+                "lines has one object on each line)"
+            ) from error
+        yield place, row
+
+
+def _read_csv(file: Path, stream: io.BytesIO) -> Iterator[PlacedRow]:
+    csv.field_size_limit(1 << 30)
+    reader = csv.DictReader(codecs.iterdecode(stream, "utf-8-sig"), strict=True)
+    try:
+        names = [*(reader.fieldnames or ())]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise csv.Error(f"two columns have the name {', '.join(twice)}")
+        for row in reader:
+            if None in row:
+                raise csv.Error("more values than the first line has columns")
+            yield f"{file}:{reader.line_num}", row
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"{file}:{reader.line_num}: not CSV in UTF-8: {error}") from error
+
+
+def _read_parquet(file: Path, select: Select) -> Iterator[PlacedRow]:
+    import pyarrow
+    from pyarrow import parquet
+
+    library: Any = parquet  # comes without types
+    try:
+        with library.ParquetFile(file) as table:
+            columns = select(str(file), table.schema_arrow.names)
+            batches = table.iter_batches(batch_size=1024, columns=columns)
+            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+            for number, row in enumerate(rows, 1):
+                yield f"{file} row {number}", row
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{file} cannot be read as Parquet: {get_first_line(error)}") from error
+
+
+def _read_hub(source: str, config: str, split: str, select: Select) -> Iterator[PlacedRow]:
+    from datasets import load_dataset
+
+    # The client's notes on each retry stay off the terminal; the last error is reported.
+    logger = logging.getLogger("huggingface_hub")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        table: Any = load_dataset(source, config or None, split=split)
+    # The library's errors: no network, no such data set, no right to it (all OSErrors); an unknown
+    # configuration or split; a loading script.
+    except (OSError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"data.source = {source} (config {config or 'none'}, split {split}) "
+            f"cannot be loaded from the Hub: {get_first_line(error)}. Check the three keys and "
+            "the network, or download the data on a machine with a network and give a "
+            f"{DATA_KINDS} file as data.source"
+        ) from error
+    finally:
+        logger.setLevel(before)
+    yield from _read_table(f"{source} ({split})", table, select)
+
+
+# Columns of the file by the names of the layout --------------------------------------------------
+
+SYNONYMS = (
+    ("problem", "question", "prompt", "input", "query", "text", "instruction", "description"),
+    ("answer", "final_answer", "target", "gold", "expected_answer", "ground_truth", "result"),
+    ("solution", "rationale", "reasoning", "response", "output", "cot"),
+    ("code", "canonical_solution", "program"),
+    ("body", "context", "passage"),
+)
+"""Names by which data sets call the same column."""
+
+
+class MissingColumnsError(DataError):
+    """Data that lack columns; `present` are those that there are.
+
+    The message alone makes one too, since `cli.name_file` and `pickle` make an error of it again.
+    """
+
+    def __init__(self, message: str, present: Collection[str] = ()) -> None:
+        super().__init__(message)
+        self.present = tuple(present)
+
+
+def propose_columns(names: Iterable[str], present: Collection[str]) -> dict[str, str]:
+    """Return column of a layout -> column that probably stands for it, for those that lack one."""
+    proposed: dict[str, str] = {}
+    by_lower = {column.lower(): column for column in reversed([*present])}
+    for name in (name for name in names if name not in present):
+        group = next((group for group in SYNONYMS if name.lower() in group), ())
+        close = difflib.get_close_matches(name.lower(), [*by_lower], n=1, cutoff=0.75)
+        likely = (by_lower.get(one, name) for one in (name.lower(), *group, *close))
+        free = [column for column in likely if column not in {*proposed.values(), *names}]
+        if free:
+            proposed[name] = free[0]
+    return proposed
+
+
+def name_columns(
+    data: DataSettings, row: Row, layout: LayoutInfo, others: tuple[str, ...] = ()
+) -> Row:
+    """Return a row of the data by the names of a layout, of which the first is the prompt.
+
+    A template writes what is no text as JSON, and None as nothing. A prompt that is a list of
+    messages becomes the text of the last one, and the row has all as its `TURNS`. What an assistant
+    says at the end is the solution or answer, if there is none.
+    """
+    names = (*layout.columns, *layout.optional, *others)
+    columns = {name: data.columns.get(name, name) for name in names}
+    named = {name: row[column] for name, column in columns.items() if column in row}
+    if data.prompt_template:
+        named[names[0]] = ""
+        for literal, name, *_ in string.Formatter().parse(data.prompt_template):
+            value = None if name is None else row.get(name)
+            if value is not None and not isinstance(value, str):
+                value = json.dumps(value, ensure_ascii=False, default=str)
+            named[names[0]] += literal + (value or "")
+    messages: Any = named.get(names[0], row.get(MESSAGES))
+    if layout.keeps_messages or not isinstance(messages, list):
+        return named
+    try:
+        turns = [{key: get_text(one, key) for key in ("role", "content")} for one in messages]
+    except (RowError, AttributeError):
+        turns = []
+    if turns and turns[-1]["role"] == "assistant":
+        free = [name for name in ("solution", "answer") if name in names and name not in named]
+        named |= dict.fromkeys(free[:1], turns.pop()["content"])
+    text = turns[-1]["content"] if turns else messages  # the layout says that it is no text
+    return {**named, names[0]: text, TURNS: turns}
+
+
+def convert_row(layout: LayoutInfo, row: Row) -> Problem:
+    """Return the problem of a row of `read_rows`, as a conversation if its prompt is one.
+
+    The last message has what the layout adds to a prompt, such as a test to pass.
+    """
+    problem: Problem = layout.convert(row)
+    turns = [*row.get(TURNS, ())]
+    if len(turns) < 2:
+        return problem
+    turns[-1] = {**turns[-1], "content": problem.prompt.strip()}
+    text = "\n\n".join(f"{one['role']}: {one['content']}" for one in turns)
+    return replace(problem, prompt=f"{text}\n", turns=turns)
+
+
+def propose_layout(source: str, task: str | None, layout: str | None) -> DataSettings | None:
+    """Return the layout that fits the first rows of a file or directory best; None for others.
+
+    A task or layout that is given is kept. Most of the rows have to become problems. Then fewer
+    columns with other names count, then more columns of the layout, then the order of `LAYOUTS`, in
+    which the stricter ones come first.
+
+    Raises:
+        DataError: the source cannot be read.
+        UsageError: no layout fits; the message names the columns.
+    """
+    layouts = [n for n in LAYOUTS if task is None or task in describe_layout(n).tasks]
+    if layout:
+        layouts = [layout] if layout in LAYOUTS else []
+    if not layouts or not source or not is_present(expand_path(source)):
+        return None
+    placed = read_local(source, "", "train", lambda _, columns: [*columns])
+    rows = [row for _, row in islice(placed, DECISIVE_ROWS)]
+    present = list(dict.fromkeys(column for row in rows for column in row))
+    found: list[tuple[int, int, DataSettings]] = []
+    for name, info in ((name, describe_layout(name)) for name in layouts):
+        columns = propose_columns([*info.columns, *info.one_of], present)
+        spoken = (info.columns[0], "answer", "solution") if MESSAGES in present else ()
+        if not info.fits([*present, *columns, *spoken]):
+            continue
+        data, usable = DataSettings(source=source, layout=name, columns=columns), 0
+        for row in rows:
+            with suppress(RowError):
+                convert_row(info, name_columns(data, row, info))
+                usable += 1
+        if 2 * usable > len(rows):
+            other = sum(name != column.lower() for name, column in columns.items())
+            found.append((other, -len(info.columns) - bool(info.one_of), data))
+    if not found:
+        infos = {name: describe_layout(name) for name in layouts}
+        wanted = [
+            f"{name} ({', '.join((*info.columns, *filter(None, [' or '.join(info.one_of)])))})"
+            for name, info in infos.items()
+        ]
+        first = "question_answer" if "question_answer" in infos else layouts[0]
+        example = ", ".join(f"{column}: YOURS" for column in infos[first].columns)
+        raise UsageError(
+            f"{source} has the columns {', '.join(present) or 'of no row'}, which fit none of the "
+            f"layouts {', '.join(wanted)}\n    fix: rename the columns, or run init without --data "
+            f"and write in its file\n    data: {{source: {source}, layout: {first}, "
+            f"columns: {{{example}}}}}, where YOURS is a column of {source}"
+        )
+    return min(found, key=lambda each: each[:2])[2]
+
+
+# Columns: each function returns a value of its kind, or raises `RowError` -------------------------
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class RowError(Exception):
+    """A row that cannot become a problem: the column that is wrong, and the reason."""
+
+    def __init__(self, column: str, reason: str) -> None:
+        super().__init__(f"column {column}: {reason}")
+        self.column, self.reason = column, reason
+
+
+def get_text(row: Row, column: str) -> str:
+    """Return a text that is not blank."""
+    value = row.get(column)
+    if not isinstance(value, str):
+        raise RowError(column, f"not a text but {name_kind(value)}")
+    if not value.strip():
+        raise RowError(column, "empty")
+    if not value.isascii() and SURROGATE.search(value):
+        raise RowError(column, "half of a character (a lone surrogate), which no tokenizer reads")
+    return value
+
+
+def get_optional_text(row: Row, column: str) -> str:
+    """Return a text; empty where the column is missing, null or empty."""
+    value = row.get(column)
+    return "" if value is None or value == "" else get_text(row, column)
+
+
+def get_answer(row: Row, column: str) -> str:
+    """Return an answer as a text: a text, a number, or a list of them, separated by commas.
+
+    A number is written plainly: 27.0 is `27`.
+    """
+    value = row.get(column)
+    if isinstance(value, list):
+        if not value:
+            raise RowError(column, "an empty list")
+        each = cast("list[Any]", value)
+        return ", ".join(get_answer({column: one}, column) for one in each)
+    if isinstance(value, float) and math.isfinite(value):
+        value = int(value) if value.is_integer() else format(Decimal(repr(value)), "f")
+    is_number = isinstance(value, int | Decimal) and not isinstance(value, bool)
+    return str(value) if is_number else get_text({column: value}, column).strip()
+
+
+def require_list(value: object, column: str) -> list[Any]:
+    """Return a value that must be a list."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise RowError(column, f"not a list but {name_kind(value)}")
+    return list(cast("Sequence[Any]", value))
+
+
+def require_texts(value: object, column: str) -> list[str]:
+    """Return a value that must be a list of texts; it may be empty."""
+    texts = require_list(value, column)
+    if not all(isinstance(text, str) for text in texts):
+        raise RowError(column, "not a list of texts")
+    return texts
+
+
+def require_mapping(value: object, column: str) -> dict[str, Any]:
+    """Return a value that must be a mapping."""
+    if not isinstance(value, Mapping):
+        raise RowError(column, f"not a mapping but {name_kind(value)}")
+    return dict(cast("Mapping[str, Any]", value))
+
+
+def parse_json(source: object, column: str) -> Any:
+    """Return the value that a text or bytes hold as JSON; any other value comes back as it is."""
+    try:
+        text = source.decode("utf-8-sig") if isinstance(source, bytes) else source
+        return json.loads(text) if isinstance(text, str) else text
+    except (ValueError, RecursionError) as error:
+        raise RowError(column, f"not JSON: {error}") from error
+
+
+def name_kind(value: object) -> str:
+    """Return the kind of a value in words."""
+    return "nothing" if value is None else type(value).__name__

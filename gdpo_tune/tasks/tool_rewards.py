@@ -1,0 +1,244 @@
+"""Rewards of the task `tools`: `correctness`, agreement with the right calls -3 to 3; `format`.
+
+A completion thinks, calls tools and answers. Each part is optional but the first:
+
+    <think>why</think>
+    <tool_call>
+    {"name": "pay", "parameters": {"to": "Ann", "sum": 7}}
+    </tool_call>
+    <response>text for the user</response>
+
+Correctness is `6 * score / most - 3`. `score` starts with the Jaccard index of the two multisets of
+tool names. Each right call that is matched with a call of the same name adds the Jaccard index of
+the parameter names and the number of right parameters with an equal value. `most` is the score of
+the right calls themselves: 1 + calls + their parameters.
+
+Kept from the released code, although a reader may not expect it:
+
+- only the first tool_call block counts, from its first tag on: a tag that is mentioned in the
+  thoughts is taken for it, which gives -3; neither a missing end tag nor missing thoughts matter;
+- one JSON object a line, so a blank line between calls, or an object over several lines, gives -3;
+- lines end at a line feed alone, not at U+2028 and similar signs, which JSON allows in a text;
+- values are compared as Python does: `1 == True` and `3.0 == 3` are equal, `"1"` and `1` are not;
+- keys of a call beside `name` and `parameters` cost nothing: such a call still earns 3.
+
+Not kept, unless a sweep has `scoring: released` (`score_released_tool_calls`):
+
+- the released code matches calls greedily, so the value of the same calls depends on their order;
+  here the matching is the one with the largest score, as the paper says;
+- without an end tag anywhere it gives -3; here the block then ends with the completion;
+- a second start tag ends its block; here it is a broken call;
+- a call of a tool that is not wanted needs only a `name`, of any type; here each call has a text as
+  its `name` and an object of `parameters`, or all give -3;
+- a request for which no call is right earns 0; here it is not scored.
+
+The switches of the released code, which let its values depend on the step, are off in the scripts
+of both papers. Neither scoring has them.
+
+Source: arXiv 2504.13958 (ToolRL), arXiv 2601.05242 (GDPO); `reward_score/rlla.py`, the same file in
+github.com/NVlabs/GDPO at b080e63 and in github.com/qiancheng0/ToolRL at 8cee13e.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from gdpo_tune.tasks.base import Reward, Sample
+
+LOWEST, HIGHEST = -3.0, 3.0
+
+ToolCall = Mapping[str, Any]
+"""A tool's `name` and its `parameters`."""
+
+
+def score_tool_calls(sample: Sample) -> float | None:
+    """Return the agreement of a completion's calls with the right ones; None if no call is right.
+
+    Without a right call nearly all completions of a group agree: the reward would only add noise.
+    """
+    return measure_agreement(sample) if sample.problem.data["calls"] else None
+
+
+def measure_agreement(sample: Sample) -> float:
+    """Return how well the calls in a completion agree with the right ones, from -3 to 3.
+
+    If no call is right, this is 3 without a tool_call block and -3 with one.
+    """
+    right: Sequence[ToolCall] = sample.problem.data["calls"]
+    if not right:
+        return LOWEST if "<tool_call>" in sample.completion else HIGHEST
+    called = parse_calls(sample.completion)
+    if called is None:
+        return LOWEST
+    return _scale(_compare_names(right, called) + _match_calls(right, called), right)
+
+
+def _compare_names(right: Sequence[ToolCall], called: Sequence[ToolCall]) -> float:
+    return compute_jaccard([call["name"] for call in right], [call["name"] for call in called])
+
+
+def _scale(score: float, right: Sequence[ToolCall]) -> float:
+    """Return a score as a share of that of the right calls, from -3 to 3."""
+    most = 1 + sum(1 + len(call["parameters"]) for call in right)
+    return (HIGHEST - LOWEST) * score / most + LOWEST
+
+
+def write_calls(thought: str, calls: Sequence[ToolCall]) -> str:
+    """Return a completion in the rewarded format that makes calls and says nothing else."""
+    shown = ({key: value for key, value in call.items() if key != "accepted"} for call in calls)
+    lines = "\n".join(map(json.dumps, shown))
+    return f"<think>{thought}</think>\n<tool_call>\n{lines}\n</tool_call>"
+
+
+def parse_calls(completion: str) -> list[ToolCall] | None:
+    """Return the calls of the first tool_call block; None if it is missing or a call is broken."""
+    _, tag, rest = completion.partition("<tool_call>")
+    calls = _read_lines(rest.partition("</tool_call>")[0]) if tag else None
+    for call in calls or ():
+        match call:
+            case {"name": str(), "parameters": dict()}:
+                pass
+            case _:
+                return None
+    return calls
+
+
+def _read_lines(block: str) -> list[Any] | None:
+    """Return the values of lines of JSON; None if one is broken."""
+    try:
+        return [json.loads(line) for line in block.strip().split("\n")]
+    except (ValueError, RecursionError):
+        return None
+
+
+def compute_jaccard(one: Sequence[str], other: Sequence[str]) -> float:
+    """Return the intersection of two multisets over their union, by size; 1 if both are empty."""
+    shared = (Counter(one) & Counter(other)).total()
+    union = len(one) + len(other) - shared
+    return shared / union if union else 1.0
+
+
+def compare_calls(right: ToolCall, called: ToolCall) -> float:
+    """Return what a pair of calls adds to the score; 0 if they name different tools.
+
+    Where the right call has `accepted` values of its parameters, any of them is right; one with an
+    empty text among them may be left out.
+    """
+    if right["name"] != called["name"]:
+        return 0.0
+    expected, used = right["parameters"], called["parameters"]
+    accepted = right.get("accepted", {})
+    left_out = {key for key in expected if key not in used and "" in accepted.get(key, ())}
+    hits = len(left_out) + sum(
+        key in used and any(bool(used[key] == one) for one in accepted.get(key, [value]))
+        for key, value in expected.items()
+    )
+    return compute_jaccard([key for key in expected if key not in left_out], list(used)) + hits
+
+
+def _match_calls(right: Sequence[ToolCall], called: Sequence[ToolCall]) -> float:
+    """Return the largest sum of agreements in which no call is used twice."""
+    values = [[compare_calls(one, other) for other in called] for one in right]
+    if len(right) == 1 or len(called) == 1:
+        return max(value for row in values for value in row)
+    # Late, because it takes a third of a second and most answers are a single call.
+    from scipy.optimize import linear_sum_assignment
+
+    rows, columns = linear_sum_assignment(values, maximize=True)
+    return sum(values[row][column] for row, column in zip(rows, columns, strict=True))
+
+
+def score_released_tool_calls(sample: Sample) -> float:
+    """Return the agreement of a completion's calls as the authors' code measures it."""
+    right: Sequence[ToolCall] = sample.problem.data["calls"]
+    if not right:
+        return 0.0
+    called = parse_released_calls(sample.completion, {call["name"] for call in right})
+    if called is None:
+        return LOWEST
+    score = _compare_names(right, called)
+    for wanted in right:
+        values = [compare_calls(wanted, other) for other in called]
+        best = max(values, default=0.0)
+        if best > 0:
+            score += best
+            del called[values.index(best)]
+    return _scale(score, right)
+
+
+def parse_released_calls(completion: str, wanted: Collection[str]) -> list[ToolCall] | None:
+    """Return the calls between the first start tag and the next tag; None if one is broken.
+
+    Only calls of the `wanted` tools need an object of parameters.
+    """
+    if "<tool_call>" not in completion or "</tool_call>" not in completion:
+        return None
+    calls = _read_lines(completion.split("<tool_call>")[1].partition("</tool_call>")[0])
+    for call in calls or ():
+        match call:
+            case {"name": list() | dict()}:
+                return None
+            case {"name": _, "parameters": dict()}:
+                pass
+            case {"name": name} if name not in wanted:
+                pass
+            case _:
+                return None
+    return calls
+
+
+TOOL_CALLS = Reward(
+    "correctness",
+    *(LOWEST, HIGHEST, score_tool_calls, "mean agreement with the right calls"),
+    released=score_released_tool_calls,
+)
+
+_TAGS = ("think", "tool_call", "response")
+_THINK = r"<think>.*?</think>"
+_CALLS = r"\n<tool_call>\n.*?\n</tool_call>"
+_RESPONSE = r"\n<response>.*?</response>"
+
+
+def score_tool_format(sample: Sample) -> float:
+    """Return 1.0 for the tags of the right answer, once each and in order, else 0.0.
+
+    `data["calls"]` of the problem are the right calls; `data["response"]` is true if the right
+    answer also speaks to the user.
+    """
+    calls, response = bool(sample.problem.data["calls"]), bool(sample.problem.data["response"])
+    for tag, expected in zip(_TAGS, (True, calls, response), strict=True):
+        for mark in (f"<{tag}>", f"</{tag}>"):
+            if sample.completion.count(mark) != expected:
+                return 0.0
+    return float(_has_blocks(sample.completion, calls=calls, response=response))
+
+
+def score_released_tool_format(sample: Sample) -> float:
+    """Return the same as the authors' code, which is less strict.
+
+    It strips the completion, does not count the think tags, and counts the others only if the right
+    answer has them.
+    """
+    calls, response = bool(sample.problem.data["calls"]), bool(sample.problem.data["response"])
+    completion = sample.completion.strip()
+    for tag in ["tool_call"] * calls + ["response"] * response:
+        if completion.count(f"<{tag}>") != 1 or completion.count(f"</{tag}>") != 1:
+            return 0.0
+    return float(_has_blocks(completion, calls=calls, response=response))
+
+
+def _has_blocks(completion: str, *, calls: bool, response: bool) -> bool:
+    """Return whether a completion begins, continues and ends with the blocks that are due."""
+    blocks = _THINK + _CALLS * calls + _RESPONSE * response
+    return re.match(f"^{blocks}$", completion, flags=re.DOTALL) is not None
+
+
+TOOL_FORMAT = Reward(
+    "format",
+    *(0, 1, score_tool_format, "share with the tags that the answer needs, in order"),
+    released=score_released_tool_format,
+)

@@ -1,0 +1,246 @@
+"""One directory with every character that some reader takes for its own, through all renderers.
+
+Each text is read back by the rules of its reader, which the helpers below follow line by line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from gdpo_tune.clusters.load_schedules import ScheduledSweep
+from gdpo_tune.clusters.render.base import render_all
+from gdpo_tune.clusters.render.batch_script import build_job_script
+from gdpo_tune.clusters.render.ray_job import build_ray_job
+from tests.support.render import KUBERAY, LOCAL, NOW, SLURM
+from tests.support.schedule import load_scheduled_sweep
+
+NAMES = (
+    "-My Search 100%j %%n 'it' \"was\" ?#$HOME $$ ${X} ;&|<>(a)[b]{c}*~! \\%d \\\\e -ü",
+    "My Search 100%j",
+    "ends with\\",
+    "ends with a blank ",
+)
+IDS = ("all", "percent", "backslash", "blank")
+
+
+@pytest.fixture(params=NAMES, ids=IDS)
+def project(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    directory = tmp_path / str(request.param)
+    directory.mkdir()
+    return directory
+
+
+def render(sweep: ScheduledSweep, target: str) -> dict[str, str]:
+    python = f"{sweep.root}/.venv/bin/python"
+    rendered, _ = render_all([sweep], target, python, sweep.root, NOW)
+    return rendered[sweep.name]
+
+
+def find_line(text: str, beginning: str) -> str:
+    (line,) = [line for line in text.split("\n") if line.startswith(beginning)]
+    return line.removeprefix(beginning)
+
+
+def build_words(sweep: ScheduledSweep, python: str, *more: str) -> list[str]:
+    words = ["-m", "gdpo_tune.schedule", "sweeps/nightly.yaml", "run", "nightly", "--wait"]
+    return [python, *words, *more]
+
+
+def read_cron_command(command: str, *, also_backslash: bool) -> str:
+    """crontab(5): % ends the command unless escaped by a backslash, which is removed.
+
+    Source: child_process in do_command.c of Vixie cron; FreeBSD's reads `\\\\` as `\\` in this way
+    too, cronie and Debian's do not.
+    """
+    read, escaped = list[str](), False
+    for character in command:
+        if escaped and (character == "%" or (also_backslash and character == "\\")):
+            read[-1] = character
+            escaped = False
+            continue
+        if not escaped and character == "%":
+            break
+        read.append(character)
+        escaped = character == "\\" and not escaped
+    return "".join(read)
+
+
+@pytest.mark.parametrize("also_backslash", [False, True])
+def test_cron(project, also_backslash):
+    sweep = load_scheduled_sweep(project, LOCAL)
+    (text,) = render(sweep, "crontab").values()
+    line = find_line(text, "30 2 * * 1-5 ")
+    words = shlex.split(read_cron_command(line, also_backslash=also_backslash))
+    python = f"{project}/.venv/bin/python"
+    assert words == ["cd", str(project), "&&", *build_words(sweep, python)]
+
+
+def read_systemd_words(line: str) -> list[str]:
+    """systemd.service(5), "Command lines": quotes, C's escapes, `%%`, and `$$` but in the program.
+
+    Source: extract_first_word (EXTRACT_UNQUOTE | EXTRACT_CUNESCAPE) and string_is_safe.
+    """
+    pattern = r'"((?:[^"\\]|\\.)*)"(?:\s|$)|([^\s"\'\\]+)(?:\s|$)'
+    matches = list(re.finditer(pattern, line))
+    assert "".join(match[0] for match in matches) == line
+    words: list[str] = []
+    for quoted, plain in (match.groups() for match in matches):
+        word = re.sub(r"\\(.)", r"\1", quoted) if plain is None else plain
+        assert "%" not in word.replace("%%", "")
+        word = word.replace("%%", "%")
+        if words:
+            assert "$" not in word.replace("$$", "")
+            word = word.replace("$$", "$")
+        words.append(word)
+    assert not set(words[0]) & set("\"'\\"), "Executable name contains special characters"
+    return words
+
+
+def test_systemd(project):
+    sweep = load_scheduled_sweep(project, LOCAL)
+    service = render(sweep, "systemd")["gdpo-nightly.service"]
+    words = read_systemd_words(find_line(service, "ExecStart="))
+    if words[0] == "/bin/sh":
+        assert words[1:3] == ["-c", 'exec "$0" "$@"']
+        words = words[3:]
+    assert words == build_words(sweep, f"{project}/.venv/bin/python")
+    # systemd.exec(5): a path as it stands, but for specifiers. systemd.syntax(7): a backslash at
+    # the end joins lines, white space there is removed
+    directory = find_line(service, "WorkingDirectory=")
+    assert directory == directory.strip()
+    assert not directory.endswith("\\")
+    assert os.path.normpath(directory.replace("%%", "%")) == str(project)
+
+
+def read_sbatch_words(line: str) -> list[str]:
+    """Words of a line `#SBATCH`. Source: get_argument in slurm_opt.c and sbatch/opt.c."""
+    words = list[str]()
+    while line := line.lstrip():
+        word, quote, escaped = "", "", False
+        while line and (quote or not line[0].isspace()):  # also a blank behind a backslash
+            character, line = line[0], line[1:]
+            if escaped:
+                escaped = False
+            elif character == "\\":
+                escaped = True
+                continue
+            elif quote:
+                if character == quote:
+                    quote = ""
+                    continue
+            elif character in "\"'":
+                quote = character
+                continue
+            elif character == "#":
+                line = ""
+                break
+            word += character
+        assert not quote, "Unmatched quote"
+        words.append(word)
+    return words
+
+
+def expand_log(pattern: str, job: str) -> str:
+    r"""sbatch(1), "filename pattern": `%j`, `%%`; where a `\` is, it is removed and no `%` is read.
+
+    Source: remove_path_slashes and fname_create in fname.c.
+    """
+    if "\\" in pattern:
+        return re.sub(r"\\(\\?)", r"\1", pattern)
+    read = {"%%": "%", "%j": job}
+    return re.sub("%.", lambda found: read[found[0]], pattern)
+
+
+def read_log(script: str) -> str:
+    (option,) = read_sbatch_words(find_line(script, "#SBATCH --output"))
+    return expand_log(option.removeprefix("="), "4711")
+
+
+def read_shell(script: str, name: str) -> Sequence[str]:
+    (line,) = [line for line in script.split("\n") if line.startswith(name)]
+    return shlex.split(line)
+
+
+def test_slurm(project):
+    sweep = load_scheduled_sweep(project, SLURM)
+    files = render(sweep, "slurm")
+    script = files["nightly.sbatch"]
+    number = "" if "\\" in project.name else "-4711"
+    assert read_log(script) == f"{project}/nightly{number}.log"
+    assert read_shell(script, "cd ")[1] == str(project)
+    assert read_shell(script, "export PATH=")[1] == f"PATH={project}/.venv/bin:$PATH"
+    line = shlex.split(find_line(files["nightly.scrontab"], "30 2 * * 1-5 "))
+    assert line == ["sbatch", f"{project}/nightly.sbatch"]
+
+
+def test_a_job_of_slurm(project):
+    sweep = load_scheduled_sweep(project, SLURM)
+    directory = project / "jobs"
+    directory.mkdir()
+    command = ["python", "-c", "print(7)", str(project)]
+    script = build_job_script(sweep, sweep.settings.backend, "a1", command, directory)
+    assert read_log(script) == f"{directory}/log.txt"
+    assert read_shell(script, "rm -f ")[2] == f"{directory}/end;"
+    trap = read_shell(script, "trap ")[1]
+    assert shlex.split(trap.partition("cat ")[2].partition("/pid")[0]) == [str(directory)]
+    assert shlex.split(script.partition('&& exec "$@"\' ')[2].partition(" \\\n")[0]) == [
+        str(directory)
+    ]
+    assert shlex.split(find_line(script, "    python").removesuffix(" &")) == command[1:]
+
+
+def expand_kubernetes(word: str) -> str:
+    """`$(NAME)` is replaced by a variable, `$$` read as `$`.
+
+    Source: Kubernetes, "Define dependent environment variables"; expansion.Expand.
+    """
+    return re.sub(r"\$\$|\$\(([^)]*)\)", lambda found: "$" if found[0] == "$$" else "x", word)
+
+
+def read_yaml(text: str) -> list[dict]:
+    """Documents as Kubernetes reads them: by version 1.1."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.version = (1, 1)
+    return list(yaml.load_all(text))
+
+
+def test_line_breaks_that_only_yaml_knows(tmp_path):
+    """YAML 1.1, production 22: NEL, LS and PS are line breaks, which a quoted text folds."""
+    sweep = load_scheduled_sweep(tmp_path, KUBERAY)
+    words = ["python", "\x85 \u2028 \u2029 ü"]
+    (job,) = read_yaml(build_ray_job(sweep, sweep.settings.backend, "a1", words))
+    assert shlex.split(job["spec"]["entrypoint"])[3:] == words
+
+
+@pytest.mark.parametrize("name", [*NAMES, "$(HOME)"], ids=[*IDS, "variable"])
+def test_kubernetes(tmp_path, name):
+    sweep = load_scheduled_sweep(tmp_path, KUBERAY)
+    backend = sweep.settings.backend.model_copy(update={"working_dir": f"/srv/{name}"})
+    settings = sweep.settings.model_copy(update={"backend": backend})
+    (tmp_path / name).mkdir()
+    file = sweep.file.rename(tmp_path / name / sweep.file.name)
+    sweep = replace(sweep, settings=settings, file=file)
+    (job,) = read_yaml(build_ray_job(sweep, backend, "a1", ["python", "-m", f"x/{name}"]))
+    words = ["cd", f"/srv/{name}", "&&", "python", "-m", f"x/{name}"]
+    assert shlex.split(job["spec"]["entrypoint"]) == words
+    (text,) = render(sweep, "kuberay").values()
+    (pod,) = [
+        document["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"][0]
+        for document in read_yaml(text)
+        if document["kind"] == "CronJob"
+    ]
+    assert pod["workingDir"] == f"/srv/{name}"
+    command = [expand_kubernetes(word) for word in pod["command"]]
+    assert command[3] == ("./" if name.startswith("-") else "") + f"{name}/nightly.yaml"
+    archive = backend.model_copy(update={"working_dir": "s3://bucket/a: b #c.zip"})
+    (job,) = read_yaml(build_ray_job(sweep, archive, "a1", ["python"]))
+    environment = YAML(typ="safe").load(job["spec"]["runtimeEnvYAML"])
+    assert environment == {"working_dir": "s3://bucket/a: b #c.zip"}
