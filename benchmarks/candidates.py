@@ -37,8 +37,7 @@ from gdpo_tune.analysis.probability import (
 from gdpo_tune.analysis.resampling import correct_p_values
 from gdpo_tune.analysis.sides import Side, build_side
 from gdpo_tune.analysis.verdict import build_verdict
-from gdpo_tune.core.candidates import Part
-from gdpo_tune.core.trials import Estimate, TrialRecord
+from gdpo_tune.core.trials import Estimate, Part, TrialRecord
 
 Floats = NDArray[np.float64]
 TRAINING = 0.04

@@ -18,7 +18,7 @@ from peaks import Peak, measure_gpu_memory, measure_process_memory
 
 from gdpo_tune import cli
 from gdpo_tune.core.errors import GdpoTuneError
-from gdpo_tune.core.incidents import IS_TRIED_AGAIN
+from gdpo_tune.core.events import IS_TRIED_AGAIN
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, check_resources, count_local_cpus, load_spec

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gdpo_tune.analysis.response import Dimension, Encoder
-from gdpo_tune.core.trial_config import Params
-from gdpo_tune.core.trials import Estimate, TrialRecord
+from gdpo_tune.core.trials import Estimate, Params, TrialRecord
 from gdpo_tune.results.dimensions import list_dimensions
 from gdpo_tune.spec import Choices, Domain, ObjectiveSpec, Search, Space, SweepSpec, Uniform
 from gdpo_tune.tuning.search.projection import Projection

@@ -22,8 +22,8 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from gdpo_tune.sandbox import Job, Limits, Sandbox
-from gdpo_tune.sandbox.inside.frames import pack, read_exactly
-from gdpo_tune.sandbox.inside.modules import IMPORTED
+from gdpo_tune.sandbox.guest.modules import IMPORTED
+from gdpo_tune.sandbox.guest.protocol import pack, read_exactly
 
 LIMIT_SECONDS = 0.5
 MEMORY_BYTES = Limits().memory_bytes

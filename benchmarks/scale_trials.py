@@ -11,8 +11,8 @@ import numpy as np
 from driver import compute_worth
 from scale_executor import CLOCK
 
-from gdpo_tune.core.steps import STEPS_FILE
 from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trial_files import STEPS_FILE
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome
 from gdpo_tune.tuning.ray.messages import (
     AttemptConfig,

@@ -18,7 +18,7 @@ import torch
 from matplotlib.figure import Figure
 
 from gdpo_tune.analysis.front import Front, find_untrained
-from gdpo_tune.core.formatting import INK, MODE_COLORS
+from gdpo_tune.core.text import INK, MODE_COLORS
 from gdpo_tune.results.open_sweep import read_sweep
 from gdpo_tune.training.normalization import compute_advantages
 

@@ -20,8 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gdpo_tune.core.completions import Completion, write_completions
-from gdpo_tune.core.steps import append_step
+from gdpo_tune.core.trial_files import Completion, append_step, write_completions
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Role, State, TrialRecord
 from gdpo_tune.figures import write_report
 from gdpo_tune.spec import SweepSpec, load_spec

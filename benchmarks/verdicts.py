@@ -47,7 +47,7 @@ from gdpo_tune.analysis.replicates import estimate_seed_spread, pool_estimates
 from gdpo_tune.analysis.resampling import correct_p_values
 from gdpo_tune.analysis.sides import Side, build_side
 from gdpo_tune.analysis.verdict import build_verdict
-from gdpo_tune.core.estimates import estimate_metrics
+from gdpo_tune.core.metrics import estimate_metrics
 from gdpo_tune.core.trials import Estimate, Objective, Role, TrialRecord
 
 GOALS = tuple(Objective(name, "maximize", 0.0) for name in ("correctness", "format", "length"))

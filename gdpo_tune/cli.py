@@ -33,8 +33,8 @@ from gdpo_tune.core.errors import (
     UsageError,
 )
 from gdpo_tune.core.files import expand_path, find_path_problem, is_disk_full
-from gdpo_tune.core.service_url import bypass_proxies_on_loopback
-from gdpo_tune.core.signals import INTERRUPTED
+from gdpo_tune.core.http import bypass_proxies_on_loopback
+from gdpo_tune.core.system import INTERRUPTED
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -312,7 +312,7 @@ def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str
         TrackingError: `tracking.required` and the server does not answer.
     """
     from gdpo_tune.core import task_files
-    from gdpo_tune.policies.hub import check_policy_available
+    from gdpo_tune.policies.load_policy import check_policy_available
     from gdpo_tune.policies.prompts import check_template_kwargs, read_chat_template
     from gdpo_tune.tasks.data_rows import check_data
     from gdpo_tune.tracking import check_server

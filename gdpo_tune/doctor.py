@@ -24,7 +24,7 @@ from urllib.request import getproxies
 from packaging.requirements import Requirement
 
 from gdpo_tune import cli
-from gdpo_tune.core import engines, ray_access, system
+from gdpo_tune.core import addresses, engines, system
 from gdpo_tune.core.errors import GdpoTuneError, SpecProblem
 from gdpo_tune.core.gpu_memory import GIB
 
@@ -136,7 +136,7 @@ def check_machine() -> Iterator[Row]:
     uri = os.environ.get("MLFLOW_TRACKING_URI") or Tracking().uri
     problem, fix = find_problem(uri), "start the server, or export MLFLOW_TRACKING_URI=..."
     yield build_row("MLflow", f"{uri} {problem}", fix, fine=not problem)
-    address, name = os.environ.get(ray_access.ADDRESS, ""), ray_access.ADDRESS
+    address, name = os.environ.get(addresses.RAY_ADDRESS, ""), addresses.RAY_ADDRESS
     silence = "" if address in ("", "auto") else find_silence(address, ASK_SECONDS)
     text = f"{name} = {address} {silence}" if address else "starts on this machine"
     yield build_row("Ray", text, f"start that cluster, or unset {name}", fine=not silence)

@@ -152,8 +152,8 @@ def collect(options: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from gdpo_tune.analysis.selection import subtract_estimates
-    from gdpo_tune.core.checkpoint_names import ADAPTER_CONFIG
     from gdpo_tune.core.errors import UsageError
+    from gdpo_tune.core.trial_files import ADAPTER_CONFIG
     from gdpo_tune.display.training import print_result
     from gdpo_tune.results.picking import load_and_pick
     from gdpo_tune.results.retrain import build_trial_config
@@ -191,8 +191,8 @@ def write_policy(saved: Path, config: TrialConfig) -> Path:
     """
     from safetensors import SafetensorError
 
-    from gdpo_tune.core.checkpoint_names import ADAPTER, ADAPTER_CONFIG
     from gdpo_tune.core.errors import PolicyError, UsageError
+    from gdpo_tune.core.trial_files import ADAPTER, ADAPTER_CONFIG
     from gdpo_tune.core.trials import Cost
     from gdpo_tune.policies.load_policy import load_policy
     from gdpo_tune.training.checkpoints import write_checkpoint

@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any
 from gdpo_tune import cli
 
 if TYPE_CHECKING:
-    from gdpo_tune.core.candidates import Part
     from gdpo_tune.core.trial_config import TrainedPart
-    from gdpo_tune.core.trials import Outcome
+    from gdpo_tune.core.trials import Outcome, Part
     from gdpo_tune.results.merge_file import MergeProgress, MergeResult
     from gdpo_tune.results.merge_request import MergeRequest
 
@@ -239,7 +238,7 @@ def _evaluate(
         UsageError: the policies do not fit.
     """
     from gdpo_tune.core.errors import TrialFailure, UsageError
-    from gdpo_tune.core.rendezvous import clear_rendezvous
+    from gdpo_tune.core.system import clear_rendezvous
     from gdpo_tune.training import train
     from gdpo_tune.training.checkpoints import find_newest_checkpoint
     from gdpo_tune.training.merging import check_parts

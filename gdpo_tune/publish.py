@@ -82,8 +82,8 @@ def choose_policies(
     Raises:
         UsageError: nothing can be published; the message says why, and nothing was written or sent.
     """
+    from gdpo_tune.core.addresses import refuse_published
     from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.core.hub_address import refuse_published
     from gdpo_tune.publishing.publication import choose_candidate, list_members, open_publication
     from gdpo_tune.results.open_sweep import read_sweep, resolve_location, split_source
     from gdpo_tune.results.pick_language import parse_pick
@@ -184,7 +184,7 @@ def upload_all(
 
 def describe_size(content: RepositoryContent) -> str:
     """Return the number of files and their size for a person."""
-    from gdpo_tune.core.formatting import format_count
+    from gdpo_tune.core.text import format_count
 
     return f"{format_count(len(content.files), 'file')}, {content.size / MEGABYTE:.1f} MB"
 

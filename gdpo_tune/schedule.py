@@ -127,7 +127,7 @@ def tick(options: argparse.Namespace) -> int:
 def serve(options: argparse.Namespace) -> int:
     """Tick until a signal comes. Files are read again each time."""
     from gdpo_tune.clusters.console import ScheduleTicker
-    from gdpo_tune.core.signals import stop_on_signals
+    from gdpo_tune.core.system import stop_on_signals
 
     ended, ticker = threading.Event(), ScheduleTicker(options.sweeps, read_clock)
     with stop_on_signals(lambda _: ended.set()):
@@ -141,7 +141,7 @@ def run(options: argparse.Namespace) -> int:
     """Run one sweep for a time, or for the last time of its schedule."""
     from gdpo_tune.clusters.console import ConsolePrinter
     from gdpo_tune.clusters.named_runs import choose_due_time, run_by_name
-    from gdpo_tune.core.signals import stop_on_signals
+    from gdpo_tune.core.system import stop_on_signals
 
     context, ended = open_named(options), threading.Event()
     due, report = choose_due_time(context, options.at, now=options.now), ConsolePrinter().print_news

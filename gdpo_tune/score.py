@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 
 from gdpo_tune import cli
 from gdpo_tune.core import task_files
-from gdpo_tune.core.completions import CUT
 from gdpo_tune.core.errors import (
     DataError,
     GdpoTuneError,
@@ -37,15 +36,16 @@ from gdpo_tune.core.errors import (
     UsageError,
 )
 from gdpo_tune.core.files import explain_write_errors, is_directory, write_atomically
-from gdpo_tune.core.formatting import (
+from gdpo_tune.core.prompt_order import PROBLEM_SEED
+from gdpo_tune.core.registry import describe_layout
+from gdpo_tune.core.text import (
     NO_VALUE,
     abbreviate_parameter,
     format_count,
     format_number,
     make_printable,
 )
-from gdpo_tune.core.prompt_order import PROBLEM_SEED
-from gdpo_tune.core.registry import describe_layout
+from gdpo_tune.core.trial_files import CUT
 from gdpo_tune.tasks.base import CallContext, Problem, call_score, check_scores
 from gdpo_tune.tasks.data_rows import (
     SURROGATE,

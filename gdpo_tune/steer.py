@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from gdpo_tune import cli
 
 if TYPE_CHECKING:
-    from gdpo_tune.core.requests import RecordedRequest, Request
+    from gdpo_tune.core.events import RecordedRequest, Request
     from gdpo_tune.results.steering import Steering
 
 WAIT_SECONDS = 10.0

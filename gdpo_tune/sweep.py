@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
-from gdpo_tune.core import ray_access, task_files
+from gdpo_tune.core import addresses, task_files
+from gdpo_tune.core.addresses import refuse_published
 from gdpo_tune.core.errors import ClusterLostError, NoSignalError, UsageError
-from gdpo_tune.core.hub_address import refuse_published
 
 if TYPE_CHECKING:
     from gdpo_tune.core.errors import SpecProblem
@@ -111,10 +111,10 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     if options.one_front and not options.accept_changes:
         raise UsageError("--one-front requires --accept-changes")
     if options.address is not None:
-        address = ray_access.check_ray_address(options.address, "--address")
+        address = addresses.check_ray_address(options.address, "--address")
         # The variable names a cluster more exactly than auto does.
-        if address != "auto" or not os.environ.get(ray_access.ADDRESS):
-            os.environ[ray_access.ADDRESS] = address
+        if address != "auto" or not os.environ.get(addresses.RAY_ADDRESS):
+            os.environ[addresses.RAY_ADDRESS] = address
     return options
 
 
@@ -163,8 +163,7 @@ def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ())
     `needs` are those that reading the file has found. A policy or local data that no machine could
     use is refused, and too small a share of a GPU of this machine.
     """
-    from gdpo_tune.policies.hub import describe_policy
-    from gdpo_tune.policies.load_policy import measure_policy
+    from gdpo_tune.policies.load_policy import describe_policy, measure_policy
     from gdpo_tune.policies.prompts import check_template_kwargs, read_chat_template
     from gdpo_tune.spec import render_dry_run, render_needs, settle_pack
 
@@ -205,7 +204,7 @@ def choose_trials_per_process(spec: SweepSpec) -> PackChoice:
     from gdpo_tune.spec import choose_pack, read_device_memory
     from gdpo_tune.tuning.ray.gpus import read_cluster_memory
 
-    is_joined = bool(os.environ.get(ray_access.ADDRESS))
+    is_joined = bool(os.environ.get(addresses.RAY_ADDRESS))
     size, resources = measure_policy(spec.policy), spec.resources
     read = (lambda: read_cluster_memory(resources)) if is_joined else read_device_memory
     return choose_pack(spec, size, read)
@@ -217,9 +216,9 @@ def print_environment(spec: SweepSpec, file: str = "") -> None:
 
     for problem in cli.find_problems(spec, file):
         raise problem
-    if address := os.environ.get(ray_access.ADDRESS):
-        address = ray_access.check_ray_address(address, ray_access.ADDRESS)
-        print(f"cluster: {ray_access.ADDRESS} = {address}")
+    if address := os.environ.get(addresses.RAY_ADDRESS):
+        address = addresses.check_ray_address(address, addresses.RAY_ADDRESS)
+        print(f"cluster: {addresses.RAY_ADDRESS} = {address}")
     others = () if address else list_other_sweeps()
     for warning in (*list_sandbox_warnings(spec), *others):
         print(f"warning: {warning}", file=sys.stderr)

@@ -196,7 +196,7 @@ def train_to_end(asked: TrainingRequest, config: TrialConfig) -> int:
 
     from gdpo_tune.core.errors import NoSignalError
     from gdpo_tune.core.files import write_atomically
-    from gdpo_tune.core.signals import stop_on_signals
+    from gdpo_tune.core.system import stop_on_signals
     from gdpo_tune.display.training import TrainingDisplay
     from gdpo_tune.ledger.trial_encoding import encode_outcome
     from gdpo_tune.results.warnings import explain_dead_start
@@ -212,7 +212,7 @@ def train_to_end(asked: TrainingRequest, config: TrialConfig) -> int:
     elif resume is not None:
         print(f"resumes from {resume.name}", flush=True)
 
-    from gdpo_tune.core.rendezvous import clear_rendezvous
+    from gdpo_tune.core.system import clear_rendezvous
     from gdpo_tune.training import train
     from gdpo_tune.training.processes import train_in_processes
 

@@ -30,8 +30,7 @@ from gdpo_tune import cli
 from gdpo_tune.web.guard import HOST_NAME, Guard, is_loopback, list_own_names
 
 if TYPE_CHECKING:
-    from gdpo_tune.core.trial_config import Params
-    from gdpo_tune.core.trials import TrialRecord
+    from gdpo_tune.core.trials import Params, TrialRecord
     from gdpo_tune.spec import SweepSpec
     from gdpo_tune.web.live_sweep import Plan
 
@@ -137,8 +136,8 @@ def find_spec(named: str) -> tuple[Callable[[], SweepSpec], str]:
         UsageError: there is no such sweep.
         SpecError: its file cannot be read.
     """
+    from gdpo_tune.core.addresses import refuse_published
     from gdpo_tune.core.files import is_file
-    from gdpo_tune.core.hub_address import refuse_published
     from gdpo_tune.results.open_sweep import SPEC, is_space, resolve_location, resolve_spec_file
 
     if not is_space(named):

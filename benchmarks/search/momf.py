@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 from problems import Curve, build_exact_estimates
 
-from gdpo_tune.core.trial_config import Params
+from gdpo_tune.core.trials import Params
 from gdpo_tune.spec import Choices, Constraint, ObjectiveSpec, Uniform
 
 LEVELS = (1, 3, 9, 27)

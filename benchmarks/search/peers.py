@@ -18,7 +18,7 @@ from optuna.trial import Trial
 from problems import REDUCTION, Estimates, Problem, build_spec
 from simulator import Verdict
 
-from gdpo_tune.core.trial_config import Params
+from gdpo_tune.core.trials import Params
 from gdpo_tune.ledger import (
     compute_violation,
     convert_to_distribution,

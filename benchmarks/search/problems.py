@@ -11,8 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from gdpo_tune.core.trial_config import Params
-from gdpo_tune.core.trials import Estimate
+from gdpo_tune.core.trials import Estimate, Params
 from gdpo_tune.spec import Choices, Constraint, ObjectiveSpec, Search, Space, SweepSpec, Uniform
 
 Estimates = Mapping[str, Estimate]

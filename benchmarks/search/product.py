@@ -8,8 +8,7 @@ from dataclasses import replace
 from problems import REDUCTION, Estimates, Problem, build_spec
 from simulator import Verdict
 
-from gdpo_tune.core.trial_config import Params
-from gdpo_tune.core.trials import Cost, Rung, State, TrialRecord
+from gdpo_tune.core.trials import Cost, Params, Rung, State, TrialRecord
 from gdpo_tune.ledger import compute_violation
 from gdpo_tune.spec import Search, SweepSpec
 from gdpo_tune.tuning.schedulers.rungs import Rungs

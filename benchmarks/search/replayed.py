@@ -19,8 +19,7 @@ from surrogate import Floats, Surrogate, encode_features, find_nearest
 from table import SHIPPED, Curves, read_table
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.trial_config import Params
-from gdpo_tune.core.trials import Estimate
+from gdpo_tune.core.trials import Estimate, Params
 from gdpo_tune.spec import (
     AshaSettings,
     Choices,

@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 import numpy as np
 from problems import Curve, Estimates, Problem
 
-from gdpo_tune.core.trial_config import Params
+from gdpo_tune.core.trials import Params
 
 Verdict = Literal["continue", "stop", "pause"]
 JITTER = 0.01

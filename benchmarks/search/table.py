@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.trial_config import Params
+from gdpo_tune.core.trials import Params
 
 Floats = NDArray[np.float64]
 SHIPPED = Path(__file__).with_name("curves_math.parquet")

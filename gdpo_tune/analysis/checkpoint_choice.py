@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from gdpo_tune.analysis.pareto import compute_contributions, compute_losses, mark_front
-from gdpo_tune.core.candidates import Part
-from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
+from gdpo_tune.core.trials import Estimate, Objective, Part, TrialRecord
 
 
 def rank_checkpoints(

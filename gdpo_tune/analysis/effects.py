@@ -27,7 +27,7 @@ from gdpo_tune.analysis.probability import Interval
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.analysis.resampling import compute_interval
 from gdpo_tune.analysis.response import POINTS, Dimension, Encoder, draw_surfaces
-from gdpo_tune.core.formatting import NOISE
+from gdpo_tune.core.text import NOISE
 from gdpo_tune.core.trials import Objective
 
 Strength = Literal["clear", "unclear", "none"]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from gdpo_tune.analysis.effects import Change, Effects, ParameterEffect
 from gdpo_tune.analysis.front import Front, name_extreme
-from gdpo_tune.core.candidates import title_candidate
-from gdpo_tune.core.formatting import (
+from gdpo_tune.core.text import (
     format_count,
     format_estimate,
     format_hypervolume,
     format_list,
     format_percent,
 )
+from gdpo_tune.core.trials import title_candidate
 
 MORE = 2
 """Factor by which more configurations may settle a ranking that is not reliable."""

@@ -26,7 +26,7 @@ from gdpo_tune.analysis.replicates import (
     pool_trials,
 )
 from gdpo_tune.analysis.selection import find_extremes, find_knee, is_above
-from gdpo_tune.core.formatting import format_first, format_list
+from gdpo_tune.core.text import format_first, format_list
 from gdpo_tune.core.trials import Objective, TrialRecord
 
 MOST_TIES = 3

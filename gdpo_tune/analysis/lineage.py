@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gdpo_tune.core.trial_config import Params, Segment
-from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.core.trial_config import Segment
+from gdpo_tune.core.trials import Params, TrialRecord
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,7 @@ from gdpo_tune.analysis.pareto import (
     mark_front,
     select_front,
 )
-from gdpo_tune.core.candidates import Part
-from gdpo_tune.core.trials import Objective, TrialRecord
+from gdpo_tune.core.trials import Objective, Part, TrialRecord
 
 Rounded = frozenset[tuple[Policy, float]]
 """A mixture by which equal ones are found."""

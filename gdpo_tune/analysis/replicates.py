@@ -41,9 +41,7 @@ import numpy as np
 
 from gdpo_tune.analysis.pareto import NOT_RANKED, rank_points
 from gdpo_tune.analysis.probability import compute_quantile, estimate_front_probability
-from gdpo_tune.core.candidates import Part
-from gdpo_tune.core.trial_config import Params
-from gdpo_tune.core.trials import CLEAR, Estimate, Objective, Role, TrialRecord
+from gdpo_tune.core.trials import CLEAR, Estimate, Objective, Params, Part, Role, TrialRecord
 
 Key = tuple[object, ...]
 Spread = tuple[float, int]

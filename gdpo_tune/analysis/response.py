@@ -27,7 +27,7 @@ from numpy.polynomial import legendre
 from scipy.stats import qmc
 
 from gdpo_tune.analysis.pareto import Floats
-from gdpo_tune.core.trial_config import Params, ParamValue
+from gdpo_tune.core.trials import Params, ParamValue
 
 DEGREE = 3
 DECAY = 0.25

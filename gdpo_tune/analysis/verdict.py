@@ -8,7 +8,7 @@ from typing import Literal
 
 from gdpo_tune.analysis.comparison import ALPHA, Comparison, Effect
 from gdpo_tune.analysis.probability import Interval
-from gdpo_tune.core.formatting import format_list, format_percent
+from gdpo_tune.core.text import format_list, format_percent
 
 Winner = Literal["left", "right", "mixed", "undecided", "equal", "too few"]
 CLOSE = 0.1

@@ -15,8 +15,8 @@ from gdpo_tune.clusters.schedule_spec import (
     SlurmBackend,
     resolve_path,
 )
+from gdpo_tune.core.addresses import find_address_problem
 from gdpo_tune.core.object_store import is_url
-from gdpo_tune.core.service_url import find_address_problem
 
 Fault = tuple[tuple[str, ...], str, str]
 """Key, reason, fix."""

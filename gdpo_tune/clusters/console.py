@@ -17,9 +17,9 @@ from gdpo_tune.clusters.schedule_spec import KubeRayBackend, LocalBackend, RayJo
 from gdpo_tune.clusters.schedule_state import ACTIVE
 from gdpo_tune.clusters.schedule_storage import ScheduleStorage
 from gdpo_tune.clusters.tick import tick
-from gdpo_tune.core import ray_access
+from gdpo_tune.core import addresses
 from gdpo_tune.core.errors import GdpoTuneError, SpecError
-from gdpo_tune.core.webhook import find_webhook_problem
+from gdpo_tune.core.http import find_webhook_problem
 from gdpo_tune.spec import find_machine_problems, find_unset_webhook
 
 LOCAL_TIME = "%a %Y-%m-%d %H:%M %Z"
@@ -126,8 +126,8 @@ def find_warnings(sweep: ScheduledSweep) -> list[str]:
         if problem:
             text = f"{notify.webhook_env} is {problem}, so no notification would be sent"
             warnings.append(f"{sweep.file}: {text}")
-    if isinstance(backend, LocalBackend) and (address := os.environ.get(ray_access.ADDRESS)):
-        warnings.append(f"{sweep.file}: {ray_access.ADDRESS} = {address}: trials run there")
+    if isinstance(backend, LocalBackend) and (address := os.environ.get(addresses.RAY_ADDRESS)):
+        warnings.append(f"{sweep.file}: {addresses.RAY_ADDRESS} = {address}: trials run there")
     lost = explain_lost_tracking(sweep.spec)
     if lost and isinstance(backend, RayJobBackend | KubeRayBackend):
         warnings.append(f"{sweep.file}: {lost}; write tracking: and the URL of a server")

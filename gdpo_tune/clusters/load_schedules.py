@@ -9,9 +9,9 @@ from pathlib import Path
 
 from gdpo_tune.clusters.backend_checks import find_backend_problems
 from gdpo_tune.clusters.schedule_spec import BACKEND_SETTINGS, ScheduleSettings, resolve_path
+from gdpo_tune.core.addresses import is_hub_address
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.core.files import is_directory, is_file
-from gdpo_tune.core.hub_address import is_hub_address
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.spec import SweepSpec, hide_passwords, load_spec
 from gdpo_tune.spec.checks import NAME

@@ -11,7 +11,7 @@ import os
 
 from gdpo_tune.clusters.schedule_decisions import ScheduleContext
 from gdpo_tune.clusters.schedule_state import DAY, Notice, ScheduleEvent
-from gdpo_tune.core.webhook import post_message
+from gdpo_tune.core.http import post_message
 
 
 def send_notices(context: ScheduleContext) -> None:

@@ -50,8 +50,6 @@ PACKAGES = ("torch", "transformers", "trl", "tokenizers")
 """Packages whose feature releases may change numbers; a patch release is no difference."""
 CACHED_FROM = 8 * 2**20
 """Bytes from which on the digest of a file is kept in the cache; a smaller one is read again."""
-MOST_CHANGES = 4
-"""Differences that a message lists."""
 _RACY_SECONDS = 2.0
 """A file that was written so lately may change again within one tick of its file system's clock."""
 _POLICY_FILES = (".safetensors", ".bin", ".json", ".txt", ".model", ".jinja", ".tiktoken", ".py")
@@ -153,7 +151,7 @@ def list_changes(
 
 def describe_changes(changes: Mapping[str, str], place: object, recorded: float) -> str:
     """Return what changed in one line; `recorded`: when `place` was written, in Unix seconds."""
-    lines, hidden = list(changes.values())[:MOST_CHANGES], len(changes) - MOST_CHANGES
+    lines, hidden = list(changes.values())[:4], len(changes) - 4
     more = f"; {hidden} more" if hidden > 0 else ""
     when = f"in {place} on {format_time(recorded)}"
     return f"what decides results is not what it was {when}: {'; '.join(lines)}{more}"
@@ -194,20 +192,20 @@ def hash_files(files: Iterable[Path]) -> dict[Path, str]:
 def read_cache(name: str) -> dict[str, Any]:
     """Return a mapping that an earlier command left in the user's cache; empty without one."""
     with suppress(OSError, ValueError):  # there is none yet, or a full disk has cut it
-        return json.loads((_get_cache() / name).read_text(encoding="utf-8"))
+        return json.loads(_locate_cache(name).read_text(encoding="utf-8"))
     return {}
 
 
 def write_cache(name: str, content: Mapping[str, Any]) -> None:
     """Leave a mapping in the user's cache, if that can be written."""
+    file = _locate_cache(name)
     with suppress(OSError):  # a home that cannot be written costs time, not correctness
-        _get_cache().mkdir(parents=True, exist_ok=True)
-        write_atomically(_get_cache() / name, json.dumps(content))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, json.dumps(content))
 
 
-def _get_cache() -> Path:
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(caches) / PACKAGE
+def _locate_cache(name: str) -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), PACKAGE, name)
 
 
 def _add_hub_commit(facts: dict[str, Fact], name: str, revision: str) -> None:
@@ -248,7 +246,10 @@ def find_modules(source: Path) -> tuple[dict[Path, ast.Module], set[str]]:
         file = waiting.pop()
         if file in modules:
             continue
-        modules[file] = tree = _parse(file)
+        modules[file] = tree = ast.Module([], [])
+        with suppress(SyntaxError, ValueError):  # a compiled module has no imports to read
+            if file.suffix == ".py":
+                modules[file] = tree = ast.parse(file.read_bytes())
         for name, level in _list_imports(tree):
             parts = name.split(".")
             if not level and (parts[0] in sys.stdlib_module_names or parts[0] == PACKAGE):
@@ -267,13 +268,6 @@ def find_modules(source: Path) -> tuple[dict[Path, ast.Module], set[str]]:
                     waiting.append(origin)
                 within = locations
     return modules, packages
-
-
-def _parse(file: Path) -> ast.Module:
-    with suppress(SyntaxError, ValueError):  # a compiled module has no imports that can be read
-        if file.suffix == ".py":
-            return ast.parse(file.read_bytes())
-    return ast.Module([], [])
 
 
 def _list_imports(tree: ast.Module) -> Iterator[tuple[str, int]]:

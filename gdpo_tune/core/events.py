@@ -1,15 +1,114 @@
-"""Events that tuning sends to its listeners, tracking and display. A listener never blocks it."""
+"""Events of a sweep for tracking and display, with its incidents and the requests of people.
+
+A listener never blocks the sweep.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from gdpo_tune.core.incidents import Incident
-from gdpo_tune.core.requests import RecordedRequest
-from gdpo_tune.core.trials import Measurement, TrialRecord
+from gdpo_tune.core.text import format_parameter
+from gdpo_tune.core.trials import Measurement, Params, TrialRecord
+
+WAS_LOST = "was lost"
+"""End of the description of an incident in which a node was lost."""
+IS_TRIED_AGAIN = "is tried again"
+"""Start of the description of an incident in which an attempt at a trial failed."""
+
+
+@dataclass(frozen=True)
+class Incident:
+    """A failure that a sweep survived: a node was lost, an attempt at a trial failed."""
+
+    time: float
+    """Unix seconds."""
+    description: str
+    """In one line; of trials, a predicate of each: `is tried again: ...`."""
+    trials: tuple[int, ...] = ()
+    """Numbers of the trials that it concerns."""
+
+    def __str__(self) -> str:
+        """Return the description with the trials, in one line."""
+        if not self.trials:
+            return self.description
+        numbers = ", ".join(map(str, self.trials))
+        if self.description.startswith("node "):
+            return f"{self.description}, with trial{'s' if len(self.trials) > 1 else ''} {numbers}"
+        several = len(self.trials) > 1
+        return f"{'each of trials' if several else 'trial'} {numbers} {self.description}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A change to a running sweep that a person asks for."""
+
+    id: str
+    """Random; nothing else tells apart two equal requests."""
+    action: str
+    """A key of `ACTIONS`, such as `stop`."""
+    arguments: Mapping[str, Any]
+    """JSON that the action takes, such as `{"trial": 7}`."""
+    author: str
+    """Name of the person who asked."""
+    asked: float
+    """Unix time in seconds."""
+
+    @property
+    def text(self) -> str:
+        """Return the request as a person types it, such as `clone 7 learning_rate=0.0002`."""
+        words = [self.action]
+        for name, value in self.arguments.items():
+            if isinstance(value, Mapping):
+                words += [f"{name}={format_parameter(v)}" for name, v in value.items()]
+            elif self.action == "budget":
+                text = f"{value:g}" if isinstance(value, float) else format_parameter(value)
+                words.append(f"{name}={text}")
+            elif not isinstance(value, bool):
+                words.append(str(value))
+        return " ".join(words)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A new value of a setting of `search:`, which holds while the file has the same value."""
+
+    value: float
+    file: float
+    """Value in the sweep's file when the request was applied."""
+
+
+@dataclass(frozen=True)
+class RequestEffect:
+    """Change that an applied request makes; all of them in order give the state of a sweep."""
+
+    stop: int | None = None
+    """Number of a trial that has to end."""
+    point: Params | None = None
+    """Parameters of a trial to start next; a missing one gets a quasi-random value."""
+    settings: Mapping[str, Setting] = field(default_factory=dict[str, Setting])
+    """`trials` or `budget.<name>` -> its new value."""
+    paused: bool | None = None
+    """True: no further trial starts; False: trials start again."""
+
+
+@dataclass(frozen=True)
+class RecordedRequest(Request):
+    """A request in the ledger: the driver has applied or refused it."""
+
+    applied: float
+    """Unix time in seconds at which the driver took it."""
+    outcome: Literal["applied", "refused"]
+    reason: str
+    """Result of the request, in one line for a person."""
+    effect: RequestEffect = field(default_factory=RequestEffect)
+    """Empty if it was refused."""
+
+    def __str__(self) -> str:
+        """Return a line for a person."""
+        return f"{self.text}, asked by {self.author}: {self.outcome}: {self.reason}"
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ DATA_KINDS = ".json, .jsonl (also .gz), .csv or .parquet"
 """Suffixes of local data files, as messages list them."""
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
 """Variable of the environment in a path, as shells write it."""
-LONGEST_PART, LONGEST_PATH = 255, 4095
+_LONGEST_PART, _LONGEST_PATH = 255, 4095
 """Most bytes of the name of a file or directory, and of a path, on every usual disk."""
 _NEARLY_FULL = 64 * 1024
 """Bytes. With less free space, a write that failed without a reason failed for lack of space."""
@@ -94,7 +94,7 @@ def is_directory(path: Path) -> bool:
     return os.path.isdir(path)
 
 
-def is_present(path: Path) -> bool:
+def path_exists(path: Path) -> bool:
     """Return whether a file or directory exists; unlike `Path.exists`, no path raises an error."""
     return os.path.exists(path)
 
@@ -117,10 +117,10 @@ def find_path_problem(path: str) -> str:
     if "\0" in path:
         return "a character that no name can have"
     sizes = [len(part.encode(errors="replace")) for part in expanded.parts]
-    if max(sizes, default=0) > LONGEST_PART:
-        return f"a name in it has more than {LONGEST_PART} bytes"
-    if sum(sizes) + len(sizes) > LONGEST_PATH:
-        return f"a path of more than {LONGEST_PATH:,} bytes"
+    if max(sizes, default=0) > _LONGEST_PART:
+        return f"a name in it has more than {_LONGEST_PART} bytes"
+    if sum(sizes) + len(sizes) > _LONGEST_PATH:
+        return f"a path of more than {_LONGEST_PATH:,} bytes"
     return ""
 
 
@@ -136,7 +136,7 @@ def _expand(path: str) -> tuple[Path, list[str]]:
     result = Path()
     for part in Path(os.path.expanduser(path)).parts:
         literal = result / part
-        is_literal = "$" not in part or is_present(literal)
+        is_literal = "$" not in part or path_exists(literal)
         result = literal if is_literal else Path(result, _VARIABLE.sub(read, part))
     return result, unset
 
@@ -149,7 +149,7 @@ def is_data_file(file: Path) -> bool:
 def is_local_source(source: str) -> bool:
     """Return whether a source is a path: it exists, or cannot be an id on the Hub."""
     path = expand_path(source)
-    return not HUB_ID.fullmatch(source) or is_data_file(path) or is_present(path)
+    return not HUB_ID.fullmatch(source) or is_data_file(path) or path_exists(path)
 
 
 def list_data_files(source: Path) -> list[Path]:
@@ -177,7 +177,10 @@ def explain_full_disk(directory: Path, subject: str) -> Generator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, DiskFullError) or not _has_too_little_space(error, directory):
+        # Libraries that write tensors raise their own errors, which may not name the cause.
+        is_full = is_disk_full(error) or "os error 28" in str(error)
+        is_full = is_full or _count_free_bytes(directory) < _NEARLY_FULL
+        if isinstance(error, DiskFullError) or not is_full:
             raise
         raise build_disk_full_error(directory, subject) from error
 
@@ -202,12 +205,6 @@ def is_disk_full(error: BaseException) -> bool:
             return True
         cause = cause.__cause__ or cause.__context__
     return False
-
-
-def _has_too_little_space(error: Exception, directory: Path) -> bool:
-    # Libraries that write tensors raise their own errors, which may not name the cause.
-    free = _count_free_bytes(directory)
-    return is_disk_full(error) or "os error 28" in str(error) or free < _NEARLY_FULL
 
 
 def _count_free_bytes(directory: Path) -> int:

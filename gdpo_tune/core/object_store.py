@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.core.checkpoint_names import is_marker
 from gdpo_tune.core.errors import StoreError, StoreUnreachableError, get_first_line
 from gdpo_tune.core.files import is_disk_full
-from gdpo_tune.core.outages import PATIENCE, build_retrying
+from gdpo_tune.core.http import PATIENCE, build_retry
+from gdpo_tune.core.trial_files import is_marker
 
 SPEC = "spec.yaml"
 """Name of the resolved file in a sweep's directory."""
@@ -24,14 +24,14 @@ JOURNAL = "ledger.journal"
 RUNS = "runs"
 """Default directory of all sweeps."""
 URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
-S3, GCS, AZURE = "s3fs", "gcsfs", "adlfs"
-PACKAGES = {"s3": S3, "s3a": S3, "gs": GCS, "gcs": GCS, "az": AZURE, "abfs": AZURE}
+_S3, _GCS, _AZURE = "s3fs", "gcsfs", "adlfs"
+PACKAGES = {"s3": _S3, "s3a": _S3, "gs": _GCS, "gcs": _GCS, "az": _AZURE, "abfs": _AZURE}
 """Scheme of an address -> the package that reads it."""
-ON_DISK = ("file", "local")
+_ON_DISK = ("file", "local")
 """Schemes of directories, which have to be created; an object store needs none."""
 CACHE = "GDPO_TUNE_CACHE"
 """Environment variable: directory of this machine for work on sweeps that are kept elsewhere."""
-LONGEST_PAUSE = 30.0
+_LONGEST_PAUSE = 30.0
 """Seconds between two attempts at most: stores slow down clients that ask too often."""
 _RAISE = object()
 REFUSALS = (401, 403, 404)
@@ -68,7 +68,7 @@ def find_address(directory: Path) -> str:
         scheme, *names = directory.absolute().relative_to(find_cache_directory()).parts
     except ValueError:
         return ""
-    return f"{scheme}://{'/' if scheme in ON_DISK else ''}{'/'.join(names)}" if names else ""
+    return f"{scheme}://{'/' if scheme in _ON_DISK else ''}{'/'.join(names)}" if names else ""
 
 
 def list_copied_addresses(name: str) -> list[str]:
@@ -92,7 +92,7 @@ def open_filesystem(address: str) -> tuple[Any, str]:
     import fsspec
 
     scheme = address.partition("://")[0].lower()
-    options = {"auto_mkdir": True} if scheme in ON_DISK else {}
+    options = {"auto_mkdir": True} if scheme in _ON_DISK else {}
     try:
         # a cached listing would hide what others have written
         filesystem, root = fsspec.url_to_fs(address, use_listings_cache=False, **options)
@@ -162,26 +162,25 @@ class StoreDirectory:
 
     def upload(self, files: Mapping[str, Path]) -> None:
         """Write files of this machine under the given names."""
-        for names in group_by_marker(files):
+        for names in _group_by_marker(files):
             self._ask("put", [str(files[name]) for name in names], self._get_paths(names))
 
     def download(self, files: Mapping[str, Path]) -> None:
         """Copy files to this machine; their directories are created."""
         for path in files.values():
             path.parent.mkdir(parents=True, exist_ok=True)
-        for names in group_by_marker(files):
+        for names in _group_by_marker(files):
             self._ask("get", self._get_paths(names), [str(files[name]) for name in names])
 
     def copy(self, names: Mapping[str, str]) -> None:
         """Copy files within the store: name of each -> name of its copy."""
-        for sources in group_by_marker(names):
-            self._ask(
-                "copy", self._get_paths(sources), self._get_paths(names[name] for name in sources)
-            )
+        for sources in _group_by_marker(names):
+            copies = self._get_paths(names[name] for name in sources)
+            self._ask("copy", self._get_paths(sources), copies)
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete files; some of them may not exist."""
-        for group in reversed(group_by_marker(names)):
+        for group in reversed(_group_by_marker(names)):
             if self._ask("rm", self._get_paths(group), absent=False) is False:
                 for name in group:  # a repetition, of which some were gone
                     self._ask("rm_file", self._get_path(name), absent=None)
@@ -208,9 +207,9 @@ class StoreDirectory:
                 self._say(f"waits for {self.address}: {get_first_line(state.outcome.exception())}")
 
         began = time.monotonic()
-        retrying = build_retrying(
+        retrying = build_retry(
             self._patience,
-            longest=LONGEST_PAUSE,
+            longest=_LONGEST_PAUSE,
             retry=retry_if_exception(is_outage),
             before_sleep=say,
             reraise=True,
@@ -233,7 +232,7 @@ class StoreDirectory:
         return answer
 
 
-def group_by_marker(names: Iterable[str]) -> list[list[str]]:
+def _group_by_marker(names: Iterable[str]) -> list[list[str]]:
     """Return all other names, then the markers of checkpoints; no group is empty."""
     groups: tuple[list[str], list[str]] = ([], [])
     for name in names:

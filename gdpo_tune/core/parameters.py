@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gdpo_tune.core.registry import NORMALIZATIONS, TaskInfo
-from gdpo_tune.core.trial_config import ParamValue
+from gdpo_tune.core.trials import ParamValue
 
 
 @dataclass(frozen=True)

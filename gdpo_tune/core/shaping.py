@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from gdpo_tune.core.parameters import NO_CONDITION
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.settings import TrainingSettings
-from gdpo_tune.core.trial_config import Params
+from gdpo_tune.core.trials import Params
 
 Values = Sequence[float | None]
 """N values of one reward."""

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.completions import CUT
 from gdpo_tune.core.errors import TaskFileError
 from gdpo_tune.core.files import expand_path, is_file
-from gdpo_tune.core.formatting import make_printable
 from gdpo_tune.core.metrics import MetricInfo
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.settings import STRICT, DataSettings, SandboxSettings, Scoring, TrainingSettings
+from gdpo_tune.core.text import make_printable
+from gdpo_tune.core.trial_files import CUT
 from gdpo_tune.core.trials import Direction
 
 LONGEST_REASON = 400

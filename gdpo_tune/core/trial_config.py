@@ -19,7 +19,7 @@ from gdpo_tune.core.settings import (
 )
 from gdpo_tune.core.trials import Params, ParamValue
 
-MOVABLE = ("learning_rate", "reward_weights.")
+MUTABLE_WHILE_TRAINING = ("learning_rate", "reward_weights.")
 """Parameters, by the beginning of their names, that may change while a trial trains."""
 
 
@@ -37,7 +37,7 @@ class Segment:
     """Parameters that are not named keep their values."""
 
     def __post_init__(self) -> None:
-        fixed = [name for name in self.params if not name.startswith(MOVABLE)]
+        fixed = [name for name in self.params if not name.startswith(MUTABLE_WHILE_TRAINING)]
         if fixed or self.step < 0:
             raise ValueError(f"no trial can change {fixed or 'anything'} at step {self.step}")
 

@@ -15,16 +15,15 @@ from gdpo_tune.analysis.agreement import measure_agreements
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.analysis.verdict import Verdict
-from gdpo_tune.core.candidates import format_parts, title_candidate
-from gdpo_tune.core.formatting import (
+from gdpo_tune.core.events import IS_TRIED_AGAIN, WAS_LOST
+from gdpo_tune.core.text import (
     abbreviate_parameter,
     format_count,
     format_hypervolume,
     format_number,
     format_parameter,
 )
-from gdpo_tune.core.incidents import IS_TRIED_AGAIN, WAS_LOST
-from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.core.trials import TrialRecord, format_parts, title_candidate
 from gdpo_tune.display.consoles import build_console
 from gdpo_tune.display.tables import build_front_table, explain_marks, select_rows
 from gdpo_tune.results.summary import (

@@ -13,7 +13,6 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from gdpo_tune.core.candidates import format_parts, title_candidate
 from gdpo_tune.core.events import (
     Event,
     IncidentOccurred,
@@ -25,15 +24,15 @@ from gdpo_tune.core.events import (
     TrialProgress,
     TrialStarted,
 )
-from gdpo_tune.core.formatting import (
+from gdpo_tune.core.system import CloseableResource
+from gdpo_tune.core.text import (
     abbreviate_parameter,
     format_duration,
     format_estimate,
     format_number,
     format_parameter,
 )
-from gdpo_tune.core.system import CloseableResource
-from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.core.trials import TrialRecord, format_parts, title_candidate
 from gdpo_tune.display.consoles import build_console
 from gdpo_tune.display.progress import Progress
 from gdpo_tune.display.tables import build_front_table, build_running_table

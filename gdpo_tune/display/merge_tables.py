@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 
-from gdpo_tune.core.candidates import Part, title_candidate
-from gdpo_tune.core.formatting import abbreviate_parameter, format_duration, format_estimate
-from gdpo_tune.core.trials import Estimate
+from gdpo_tune.core.text import abbreviate_parameter, format_duration, format_estimate
+from gdpo_tune.core.trials import Estimate, Part, title_candidate
 from gdpo_tune.display.consoles import build_console
 from gdpo_tune.display.tables import make_table
 from gdpo_tune.results.merge_file import MERGE_FILE, MergeProgress

@@ -12,6 +12,7 @@ from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.core.events import (
     Event,
     IncidentOccurred,
+    RecordedRequest,
     SearchStarted,
     SweepFinished,
     SweepStarted,
@@ -19,7 +20,6 @@ from gdpo_tune.core.events import (
     TrialProgress,
     TrialStarted,
 )
-from gdpo_tune.core.requests import RecordedRequest
 from gdpo_tune.core.trials import Measurement, Objective, TrialRecord
 from gdpo_tune.results.time_left import (
     estimate_seconds_left,

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.formatting import (
+from gdpo_tune.core.text import (
     NO_VALUE,
     abbreviate_parameter,
     format_estimate,

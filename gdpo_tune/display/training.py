@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from gdpo_tune.core.formatting import abbreviate_parameter, format_estimate
-from gdpo_tune.core.steps import REWARDS, is_kept
 from gdpo_tune.core.system import CloseableResource
+from gdpo_tune.core.text import abbreviate_parameter, format_estimate
+from gdpo_tune.core.trial_files import REWARDS, is_kept
 from gdpo_tune.core.trials import Estimate, Measurement, Objective
 from gdpo_tune.display.consoles import build_console
 from gdpo_tune.display.tables import format_metrics, make_table

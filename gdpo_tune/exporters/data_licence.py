@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gdpo_tune.core.errors import DataError
-from gdpo_tune.core.files import expand_path, is_present
+from gdpo_tune.core.files import expand_path, path_exists
 from gdpo_tune.core.settings import DataSettings
 
 ANSWER_SECONDS = 5.0
@@ -47,7 +47,7 @@ def find_licences(source: str) -> list[str]:
 def is_within_reach(data: DataSettings) -> bool:
     """Return whether a data set is on this machine, or on the Hub and the Hub answers."""
     if data.is_local:
-        return is_present(expand_path(data.source))
+        return path_exists(expand_path(data.source))
     return _ask_hub(data.source) is not None
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from gdpo_tune.core.service_url import drop_credentials
+from gdpo_tune.core.addresses import drop_credentials
 from gdpo_tune.core.task_files import is_task_file, load_task_info
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.exporters.base import PROMPTS_FILE, REWARDS_FILE, Difference, Exported

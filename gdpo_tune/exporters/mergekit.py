@@ -13,9 +13,9 @@ import json
 from pathlib import Path
 from shlex import quote
 
-from gdpo_tune.core.checkpoint_names import ADAPTER_CONFIG
 from gdpo_tune.core.errors import ExportError, SpecProblem
 from gdpo_tune.core.object_store import is_url
+from gdpo_tune.core.trial_files import ADAPTER_CONFIG
 from gdpo_tune.exporters import base
 from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.results.parents import Parent

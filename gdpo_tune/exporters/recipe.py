@@ -20,7 +20,8 @@ from gdpo_tune.core.settings import (
 )
 from gdpo_tune.core.shaping import Shaping, build_shaping
 from gdpo_tune.core.task_files import build_task, load_task_info
-from gdpo_tune.core.trial_config import Params, Segment
+from gdpo_tune.core.trial_config import Segment
+from gdpo_tune.core.trials import Params
 from gdpo_tune.policies.load_policy import count_positions, list_end_tokens, read_own_decoding
 from gdpo_tune.policies.prompts import list_own_tags, load_local_tokenizer, read_chat_template
 from gdpo_tune.results.parents import Parent

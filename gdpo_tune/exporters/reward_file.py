@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from gdpo_tune.core.service_url import drop_credentials
+from gdpo_tune.core.addresses import drop_credentials
 from gdpo_tune.core.settings import SandboxSettings
 from gdpo_tune.core.task_files import is_task_file, split_task_file
 from gdpo_tune.exporters.bundle import Bundle, format_docstring
@@ -19,7 +19,7 @@ SANDBOX = "gdpo_tune.sandbox"
 SANDBOX_COPY = "gdpo_sandbox"
 """Package of an export with the copy, since this package may not be installed there."""
 _PACKAGE = Path(__file__).parents[1]
-_SANDBOX_CORE = ("__init__", "errors", "system", "service_url", "turns")
+_SANDBOX_CORE = ("__init__", "errors", "system", "addresses", "compute_lock")
 """Modules of `core` that the sandbox imports; they import no others."""
 _SETTINGS = "gdpo_tune.core.settings"
 _TASK_FILES = "gdpo_tune.core.task_files"

@@ -39,7 +39,7 @@ from gdpo_tune.exporters.reward_file import (
     find_task_file,
     runs_programs,
 )
-from gdpo_tune.policies.hub import describe_policy
+from gdpo_tune.policies.load_policy import describe_policy
 from gdpo_tune.policies.prompts import CLOCK, FIXED_DATE, TEMPLATE_FILE
 from gdpo_tune.results.parents import explain_merge
 from gdpo_tune.results.retrain import TrainingRequest

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from gdpo_tune.analysis.front import Front, grade_keeping, name_extreme
-from gdpo_tune.core.formatting import abbreviate_parameter
 from gdpo_tune.core.metrics import COST_METRICS
+from gdpo_tune.core.text import abbreviate_parameter
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec

@@ -16,7 +16,7 @@ from gdpo_tune.analysis.comparison import Comparison
 from gdpo_tune.analysis.pareto import Floats, mark_front
 from gdpo_tune.analysis.resampling import draw_resamples
 from gdpo_tune.analysis.sides import Side
-from gdpo_tune.core.formatting import abbreviate_parameter
+from gdpo_tune.core.text import abbreviate_parameter
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import make_layout, make_panels, title_axes
 

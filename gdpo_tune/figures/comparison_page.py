@@ -9,7 +9,7 @@ from pathlib import Path
 from gdpo_tune.analysis.comparison import Comparison
 from gdpo_tune.analysis.verdict import Verdict
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.formatting import (
+from gdpo_tune.core.text import (
     abbreviate_parameter,
     format_duration,
     format_estimate,

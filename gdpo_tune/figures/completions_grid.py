@@ -7,8 +7,8 @@ from html import escape
 
 from gdpo_tune.analysis.front import Front, find_untrained
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.completions import Completion, read_completions
-from gdpo_tune.core.formatting import NO_VALUE, abbreviate_parameter, format_first
+from gdpo_tune.core.text import NO_VALUE, abbreviate_parameter, format_first
+from gdpo_tune.core.trial_files import Completion, read_completions
 from gdpo_tune.figures.html_tables import build_table
 from gdpo_tune.results.summary import title_configuration
 

@@ -9,10 +9,9 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.core.formatting import abbreviate_parameter, format_parameter, get_mode
-from gdpo_tune.core.steps import REWARDS, read_steps
-from gdpo_tune.core.trial_config import ParamValue
-from gdpo_tune.core.trials import Measurement, TrialRecord
+from gdpo_tune.core.text import abbreviate_parameter, format_parameter, get_mode
+from gdpo_tune.core.trial_files import REWARDS, read_steps
+from gdpo_tune.core.trials import Measurement, ParamValue, TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import make_layout
 

@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.formatting import CANDIDATE_COLORS
+from gdpo_tune.core.text import CANDIDATE_COLORS
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.figures.labels import place_labels

@@ -8,8 +8,7 @@ from html import escape
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.origins import summarize_origins
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.candidates import title_candidate
-from gdpo_tune.core.formatting import (
+from gdpo_tune.core.text import (
     NO_VALUE,
     abbreviate_parameter,
     format_duration,
@@ -19,7 +18,7 @@ from gdpo_tune.core.formatting import (
     format_percent,
     get_mode,
 )
-from gdpo_tune.core.trials import Objective, TrialRecord
+from gdpo_tune.core.trials import Objective, TrialRecord, title_candidate
 from gdpo_tune.figures import style
 from gdpo_tune.results.summary import ORIGINS, describe_role, name_state
 

@@ -10,8 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.core.candidates import title_candidate
-from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.core.trials import TrialRecord, title_candidate
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import choose_time_unit, make_layout
 

@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gdpo_tune.analysis.effects import Effects, Strength
-from gdpo_tune.core.formatting import abbreviate_parameter
+from gdpo_tune.core.text import abbreviate_parameter
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import make_layout
 

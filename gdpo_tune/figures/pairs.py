@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.formatting import (
+from gdpo_tune.core.text import (
     CANDIDATE_COLORS,
     abbreviate_parameter,
     format_count,

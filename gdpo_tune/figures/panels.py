@@ -14,7 +14,7 @@ from gdpo_tune.analysis.front import Front, name_extreme
 from gdpo_tune.analysis.origins import find_parents
 from gdpo_tune.analysis.pareto import rank_points
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.formatting import abbreviate_parameter, get_mode
+from gdpo_tune.core.text import abbreviate_parameter, get_mode
 from gdpo_tune.core.trials import Estimate, Objective
 from gdpo_tune.figures import style
 

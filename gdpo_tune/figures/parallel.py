@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 
 from gdpo_tune.analysis.effects import is_logarithmic
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.core.formatting import abbreviate_parameter, format_parameter, get_mode
-from gdpo_tune.core.trial_config import ParamValue
+from gdpo_tune.core.text import abbreviate_parameter, format_parameter, get_mode
+from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import make_layout
 

@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING
 from gdpo_tune.analysis.front import Front, find_untrained
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.analysis.selection import subtract_estimates
-from gdpo_tune.core.candidates import format_parts
 from gdpo_tune.core.errors import TaskFileError
-from gdpo_tune.core.formatting import (
+from gdpo_tune.core.metrics import MetricInfo
+from gdpo_tune.core.task_files import load_task_info
+from gdpo_tune.core.text import (
     NO_VALUE,
     abbreviate_parameter,
     format_interval,
     format_number,
     format_parameter,
 )
-from gdpo_tune.core.metrics import MetricInfo
-from gdpo_tune.core.task_files import load_task_info
-from gdpo_tune.core.trials import Estimate
+from gdpo_tune.core.trials import Estimate, format_parts
 from gdpo_tune.figures.html_page import build_command, name_section
 from gdpo_tune.figures.html_tables import build_badges, build_table
 from gdpo_tune.results.summary import title_configuration

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.analysis.agreement import measure_agreements
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.core.candidates import title_candidate
-from gdpo_tune.core.formatting import format_duration, format_hypervolume
 from gdpo_tune.core.settings import STRICT
-from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.core.text import format_duration, format_hypervolume
+from gdpo_tune.core.trials import TrialRecord, title_candidate
 from gdpo_tune.results.summary import (
     ChosenTrial,
     describe_content,

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.formatting import abbreviate_parameter, get_mode
+from gdpo_tune.core.text import abbreviate_parameter, get_mode
 from gdpo_tune.figures import style
 from gdpo_tune.figures.curves import REWARD, Steps, list_rewards
 from gdpo_tune.figures.layout import make_layout

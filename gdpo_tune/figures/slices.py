@@ -10,8 +10,8 @@ from plotly.subplots import make_subplots
 from gdpo_tune.analysis.effects import is_logarithmic
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.candidates import title_candidate
-from gdpo_tune.core.formatting import abbreviate_parameter, format_parameter, get_mode
+from gdpo_tune.core.text import abbreviate_parameter, format_parameter, get_mode
+from gdpo_tune.core.trials import title_candidate
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import make_layout
 

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gdpo_tune.core.formatting import CANDIDATE_COLORS, INK, MODE_COLORS, OTHER_COLOR, get_mode
+from gdpo_tune.core.text import CANDIDATE_COLORS, INK, MODE_COLORS, OTHER_COLOR, get_mode
 
 if TYPE_CHECKING:
     from gdpo_tune.analysis.replicates import Configuration

@@ -8,9 +8,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from gdpo_tune.core.candidates import title_candidate
-from gdpo_tune.core.formatting import format_duration, format_percent
-from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.core.text import format_duration, format_percent
+from gdpo_tune.core.trials import TrialRecord, title_candidate
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import choose_time_unit, make_layout
 

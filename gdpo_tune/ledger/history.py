@@ -11,8 +11,7 @@ from typing import Any
 from optuna import Study
 from optuna.storages import BaseStorage
 
-from gdpo_tune.core.incidents import Incident
-from gdpo_tune.core.requests import RecordedRequest
+from gdpo_tune.core.events import Incident, RecordedRequest
 from gdpo_tune.core.trials import Exploit, Generation
 from gdpo_tune.ledger.budget import WorkClock
 from gdpo_tune.ledger.steering_state import decode_recorded, encode_recorded

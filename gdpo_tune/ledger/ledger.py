@@ -22,19 +22,19 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from gdpo_tune.core.candidates import Part
-from gdpo_tune.core.checkpoint_names import CHECKPOINT_PREFIX
 from gdpo_tune.core.content import Fact, describe_changes, list_changes
 from gdpo_tune.core.errors import IdentityError, UsageError
-from gdpo_tune.core.formatting import format_list, make_printable
-from gdpo_tune.core.requests import RecordedRequest
+from gdpo_tune.core.events import RecordedRequest
 from gdpo_tune.core.system import CloseableResource
-from gdpo_tune.core.trial_config import Params
+from gdpo_tune.core.text import format_list, make_printable
 from gdpo_tune.core.trials import (
+    CHECKPOINT_PREFIX,
     Cost,
     Generation,
     Measurement,
     Outcome,
+    Params,
+    Part,
     Proposer,
     Role,
     Rung,

@@ -30,7 +30,7 @@ from gdpo_tune.core.errors import (
     UsageError,
     get_first_line,
 )
-from gdpo_tune.core.outages import PATIENCE, build_retrying
+from gdpo_tune.core.http import PATIENCE, build_retry
 from gdpo_tune.ledger.journal import DAMAGED, DECODER, Journal
 from gdpo_tune.spec import hide_passwords
 
@@ -190,7 +190,7 @@ class PostgresJournal(Journal):
         retry = retry_if_exception(_is_away)
         notice_by = math.inf
         try:
-            for attempt in build_retrying(
+            for attempt in build_retry(
                 PATIENCE, first=RETRY_SECONDS, retry=retry, before_sleep=announce
             ):
                 with attempt:

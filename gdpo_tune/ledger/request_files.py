@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.events import Request
 from gdpo_tune.core.files import is_directory, write_atomically
-from gdpo_tune.core.requests import Request
 
 REQUESTS = "requests"
 """Directory in that of a sweep."""

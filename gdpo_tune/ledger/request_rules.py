@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.formatting import format_count
-from gdpo_tune.core.requests import RecordedRequest, Request, RequestEffect, Setting
+from gdpo_tune.core.events import RecordedRequest, Request, RequestEffect, Setting
+from gdpo_tune.core.text import format_count
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger.budget import compute_spending, describe_spent_budget
 from gdpo_tune.ledger.steering_state import (

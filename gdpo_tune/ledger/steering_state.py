@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gdpo_tune.core.requests import RecordedRequest, RequestEffect, Setting
-from gdpo_tune.core.trial_config import Params
-from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.core.events import RecordedRequest, RequestEffect, Setting
+from gdpo_tune.core.trials import Params, TrialRecord
 from gdpo_tune.spec import SweepSpec
 
 BUDGET = "budget."

@@ -18,16 +18,16 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 
-from gdpo_tune.core.checkpoint_names import (
+from gdpo_tune.core.errors import StoreUnreachableError
+from gdpo_tune.core.files import write_atomically
+from gdpo_tune.core.object_store import PATIENCE, SPEC, StoreDirectory, build_store_error
+from gdpo_tune.core.trial_files import (
     MARKER,
     find_checkpoint_name,
     is_marker,
     iterate_whole_checkpoints,
-    parse_step,
 )
-from gdpo_tune.core.errors import StoreUnreachableError
-from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.object_store import PATIENCE, SPEC, StoreDirectory, build_store_error
+from gdpo_tune.core.trials import parse_step
 from gdpo_tune.ledger.trial_encoding import TRIALS
 from gdpo_tune.spec import SweepSpec, dump_public_yaml
 

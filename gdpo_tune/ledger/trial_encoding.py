@@ -22,22 +22,21 @@ from optuna.distributions import (
 )
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from gdpo_tune.core.candidates import Part
-from gdpo_tune.core.checkpoint_names import CHECKPOINT_PREFIX
+from gdpo_tune.core.addresses import is_hub_address
 from gdpo_tune.core.content import format_time
 from gdpo_tune.core.errors import NonFiniteError
-from gdpo_tune.core.estimates import estimate_mean
-from gdpo_tune.core.formatting import format_list
-from gdpo_tune.core.hub_address import is_hub_address
-from gdpo_tune.core.metrics import COST_METRICS, add_costs
+from gdpo_tune.core.metrics import COST_METRICS, add_costs, estimate_mean
 from gdpo_tune.core.object_store import join_address
-from gdpo_tune.core.trial_config import Params
+from gdpo_tune.core.text import format_list
 from gdpo_tune.core.trials import (
+    CHECKPOINT_PREFIX,
     Cost,
     Estimate,
     Exploit,
     Measurement,
     Outcome,
+    Params,
+    Part,
     Rung,
     State,
     TrialRecord,

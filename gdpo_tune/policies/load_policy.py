@@ -1,21 +1,23 @@
 """Policies by name: an embedded one, a directory, or a Hub id (`Qwen/Qwen2.5-1.5B-Instruct`).
 
 `check_policy` reads JSON only, so that reading a sweep file is quick. `load_policy` loads the
-weights and makes the checks that need a loaded policy.
+weights and makes the checks that need a loaded policy. The directory of a trained policy has the
+form of its base, and a digest of the policy from which its training started.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core.errors import PolicyError
-from gdpo_tune.core.files import HUB_ID, expand_path, is_directory
+from gdpo_tune.core.files import HUB_ID, expand_path, is_directory, path_exists, write_atomically
 from gdpo_tune.core.policy_shapes import (
     KNOWN_POLICIES,
     PolicyShapes,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Patterns of the files that hold weights."""
 _NOISE = ("jitter_noise", "input_jitter_noise")
@@ -38,6 +41,18 @@ _LONGEST_HEADER = 100 * 2**20
 """Bytes of the header of a safetensors file; the format's own limit."""
 _PROBE = "Write f(x): k is 17, plus 9\n<think>17+9=26</think><answer>def f(x): return 26*x</answer>"
 """Text that a tokenizer must split in the same way however it was loaded."""
+ANSWER_SECONDS = 5.0
+"""Seconds that the Hub has to answer a dry run."""
+INITIAL_FILE = "initial_policy.json"
+"""File in a policy's directory with the digest of the policy from which its training started."""
+_FORM = (
+    *("config.json", "tokenizer*.*", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.*", "merges.txt"),
+)
+_STRUCTURE = ("model_type", "quantization_config")
+"""Settings that must agree with the weights."""
+_HASHED = 256
+"""Leading values of each weight that the digest covers: enough to tell trained policies apart."""
 
 
 def resolve_policy(name: str) -> str:
@@ -228,11 +243,18 @@ def measure_policy(name: str) -> PolicyShapes | None:
     files = [] if directory is None else sorted(directory.glob("*.safetensors"))
     if not files:
         return find_known_size(name)
+    shapes: dict[str, tuple[int, ...]] = {}
     try:
-        shapes = (pair for file in files for pair in _read_shapes(file))
-        return PolicyShapes(dict(shapes))
+        for file in files:
+            with file.open("rb") as stream:
+                (length,) = struct.unpack("<Q", stream.read(8))
+                if length > _LONGEST_HEADER:
+                    return None  # not a file of safetensors; `load_policy` reports broken files
+                header: dict[str, Any] = json.loads(stream.read(length))
+            shapes |= {n: tuple(each["shape"]) for n, each in header.items() if n != "__metadata__"}
+        return PolicyShapes(shapes)
     except (OSError, ValueError, KeyError, struct.error):
-        return None  # `load_policy` reports broken files
+        return None
 
 
 def _check_directory(name: str, directory: Path) -> None:
@@ -296,7 +318,6 @@ def _require_end_token(name: str, token: object) -> None:
 
 
 def _read_json(name: str, file: Path) -> dict[str, Any] | None:
-    """Return the object in a JSON file; None if there is no such file."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -323,12 +344,122 @@ def find_local_directory(name: str, revision: str = "") -> Path | None:
     return Path(config).parent if isinstance(config, str) else None
 
 
-def _read_shapes(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        if length > _LONGEST_HEADER:
-            raise ValueError(f"{file} is not a safetensors file")
-        header: dict[str, Any] = json.loads(stream.read(length))
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            yield name, tuple(tensor["shape"])
+def check_policy_available(name: str, revision: str = "") -> None:
+    """Refuse what `check_policy` does, and a Hub id that is neither cached nor on the Hub.
+
+    It fetches a configuration of a few KB, so that a misspelt id is found before a cluster starts.
+
+    Raises:
+        PolicyError: the policy cannot be used or fetched; the message says what to do.
+    """
+    check_policy(name, revision)
+    if path_exists(Path(resolve_policy(name))):
+        return
+    from huggingface_hub import hf_hub_download
+
+    try:
+        hf_hub_download(name, "config.json", revision=revision or None)
+    except (OSError, ValueError) as error:  # all errors of the Hub client
+        raise _build_hub_error(name, revision, error) from error
+
+
+def describe_policy(name: str, revision: str = "") -> str:
+    """Return what is known about the files of a policy, for a dry run.
+
+    The Hub is asked once about a policy that is not on this machine.
+
+    Raises:
+        PolicyError: the policy cannot be used, or the Hub has none of this name.
+    """
+    check_policy(name, revision)
+    if name in POLICIES:
+        return f"{name} ships with the package"
+    if path_exists(Path(resolve_policy(name))):
+        return f"{name} is a directory with a configuration, weights and a tokenizer"
+    directory = find_local_directory(name, revision)
+    if directory is not None and any(file for each in WEIGHTS for file in directory.glob(each)):
+        return f"{name} is in the local cache of the Hub"
+    from httpx import HTTPError
+    from huggingface_hub import HfApi
+    from huggingface_hub import errors as hub
+
+    refusals = (hub.RepositoryNotFoundError, hub.RevisionNotFoundError, hub.HFValidationError)
+    try:
+        HfApi().model_info(name, revision=revision or None, timeout=ANSWER_SECONDS)
+    except refusals as error:
+        raise _build_hub_error(name, revision, error) from error
+    except (OSError, HTTPError):
+        text = "is not in the local cache, and the Hub does not answer, so it was not checked"
+        return f"{name} {text}. {suggest_policy(name)}".rstrip()
+    return f"{name} is on the Hub; this machine has no copy of its weights yet"
+
+
+def _build_hub_error(name: str, revision: str, error: Exception) -> PolicyError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    place = f"{name!r} at revision {revision}" if revision else repr(name)
+    return PolicyError(
+        f"policy {place} cannot be loaded from the Hub: {reason}. {suggest_policy(name)}"
+        "Check the name, or download it on a machine with a network and give its directory"
+    )
+
+
+def hash_policy(model: PreTrainedModel) -> str:
+    """Return a digest of names, shapes and leading values of a policy's weights.
+
+    Values are rounded to bfloat16, so that it does not depend on the type in which it is loaded.
+    """
+    import torch
+
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        leading = weight.detach().flatten()[:_HASHED].to("cpu", torch.bfloat16)
+        digest.update(f"{name} {tuple(weight.shape)}".encode())
+        digest.update(leading.view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def save_initial_policy(directory: Path, digest: str) -> None:
+    """Record in a trained policy's directory from which policy its training started."""
+    (directory / INITIAL_FILE).write_text(json.dumps({"sha256": digest}), encoding="utf-8")
+
+
+def read_initial_policy(directory: Path) -> str:
+    """Return the digest of the initial policy; empty if it is unknown, as in older checkpoints."""
+    file = directory / INITIAL_FILE
+    return json.loads(file.read_text(encoding="utf-8"))["sha256"] if file.is_file() else ""
+
+
+def keep_form(directory: Path, policy: str, revision: str = "") -> None:
+    """Give a trained policy's directory the settings and the tokenizer of its base, as written.
+
+    Training changes weights alone. Version 5 of Transformers would write keys and a class that
+    version 4 ignores or refuses: `rope_parameters`, `TokenizersBackend`. The type of the weights
+    and the chat template stay those of the directory. All its settings stay where `_STRUCTURE`
+    differs: the weights that are loaded of a multimodal or quantized base are not those that its
+    files describe. A base that is not at hand changes nothing.
+
+    Source: MIGRATION_GUIDE_V5.md of Transformers; vllm#42624.
+    """
+    settings, template = directory / "config.json", directory / "chat_template.jinja"
+    base = find_local_directory(policy, revision)
+    for file in (file for pattern in _FORM for file in (base.glob(pattern) if base else ())):
+        content = json.loads(file.read_bytes()) if file.name.endswith("config.json") else {}
+        if file.name == settings.name:
+            if not settings.is_file():  # an adapter alone
+                continue
+            written = json.loads(settings.read_bytes())
+            if any(key in content and content[key] != written.get(key) for key in _STRUCTURE):
+                continue
+            key = "dtype" if "dtype" in content else "torch_dtype"  # version 5 reads both
+            content[key] = written.get("dtype") or written.get("torch_dtype")
+        elif "chat_template" in content and template.is_file():  # versions read one or the other
+            content["chat_template"] = template.read_text(encoding="utf-8")
+        text = json.dumps(content, indent=2, ensure_ascii=False) if content else file.read_bytes()
+        # Replaced, not changed: a policy that is linked shares its files with a checkpoint.
+        write_atomically(directory / file.name, text)
+
+
+def find_required_version(directory: Path) -> int | None:
+    """Return the first major version of Transformers that reads a policy; None: any does."""
+    text = "".join(file.read_text(encoding="utf-8") for file in directory.glob("*config.json"))
+    return 5 if "rope_parameters" in text or "TokenizersBackend" in text else None

@@ -10,11 +10,11 @@ import jinja2
 
 from gdpo_tune import __version__
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.checkpoint_names import ADAPTER_CONFIG
-from gdpo_tune.core.formatting import format_hypervolume
-from gdpo_tune.core.hub_address import REPOSITORY_ID
+from gdpo_tune.core.addresses import REPOSITORY_ID
 from gdpo_tune.core.registry import POLICIES
-from gdpo_tune.policies.initial_policy import find_required_version
+from gdpo_tune.core.text import format_hypervolume
+from gdpo_tune.core.trial_files import ADAPTER_CONFIG
+from gdpo_tune.policies.load_policy import find_required_version
 from gdpo_tune.publishing.card_tables import (
     build_member_rows,
     build_metric_rows,

@@ -8,15 +8,15 @@ from typing import Any
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.lineage import trace_training
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.formatting import (
+from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
+from gdpo_tune.core.task_files import load_task_info
+from gdpo_tune.core.text import (
     NO_VALUE,
     format_estimate,
     format_interval,
     format_number,
     format_parameter,
 )
-from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
-from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.publishing.publication import Publication, PublishedPolicy
 from gdpo_tune.results.summary import ROLES, title_configuration
 from gdpo_tune.spec.text import show

@@ -17,9 +17,9 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ge
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
+from gdpo_tune.core.addresses import MANIFEST
 from gdpo_tune.core.errors import HubError, UsageError, get_first_line
-from gdpo_tune.core.formatting import format_first
-from gdpo_tune.core.hub_address import MANIFEST
+from gdpo_tune.core.text import format_first
 from gdpo_tune.publishing.licence import CARD
 from gdpo_tune.publishing.publication import Publication
 from gdpo_tune.publishing.repositories import RepositoryContent, parse_manifest

@@ -10,8 +10,7 @@ from typing import Any
 from gdpo_tune.core.errors import UsageError, get_first_line
 from gdpo_tune.core.files import is_directory
 from gdpo_tune.core.registry import POLICIES
-from gdpo_tune.policies.hub import ANSWER_SECONDS
-from gdpo_tune.policies.load_policy import find_local_directory, resolve_policy
+from gdpo_tune.policies.load_policy import ANSWER_SECONDS, find_local_directory, resolve_policy
 
 PACKAGE_LICENCE = "apache-2.0"
 """Licence of this package, and of the policies that it contains."""

@@ -9,10 +9,9 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from gdpo_tune.core.candidates import title_candidate
-from gdpo_tune.core.checkpoint_names import ADAPTER, ADAPTER_CONFIG
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.core.trial_files import ADAPTER, ADAPTER_CONFIG
+from gdpo_tune.core.trials import TrialRecord, title_candidate
 from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.policies.load_policy import resolve_policy
 from gdpo_tune.results.kept_policies import list_policies

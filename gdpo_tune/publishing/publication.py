@@ -12,10 +12,9 @@ from typing import Any
 
 from gdpo_tune.analysis.front import Front, find_configuration
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.candidates import title_candidate
+from gdpo_tune.core.addresses import Repository, find_id_problem
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.hub_address import Repository, find_id_problem
-from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.core.trials import TrialRecord, title_candidate
 from gdpo_tune.figures.front_png import write_front_png
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.publishing.licence import Licence, find_licence

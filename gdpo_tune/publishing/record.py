@@ -13,9 +13,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from gdpo_tune.core.hub_address import RECORD
+from gdpo_tune.core.addresses import RECORD
 from gdpo_tune.core.object_store import JOURNAL, SPEC
-from gdpo_tune.core.steps import STEPS_FILE, is_kept, read_steps
+from gdpo_tune.core.trial_files import STEPS_FILE, is_kept, read_steps
 from gdpo_tune.ledger.opening import open_for_reading
 from gdpo_tune.ledger.trial_encoding import TRIALS
 from gdpo_tune.results.open_sweep import Sweep

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from gdpo_tune.core.addresses import MANIFEST, Repository
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.hub_address import MANIFEST, Repository
 from gdpo_tune.publishing.card import build_model_card, build_record_card
 from gdpo_tune.publishing.licence import CARD
 from gdpo_tune.publishing.policy_files import collect_policy_files, find_kept_policy

@@ -12,9 +12,9 @@ from gdpo_tune.analysis.comparison import Comparison, compare
 from gdpo_tune.analysis.sides import Side, build_side
 from gdpo_tune.analysis.verdict import Verdict, build_verdict
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.formatting import format_count
 from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.registry import NORMALIZATIONS
+from gdpo_tune.core.text import format_count
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.model import list_decisive_values, list_differences

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gdpo_tune.analysis.front import Front, build_front
-from gdpo_tune.core.candidates import format_parts
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.core.trials import TrialRecord, format_parts
 from gdpo_tune.results.summary import TABLE_FILE
 from gdpo_tune.spec import SweepSpec
 

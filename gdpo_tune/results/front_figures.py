@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gdpo_tune.analysis.front import Front, find_untrained
-from gdpo_tune.core.candidates import title_candidate
-from gdpo_tune.core.formatting import format_count, format_hypervolume, format_number
+from gdpo_tune.core.text import format_count, format_hypervolume, format_number
+from gdpo_tune.core.trials import title_candidate
 
 
 def build_figures(front: Front) -> dict[str, Any]:

@@ -9,10 +9,16 @@ from shlex import quote
 
 from gdpo_tune.analysis.merge_choice import MOST_PARENTS, select_parents
 from gdpo_tune.analysis.merge_model import Evaluated, Policy, read_values
-from gdpo_tune.core.candidates import TOLERANCE, Part, format_parts, title_candidate
-from gdpo_tune.core.checkpoint_names import CHECKPOINT_PREFIX
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.trials import Objective, TrialRecord
+from gdpo_tune.core.trials import (
+    CHECKPOINT_PREFIX,
+    TOLERANCE,
+    Objective,
+    Part,
+    TrialRecord,
+    format_parts,
+    title_candidate,
+)
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.pick_language import parse_pick
 from gdpo_tune.results.picking import pick_trial

@@ -15,10 +15,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.trials import Cost, Estimate
+from gdpo_tune.core.trials import Cost, Estimate, Part
 from gdpo_tune.ledger.trial_encoding import decode_estimates, encode_estimates
 from gdpo_tune.results.merge_request import MergeChoice, MergeEvaluation
 from gdpo_tune.spec.model import list_differences

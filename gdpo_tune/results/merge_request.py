@@ -11,11 +11,10 @@ from typing import Any
 
 from gdpo_tune.analysis.merge_model import Evaluated, Mixture, Policy, read_values
 from gdpo_tune.analysis.wish_choice import Prediction, WishChooser, get_policy
-from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.formatting import format_estimate
+from gdpo_tune.core.text import format_estimate
 from gdpo_tune.core.trial_config import TrainedPart, TrialConfig
-from gdpo_tune.core.trials import Cost, Estimate, Objective, TrialRecord
+from gdpo_tune.core.trials import Cost, Estimate, Objective, Part, TrialRecord
 from gdpo_tune.ledger.trial_encoding import TRIALS
 from gdpo_tune.results.kept_policies import (
     EXAMPLE,

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.core.candidates import format_parts
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.trials import Estimate, TrialRecord
+from gdpo_tune.core.trials import Estimate, TrialRecord, format_parts
 from gdpo_tune.results.comparison_report import ComparisonReport, compare_modes, compare_sweeps
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.pick_language import parse_pick

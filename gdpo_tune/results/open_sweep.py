@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gdpo_tune.core.addresses import is_hub_address
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.files import expand_path, is_file
-from gdpo_tune.core.hub_address import is_hub_address
 from gdpo_tune.core.object_store import (
     RUNS,
     SPEC,

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from shlex import quote
 
-from gdpo_tune.core.candidates import Part
-from gdpo_tune.core.checkpoint_names import CHECKPOINT_PREFIX
-from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.core.trials import CHECKPOINT_PREFIX, Part, TrialRecord
 
 
 @dataclass(frozen=True)

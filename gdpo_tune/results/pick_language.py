@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from gdpo_tune.core.candidates import MERGE_PREFIX
 from gdpo_tune.core.errors import PickError
+from gdpo_tune.core.trials import MERGE_PREFIX
 from gdpo_tune.spec.text import show, suggest
 
 COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {

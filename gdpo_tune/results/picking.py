@@ -12,10 +12,9 @@ from dataclasses import replace
 from gdpo_tune.analysis.front import Front, build_front, choose_knee, find_configuration
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.analysis.selection import find_smallest
-from gdpo_tune.core.candidates import MERGE_PREFIX, Part, title_candidate
 from gdpo_tune.core.errors import PickError, UsageError
-from gdpo_tune.core.formatting import format_estimate
-from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.core.text import format_estimate
+from gdpo_tune.core.trials import MERGE_PREFIX, Part, TrialRecord, title_candidate
 from gdpo_tune.results.open_sweep import Sweep, read_sweep, resolve_location, split_source
 from gdpo_tune.results.pick_language import (
     EXAMPLE,

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from gdpo_tune.core import errors
-from gdpo_tune.core.files import DATA_FILES, expand_path, is_local_source, is_present
+from gdpo_tune.core.files import DATA_FILES, expand_path, is_local_source, path_exists
 from gdpo_tune.core.metrics import COST_METRICS
 from gdpo_tune.core.object_store import RUNS
 from gdpo_tune.core.parameters import PARAMETERS
 from gdpo_tune.core.registry import POLICIES, SAMPLERS
-from gdpo_tune.core.steps import KEPT, REWARDS, ZERO_STD
 from gdpo_tune.core.task_files import is_task_file, load_task_info
+from gdpo_tune.core.trial_files import KEPT, REWARDS, ZERO_STD
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.model import Tracking
@@ -190,6 +190,6 @@ def name_source(source: str, name: str) -> str:
 
 def name_policy(policy: str) -> str:
     """Return a policy's name for others: of a directory, its last part."""
-    is_directory = policy not in POLICIES and is_present(expand_path(policy))
+    is_directory = policy not in POLICIES and path_exists(expand_path(policy))
     is_directory = is_directory or policy.startswith(("/", "~", ".", "$"))
     return Path(policy).name if is_directory else policy

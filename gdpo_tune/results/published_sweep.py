@@ -17,18 +17,18 @@ from typing import Any, cast
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from gdpo_tune.core.errors import UsageError, get_first_line
-from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.hub_address import (
+from gdpo_tune.core.addresses import (
     MANIFEST,
     RECORD,
     Repository,
     is_hub_address,
     parse_hub_address,
 )
+from gdpo_tune.core.errors import UsageError, get_first_line
+from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.object_store import JOURNAL, SPEC, find_local_copy
-from gdpo_tune.core.steps import STEPS_FILE
 from gdpo_tune.core.task_files import is_task_file
+from gdpo_tune.core.trial_files import STEPS_FILE
 from gdpo_tune.ledger.trial_encoding import TRIALS
 from gdpo_tune.spec.model import Tracking
 

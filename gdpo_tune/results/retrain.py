@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_tune.analysis.lineage import stretch_schedule, trace_training
-from gdpo_tune.core.candidates import title_candidate
 from gdpo_tune.core.content import describe_changes, list_changes, measure_content
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.core.settings import STRICT, RolloutSettings, Section
-from gdpo_tune.core.trial_config import Params, Segment, TrialConfig
+from gdpo_tune.core.trial_config import Segment, TrialConfig
+from gdpo_tune.core.trials import Params, title_candidate
 from gdpo_tune.results.open_sweep import Sweep, split_source
 from gdpo_tune.results.parents import Parent, explain_merge, list_parents
 from gdpo_tune.results.picking import load_and_pick

@@ -23,9 +23,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gdpo_tune.core.addresses import refuse_published
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.hub_address import refuse_published
-from gdpo_tune.core.requests import RecordedRequest, Request
+from gdpo_tune.core.events import RecordedRequest, Request
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.journal import LOCK, is_held
 from gdpo_tune.ledger.opening import ORIGIN, is_ours

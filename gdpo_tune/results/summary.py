@@ -10,10 +10,16 @@ from typing import Any
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.origins import summarize_origins
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.candidates import MERGE_PREFIX, format_parts, title_candidate
-from gdpo_tune.core.formatting import format_count, format_duration, format_percent
-from gdpo_tune.core.incidents import Incident
-from gdpo_tune.core.trials import PROMPTS_LEFT_OUT, Estimate, TrialRecord
+from gdpo_tune.core.events import Incident
+from gdpo_tune.core.text import format_count, format_duration, format_percent
+from gdpo_tune.core.trials import (
+    MERGE_PREFIX,
+    PROMPTS_LEFT_OUT,
+    Estimate,
+    TrialRecord,
+    format_parts,
+    title_candidate,
+)
 
 REPORT_FILE = "report.html"
 FRONT_FILE = "front.png"

@@ -11,7 +11,7 @@ import pandas as pd
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.formatting import abbreviate_parameter, format_count, format_estimate
+from gdpo_tune.core.text import abbreviate_parameter, format_count, format_estimate
 from gdpo_tune.results.front_figures import build_figures, describe_front
 from gdpo_tune.results.summary import REPORT_FILE, describe_states, title_configuration
 from gdpo_tune.spec import SweepSpec

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gdpo_tune.core.formatting import format_list
 from gdpo_tune.core.task_files import load_task_info
-from gdpo_tune.core.trial_config import Params, Segment
+from gdpo_tune.core.text import format_list
+from gdpo_tune.core.trial_config import Segment
+from gdpo_tune.core.trials import Params
 from gdpo_tune.results.public_record import name_source
 from gdpo_tune.results.transfer_check import (
     MissingValues,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.formatting import format_parameter
+from gdpo_tune.core.text import format_parameter
 from gdpo_tune.results.transfer_recipe import FREE, OPTION, list_fitting_spaces
 from gdpo_tune.results.transfer_values import (
     LIMIT,

@@ -9,7 +9,7 @@ from typing import Any
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.task_files import load_task_info
-from gdpo_tune.core.trial_config import Params
+from gdpo_tune.core.trials import Params
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.document import Mark, Problems, dump_flow, read_document
 from gdpo_tune.spec.shipped_spaces import find_space, list_spaces

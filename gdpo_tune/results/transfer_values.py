@@ -7,7 +7,7 @@ from typing import Any
 
 from gdpo_tune.core.settings import DataSettings
 from gdpo_tune.core.task_files import load_task_info
-from gdpo_tune.core.trial_config import Params
+from gdpo_tune.core.trials import Params
 from gdpo_tune.results.public_record import name_source
 from gdpo_tune.results.transfer_recipe import TransferRecipe
 from gdpo_tune.spec import SweepSpec

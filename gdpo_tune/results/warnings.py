@@ -10,18 +10,24 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.completions import CUT, read_completions
-from gdpo_tune.core.formatting import (
+from gdpo_tune.core.parameters import FAMILIES, PARAMETERS
+from gdpo_tune.core.text import (
     abbreviate_parameter,
     format_count,
     format_first,
     format_list,
     format_percent,
 )
-from gdpo_tune.core.parameters import FAMILIES, PARAMETERS
-from gdpo_tune.core.steps import CLIPPED, MOST_CUT, REWARDS, ZERO_STD, read_steps
-from gdpo_tune.core.trial_config import ParamValue
-from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.core.trial_files import (
+    CLIPPED,
+    CUT,
+    MOST_CUT,
+    REWARDS,
+    ZERO_STD,
+    read_completions,
+    read_steps,
+)
+from gdpo_tune.core.trials import ParamValue, TrialRecord
 from gdpo_tune.results.summary import describe_content
 from gdpo_tune.spec.space import Uniform, format_domain
 

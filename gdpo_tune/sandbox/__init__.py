@@ -4,13 +4,13 @@
         [result] = sandbox.run_batch([Job("def f(x): return x + 1", (Call("f", (1,), 2),))])
 
 Every candidate runs in a locked fork of a warm process, unless you write `unsafe_no_isolation`;
-another process alone holds the expected values. `inside/enclosure.py` locks a process,
-`inside/syscalls.py` lists what it may ask of the kernel, and `inside/encoding.py` defines which
+another process alone holds the expected values. `guest/lockdown.py` isolates a process,
+`guest/seccomp.py` lists what it may ask of the kernel, and `guest/protocol.py` defines which
 values cross between processes.
 """
 
 from .jobs import Call, Job, Limits, Result, Sandbox, SandboxInfo, Status, Stream, Verdict
-from .pool import CodeSandbox, UnsafeNoIsolationSandbox
+from .local import CodeSandbox, UnsafeNoIsolationSandbox
 
 __all__ = [
     "Call",

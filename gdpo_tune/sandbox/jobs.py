@@ -5,15 +5,20 @@ A field of another type is refused with `TypeError` when an object is made.
 
 from __future__ import annotations
 
+import ast
 import os
 import threading
 from abc import abstractmethod
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from functools import lru_cache
+from itertools import repeat
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from ..core.system import CloseableResource
+from .guest.grading import CandidateReport
+from .guest.protocol import Encoded, ExitStatus, encode
 
 Status: TypeAlias = Literal[
     "passed", "failed", "error", "timeout", "memory", "output", "crash", "violation"
@@ -250,3 +255,116 @@ def name_in_errors(subject: str) -> Generator[None, None, None]:
     except (TypeError, ValueError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(f"{subject}: {error}") from error
+
+
+_SIGKILL = 9
+_OF_SIGNAL: dict[int, Status] = {_SIGKILL: "memory", 24: "timeout", 25: "output", 31: "violation"}
+"""SIGKILL, SIGXCPU, SIGXFSZ and SIGSYS by Linux's numbers, because a service runs on Linux even
+where this machine does not."""
+_TEST_CLOCKS = (14, 27)
+"""SIGALRM and SIGPROF, which end a test that has a time limit of its own."""
+_OF_STOP: dict[str, Status] = {
+    "output": "output",
+    "malformed": "violation",
+    "overload": "timeout",
+    "ended": "crash",
+}
+
+
+class InfraFault(Exception):
+    """A fault of the sandbox itself: there is no verdict, and the job is tried again."""
+
+
+def conclude(report: CandidateReport, ending: ExitStatus, tests: int, limits: Limits) -> Result:
+    """Return the result of a job from the answers of judge and zygote.
+
+    Raises:
+        InfraFault: the candidate never started, or was killed from outside.
+    """
+    # NOTE: a clock that ran out before the start was set too low, for the job or for its tests.
+    timed_out = ending.timed_out or report.stop == "overload"
+    if not report.started and not timed_out:
+        raise InfraFault(
+            "the process of the candidate, or of its tests, ended before it was locked: no memory "
+            f"on this machine, or too little in {limits}?"
+        )
+    answered = cast("list[Verdict]", report.verdicts)
+    # NOTE: the first test without an answer is an error, and the rest did not run.
+    unanswered: tuple[Verdict, ...] = ("error", *repeat("not_run", tests))
+    verdicts = (*answered, *unanswered[: tests - len(answered)])
+    status = _decide_status(report, ending, verdicts, limits)
+    return Result(status, verdicts, ending.cpu_seconds, report.detail)
+
+
+def _decide_status(
+    report: CandidateReport, ending: ExitStatus, verdicts: tuple[Verdict, ...], limits: Limits
+) -> Status:
+    if ending.timed_out:
+        return "timeout"
+    if ending.signal:
+        # NOTE: a candidate cannot send signals: the kernel was short of memory, or an outsider did.
+        if ending.signal == _SIGKILL and ending.peak_bytes < limits.memory_bytes // 2:
+            raise InfraFault("the candidate's process was killed from outside")
+        if ending.signal in _TEST_CLOCKS and limits.test_cpu_seconds < limits.cpu_seconds:
+            return "timeout"
+        return _OF_SIGNAL.get(ending.signal, "crash")
+    if report.memory:
+        return "memory"
+    for verdict in verdicts:
+        if verdict != "passed":
+            first: Status = "failed" if verdict == "failed" else "error"
+            return _OF_STOP.get(report.stop or "", first)
+    return _OF_STOP.get(report.stop or "", "passed")
+
+
+def encode_tests(tests: Iterable[Call | str]) -> list[list[Encoded]]:
+    """Encode each test as `["call", function, arguments, expected]` or `["assert", source]`.
+
+    Raises:
+        ValueError: a test is not Python, has neither `assert` nor `raise`, or holds a value
+            nested too deeply.
+        TypeError: a call holds a value that cannot be sent.
+    """
+    encoded: list[list[Encoded]] = []
+    for number, test in enumerate(tests):
+        with name_in_errors(f"test {number}"):
+            call = read_assert(test) if isinstance(test, str) else test
+            if call is None:
+                encoded.append(["assert", test])
+                continue
+            arguments: Encoded = [encode(argument, strict=True) for argument in call.args]
+            encoded.append(["call", call.function, arguments, encode(call.expected, strict=True)])
+    return encoded
+
+
+@lru_cache(maxsize=4096)
+def read_assert(source: str) -> Call | None:
+    """Turn `assert f(literals) == literal` into a call; return None for any other test.
+
+    Raises:
+        ValueError: the source is not Python, or nothing in it can fail.
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"the test is not Python: {source!r}: {error}") from error
+    if not any(isinstance(node, (ast.Assert, ast.Raise)) for node in ast.walk(tree)):
+        raise ValueError(f"nothing in this test can fail: {source!r}")
+    match tree.body:
+        case [ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]))]:
+            return _build_call(left, right) or _build_call(right, left)
+        case _:
+            return None
+
+
+def _build_call(call: ast.expr, expected: ast.expr) -> Call | None:
+    match call:
+        case ast.Call(func=ast.Name(id=function), args=arguments, keywords=[]):
+            with suppress(ValueError, TypeError, MemoryError, RecursionError):
+                values = tuple(ast.literal_eval(argument) for argument in arguments)
+                literal = ast.literal_eval(expected)
+                encode([values, literal], strict=True)
+                return Call(function, values, literal)
+        case _:
+            pass
+    return None

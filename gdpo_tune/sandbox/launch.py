@@ -1,6 +1,6 @@
 """Start of a process of the sandbox: `launch.py ROLE DESCRIPTOR PARENT ISOLATED MODULES`.
 
-It makes the directory `inside` importable on its own, so that no process of the sandbox ever
+It makes the directory `guest` importable on its own, so that no process of the sandbox ever
 loads the package around it, or what that package imports.
 """
 
@@ -37,7 +37,7 @@ if __name__ == "__main__":
     # a fifth of a trivial candidate's time, and repair nothing: there are no threads, and the
     # candidate's seed is set.
     os.register_at_fork = _ignore_hooks
-    control = importlib.import_module("inside.control")
-    role = importlib.import_module(f"inside.{sys.argv[1]}")
+    supervision = importlib.import_module("guest.supervision")
+    role = importlib.import_module(f"guest.{sys.argv[1]}")
     descriptor, parent, isolated = map(int, sys.argv[2:5])
-    control.serve(descriptor, parent, bool(isolated), sys.argv[5:], role.answer, role.prepare)
+    supervision.serve(descriptor, parent, bool(isolated), sys.argv[5:], role.answer, role.prepare)

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import SandboxUnavailable
-from .inside.frames import FrameTooLong, read_exactly, read_frame
-from .verdicts import InfraFault
+from .guest.protocol import FrameTooLong, read_exactly, read_frame
+from .jobs import InfraFault
 
 _LAUNCHER = Path(__file__).with_name("launch.py")
 _NEEDED_TO_START = ("LD_LIBRARY_PATH", "PYTHONHOME")

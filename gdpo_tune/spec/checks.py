@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gdpo_tune.core import registry
+from gdpo_tune.core.addresses import is_hub_address, split_service_url
 from gdpo_tune.core.engines import ADAPTER_RANKS
 from gdpo_tune.core.errors import SpecError, TaskFileError
 from gdpo_tune.core.files import (
@@ -28,21 +29,19 @@ from gdpo_tune.core.files import (
     is_directory,
     is_file,
     is_local_source,
-    is_present,
     list_data_files,
+    path_exists,
 )
-from gdpo_tune.core.formatting import list_template_columns
-from gdpo_tune.core.hub_address import is_hub_address
 from gdpo_tune.core.metrics import COST_METRICS
 from gdpo_tune.core.object_store import JOURNAL, SPEC, is_url
 from gdpo_tune.core.policy_shapes import find_position_limit
+from gdpo_tune.core.redaction import is_secret
 from gdpo_tune.core.registry import TaskInfo
-from gdpo_tune.core.rendezvous import RENDEZVOUS
-from gdpo_tune.core.secret_names import is_secret
-from gdpo_tune.core.service_url import split_service_url
 from gdpo_tune.core.settings import EVERY_LINEAR, STRICT, DataSettings, HeldOutData, Section
+from gdpo_tune.core.system import RENDEZVOUS
 from gdpo_tune.core.task_files import is_task_file, load_task_info
-from gdpo_tune.core.trial_config import MOVABLE
+from gdpo_tune.core.text import list_template_columns
+from gdpo_tune.core.trial_config import MUTABLE_WHILE_TRAINING
 from gdpo_tune.spec.document import KeyPath, Mark, Problems, get_map, read_document
 from gdpo_tune.spec.model import (
     LEAST_RESOURCE,
@@ -123,7 +122,7 @@ def list_needs(spec: SweepSpec) -> Findings:
             yield Finding(path, f"no module {top} is installed", fix, ("sandbox.type",))
     for key, section in _list_data_sections(spec).items():
         source = section.source
-        if source and is_local_source(source) and not is_present(expand_path(source)):
+        if source and is_local_source(source) and not path_exists(expand_path(source)):
             reason = "no such file or directory, and not the id of a data set on the Hub"
             fix = f"write the path of a {DATA_KINDS} file, or an id such as openai/gsm8k"
             yield Finding(f"{key}.source", reason, fix, ("task",))
@@ -450,7 +449,7 @@ def _check_search(spec: SweepSpec) -> Findings:
     if search.patience:
         reason = "every member of a population begins before any ends, so it would skip none"
         yield Finding("search.patience", reason, remedy)
-    if not any(name.startswith(MOVABLE) for name in spec.space.dimensions):
+    if not any(name.startswith(MUTABLE_WHILE_TRAINING) for name in spec.space.dimensions):
         reason = "nothing can move: neither the learning rate nor a reward weight is searched"
         fix = "search one, such as learning_rate: {log: [3.0e-5, 3.0e-4]}"
         yield Finding("search.scheduler.type", reason, fix, ("space", "task"))
@@ -668,7 +667,7 @@ def _check_files(name: str, key: str) -> Findings:
     elif is_directory(source):
         if not list_data_files(source):
             yield Finding(key, f"a directory without a {DATA_KINDS} file", "name another directory")
-    elif is_present(source) and not is_data_file(source):
+    elif path_exists(source) and not is_data_file(source):
         yield Finding(key, f"not a {DATA_KINDS} file", "convert it, and name the new file")
 
 

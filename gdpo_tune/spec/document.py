@@ -23,10 +23,10 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.scalarbool import ScalarBoolean
 
 from gdpo_tune.core.errors import SpecError, SpecProblem
-from gdpo_tune.core.files import expand_path, find_path_problem, is_directory, is_file, is_present
+from gdpo_tune.core.files import expand_path, find_path_problem, is_directory, is_file, path_exists
 from gdpo_tune.core.object_store import SPEC, is_url
+from gdpo_tune.core.redaction import HIDDEN
 from gdpo_tune.core.registry import POLICIES
-from gdpo_tune.core.secret_names import HIDDEN
 from gdpo_tune.core.task_files import is_task_file
 from gdpo_tune.spec.text import format_flow, hide_in_text, hide_values, show
 
@@ -372,7 +372,7 @@ def resolve_paths(root: YamlMap, file: Path) -> dict[str, str]:
         place = expand_path(written)
         below = place.relative_to(was) if place.is_relative_to(was) else place
         places = [now / below, was / place, here / place]
-        found = next(filter(is_present, places), now / below if is_certain else here / place)
+        found = next(filter(path_exists, places), now / below if is_certain else here / place)
         if found == here / place:
             return value
         new = f"{before}{found}{after}"

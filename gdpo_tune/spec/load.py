@@ -11,7 +11,7 @@ from typing import Any
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.parameters import PARAMETERS, list_parameters
-from gdpo_tune.core.trial_config import Params, ParamValue
+from gdpo_tune.core.trials import Params, ParamValue
 from gdpo_tune.spec import checks
 from gdpo_tune.spec.checks import Finding
 from gdpo_tune.spec.document import (

@@ -18,6 +18,7 @@ from gdpo_tune.core.engines import (
     select_engine,
 )
 from gdpo_tune.core.errors import ResourcesError, UsageError
+from gdpo_tune.core.http import find_webhook_problem
 from gdpo_tune.core.settings import SandboxSettings
 from gdpo_tune.core.system import (
     SHARE_FOR_CANDIDATES,
@@ -25,7 +26,6 @@ from gdpo_tune.core.system import (
     count_parallel_candidates,
     read_machine_memory,
 )
-from gdpo_tune.core.webhook import find_webhook_problem
 from gdpo_tune.spec.model import Resources, SweepSpec
 
 DEVICES = Path("/dev")

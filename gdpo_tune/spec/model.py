@@ -16,7 +16,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.files import expand_path
-from gdpo_tune.core.formatting import format_count
 from gdpo_tune.core.metrics import COST_METRICS
 from gdpo_tune.core.object_store import RUNS, find_local_copy, is_url, join_address
 from gdpo_tune.core.settings import (
@@ -30,8 +29,9 @@ from gdpo_tune.core.settings import (
     Sharding,
     TrainingSettings,
 )
-from gdpo_tune.core.trial_config import Params, ParamValue, TrialConfig
-from gdpo_tune.core.trials import Direction, Objective, TrialRecord
+from gdpo_tune.core.text import format_count
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trials import Direction, Objective, Params, ParamValue, TrialRecord
 from gdpo_tune.spec.document import PROJECT, dump_yaml
 from gdpo_tune.spec.sections import build_refusal, require_pattern
 from gdpo_tune.spec.space import Space, convert_to_notation

@@ -15,7 +15,7 @@ from typing import Any
 from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
 from gdpo_tune.core.registry import TaskInfo
-from gdpo_tune.core.trial_config import ParamValue
+from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.spec.document import KeyPath, Problems, ReportedError
 from gdpo_tune.spec.space import (
     Choices,

@@ -10,7 +10,7 @@ from graphlib import TopologicalSorter
 from pydantic import BaseModel, ConfigDict
 
 from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
-from gdpo_tune.core.trial_config import Params, ParamValue
+from gdpo_tune.core.trials import Params, ParamValue
 from gdpo_tune.spec.text import show
 
 Number = int | float

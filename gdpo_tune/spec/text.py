@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import cast
 
-from gdpo_tune.core.secret_names import HIDDEN, hide_secrets, is_secret
+from gdpo_tune.core.redaction import HIDDEN, is_secret, redact_secrets
 
 
 def show(value: object) -> str:
@@ -83,7 +83,7 @@ def hide_in_text(text: str) -> str:
     name, sign, value = text.partition("=")
     if public == text and sign and "://" not in name and is_secret(name.strip(), value):
         return f"{name}={HIDDEN}"
-    return HIDDEN if public == text and is_secret("", text) else hide_secrets(public)
+    return HIDDEN if public == text and is_secret("", text) else redact_secrets(public)
 
 
 def hide_service_path(url: str) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from gdpo_tune.core import turns
+from gdpo_tune.core import compute_lock
 from gdpo_tune.tasks.base import Problem, Split
 from gdpo_tune.tasks.early_judge import EarlyJudge
 from gdpo_tune.tasks.generation import Family, build_problem, draw_problems, draw_steps
@@ -269,7 +269,7 @@ class CodeTask(BuiltInTask):
         if self._early is None:
             from gdpo_tune.tasks.execution import run_programs
 
-            with turns.hold(self._starting):
+            with compute_lock.acquire_yielding(self._starting):
                 if self._early is None:
                     run = functools.partial(run_programs, self._start_sandbox(), self._settings)
                     self._early = EarlyJudge(run)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, NoReturn, cast
 
 from gdpo_tune.core.registry import LayoutInfo
-from gdpo_tune.sandbox.asserts import read_assert
+from gdpo_tune.sandbox.jobs import read_assert
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.data_rows import (
     Row,

@@ -44,12 +44,12 @@ from gdpo_tune.core.files import (
     is_data_file,
     is_directory,
     is_local_source,
-    is_present,
     list_data_files,
+    path_exists,
 )
-from gdpo_tune.core.formatting import list_template_columns
 from gdpo_tune.core.registry import LAYOUTS, LayoutInfo, describe_layout
 from gdpo_tune.core.settings import DataSettings, TrainingSettings
+from gdpo_tune.core.text import list_template_columns
 from gdpo_tune.tasks.base import Problem, Split
 from gdpo_tune.tasks.generation import choose_split
 
@@ -569,7 +569,7 @@ def propose_layout(source: str, task: str | None, layout: str | None) -> DataSet
     layouts = [n for n in LAYOUTS if task is None or task in describe_layout(n).tasks]
     if layout:
         layouts = [layout] if layout in LAYOUTS else []
-    if not layouts or not source or not is_present(expand_path(source)):
+    if not layouts or not source or not path_exists(expand_path(source)):
         return None
     placed = read_local(source, "", "train", lambda _, columns: [*columns])
     rows = [row for _, row in islice(placed, DECISIVE_ROWS)]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
-from gdpo_tune.core import turns
+from gdpo_tune.core import compute_lock
 from gdpo_tune.tasks.base import Problem
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class EarlyJudge:
             begun = {
                 key: self._results.pop(key) for key in dict.fromkeys(keys) if key in self._results
             }
-        with turns.pause():
+        with compute_lock.yield_lock():
             wait(begun.values())
         errors = {key: error for key, future in begun.items() if (error := future.exception())}
         if errors:

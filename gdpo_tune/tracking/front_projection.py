@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.analysis.origins import summarize_origins
-from gdpo_tune.core.candidates import format_parts, title_candidate
-from gdpo_tune.core.formatting import CANDIDATE_COLORS, INK, MODE_COLORS, OTHER_COLOR, get_mode
 from gdpo_tune.core.object_store import is_url
-from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.core.text import CANDIDATE_COLORS, INK, MODE_COLORS, OTHER_COLOR, get_mode
+from gdpo_tune.core.trials import TrialRecord, format_parts, title_candidate
 from gdpo_tune.results.front_csv import format_front_csv
 from gdpo_tune.results.front_figures import build_figures, describe_front
 from gdpo_tune.results.summary import TABLE_FILE, describe_origins

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gdpo_tune.core import events
-from gdpo_tune.core.steps import read_steps
+from gdpo_tune.core.trial_files import read_steps
 from gdpo_tune.core.trials import Measurement, TrialRecord
 from gdpo_tune.results.public_record import PublicFilter
 from gdpo_tune.spec import dump_public_yaml, hide_passwords

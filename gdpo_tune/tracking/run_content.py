@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from gdpo_tune.core.candidates import format_parts
-from gdpo_tune.core.formatting import get_mode
 from gdpo_tune.core.settings import TrainingSettings
-from gdpo_tune.core.steps import is_kept
-from gdpo_tune.core.trials import Measurement, State, TrialRecord
+from gdpo_tune.core.text import get_mode
+from gdpo_tune.core.trial_files import is_kept
+from gdpo_tune.core.trials import Measurement, State, TrialRecord, format_parts
 from gdpo_tune.spec.model import list_decisive_values
 from gdpo_tune.tracking.spool import Message, Point
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gdpo_tune.core.errors import TrackingError
-from gdpo_tune.core.timed_call import call_within
+from gdpo_tune.core.http import run_with_timeout
 from gdpo_tune.spec import hide_passwords
 from gdpo_tune.spec.model import TRACKING_VARIABLES
 from gdpo_tune.tracking.spool import MessageRefused, ServerUnavailable
@@ -71,7 +71,7 @@ def find_problem(uri: str, experiment: str = "", sweep: str = "", *, create: boo
     import_module("mlflow")  # it takes seconds, which are not those of the server
     seconds = SERVER_SECONDS if uri.startswith("http") else DATABASE_SECONDS
     try:
-        call_within(seconds, lambda: try_store(uri, experiment, sweep))
+        run_with_timeout(seconds, lambda: try_store(uri, experiment, sweep))
     except (TimeoutError, ServerUnavailable, MessageRefused) as error:
         return str(error)
     return ""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core.errors import GdpoTuneError
 from gdpo_tune.core.events import Event, SweepFinished, SweepStarted, TrialFinished, TrialStarted
-from gdpo_tune.core.webhook import post_message
+from gdpo_tune.core.http import post_message
 from gdpo_tune.spec.text import hide_in_text
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gdpo_tune.core.steps import REWARDS
+from gdpo_tune.core.trial_files import REWARDS
 from gdpo_tune.tracking.run_content import clean_name
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.core.checkpoint_names import CHECKPOINT_PREFIX, MARKER, parse_step
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.files import explain_full_disk, write_atomically
-from gdpo_tune.core.trials import Cost, Estimate
+from gdpo_tune.core.trial_files import MARKER
+from gdpo_tune.core.trials import CHECKPOINT_PREFIX, Cost, Estimate, parse_step
 
 OPTIMIZER_FILE = "optimizer.pt"
 SCHEDULER_FILE = "scheduler.pt"

@@ -13,17 +13,17 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gdpo_tune.core.completions import (
+from gdpo_tune.core.errors import TrialFailure
+from gdpo_tune.core.files import explain_full_disk
+from gdpo_tune.core.metrics import estimate_metrics
+from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trial_files import (
     MOST_COMPLETIONS,
     Completion,
     shorten_completion,
     write_completions,
 )
-from gdpo_tune.core.errors import TrialFailure
-from gdpo_tune.core.estimates import estimate_metrics
-from gdpo_tune.core.files import explain_full_disk
-from gdpo_tune.core.settings import TrainingSettings
-from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Estimate
 from gdpo_tune.policies.load_policy import list_end_tokens
 from gdpo_tune.tasks.base import CallContext, Split

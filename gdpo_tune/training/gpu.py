@@ -21,7 +21,7 @@ import torch
 from gdpo_tune.core.errors import CrowdedGpuError
 from gdpo_tune.core.files import lock_file
 from gdpo_tune.core.gpu_memory import CONTEXT, GIB
-from gdpo_tune.core.outages import PATIENCE
+from gdpo_tune.core.http import PATIENCE
 
 _LOGGER = logging.getLogger("gdpo_tune.training")
 FOREIGN = 2 * GIB

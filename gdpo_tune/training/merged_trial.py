@@ -9,11 +9,10 @@ import torch
 from transformers import PreTrainedModel
 
 from gdpo_tune.core.files import explain_full_disk
-from gdpo_tune.core.steps import append_step
 from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trial_files import append_step
 from gdpo_tune.core.trials import Measurement, Report
-from gdpo_tune.policies.initial_policy import keep_form
-from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.policies.load_policy import keep_form, load_policy
 from gdpo_tune.training import ranks
 from gdpo_tune.training.checkpoints import Checkpoint, create_draft, write_checkpoint
 from gdpo_tune.training.evaluation import Evaluator

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import GdpoTuneError, TrialFailure
-from gdpo_tune.core.rendezvous import RENDEZVOUS, find_free_port
+from gdpo_tune.core.system import RENDEZVOUS, find_free_port
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Measurement, Outcome, Report
 from gdpo_tune.training import ranks

@@ -14,7 +14,7 @@ import torch
 from accelerate import PartialState
 from torch import distributed
 
-from gdpo_tune.core.rendezvous import clear_rendezvous
+from gdpo_tune.core.system import clear_rendezvous
 
 T = TypeVar("T")
 

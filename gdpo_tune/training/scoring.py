@@ -9,7 +9,7 @@ from typing import Any
 
 from gdpo_tune.core.errors import NonFiniteError, TrialFailure
 from gdpo_tune.core.shaping import Rewards, Shaping
-from gdpo_tune.core.steps import REWARDS
+from gdpo_tune.core.trial_files import REWARDS
 from gdpo_tune.tasks.base import (
     MOST_FAILED,
     CallContext,

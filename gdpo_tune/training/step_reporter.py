@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from transformers import TrainerCallback
 
-from gdpo_tune.core import turns
-from gdpo_tune.core.completions import shorten_completion, write_completions
+from gdpo_tune.core import compute_lock
 from gdpo_tune.core.errors import NO_SIGNAL, NoSignalError, SupersededError
 from gdpo_tune.core.files import explain_full_disk, write_atomically
-from gdpo_tune.core.formatting import format_number, format_percent
-from gdpo_tune.core.steps import (
+from gdpo_tune.core.text import format_number, format_percent
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trial_files import (
     CLIPPED,
     KEPT,
     MOST_CUT,
@@ -29,9 +29,10 @@ from gdpo_tune.core.steps import (
     ZERO_STD,
     append_step,
     read_steps,
+    shorten_completion,
     teaches_nothing,
+    write_completions,
 )
-from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Report
 from gdpo_tune.training import ranks
 from gdpo_tune.training.checkpoints import (
@@ -89,7 +90,7 @@ class Clock:
     before: Cost
     completions_per_step: int
     started: float = field(default_factory=time.monotonic)
-    cpu_started: float = field(default_factory=turns.read_cpu_seconds)
+    cpu_started: float = field(default_factory=compute_lock.read_cpu_seconds)
 
     def read(self, step: int, evaluated: int) -> Cost:
         """Return the cost after `step` steps; CPU time is that of all processes.
@@ -97,7 +98,7 @@ class Clock:
         `evaluated` are the completions that all processes have sampled in evaluations since the
         start or the last resume.
         """
-        cpu_seconds = sum(ranks.gather(turns.read_cpu_seconds() - self.cpu_started))
+        cpu_seconds = sum(ranks.gather(compute_lock.read_cpu_seconds() - self.cpu_started))
         return Cost(
             completions=step * self.completions_per_step,
             seconds=self.before.seconds + time.monotonic() - self.started,

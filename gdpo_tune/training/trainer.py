@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gdpo_tune.core.errors import NonFiniteError
-from gdpo_tune.core.steps import NO_ADVANTAGE, REWARDS, ZERO_STD
+from gdpo_tune.core.trial_files import NO_ADVANTAGE, REWARDS, ZERO_STD
 from gdpo_tune.training.normalization import add_terms, compute_advantages
 from gdpo_tune.training.random_state import load_random_state
 from gdpo_tune.training.scoring import BeginJudging, RewardFunction, require_finite

@@ -16,10 +16,9 @@ from accelerate.utils import set_seed
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from gdpo_tune.core.checkpoint_names import parse_step
-from gdpo_tune.core.steps import read_steps
 from gdpo_tune.core.trial_config import TrialConfig
-from gdpo_tune.core.trials import UNCHANGED, Cost, Measurement, Outcome, Report
+from gdpo_tune.core.trial_files import read_steps
+from gdpo_tune.core.trials import UNCHANGED, Cost, Measurement, Outcome, Report, parse_step
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.tasks.base import Problem, Task
 from gdpo_tune.training import gpu, live_engine, ranks

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from gdpo_tune.analysis.checkpoint_choice import rank_checkpoints
 from gdpo_tune.analysis.replicates import pool_trials
-from gdpo_tune.core.checkpoint_names import MARKER, sort_checkpoints
 from gdpo_tune.core.errors import StoreUnreachableError
-from gdpo_tune.core.object_store import PATIENCE
+from gdpo_tune.core.http import PATIENCE
+from gdpo_tune.core.trial_files import MARKER, sort_checkpoints
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.sweep_store import SweepStore

@@ -23,9 +23,9 @@ from gdpo_tune.core.events import (
     SweepSteered,
 )
 from gdpo_tune.core.files import explain_full_disk
-from gdpo_tune.core.formatting import format_list
 from gdpo_tune.core.object_store import SPEC
-from gdpo_tune.core.signals import INTERRUPTED, stop_on_signals
+from gdpo_tune.core.system import INTERRUPTED, stop_on_signals
+from gdpo_tune.core.text import format_list
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger, silence_optuna
 from gdpo_tune.ledger.sweep_store import SweepStore, check_writable

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_tune.core.errors import GdpoTuneError
+from gdpo_tune.core.events import RecordedRequest, Request
 from gdpo_tune.core.object_store import JOURNAL, SPEC
-from gdpo_tune.core.requests import RecordedRequest, Request
-from gdpo_tune.core.steps import STEPS_FILE, StepsReader
-from gdpo_tune.core.trial_config import Params
-from gdpo_tune.core.trials import Measurement, TrialRecord
+from gdpo_tune.core.trial_files import STEPS_FILE, StepsReader
+from gdpo_tune.core.trials import Measurement, Params, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.journal import Driver, find_driver
 from gdpo_tune.ledger.request_files import list_pending

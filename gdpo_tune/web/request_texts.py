@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gdpo_tune.core.formatting import format_count
-from gdpo_tune.core.requests import RecordedRequest, Request
+from gdpo_tune.core.events import RecordedRequest, Request
+from gdpo_tune.core.text import format_count
 from gdpo_tune.results.summary import list_incidents
 from gdpo_tune.web.live_sweep import Snapshot
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from plotly.subplots import make_subplots
 
-from gdpo_tune.core.formatting import abbreviate_parameter
-from gdpo_tune.core.steps import REWARDS, is_kept
+from gdpo_tune.core.text import abbreviate_parameter
+from gdpo_tune.core.trial_files import REWARDS, is_kept
 from gdpo_tune.core.trials import Measurement, Objective, TrialRecord
 from gdpo_tune.figures import style
 from gdpo_tune.figures.curves import list_rewards

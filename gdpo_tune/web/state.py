@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.core.candidates import title_candidate
-from gdpo_tune.core.formatting import (
+from gdpo_tune.core.metrics import HOUR
+from gdpo_tune.core.text import (
     NO_VALUE,
     abbreviate_parameter,
     format_duration,
@@ -19,8 +19,7 @@ from gdpo_tune.core.formatting import (
     format_parameter,
     get_mode,
 )
-from gdpo_tune.core.metrics import HOUR
-from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.core.trials import TrialRecord, title_candidate
 from gdpo_tune.figures import style
 from gdpo_tune.ledger.budget import compute_hours, compute_spending
 from gdpo_tune.results.summary import describe_role, describe_states, name_state

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gdpo_tune.analysis.front import Front, build_front
-from gdpo_tune.core.requests import Request
+from gdpo_tune.core.events import Request
 from gdpo_tune.figures.pairs import draw_pairs
 from gdpo_tune.results.steering import Steering
 from gdpo_tune.web.live_sweep import LiveSweep, Planner, Snapshot

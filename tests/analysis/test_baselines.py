@@ -1,7 +1,7 @@
 """What a front says of members that are worse than no training."""
 
 from gdpo_tune.analysis.front import build_front
-from gdpo_tune.core.estimates import estimate_metrics
+from gdpo_tune.core.metrics import estimate_metrics
 from gdpo_tune.core.trials import Estimate
 from tests.support.analysis import GOALS, build_trial
 

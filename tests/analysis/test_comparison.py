@@ -20,8 +20,7 @@ from gdpo_tune.analysis.resampling import (
 )
 from gdpo_tune.analysis.sides import build_side
 from gdpo_tune.analysis.verdict import build_verdict
-from gdpo_tune.core.candidates import Part
-from gdpo_tune.core.trials import Objective
+from gdpo_tune.core.trials import Objective, Part
 from tests.support.analysis import GOALS, build_trial
 from tests.support.comparison import build_simulated_side, simulate_search
 

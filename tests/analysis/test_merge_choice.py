@@ -13,8 +13,7 @@ from gdpo_tune.analysis.expected_gains import compute_expected_gains
 from gdpo_tune.analysis.merge_choice import choose_merge
 from gdpo_tune.analysis.merge_model import predict_losses, read_evaluated
 from gdpo_tune.analysis.pareto import compute_loss_hypervolume
-from gdpo_tune.core.candidates import Part, check_weights
-from gdpo_tune.core.trials import Cost, Estimate, Objective, Rung
+from gdpo_tune.core.trials import Cost, Estimate, Objective, Part, Rung, check_weights
 from tests.support.analysis import GOALS, build_trial
 
 LINE = ((0.1, 0.9), (0.5, 0.5), (0.9, 0.1))

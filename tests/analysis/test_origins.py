@@ -14,8 +14,7 @@ from gdpo_tune.analysis.origins import find_parents, summarize_origins
 from gdpo_tune.analysis.response import Dimension
 from gdpo_tune.analysis.sides import build_side
 from gdpo_tune.analysis.stagnation import has_stagnated
-from gdpo_tune.core.candidates import title_candidate
-from gdpo_tune.core.trials import Cost, Rung
+from gdpo_tune.core.trials import Cost, Rung, title_candidate
 from gdpo_tune.results.summary import describe_origins
 from tests.support.analysis import GOALS, build_checkpoint, build_merge, build_trial
 

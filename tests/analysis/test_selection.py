@@ -11,7 +11,7 @@ from gdpo_tune.analysis.selection import (
     is_above,
     subtract_estimates,
 )
-from gdpo_tune.core.estimates import estimate_mean
+from gdpo_tune.core.metrics import estimate_mean
 from gdpo_tune.core.trials import Estimate, Objective
 
 UP = [Objective("a", "maximize", 0.0), Objective("b", "maximize", 0.0)]

@@ -31,7 +31,7 @@ from product import Product, build_no_rungs, build_promoting_rungs, build_stoppi
 from report import build_figures, render_markdown
 from simulator import History, Simulation, Verdict, Visit, find_completed
 
-from gdpo_tune.core.trial_config import Params
+from gdpo_tune.core.trials import Params
 from gdpo_tune.spec import Constraint, ObjectiveSpec, Uniform
 from tests.support.paths import ROOT
 

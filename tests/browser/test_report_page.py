@@ -6,7 +6,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from gdpo_tune.analysis.front import build_front
-from gdpo_tune.core.completions import shorten_completion, write_completions
+from gdpo_tune.core.trial_files import shorten_completion, write_completions
 from gdpo_tune.figures import write_report
 from gdpo_tune.figures.pairs import draw_pairs
 from gdpo_tune.results.pick_language import parse_pick

@@ -30,7 +30,7 @@ from gdpo_tune.clusters.schedule_state import (
     ScheduleState,
 )
 from gdpo_tune.clusters.schedule_storage import ScheduleStorage
-from gdpo_tune.core.processes import identify_start
+from gdpo_tune.core.system import identify_start
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import load_spec
 from tests.support.paths import ROOT

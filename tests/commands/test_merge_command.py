@@ -17,10 +17,9 @@ from safetensors.torch import load_file
 import gdpo_tune.spec
 import gdpo_tune.training
 from gdpo_tune import cli, merge
-from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.errors import LedgerHeldError, PickError, ResourcesError, UsageError
 from gdpo_tune.core.trial_config import TrialConfig
-from gdpo_tune.core.trials import Cost, Outcome
+from gdpo_tune.core.trials import Cost, Outcome, Part
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.journal import Lease
 from gdpo_tune.results.merge_file import MERGE_FILE

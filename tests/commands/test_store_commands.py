@@ -14,8 +14,8 @@ import gdpo_tune.training
 from gdpo_tune import cli, export, load_sweep, merge, report
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.object_store import CACHE, StoreDirectory
-from gdpo_tune.core.steps import append_step
 from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trial_files import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.postgres_journal import TABLE

@@ -11,9 +11,9 @@ from unittest.mock import MagicMock
 import pytest
 
 from gdpo_tune import cli, sweep
-from gdpo_tune.core.completions import Completion, write_completions
 from gdpo_tune.core.errors import ClusterLostError, UsageError
 from gdpo_tune.core.events import TrackingState
+from gdpo_tune.core.trial_files import Completion, write_completions
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.spec import load_spec, machine
 from gdpo_tune.tuning import runner

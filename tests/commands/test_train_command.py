@@ -16,8 +16,6 @@ import pytest
 import gdpo_tune.spec
 import gdpo_tune.training
 from gdpo_tune import cli, train
-from gdpo_tune.core.candidates import Part
-from gdpo_tune.core.completions import Completion, write_completions
 from gdpo_tune.core.content import Fact
 from gdpo_tune.core.errors import (
     LedgerHeldError,
@@ -27,9 +25,9 @@ from gdpo_tune.core.errors import (
     UsageError,
 )
 from gdpo_tune.core.registry import POLICIES
-from gdpo_tune.core.steps import append_step
 from gdpo_tune.core.trial_config import Segment
-from gdpo_tune.core.trials import Cost, Exploit, Generation, Measurement, Outcome
+from gdpo_tune.core.trial_files import Completion, append_step, write_completions
+from gdpo_tune.core.trials import Cost, Exploit, Generation, Measurement, Outcome, Part
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.journal import Lease
 from gdpo_tune.results.retrain import (

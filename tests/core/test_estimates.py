@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from gdpo_tune.core.estimates import estimate_mean, estimate_metrics
+from gdpo_tune.core.metrics import estimate_mean, estimate_metrics
 from gdpo_tune.core.trials import CLEAR
 
 

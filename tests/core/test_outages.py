@@ -7,7 +7,7 @@ import time
 import pytest
 from tenacity import RetryError
 
-from gdpo_tune.core.outages import build_retrying
+from gdpo_tune.core.http import build_retry
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def attempts(pauses: list[float], taking: float = 0.0, **options: float) -> list
         raise OSError("no route")
 
     with pytest.raises(RetryError):
-        build_retrying(**options)(fail)
+        build_retry(**options)(fail)
     return began
 
 
@@ -59,5 +59,5 @@ def test_an_interruption_is_not_waited_out(pauses: list[float]):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build_retrying(600.0)(interrupt)
+        build_retry(600.0)(interrupt)
     assert pauses == []

@@ -10,11 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gdpo_tune.core import processes
-from gdpo_tune.core.processes import find_process, identify_start
+from gdpo_tune.core import system
+from gdpo_tune.core.system import find_process, identify_start
 
 needs_proc = pytest.mark.skipif(
-    not processes.BOOT_ID.exists(), reason="this system has no /proc, so no boot id"
+    not system.BOOT_ID.exists(), reason="this system has no /proc, so no boot id"
 )
 
 
@@ -55,8 +55,8 @@ def test_a_name_with_blanks_and_parentheses_is_one_field(tmp_path):
 def test_a_process_of_another_boot_or_with_another_start_is_another_one(tmp_path, monkeypatch):
     boot, _, ticks = identify_start(os.getpid()).partition(".")
     assert find_process(os.getpid(), f"{boot}.{int(ticks) + 1}") is None
-    monkeypatch.setattr(processes, "BOOT_ID", tmp_path / "boot_id")
-    processes.BOOT_ID.write_text("a0b1-c2d3\n")
+    monkeypatch.setattr(system, "BOOT_ID", tmp_path / "boot_id")
+    system.BOOT_ID.write_text("a0b1-c2d3\n")
     assert identify_start(os.getpid()) == f"a0b1-c2d3.{ticks}"
     assert find_process(os.getpid(), f"{boot}.{ticks}") is None
 
@@ -71,7 +71,7 @@ def test_a_record_of_an_earlier_version_is_a_creation_time():
 
 def test_a_system_without_proc(tmp_path, monkeypatch):
     """macOS: the kernel keeps a time, which psutil returns."""
-    monkeypatch.setattr(processes, "BOOT_ID", tmp_path / "there is none")
+    monkeypatch.setattr(system, "BOOT_ID", tmp_path / "there is none")
     start = identify_start(os.getpid())
     assert start == f"{psutil.Process().create_time():.2f}"
     assert find_process(os.getpid(), start) == psutil.Process()

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.core import ray_access
+from gdpo_tune.core import addresses
 from gdpo_tune.core.errors import UsageError
 
 
 @pytest.mark.parametrize("text", ["auto", "head:6379", "10.0.0.1:1", "[::1]:65535", "h-1.local:80"])
 def test_an_address_to_join(text: str):
-    assert ray_access.check_ray_address(text, "--address") == text
+    assert addresses.check_ray_address(text, "--address") == text
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_an_address_to_join(text: str):
 )
 def test_an_address_that_cannot_be_joined(text: str):
     with pytest.raises(UsageError, match="--submit http://HOST:8265") as caught:
-        ray_access.check_ray_address(text, "--address")
+        addresses.check_ray_address(text, "--address")
     shown = text.removeprefix("me:secret@")
     assert str(caught.value).startswith(f"--address = {shown}: ")
 
@@ -44,27 +44,31 @@ def home(tmp_path: Path) -> Path:
 
 
 def test_sources_of_a_token(home: Path, tmp_path: Path):
-    everywhere = {"HOME": str(home), ray_access.FILE: str(home / "file"), ray_access.TOKEN: "said"}
-    assert ray_access.find_token(everywhere) == "said"
-    del everywhere[ray_access.TOKEN]
-    assert ray_access.find_token(everywhere) == "of the file"
-    del everywhere[ray_access.FILE]
-    assert ray_access.find_token(everywhere) == "at home"
-    assert ray_access.find_token({"HOME": str(tmp_path / "other")}) == ""
-    assert ray_access.find_token({}) == ""
-    assert ray_access.find_token({**everywhere, ray_access.MODE: "disabled"}) == ""
+    everywhere = {
+        "HOME": str(home),
+        addresses.RAY_TOKEN_PATH: str(home / "file"),
+        addresses.RAY_TOKEN: "said",
+    }
+    assert addresses.find_ray_token(everywhere) == "said"
+    del everywhere[addresses.RAY_TOKEN]
+    assert addresses.find_ray_token(everywhere) == "of the file"
+    del everywhere[addresses.RAY_TOKEN_PATH]
+    assert addresses.find_ray_token(everywhere) == "at home"
+    assert addresses.find_ray_token({"HOME": str(tmp_path / "other")}) == ""
+    assert addresses.find_ray_token({}) == ""
+    assert addresses.find_ray_token({**everywhere, addresses.RAY_AUTH_MODE: "disabled"}) == ""
 
 
 def test_a_token_of_a_variable_is_sent_and_one_at_home_is_left_to_ray(home: Path):
-    environment = {"HOME": str(home), ray_access.TOKEN: "said"}
-    ray_access.enable_token(environment)
-    assert environment[ray_access.MODE] == "token"
+    environment = {"HOME": str(home), addresses.RAY_TOKEN: "said"}
+    addresses.enable_ray_token(environment)
+    assert environment[addresses.RAY_AUTH_MODE] == "token"
     at_home = {"HOME": str(home)}
-    ray_access.enable_token(at_home)
-    assert ray_access.MODE not in at_home
-    refused = {ray_access.TOKEN: "said", ray_access.MODE: "disabled"}
-    ray_access.enable_token(refused)
-    assert refused[ray_access.MODE] == "disabled"
+    addresses.enable_ray_token(at_home)
+    assert addresses.RAY_AUTH_MODE not in at_home
+    refused = {addresses.RAY_TOKEN: "said", addresses.RAY_AUTH_MODE: "disabled"}
+    addresses.enable_ray_token(refused)
+    assert refused[addresses.RAY_AUTH_MODE] == "disabled"
 
 
 @pytest.mark.parametrize(
@@ -77,7 +81,7 @@ def test_a_token_of_a_variable_is_sent_and_one_at_home_is_left_to_ray(home: Path
     ],
 )
 def test_a_missing_token_is_reported_before_ray_ends_the_process(environment, why):
-    for ask in (ray_access.find_token, ray_access.enable_token):
+    for ask in (addresses.find_ray_token, addresses.enable_ray_token):
         with pytest.raises(UsageError, match=why) as caught:
             ask(dict(environment))
         assert "fix: export RAY_AUTH_TOKEN_PATH=FILE" in str(caught.value)
@@ -87,6 +91,6 @@ def test_a_token_at_home_that_is_no_text(home: Path):
     (home / ".ray").mkdir(exist_ok=True)
     (home / ".ray" / "auth_token").write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match=r"auth_token: not a text\n.*fix: export"):
-        ray_access.find_token({"HOME": str(home)})
+        addresses.find_ray_token({"HOME": str(home)})
     with pytest.raises(UsageError, match="no-such-user/x: No such file"):
-        ray_access.find_token({"RAY_AUTH_TOKEN_PATH": "~no-such-user/x"})
+        addresses.find_ray_token({"RAY_AUTH_TOKEN_PATH": "~no-such-user/x"})

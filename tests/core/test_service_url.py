@@ -7,7 +7,7 @@ import pytest
 import requests
 
 from gdpo_tune import cli
-from gdpo_tune.core.service_url import bypass_proxies_on_loopback
+from gdpo_tune.core.http import bypass_proxies_on_loopback
 
 HERE = ("http://127.0.0.1:5000", "http://127.0.1.1:8265", "http://localhost:80", "http://[::1]:80")
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from gdpo_tune import cli
-from gdpo_tune.core.signals import block_hangups, stop_on_signals
+from gdpo_tune.core.system import block_hangups, stop_on_signals
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_hangup_that_is_ignored_stays_ignored():
 
 UNDER_NOHUP = """
 import os, signal
-from gdpo_tune.core.signals import stop_on_signals
+from gdpo_tune.core.system import stop_on_signals
 calls = []
 with stop_on_signals(calls.append):
     os.kill(os.getpid(), signal.SIGHUP)
@@ -87,7 +87,7 @@ def test_a_command_under_nohup_goes_on_ignoring_hangups():
 
 ENDS_IN_ORDER = """
 import fcntl, os, signal, sys, termios, time
-from gdpo_tune.core.signals import stop_on_signals
+from gdpo_tune.core.system import stop_on_signals
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 calls = []
 with stop_on_signals(calls.append):

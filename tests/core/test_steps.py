@@ -2,7 +2,7 @@
 
 import json
 
-from gdpo_tune.core.steps import STEPS_FILE, StepsReader, append_step, read_steps
+from gdpo_tune.core.trial_files import STEPS_FILE, StepsReader, append_step, read_steps
 from gdpo_tune.core.trials import Cost, Measurement
 
 

@@ -11,7 +11,7 @@ from http.server import HTTPServer
 
 import pytest
 
-from gdpo_tune.core import webhook
+from gdpo_tune.core import http
 from tests.support.webhooks import Hook
 
 
@@ -30,32 +30,32 @@ from tests.support.webhooks import Hook
     ],
 )
 def test_why_a_webhook_cannot_be_reached(address, problem):
-    result = webhook.post_message(address, {})
+    result = http.post_message(address, {})
     assert problem in result
     assert "secret" not in result
 
 
 def test_a_webhook_that_hangs_is_left_alone(monkeypatch):
-    monkeypatch.setattr(webhook, "SECONDS", 0.2)
+    monkeypatch.setattr(http, "WEBHOOK_SECONDS", 0.2)
     with HTTPServer(("127.0.0.1", 0), Hook) as server:  # it accepts, and does not answer
-        result = webhook.post_message(f"http://127.0.0.1:{server.server_port}", {})
+        result = http.post_message(f"http://127.0.0.1:{server.server_port}", {})
     assert "does not answer" in result
 
 
 def test_a_redirect_of_a_webhook_is_a_failure(hook):
     hook.answer = 302
-    assert webhook.post_message(os.environ["HOOK"], {}) == "the webhook answered 302"
+    assert http.post_message(os.environ["HOOK"], {}) == "the webhook answered 302"
     assert len(hook.got) == 1
 
 
 @pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:9", "foo://127.0.0.1:9", "http://a:1:1"])
 def test_a_proxy_of_no_use_is_a_problem_and_no_crash(monkeypatch, proxy):
     monkeypatch.setenv("ALL_PROXY", proxy)
-    assert webhook.post_message("http://example.invalid/", {})
+    assert http.post_message("http://example.invalid/", {})
 
 
 def test_an_answer_without_an_end_is_not_read(monkeypatch):
-    monkeypatch.setattr(webhook, "SECONDS", 5.0)
+    monkeypatch.setattr(http, "WEBHOOK_SECONDS", 5.0)
     closed = threading.Event()
 
     def pour(server: socket.socket) -> None:
@@ -68,12 +68,12 @@ def test_an_answer_without_an_end_is_not_read(monkeypatch):
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=pour, args=[server], daemon=True).start()
-        assert webhook.post_message(f"http://127.0.0.1:{server.getsockname()[1]}/", {}) == ""
+        assert http.post_message(f"http://127.0.0.1:{server.getsockname()[1]}/", {}) == ""
         assert closed.wait(5)
 
 
 def test_a_webhook_that_answers_byte_by_byte_is_left_alone(monkeypatch):
-    monkeypatch.setattr(webhook, "SECONDS", 0.5)
+    monkeypatch.setattr(http, "WEBHOOK_SECONDS", 0.5)
     ended = threading.Event()
 
     def drip(server: socket.socket) -> None:
@@ -86,7 +86,7 @@ def test_a_webhook_that_answers_byte_by_byte_is_left_alone(monkeypatch):
         thread = threading.Thread(target=drip, args=[server])
         thread.start()
         began = time.monotonic()
-        result = webhook.post_message(f"http://127.0.0.1:{server.getsockname()[1]}/", {})
+        result = http.post_message(f"http://127.0.0.1:{server.getsockname()[1]}/", {})
         ended.set()
         thread.join()
     assert "does not answer within 0.5 s" in result

@@ -8,9 +8,11 @@ import pytest
 from rich.console import Console
 
 from gdpo_tune.analysis.front import build_front
-from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.events import (
+    Incident,
     IncidentOccurred,
+    RecordedRequest,
+    RequestEffect,
     SearchStarted,
     SweepFinished,
     SweepStarted,
@@ -19,10 +21,8 @@ from gdpo_tune.core.events import (
     TrialProgress,
     TrialStarted,
 )
-from gdpo_tune.core.formatting import format_estimate, format_hypervolume, format_number
-from gdpo_tune.core.incidents import Incident
-from gdpo_tune.core.requests import RecordedRequest, RequestEffect
-from gdpo_tune.core.trials import Cost, Estimate, Measurement
+from gdpo_tune.core.text import format_estimate, format_hypervolume, format_number
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, Part
 from gdpo_tune.display import LiveDisplay, print_summary
 from gdpo_tune.display.progress import Progress
 from gdpo_tune.display.tables import MOST_ROWS, build_front_table, select_rows

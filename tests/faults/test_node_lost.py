@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.core.incidents import IS_TRIED_AGAIN
+from gdpo_tune.core.events import IS_TRIED_AGAIN
 from tests.support.cluster_sweeps import list_incidents
 from tests.support.gated_sweeps import GATED, close_gate, open_gate, wait_at_gate
 from tests.support.killed_sweeps import KilledSweep, wait_for_condition

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gdpo_tune.core.requests import Request
+from gdpo_tune.core.events import Request
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.request_files import build_request, list_pending, write_request
 from tests.support.killed_sweeps import KilledSweep, kill_driver, wait_for_condition

@@ -11,7 +11,7 @@ import pytest
 
 from gdpo_tune import export, merge, report, train
 from gdpo_tune.analysis.front import build_front
-from gdpo_tune.core.formatting import format_interval
+from gdpo_tune.core.text import format_interval
 from gdpo_tune.core.trials import Estimate
 from gdpo_tune.figures.choices import build_choices, list_preferences, list_sliders
 from gdpo_tune.figures.choose_panel import build_choose_panel

@@ -13,7 +13,7 @@ from matplotlib.transforms import Bbox
 
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core import registry
-from gdpo_tune.core.formatting import (
+from gdpo_tune.core.text import (
     NO_VALUE,
     format_count,
     format_duration,

@@ -10,17 +10,24 @@ from gdpo_tune.analysis.effects import Effects, ParameterEffect
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.analysis.origins import find_parents
 from gdpo_tune.analysis.probability import Interval
-from gdpo_tune.core.candidates import Part, title_candidate
-from gdpo_tune.core.completions import (
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.text import abbreviate_parameter, format_estimate, get_mode
+from gdpo_tune.core.trial_files import (
     COMPLETIONS_FILE,
     LONGEST_TEXT,
     read_completions,
     shorten_completion,
     write_completions,
 )
-from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.formatting import abbreviate_parameter, format_estimate, get_mode
-from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung, TrialRecord
+from gdpo_tune.core.trials import (
+    Cost,
+    Estimate,
+    Measurement,
+    Part,
+    Rung,
+    TrialRecord,
+    title_candidate,
+)
 from gdpo_tune.figures import style
 from gdpo_tune.figures.completions_grid import build_completions
 from gdpo_tune.figures.curves import (

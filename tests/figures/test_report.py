@@ -11,8 +11,8 @@ from plotly.offline import get_plotlyjs
 
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.analysis.origins import find_parents, summarize_origins
-from gdpo_tune.core.formatting import format_number, format_percent, get_mode
-from gdpo_tune.core.incidents import Incident
+from gdpo_tune.core.events import Incident
+from gdpo_tune.core.text import format_number, format_percent, get_mode
 from gdpo_tune.core.trials import Cost, Exploit, Rung, TrialRecord
 from gdpo_tune.figures import style, write_front_png, write_report
 from gdpo_tune.figures.curves import draw_population

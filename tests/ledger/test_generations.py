@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.core.trial_config import Params
-from gdpo_tune.core.trials import Exploit, Generation
+from gdpo_tune.core.trials import Exploit, Generation, Params
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
 from tests.support.tuning import load_code_spec

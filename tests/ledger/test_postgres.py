@@ -22,7 +22,7 @@ from ray import cloudpickle
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import IdentityError, LedgerHeldError, LedgerUnreachableError, UsageError
-from gdpo_tune.core.incidents import Incident
+from gdpo_tune.core.events import Incident
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome
 from gdpo_tune.ledger import Ledger, postgres_journal
 from gdpo_tune.ledger.postgres_journal import TABLE, PostgresJournal

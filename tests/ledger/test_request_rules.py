@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.requests import Request
-from gdpo_tune.core.trials import Cost, TrialRecord
+from gdpo_tune.core.events import Request
+from gdpo_tune.core.trials import Cost, Part, TrialRecord
 from gdpo_tune.ledger.request_rules import ACTIONS, SweepSnapshot, decide, judge, take_in
 from gdpo_tune.spec import SweepSpec
 from tests.support.tuning import load_code_spec

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.events import RecordedRequest, Request, RequestEffect, Setting
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.requests import RecordedRequest, Request, RequestEffect, Setting
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.budget import compute_hours
 from gdpo_tune.ledger.journal import Lease, is_held

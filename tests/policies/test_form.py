@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from gdpo_tune.policies.initial_policy import find_required_version, keep_form
+from gdpo_tune.policies.load_policy import find_required_version, keep_form
 
 OLDER = {
     "config.json": {"model_type": "llama", "rope_theta": 1000.0, "torch_dtype": "bfloat16"},

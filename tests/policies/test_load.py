@@ -11,10 +11,11 @@ from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from gdpo_tune.core.errors import PolicyError
-from gdpo_tune.policies.hub import check_policy_available, describe_policy
 from gdpo_tune.policies.load_policy import (
     check_policy,
+    check_policy_available,
     count_positions,
+    describe_policy,
     load_policy,
     resolve_policy,
 )

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from gdpo_tune.core.addresses import MANIFEST
 from gdpo_tune.core.errors import HubError, UsageError
-from gdpo_tune.core.hub_address import MANIFEST
 from gdpo_tune.publishing import hub_upload, repositories
 from tests.support.hub_server import USER, Handler
 

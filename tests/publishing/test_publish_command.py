@@ -16,9 +16,9 @@ import pytest
 from huggingface_hub import ModelCard
 
 from gdpo_tune import load_sweep, publish
-from gdpo_tune.core.candidates import Part, check_weights
 from gdpo_tune.core.errors import HubError, UsageError
 from gdpo_tune.core.registry import POLICIES
+from gdpo_tune.core.trials import Part, check_weights
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.publishing.card_tables import describe_training
 from gdpo_tune.publishing.policy_files import find_kept_policy

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from gdpo_tune import load_sweep
-from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.trials import Part
 from gdpo_tune.ledger import Ledger
 from tests.support.paths import ROOT
 from tests.support.tuning import build_outcome, load_code_spec

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gdpo_tune.core.errors import NO_SIGNAL
-from gdpo_tune.core.steps import KEPT
+from gdpo_tune.core.trial_files import KEPT
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger.opening import open_for_reading
 from gdpo_tune.ledger.request_rules import ACTIONS

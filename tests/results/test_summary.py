@@ -5,8 +5,7 @@ import io
 from dataclasses import replace
 
 from gdpo_tune.analysis.front import build_front
-from gdpo_tune.core.candidates import Part
-from gdpo_tune.core.trials import Estimate, Objective, Role, State, TrialRecord
+from gdpo_tune.core.trials import Estimate, Objective, Part, Role, State, TrialRecord
 from gdpo_tune.results.front_csv import format_front_csv
 from gdpo_tune.results.summary import describe_role, describe_states
 
@@ -33,7 +32,7 @@ def test_a_stopped_merge_is_no_trial_that_was_stopped_early():
 
 
 def test_a_replicate_of_a_merge_is_called_by_the_name_of_the_merge():
-    """Names of candidates: `gdpo_tune/core/candidates.py`."""
+    """Names of candidates: `gdpo_tune/core/trials.py`."""
     merge = build(71, "replicate", "complete", Part(8, 60, 0.5), Part(9, 60, 0.5))
     assert describe_role(replace(merge, replicate_of=14)) == "replicate of merge-14"
     checkpoint = replace(build(72, "replicate", "complete", Part(8, 40, 1.0)), replicate_of=15)

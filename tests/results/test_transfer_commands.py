@@ -3,8 +3,8 @@
 import pytest
 
 from gdpo_tune import export, train
-from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.trials import Part
 from gdpo_tune.exporters.differences_page import PAGE
 from gdpo_tune.ledger import Ledger
 from tests.support.paths import ROOT

@@ -220,8 +220,8 @@ def test_nothing_runs_where_isolation_is_impossible(pretend, step):
 
 
 def test_an_unknown_processor_is_refused(monkeypatch):
-    from gdpo_tune.sandbox.inside import enclosure
+    from gdpo_tune.sandbox.guest import lockdown
 
-    monkeypatch.setattr(enclosure, "MACHINES", {})
-    with pytest.raises(enclosure.LockdownError, match="seccomp: no system call table for"):
-        enclosure._build_filter()
+    monkeypatch.setattr(lockdown, "MACHINES", {})
+    with pytest.raises(lockdown.LockdownError, match="seccomp: no system call table for"):
+        lockdown._build_filter()

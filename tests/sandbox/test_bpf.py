@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.sandbox.inside import bpf
-from gdpo_tune.sandbox.inside.syscalls import (
+from gdpo_tune.sandbox.guest import seccomp
+from gdpo_tune.sandbox.guest.seccomp import (
     ALLOWED,
     FORBIDDEN,
     MACHINES,
@@ -23,17 +23,17 @@ def run_filter(program, machine, number, arguments=(0,) * 6):
     while True:
         code, if_true, if_false, operand = program[position]
         position += 1
-        if code == bpf.RETURN:
+        if code == seccomp.RETURN:
             return operand
-        if code == bpf.LOAD:
+        if code == seccomp.LOAD:
             (accumulator,) = struct.unpack_from("=I", data, operand)
-        elif code == bpf.JUMP:
+        elif code == seccomp.JUMP:
             position += operand
         else:
             holds = {
-                bpf.JUMP_EQUAL: accumulator == operand,
-                bpf.JUMP_NOT_LESS: accumulator >= operand,
-                bpf.JUMP_ANY_BIT: bool(accumulator & operand),
+                seccomp.JUMP_EQUAL: accumulator == operand,
+                seccomp.JUMP_NOT_LESS: accumulator >= operand,
+                seccomp.JUMP_ANY_BIT: bool(accumulator & operand),
             }[code]
             position += if_true if holds else if_false
 
@@ -43,16 +43,16 @@ def test_every_number_gets_its_decision(name):
     machine = MACHINES[name]
     program = build_candidate_filter(machine)
     groups = {
-        bpf.ALLOW: ALLOWED.split(),
-        bpf.refuse(errno.EACCES): PATHS.split(),
-        bpf.KILL: FORBIDDEN.split(),
+        seccomp.ALLOW: ALLOWED.split(),
+        seccomp.refuse(errno.EACCES): PATHS.split(),
+        seccomp.KILL: FORBIDDEN.split(),
     }
     decisions = {call: decision for decision, calls in groups.items() for call in calls}
     named = {number: call for call, number in machine.numbers.items()}
     for number in range(1024):
         call = named.get(number)
         if call not in SPECIAL:
-            expected = decisions.get(call, bpf.refuse(errno.EPERM))
+            expected = decisions.get(call, seccomp.refuse(errno.EPERM))
             assert run_filter(program, machine.audit, number) == expected, (number, call)
 
 
@@ -67,13 +67,13 @@ def test_arguments_decide_about_memory_and_threads(name):
         return run_filter(program, machine.audit, machine.numbers[call], arguments)
 
     for call in ("mmap", "mprotect"):
-        assert decision(call, 2, 3) == bpf.ALLOW
-        assert decision(call, 2, 7) == bpf.refuse(errno.EACCES)
-    assert decision("clone", 0, 0x11) == bpf.KILL
-    assert decision("clone", 0, 0x3D0F00) == bpf.refuse(errno.EAGAIN)
-    assert decision("fcntl", 1, 3) == bpf.ALLOW
-    assert decision("fcntl", 1, 1030) == bpf.ALLOW
-    assert decision("fcntl", 1, 4) == bpf.refuse(errno.EPERM)
+        assert decision(call, 2, 3) == seccomp.ALLOW
+        assert decision(call, 2, 7) == seccomp.refuse(errno.EACCES)
+    assert decision("clone", 0, 0x11) == seccomp.KILL
+    assert decision("clone", 0, 0x3D0F00) == seccomp.refuse(errno.EAGAIN)
+    assert decision("fcntl", 1, 3) == seccomp.ALLOW
+    assert decision("fcntl", 1, 1030) == seccomp.ALLOW
+    assert decision("fcntl", 1, 4) == seccomp.refuse(errno.EPERM)
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -81,18 +81,18 @@ def test_another_calling_convention_kills(name):
     machine = MACHINES[name]
     program = build_candidate_filter(machine)
     other = next(m.audit for n, m in MACHINES.items() if n != name)
-    assert run_filter(program, other, machine.numbers["read"]) == bpf.KILL
-    assert run_filter(program, 0x40000003, machine.numbers["read"]) == bpf.KILL
+    assert run_filter(program, other, machine.numbers["read"]) == seccomp.KILL
+    assert run_filter(program, 0x40000003, machine.numbers["read"]) == seccomp.KILL
     for number in (0x40000000, 0x40000001, 0x400000FF, 0xFFFFFFFF):
-        assert run_filter(program, machine.audit, number) == bpf.KILL
+        assert run_filter(program, machine.audit, number) == seccomp.KILL
 
 
 def test_a_tree_too_large_for_conditional_jumps_still_decides_right():
-    rules = {number: bpf.refuse(number % 97) for number in range(0, 3000, 2)}
-    program = bpf.assemble(1, 1 << 30, rules, bpf.ALLOW)
+    rules = {number: seccomp.refuse(number % 97) for number in range(0, 3000, 2)}
+    program = seccomp.assemble(1, 1 << 30, rules, seccomp.ALLOW)
     assert max(max(step.if_true, step.if_false) for step in program) <= 255
     for number in (0, 1, 2, 777, 778, 1499, 1500, 2998, 2999, 3000):
-        assert run_filter(program, 1, number) == rules.get(number, bpf.ALLOW)
+        assert run_filter(program, 1, number) == rules.get(number, seccomp.ALLOW)
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -101,13 +101,13 @@ def test_a_filter_is_short_and_ends_whatever_it_decides(name):
     program = build_candidate_filter(MACHINES[name])
     assert len(program) < 220
     for position, step in enumerate(program):
-        jumps = [step.operand] if step.code == bpf.JUMP else [step.if_true, step.if_false]
-        reach = 0 if step.code == bpf.RETURN else 1 + max(jumps)
+        jumps = [step.operand] if step.code == seccomp.JUMP else [step.if_true, step.if_false]
+        reach = 0 if step.code == seccomp.RETURN else 1 + max(jumps)
         assert position + reach < len(program), step
 
 
 def test_instructions_are_eight_bytes_in_the_order_of_the_kernel():
-    packed = bpf.Instruction(bpf.JUMP_EQUAL, 1, 2, 0xC000003E).pack()
+    packed = seccomp.Instruction(seccomp.JUMP_EQUAL, 1, 2, 0xC000003E).pack()
     assert packed == b"\x15\x00\x01\x02\x3e\x00\x00\xc0"
 
 

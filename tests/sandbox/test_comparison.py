@@ -5,8 +5,8 @@ from fractions import Fraction
 
 import pytest
 
-from gdpo_tune.sandbox.inside.encoding import dump, encode, parse
-from gdpo_tune.sandbox.inside.equality import matches
+from gdpo_tune.sandbox.guest.grading import matches
+from gdpo_tune.sandbox.guest.protocol import dump, encode, parse
 
 
 def compare(expected, received):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gdpo_tune.sandbox.inside.encoding import MAX_DEPTH, Opaque, decode, dump, encode, parse
+from gdpo_tune.sandbox.guest.protocol import MAX_DEPTH, Opaque, decode, dump, encode, parse
 
 SCALARS = (
     st.none()

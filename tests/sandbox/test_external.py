@@ -193,7 +193,7 @@ ATTACKS = {
         " and 1234566 + 1 in o[:50]]\n    return found[0] if found else 0"
     ),
     "patched_encoder": (
-        "import sys, json\nsys.modules['sandbox_inside.encoding'].encode = lambda *a, **k: True\n"
+        "import sys, json\nsys.modules['sandbox_inside.protocol'].encode = lambda *a, **k: True\n"
         "json.dumps = lambda *a, **k: '[\"value\",true]'\ndef f(x): return 0"
     ),
     "printed_sign": "print('begin')\nprint('[\"value\",1234567]'.replace('7', '8'))\ndef f(x): 0",

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 
 from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits
-from gdpo_tune.sandbox.asserts import read_assert
+from gdpo_tune.sandbox.jobs import read_assert
 
 pytestmark = pytest.mark.integration
 

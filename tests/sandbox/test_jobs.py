@@ -6,12 +6,11 @@ import sys
 import pytest
 
 from gdpo_tune.sandbox import Call, Job, Limits, Result, Stream
-from gdpo_tune.sandbox.asserts import read_assert
-from gdpo_tune.sandbox.inside.candidate_report import CandidateReport
-from gdpo_tune.sandbox.inside.frames import Allowance, Ending
-from gdpo_tune.sandbox.remote_jobs import RemoteJob
-from gdpo_tune.sandbox.verdicts import InfraFault, conclude
-from gdpo_tune.sandbox.worker import encode_job
+from gdpo_tune.sandbox.external import RemoteJob
+from gdpo_tune.sandbox.guest.grading import CandidateReport
+from gdpo_tune.sandbox.guest.protocol import Allowance, ExitStatus
+from gdpo_tune.sandbox.jobs import InfraFault, conclude, read_assert
+from gdpo_tune.sandbox.local import encode_job
 
 
 @pytest.mark.parametrize(
@@ -153,12 +152,12 @@ def test_a_value_that_cannot_be_sent_is_refused():
 
 
 def test_requests_survive_packing():
-    for message in (Allowance(0.25, 4.0, 1 << 40), Ending(9, True, 1.5, 1 << 40)):
+    for message in (Allowance(0.25, 4.0, 1 << 40), ExitStatus(9, True, 1.5, 1 << 40)):
         packed = message.FORMAT.pack(*message)
         assert type(message)(*message.FORMAT.unpack(packed)) == message
 
 
-QUIET = Ending(0, False, 0.01, 1 << 24)
+QUIET = ExitStatus(0, False, 0.01, 1 << 24)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +199,7 @@ def test_the_sandboxs_own_failures_are_no_verdicts():
     with pytest.raises(InfraFault, match="outside"):
         conclude(
             CandidateReport(started=True, stop="ended"),
-            Ending(9, False, 0.01, 1 << 24),
+            ExitStatus(9, False, 0.01, 1 << 24),
             1,
             Limits(),
         )

@@ -10,9 +10,15 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.core.errors import SandboxUnavailable
-from gdpo_tune.sandbox import Call, Job, Limits, Stream, remote_jobs, service
-from gdpo_tune.sandbox.remote_jobs import STALL_BYTES, RemoteJob
-from gdpo_tune.sandbox.service import Execution, Service, ServiceFault, quote
+from gdpo_tune.sandbox import Call, Job, Limits, Stream, external
+from gdpo_tune.sandbox.external import (
+    STALL_BYTES,
+    Execution,
+    RemoteJob,
+    Service,
+    ServiceFault,
+    quote,
+)
 
 CALLS = (Call("f", (1,), 2), Call("f", (2,), 3))
 ADDRESSES = [
@@ -60,10 +66,10 @@ def test_proxies_are_for_other_machines(monkeypatch):
     monkeypatch.setenv("http_proxy", "proxy:3128")
     monkeypatch.setenv("https_proxy", "http://a:b@proxy")
     monkeypatch.setenv("no_proxy", "inner.example")
-    assert service._find_proxy("http", "host", 80) == "http://proxy:3128"
-    assert service._find_proxy("https", "host", 443) == "http://a:b@proxy"
+    assert external._find_proxy("http", "host", 80) == "http://proxy:3128"
+    assert external._find_proxy("https", "host", 443) == "http://a:b@proxy"
     for host in ("localhost", "127.0.0.1", "127.1.2.3", "::1", "inner.example"):
-        assert service._find_proxy("http", host, 8080) is None
+        assert external._find_proxy("http", host, 8080) is None
 
 
 @pytest.mark.parametrize("proxy", ["http://me:geheim@proxy:port", "http://[::1", "http://:3128"])
@@ -79,10 +85,10 @@ def test_a_malformed_proxy_is_refused_at_once_and_not_shown(proxy, monkeypatch):
 
 def test_seconds_to_wait():
     soon = email.utils.formatdate(time.time() + 30, usegmt=True)
-    assert service._read_seconds("7") == 7
-    assert 0 < service._read_seconds(soon) <= 30
+    assert external._read_seconds("7") == 7
+    assert 0 < external._read_seconds(soon) <= 30
     for text in ("", "soon", "-3", "nan", "inf", "Wed, 21 Oct 2015 07:28:00 GMT"):
-        assert service._read_seconds(text) == 0
+        assert external._read_seconds(text) == 0
 
 
 def test_quotes_are_short_and_printable():
@@ -180,8 +186,8 @@ def test_a_program_needs_nothing_of_this_package(tmp_path):
 
 
 def test_programs_are_text_for_python_3_10():
-    for name in remote_jobs.SENT_MODULES:
-        source = Path(remote_jobs.__file__).with_name("inside") / f"{name}.py"
+    for name in external.SENT_MODULES:
+        source = Path(external.__file__).with_name("guest") / f"{name}.py"
         ast.parse(source.read_text("utf-8"), feature_version=(3, 10))
 
 
@@ -192,7 +198,7 @@ import sys, types
 for name in ("fcntl", "resource", "pwd", "grp"): sys.modules[name] = None
 import gdpo_tune
 package = types.ModuleType("gdpo_tune.sandbox")
-package.__path__ = [{str(Path(remote_jobs.__file__).parent)!r}]
+package.__path__ = [{str(Path(external.__file__).parent)!r}]
 sys.modules["gdpo_tune.sandbox"] = package
 import gdpo_tune.sandbox.external
 """

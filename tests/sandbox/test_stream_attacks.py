@@ -116,7 +116,7 @@ print(*found)
 ## patch_the_runner: failed error crash violation
 import sys
 for name, module in list(sys.modules.items()):
-    if name.startswith("inside."):
+    if name.startswith("guest."):
         for key, value in list(vars(module).items()):
             if callable(value): setattr(module, key, lambda *a, **k: None)
 ## state_for_the_next_test: failed

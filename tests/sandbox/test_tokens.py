@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdpo_tune.sandbox import Call, Job, Stream
-from gdpo_tune.sandbox.inside.equality import is_same_output
-from gdpo_tune.sandbox.worker import encode_job
+from gdpo_tune.sandbox.guest.grading import is_same_output
+from gdpo_tune.sandbox.local import encode_job
 
 
 @pytest.mark.parametrize(

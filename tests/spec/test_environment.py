@@ -3,7 +3,7 @@
 import pytest
 
 from gdpo_tune.core.errors import ResourcesError, SpecError
-from gdpo_tune.core.secret_names import hide_secrets, is_secret
+from gdpo_tune.core.redaction import is_secret, redact_secrets
 from gdpo_tune.spec import Resources, check_resources, load_spec, render_dry_run
 from tests.support.spec_cases import GOOD
 
@@ -216,7 +216,7 @@ def test_secrets_are_found_inside_values(value, secret):
 
 def test_texts_lose_their_secrets():
     text = "a {HF_TOKEN: abc, A: b} API_KEY='x y' steps=5 MAX_TOKENS=7"
-    assert hide_secrets(text) == "a {HF_TOKEN: ***, A: b} API_KEY=*** steps=5 MAX_TOKENS=7"
+    assert redact_secrets(text) == "a {HF_TOKEN: ***, A: b} API_KEY=*** steps=5 MAX_TOKENS=7"
 
 
 def test_a_secret_without_its_section_is_not_repeated(load):

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gdpo_tune.analysis.front import build_front
-from gdpo_tune.core.candidates import Part
-from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
+from gdpo_tune.core.trials import Estimate, Objective, Part, TrialRecord
 
 GOALS = (Objective("a", "maximize", 0.0), Objective("b", "maximize", 0.0))
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gdpo_tune.core import ray_access
+from gdpo_tune.core import addresses
 
 
 class Dashboard(BaseHTTPRequestHandler):
@@ -44,7 +44,12 @@ def serve_dashboard() -> Iterator[HTTPServer]:
 def hide_tokens(monkeypatch: pytest.MonkeyPatch, home: object) -> None:
     """Hide tokens that this machine may have."""
     monkeypatch.setenv("HOME", str(home))
-    for name in (ray_access.MODE, ray_access.TOKEN, ray_access.FILE, ray_access.ADDRESS):
+    for name in (
+        addresses.RAY_AUTH_MODE,
+        addresses.RAY_TOKEN,
+        addresses.RAY_TOKEN_PATH,
+        addresses.RAY_ADDRESS,
+    ):
         monkeypatch.delenv(name, raising=False)
 
 

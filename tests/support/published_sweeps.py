@@ -8,11 +8,9 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from gdpo_tune.core.checkpoint_names import MARKER
-from gdpo_tune.core.incidents import Incident
+from gdpo_tune.core.events import Incident, RecordedRequest
 from gdpo_tune.core.registry import POLICIES
-from gdpo_tune.core.requests import RecordedRequest
-from gdpo_tune.core.steps import append_step
+from gdpo_tune.core.trial_files import MARKER, append_step
 from gdpo_tune.core.trials import Cost, Measurement
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec

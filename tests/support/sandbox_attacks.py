@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from gdpo_tune.core.errors import SandboxInfraError
 from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits
-from gdpo_tune.sandbox.inside.syscalls import MACHINES
+from gdpo_tune.sandbox.guest.seccomp import MACHINES
 from tests.support import sandbox_containers
 from tests.support.paths import ROOT
 

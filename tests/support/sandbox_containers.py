@@ -3,12 +3,12 @@
 import errno
 import os
 
-from gdpo_tune.sandbox.inside import bpf, linux
-from gdpo_tune.sandbox.inside.syscalls import MACHINES
+from gdpo_tune.sandbox.guest import lockdown, seccomp
+from gdpo_tune.sandbox.guest.seccomp import MACHINES
 
 NAMESPACES = (
-    linux.CLONE_NEWNS | linux.CLONE_NEWCGROUP | linux.CLONE_NEWUTS | linux.CLONE_NEWIPC
-    | linux.CLONE_NEWUSER | linux.CLONE_NEWPID | linux.CLONE_NEWNET
+    lockdown.CLONE_NEWNS | lockdown.CLONE_NEWCGROUP | lockdown.CLONE_NEWUTS | lockdown.CLONE_NEWIPC
+    | lockdown.CLONE_NEWUSER | lockdown.CLONE_NEWPID | lockdown.CLONE_NEWNET
 )  # fmt: skip
 PR_SET_SECCOMP = 22
 # These are missing in the sandbox's table, which has no calls that its filter refuses by default.
@@ -23,32 +23,36 @@ def refuse_namespaces():
     """Refuse the calls that Docker's default profile refuses without capabilities."""
     refused = "unshare setns mount umount2 pivot_root fsopen fsmount move_mount open_tree"
     _load_filter(
-        dict.fromkeys(refused.split(), bpf.refuse(errno.EPERM))
+        dict.fromkeys(refused.split(), seccomp.refuse(errno.EPERM))
         | {
-            "clone": bpf.ArgumentRule(
-                0, bpf.JUMP_ANY_BIT, (NAMESPACES,), yes=bpf.refuse(errno.EPERM), no=bpf.ALLOW
+            "clone": seccomp.ArgumentRule(
+                0,
+                seccomp.JUMP_ANY_BIT,
+                (NAMESPACES,),
+                yes=seccomp.refuse(errno.EPERM),
+                no=seccomp.ALLOW,
             ),
-            "clone3": bpf.refuse(errno.ENOSYS),
+            "clone3": seccomp.refuse(errno.ENOSYS),
         }
     )
 
 
 def refuse_landlock():
     """Act like a kernel that was built without Landlock."""
-    _load_filter({"landlock_create_ruleset": bpf.refuse(errno.ENOSYS)})
+    _load_filter({"landlock_create_ruleset": seccomp.refuse(errno.ENOSYS)})
 
 
 def refuse_seccomp():
     """Act like a container that refuses to load a filter."""
-    rule = bpf.ArgumentRule(
-        0, bpf.JUMP_EQUAL, (PR_SET_SECCOMP,), yes=bpf.refuse(errno.EINVAL), no=bpf.ALLOW
+    rule = seccomp.ArgumentRule(
+        0, seccomp.JUMP_EQUAL, (PR_SET_SECCOMP,), yes=seccomp.refuse(errno.EINVAL), no=seccomp.ALLOW
     )
     _load_filter({"prctl": rule})
 
 
 def refuse_files_in_memory():
     """Act like a kernel whose `vm.memfd_noexec` is 2."""
-    _load_filter({"memfd_create": bpf.refuse(errno.EACCES)})
+    _load_filter({"memfd_create": seccomp.refuse(errno.EACCES)})
 
 
 def _load_filter(rules):
@@ -58,5 +62,7 @@ def _load_filter(rules):
     for call, number in NUMBERS.items():
         numbers[call] = number[name] if isinstance(number, dict) else number
     complete = {numbers[call]: rule for call, rule in rules.items()}
-    linux.forbid_new_privileges()
-    linux.Filter(bpf.assemble(machine.audit, machine.first_foreign, complete, bpf.ALLOW)).load()
+    lockdown.forbid_new_privileges()
+    lockdown.Filter(
+        seccomp.assemble(machine.audit, machine.first_foreign, complete, seccomp.ALLOW)
+    ).load()

@@ -10,8 +10,8 @@ import pytest
 
 from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.settings import TrainingSettings
-from gdpo_tune.core.trial_config import Params, TrialConfig
-from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, Params
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.tuning.ray import reporter
 from gdpo_tune.tuning.ray.messages import AttemptConfig, Setup, TrialUpdate, unpack_message

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import httpx
 
-from gdpo_tune.core.steps import append_step
+from gdpo_tune.core.trial_files import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Measurement
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.tuning.search.applied_requests import RequestInbox

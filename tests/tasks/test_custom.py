@@ -17,9 +17,9 @@ from gdpo_tune.core import task_files
 from gdpo_tune.core.errors import SpecError, TaskFileError, TrialFailure, UsageError
 from gdpo_tune.core.parameters import PARAMETERS
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
-from gdpo_tune.core.steps import read_steps
 from gdpo_tune.core.task_files import LONGEST_REASON
 from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trial_files import read_steps
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tasks.base import CallContext, Problem, RewardFailures, Scores
 from gdpo_tune.tasks.custom import RewardFunctionTask, choose_row_split, name_reward

@@ -9,9 +9,9 @@ from contextlib import closing
 
 import pytest
 
+from gdpo_tune.core.compute_lock import ComputeLock
 from gdpo_tune.core.errors import SandboxInfraError
 from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
-from gdpo_tune.core.turns import Turns
 from gdpo_tune.sandbox import UnsafeNoIsolationSandbox
 from gdpo_tune.tasks import execution
 from gdpo_tune.tasks.base import JudgesEarly, Problem
@@ -97,16 +97,16 @@ def test_an_error_of_the_batch_itself_is_raised():
 
 def test_a_trial_that_waits_for_results_lets_others_compute(judge):
     judge.recorder.gate.clear()
-    members = Turns(lambda: None, lambda _: None)
+    members = ComputeLock(lambda: None, lambda _: None)
 
     def collect():
-        with members.join():
+        with members.hold():
             judge.begin(ONE, "a")
             return judge.collect([ONE], ["a"])
 
     def compute():
         assert judge.recorder.entered.wait(10)
-        with members.join():
+        with members.hold():
             judge.recorder.gate.set()
 
     with ThreadPoolExecutor(2) as threads:

@@ -12,12 +12,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from gdpo_tune.core import task_files
-from gdpo_tune.core.completions import read_completions
 from gdpo_tune.core.errors import TrialFailure, UsageError
 from gdpo_tune.core.parameters import PARAMETERS
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
-from gdpo_tune.core.steps import read_steps
 from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trial_files import read_completions, read_steps
 from gdpo_tune.tasks.base import RewardFailures
 from gdpo_tune.tasks.task_process import MOST_PRINTED, TaskProcess, check_rewards
 from gdpo_tune.training import train, worker_cache

@@ -5,8 +5,7 @@ import io
 
 import pytest
 
-from gdpo_tune.core.candidates import Part
-from gdpo_tune.core.trials import Cost
+from gdpo_tune.core.trials import Cost, Part
 from gdpo_tune.figures import style
 from gdpo_tune.tracking.front_projection import project_front
 from gdpo_tune.tracking.run_content import SWEEP

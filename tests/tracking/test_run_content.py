@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.settings import TrainingSettings
-from gdpo_tune.core.trials import Cost, Estimate, Measurement
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, Part
 from gdpo_tune.tracking.run_content import (
     SweepIdentity,
     build_sweep_message,

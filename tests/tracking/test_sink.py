@@ -12,7 +12,7 @@ from gdpo_tune.core.events import (
     TrialProgress,
     TrialStarted,
 )
-from gdpo_tune.core.steps import append_step
+from gdpo_tune.core.trial_files import append_step
 from gdpo_tune.tracking import MlflowSink, front_projection, mlflow_sink
 from gdpo_tune.tracking.spool import ServerUnavailable
 from tests.support.tracking import (

@@ -10,7 +10,7 @@ from mlflow.store.tracking import sqlalchemy_store as tracking_store
 from gdpo_tune import report
 from gdpo_tune.core.errors import LedgerHeldError
 from gdpo_tune.core.events import TrackingState
-from gdpo_tune.core.steps import append_step
+from gdpo_tune.core.trial_files import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Outcome
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.tracking import MlflowSink, mlflow_sink

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from gdpo_tune.core.errors import DiskFullError, TrialFailure
-from gdpo_tune.core.steps import STEPS_FILE, append_step, read_steps
+from gdpo_tune.core.trial_files import STEPS_FILE, append_step, read_steps
 from gdpo_tune.core.trials import Cost, Estimate, Measurement
 from gdpo_tune.training import checkpoints
 from gdpo_tune.training.checkpoints import (
@@ -251,7 +251,7 @@ def test_all_checkpoints_can_be_removed(tmp_path):
 
 def test_modules_that_the_driver_needs_import_no_torch():
     code = (
-        "import sys, gdpo_tune.training.checkpoints, gdpo_tune.core.steps;"
+        "import sys, gdpo_tune.training.checkpoints, gdpo_tune.core.trial_files;"
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

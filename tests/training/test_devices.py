@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from gdpo_tune.core.rendezvous import RENDEZVOUS, clear_rendezvous
 from gdpo_tune.core.settings import ModelSettings
+from gdpo_tune.core.system import RENDEZVOUS, clear_rendezvous
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import ranks, rollout
 from gdpo_tune.training.random_state import (

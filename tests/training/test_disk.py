@@ -21,7 +21,7 @@ from pathlib import Path
 from tests.support.training import TARGET, build_trial_config, write_policy
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import DiskFullError
-from gdpo_tune.core.steps import read_steps
+from gdpo_tune.core.trial_files import read_steps
 from gdpo_tune.training import train
 from gdpo_tune.training.checkpoints import find_checkpoint
 registry.TASKS["toy"] = TARGET

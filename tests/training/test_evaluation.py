@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from gdpo_tune.core.completions import MOST_COMPLETIONS, read_completions
 from gdpo_tune.core.errors import NonFiniteError, TrialFailure
+from gdpo_tune.core.trial_files import MOST_COMPLETIONS, read_completions
 from gdpo_tune.policies.load_policy import list_end_tokens, load_policy
 from gdpo_tune.policies.prompts import PromptFormat
 from gdpo_tune.tasks.base import Scores

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from gdpo_tune.core.errors import DiskFullError
-from gdpo_tune.core.steps import read_steps
+from gdpo_tune.core.trial_files import read_steps
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import checkpoints, train, worker_cache
 from gdpo_tune.training.checkpoints import find_checkpoint, find_newest_checkpoint

@@ -11,11 +11,10 @@ import shutil
 import pytest
 import torch
 
-from gdpo_tune.core.checkpoint_names import ADAPTER
 from gdpo_tune.core.errors import DiskFullError, TrialFailure
 from gdpo_tune.core.settings import ModelSettings
-from gdpo_tune.core.steps import read_steps
 from gdpo_tune.core.trial_config import TrainedPart
+from gdpo_tune.core.trial_files import ADAPTER, read_steps
 from gdpo_tune.training import merging, train, worker_cache
 from gdpo_tune.training.checkpoints import find_newest_checkpoint, read_checkpoint
 from tests.support.merging import LORA, PLAIN, configure, merge, read_weights, run

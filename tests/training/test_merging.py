@@ -13,13 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from gdpo_tune.core.checkpoint_names import ADAPTER
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.trial_config import TrainedPart
+from gdpo_tune.core.trial_files import ADAPTER
 from gdpo_tune.core.trials import Cost
-from gdpo_tune.policies.initial_policy import hash_policy, read_initial_policy
-from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.policies.load_policy import hash_policy, load_policy, read_initial_policy
 from gdpo_tune.training import merging, worker_cache
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.training.merging import check_parts, write_merge, write_mixture

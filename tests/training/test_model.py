@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-from gdpo_tune.core.checkpoint_names import ADAPTER
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.settings import ModelSettings
+from gdpo_tune.core.trial_files import ADAPTER
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import train, worker_cache
 from gdpo_tune.training.lora import build_adapter_config, load_adapter

@@ -16,7 +16,7 @@ import pytest
 import torch
 from accelerate.state import GradientState
 
-from gdpo_tune.core import task_files, turns
+from gdpo_tune.core import compute_lock, task_files
 from gdpo_tune.core.errors import NonFiniteError, PackError, TrialFailure
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.training import train, worker_cache
@@ -45,7 +45,7 @@ class JudgedElsewhere(ToyTask):
 
     def score(self, problems, completions, lengths):
         scores = super().score(problems, completions, lengths)
-        with turns.pause():
+        with compute_lock.yield_lock():
             time.sleep(0.001)
         JudgedElsewhere.on_score(scores)
         return scores
@@ -237,7 +237,7 @@ def test_what_trials_share_is_built_once_though_others_compute_meanwhile(pack, b
     plain = task_files.build_task
 
     def check_service(*arguments):
-        with turns.pause():
+        with compute_lock.yield_lock():
             time.sleep(0.05)
         return plain(*arguments)
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gdpo_tune.core.registry import NORMALIZATIONS
-from gdpo_tune.core.steps import STEPS_FILE, read_steps
+from gdpo_tune.core.trial_files import STEPS_FILE, read_steps
 from tests.support.paths import ROOT
 from tests.support.processes import launch
 from tests.support.training import ToyTask, write_policy

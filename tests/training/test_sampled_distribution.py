@@ -17,9 +17,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from gdpo_tune.core.checkpoint_names import ADAPTER
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.settings import ModelSettings, TrainingSettings
+from gdpo_tune.core.trial_files import ADAPTER
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import rollout, train, worker_cache
 from gdpo_tune.training.lora import build_adapter_config

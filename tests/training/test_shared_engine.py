@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gdpo_tune.core.turns import Turns
+from gdpo_tune.core.compute_lock import ComputeLock
 from gdpo_tune.training import vllm_engine
 from gdpo_tune.training.live_engine import SampleRequest
 from gdpo_tune.training.packs.shared_engine import SharedEngine
@@ -22,7 +22,7 @@ class Packed:
     def __init__(self, slots: int) -> None:
         self.llms: list[RecordingLLM] = []
         self.shared = SharedEngine(slots)
-        self.turns = Turns(lambda: None, lambda _: None, self.shared.start_batch)
+        self.turns = ComputeLock(lambda: None, lambda _: None, self.shared.start_batch)
         self.source = self.shared.build_source(8)
 
     def start(self) -> RecordingLLM:
@@ -38,7 +38,7 @@ class Packed:
 
     def run_trial(self, number: int, steps: int = 1) -> list[int]:
         """Open a share, sample prompts of the trial, and return tokens and the adapter's number."""
-        with self.turns.join():
+        with self.turns.hold():
             share = self.open()
             self.llms[-1].llm_engine.adapters.append(share.adapter)
             tokens = []
@@ -59,7 +59,7 @@ def packed():
 
 def test_trials_that_wait_are_served_in_one_batch_and_get_their_own(packed):
     with ThreadPoolExecutor(3) as threads:
-        with packed.turns.join():  # nobody else computes until all three ask for a turn
+        with packed.turns.hold():  # nobody else computes until all three ask for a turn
             runs = [threads.submit(packed.run_trial, number, 2) for number in range(3)]
             while len(packed.turns._waiting) < 3:
                 pass
@@ -83,7 +83,7 @@ def test_a_trial_that_ends_leaves_its_place_and_nothing_else(packed):
 
 def test_completions_are_passed_on_as_they_end_with_numbers_of_their_trial(packed):
     ended = []
-    with packed.turns.join():
+    with packed.turns.hold():
         share = packed.open()
         share.generate(
             [SampleRequest([5, 5, 5], None), SampleRequest([7], None)],
@@ -93,7 +93,7 @@ def test_completions_are_passed_on_as_they_end_with_numbers_of_their_trial(packe
 
 
 def test_a_place_is_free_only_once_its_adapter_is_gone(packed):
-    with packed.turns.join():
+    with packed.turns.hold():
         share, taken = packed.open(), []
         plain = share.live.forget_adapter
 
@@ -114,7 +114,7 @@ def test_a_trial_that_fails_while_it_orders_samples_holds_nobody_up(packed):
         raise OSError("CUDA error: device-side assert triggered")
 
     plain = packed.turns._read
-    with packed.turns.join():
+    with packed.turns.hold():
         share = packed.open()
         packed.turns._read = fail
         with pytest.raises(OSError, match="CUDA error"):
@@ -124,7 +124,7 @@ def test_a_trial_that_fails_while_it_orders_samples_holds_nobody_up(packed):
 
 
 def test_an_engine_that_died_is_replaced_for_the_next_trial(packed):
-    with packed.turns.join():
+    with packed.turns.hold():
         share = packed.open()
         packed.llms[0].generate = None
         with pytest.raises(TypeError):
@@ -132,7 +132,7 @@ def test_an_engine_that_died_is_replaced_for_the_next_trial(packed):
         packed.shared.release()
     assert packed.run_trial(2) == [1, 200, 200]
     assert len(packed.llms) == 2
-    with packed.turns.join(), pytest.raises(RuntimeError, match="has ended"):
+    with packed.turns.hold(), pytest.raises(RuntimeError, match="has ended"):
         share.generate([SampleRequest([1], None)])
 
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.trial_config import TrialConfig
-from gdpo_tune.core.trials import Cost, Estimate, Rung, TrialRecord
+from gdpo_tune.core.trials import Cost, Estimate, Part, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, Uniform, list_warnings
 from gdpo_tune.spec.model import MERGES_PER_TRAINING

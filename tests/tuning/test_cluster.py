@@ -21,7 +21,7 @@ from ray._private.accelerators import accelerator
 from ray._private.utils import validate_socket_filepath
 
 from gdpo_tune.core.errors import ClusterLostError
-from gdpo_tune.core.processes import identify_start
+from gdpo_tune.core.system import identify_start
 from gdpo_tune.tuning.ray import cluster, stopping
 from gdpo_tune.tuning.ray.joining import LOST_SECONDS
 from gdpo_tune.tuning.ray.stopping import STOP, ClusterLostInterrupt, Interruption, StopFlag

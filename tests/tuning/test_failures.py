@@ -16,8 +16,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError,
 from ray.train import TrainingFailedError
 
 from gdpo_tune.core.errors import EngineDiedError, StoreUnreachableError
-from gdpo_tune.core.events import IncidentOccurred
-from gdpo_tune.core.incidents import Incident
+from gdpo_tune.core.events import Incident, IncidentOccurred
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.tuning.ray import failures, workers
 from gdpo_tune.tuning.ray.failures import FOR_EVER, Attempts, classify_error

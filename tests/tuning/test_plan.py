@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.core.trial_config import Params
-from gdpo_tune.core.trials import Estimate, Proposer, Role, TrialRecord
+from gdpo_tune.core.trials import Estimate, Params, Proposer, Role, TrialRecord
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.search.plan import (
     Step,

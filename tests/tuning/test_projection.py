@@ -16,9 +16,7 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.candidates import Part
-from gdpo_tune.core.trial_config import Params
-from gdpo_tune.core.trials import Outcome, Proposer, Role, State, TrialRecord
+from gdpo_tune.core.trials import Outcome, Params, Part, Proposer, Role, State, TrialRecord
 from gdpo_tune.ledger import convert_to_distribution, copy_study
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.search import quasi_random

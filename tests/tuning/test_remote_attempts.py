@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from gdpo_tune.core.checkpoint_names import iterate_whole_checkpoints
 from gdpo_tune.core.errors import NonFiniteError, StoreUnreachableError
 from gdpo_tune.core.object_store import CACHE, SPEC, StoreDirectory
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trial_files import iterate_whole_checkpoints
 from gdpo_tune.core.trials import Cost, Measurement, Outcome, Report
 from gdpo_tune.training.checkpoints import read_checkpoint, write_checkpoint
 from gdpo_tune.tuning.ray import reporter, stopping, trainable

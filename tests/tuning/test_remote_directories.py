@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from gdpo_tune.core.checkpoint_names import iterate_whole_checkpoints
 from gdpo_tune.core.errors import StoreUnreachableError
 from gdpo_tune.core.object_store import CACHE, StoreDirectory
+from gdpo_tune.core.trial_files import iterate_whole_checkpoints
 from gdpo_tune.core.trials import Cost
 from gdpo_tune.training.checkpoints import find_checkpoint, write_checkpoint
 from gdpo_tune.tuning.ray.remote_attempts import (

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.events import IncidentOccurred, SweepSteered
-from gdpo_tune.core.requests import RecordedRequest
+from gdpo_tune.core.events import IncidentOccurred, RecordedRequest, SweepSteered
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.request_files import REQUESTS, list_pending, write_request
 from gdpo_tune.results.steering import Steering

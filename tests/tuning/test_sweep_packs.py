@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from gdpo_tune.core.events import Event, IncidentOccurred, SearchStarted, TrialFinished
-from gdpo_tune.core.steps import read_steps
+from gdpo_tune.core.trial_files import read_steps
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.results.steering import Steering
 from gdpo_tune.spec import SweepSpec, count_local_cpus, load_spec

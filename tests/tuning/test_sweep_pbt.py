@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.core.steps import read_steps
+from gdpo_tune.core.trial_files import read_steps
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.results.retrain import build_request_from_sweep, build_trial_config
 from gdpo_tune.spec import SweepSpec, load_spec

@@ -22,8 +22,8 @@ SPACE = ROOT / "search_spaces" / "code.yaml"
 ON_A_MAC = """
 import os, types
 from gdpo_tune import cli, sweep
-from gdpo_tune.sandbox import pool
-pool.sys = types.SimpleNamespace(platform="darwin")
+from gdpo_tune.sandbox import local
+local.sys = types.SimpleNamespace(platform="darwin")
 del os.sched_getaffinity
 cli.run_command(sweep.main)
 """
@@ -31,15 +31,17 @@ cli.run_command(sweep.main)
 
 def refuse_seccomp():
     """Refuse seccomp filters to this process and its children, as some containers do."""
-    from gdpo_tune.sandbox.inside import bpf, linux
-    from gdpo_tune.sandbox.inside.syscalls import MACHINES
+    from gdpo_tune.sandbox.guest import lockdown, seccomp
+    from gdpo_tune.sandbox.guest.seccomp import MACHINES
 
     machine = MACHINES[os.uname().machine]
     prctl = {"x86_64": 157, "aarch64": 167}[os.uname().machine]
-    rule = bpf.ArgumentRule(0, bpf.JUMP_EQUAL, (22,), yes=bpf.refuse(errno.EINVAL), no=bpf.ALLOW)
-    linux.forbid_new_privileges()
-    rules = bpf.assemble(machine.audit, machine.first_foreign, {prctl: rule}, bpf.ALLOW)
-    linux.Filter(rules).load()
+    rule = seccomp.ArgumentRule(
+        0, seccomp.JUMP_EQUAL, (22,), yes=seccomp.refuse(errno.EINVAL), no=seccomp.ALLOW
+    )
+    lockdown.forbid_new_privileges()
+    rules = seccomp.assemble(machine.audit, machine.first_foreign, {prctl: rule}, seccomp.ALLOW)
+    lockdown.Filter(rules).load()
 
 
 def run_command(directory, words, *overrides, **options):

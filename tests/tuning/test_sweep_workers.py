@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gdpo_tune.core.steps import STEPS_FILE, read_steps
+from gdpo_tune.core.trial_files import STEPS_FILE, read_steps
 from gdpo_tune.spec import SweepSpec, count_local_cpus, load_spec
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.paths import ROOT

@@ -309,7 +309,7 @@ def test_a_full_disk_and_a_damaged_checkpoint_are_reported(
 
 
 def test_a_trial_of_one_process_gets_no_rendezvous_of_a_launcher(tmp_path, monkeypatch):
-    from gdpo_tune.core.rendezvous import RENDEZVOUS
+    from gdpo_tune.core.system import RENDEZVOUS
 
     seen = {}
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.candidates import Part
 from gdpo_tune.core.errors import SpecError
-from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.core.trials import Part, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import Space, SweepSpec, Uniform, list_warnings, load_spec
 from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials

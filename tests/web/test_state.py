@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from gdpo_tune.analysis.front import build_front
-from gdpo_tune.core.formatting import NO_VALUE
-from gdpo_tune.core.incidents import Incident
+from gdpo_tune.core.events import Incident
+from gdpo_tune.core.text import NO_VALUE
 from gdpo_tune.ledger.journal import Driver
 from gdpo_tune.ledger.steering_state import SteeringState
 from gdpo_tune.web.live_sweep import LiveSweep, Plan, Snapshot

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gdpo_tune.clusters.backends.base import JobStatus, explain_unknown
+from gdpo_tune.core.addresses import find_address_problem
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
+from gdpo_tune.core.http import run_with_timeout
 from gdpo_tune.core.object_store import is_url
-from gdpo_tune.core.service_url import find_address_problem
-from gdpo_tune.core.timed_call import call_within
 
 T = TypeVar("T")
 ANSWER_SECONDS = 10.0
@@ -77,7 +77,7 @@ class JobsApi:
         url, reason = f"{self.address}/api/version", ""
         fix = "write the dashboard's address, which has port 8265 by default"
         try:
-            answer = call_within(
+            answer = run_with_timeout(
                 ANSWER_SECONDS, lambda: httpx.get(url, headers=self.build_headers())
             )
             if answer.status_code in (401, 403):
@@ -119,7 +119,7 @@ class JobsApi:
         """
         self.check()
         try:
-            return call_within(CALL_SECONDS, lambda: call(self.build_client()))
+            return run_with_timeout(CALL_SECONDS, lambda: call(self.build_client()))
         except ImportError as error:
             fix = "pip install 'gdpo-tune[cluster]'"
             raise BackendError(f"{self.caller}: {error}\n    fix: {fix}") from error

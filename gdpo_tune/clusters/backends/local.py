@@ -26,7 +26,7 @@ from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.object_store import is_url
-from gdpo_tune.core.processes import find_process
+from gdpo_tune.core.system import find_process
 
 SILENT_SECONDS, WATCH_SECONDS = 8 * supervise.BEAT_SECONDS, 5 * supervise.BEAT_SECONDS
 """A job of another machine is watched after this time without a beat, and is dead if none comes

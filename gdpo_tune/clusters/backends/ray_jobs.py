@@ -14,7 +14,7 @@ from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
 from gdpo_tune.clusters.schedule_spec import RayJobBackend, resolve_path
 from gdpo_tune.clusters.schedule_state import JobHandle
-from gdpo_tune.core import ray_access
+from gdpo_tune.core import addresses
 from gdpo_tune.core.errors import BackendError
 
 CALLER = "backend ray-job"
@@ -27,10 +27,10 @@ def build_backend(sweep: ScheduledSweep, settings: RayJobBackend) -> RayJobs:
 
     Raises:
         BackendError: the variable for its address or its token is not set.
-        UsageError: see `ray_access.find_token`.
+        UsageError: see `addresses.find_ray_token`.
     """
     address = settings.address or _read_variable(settings.address_env, "address_env")
-    token = _read_variable(settings.token_env, "token_env") or ray_access.find_token(os.environ)
+    token = _read_variable(settings.token_env, "token_env") or addresses.find_ray_token(os.environ)
     fix = "write token_env: and the name of a variable that holds the cluster's token"
     api = jobs_api.JobsApi(address, token, CALLER, fix)
     directory = Path(resolve_path(settings.working_dir, sweep.root))

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_tune.clusters.backends import jobs_api
-from gdpo_tune.core import ray_access
+from gdpo_tune.core import addresses
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
-from gdpo_tune.core.outages import build_retrying
+from gdpo_tune.core.http import build_retry
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.model import TRACKING_VARIABLES
 
@@ -53,8 +53,8 @@ class Submission:
 
 def build_jobs_api(address: str) -> jobs_api.JobsApi:
     """Return the jobs of the cluster with a dashboard at this address."""
-    fix = f"export {ray_access.FILE}=FILE with the cluster's token, or {ray_access.TOKEN}=..."
-    return jobs_api.JobsApi(address, ray_access.find_token(os.environ), CALLER, fix)
+    token = addresses.find_ray_token(os.environ)
+    return jobs_api.JobsApi(address, token, CALLER, addresses.RAY_TOKEN_FIX)
 
 
 def submit(submission: Submission, api: jobs_api.JobsApi, *, follow: bool) -> int:
@@ -101,7 +101,7 @@ def _submit_job(api: jobs_api.JobsApi, job: Mapping[str, Any]) -> None:
     from tenacity import retry_if_exception_message
 
     no_agent = retry_if_exception_message(match=r"(?s).*No available agent")
-    for attempt in build_retrying(AGENT_SECONDS, retry=no_agent, reraise=True):
+    for attempt in build_retry(AGENT_SECONDS, retry=no_agent, reraise=True):
         with attempt:
             api.ask(lambda client: client.submit_job(**job))
 

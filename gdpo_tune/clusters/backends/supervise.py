@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TextIO
 
 from gdpo_tune.core.files import lock_file, write_atomically
-from gdpo_tune.core.processes import identify_start
+from gdpo_tune.core.system import identify_start
 
 JOB, LOCK, STATE = "job.json", "lock", "state.json"
 BEAT, END, LOG = "beat", "end.json", "log.txt"

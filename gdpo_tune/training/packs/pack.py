@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from gdpo_tune.core import turns
+from gdpo_tune.core import compute_lock
 from gdpo_tune.core.engines import round_up_rank
 from gdpo_tune.core.errors import PackError
 from gdpo_tune.core.trial_config import TrialConfig
@@ -43,7 +43,9 @@ class Pack:
         self._places = threading.BoundedSemaphore(size)
         self._largest_rank = largest_rank
         self._engine = SharedEngine(size)
-        self._turns = turns.Turns(read_global_state, restore_global_state, self._engine.start_batch)
+        self._lock = compute_lock.ComputeLock(
+            read_global_state, restore_global_state, self._engine.start_batch
+        )
         self._config: TrialConfig | None = None
         self._cache: WorkerCache | None = None
         self._building = threading.Lock()
@@ -62,14 +64,14 @@ class Pack:
         """
 
         def report_between_turns(measurement: Measurement, checkpoint: Path | None) -> None:
-            with turns.pause():
+            with compute_lock.yield_lock():
                 report(measurement, checkpoint)
 
-        with self._places, self._turns.join():
+        with self._places, self._lock.hold():
             try:
                 prepare_process(config)
                 with explain_out_of_memory(config, self._size):
-                    with turns.hold(self._building):
+                    with compute_lock.acquire_yielding(self._building):
                         cache = self._open_cache(config)
                     return run_trial(config, cache, resume, report_between_turns, with_test)
             except BaseException as error:

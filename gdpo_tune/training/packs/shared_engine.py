@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from gdpo_tune.core import turns
+from gdpo_tune.core import compute_lock
 from gdpo_tune.training.live_engine import EngineSource, LiveEngine, OnFinished, SampleRequest
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class SharedEngine:
                 raise RuntimeError("the engine that held the trial's adapter has ended")
             self._orders.append(order)
         try:
-            with turns.pause():
+            with compute_lock.yield_lock():
                 return order.outputs.result()
         finally:
             with self._mutex:
@@ -93,7 +93,7 @@ class SharedEngine:
             return
         try:
             if not share.live.is_broken:
-                with turns.pause():
+                with compute_lock.yield_lock():
                     share.live.forget_adapter(share.adapter)
         except Exception:  # the engine is broken from now on, and the trial has ended without it
             _LOGGER.exception("vLLM could not forget the adapter of a trial that has ended")

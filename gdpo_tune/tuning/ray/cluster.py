@@ -15,12 +15,10 @@ from typing import Any
 
 import psutil
 
-from gdpo_tune.core import ray_access
+from gdpo_tune.core import addresses
 from gdpo_tune.core.errors import ClusterLostError
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.processes import find_process, identify_start
-from gdpo_tune.core.signals import block_hangups
-from gdpo_tune.core.system import count_local_cpus
+from gdpo_tune.core.system import block_hangups, count_local_cpus, find_process, identify_start
 from gdpo_tune.tuning.ray.joining import LOST_SECONDS, connect_to_cluster, watch_head
 from gdpo_tune.tuning.ray.nodes import Nodes
 from gdpo_tune.tuning.ray.variables import SHARED, set_variables, share_secrets, split_secrets
@@ -89,7 +87,7 @@ def open_cluster(
     """
     end_orphans(processes)
     variables = variables or {}
-    joins = os.environ.get(ray_access.ADDRESS)
+    joins = os.environ.get(addresses.RAY_ADDRESS)
     return join_cluster(variables) if joins else start_cluster(processes, variables)
 
 
@@ -127,7 +125,7 @@ def start_cluster(processes: Path, variables: Mapping[str, str]) -> Generator[Cl
     """Start a cluster on this machine alone; see `open_cluster`."""
     set_defaults()
     # a token left in the home directory turns authentication on, and then nothing answers
-    os.environ.setdefault(ray_access.MODE, "disabled")
+    os.environ.setdefault(addresses.RAY_AUTH_MODE, "disabled")
     import ray
 
     others = list_children()

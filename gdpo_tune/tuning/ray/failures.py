@@ -17,7 +17,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from ray.tune import Callback
 
 from gdpo_tune.core.errors import ResourcesError
-from gdpo_tune.core.incidents import IS_TRIED_AGAIN, WAS_LOST
+from gdpo_tune.core.events import IS_TRIED_AGAIN, WAS_LOST
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.tuning.ray.messages import (
     NODE_DIED,

@@ -16,7 +16,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from gdpo_tune.core import ray_access, registry
+from gdpo_tune.core import addresses, registry
 from gdpo_tune.core.errors import ClusterError
 
 ANSWER_SECONDS = 10.0
@@ -44,8 +44,8 @@ def connect_to_cluster(options: Mapping[str, Any], environment: Mapping[str, str
         ClusterError: there is none, it wants another token, or this machine is no node of it.
         UsageError: the address, or the token, is wrong.
     """
-    address = ray_access.check_ray_address(os.environ[ray_access.ADDRESS], ray_access.ADDRESS)
-    ray_access.enable_token(os.environ)
+    address = addresses.check_ray_address(os.environ[addresses.RAY_ADDRESS], addresses.RAY_ADDRESS)
+    addresses.enable_ray_token(os.environ)
     import ray
     from ray._private.services import canonicalize_bootstrap_address
 
@@ -53,7 +53,7 @@ def connect_to_cluster(options: Mapping[str, Any], environment: Mapping[str, str
         head = str(canonicalize_bootstrap_address(address))
     except ConnectionError as error:
         raise ClusterError(
-            f"{ray_access.ADDRESS} = {address}: no Ray runs on this machine\n"
+            f"{addresses.RAY_ADDRESS} = {address}: no Ray runs on this machine\n"
             f"    fix: start it with ray start, or write HOST:PORT of the head; {ELSEWHERE}"
         ) from error
     try:
@@ -64,8 +64,8 @@ def connect_to_cluster(options: Mapping[str, Any], environment: Mapping[str, str
         if isinstance(error, ConnectionError):
             reason = f"no node of the Ray cluster at {head} runs on this machine ({error})\n"
             reason += f"    fix: call on one of its nodes; {ELSEWHERE}"
-        alone = f"to train on this machine alone, unset {ray_access.ADDRESS}"
-        raise ClusterError(f"{ray_access.ADDRESS} = {address}: {reason}; {alone}") from error
+        alone = f"to train on this machine alone, unset {addresses.RAY_ADDRESS}"
+        raise ClusterError(f"{addresses.RAY_ADDRESS} = {address}: {reason}; {alone}") from error
 
 
 def check_head(head: str) -> None:
@@ -80,16 +80,18 @@ def check_head(head: str) -> None:
     if reason:
         raise ClusterError(
             f"the head of the Ray cluster at {head} does not answer ({reason})\n"
-            f"    fix: start the cluster; or correct or unset {ray_access.ADDRESS}, which names it"
+            f"    fix: start the cluster; or correct or unset {addresses.RAY_ADDRESS}, which names "
+            "it"
         )
     try:
         registry.load("ray._raylet:GcsClient")(address=head)
     except AuthenticationError as error:
-        has_token = os.environ.get(ray_access.MODE, "").lower() == "token"
+        has_token = os.environ.get(addresses.RAY_AUTH_MODE, "").lower() == "token"
         problem = "does not take the token" if has_token else "asks for a token"
         raise ClusterError(
-            f"the Ray cluster at {head} {problem}\n    fix: export {ray_access.MODE}=token and "
-            f"{ray_access.FILE}=FILE with the cluster's token (default: ~/.ray/auth_token)"
+            f"the Ray cluster at {head} {problem}\n"
+            f"    fix: export {addresses.RAY_AUTH_MODE}=token and "
+            f"{addresses.RAY_TOKEN_PATH}=FILE with the cluster's token (default: ~/.ray/auth_token)"
         ) from error
     except RayError as error:
         raise ClusterError(

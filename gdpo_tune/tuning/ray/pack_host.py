@@ -21,7 +21,7 @@ import ray
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import EngineDiedError
-from gdpo_tune.core.rendezvous import clear_rendezvous
+from gdpo_tune.core.system import clear_rendezvous
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Measurement, Outcome
 from gdpo_tune.tuning.ray.messages import (

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from gdpo_tune.core import task_files
 from gdpo_tune.core.engines import COMPILER_FIX, find_compiler_problem
 from gdpo_tune.core.errors import ClusterError, StoreError
-from gdpo_tune.core.files import expand_path, is_present
+from gdpo_tune.core.files import expand_path, path_exists
 from gdpo_tune.ledger.sweep_store import check_writable
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.ray.nodes import ClusterNode, Nodes, count_workers
@@ -45,7 +45,7 @@ def probe_node(mark: Path | str, reply: str, needed: Sequence[str]) -> NodeAnswe
     an object store.
     """
     paths = [path for path in needed if path != COMPILER]
-    lacking = (path for path in paths if not is_present(expand_path(path)))
+    lacking = (path for path in paths if not path_exists(expand_path(path)))
     problems = {f"lacks {path}": _PATHS_FIX for path in lacking}
     try:
         if isinstance(mark, str):
@@ -164,7 +164,7 @@ def list_needed_paths(spec: SweepSpec) -> list[str]:
     paths = [spec.policy, data.source, data.validation.source, data.test.source]
     if task_files.is_task_file(spec.task):
         paths.append(spec.task.rpartition(":")[0])
-    present = [path for path in paths if path and is_present(expand_path(path))]
+    present = [path for path in paths if path and path_exists(expand_path(path))]
     return [*present, COMPILER] if spec.resources.gpus else present
 
 

@@ -14,18 +14,18 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from gdpo_tune.core.checkpoint_names import (
+from gdpo_tune.core.errors import StoreError, StoreUnreachableError
+from gdpo_tune.core.object_store import StoreDirectory, find_cache_directory, join_address
+from gdpo_tune.core.system import find_process, identify_start
+from gdpo_tune.core.trial_config import TrainedPart
+from gdpo_tune.core.trial_files import (
     MARKER,
     find_checkpoint_name,
     is_marker,
     iterate_whole_checkpoints,
-    parse_step,
     sort_checkpoints,
 )
-from gdpo_tune.core.errors import StoreError, StoreUnreachableError
-from gdpo_tune.core.object_store import StoreDirectory, find_cache_directory, join_address
-from gdpo_tune.core.processes import find_process, identify_start
-from gdpo_tune.core.trial_config import TrainedPart
+from gdpo_tune.core.trials import parse_step
 from gdpo_tune.training.checkpoints import find_newest_checkpoint
 from gdpo_tune.tuning.ray.messages import (
     AttemptConfig,

@@ -10,7 +10,7 @@ from typing import Any
 
 from ray import tune
 
-from gdpo_tune.core.steps import is_kept
+from gdpo_tune.core.trial_files import is_kept
 from gdpo_tune.core.trials import Measurement
 from gdpo_tune.tuning.ray.messages import AttemptConfig, AttemptError, Setup, TrialUpdate, pack
 from gdpo_tune.tuning.ray.stopping import open_stop_flag

@@ -24,9 +24,8 @@ from gdpo_tune.core.errors import (
     UsageError,
 )
 from gdpo_tune.core.files import build_disk_full_error, is_disk_full
-from gdpo_tune.core.outages import PATIENCE, build_retrying
-from gdpo_tune.core.rendezvous import clear_rendezvous
-from gdpo_tune.core.system import read_machine_memory
+from gdpo_tune.core.http import PATIENCE, build_retry
+from gdpo_tune.core.system import clear_rendezvous, read_machine_memory
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Outcome
 from gdpo_tune.training.checkpoints import find_checkpoint
@@ -94,7 +93,7 @@ def wait_for_directory(setup: Setup) -> str:
     """
     from tenacity import RetryError, retry_if_result
 
-    retrying = build_retrying(PATIENCE, retry=retry_if_result(lambda present: not present))
+    retrying = build_retry(PATIENCE, retry=retry_if_result(lambda present: not present))
     try:
         retrying(has_directory, setup)
     except RetryError:

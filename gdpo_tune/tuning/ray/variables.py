@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gdpo_tune.core.errors import ClusterLostError
-from gdpo_tune.core.secret_names import is_secret
+from gdpo_tune.core.redaction import is_secret
 
 SHARED = "GDPO_TUNE_SHARED_VARIABLES"
 """Variable of a trial's process: the key under which the head has further ones."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gdpo_tune.core.formatting import format_first
+from gdpo_tune.core.text import format_first
 from gdpo_tune.core.trials import Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import AshaSettings

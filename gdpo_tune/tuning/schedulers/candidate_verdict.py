@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gdpo_tune.analysis.pareto import compute_hypervolume, rank_points
-from gdpo_tune.core.formatting import format_first
+from gdpo_tune.core.text import format_first
 from gdpo_tune.core.trials import Rung, TrialRecord
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.schedulers.base import read_values

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gdpo_tune.analysis.lineage import trace_training
-from gdpo_tune.core.trial_config import MOVABLE
+from gdpo_tune.core.trial_config import MUTABLE_WHILE_TRAINING
 from gdpo_tune.core.trials import Generation, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import PbtSettings
@@ -38,7 +38,9 @@ class Pbt(Scheduler):
         self._settings = settings
         self._meetings = settings.list_meetings(self._spec.training.steps)
         searched = self._spec.space.searched_domains.items()
-        self._domains = {name: domain for name, domain in searched if name.startswith(MOVABLE)}
+        self._domains = {
+            name: domain for name, domain in searched if name.startswith(MUTABLE_WHILE_TRAINING)
+        }
 
     def list_evaluation_steps(self, record: TrialRecord) -> tuple[int, ...]:
         """Return the steps of the meetings that a member has not reached yet."""

@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gdpo_tune.analysis.pareto import Floats, compute_losses
-from gdpo_tune.core.trial_config import Params, ParamValue
-from gdpo_tune.core.trials import Exploit, Objective
+from gdpo_tune.core.trials import Exploit, Objective, Params, ParamValue
 from gdpo_tune.spec import Choices, PbtSettings, Uniform
 from gdpo_tune.tuning.schedulers.priority import compute_ranks, sum_excess
 from gdpo_tune.tuning.search.quasi_random import map_share

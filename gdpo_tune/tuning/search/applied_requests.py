@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from gdpo_tune.core.requests import RecordedRequest
+from gdpo_tune.core.events import RecordedRequest
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.request_files import RequestFile, list_pending, set_aside
 from gdpo_tune.ledger.request_rules import judge

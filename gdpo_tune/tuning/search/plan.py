@@ -16,9 +16,7 @@ from dataclasses import dataclass, replace
 from gdpo_tune.analysis.racing import choose_replicate
 from gdpo_tune.analysis.stagnation import has_stagnated
 from gdpo_tune.core import task_files
-from gdpo_tune.core.candidates import Part
-from gdpo_tune.core.trial_config import Params
-from gdpo_tune.core.trials import Proposer, Role, TrialRecord
+from gdpo_tune.core.trials import Params, Part, Proposer, Role, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.budget import describe_spent_budget
 from gdpo_tune.spec import PbtSettings, SweepSpec

@@ -34,8 +34,7 @@ from optuna.samplers import BaseSampler
 from optuna.trial import Trial
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.trial_config import Params, ParamValue
-from gdpo_tune.core.trials import Proposer, TrialRecord
+from gdpo_tune.core.trials import Params, ParamValue, Proposer, TrialRecord
 from gdpo_tune.spec import SweepSpec, choose_sampler, count_affordable_trials
 from gdpo_tune.tuning.search import quasi_random
 from gdpo_tune.tuning.search.drift import Drift, find_last_rung

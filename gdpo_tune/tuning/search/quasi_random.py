@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from gdpo_tune.core.trial_config import ParamValue
+from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.spec import Choices, SweepSpec, Uniform
 
 

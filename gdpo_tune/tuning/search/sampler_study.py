@@ -10,7 +10,7 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.storages import InMemoryStorage
 from optuna.trial import Trial, TrialState, create_trial
 
-from gdpo_tune.core.trial_config import ParamValue
+from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.ledger import compute_violation, convert_to_distribution, create_study
 from gdpo_tune.spec import Choices, SweepSpec, Uniform
 

@@ -17,17 +17,17 @@ from ray.tune.search import Searcher
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.events import (
     Event,
+    Incident,
     IncidentOccurred,
+    RecordedRequest,
     SweepSteered,
     TrialFinished,
     TrialPaused,
     TrialProgress,
     TrialStarted,
 )
-from gdpo_tune.core.formatting import format_number
-from gdpo_tune.core.incidents import Incident
-from gdpo_tune.core.requests import RecordedRequest
-from gdpo_tune.core.steps import teaches_nothing
+from gdpo_tune.core.text import format_number
+from gdpo_tune.core.trial_files import teaches_nothing
 from gdpo_tune.core.trials import Cost, Measurement, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec

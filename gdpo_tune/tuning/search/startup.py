@@ -18,7 +18,7 @@ docs/search.md compares designs.
 from __future__ import annotations
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.trial_config import ParamValue
+from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.spec import Choices, Domain, SweepSpec, Uniform
 from gdpo_tune.tuning.search.quasi_random import draw_point, map_share
 

@@ -20,8 +20,8 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
-from . import linux
-from .enclosure import LockdownError
+from . import lockdown
+from .lockdown import LockdownError
 
 IMPORTED = """
 abc array binascii bisect cmath collections collections.abc contextlib copy datetime decimal
@@ -97,7 +97,7 @@ class StoredModules:
                 os._exit(1)
         if os.waitpid(child, 0)[1]:
             raise LockdownError("modules", "the standard library cannot be read")
-        self._memory = linux.ReadOnly(descriptor)
+        self._memory = lockdown.ReadOnly(descriptor)
         end = len(self._memory)
         (size,) = _INDEX_SIZE.unpack(self._memory.read(end - _INDEX_SIZE.size, _INDEX_SIZE.size))
         index = self._memory.read(end - _INDEX_SIZE.size - size, size)

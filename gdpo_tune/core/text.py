@@ -6,19 +6,12 @@ import math
 import string
 from collections.abc import Sequence
 
-from gdpo_tune.core.trial_config import Params, ParamValue
-from gdpo_tune.core.trials import Estimate
+from gdpo_tune.core.trials import Estimate, Params, ParamValue
 
 NO_VALUE = "\N{EM DASH}"
 """Stands where there is no value."""
 NOISE = 1e-12
 """Share of a value that rounding leaves of a difference that is 0, at most."""
-SHORT_NAMES = {
-    "reward_weights": "w {}",
-    "conditioning": "{} if",
-    "conditioning_threshold": "{} if at least",
-}
-"""Short names of the parameters that exist once a reward."""
 # The colours stay apart under the common colour-vision deficiencies.
 # Source: Okabe and Ito 2008, Color Universal Design; Tol 2021, Colour Schemes (muted); Brewer
 # 2003, ColorBrewer (PRGn, BrBG).
@@ -74,9 +67,8 @@ def format_hypervolume(volume: float, interval: Sequence[float], reference: str 
     span = f"95 %: {format_interval(low, high)}"
     if low < high <= volume:
         span += ", not above it: noise makes a front look better"
-    return (
-        f"{format_number(volume, high - low)} ({span}{reference and f'; reference: {reference}'})"
-    )
+    span += reference and f"; reference: {reference}"
+    return f"{format_number(volume, high - low)} ({span})"
 
 
 def _choose_decimals(value: float, apart: float) -> int:
@@ -125,7 +117,11 @@ def make_printable(text: str) -> str:
 def abbreviate_parameter(name: str) -> str:
     """Shorten a parameter's name for a narrow column: `reward_weights.format` -> `w format`."""
     family, _, reward = name.partition(".")
-    return SHORT_NAMES.get(family, "{}").format(reward) if reward else name.replace("_", " ")
+    if not reward:
+        return name.replace("_", " ")
+    short = {"reward_weights": "w {}", "conditioning": "{} if"}
+    short["conditioning_threshold"] = "{} if at least"
+    return short.get(family, "{}").format(reward)
 
 
 def format_duration(seconds: float) -> str:

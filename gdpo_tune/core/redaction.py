@@ -30,7 +30,7 @@ def is_secret(name: str, value: str = "") -> bool:
     return bool(by_name or _SECRET_VALUE.search(value))
 
 
-def hide_secrets(text: str) -> str:
+def redact_secrets(text: str) -> str:
     """Return a text without the values that it gives to secret variables, `NAME=` or `NAME:`."""
 
     def hide(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Turns: one thread computes at a time, and finds the global state as it left it."""
+"""Lock of trials: one thread computes at a time, and finds the global state as it left it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gdpo_tune.core import turns
-from gdpo_tune.core.turns import Turns
+from gdpo_tune.core import compute_lock
+from gdpo_tune.core.compute_lock import ComputeLock
 
 
 class Register:
@@ -42,14 +42,14 @@ def run_threads(*functions):
 
 def test_each_thread_has_a_state_of_its_own_and_computes_alone():
     register = Register()
-    members = Turns(register.read, register.restore)
+    members = ComputeLock(register.read, register.restore)
     results = {}
 
     def count(step):
-        with members.join():
+        with members.hold():
             for _ in range(10):
                 register.add(step)
-                with turns.pause():
+                with compute_lock.yield_lock():
                     pass
             results[step] = register.value
 
@@ -58,18 +58,18 @@ def test_each_thread_has_a_state_of_its_own_and_computes_alone():
 
 
 def test_turns_pass_in_the_order_of_requests():
-    members = Turns(lambda: None, lambda _: None)
+    members = ComputeLock(lambda: None, lambda _: None)
     order = []
 
     def work(name):
-        with members.join():
+        with members.hold():
             for _ in range(3):
                 order.append(name)
-                with turns.pause():
+                with compute_lock.yield_lock():
                     pass
 
     threads = [threading.Thread(target=work, args=(name,)) for name in "abc"]
-    with members.join():
+    with members.hold():
         for number, thread in enumerate(threads, start=1):
             thread.start()
             while len(members._waiting) < number:
@@ -81,23 +81,23 @@ def test_turns_pass_in_the_order_of_requests():
 
 def test_others_compute_while_a_thread_pauses_or_fails():
     register = Register()
-    members = Turns(register.read, register.restore)
+    members = ComputeLock(register.read, register.restore)
     paused, done = threading.Event(), threading.Event()
 
     def wait():
-        with members.join(), turns.pause():
+        with members.hold(), compute_lock.yield_lock():
             paused.set()
             assert done.wait(10)
 
     def fail():
-        with members.join():
+        with members.hold():
             raise ValueError("broken")
 
     def work():
         paused.wait(10)
         with pytest.raises(ValueError, match="broken"):
             fail()
-        with members.join():
+        with members.hold():
             register.add(1)
             done.set()
 
@@ -105,28 +105,32 @@ def test_others_compute_while_a_thread_pauses_or_fails():
 
 
 def test_a_thread_outside_pauses_at_no_cost_and_none_joins_twice():
-    members = Turns(lambda: None, lambda _: None)
-    with turns.pause():
+    members = ComputeLock(lambda: None, lambda _: None)
+    with compute_lock.yield_lock():
         pass
-    with members.join(), pytest.raises(RuntimeError, match="once"), members.join():
+    with members.hold(), pytest.raises(RuntimeError, match="once"), members.hold():
         pass
-    with members.join():
+    with members.hold():
         pass
 
 
 def test_a_thread_that_waits_for_a_lock_has_no_turn():
-    members, lock, waits = Turns(lambda: None, lambda _: None), threading.Lock(), threading.Event()
+    members, lock, waits = (
+        ComputeLock(lambda: None, lambda _: None),
+        threading.Lock(),
+        threading.Event(),
+    )
 
     def hold_and_pause():
-        with members.join(), turns.hold(lock):
-            with turns.pause():
+        with members.hold(), compute_lock.acquire_yielding(lock):
+            with compute_lock.yield_lock():
                 assert waits.wait(10)
             assert lock.locked()
 
     def hold():
-        with members.join():
+        with members.hold():
             waits.set()
-            with turns.hold(lock):
+            with compute_lock.acquire_yielding(lock):
                 pass
 
     run_threads(hold_and_pause, hold)
@@ -134,7 +138,7 @@ def test_a_thread_that_waits_for_a_lock_has_no_turn():
 
 
 def test_cpu_time_is_charged_to_the_thread_that_has_the_turn():
-    members = Turns(lambda: None, lambda _: None)
+    members = ComputeLock(lambda: None, lambda _: None)
     seconds = {}
     joined = threading.Barrier(2)
 
@@ -144,25 +148,25 @@ def test_cpu_time_is_charged_to_the_thread_that_has_the_turn():
             pass
 
     def work(name):
-        with members.join():
-            with turns.pause():
+        with members.hold():
+            with compute_lock.yield_lock():
                 joined.wait()
             if name == "busy":
                 burn()
-            seconds[name] = turns.read_cpu_seconds()
+            seconds[name] = compute_lock.read_cpu_seconds()
 
     run_threads(lambda: work("busy"), lambda: work("idle"))
     assert seconds["busy"] >= 0.2
     assert seconds["idle"] < 0.1
 
     def wait_for_engine(name):
-        with members.join():
-            with turns.pause():
+        with members.hold():
+            with compute_lock.yield_lock():
                 joined.wait()
                 if name == "one":
                     burn()  # as an engine in a thread of its own
                 joined.wait()
-            seconds[name] = turns.read_cpu_seconds()
+            seconds[name] = compute_lock.read_cpu_seconds()
 
     run_threads(lambda: wait_for_engine("one"), lambda: wait_for_engine("two"))
     assert seconds["one"] == pytest.approx(seconds["two"], abs=0.05)
@@ -179,12 +183,16 @@ def test_a_state_that_cannot_be_read_or_restored_keeps_nobody_waiting(broken):
             raise OSError("CUDA error: device-side assert triggered")
         return value
 
-    members = Turns(fail, register.restore) if broken == "read" else Turns(register.read, fail)
+    members = (
+        ComputeLock(fail, register.restore)
+        if broken == "read"
+        else ComputeLock(register.read, fail)
+    )
 
     def pause_and_break():
-        with members.join():
+        with members.hold():
             break_now.set()
-            with turns.pause():
+            with compute_lock.yield_lock():
                 break_now.set()
 
     with pytest.raises(OSError, match="CUDA error"):
@@ -194,5 +202,5 @@ def test_a_state_that_cannot_be_read_or_restored_keeps_nobody_waiting(broken):
 
 
 def join_and_add(members, register):
-    with members.join():
+    with members.hold():
         register.add(1)

@@ -1,19 +1,100 @@
-"""Supervision of one locked fork until it ends: CPU clock first, wall clock as a backstop."""
+"""Common part of zygote and judge: serve the trainer, and fork locked processes.
+
+A fork is supervised until it ends: CPU clock first, wall clock as a backstop.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import gc
+import json
 import os
 import resource
 import select
 import signal
+import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from . import linux
-from .enclosure import OPEN_FILES, cap_at_hard_limit
-from .frames import READY, Allowance, Ending
+from . import lockdown
+from .lockdown import OPEN_FILES, Isolation, LockdownError, cap_at_hard_limit, lock_process
+from .modules import preload
+from .protocol import READY, Allowance, ExitStatus, pack, read_exactly
+
+CONTROL_DESCRIPTOR = OPEN_FILES - 1
+"""The last one, so that the first one is free for the descriptor of a request."""
+
+
+def receive_with_descriptor(control: socket.socket, size: int) -> tuple[bytes, int]:
+    """Receive `size` bytes and the descriptor that comes with the first of them.
+
+    Raises:
+        EOFError: the trainer has closed the socket.
+    """
+    head, descriptors, _, _ = socket.recv_fds(control, size, 1)
+    if not head:
+        raise EOFError
+    return head + read_exactly(control.recv, size - len(head)), descriptors[0]
+
+
+def serve(
+    descriptor: int,
+    parent: int,
+    isolated: bool,
+    modules: list[str],
+    answer: Callable[[socket.socket, Isolation], None],
+    prepare: Callable[[], None],
+) -> None:
+    """Lock this process, report that, and answer requests until the trainer has gone.
+
+    The first message is a JSON object: `layers`, or `failed` with the step and the reason.
+
+    Args:
+        descriptor: socket to the trainer.
+        parent: see `lock_process`.
+        isolated: see `lock_process`.
+        modules: names of modules to load, each followed by the directory of its top package.
+        answer: handles one request; raises EOFError when there will be no more.
+        prepare: called once, before anything is locked.
+    """
+    if descriptor != CONTROL_DESCRIPTOR:
+        os.dup2(descriptor, CONTROL_DESCRIPTOR)
+        os.close(descriptor)
+    control = socket.socket(fileno=CONTROL_DESCRIPTOR)
+    step = "modules"
+    try:
+        preload(modules)
+        # NOTE: after the modules, some of which print when they are loaded.
+        step = "prepare"
+        prepare()
+        os.environ.clear()
+        sys.argv[:] = ["sandbox"]
+        step = "lockdown"
+        isolation = lock_process(control, parent, isolated)
+    except LockdownError as failure:
+        _send_json(control, {"failed": str(failure)})
+        return
+    except Exception as error:
+        # NOTE: an unforeseen error, whose traceback has nowhere to go.
+        _send_json(control, {"failed": f"{step}: {error!r}"})
+        raise
+    _send_json(control, {"layers": isolation.layers})
+    # NOTE: frozen objects are not touched by a child's collector, so their pages stay shared.
+    gc.collect()
+    gc.disable()
+    gc.freeze()
+    try:
+        while True:
+            answer(control, isolation)
+    except (EOFError, ConnectionError, TrainerGone):
+        return
+
+
+def _send_json(control: socket.socket, message: dict[str, object]) -> None:
+    control.sendall(pack(json.dumps(message).encode()))
+
 
 _PULSE = 0.002
 """Seconds between two reads of a CPU clock that is about to reach its limit."""
@@ -28,7 +109,7 @@ class TrainerGone(Exception):
 
 def fork_with_limits(
     allowance: Allowance,
-    seccomp: linux.Filter | None,
+    seccomp: lockdown.Filter | None,
     descriptors: Sequence[int],
     program: Callable[[], NoReturn],
 ) -> int:
@@ -45,7 +126,7 @@ def fork_with_limits(
     if child:
         return child
     try:
-        linux.die_with_parent()
+        lockdown.die_with_parent()
         if os.getppid() != parent:
             os._exit(1)
         _keep_only(descriptors)
@@ -75,7 +156,7 @@ def _keep_only(descriptors: Sequence[int]) -> None:
     os.closerange(PARTNER_DESCRIPTOR + len(descriptors), OPEN_FILES)
 
 
-def supervise(child: int, allowance: Allowance, control: int) -> Ending:
+def supervise(child: int, allowance: Allowance, control: int) -> ExitStatus:
     """Wait for the child, kill it at its limits, and reap it.
 
     Raises:
@@ -106,7 +187,7 @@ def supervise(child: int, allowance: Allowance, control: int) -> Ending:
     if ended_by in (signal.SIGKILL, signal.SIGXCPU) and cpu_seconds >= allowance.cpu_seconds:
         # NOTE: the kernel's own CPU limit, which a candidate can neither ignore nor outrun.
         timed_out = True
-    return Ending(ended_by, timed_out, cpu_seconds, usage.ru_maxrss * 1024)
+    return ExitStatus(ended_by, timed_out, cpu_seconds, usage.ru_maxrss * 1024)
 
 
 def _read_cpu_clock(process: int) -> float:

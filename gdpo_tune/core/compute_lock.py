@@ -1,8 +1,8 @@
-"""Turns: of the threads of a process that train one trial each, a single one computes at a time.
+"""Lock under which one of the threads of a process that train one trial each computes.
 
 Random generators are global in a process, and so is other state of the libraries. A thread gets a
-state of its own with its turn, so that its trial computes as if it were alone. It gives the turn
-away with `pause` while it waits for something else, such as the sandbox.
+state of its own with the lock, so that its trial computes as if it were alone. It yields the lock
+while it waits for something else, such as the sandbox.
 
 This imports no torch: the caller says what the state is.
 """
@@ -22,11 +22,11 @@ State = TypeVar("State")
 
 @dataclass(eq=False)
 class _Member(Generic[State]):
-    """A thread that takes turns."""
+    """A thread that computes under the lock."""
 
-    turns: Turns[State]
+    lock: ComputeLock[State]
     state: State
-    """Global state that the thread finds at its next turn."""
+    """Global state that the thread finds when it gets the lock again."""
     may_compute: threading.Event = field(default_factory=threading.Event)
     cpu_seconds: float = 0.0
 
@@ -40,12 +40,12 @@ class _CurrentMember(threading.local):
 _current = _CurrentMember()
 
 
-class Turns(Generic[State]):
-    """Turns of threads, in the order in which they ask for one.
+class ComputeLock(Generic[State]):
+    """Lock of threads that get it in the order in which they ask for it, each with its own state.
 
     `read` returns the present state and `restore` makes a state the present one. Each thread begins
     with the state that `read` returned when this object was made. `on_idle` is called whenever a
-    thread gives its turn away and none asks for it.
+    thread gives the lock away and none asks for it.
     """
 
     def __init__(
@@ -59,46 +59,46 @@ class Turns(Generic[State]):
         self._mutex = threading.Lock()
         self._holder: _Member[State] | None = None
         self._waiting: deque[_Member[State]] = deque()
-        self._paused: set[_Member[State]] = set()
+        self._yielding: set[_Member[State]] = set()
         self._charged = time.process_time()
 
     @contextmanager
-    def join(self) -> Generator[None]:
-        """Take turns in the block, which begins and ends with the turn of this thread.
+    def hold(self) -> Generator[None]:
+        """Hold the lock in the block, but for where this thread yields it.
 
         Raises:
-            RuntimeError: this thread takes turns already.
+            RuntimeError: this thread holds such a lock already.
         """
         if _current.member is not None:
             raise RuntimeError("a thread takes turns once at a time")
         member = _Member(self, self._first)
         _current.member = member
         try:
-            self.take(member)
+            self.acquire(member)
             try:
                 yield
             finally:
-                self.give(member)
+                self.release(member)
         finally:
             _current.member = None
             with self._mutex:
-                self._paused.discard(member)
+                self._yielding.discard(member)
 
-    def take(self, member: _Member[State]) -> None:
-        """Wait for the turn of a member."""
+    def acquire(self, member: _Member[State]) -> None:
+        """Wait until a member holds the lock, and restore its state."""
         with self._mutex:
             self._charge()
-            self._paused.discard(member)
+            self._yielding.discard(member)
             self._waiting.append(member)
             self._call_next()
         try:
             member.may_compute.wait()
             self._restore(member.state)
-        except BaseException:  # the turn must not stay with a thread that ends
-            self.give(member)
+        except BaseException:  # the lock must not stay with a thread that ends
+            self.release(member)
             raise
 
-    def give(self, member: _Member[State], *, pauses: bool = False) -> None:
+    def release(self, member: _Member[State], *, yields: bool = False) -> None:
         """Keep the state of a member and let the next one compute."""
         try:
             if member is self._holder:
@@ -111,8 +111,8 @@ class Turns(Generic[State]):
                 elif member in self._waiting:
                     self._waiting.remove(member)
                 member.may_compute.clear()
-                if pauses:
-                    self._paused.add(member)
+                if yields:
+                    self._yielding.add(member)
                 self._call_next()
                 is_idle = self._holder is None
             if is_idle:
@@ -130,45 +130,45 @@ class Turns(Generic[State]):
             self._holder.may_compute.set()
 
     def _charge(self) -> None:
-        """Charge the CPU time since the last call: to the holder, else to those that pause."""
+        """Charge the CPU time since the last call: to the holder, else to those that yield."""
         now = time.process_time()
-        members = self._paused if self._holder is None else {self._holder}
+        members = self._yielding if self._holder is None else {self._holder}
         for member in members:
             member.cpu_seconds += (now - self._charged) / len(members)
         self._charged = now
 
 
 @contextmanager
-def pause() -> Generator[None]:
+def yield_lock() -> Generator[None]:
     """Let other threads compute during the block, which must not read or change global state.
 
-    A thread that takes no turns runs the block as it is.
+    A thread that holds no lock runs the block as it is.
     """
     member = _current.member
     if member is None:
         yield
         return
-    member.turns.give(member, pauses=True)
+    member.lock.release(member, yields=True)
     try:
         yield
     finally:
-        member.turns.take(member)
+        member.lock.acquire(member)
 
 
 @contextmanager
-def hold(lock: threading.Lock) -> Generator[None]:
-    """Hold a lock during the block, which may pause. A thread that waits for it has no turn."""
+def acquire_yielding(lock: threading.Lock) -> Generator[None]:
+    """Hold another lock during the block, which may yield; a thread that waits for it yields."""
     with ExitStack() as held:
-        with pause():
+        with yield_lock():
             held.enter_context(lock)
         yield
 
 
 def read_cpu_seconds() -> float:
-    """Return the CPU time of this thread's trial; of the process in a thread without turns.
+    """Return the CPU time of this thread's trial; of the process in a thread without the lock.
 
-    In turns, it is the CPU time of the process during them, and an equal share of that during
-    pauses in which nobody has a turn.
+    Under the lock, it is the CPU time of the process meanwhile, and an equal share of that while
+    this thread yields and nobody holds the lock.
     """
     member = _current.member
-    return time.process_time() if member is None else member.turns.read_cpu_seconds(member)
+    return time.process_time() if member is None else member.lock.read_cpu_seconds(member)

@@ -26,10 +26,21 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, NoReturn
 
-from .candidate_report import FORGED
-from .encoding import DECODERS, ENCODERS, Encoded, Opaque, decode, dump, encode, parse
-from .equality import matches
-from .frames import FrameTooLong, pack, read_frame, write_all
+from .grading import FORGED, matches
+from .protocol import (
+    DECODERS,
+    ENCODERS,
+    Encoded,
+    FrameTooLong,
+    Opaque,
+    decode,
+    dump,
+    encode,
+    pack,
+    parse,
+    read_frame,
+    write_all,
+)
 from .supervision import PARTNER_DESCRIPTOR
 from .untrusted import ExceptionCapture, describe_error
 

@@ -31,12 +31,21 @@ from functools import partial
 from typing import NoReturn
 
 from . import checker
-from .candidate_report import CandidateReport, grade_frames, grade_output, grade_value
-from .control import receive_with_descriptor
-from .enclosure import Enclosure, cap_at_hard_limit
-from .encoding import Encoded, decode, parse
-from .frames import HEADER, READY, Allowance, pack, read_exactly, read_frame, write_all
-from .supervision import fork_with_limits, supervise
+from .grading import CandidateReport, grade_frames, grade_output, grade_value
+from .lockdown import Isolation, cap_at_hard_limit
+from .protocol import (
+    HEADER,
+    READY,
+    Allowance,
+    Encoded,
+    decode,
+    pack,
+    parse,
+    read_exactly,
+    read_frame,
+    write_all,
+)
+from .supervision import fork_with_limits, receive_with_descriptor, supervise
 
 _MAX_REQUEST_BYTES = 1 << 30
 _COMPARISON_SECONDS = 5.0
@@ -59,7 +68,7 @@ def _raise_overload(number: int, frame: object) -> NoReturn:
     raise Overload
 
 
-def answer(control: socket.socket, enclosure: Enclosure) -> None:
+def answer(control: socket.socket, isolation: Isolation) -> None:
     """Judge one candidate and send the report about it."""
     head, candidate = receive_with_descriptor(control, HEADER.size)
     limit, kind, tests, *rest = parse(read_exactly(control.recv, HEADER.unpack(head)[0]))
@@ -70,7 +79,7 @@ def answer(control: socket.socket, enclosure: Enclosure) -> None:
             report.started = True
             if kind == "tests":
                 program = partial(checker.run, tests, limit)
-                _check(program, Allowance(*rest), candidate, report, control, enclosure)
+                _check(program, Allowance(*rest), candidate, report, control, isolation)
             else:
                 _compare(receive, kind, tests, limit, report, *rest)
     except (EOFError, OSError):
@@ -105,10 +114,10 @@ def _check(
     candidate: int,
     report: CandidateReport,
     control: socket.socket,
-    enclosure: Enclosure,
+    isolation: Isolation,
 ) -> None:
     receiving, sending = os.pipe()
-    child = fork_with_limits(allowance, enclosure.seccomp, [sending, candidate], program)
+    child = fork_with_limits(allowance, isolation.seccomp, [sending, candidate], program)
     os.close(sending)
     try:
         ending = supervise(child, allowance, control.fileno())
