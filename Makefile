@@ -38,12 +38,12 @@ bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/verdicts.py
 	python benchmarks/overlap.py
 	python benchmarks/importance.py
-	python benchmarks/thousand_trials.py
+	python benchmarks/report_cost.py
 	python benchmarks/scale.py
-	python benchmarks/starting_again.py
+	python benchmarks/restart_cost.py
 	python benchmarks/sandbox.py
 	python benchmarks/sandbox_endurance.py
-	python benchmarks/cluster_night.py
+	python benchmarks/failure_drill.py
 gpu-check:        ## what has to hold on the one GPU that may be used; no network, at most 20 minutes
 	python benchmarks/gpu_check.py
 bench-small:      ## the same scripts, seconds each, the check of a GPU without its sweeps and packs, which `slow` runs
@@ -58,9 +58,9 @@ bench-small:      ## the same scripts, seconds each, the check of a GPU without 
 	python benchmarks/verdicts.py --small
 	python benchmarks/overlap.py --small
 	python benchmarks/importance.py --small
-	python benchmarks/thousand_trials.py --small
+	python benchmarks/report_cost.py --small
 	python benchmarks/scale.py --small
-	python benchmarks/starting_again.py --small
+	python benchmarks/restart_cost.py --small
 	python benchmarks/sandbox.py --small
 	python benchmarks/real_data.py --small
 	python benchmarks/sandbox_endurance.py --small

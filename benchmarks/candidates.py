@@ -19,12 +19,11 @@ The last line is JSON.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from harness import run
 from numpy.typing import NDArray
 from verdicts import GOALS, compute_worth
 
@@ -107,7 +106,6 @@ class Sweep:
 
 
 def simulate_sweep(case: Case, seed: int) -> Sweep:
-    """Simulate the candidates of a sweep and their evaluations."""
     rng = np.random.default_rng(seed)
     weights = np.exp(rng.uniform(np.log(0.05), np.log(2.0), (case.trainings, 2)))
     rates = np.exp(rng.uniform(np.log(3e-5), np.log(3e-4), case.trainings))
@@ -236,35 +234,31 @@ FRONT_COLUMNS: dict[str, Callable[[dict[str, float]], str]] = {
 }
 
 
-def main() -> None:
-    """Measure all cases; print the tables, then JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sweeps", type=int, default=400)
-    parser.add_argument("--small", action="store_true", help="seconds instead of half an hour")
-    options = parser.parse_args()
-    sweeps = 10 if options.small else options.sweeps
+def measure(sweeps: int = 400, cases: int = len(CASES), pairs: int = len(PAIRS)):
     print(f"| candidates | tested | {' | '.join(FRONT_COLUMNS)} |")
     print("|---" * (2 + len(FRONT_COLUMNS)) + "|")
     fronts: list[dict[str, float]] = []
-    for case in CASES[:2] if options.small else CASES:
+    for case in CASES[:cases]:
         row = measure_fronts(case, sweeps)
         cells = " | ".join(show(row) for show in FRONT_COLUMNS.values())
         print(f"| {case.count} | {min(case.budget, case.count)} | {cells} |", flush=True)
         fronts.append({"candidates": case.count, "tested": case.budget, **row})
     print("\n| one side | other side | called different | hypervolume |\n|---|---|---|---|")
-    pairs: list[dict[str, float | str]] = []
-    for cases in PAIRS[:2] if options.small else PAIRS:
-        found = measure_verdicts(cases, sweeps)
+    verdicts: list[dict[str, float | str]] = []
+    for one, other in PAIRS[:pairs]:
+        found = measure_verdicts((one, other), sweeps)
         print(
-            f"| {cases[0]} | {cases[1]} | {found['called']:.3f} | {found['hypervolume']:.3f} |",
-            flush=True,
+            f"| {one} | {other} | {found['called']:.3f} | {found['hypervolume']:.3f} |", flush=True
         )
-        pairs.append({"left": str(cases[0]), "right": str(cases[1]), **found})
-    coverage = min(min(row["covers_claimed"], row["covers_tested"]) for row in fronts)
-    error = max(float(row["called"]) for row in pairs)
-    summary = {"sweeps": sweeps, "smallest_coverage": coverage, "largest_error_rate": error}
-    print(json.dumps({**summary, "fronts": fronts, "verdicts": pairs}))
+        verdicts.append({"left": str(one), "right": str(other), **found})
+    return {
+        "sweeps": sweeps,
+        "smallest_coverage": min(min(r["covers_claimed"], r["covers_tested"]) for r in fronts),
+        "largest_error_rate": max(float(row["called"]) for row in verdicts),
+        "fronts": fronts,
+        "verdicts": verdicts,
+    }
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, {"sweeps": 10, "cases": 2, "pairs": 2})

@@ -21,25 +21,22 @@ The last line is JSON: CPU milliseconds a trial, MiB and their growth, of both; 
 
 from __future__ import annotations
 
-import argparse
-import json
-import multiprocessing
 import os
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
+from harness import call_apart, load_space, run
 
 from gdpo_tune.core.events import Event, TrialFinished, TrialProgress, TrialStarted
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, Report
-from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec import SweepSpec
 
 LIMIT_MS = 15.0
 """Most CPU milliseconds of the driver for each trial."""
@@ -47,7 +44,6 @@ SAMPLES = 50
 """Number of samples of memory and CPU time in a sweep."""
 WARM_UP = 0.2
 """Share of a sweep after which memory must be flat."""
-SPACE = Path(__file__).resolve().parents[1] / "search_spaces" / "code.yaml"
 
 
 def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcome:
@@ -121,7 +117,6 @@ class Run:
     """Trials by the number of their results."""
 
     def build_figures(self) -> dict[str, Any]:
-        """Build the figures for the line of JSON."""
         trials = self.states.total()
         results = sum(count * having for count, having in self.results.items())
         return {
@@ -213,20 +208,7 @@ def report_only(config: dict[str, Any]) -> dict[str, float]:
     return {"loss": 0.5}
 
 
-def load_sweep(directory: str, trials: int) -> SweepSpec:
-    """Load the shipped search space as a sweep of instant trials."""
-    changes = [f"storage={directory}", f"search.trials={trials}", "search.sampler=random"]
-    return load_spec(SPACE, changes)
-
-
-def run_in_process(work: Callable[..., Run], *arguments: Any) -> Run:
-    """Run `work` in a new process, so that runs share neither memory nor imports."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(work, arguments)
-
-
 def print_run(name: str, run: Run) -> Run:
-    """Print the samples of a run and return the run."""
     if run.states["failed"]:
         raise SystemExit(f"{name}: {run.states['failed']} trials failed: the figures are not valid")
     for at, cpu, mib in zip(run.samples.trials, run.samples.cpu, run.samples.mib, strict=True):
@@ -235,38 +217,24 @@ def print_run(name: str, run: Run) -> Run:
     return run
 
 
-def main() -> None:
-    """Measure both sweeps and print the figures."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--trials", type=int, default=10_000)
-    parser.add_argument("--small", action="store_true", help="100 trials")
-    options = parser.parse_args()
-    trials = 100 if options.small else options.trials
-    scripts = str(Path(__file__).resolve().parent)
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [scripts, os.environ.get("PYTHONPATH")])
-    )
+def measure(trials: int = 10_000):
+    """Measure both sweeps."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as the command does
-    with tempfile.TemporaryDirectory() as directory:
-        ours = print_run("ours", run_in_process(run_ours, load_sweep(f"{directory}/ours", trials)))
-        counts = [count for count, many in ours.results.items() for _ in range(many)]
-        ray = print_run(
-            "Ray", run_in_process(run_ray, load_sweep(f"{directory}/ray", trials), counts)
-        )
-    spent = 1000 * ours.cpu / ours.states.total()
-    result = {
-        "benchmark": "driver",
+    changes = (f"search.trials={trials}", "search.sampler=random")
+    with load_space("code", *changes) as spec:
+        ours = print_run("ours", call_apart(run_ours, spec))
+    counts = [count for count, many in ours.results.items() for _ in range(many)]
+    with load_space("code", *changes) as spec:
+        ray = print_run("Ray", call_apart(run_ray, spec, counts))
+    return {
         "sampler": "random",
         "scheduler": "asha",
         **ours.build_figures(),
         "ray_alone": ray.build_figures(),
         "limit_cpu_ms_per_trial": LIMIT_MS,
-        "ok": spent <= LIMIT_MS,
+        "ok": 1000 * ours.cpu / ours.states.total() <= LIMIT_MS,
     }
-    print(json.dumps(result))
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, {"trials": 100})

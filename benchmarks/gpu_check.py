@@ -37,12 +37,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from gpu_check_plan import CheckPlan, Context
-from gpu_check_processes import OutOfTimeError, Processes, StepError, describe_step_error
 from gpu_check_rows import (
     Row,
     build_summary,
@@ -53,15 +52,24 @@ from gpu_check_rows import (
     skip,
 )
 from gpu_check_steps import STEPS, choose_vllm
-from gpu_options import build_integer_type, exit_on_error, hide_other_gpus
-from peaks import query_gpu
+from gpu_check_sweeps import (
+    CheckPlan,
+    Context,
+    OutOfTimeError,
+    Processes,
+    StepError,
+    describe_step_error,
+)
+from harness import query_gpu
 
+from gdpo_tune.core.errors import GdpoTuneError, ResourcesError
 from gdpo_tune.spec import count_local_cpus, read_device_memory
+from gdpo_tune.spec.machine import count_visible_gpus
 
 MINUTES = 20
 OUTPUT = Path("runs") / "gpu_check"
 SHAPE, TINY = "qwen3-0.6b", "tiny"
-WRITE_POLICY = "gpu_check_policy:write_policy"
+WRITE_POLICY = "gpu_check_trials:write_policy"
 PRELOADED = ("gdpo_tune.training.trial", "gpu_check_trials")
 """Imports of most steps, which take longer than a small step itself."""
 
@@ -210,6 +218,45 @@ def main() -> None:
     with exit_on_error():
         status = run_check(options)
     raise SystemExit(status)
+
+
+def hide_other_gpus() -> tuple[str, ...]:
+    """Hide all visible GPUs but the first from this process, and return all of their names.
+
+    Raises:
+        ResourcesError: there is no GPU that may be used.
+    """
+    count = count_visible_gpus(os.environ)
+    if not count:
+        raise ResourcesError(
+            "this machine has 0 GPUs that may be used, and the check needs one\n"
+            "    fix: --small on a CPU"
+        )
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+    names = tuple(name.strip() for name in listed.split(",")[:count])
+    os.environ["CUDA_VISIBLE_DEVICES"] = names[0]
+    return names
+
+
+def build_integer_type(lowest: int) -> Callable[[str], int]:
+    """Build the type of a command line option: whole numbers from `lowest` on."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < lowest:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {lowest} on")
+        return int(text)
+
+    return parse
+
+
+@contextmanager
+def exit_on_error() -> Iterator[None]:
+    """End the command with message and exit status of an error that is meant for the user."""
+    try:
+        yield
+    except GdpoTuneError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_status) from error
 
 
 if __name__ == "__main__":

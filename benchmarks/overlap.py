@@ -11,8 +11,6 @@ program sleep, as programs do whose tests take longer.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -22,11 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness import build_trial, run
+
 from gdpo_tune.core.engines import find_vllm
-from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.core.settings import RolloutSettings, SandboxSettings, TrainingSettings
-from gdpo_tune.core.task_files import load_task_info
-from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.sandbox import Sandbox
 from gdpo_tune.tasks.code import CodeTask
 from gdpo_tune.training import live_engine, rollout, train, worker_cache
@@ -84,7 +81,6 @@ class TimedSandbox(Sandbox):
         return results
 
     def close(self) -> None:
-        """Close the sandbox."""
         self._sandbox.close()
 
 
@@ -126,18 +122,11 @@ def timed(log: Log, seconds: float, *, early: bool) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-def run(directory: Path, training: TrainingSettings, seconds: float, *, early: bool) -> Any:
+def train_timed(directory: Path, training: TrainingSettings, seconds: float, *, early: bool) -> Any:
     """Train a trial; return what was measured, and its metrics."""
-    params = {
-        name: info.default for name, info in list_parameters(load_task_info("code", {})).items()
-    }
-    config = TrialConfig(
-        "code",
-        "embedded",
-        0,
-        {**params, "learning_rate": 1.5e-4, "beta": 0.02},
-        training,
-        directory,
+    config = build_trial(
+        *("code", "embedded", directory, {"learning_rate": 1.5e-4, "beta": 0.02}),
+        training=training,
         sandbox=SandboxSettings(type="unsafe_no_isolation"),
         rollout=RolloutSettings(engine="vllm" if find_vllm() else "auto"),
     )
@@ -150,29 +139,21 @@ def run(directory: Path, training: TrainingSettings, seconds: float, *, early: b
     return log.measure(), (metrics, outcome.test)
 
 
-def main() -> None:
-    """Measure both ways in turns and print a table, then JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--small", action="store_true", help="for a test of this script")
-    parser.add_argument("--seconds", type=float, default=0.01, help="added to each program")
-    chosen = parser.parse_args()
-    steps, size, runs = (2, 16, 1) if chosen.small else (8, 64, 2)
+def measure(steps: int = 8, size: int = 64, runs: int = 2, seconds: float = 0.01):
+    """Measure both ways in turns, with some seconds added to each program."""
+    prompts = {"train_prompts": 64, "validation_prompts": 16, "test_prompts": 16}
     training = TrainingSettings(
-        steps=steps,
-        completions_per_step=size,
-        train_prompts=64,
-        validation_prompts=16,
-        test_prompts=16,
-        evaluate_every=steps,
+        steps=steps, completions_per_step=size, evaluate_every=steps, **prompts
     )
     measured: dict[str, list[dict[str, float]]] = {"late": [], "early": []}
     results: list[Any] = []
     with tempfile.TemporaryDirectory() as directory:  # starts the engine, and is not measured
-        run(Path(directory), training, 0.0, early=False)
+        train_timed(Path(directory), training, 0.0, early=False)
     for _ in range(runs):
         for way, figures in measured.items():
             with tempfile.TemporaryDirectory() as directory:
-                seen, result = run(Path(directory), training, chosen.seconds, early=way == "early")
+                place = Path(directory)
+                seen, result = train_timed(place, training, seconds, early=way == "early")
             figures.append(seen)
             results.append(result)
     answer: dict[str, Any] = {"engine": "vllm" if find_vllm() else "lean", "runs": runs}
@@ -184,9 +165,8 @@ def main() -> None:
             f"{way:5}  {answer[way]['seconds']:6.2f} s of sampling and judging, sandbox idle "
             f"{answer[way]['sandbox_idle']:.0%}, engine idle {answer[way]['engine_idle']:.0%}"
         )
-    answer["equal"] = all(one == results[0] for one in results)
-    print(json.dumps(answer))
+    return {**answer, "equal": all(one == results[0] for one in results)}
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, {"steps": 2, "size": 16, "runs": 1})

@@ -12,20 +12,22 @@ It runs on a GPU where there is one, else on a CPU. The last line is JSON.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpu_options import build_integer_type
+from harness import run
+from paired_timing import Plan
 
-SIDE = Path(__file__).with_name("pack_side.py")
+from gdpo_tune.core.settings import ModelSettings
+from gdpo_tune.core.trial_config import TrialConfig
 
 
 @dataclass(frozen=True)
@@ -39,45 +41,6 @@ class Work:
     tokens: int
     rank: int
     threads: int
-
-
-def main() -> None:
-    """Measure every size and print the figures."""
-    options = parse_options()
-    work = Work(
-        options.policy,
-        options.engine,
-        options.steps,
-        options.completions,
-        options.tokens,
-        options.rank,
-        options.threads,
-    )
-    print(" N  side         wall s   CPU s   memory MiB   GPU MiB")
-    figures = [measure_size(work, size) for size in options.sizes]
-    device = figures[0].pop("device")
-    print(json.dumps({"benchmark": "pack", "device": device, **asdict(work), "sizes": figures}))
-
-
-def parse_options() -> argparse.Namespace:
-    """Read the command line; `--small` sets seconds of work."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    count = build_integer_type(1)
-    parser.add_argument("--small", action="store_true", help="two trials of two steps")
-    parser.add_argument("--sizes", type=build_integer_type(2), nargs="+", default=[4])
-    parser.add_argument("--policy", default="embedded", help="name or directory")
-    parser.add_argument("--engine", default="transformers", choices=["transformers", "vllm"])
-    parser.add_argument("--steps", type=count, default=10)
-    parser.add_argument("--completions", type=count, default=64, help="of a step")
-    parser.add_argument("--tokens", type=count, default=64, help="of the longest completion")
-    parser.add_argument("--rank", type=count, default=16)
-    parser.add_argument("--threads", type=count, default=1, help="of torch, on a CPU")
-    options = parser.parse_args()
-    if options.small:
-        options.sizes, options.steps, options.completions, options.tokens = [2], 2, 16, 16
-    return options
 
 
 def measure_size(work: Work, size: int) -> dict[str, Any]:
@@ -123,7 +86,7 @@ def run_side(work: Work, side: str, numbers: list[int]) -> dict[str, Any]:
         plan = {"work": asdict(work), "side": side, "numbers": numbers, "directory": directory}
         started = time.perf_counter()
         process = subprocess.Popen(
-            [sys.executable, str(SIDE), json.dumps(plan)],
+            [sys.executable, __file__, json.dumps(plan)],
             stdout=subprocess.DEVNULL,
             stderr=sys.stderr,
         )
@@ -153,5 +116,96 @@ def compare(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> flo
     return largest
 
 
+RATES = (1e-4, 3e-4, 3e-5, 1e-3)
+MODES = ("gdpo", "grpo", "dvao", "gd2po")
+GROUPS = (8, 4, 8, 16)
+GPU_METRIC = "train/gpu_"
+"""Beginning of the metrics that tell of the device, not of the trial."""
+
+
+def build_trial(work: Work, number: int, directory: Path) -> TrialConfig:
+    """Build the trial of a number; each fourth one has the same parameters and another seed."""
+    plan = Plan(
+        policy=work.policy,
+        engine=work.engine,
+        prompts=work.completions // 8,
+        group_size=8,
+        tokens=work.tokens,
+        steps=work.steps - 1,
+        warm_up=0,
+        threads=work.threads,
+        model=ModelSettings(lora_rank=work.rank),
+        vllm_memory_share=0.45,
+    )
+    config = plan.build_config(number, directory / str(number))
+    place = number % len(RATES)
+    changes = {
+        "learning_rate": RATES[place],
+        "normalization": MODES[place],
+        "group_size": GROUPS[place],
+        "reward_weights.format": 0.5 + place,
+    }
+    settings = config.training.replace(validation_prompts=16, test_prompts=16)
+    return replace(config, params={**config.params, **changes}, training=settings)
+
+
+def train_side(plan: dict[str, Any]) -> None:
+    """Train the trials of a plan and write the figures of this process."""
+    import torch
+
+    from gdpo_tune.training import train
+    from gdpo_tune.training.packs import Pack
+
+    work, directory = Work(**plan["work"]), Path(plan["directory"])
+    trials = [build_trial(work, number, directory) for number in plan["numbers"]]
+    if plan["side"] == "pack":
+        pack = Pack(len(trials))
+        with ThreadPoolExecutor(len(trials)) as threads:
+            metrics = list(threads.map(lambda config: train_one(pack.train, config), trials))
+        pack.close()
+    else:
+        metrics = [train_one(train, config) for config in trials]
+    on_gpu = torch.cuda.is_available()
+    figures = {
+        "metrics": metrics,
+        "device": torch.cuda.get_device_name() if on_gpu else f"CPU, {work.threads} threads",
+        "gpu_mib": torch.cuda.max_memory_reserved() / 2**20 if on_gpu else 0.0,
+    }
+    (directory / "figures.json").write_text(json.dumps(figures))
+
+
+def train_one(train_trial: Any, config: TrialConfig) -> dict[str, float]:
+    """Train one trial and return its metrics of all steps, and the held-out ones."""
+    metrics: dict[str, float] = {}
+
+    def report(measurement: Any, checkpoint: Path | None) -> None:
+        for name, value in measurement.metrics.items():
+            if not name.startswith(GPU_METRIC):
+                metrics[f"{measurement.step}/{name}"] = value
+
+    outcome = train_trial(config, resume=None, report=report)
+    return metrics | {f"test/{name}": one.mean for name, one in outcome.test.items()}
+
+
+def measure(
+    sizes: list[int] = [4],
+    policy: str = "embedded",
+    engine: str = "transformers",
+    steps: int = 10,
+    completions: int = 64,
+    tokens: int = 64,
+    rank: int = 16,
+    threads: int = 1,
+):
+    """Measure every number of trials; threads are those of torch, on a CPU."""
+    work = Work(policy, engine, steps, completions, tokens, rank, threads)
+    print(" N  side         wall s   CPU s   memory MiB   GPU MiB")
+    figures = [measure_size(work, size) for size in sizes]
+    return {"device": figures[0].pop("device"), **asdict(work), "sizes": figures}
+
+
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] and sys.argv[1].startswith("{"):
+        train_side(json.loads(sys.argv[1]))
+    else:
+        run(measure, {"sizes": [2], "steps": 2, "completions": 16, "tokens": 16})

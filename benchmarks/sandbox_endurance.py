@@ -15,15 +15,13 @@ The last line is JSON.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
 
-from processes import count_open_descriptors, list_processes, measure_memory
+from harness import count_open_descriptors, list_processes, measure_memory, run
 
 from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits, Sandbox, Stream
 
@@ -144,27 +142,18 @@ def find_leaks(samples: list[Sample], growth: dict[str, float]) -> list[str]:
     return more + [name for name, value in growth.items() if value > allowed]
 
 
-def main() -> None:
+def measure(jobs: int = 100_000) -> dict[str, object]:
     """Run the jobs and print samples and figures."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--jobs", type=int, default=100_000)
-    parser.add_argument("--small", action="store_true", help="1,000 jobs: seconds")
-    options = parser.parse_args()
-    jobs = 1000 if options.small else options.jobs
-    every = min(5000, max(50, jobs // 20))
     started = time.perf_counter()
     with CodeSandbox(WORKERS) as sandbox:
-        samples, counts = endure(sandbox, jobs, every)
+        samples, counts = endure(sandbox, jobs, every=min(5000, max(50, jobs // 20)))
         tier = sandbox.info.tier
     seconds = time.perf_counter() - started
     for one in samples:
         print("  ".join(f"{name} {value}" for name, value in asdict(one).items()))
     growth = {name: fit_slope(samples, name) for name in ("trainer_rss", "boxes_rss", "pss")}
     first, last = samples[0], samples[-1]
-    result = {
-        "benchmark": "sandbox_endurance",
+    return {
         "jobs": last.jobs,
         "workers": WORKERS,
         "tier": tier,
@@ -177,8 +166,7 @@ def main() -> None:
         "most_growth": MOST_GROWTH,
         "leaks": find_leaks(samples, growth),
     }
-    print(json.dumps(result))
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, {"jobs": 1000})

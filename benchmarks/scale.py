@@ -1,14 +1,14 @@
-"""A large sweep: 10,000 trials on 1,000 slots, in simulated time on the real driver.
+"""What grows with a large sweep: events of Ray's actor manager, and a finished sweep's files.
 
-    python benchmarks/scale.py [--trials 10000] [--slots 1000] [--sampler auto] [--small]
+    python benchmarks/scale.py [--trials 10000] [--tasks 1 10 100 1000] [--small]
 
-The benchmark runs `run_sweep` as users get it: Ray Tune's own loop, our searcher, scheduler,
-ledger, tracking (its server is down) and display (lines). Only the processes are simulated, see
-`scale_executor`: every slot does a step a second, and a whole trial has 120 steps, with rungs at a
-ninth and a third of that. The driver is killed once half of the trials have ended, and started
-again. Two runs follow without our parts. Ray Tune alone runs `--peer-trials` trials, with a
-searcher that always proposes. Ray's real actor manager, which the simulation replaces, runs with as
-many real tasks in flight, see `scale_ray`.
+Ray: the driver's CPU time of an event for each number of tasks in flight. One real process answers
+all of them, since a thousand processes do not fit on one machine. The manager, its futures,
+`ray.wait` over all of them and the unpickling of results are the real ones.
+
+The end: CPU time and memory to read the ledger of `--trials` ended trials, to write its report and
+the picture of its front, and to draw the live display once. The sweep is that of `restart_cost.py`,
+without step files. `driver.py` measures the running driver, over as many trials.
 
 All costs are CPU seconds of the driver's process, not wall time, so they leave out waits for the
 disk. The last line is JSON.
@@ -16,93 +16,127 @@ disk. The last line is JSON.
 
 from __future__ import annotations
 
-import argparse
-import json
-import multiprocessing
+import asyncio
 import os
 import tempfile
+import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scale_driver import resume_ours, run_peer, start_ours
-from scale_end import finish_ours
-from scale_ray import measure_loop
+from harness import call_apart, load_space, measure_memory, run, time_cpu
 
-from gdpo_tune.spec import load_spec
-
-SPACE = Path(__file__).resolve().parents[1] / "search_spaces" / "code.yaml"
-NOBODY = "http://127.0.0.1:9"
-"""A tracking server that never answers."""
+EVENTS = 2000
+PAUSE = 1.0
+"""Seconds from a task to its result."""
+METRICS = 21
+"""Metrics of a result, as many as a step of the shipped sweep has."""
 
 
-def list_overrides(directory: str, options: argparse.Namespace) -> list[str]:
-    """Return overrides that make the shipped search space a large sweep."""
-    return [
-        f"storage={directory}",
-        f"search.trials={options.trials}",
-        f"search.sampler={options.sampler}",
-        f"training.steps={options.steps}",
-        "search.scheduler.grace=0.1",
-        f"tracking.uri={NOBODY}",
-    ]
+class Slots:
+    """Process that answers many tasks at once, each after a pause."""
+
+    async def train(self, seconds: float) -> dict[str, Any]:
+        """Return a result after `seconds`."""
+        await asyncio.sleep(seconds)
+        return {f"train/metric_{number}": 0.5 for number in range(METRICS)}
 
 
-def run_in_process(work: Callable[..., None], directory: str, *arguments: Any) -> dict[str, Any]:
-    """Run `work` in a new process, which writes its figures to a file and may be killed."""
-    output = Path(directory) / f"{work.__name__}.json"
-    process = multiprocessing.get_context("spawn").Process(target=work, args=(output, *arguments))
-    process.start()
-    process.join()
-    if not output.exists():
-        raise SystemExit(f"{work.__name__} ended with status {process.exitcode} and no figures")
-    figures = json.loads(output.read_text())
-    print(f"{work.__name__}: {json.dumps(figures, indent=1)}", flush=True)
+def measure_loop(tasks: list[int]) -> dict[str, float]:
+    """Measure the CPU microseconds of an event for each number of tasks in flight."""
+    import ray
+
+    # Ray's worker imports the class by this module name, not as `__main__`.
+    from scale import Slots
+
+    from gdpo_tune.tuning.ray.cluster import open_cluster
+
+    with tempfile.TemporaryDirectory() as directory, open_cluster(Path(directory) / "processes"):
+        handle = ray.remote(Slots).options(max_concurrency=2000, num_cpus=0).remote()
+        ray.get(handle.train.remote(0))
+        return {str(count): round(measure_event(handle, count), 1) for count in tasks}
+
+
+def measure_event(handle: Any, slots: int) -> float:
+    """Measure the CPU microseconds of an event and the next task of the same slot."""
+    from ray.air.execution import FixedResourceManager
+    from ray.air.execution._internal import RayActorManager, TrackedActor
+
+    manager = RayActorManager(FixedResourceManager())
+    done = 0
+
+    def train(actor: Any, result: Any = None) -> None:
+        nonlocal done
+        done += result is not None
+        pause = PAUSE * min(1.0, slots / 1000)
+        manager.schedule_actor_task(actor, "train", (pause,), on_result=train)
+
+    for actor in map(TrackedActor, range(slots)):
+        manager._live_actors_to_ray_actors_resources[actor] = (handle, None)
+        train(actor)
+    events = max(200, min(EVENTS, 4 * slots))
+    while done < slots:  # one event of every slot as warm-up
+        manager.next(timeout=1)
+    start, before = time.process_time(), done
+    while done < before + events:
+        manager.next(timeout=1)
+    return 1e6 * (time.process_time() - start) / (done - before)
+
+
+def measure_end(trials: int, slots: int) -> dict[str, Any]:
+    """Measure reading, drawing and reporting a sweep whose trials have ended."""
+    from restart_cost import KilledSweep
+
+    from gdpo_tune.figures import write_front_png, write_report
+    from gdpo_tune.ledger import Ledger
+
+    figures: dict[str, Any] = {}
+
+    def note(part: str, work: Callable[[], Any]) -> Any:
+        result, seconds = time_cpu(work)
+        memory = round(measure_memory(os.getpid())["rss"])
+        figures[part] = {"cpu_seconds": round(seconds, 2), "mib": memory}
+        return result
+
+    with load_space("code", f"search.trials={2 * trials}", "search.sampler=random") as spec:
+        with Ledger.open(spec) as ledger:
+            KilledSweep(ledger, slots).run(trials)
+        with note("reading the ledger", lambda: Ledger.open(spec, read_only=True)) as ledger:
+            records, sessions = tuple(ledger.get_records()), ledger.get_sessions()
+        report = note("report", lambda: write_report(spec, records, sessions=sessions))
+        note("front.png", lambda: write_front_png(spec, records))
+        note("one picture of the live display", lambda: draw_display(spec, records))
+        figures["report_megabytes"] = round(report.stat().st_size / 1e6, 1)
+        figures["ledger_megabytes"] = round(
+            (spec.directory / "ledger.journal").stat().st_size / 1e6, 1
+        )
+    figures["states"] = dict(Counter(record.state for record in records))
     return figures
 
 
-def main() -> None:
-    """Measure every part in its own process and print the figures."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--trials", type=int, default=10_000)
-    parser.add_argument("--slots", type=int, default=1_000)
-    parser.add_argument("--peer-trials", type=int, default=2_000)
-    parser.add_argument("--steps", type=int, default=120, help="seconds of a whole trial")
-    parser.add_argument("--sampler", default="auto")
-    parser.add_argument("--small", action="store_true", help="60 trials of 30 s on 20 slots")
-    options = parser.parse_args()
-    if options.small:
-        options.trials, options.slots, options.peer_trials, options.steps = 60, 20, 20, 30
-        options.sampler = "random"
-    scripts = str(Path(__file__).resolve().parent)
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [scripts, os.environ.get("PYTHONPATH")])
-    )
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as the command does
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # the server never answers
-    with tempfile.TemporaryDirectory() as directory:
-        spec = load_spec(SPACE, list_overrides(f"{directory}/runs", options))
-        first = run_in_process(start_ours, directory, spec, options.slots, options.trials // 2)
-        second = run_in_process(resume_ours, directory, spec, options.slots)
-        end = run_in_process(finish_ours, directory, spec)
-        peer = run_in_process(run_peer, directory, spec, options.slots, options.peer_trials)
-        loop = run_in_process(
-            measure_loop, directory, [1, 10] if options.small else [1, 10, 100, 1000]
-        )
-    result = {
-        "benchmark": "scale",
-        "trials": options.trials,
-        "slots": options.slots,
-        "first_half": first,
-        "second_half": second,
-        "end": end,
-        "ray_tune_alone": peer,
-        "ray_actor_manager": loop,
+def draw_display(spec: Any, records: Any) -> None:
+    """Draw the display of a terminal once, with all trials."""
+    from rich.console import Console
+
+    from gdpo_tune.core.events import SweepStarted
+    from gdpo_tune.display import LiveDisplay
+
+    with Path(os.devnull).open("w") as null:
+        console = Console(file=null, force_terminal=True, width=120)
+        display = LiveDisplay(spec, console)
+        display._progress.update(SweepStarted(records, len(records)))
+        console.print(display.render())
+
+
+def measure(trials: int = 10_000, slots: int = 200, tasks: list[int] = [1, 10, 100, 1000]):
+    """Measure both in processes of their own."""
+    return {
+        "trials": trials,
+        "driver_us_per_event_by_tasks": call_apart(measure_loop, tasks),
+        "end": call_apart(measure_end, trials, slots),
     }
-    print(json.dumps(result))
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, {"trials": 60, "slots": 20, "tasks": [1, 10]})

@@ -12,8 +12,6 @@ micro-batches of similar lengths against TRL's shuffled ones. The last line is o
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -21,22 +19,23 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-
 import torch
-from alternation import Block, Stopwatch, alternate
 from datasets import Dataset
+from harness import run
 from lookup_task import REWARDS
-from step_parts import Timed
-from transformers import PrinterCallback
+from paired_timing import Block, Stopwatch, alternate
+from transformers import PrinterCallback, TrainerCallback
 from transformers.utils import logging as transformers_logging
 from trl import GRPOConfig, GRPOTrainer
 
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.tasks.code import generate
-from gdpo_tune.training.fast_cpu.accumulation import MicroBatchTrainer
+from gdpo_tune.training.micro_batches import MicroBatchTrainer
 from gdpo_tune.training.rollout import sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer
+
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
 
 PROMPTS, GROUP, TOKENS = 8, 8, 64
 MICRO_BATCH = 8
@@ -52,6 +51,18 @@ class Padded(MicroBatchTrainer):
 OURS = partial(GDPOTrainer, normalization="gdpo", rollout_func=sample_for_trainer)
 BY_LENGTH = partial(Padded, rollout_func=sample_for_trainer)
 SHUFFLED = partial(GRPOTrainer, rollout_func=sample_for_trainer)
+
+
+class Timed(TrainerCallback):
+    """Callback that reports every step to a stopwatch."""
+
+    def __init__(self, watch: Stopwatch) -> None:
+        self.watch = watch
+
+    def on_log(self, args, state, control, logs=None, **_):
+        """Record a step; the trainer calls this once more at the end, without a loss."""
+        if logs is not None and "loss" in logs:
+            self.watch.end_step(state.global_step, logs["completions/mean_length"])
 
 
 def run_block(build: Callable[..., GRPOTrainer], steps: int, seed: int, at_once: int) -> Block:
@@ -121,7 +132,7 @@ def measure_floor(steps: int, length: float) -> float:
     return statistics.median(times[1:])
 
 
-def measure(blocks: int, steps: int) -> dict[str, object]:
+def measure(blocks: int = 8, steps: int = 12):
     """Measure both trainers in turns, the floor, and both trainers in micro-batches."""
 
     def take_turns(ours, plain, at_once):
@@ -130,34 +141,19 @@ def measure(blocks: int, steps: int) -> dict[str, object]:
 
         return alternate(run, blocks, 3 * blocks)
 
-    pair = take_turns(OURS, GRPOTrainer, PROMPTS * GROUP)
-    return {
-        **pair.build_figures("cpu_seconds"),
-        "floor_cpu_seconds": round(measure_floor(steps, pair.plain.compute_length()), 4),
-        "steps_per_block": steps,
-        "micro_batches": take_turns(BY_LENGTH, SHUFFLED, MICRO_BATCH).build_figures("cpu_seconds"),
-    }
-
-
-def main() -> None:
-    """Measure; print lines of text and a line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="seconds instead of minutes")
-    small = parser.parse_args().small
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()
-    result = measure(blocks=1, steps=4) if small else measure(blocks=8, steps=12)
-    print(
-        f"ours {result['ours_cpu_seconds']} s, TRL {result['trl_cpu_seconds']} s, "
-        f"floor {result['floor_cpu_seconds']} s a step: ratio {result['ratio']}"
+    pair = take_turns(OURS, GRPOTrainer, PROMPTS * GROUP)
+    whole, parts = (
+        one.build_figures("cpu_seconds")
+        for one in (pair, take_turns(BY_LENGTH, SHUFFLED, MICRO_BATCH))
     )
-    parts = result["micro_batches"]
-    print(
-        f"in micro-batches of {MICRO_BATCH}: by length {parts['ours_cpu_seconds']} s, "
-        f"shuffled {parts['trl_cpu_seconds']} s: ratio {parts['ratio']}"
-    )
-    print(json.dumps(result))
+    floor = round(measure_floor(steps, pair.plain.compute_length()), 4)
+    for name, figures in (("whole batches", whole), (f"micro-batches of {MICRO_BATCH}", parts)):
+        seconds = f"ours {figures['ours_cpu_seconds']} s, TRL {figures['trl_cpu_seconds']} s"
+        print(f"{name}: {seconds}, ratio {figures['ratio']}")
+    return {**whole, "floor_cpu_seconds": floor, "steps_per_block": steps, "micro_batches": parts}
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, {"blocks": 1, "steps": 4})

@@ -16,16 +16,13 @@ The last line is JSON.
 
 from __future__ import annotations
 
-import argparse
-import json
-import tempfile
-from pathlib import Path
 from typing import Any
+
+from harness import SPACES, load_space, run
 
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
 
-SPACE = Path(__file__).resolve().parents[1] / "search_spaces" / "code.yaml"
 LIMIT = 0.80
 SMALL = [
     "search.trials=2",
@@ -38,7 +35,7 @@ SMALL = [
 ]
 
 
-def measure(spec: SweepSpec) -> dict[str, Any]:
+def compute_figures(spec: SweepSpec) -> dict[str, Any]:
     """Compute the figures from a sweep's ledger.
 
     Raises:
@@ -52,35 +49,27 @@ def measure(spec: SweepSpec) -> dict[str, Any]:
     offered = sum(s["slots"] * (s["finished"] - s["started"]) for s in sessions)
     utilisation = training / offered
     return {
-        "benchmark": "utilisation",
         "trials": len(records),
         "failed": sum(record.state == "failed" for record in records),
         "training_seconds": round(training, 1),
         "slots": [session["slots"] for session in sessions],
         "wall_seconds": round(sum(s["finished"] - s["started"] for s in sessions), 1),
         "utilisation": round(utilisation, 3),
+        "limit": LIMIT,
+        "ok": utilisation >= LIMIT,
     }
 
 
-def main() -> None:
-    """Measure the sweep and print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--small", action="store_true", help="a few short trials: seconds")
-    parser.add_argument("--read", metavar="STORAGE", help="measure a finished sweep")
-    options = parser.parse_args()
-    if options.read:
-        figures = measure(load_spec(SPACE, [f"storage={options.read}"]))
-    else:
-        from gdpo_tune.tuning.runner import run_sweep
+def measure(read: str = "", changes: list[str] = [str]):
+    """Run the shipped sweep with some changes, or read a finished one in a storage directory."""
+    if read:
+        return compute_figures(load_spec(SPACES / "code.yaml", [f"storage={read}"]))
+    from gdpo_tune.tuning.runner import run_sweep
 
-        with tempfile.TemporaryDirectory() as directory:
-            spec = load_spec(SPACE, [f"storage={directory}", *(SMALL if options.small else [])])
-            run_sweep(spec)
-            figures = measure(spec)
-    if not options.small:
-        figures |= {"limit": LIMIT, "ok": figures["utilisation"] >= LIMIT}
-    print(json.dumps(figures))
+    with load_space("code", *(changes or ())) as spec:
+        run_sweep(spec)
+        return compute_figures(spec)
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, {"changes": SMALL})

@@ -30,8 +30,6 @@ The last line is JSON.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -39,6 +37,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import optuna
+from harness import run
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 
 from gdpo_tune.analysis.comparison import ALPHA, compare, compute_p_values
@@ -294,25 +293,6 @@ def measure_intervals(draws: int, sizes: Sequence[int]) -> dict[str, object]:
     return {"shares": shares, "replicates": seeds, "marks": marks}
 
 
-def main() -> None:
-    """Measure all cases; print the table, then JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=200)
-    parser.add_argument("--draws", type=int, default=1000, help="of each interval")
-    parser.add_argument("--only", choices=["intervals", "verdicts"], help="one of the two parts")
-    parser.add_argument("--small", action="store_true", help="seconds instead of an hour")
-    options = parser.parse_args()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    result: dict[str, object] = {}
-    if options.only != "intervals":
-        result |= measure_verdicts(*((2, SMALL) if options.small else (options.pairs, CASES)))
-    if options.only != "verdicts":
-        result |= measure_intervals(
-            *((10, (64,)) if options.small else (options.draws, (64, 128, 256)))
-        )
-    print(json.dumps(result))
-
-
 def measure_verdicts(pairs: int, cases: Sequence[Case]) -> dict[str, object]:
     """Measure and print the table of comparisons."""
     print("| proposed by | trials | gain | pairs | called different | hypervolume | holds 1 |")
@@ -331,5 +311,24 @@ def measure_verdicts(pairs: int, cases: Sequence[Case]) -> dict[str, object]:
     return {"largest_error_rate": max(equal), "limit": 0.05, "rows": rows}
 
 
+def measure_all(
+    pairs: int = 200,
+    draws: int = 1000,
+    only: str = "",
+    sizes: list[int] = [64, 128, 256],
+    cases: int = len(CASES),
+):
+    """Measure the comparisons, single intervals, or both; `only`: intervals or verdicts."""
+    if only not in ("", "intervals", "verdicts"):
+        raise SystemExit(f"--only is intervals or verdicts, not {only}")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    result: dict[str, object] = {}
+    if only != "intervals":
+        result |= measure_verdicts(pairs, CASES[:cases] if cases else SMALL)
+    if only != "verdicts":
+        result |= measure_intervals(draws, sizes)
+    return result
+
+
 if __name__ == "__main__":
-    main()
+    run(measure_all, {"pairs": 2, "draws": 10, "sizes": [64], "cases": 0})

@@ -1,7 +1,10 @@
 """Fixtures of every test."""
 
+from __future__ import annotations
+
 import gc
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 
@@ -10,7 +13,24 @@ from hypothesis import settings
 
 from gdpo_tune.core import parameters, registry
 
-pytest_plugins = ["tests.support.mlflow_databases", "tests.support.webhooks"]
+pytest_plugins = ["tests.support.webhooks"]
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory):
+    """A SQLite file with MLflow's tables."""
+    from gdpo_tune.tracking.server import create_database  # this file is in every test run
+
+    path = tmp_path_factory.mktemp("empty") / "mlflow.db"
+    create_database(path)
+    return path
+
+
+@pytest.fixture
+def store(tmp_path, empty_database):
+    """URI of a SQLite file that holds nothing yet."""
+    return f"sqlite:///{shutil.copy(empty_database, tmp_path / 'mlflow.db')}"
+
 
 # No deadline: a busy machine is no failure. CI runs the same examples every time, others new ones.
 settings.register_profile("project", deadline=None, derandomize="CI" in os.environ)

@@ -22,21 +22,27 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from io import BytesIO
 from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-from fronts_picture import write_fronts_picture
-from sweep_command import list_overrides, run_sweep_command
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from gdpo_tune.analysis.pareto import compute_hypervolume
 from gdpo_tune.analysis.replicates import Configuration, pool_trials
+from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.trials import Cost, TrialRecord
+from gdpo_tune.figures import style
+from gdpo_tune.figures.front_png import DPI, FONT_SIZE, SIDE, style_axis
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
 
@@ -134,8 +140,8 @@ def evaluate_policy(spec: SweepSpec, record: TrialRecord) -> dict[str, float]:
     """Return the mean of each objective over the fresh seeds, on test prompts."""
     # not at the top: they change filters of warnings
     from gdpo_tune.training.evaluation import Evaluator
-    from gdpo_tune.training.merged_trial import load_merge
     from gdpo_tune.training.rollout import choose_held_out_sampler
+    from gdpo_tune.training.trial import load_merge
     from gdpo_tune.training.worker_cache import open_worker_cache
 
     assert record.checkpoint is not None, "the sweep keeps all policies"
@@ -244,6 +250,73 @@ def main() -> None:
             compare(options.tasks[:1], options.seeds[:1], Path(directory), SMALL)
         return
     compare(options.tasks, options.seeds, options.out.absolute(), ())
+
+
+COLORS = [mark.color for mark in style.MODES.values()]
+
+
+def write_fronts_picture(
+    figures: Sequence[Mapping[str, Any]], names: Sequence[str], shares: Sequence[float], path: Path
+) -> None:
+    """Draw the hypervolume of each contestant at each share of the budget; write it atomically.
+
+    A dotted line marks where the last contestant ends, in the median over seeds.
+    """
+    tasks = list(dict.fromkeys(figure["task"] for figure in figures))
+    figure = Figure(figsize=(len(tasks) * 1.1 * SIDE, SIDE + 0.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, len(tasks), squeeze=False)[0]
+    for axis, task in zip(axes, tasks, strict=True):
+        for name, color in zip(names, COLORS, strict=False):
+            volumes = np.array([f[name]["hypervolume"] for f in figures if f["task"] == task])
+            axis.plot(shares, volumes.T, color=color, linewidth=0.7, alpha=0.45)
+            middle = np.median(volumes, axis=0)
+            axis.plot(shares, middle, color=color, linewidth=2, marker="o", label=name)
+            if name == names[-1]:
+                axis.axhline(middle[-1], color=color, linewidth=1, linestyle=":")
+        axis.set_title(task, size=10, color=style.INK)
+        axis.set_xticks(shares, [f"{share:.2f}" for share in shares])
+        style_axis(axis, "share of the budget", "hypervolume, fresh test seeds")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=FONT_SIZE
+    )
+    picture = BytesIO()
+    figure.savefig(picture, format="png", dpi=DPI, facecolor=style.PAPER)
+    write_atomically(path, picture.getvalue())
+
+
+@dataclass(frozen=True)
+class SweepLine:
+    """Line of a sweep in one panel of the PNG."""
+
+    problem: str
+    contestant: str
+    steps: Sequence[tuple[float, float]]
+
+
+def list_overrides(seed: int, out: Path, changes: Sequence[str]) -> list[str]:
+    """Return the overrides of a sweep without replicates that is kept in `out`."""
+    return [
+        f"search.seed={seed}",
+        "search.replicates.max_runs=0",
+        f"storage={out}",
+        f"tracking.uri=sqlite:///{out}/mlflow.db",
+        *changes,
+    ]
+
+
+def run_sweep_command(space: Path, name: str, overrides: Sequence[str], out: Path) -> None:
+    """Run or resume a sweep; its output goes to `out/<name>.log`."""
+    words = [word for override in overrides for word in ("--set", override)]
+    command = [sys.executable, "-m", "gdpo_tune.sweep", str(space), "--name", name, *words]
+    print(f"{name}: its output goes to {out / name}.log", flush=True)
+    with (out / f"{name}.log").open("a", encoding="utf-8") as log:
+        status = subprocess.run(command, check=False, stdout=log, stderr=log).returncode
+    if status:
+        raise SystemExit(
+            f"{name} ended with status {status}; fix the cause, then run the same command to resume"
+        )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from statistics import median
 
 import numpy as np
 from comparison import Plan, compare, parse_arguments, print_figures
-from pymoo_problems import REFERENCES
+from problems import REFERENCES
 
 from gdpo_tune.core.trials import Estimate, TrialRecord
 from gdpo_tune.spec import Choices, Domain, ObjectiveSpec, Search, Space, SweepSpec, Uniform

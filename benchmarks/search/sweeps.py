@@ -31,9 +31,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from measures import evaluate_at_budgets, find_budget_to_reach
-from picture import write_picture
-from sweep_command import SweepLine, list_overrides, run_sweep_command
+from comparison import write_picture
+from fronts import SweepLine, list_overrides, run_sweep_command
+from simulator import evaluate_at_budgets, find_budget_to_reach
 
 from gdpo_tune.analysis.pareto import compute_hypervolume
 from gdpo_tune.core.trials import Cost, Objective, TrialRecord
@@ -81,7 +81,6 @@ class Course:
         return {"ended": len(states), "complete": states.count("complete")}
 
     def get_hypervolume(self, budget: float) -> float:
-        """Return the hypervolume at a budget."""
         return float(evaluate_at_budgets(self.steps, [budget])[0])
 
 
@@ -111,7 +110,6 @@ def run_sweep(scheduler: str, seed: int, out: Path, changes: Sequence[str]) -> S
 
 
 def read_sweep(spec: SweepSpec, records: Sequence[TrialRecord], session: dict[str, Any]) -> Sweep:
-    """Build the result of a finished sweep from its records."""
     trials = [r for r in records if r.role == "search" and r.finished is not None]
     trials.sort(key=lambda record: (record.finished or 0.0, record.number))
     return Sweep(
@@ -130,7 +128,6 @@ def read_sweep(spec: SweepSpec, records: Sequence[TrialRecord], session: dict[st
 def build_course(
     trials: Sequence[TrialRecord], price: Callable[[Cost], float], goals: Sequence[Objective]
 ) -> Course:
-    """Build the course of trials in the order of their ends."""
     spent = list(accumulate(price(record.cost) for record in trials))
     ends = [(by_then, record.state) for by_then, record in zip(spent, trials, strict=True)]
     return Course(ends, list_rises(trials, spent, goals))
@@ -161,7 +158,6 @@ def run_pair(seed: int, out: Path, changes: Sequence[str]) -> tuple[Sweep, Sweep
 
 
 def build_figures(fifo: Sweep, asha: Sweep) -> dict[str, Any]:
-    """Build the figures of one seed."""
     return {
         "seed": fifo.seed,
         "sampler": fifo.sampler,

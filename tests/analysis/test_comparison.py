@@ -1,5 +1,7 @@
 """Two searches against each other: figures, tests, verdict, and how often it is wrong."""
 
+from __future__ import annotations
+
 import itertools
 from dataclasses import replace
 
@@ -22,7 +24,22 @@ from gdpo_tune.analysis.sides import build_side
 from gdpo_tune.analysis.verdict import build_verdict
 from gdpo_tune.core.trials import Objective, Part
 from tests.support.analysis import GOALS, build_trial
-from tests.support.comparison import build_simulated_side, simulate_search
+
+
+def simulate_search(seed, trials, gain=1.0, noise=0.04, **fields):
+    """Draw trials of a trade-off between `a` and `b`, multiplied by `gain`."""
+    rng = np.random.default_rng(seed)
+    records = []
+    for number in range(trials):
+        share = rng.random()
+        a, b = gain * np.sqrt([share, 1 - share]) * rng.uniform(0.5, 0.8) + rng.normal(0, noise, 2)
+        records.append(build_trial(number, float(a), float(b), **fields))
+    return records
+
+
+def build_simulated_side(seed, trials, gain=1.0, name="x"):
+    return build_side(name, simulate_search(seed, trials, gain), GOALS)
+
 
 SETS = st.integers(0, 2**32 - 1).map(lambda seed: np.random.default_rng(seed))
 

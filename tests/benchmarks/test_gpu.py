@@ -8,13 +8,12 @@ from itertools import count
 from pathlib import Path
 from threading import Event
 
-import gpu_step
-import peaks
+import harness
+import paired_timing
 import pytest
-from alternation import Block, Pair, Side, Stopwatch, alternate
-from gpu_options import build_integer_type, exit_on_error, require_gpu
-from gpu_step_plan import Plan
-from processes import measure_memory
+from gpu_check import build_integer_type, exit_on_error
+from harness import measure_memory
+from paired_timing import Block, Pair, Plan, Side, Stopwatch, alternate
 
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.settings import ModelSettings
@@ -73,8 +72,8 @@ def test_the_ratio_is_the_median_over_pairs_of_blocks():
 
 def test_the_peak_is_that_of_the_largest_block():
     blocks = [Block(1.0, [1.0], peak_mib=mib) for mib in (10.2, 30.7, 20.0)]
-    assert gpu_step.find_peak(Side(blocks)) == 31
-    assert gpu_step.find_peak(Side([block(1.0)])) is None
+    assert paired_timing.find_peak(Side(blocks)) == 31
+    assert paired_timing.find_peak(Side([block(1.0)])) is None
 
 
 def test_a_block_is_as_long_as_its_plan(tmp_path: Path):
@@ -97,15 +96,6 @@ def test_a_number_that_cannot_be_is_refused(text: str):
     assert build_integer_type(2)("2") == 2
 
 
-@pytest.mark.parametrize("gpus", [0, 2])
-def test_one_gpu_is_measured(monkeypatch: pytest.MonkeyPatch, gpus: int):
-    monkeypatch.setattr("gpu_options.count_visible_gpus", lambda environment: gpus)
-    with pytest.raises(ResourcesError, match=f"{gpus} GPUs"):
-        require_gpu()
-    monkeypatch.setattr("gpu_options.count_visible_gpus", lambda environment: 1)
-    require_gpu()
-
-
 def test_a_refusal_is_a_line_and_a_status(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as end, exit_on_error():
         raise ResourcesError("no room")
@@ -117,7 +107,7 @@ def test_a_refusal_is_a_line_and_a_status(capsys: pytest.CaptureFixture[str]):
 
 
 def test_a_peak_is_the_highest_reading(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(peaks, "EVERY", 0.001)
+    monkeypatch.setattr(harness, "EVERY", 0.001)
     readings, all_taken = [3.0, 9.0, 4.0, 4.0], Event()
 
     def read() -> float:
@@ -126,13 +116,13 @@ def test_a_peak_is_the_highest_reading(monkeypatch: pytest.MonkeyPatch):
             return readings[0]
         return readings.pop(0)
 
-    with peaks.Peak(read) as memory:
+    with harness.Peak(read) as memory:
         all_taken.wait()
     assert memory.highest == 9.0
 
 
 def test_a_reading_that_fails_is_heard_of(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(peaks, "EVERY", 0.001)
+    monkeypatch.setattr(harness, "EVERY", 0.001)
     failed, calls = Event(), count()
 
     def read() -> float:
@@ -141,7 +131,7 @@ def test_a_reading_that_fails_is_heard_of(monkeypatch: pytest.MonkeyPatch):
         failed.set()
         raise OSError("no answer")
 
-    with pytest.raises(OSError, match="no answer"), peaks.Peak(read):
+    with pytest.raises(OSError, match="no answer"), harness.Peak(read):
         failed.wait()
 
 
@@ -151,9 +141,9 @@ def test_the_gpu_that_may_be_used_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    assert peaks.measure_gpu_memory() == 1234.0
+    assert harness.measure_gpu_memory() == 1234.0
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert peaks.query_gpu("name") == "1234"
+    assert harness.query_gpu("name") == "1234"
     first, second = Path(f"{tool}.asked").read_text().splitlines()
     assert first.split() == ["--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=3"]
     assert second.split() == ["--query-gpu=name", "--format=csv,noheader,nounits"]
@@ -161,4 +151,4 @@ def test_the_gpu_that_may_be_used_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_memory_below_this_process_counts_its_own():
     own = measure_memory(os.getpid())["rss"]
-    assert peaks.measure_process_memory() >= own / 2 > 0
+    assert harness.measure_process_memory() >= own / 2 > 0

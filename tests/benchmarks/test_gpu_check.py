@@ -7,15 +7,11 @@ import time
 from pathlib import Path
 
 import gpu_check
-import gpu_check_device
-import gpu_check_judge
-import gpu_check_plan
+import gpu_check_rows
+import gpu_check_steps
+import gpu_check_sweeps
 import pytest
 import torch
-from alternation import Block, Pair, Side
-from gpu_check_adapters import AdapterFigures, fit_ratio
-from gpu_check_judge import judge_adapters, judge_memory, judge_step
-from gpu_check_processes import OutOfTimeError, Processes, StepError
 from gpu_check_rows import (
     build_summary,
     compute_exit_status,
@@ -23,10 +19,21 @@ from gpu_check_rows import (
     find_stop,
     format_table,
     judge,
+    judge_adapters,
+    judge_memory,
+    judge_step,
     skip,
 )
-from gpu_check_trials import ResumedTrial, TrainedTrial, count_device_states
+from gpu_check_sweeps import OutOfTimeError, Processes, StepError
+from gpu_check_trials import (
+    AdapterFigures,
+    ResumedTrial,
+    TrainedTrial,
+    count_device_states,
+    fit_ratio,
+)
 from packaging.requirements import Requirement
+from paired_timing import Block, Pair, Side
 
 from gdpo_tune.core.errors import ResourcesError
 
@@ -117,7 +124,7 @@ class Clock:
 
 def run_fake_steps(monkeypatch: pytest.MonkeyPatch, seconds: float, **steps):
     monkeypatch.setattr(gpu_check, "STEPS", steps)
-    context = gpu_check_plan.Context(None, Clock(seconds))  # type: ignore[arg-type]
+    context = gpu_check_sweeps.Context(None, Clock(seconds))  # type: ignore[arg-type]
     rows = gpu_check.run_steps(context, list(steps))
     return [(row.step, row.describe_result()) for row in rows]
 
@@ -180,7 +187,7 @@ def test_an_error_for_the_user_keeps_its_fix_and_no_step_loses_the_rows_of_other
 
 
 def test_versions_are_those_that_the_project_is_tested_with():
-    ranges = gpu_check_device.read_ranges()
+    ranges = gpu_check_steps.read_ranges()
     assert set(ranges) == {"torch", "trl", "transformers", "vllm"}
     assert ranges["trl"].specifier.contains("1.16.0")
 
@@ -190,28 +197,28 @@ def test_versions_are_those_that_the_project_is_tested_with():
     [("2.12.1+cu130", "held"), ("2.14.0", "did not hold"), (None, "not run")],
 )
 def test_a_version_outside_of_its_range_does_not_hold(monkeypatch, version, result):
-    monkeypatch.setattr(gpu_check_device, "find_version", lambda name: version)
-    row = gpu_check_device.check_version("torch", Requirement("torch>=2.11,<2.14"))
+    monkeypatch.setattr(gpu_check_steps, "find_version", lambda name: version)
+    row = gpu_check_steps.check_version("torch", Requirement("torch>=2.11,<2.14"))
     assert row.result == result
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_torch_without_cuda_ends_the_check():
-    row = gpu_check_device.check_kernel()
+    row = gpu_check_steps.check_kernel()
     assert (row.result, row.stops) == ("did not hold", True)
 
 
 def test_a_gpu_without_a_compiler_does_not_hold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert gpu_check_device.check_compiler(small=True).result == "not run"
-    row = gpu_check_device.check_compiler(small=False)
+    assert gpu_check_steps.check_compiler(small=True).result == "not run"
+    row = gpu_check_steps.check_compiler(small=False)
     assert (row.result, row.stops) == ("did not hold", True)
     broken = tmp_path / "gcc"
     broken.write_text("#!/bin/sh\necho no header >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
-    row = gpu_check_device.check_compiler(small=False)
+    row = gpu_check_steps.check_compiler(small=False)
     assert row.result == "did not hold"
     assert "no header" in row.figure
 
@@ -254,7 +261,7 @@ def test_adapters_are_judged_by_the_engine_and_the_base(figures, results):
     [(20.0, False, "held"), (21.0, False, "did not hold"), (1.0, True, "not run")],
 )
 def test_a_kept_engine_halves_the_start(reused: float, small: bool, result: str):
-    row = gpu_check_judge.judge_engine(40.0, reused, small=small)
+    row = gpu_check_rows.judge_engine(40.0, reused, small=small)
     assert row.result == result
     assert f"40.0 s, then {reused:.1f} s" in row.figure + row.reason
 
@@ -269,12 +276,12 @@ def test_times_count_on_a_gpu_alone(small: bool, result: str):
 
 def test_equal_bits_are_required_on_the_cpu_alone():
     resumed = ResumedTrial([3, 4], ["step 3 train/loss"], 1e-4, 1, 1)
-    row = gpu_check_judge.judge_bitwise_resume(resumed)
+    row = gpu_check_rows.judge_bitwise_resume(resumed)
     assert (row.result, row.figure) == ("did not hold", "1 differ: step 3 train/loss")
-    on_gpu, states = gpu_check_judge.judge_device_resume(resumed)
+    on_gpu, states = gpu_check_rows.judge_device_resume(resumed)
     assert (on_gpu.result, states.result) == ("held", "held")
     several = ResumedTrial([3, 4], [], 0.0, 1, 8)
-    assert gpu_check_judge.judge_device_resume(several)[1].result == "did not hold"
+    assert gpu_check_rows.judge_device_resume(several)[1].result == "did not hold"
 
 
 @pytest.mark.parametrize(
@@ -287,5 +294,5 @@ def test_generator_states_of_a_checkpoint_are_counted(tmp_path: Path, cuda, coun
 
 def test_an_evaluation_has_to_fit():
     trial = TrainedTrial(test={"correctness": 0.5}, peak_bytes=9 << 30)
-    assert gpu_check_judge.judge_evaluation(trial, 512, 10 << 30).result == "held"
-    assert gpu_check_judge.judge_evaluation(trial, 512, 8 << 30).result == "did not hold"
+    assert gpu_check_rows.judge_evaluation(trial, 512, 10 << 30).result == "held"
+    assert gpu_check_rows.judge_evaluation(trial, 512, 8 << 30).result == "did not hold"

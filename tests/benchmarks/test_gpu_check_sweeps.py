@@ -10,15 +10,12 @@ import time
 from pathlib import Path
 
 import gpu_check
-import gpu_check_judge
-import gpu_check_sharing
+import gpu_check_rows
 import gpu_check_steps
 import gpu_check_sweeps
-import gpu_options
-import peaks
+import harness
 import pytest
-from gpu_check_plan import LONG_TASK, CheckPlan, Context
-from gpu_check_sweeps import SweepFigures
+from gpu_check_sweeps import LONG_TASK, CheckPlan, Context, SweepFigures
 from gpu_check_trials import TrainedTrial
 
 from gdpo_tune.core.errors import ResourcesError
@@ -51,7 +48,7 @@ def test_trials_an_hour_are_those_that_trained_over_the_time_of_all():
 
 def test_a_killed_sweep_needs_every_trial_and_a_retry():
     def judge_sweep(figures):
-        return gpu_check_judge.judge_killed_sweep(figures, trials=2).result
+        return gpu_check_rows.judge_killed_sweep(figures, trials=2).result
 
     assert judge_sweep(sweep(PAIR)) == "held"
     assert judge_sweep(sweep(PAIR, retries=())) == "did not hold"
@@ -62,7 +59,7 @@ def test_a_killed_sweep_needs_every_trial_and_a_retry():
 
 
 def test_shares_are_compared_with_one_at_a_time():
-    row = gpu_check_judge.judge_packing("packing", 0.5, sweep(PAIR), 4.0, unit="the GPU")
+    row = gpu_check_rows.judge_packing("packing", 0.5, sweep(PAIR), 4.0, unit="the GPU")
     assert (row.check, row.result) == ("1/2 of the GPU", "held")
     assert row.figure == "2 at once, 8 trials an hour, 2.00 of one at a time"
 
@@ -79,7 +76,7 @@ def test_shares_are_compared_with_one_at_a_time():
 )
 def test_a_pack_of_eight_has_to_reach_four_times_the_trials(size, trials, alone, result):
     records = [record(number, 0, 3600) for number in range(trials)]
-    row = gpu_check_judge.judge_pack("packs", size, sweep(records), alone)
+    row = gpu_check_rows.judge_pack("packs", size, sweep(records), alone)
     assert row.result == result
     assert ("at least 4 of" in row.limit) == (size == 8)
     assert row.values.get("ratio") == (
@@ -89,7 +86,7 @@ def test_a_pack_of_eight_has_to_reach_four_times_the_trials(size, trials, alone,
 
 def test_shards_need_every_trial():
     def judge_shards(records):
-        return gpu_check_judge.judge_shards("shards", "two", sweep(records), trials=2).result
+        return gpu_check_rows.judge_shards("shards", "two", sweep(records), trials=2).result
 
     assert (judge_shards(PAIR), judge_shards(PAIR[:2])) == ("held", "did not hold")
 
@@ -115,8 +112,8 @@ def test_shards_use_two_gpus_and_packs_the_first(tmp_path: Path, monkeypatch: py
         seen.append((step, resources.workers, resources.pack, list(devices)))
         return sweep([record(number, 0, 3600) for number in range(resources.pack)])
 
-    monkeypatch.setattr(gpu_check_sharing, "run_sweep_command", run_sweep)
-    monkeypatch.setattr(gpu_check_sharing, "find_refusal", lambda file, devices=(): "")
+    monkeypatch.setattr(gpu_check_steps, "run_sweep_command", run_sweep)
+    monkeypatch.setattr(gpu_check_steps, "find_refusal", lambda file, devices=(): "")
     plan = plan_with(tmp_path, devices=("3", "5", "7"))
     rows = [*run_step("shards", plan), *run_step("packs", plan)]
     assert seen[0] == ("shards", 2, 1, ["3", "5"])
@@ -149,7 +146,7 @@ def test_an_engine_that_sleeps_saves_memory_and_changes_nothing(
 ):
     processes = FakeProcesses(reward, mib)
     monkeypatch.setattr(gpu_check_steps, "measure_gpu_memory", lambda: processes.used)
-    monkeypatch.setattr(peaks, "EVERY", 0.005)
+    monkeypatch.setattr(harness, "EVERY", 0.005)
     plan = plan_with(tmp_path, vllm=True)
     (row,) = gpu_check_steps.check_sleep(Context(plan, processes))  # type: ignore[arg-type]
     assert processes.seen == [("sleep", "vllm", False), ("sleep", "vllm", True)]
@@ -163,15 +160,15 @@ def test_an_engine_sleeps_only_where_there_is_one(tmp_path: Path):
 
 
 def test_the_other_gpus_are_hidden(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gpu_options, "count_visible_gpus", lambda environment: 2)
+    monkeypatch.setattr(gpu_check, "count_visible_gpus", lambda environment: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
-    assert gpu_options.hide_other_gpus() == ("3", "5")
+    assert gpu_check.hide_other_gpus() == ("3", "5")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert gpu_options.hide_other_gpus() == ("0", "1")
-    monkeypatch.setattr(gpu_options, "count_visible_gpus", lambda environment: 0)
+    assert gpu_check.hide_other_gpus() == ("0", "1")
+    monkeypatch.setattr(gpu_check, "count_visible_gpus", lambda environment: 0)
     with pytest.raises(ResourcesError, match="0 GPUs"):
-        gpu_options.hide_other_gpus()
+        gpu_check.hide_other_gpus()
 
 
 @pytest.mark.parametrize(
@@ -212,7 +209,7 @@ def test_every_share_trains_on_its_part_of_the_same_sweep(tmp_path: Path):
         share: load_spec(
             gpu_check_sweeps.build_sweep(plan, f"share_{share:g}", share, trials, rank=16)
         )
-        for share, trials in gpu_check_sharing.SHARES.items()
+        for share, trials in gpu_check_steps.SHARES.items()
     }
     assert {share: spec.resources.gpus for share, spec in specs.items()} == {
         share: share for share in (1.0, 0.5, 0.25)
@@ -240,7 +237,7 @@ def test_changes_of_a_plan_reach_the_trial(tmp_path: Path):
 
 
 def test_a_policy_is_made_without_a_network(tmp_path: Path):
-    from gpu_check_policy import write_policy
+    from gpu_check_trials import write_policy
 
     parameters = write_policy(str(tmp_path), "tiny")
     size = measure_policy(str(tmp_path))

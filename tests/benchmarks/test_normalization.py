@@ -8,25 +8,30 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from normalization import Plan, read_results, train_all
-from normalization_fronts import (
-    bootstrap,
-    build_goals,
-    compute_attainment,
-    compute_attainment_difference,
-    compute_hypervolume,
-    count_distinct,
-    find_front,
+from normalization import (
+    BOXES,
+    Plan,
+    measure_distances,
+    measure_seed_distances,
+    read_results,
+    render_markdown,
+    train_all,
 )
-from normalization_report import BOXES, measure_distances, measure_seed_distances, render_markdown
 from normalization_trials import (
     MODES,
     RANGES,
     Result,
     Setting,
+    bootstrap,
+    build_goals,
     build_task_info,
     build_training,
+    compute_attainment,
+    compute_attainment_difference,
+    compute_hypervolume,
+    count_distinct,
     count_distinct_advantages,
+    find_front,
     rescale,
 )
 

@@ -12,24 +12,51 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comparison import Plan, Sweep, read_sweep, simulate
-from contestants import CONTESTANTS, PROBLEMS, find_missing_package
-from kept import finish, read_done
-from measures import (
+from comparison import (
+    Plan,
+    Sweep,
+    build_figures,
+    finish,
+    read_done,
+    read_sweep,
+    render_markdown,
+    simulate,
+    write_picture,
+)
+from problems import (
+    BraninCurrin,
+    Curve,
+    build_exact_estimates,
+    compute_branin,
+    compute_currin,
+    compute_full_cost,
+)
+from simulator import (
+    History,
     Share,
+    Simulation,
+    Verdict,
+    Visit,
     compute_median,
     count_continuations,
     evaluate_at_budgets,
     find_budget_to_reach,
+    find_completed,
     trace_hypervolume,
 )
-from momf import BraninCurrin, compute_branin, compute_currin
-from peers import OptunaAlone, RayOptuna, SyneTuneMoasha, build_optuna_sampler
-from picture import write_picture
-from problems import Curve, build_exact_estimates, compute_full_cost
-from product import Product, build_no_rungs, build_promoting_rungs, build_stopping_rungs
-from report import build_figures, render_markdown
-from simulator import History, Simulation, Verdict, Visit, find_completed
+from tuners import (
+    CONTESTANTS,
+    PROBLEMS,
+    OptunaAlone,
+    Product,
+    RayOptuna,
+    SyneTuneMoasha,
+    build_no_rungs,
+    build_optuna_sampler,
+    build_promoting_rungs,
+    build_stopping_rungs,
+    find_missing_package,
+)
 
 from gdpo_tune.core.trials import Params
 from gdpo_tune.spec import Constraint, ObjectiveSpec, Uniform
@@ -419,7 +446,7 @@ def test_syne_tune_gets_losses_and_may_stop(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_what_is_not_installed_is_left_out_by_name(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("contestants.find_spec", lambda package: None)
+    monkeypatch.setattr("tuners.find_spec", lambda package: None)
     plan = Plan("p", ["branin_currin", "zdt1"], ["optuna tpe", "syne-tune moasha"], 3, 1)
     installed, lacking = plan.drop_missing()
     assert (installed.problems, installed.contestants) == (["branin_currin"], ["optuna tpe"])

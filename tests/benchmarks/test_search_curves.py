@@ -7,11 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from curves import STEPS, list_jobs
-from replayed import Replayed, choose_levels
-from sheet import render_sheet
-from surrogate import Surrogate, compute_r_squared, encode_features, find_nearest
-from table import SHIPPED, Curves, read_table, write_table
+from curves import STEPS, list_jobs, render_sheet
+from problems import (
+    SHIPPED,
+    Curves,
+    Replayed,
+    Surrogate,
+    choose_levels,
+    compute_r_squared,
+    encode_features,
+    find_nearest,
+    read_table,
+    write_table,
+)
 
 from gdpo_tune.spec import Choices, SweepSpec, Uniform, load_spec
 from gdpo_tune.tuning.search import quasi_random

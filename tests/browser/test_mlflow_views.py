@@ -3,6 +3,8 @@
 The content of a view is documented nowhere, so this shows that the installed MLflow reads it.
 """
 
+from __future__ import annotations
+
 import re
 import subprocess
 import sys
@@ -10,11 +12,36 @@ import sys
 import pytest
 from mlflow import MlflowClient
 
-from gdpo_tune.tracking.mlflow_writer import create_database
+from gdpo_tune.core.events import SweepFinished, SweepStarted
+from gdpo_tune.figures import write_front_png, write_report
+from gdpo_tune.tracking import MlflowTracker
+from gdpo_tune.tracking.server import create_database
 from tests.support.browser import WEBGL, open_browser, wait
-from tests.support.made_up_sweep import send_sweep
+from tests.support.figures import add_candidates, make_records, make_spec, write_steps
 from tests.support.mlflow_servers import PATIENCE, MlflowServer
 from tests.support.paths import ROOT
+
+SENT_WITHIN = 240.0
+
+
+def send_sweep(directory, uri, trials, *, steps=True):
+    """Send a finished sweep with a report; return its spec, its records and its link."""
+    spec = make_spec(directory / "runs")
+    spec = spec.model_copy(update={"tracking": spec.tracking.model_copy(update={"uri": uri})})
+    records = add_candidates(make_records(spec, trials, replicates=4, failed=(4,)))
+    for record in records if steps else []:
+        if record.is_training:
+            write_steps(record)
+    sink = MlflowTracker(spec)
+    sink(SweepStarted(tuple(records), len(records)))
+    sink(SweepFinished(tuple(records), interrupted=False))
+    write_report(spec, records)
+    write_front_png(spec, records)
+    sink.log_figures()
+    warning = sink.close(SENT_WITHIN)
+    assert warning == "", warning
+    return spec, records, sink.get_front_link()
+
 
 pytestmark = [
     pytest.mark.browser,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,14 +19,118 @@ import pytest
 from gdpo_tune.clusters.backends.base import CHECKPOINT_SECONDS, JobStatus, ScheduledJob
 from gdpo_tune.clusters.backends.slurm import Slurm
 from gdpo_tune.clusters.load_schedules import load_sweeps
-from gdpo_tune.clusters.named_runs import run_by_name
 from gdpo_tune.clusters.outside_calls import ProgramAnswer, call_program
-from gdpo_tune.clusters.schedule_decisions import open_context
-from gdpo_tune.clusters.tick import tick
+from gdpo_tune.clusters.scheduler import Scheduler
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from tests.support.render import SLURM
 from tests.support.schedule import Clock, load_scheduled_sweep
-from tests.support.slurm_programs import SlurmPrograms
+
+GONE = "slurm_load_jobs error: Invalid job id specified"
+NO_ACCOUNTING = "Slurm accounting storage is disabled"
+
+
+@dataclass
+class SlurmJob:
+    """A job that a controller knows."""
+
+    name: str
+    state: str
+    cluster: str
+    script: str
+
+
+@dataclass
+class SlurmPrograms:
+    """sbatch, squeue, sacct, scancel and scontrol of a site with one or several clusters."""
+
+    clusters: Sequence[str] = ()
+    """Names of its clusters; empty: one, which no command has to name."""
+    banner: str = ""
+    """What the site's wrappers print before each answer of sbatch."""
+    accounting: bool = True
+    jobs: dict[str, SlurmJob] = field(default_factory=dict[str, SlurmJob])
+    """Number -> job, as long as the controllers know it; `purge` forgets one."""
+    records: dict[str, SlurmJob] = field(default_factory=dict[str, SlurmJob])
+    """The same in the accounting's database, for ever."""
+    calls: list[Sequence[str]] = field(default_factory=list[Sequence[str]])
+    says: ProgramAnswer | None = None
+    """The answer to every call, instead of the usual ones."""
+
+    def __call__(self, backend: str, words: Sequence[str], text: str) -> ProgramAnswer:
+        self.calls.append(words)
+        return self.says or getattr(self, words[0])(list(words[1:]))
+
+    def purge(self, number: str) -> None:
+        """Forget a job, as a controller does MinJobAge (300 s) after its end."""
+        del self.jobs[number]
+
+    def scontrol(self, words: list[str]) -> ProgramAnswer:
+        return ProgramAnswer(0, "Slurmctld(primary) at head is UP\n", "")
+
+    def sbatch(self, words: list[str]) -> ProgramAnswer:
+        """sbatch(1): options of the command line count more than those of the script.
+
+        `--parsable`: only the job's number and, if the command names clusters, `;` and its cluster.
+        """
+        script = Path(words[-1])
+        lines = [line for line in script.read_text().splitlines() if line.startswith("#SBATCH ")]
+        in_script = [word for line in lines for word in shlex.split(line)[1:]]
+        options = read_options([*in_script, *words[:-1]], "--job-name", "-M", "--clusters")
+        assert "--parsable" in words
+        named = (options["clusters"] or options["M"] or "").split(",")
+        chosen = next((name for name in self.clusters if name in named), "")
+        number = str(40 + len(self.records))
+        job = SlurmJob(options["job_name"] or script.name, "PENDING", chosen, str(script))
+        self.jobs[number] = self.records[number] = job
+        answer = f"{number};{chosen}" if chosen else number
+        return ProgramAnswer(0, f"{self.banner}{answer}\n", "")
+
+    def squeue(self, words: list[str]) -> ProgramAnswer:
+        """squeue(1): a number that its controller does not have is an error, a name is not."""
+        options = read_options(words, "--jobs", "--name", "--clusters", "--format", "--states")
+        seen = {
+            number: job
+            for number, job in self.jobs.items()
+            if not job.cluster or job.cluster in (options["clusters"] or "").split(",")
+        }
+        if options["jobs"] is not None and options["jobs"] not in seen:
+            return ProgramAnswer(1, "", GONE)
+        rows = [
+            {"%i %o": f"{number} {job.script}", "%T": job.state}[options["format"]]
+            for number, job in seen.items()
+            if options["jobs"] in (None, number) and options["name"] in (None, job.name)
+        ]
+        return ProgramAnswer(0, "".join(f"{row}\n" for row in rows), "")
+
+    def sacct(self, words: list[str]) -> ProgramAnswer:
+        """sacct(1): no record is no error; a cancelled job names who did it."""
+        if not self.accounting:
+            return ProgramAnswer(1, "", NO_ACCOUNTING)
+        options = read_options(words, "--jobs", "--name", "--clusters", "--format")
+        assert {"--allocations", "--parsable2", "--noheader"} <= set(words)
+        assert options["format"] == "State"
+        job = self.records.get(options["jobs"] or "")
+        if job is None or job.name != options["name"]:
+            return ProgramAnswer(0, "", "")
+        return ProgramAnswer(0, job.state + " by 1000" * (job.state == "CANCELLED") + "\n", "")
+
+    def scancel(self, words: list[str]) -> ProgramAnswer:
+        options = read_options(words, "--clusters", "--signal")
+        job = self.jobs.get(words[-1])
+        if job is None or (job.cluster and job.cluster != options["clusters"]):
+            return ProgramAnswer(1, "", f"scancel: error: Kill job error on {words[-1]}: {GONE}")
+        if options["signal"] is None:
+            job.state = "CANCELLED"
+        return ProgramAnswer(0, "", "")
+
+
+def read_options(words: Sequence[str], *names: str) -> dict[str, str | None]:
+    """Return the values of options of a command line as getopt reads them; the last one counts."""
+    parser = argparse.ArgumentParser(add_help=False)
+    for name in names:
+        parser.add_argument(name)
+    return vars(parser.parse_known_args(words)[0])
+
 
 AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 
@@ -175,17 +282,17 @@ def test_an_answer_that_is_not_understood_is_no_end(backend, controller, job, ma
 def test_a_state_of_later_versions_is_shown_and_decides_nothing(tmp_path, controller):
     clock = Clock()
     sweep = load_scheduled_sweep(tmp_path, SLURM)
-    context = open_context(sweep, clock)
+    context = Scheduler.open(sweep, clock)
     context.build_backend = lambda _: Slurm(sweep, sweep.settings.backend, controller)
     context.read_figures = lambda *_: {}
-    run_by_name(context, clock(), wait=False)
+    context.run(clock(), wait=False)
     controller.jobs["40"].state = "TELEPORTING"
     for _ in range(3):
-        tick(context)
+        context.tick()
     assert [event.kind for event in context.events] == ["started", "submitted", "asked", "seen"]
     assert "unknown ('TELEPORTING')" in context.state.active.unknown
     controller.jobs["40"].state = "RUNNING"
-    tick(context)
+    context.tick()
     assert context.state.active.unknown == ""
     assert list(controller.jobs) == ["40"]
 

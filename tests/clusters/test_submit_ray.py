@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.ray_heads import start_ray_head
-from tests.support.ray_nodes import make_short_directory
+from tests.support.ray_nodes import make_short_directory, open_ray_cluster
 
 pytestmark = [
     pytest.mark.integration,
@@ -63,10 +62,14 @@ def test_a_sweep_is_sent_to_a_cluster_and_followed(tmp_path: Path):
     others = [path for path in known if path and Path(path).resolve() != ROOT]
     here |= {"HOME": str(home), "PYTHONPATH": os.pathsep.join([str(ROOT), *others])}
     head = {**token, "HOME": str(home), "PYTHONPATH": os.pathsep.join(others)}
-    with make_short_directory() as directory, start_ray_head(directory, **head) as url:
+    with (
+        make_short_directory() as directory,
+        open_ray_cluster(directory, **head) as cluster,
+    ):
+        cluster.start_head(dashboard=True, cpus=2)
 
         def submit(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
-            words = ["-m", "gdpo_tune.sweep", "small.yaml", "--submit", url, *options]
+            words = ["-m", "gdpo_tune.sweep", "small.yaml", "--submit", cluster.url, *options]
             return subprocess.run(
                 [sys.executable, *words],
                 cwd=project,

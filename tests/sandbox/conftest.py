@@ -4,7 +4,7 @@ import pytest
 
 from gdpo_tune.sandbox import external
 from gdpo_tune.sandbox.external import ExternalSandbox
-from tests.support.sandbox_service import serve_double
+from tests.sandbox.service_double import serve_double
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from gdpo_tune.sandbox import Call, Job, Limits, Stream
 from gdpo_tune.sandbox.external import ExternalSandbox
-from tests.support.external import GOOD, run_one_job
+from tests.sandbox.service_double import GOOD, run_one_job
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("no_long_pauses")]
 

@@ -8,8 +8,15 @@ import pytest
 from gdpo_tune.core.errors import SandboxInfraError, SandboxUnavailable
 from gdpo_tune.sandbox import Job, Limits, external
 from gdpo_tune.sandbox.external import ExternalSandbox
-from tests.support.external import GOOD, build_answer, build_run_answer, hang, hang_up, run_one_job
-from tests.support.sandbox_service import build_response
+from tests.sandbox.service_double import (
+    GOOD,
+    build_answer,
+    build_response,
+    build_run_answer,
+    hang,
+    hang_up,
+    run_one_job,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("no_long_pauses")]
 
@@ -205,7 +212,7 @@ def test_a_wrong_path_is_refused(double):
 def test_a_service_that_does_not_run_what_it_is_sent_is_refused(double):
     def repeat(handler):
         code = json.loads(double.bodies[-1])["code"]
-        nonce = code.partition("main(\n'[\"")[2][:32]
+        nonce = code.partition("run_remotely(\n'[\"")[2][:32]
         handler.answer(build_run_answer(f'{nonce} ["begin"]\n{nonce} ["value",4]\n'))
 
     double.faults.append(repeat)

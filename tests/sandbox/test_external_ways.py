@@ -13,15 +13,15 @@ import pytest
 from gdpo_tune.core.errors import SandboxInfraError, SandboxUnavailable
 from gdpo_tune.sandbox import Call, Job
 from gdpo_tune.sandbox.external import ExternalSandbox
-from tests.support.external import (
+from tests.sandbox.service_double import (
     GOOD,
     build_answer,
     hang,
     run_and_hang_up,
     run_one_job,
+    serve_double,
     wait_until,
 )
-from tests.support.sandbox_service import serve_double
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("no_long_pauses")]
 

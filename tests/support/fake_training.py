@@ -9,6 +9,7 @@ in the directory that the variable `FAKE_SWEEP` names.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import signal
@@ -168,7 +169,7 @@ def allocate_too_much(config: TrialConfig) -> None:
     """Raise an out-of-memory error inside the guard of the trainer."""
     import torch
 
-    from gdpo_tune.training.out_of_memory import explain_out_of_memory
+    from gdpo_tune.training.memory import explain_out_of_memory
 
     with explain_out_of_memory(config):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -198,3 +199,22 @@ def list_executions(sweep: Path, trial: str | None = None) -> list[dict[str, obj
     path = sweep / "log.jsonl"
     entries = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [e for e in entries if "from" in e and trial in (None, e["trial"])]
+
+
+WATCHED = ("HF_TOKEN", "HF_HOME", "NCCL_DEBUG")
+VARIABLES = "variables.json"
+
+
+def digest(value: str) -> str:
+    """A value cannot be found in a file that has this."""
+    return hashlib.sha256(value.encode()).hexdigest()
+
+
+def train_and_note_variables(
+    config: TrialConfig, *, resume: Path | None, report: Report
+) -> Outcome:
+    """Write digests of the variables that the process has, then train as `train`."""
+    config.directory.mkdir(parents=True, exist_ok=True)
+    present = {name: digest(os.environ[name]) for name in WATCHED if name in os.environ}
+    (config.directory / VARIABLES).write_text(json.dumps(present))
+    return train(config, resume=resume, report=report)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,7 +21,6 @@ from ray._raylet import GcsClient
 
 from tests.support.free_ports import find_free_port
 from tests.support.paths import ROOT
-from tests.support.ray_heads import wait_for_dashboard
 
 RAY = (sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block")
 PORTS = (
@@ -134,8 +135,23 @@ class RayCluster:
         """Start the head, always at the same address; `prefix` and `resources` as in `add_node`."""
         node = self._start("head", self._build_head_options(dashboard), resources, prefix)
         if dashboard:
-            wait_for_dashboard(self.url, node.process, node.directory / "out.txt")
+            self._wait_for_dashboard(node)
         return self._wait_for(node)
+
+    def _wait_for_dashboard(self, node: RayNode) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            out = (node.directory / "out.txt").read_text()
+            assert node.process.poll() is None, out
+            assert time.monotonic() < deadline, out
+            try:
+                urllib.request.urlopen(f"{self.url}/api/version", timeout=2).close()
+                return
+            except urllib.error.HTTPError as error:  # it answers, and requires a token
+                error.close()
+                return
+            except OSError:
+                time.sleep(0.2)
 
     def add_node(self, ip: str = "", prefix: Sequence[str] = (), **resources: float) -> RayNode:
         """Start another node.
@@ -195,7 +211,7 @@ class RayCluster:
 
     def _wait_for(self, node: RayNode) -> RayNode:
         deadline = time.monotonic() + PATIENCE
-        while not node.id:
+        while not node.id and self._environment["RAY_AUTH_MODE"] == "disabled":
             out = (node.directory / "out.txt").read_text()
             assert node.process.poll() is None, out
             assert time.monotonic() < deadline, out

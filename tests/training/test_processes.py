@@ -8,12 +8,8 @@ import pytest
 
 from gdpo_tune.core.registry import NORMALIZATIONS
 from gdpo_tune.core.trial_files import STEPS_FILE, read_steps
-from tests.support.paths import ROOT
-from tests.support.processes import launch
+from tests.support.process_groups import launch
 from tests.support.training import ToyTask, write_policy
-
-SCRIPT = ROOT / "tests" / "support" / "training_two_processes.py"
-TRIAL = ROOT / "tests" / "support" / "trial_in_processes.py"
 
 pytestmark = [pytest.mark.integration, pytest.mark.system]
 
@@ -21,7 +17,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.system]
 @pytest.mark.slow  # the next test would notice a difference, too, but not show its mode
 def test_two_processes_give_the_advantages_of_one(tmp_path):
     for processes in (1, 2):
-        launch(SCRIPT, processes, tmp_path, processes=processes)
+        launch("advantages", tmp_path, processes=processes)
     one, two = (json.loads((tmp_path / f"advantages-{n}.json").read_text()) for n in (1, 2))
     assert set(one) == set(NORMALIZATIONS)
     assert one == two
@@ -44,7 +40,7 @@ def test_two_processes_train_the_policy_of_one(tmp_path):
     policy = write_policy(tmp_path / "policy")
     for processes in (1, 2):
         (tmp_path / str(processes)).mkdir()
-        launch(TRIAL, policy, tmp_path / str(processes), processes=processes)
+        launch("trials", tmp_path / str(processes), policy, processes=processes)
     alone = json.loads((tmp_path / "1" / "seen-0.json").read_text())
     first, second = (json.loads((tmp_path / "2" / f"seen-{r}.json").read_text()) for r in (0, 1))
 

@@ -9,11 +9,8 @@ import pytest
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tests.support.paths import ROOT
-from tests.support.processes import launch
+from tests.support.process_groups import launch
 from tests.support.training import write_policy
-
-SCRIPT = ROOT / "tests" / "support" / "sharded_trials.py"
 
 pytestmark = pytest.mark.integration
 
@@ -21,7 +18,7 @@ pytestmark = pytest.mark.integration
 def run_trials(names: str, policy: str, directory: Path, processes: int, *others: Path):
     """Return what the processes reported, which is the same in all of them."""
     directory.mkdir()
-    launch(SCRIPT, names, policy, directory, *others, processes=processes)
+    launch("sharded", directory, policy, names, *others, processes=processes)
     seen = [json.loads((directory / f"seen-{r}.json").read_text()) for r in range(processes)]
     assert all(other == seen[0] for other in seen)
     return seen[0]

@@ -13,7 +13,7 @@ from ray.experimental import internal_kv
 
 from gdpo_tune.core.errors import ClusterLostError
 from gdpo_tune.tuning.ray import variables
-from tests.support.environment_training import FILE, digest
+from tests.support.fake_training import VARIABLES, digest
 from tests.support.paths import ROOT
 from tests.support.ray_nodes import make_short_directory, open_ray_cluster
 
@@ -84,7 +84,7 @@ import sys
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tuning.runner import run_sweep
 spec = load_spec(sys.argv[1], sys.argv[2:], "sweep")
-run_sweep(spec, train="tests.support.environment_training:train")
+run_sweep(spec, train="tests.support.fake_training:train_and_note_variables")
 """
 OVERRIDES = (
     "search={sampler: random, trials: 2, scheduler: {type: fifo}, replicates: {max_runs: 0}}",
@@ -107,7 +107,7 @@ def run_sweep_of(directory: Path, **environment: str) -> Path:
 
 
 def check_sweep(sweep: Path) -> None:
-    files = list(sweep.glob(f"trials/*/{FILE}"))
+    files = list(sweep.glob(f"trials/*/{VARIABLES}"))
     assert len(files) >= 3
     for file in files:
         assert json.loads(file.read_text()) == {n: digest(v) for n, v in GIVEN.items()}

@@ -1,0 +1,146 @@
+"""CPU seconds to restart a killed sweep, before any process is started.
+
+    python benchmarks/restart_cost.py [--trials 1000 2000 4000 8000] [--small]
+
+A sweep of `search_spaces/code.yaml` with the real ledger and the real scheduler, in which trials
+reach rungs in simulated time on 200 slots. It is killed when `--trials` trials exist. Then the
+benchmark opens the ledger and rebuilds the searcher from it, up to its first answer.
+
+Printed: seconds of the ledger, of the scheduler, and of both with the rest of the searcher. The
+last line is JSON.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import get_args
+
+import numpy as np
+from harness import load_space, print_table, run, time_cpu
+
+from gdpo_tune.core.object_store import SPEC
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, TrialRecord
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.tuning.ray.messages import Setup
+from gdpo_tune.tuning.schedulers.asha import Asha
+from gdpo_tune.tuning.schedulers.rung_decisions import RungDecisions
+from gdpo_tune.tuning.schedulers.rungs import Variant
+from gdpo_tune.tuning.search import quasi_random
+from gdpo_tune.tuning.search.searcher import LedgerSearcher
+
+STEPS = 120
+
+
+class KilledSweep:
+    """Simulated sweep that fills a ledger until a number of trials exist."""
+
+    def __init__(self, ledger: Ledger, slots: int) -> None:
+        self._ledger, self._slots = ledger, slots
+        self._scheduler = Asha(ledger)
+        self._rng = np.random.default_rng(0)
+        self._clock = 0.0
+        self._running: list[tuple[float, int, int]] = []
+        """Time at which a trial reaches its next rung or its end, its number, and that step."""
+        self._worth: list[list[float]] = []
+
+    def run(self, trials: int) -> None:
+        """Start, promote and end trials until `trials` exist."""
+        while True:
+            while len(self._running) < self._slots:
+                waiting = self._scheduler.find_promotable()
+                if waiting is not None:
+                    self._scheduler.promote(waiting)
+                    self._schedule_next_step(self._ledger.resume(waiting))
+                elif len(self._worth) < trials:
+                    self._schedule_next_step(self._start_trial())
+                else:
+                    return
+            self._clock, number, step = heapq.heappop(self._running)
+            self._handle_step(number, step)
+
+    def _start_trial(self) -> TrialRecord:
+        number, spec = len(self._worth), self._ledger.spec
+        self._worth.append(self._rng.uniform(0.1, 1, len(spec.objectives)).tolist())
+        params = spec.space.complete(quasi_random.draw_point(spec, number))
+        return self._ledger.start(params, "search", "startup", seed=number)
+
+    def _schedule_next_step(self, record: TrialRecord) -> None:
+        at = record.rungs[-1].step if record.rungs else 0
+        step = next(
+            step for step in (*self._scheduler.list_evaluation_steps(record), STEPS) if step > at
+        )
+        due = self._clock + (step - at) * self._rng.uniform(0.8, 1.2)
+        heapq.heappush(self._running, (due, record.number, step))
+
+    def _handle_step(self, number: int, step: int) -> None:
+        measurement = self._measure(number, step)
+        if step == STEPS:
+            outcome = Outcome(
+                measurement.validation, measurement.validation, measurement.cost, None, {}
+            )
+            self._ledger.complete(number, outcome)
+            return
+        self._ledger.record_rung(number, measurement)
+        record = self._ledger.get_record(number)
+        verdict = self._scheduler.judge(record, record.rungs[-1])
+        if verdict == "stop":
+            reason = self._scheduler.explain(number, record.rungs[-1])
+            self._ledger.prune(number, reason, record.cost)
+        elif verdict == "pause":
+            self._ledger.pause(number)
+        else:
+            self._schedule_next_step(record)
+
+    def _measure(self, number: int, step: int) -> Measurement:
+        means = np.array(self._worth[number]) * (1 + step / STEPS) / 2
+        noisy = np.clip(means + self._rng.normal(0, 0.05, len(means)), 0, 1).tolist()
+        names = self._ledger.spec.objectives
+        estimates = {name: Estimate(mean, 0.01) for name, mean in zip(names, noisy, strict=True)}
+        return Measurement(step, {}, Cost(completions=64 * step, seconds=step), estimates)
+
+
+def start_again(spec: SweepSpec, slots: int) -> dict[str, float]:
+    """Restart the sweep and return the CPU seconds of each part."""
+    with Ledger.open(spec) as ledger:
+        scheduler = Asha(ledger)
+        _, of_scheduler = time_cpu(RungDecisions(ledger, scheduler).restore)
+    ledger, of_ledger = time_cpu(lambda: Ledger.open(spec))
+    with ledger:
+        scheduler = Asha(ledger)
+        setup = Setup("none:none", ledger.directory / SPEC)
+        searcher, of_searcher = time_cpu(
+            lambda: LedgerSearcher(ledger, setup, slots, lambda _: None, scheduler)
+        )
+        _, of_answer = time_cpu(lambda: searcher.suggest("first"))
+        searcher.close()
+    return {
+        "ledger": of_ledger,
+        "scheduler": of_scheduler,
+        "all": of_ledger + of_searcher + of_answer,
+    }
+
+
+def measure(trials: list[int] = [1000, 2000, 4000, 8000], slots: int = 200):
+    """Measure every variant and size."""
+    rows = [
+        {"variant": variant, "trials": count, **measure_sweep(variant, count, slots)}
+        for variant in get_args(Variant)
+        for count in trials
+    ]
+    print_table(tuple(rows[0]), *(tuple(row.values()) for row in rows))
+    return {"slots": slots, "rows": rows}
+
+
+def measure_sweep(variant: str, trials: int, slots: int) -> dict[str, float]:
+    """Return the CPU seconds to restart a sweep that was killed with so many trials."""
+    scheduler = f"search.scheduler={{type: asha, grace: 0.1, variant: {variant}}}"
+    more = (f"search.trials={2 * trials}", "search.sampler=random", f"training.steps={STEPS}")
+    with load_space("code", scheduler, *more) as spec:
+        with Ledger.open(spec) as ledger:
+            KilledSweep(ledger, slots).run(trials)
+        return start_again(spec, slots)
+
+
+if __name__ == "__main__":
+    run(measure, {"trials": [60, 120], "slots": 20})

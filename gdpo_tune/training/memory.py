@@ -1,0 +1,256 @@
+"""Memory of a trial's process and its GPUs: its share, who may take it, and what to do without it.
+
+Running out of memory is one failure whose message names the settings to change. A GPU on which
+others hold more than their share is another error, after which the trial is tried again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import importlib
+import logging
+import os
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gdpo_tune.core.engines import Engine
+from gdpo_tune.core.errors import CrowdedGpuError, TrialFailure
+from gdpo_tune.core.files import lock_file
+from gdpo_tune.core.gpu_memory import CONTEXT, GIB
+from gdpo_tune.core.http import PATIENCE
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.training import distributed
+from gdpo_tune.training.rollout import select_engine_here
+from gdpo_tune.training.trl_arguments import recomputes_activations
+
+_LOGGER = logging.getLogger("gdpo_tune.training")
+FOREIGN = 2 * GIB
+"""Bytes above which other processes on a whole GPU are the reason for its lack of memory; less may
+be what CUDA and its libraries take for the trial itself."""
+SEGMENT = 32 * 2**20
+"""Bytes by which torch may enlarge a request at most: it takes a GPU's memory in segments."""
+
+
+def limit_gpu_memory(share: float) -> None:
+    """Limit what torch allocates on this process's GPU, a colocated engine included, to a share.
+
+    A trial that grows too large then fails itself and not its neighbours.
+    """
+    if share < 1 and torch.cuda.is_available():
+        _, total = torch.cuda.mem_get_info()
+        torch.cuda.set_per_process_memory_fraction(max(share - CONTEXT / total, 0.0))
+
+
+def free_garbage() -> None:
+    """Return the GPU memory of objects that are no longer used, such as an earlier trainer."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def lock_gpu() -> Generator[None]:
+    """Wait until no other trial of this user starts an engine on this process's GPU.
+
+    Each waits for free memory, and would take for free what another one is about to allocate.
+    Without a GPU there is no lock, because nothing is measured.
+    """
+    if not torch.cuda.is_available():
+        yield
+        return
+    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    directory = Path(tempfile.gettempdir()) / f"gdpo-tune-{os.getuid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    path = directory / f"gpu-{properties.uuid}.lock"
+    with path.open("a") as file:
+        lock_file(file.fileno(), fcntl.LOCK_EX, path)
+        yield
+
+
+def wait_for_memory(needed: float, patience: float = PATIENCE, pause: float = 1.0) -> None:
+    """Wait until so many bytes of this process's GPU are free, such as after a neighbour's death.
+
+    Raises:
+        CrowdedGpuError: they are not free within `patience` seconds.
+    """
+    if not torch.cuda.is_available():
+        return
+    end, has_warned = time.monotonic() + patience, False
+    while True:
+        free, total = torch.cuda.mem_get_info()
+        if free >= needed:
+            return
+        lack = (
+            f"an engine needs {needed / GIB:.1f} GiB of the GPU, and {free / GIB:.1f} of "
+            f"{total / GIB:.0f} GiB are free"
+        )
+        if time.monotonic() >= end:
+            raise CrowdedGpuError(f"{lack} since {patience:g} s: other processes hold the rest")
+        if not has_warned:
+            _LOGGER.warning("%s: waiting for other processes to release memory", lack)
+            has_warned = True
+        time.sleep(pause)
+
+
+def is_crowded(share: float, requested: int = 0) -> bool:
+    """Return whether this process finds no memory on its GPU because of other processes.
+
+    That is so if it holds less than its `share` of the GPU, the `requested` bytes included.
+    """
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return False
+    free, total = torch.cuda.mem_get_info()
+    own = torch.cuda.memory_reserved()
+    if own + requested + SEGMENT > share * total - CONTEXT:
+        return False
+    return share < 1 or total - free - own > FOREIGN
+
+
+def read_gpu_metrics() -> dict[str, float]:
+    """Read utilisation and memory of this process's GPUs, other trials on them included.
+
+    Returns:
+        `train/gpu_utilisation`, share of the last moments in which the GPU worked (0 to 1, mean
+        over GPUs), and `train/gpu_memory_gib`, memory in use (of the fullest GPU). Empty without a
+        GPU, without NVIDIA's library, or if it gives no answer, as for a slice of a GPU.
+    """
+    gpus = list_gpus()
+    library = load_nvml() if gpus else None
+    if library is None:
+        return {}
+    try:
+        handles = [library.nvmlDeviceGetHandleByUUID(gpu) for gpu in gpus]
+        busy = [library.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in handles]
+        used = [library.nvmlDeviceGetMemoryInfo(handle).used / GIB for handle in handles]
+    except library.NVMLError:
+        return {}
+    return {"train/gpu_utilisation": statistics.fmean(busy), "train/gpu_memory_gib": max(used)}
+
+
+def list_gpus() -> list[str]:
+    """Return the UUIDs of the GPUs that this process uses, as NVIDIA's library writes them."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return []
+    devices = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    return [f"GPU-{device.uuid}" for device in devices]
+
+
+@cache
+def load_nvml() -> Any:
+    """Return NVIDIA's library, initialised; None if it is not installed or finds no driver."""
+    try:
+        library = importlib.import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        library.nvmlInit()
+    except library.NVMLError:
+        return None
+    return library
+
+
+_CPU_SIGNS = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+)
+"""Parts of the messages of torch on a CPU."""
+_GPU_SIGNS = (
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "No available memory for the cache blocks",
+    "Free memory on device",
+    "Error in memory profiling",
+)
+"""Parts of the messages of CUDA, Triton and vLLM, whose errors have no type of their own."""
+_REQUEST = re.compile(r"Tried to allocate ([\d.]+) (bytes|[KMG]iB)")
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+@contextmanager
+def explain_out_of_memory(config: TrialConfig, trials: int = 1) -> Generator[None]:
+    """Turn every out-of-memory error of torch, Python or vLLM into one of ours.
+
+    `trials` share the process.
+
+    Raises:
+        TrialFailure: the trial itself needs more memory than it may take.
+        CrowdedGpuError: other processes hold what belongs to the trial's share of the GPU.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError, ValueError, AssertionError) as error:
+        if not is_out_of_memory(error):
+            raise
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        first = lines[0].rstrip(".")
+        if _is_of_gpu(error) and is_crowded(config.gpu_share, _read_request(error)):
+            raise CrowdedGpuError(
+                f"other processes hold memory of the trial's share of its GPU ({first})"
+            ) from error
+        raise TrialFailure(f"out of memory: {list_remedies(config, trials)} ({first})") from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory ran out, on a CPU or a GPU."""
+    on_cpu = isinstance(error, MemoryError) or any(sign in str(error) for sign in _CPU_SIGNS)
+    return on_cpu or _is_of_gpu(error)
+
+
+def _is_of_gpu(error: BaseException) -> bool:
+    typed = isinstance(error, torch.OutOfMemoryError)
+    return typed or any(sign in str(error) for sign in _GPU_SIGNS)
+
+
+def _read_request(error: BaseException) -> int:
+    """Return the bytes that torch was asked for in vain; 0 if the error does not tell."""
+    # vLLM wraps torch's error where it warms up.
+    found = _REQUEST.search(f"{error} {error.__cause__}")
+    return int(float(found[1]) * _UNITS[found[2]]) if found else 0
+
+
+def list_remedies(config: TrialConfig, trials: int = 1) -> str:
+    """List the settings that save most memory, with their present values."""
+    training, engine = config.training, select_engine_here(config)
+    settings = [f"lower resources.pack ({trials})"] if trials > 1 else []
+    settings += _list_remedies_of_training(config, engine) if config.train else []
+    settings.append(f"lower training.max_completion_length ({training.max_completion_length})")
+    if engine == "vllm" and config.rollout.vllm_mode == "colocate":
+        settings.append(f"change rollout.vllm_memory_share ({config.rollout.vllm_memory_share:g})")
+    elif not config.train:  # completions are sampled in chunks, so a single one did not fit
+        settings.append(f"lower data.max_prompt_length ({config.data.max_prompt_length})")
+    else:
+        settings.append(_choose_remedy_of_model(config))
+    return ", or ".join(settings)
+
+
+def _list_remedies_of_training(config: TrialConfig, engine: Engine) -> list[str]:
+    """List the sizes of batches that save memory."""
+    training = config.training
+    update = training.mini_batch_size or training.completions_per_step
+    at_once = training.micro_batch_size or update // distributed.count_processes()
+    settings: list[str] = []
+    if at_once > 1:
+        settings.append(f"set training.micro_batch_size below {at_once}")
+    if engine != "vllm":
+        fewer = f"lower training.completions_per_step ({training.completions_per_step})"
+        settings.append(f"{fewer}, all of which are sampled at once")
+    return settings
+
+
+def _choose_remedy_of_model(config: TrialConfig) -> str:
+    """Return the setting of `model:` that can still save most memory."""
+    if not recomputes_activations(config.model):
+        return "set model.gradient_checkpointing: on"
+    if not config.model.lora_rank:
+        return "set model.lora_rank: 16, which trains only adapters"
+    return f"lower model.lora_rank ({config.model.lora_rank})"
