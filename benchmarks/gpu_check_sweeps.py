@@ -88,7 +88,7 @@ class CheckPlan:
             evaluate_every=self.steps,
             checkpoint_every=2,
         )
-        return replace(settings, **changes)
+        return settings.replace(**changes)
 
     def build_config(
         self,

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.core.task_info import TaskInfo
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Measurement
 from gdpo_tune.tasks.base import Problem, Scores, Split
@@ -113,7 +114,7 @@ _TASKS = {
 }
 
 
-def build_task_info(task: str, ranges: str) -> registry.TaskInfo:
+def build_task_info(task: str, ranges: str) -> TaskInfo:
     own = registry.describe_task(task)
     return replace(
         own,
@@ -123,7 +124,7 @@ def build_task_info(task: str, ranges: str) -> registry.TaskInfo:
 
 
 @contextmanager
-def register_task(name: str, info: registry.TaskInfo) -> Iterator[None]:
+def register_task(name: str, info: TaskInfo) -> Iterator[None]:
     """Register a task of this benchmark for a `with` block, so that the trainer finds it."""
     globals()["REGISTERED"] = info
     registry.TASKS[name] = f"{__name__}:REGISTERED"

@@ -36,7 +36,8 @@ from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSetti
 from gdpo_tune.core.task_files import build_task
 from gdpo_tune.tasks.answers import is_same_answer
 from gdpo_tune.tasks.base import Problem
-from gdpo_tune.tasks.data_rows import propose_layout, read_rows
+from gdpo_tune.tasks.data_rows import read_rows
+from gdpo_tune.tasks.dataset import propose_layout
 from gdpo_tune.tasks.references import Reference, read_references
 
 SMALL = Path(__file__).parents[1] / "tests" / "data"

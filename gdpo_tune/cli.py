@@ -314,7 +314,7 @@ def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str
     from gdpo_tune.core import task_files
     from gdpo_tune.policies.load_policy import check_policy_available
     from gdpo_tune.policies.prompts import check_template_kwargs, read_chat_template
-    from gdpo_tune.tasks.data_rows import check_data
+    from gdpo_tune.tasks.dataset import check_data
     from gdpo_tune.tracking import check_server
 
     check_policy_available(spec.policy, spec.model.revision)
@@ -343,7 +343,8 @@ def check_scoring(spec: SweepSpec, task: Any) -> dict[str, str]:
     from gdpo_tune.core import task_files
 
     if task_files.is_task_file(spec.task):
-        from gdpo_tune.policies.prompts import PromptFormat, load_local_tokenizer
+        from gdpo_tune.policies.prompt_format import PromptFormat
+        from gdpo_tune.policies.prompts import load_local_tokenizer
         from gdpo_tune.tasks.task_process import check_rewards
 
         turns = task.problems("train", 1, 0)[0].turns

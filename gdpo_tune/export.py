@@ -108,8 +108,8 @@ def main(arguments: Sequence[str]) -> int:
 
     from gdpo_tune.core.errors import UsageError
     from gdpo_tune.core.files import HUB_ID, is_directory
-    from gdpo_tune.exporters.data_licence import require_shareable
-    from gdpo_tune.exporters.differences_page import PAGE
+    from gdpo_tune.exporters.page import PAGE
+    from gdpo_tune.exporters.prompts import require_shareable
     from gdpo_tune.exporters.write_export import MERGERS, RUN, export_training
     from gdpo_tune.policies.load_policy import resolve_policy
 
@@ -236,7 +236,7 @@ def find_policy(directory: Path) -> Path:
         UsageError: there are none, or the library that converts them is not installed.
     """
     from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.exporters import base, nemo_rl, verl
+    from gdpo_tune.exporters import library, nemo_rl, verl
 
     shards = {
         "model_world_size_*_rank_0.pt": verl.MERGE,
@@ -246,7 +246,7 @@ def find_policy(directory: Path) -> Path:
         (float(steps[-1]), not command, "adapter" in file.name, file.stat().st_mtime, file, command)
         for pattern, command in {**dict.fromkeys(POLICY_FILES, ""), **shards}.items()
         for file in directory.rglob(pattern)
-        if (below := file.relative_to(directory)).parent != Path(base.POLICY_COPY)
+        if (below := file.relative_to(directory)).parent != Path(library.POLICY_COPY)
         and (steps := TRAINED_STEPS.findall(f"{below}") or ["inf"])
         and "optimizer" not in below.parts
     ]
@@ -257,7 +257,7 @@ def find_policy(directory: Path) -> Path:
     *_, file, command = max(found)
     if not command:
         return file.parent
-    target = directory / base.CONVERTED
+    target = directory / library.CONVERTED
     line = command.format(saved=quote(str(file.parent)), policy=quote(str(target)))
     print(line, flush=True)
     here = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"}

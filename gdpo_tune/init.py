@@ -104,7 +104,7 @@ def collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
     from gdpo_tune.core.task_files import is_task_file
     from gdpo_tune.spec.first_file import BUILT_IN, FirstFile
     from gdpo_tune.spec.text import join_names, suggest
-    from gdpo_tune.tasks.data_rows import collect_data, propose_layout
+    from gdpo_tune.tasks.dataset import collect_data, propose_layout
 
     def answer(value: str | None, question: str, default: str) -> str:
         if value is not None or not ask:

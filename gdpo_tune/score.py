@@ -47,18 +47,17 @@ from gdpo_tune.core.text import (
 )
 from gdpo_tune.core.trial_files import CUT
 from gdpo_tune.tasks.base import CallContext, Problem, call_score, check_scores
-from gdpo_tune.tasks.data_rows import (
+from gdpo_tune.tasks.columns import (
     SURROGATE,
     RowError,
-    convert_row,
     get_optional_text,
     get_text,
-    name_columns,
     parse_json,
     require_list,
     require_mapping,
     require_texts,
 )
+from gdpo_tune.tasks.data_rows import convert_row, name_columns
 from gdpo_tune.tasks.references import describe_result, read_references
 
 if TYPE_CHECKING:

@@ -180,7 +180,7 @@ def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ())
     print(f"\n{render_needs([*needs, *cli.find_problems(spec, file)])}")
     cli.check_share(spec)
     if spec.data.is_local and not any(need.key == "data.source" for need in needs):
-        from gdpo_tune.tasks.data_rows import check_data
+        from gdpo_tune.tasks.dataset import check_data
 
         check_data(spec.data, spec.training)
     has_references = spec.data.source and spec.data.is_local and not needs

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gdpo_tune.core.registry import NORMALIZATIONS, TaskInfo
-from gdpo_tune.core.trials import ParamValue
+from gdpo_tune.core.registry import NORMALIZATIONS
+from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.core.shaping import LengthFall, RewardCondition, Shaping
+from gdpo_tune.core.task_info import TaskInfo
+from gdpo_tune.core.trials import Params, ParamValue
 
 
 @dataclass(frozen=True)
@@ -153,3 +157,51 @@ def _list_reward_parameters(rewards: Sequence[str]) -> dict[str, ParameterInfo]:
         info = replace(FAMILIES["conditioning_threshold"], needs=needs)
         result[f"conditioning_threshold.{reward}"] = info
     return result
+
+
+TOLERANCE = 1e-9
+"""Share of its range by which a reward may miss a threshold, so that rounding does not count."""
+
+
+def build_shaping(params: Params, training: TrainingSettings, info: TaskInfo) -> Shaping:
+    """Build the shaping that a trial's parameters describe.
+
+    Raises:
+        ValueError: a condition on a reward whose range is unknown.
+    """
+    conditions: dict[str, RewardCondition] = {}
+    for reward in info.rewards:
+        on = str(params.get(f"conditioning.{reward}", NO_CONDITION))
+        if on != NO_CONDITION:
+            share = float(params[f"conditioning_threshold.{reward}"])
+            conditions[reward] = RewardCondition(on, compute_threshold(info.rewards[on], share))
+    partial = bool(params.get("partial_credit", False))
+    return Shaping(partial, info.length_reward, _build_length_fall(params, training), conditions)
+
+
+def compute_threshold(limits: tuple[float, float], share: float) -> float:
+    """Compute a threshold: the value at `share` of a reward's range, 0 its lowest, 1 its highest.
+
+    One parameter serves all rewards that a condition may name, each with its own range.
+
+    Raises:
+        ValueError: the range is unknown.
+    """
+    low, high = limits
+    if not math.isfinite(high - low):
+        raise ValueError("a condition needs to know the range of the reward that it reads")
+    return (1 - share) * low + share * high - TOLERANCE * (high - low)
+
+
+def _build_length_fall(params: Params, training: TrainingSettings) -> LengthFall | None:
+    """Build the shape of the length reward; None keeps the task's own, a step at the limit."""
+    longest = training.max_completion_length
+    match params.get("length_shape"):
+        case "ramp":  # falls in a line from the limit, so that slightly too long still earns most
+            fall = float(longest - training.length_limit)
+        case "overlong":
+            fall = float(params["length_cache"]) * longest
+        case _:
+            return None
+    # No completion is longer than a limit at `longest`, so every shape gives 1.
+    return LengthFall(longest, fall) if fall > 0 else None

@@ -1,6 +1,7 @@
 """Shaping of a task's rewards for training: partial credit, shape of the length reward, conditions.
 
-Held-out objectives are never shaped: they are the task's own metrics.
+Held-out objectives are never shaped: they are the task's own metrics. An export carries this
+module.
 
 Shapes: N completions; None is a reward that was not scored.
 """
@@ -11,18 +12,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gdpo_tune.core.parameters import NO_CONDITION
-from gdpo_tune.core.registry import TaskInfo
-from gdpo_tune.core.settings import TrainingSettings
-from gdpo_tune.core.trials import Params
-
 Values = Sequence[float | None]
 """N values of one reward."""
 Rewards = Mapping[str, Values]
 """Reward name -> N values."""
-
-TOLERANCE = 1e-9
-"""Share of its range by which a reward may miss a threshold, so that rounding does not count."""
 
 
 @dataclass(frozen=True)
@@ -79,36 +72,6 @@ class Shaping:
         return shaped
 
 
-def build_shaping(params: Params, training: TrainingSettings, info: TaskInfo) -> Shaping:
-    """Build the shaping that a trial's parameters describe.
-
-    Raises:
-        ValueError: a condition on a reward whose range is unknown.
-    """
-    conditions: dict[str, RewardCondition] = {}
-    for reward in info.rewards:
-        on = str(params.get(f"conditioning.{reward}", NO_CONDITION))
-        if on != NO_CONDITION:
-            share = float(params[f"conditioning_threshold.{reward}"])
-            conditions[reward] = RewardCondition(on, compute_threshold(info.rewards[on], share))
-    partial = bool(params.get("partial_credit", False))
-    return Shaping(partial, info.length_reward, _build_length_fall(params, training), conditions)
-
-
-def compute_threshold(limits: tuple[float, float], share: float) -> float:
-    """Compute a threshold: the value at `share` of a reward's range, 0 its lowest, 1 its highest.
-
-    One parameter serves all rewards that a condition may name, each with its own range.
-
-    Raises:
-        ValueError: the range is unknown.
-    """
-    low, high = limits
-    if not math.isfinite(high - low):
-        raise ValueError("a condition needs to know the range of the reward that it reads")
-    return (1 - share) * low + share * high - TOLERANCE * (high - low)
-
-
 def apply_condition(values: Values, on: Values, threshold: float) -> Values:
     """Return `r_k * 1[r_l >= threshold]`; None where a reward was not scored (None, NaN in r_l).
 
@@ -133,17 +96,3 @@ def compute_fall(tokens: int, longest: int, fall: float) -> float:
     Source: arXiv 2503.14476, equation 13.
     """
     return min(1.0, max(0.0, (longest - tokens) / fall))
-
-
-def _build_length_fall(params: Params, training: TrainingSettings) -> LengthFall | None:
-    """Build the shape of the length reward; None keeps the task's own, a step at the limit."""
-    longest = training.max_completion_length
-    match params.get("length_shape"):
-        case "ramp":  # falls in a line from the limit, so that slightly too long still earns most
-            fall = float(longest - training.length_limit)
-        case "overlong":
-            fall = float(params["length_cache"]) * longest
-        case _:
-            return None
-    # No completion is longer than a limit at `longest`, so every shape gives 1.
-    return LengthFall(longest, fall) if fall > 0 else None

@@ -22,8 +22,8 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import TaskFileError
 from gdpo_tune.core.files import expand_path, is_file
 from gdpo_tune.core.metrics import MetricInfo
-from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.settings import STRICT, DataSettings, SandboxSettings, Scoring, TrainingSettings
+from gdpo_tune.core.task_info import UNKNOWN_RANGE, TaskInfo
 from gdpo_tune.core.text import make_printable
 from gdpo_tune.core.trial_files import CUT
 from gdpo_tune.core.trials import Direction
@@ -191,7 +191,7 @@ def _read_names(task_class: Any, attribute: str, task: str) -> tuple[str, ...]:
 
 
 def _read_range(task_class: Any, name: str, task: str) -> tuple[float, float]:
-    limits: Any = getattr(task_class, "ranges", {}).get(name, registry.UNKNOWN_RANGE)
+    limits: Any = getattr(task_class, "ranges", {}).get(name, UNKNOWN_RANGE)
     try:
         low, high = map(float, limits)
     except (TypeError, ValueError):

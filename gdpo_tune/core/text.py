@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import string
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from gdpo_tune.core.trials import Estimate, Params, ParamValue
+if TYPE_CHECKING:
+    from gdpo_tune.core.trials import Estimate, Params, ParamValue
 
 NO_VALUE = "\N{EM DASH}"
 """Stands where there is no value."""

@@ -9,18 +9,18 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from gdpo_tune.core.settings import EVERY_LINEAR
-from gdpo_tune.exporters import base, common_differences, trl
+from gdpo_tune.exporters import library, trl
+from gdpo_tune.exporters.library import Exported, Library
 from gdpo_tune.exporters.recipe import Recipe
 
-LIBRARY = "Axolotl 0.19.0"
+LIBRARY = Library("Axolotl 0.19.0", ("gdpo", *trl.SCALE), trl.LOSSES, fractions=False)
 PLUGIN = "keep_order"
 """Module of an export with a plugin of Axolotl, which has no key for this."""
 
 
-def export(recipe: Recipe) -> base.Exported:
+def export(recipe: Recipe) -> Exported:
     """Return the recipe as Axolotl's configuration."""
-    modes = ("gdpo", *trl.SCALE)
-    base.check_support(recipe, LIBRARY, modes=modes, losses=trl.LOSSES, fractions=False)
+    LIBRARY.check(recipe)
     total, rollout = recipe.training.completions_per_step, recipe.rollout
     share, longest = rollout.vllm_memory_share, recipe.max_sequence_length
     engine = {"gpu_memory_utilization": share, "max_model_len": longest}
@@ -44,7 +44,7 @@ def export(recipe: Recipe) -> base.Exported:
         },
         # An engine beside the trainer.
         **({"vllm": engine} if rollout.engine == "vllm" and rollout.vllm_mode != "server" else {}),
-        "datasets": [{"path": base.PROMPTS_FILE, "ds_type": "parquet", "split": "train"}],
+        "datasets": [{"path": library.PROMPTS_FILE, "ds_type": "parquet", "split": "train"}],
         "skip_prepare_dataset": True,
         "shuffle_merged_datasets": False,
         "plugins": [f"{PLUGIN}.KeepOrder"],
@@ -65,14 +65,12 @@ def export(recipe: Recipe) -> base.Exported:
         "seed": recipe.seed,
         "output_dir": recipe.name,
     }
-    return base.Exported(
-        library=LIBRARY,
+    return Exported(
+        library=LIBRARY.name,
         file="axolotl.yaml",
-        text=base.format_yaml(settings, recipe.note, base.START),
-        install=base.format_install("axolotl==0.19.0", recipe.list_extras(vllm="vllm")),
+        text=library.format_yaml(settings, recipe.note, library.START),
+        install=library.format_install("axolotl==0.19.0", recipe.list_extras(vllm="vllm")),
         run=_format_run(recipe),
-        differences=_list_differences(recipe),
-        to_supply={},
         result=recipe.name,
         training=replace(trl.build_training_files(recipe), others=plugin),
     )
@@ -140,38 +138,3 @@ def _build_adapters(recipe: Recipe) -> dict[str, object]:
     if recipe.model.lora_targets == (EVERY_LINEAR,):
         return adapters | {"lora_target_linear": True}
     return adapters | {"lora_target_modules": list(recipe.model.lora_targets)}
-
-
-def _list_differences(recipe: Recipe) -> list[base.Difference]:
-    parallel = (
-        "a separate trainer adds the weighted rewards up before it normalizes, whatever `rl` says: "
-        "leave it at 1"
-        if recipe.mode == "gdpo"
-        else "the same sum, normalized by the group whatever `scale_rewards` says, unless that is "
-        "none: leave it at 1"
-    )
-    ours = "several processes compute the same as one"
-    theirs = (
-        "TRL 1.9.0, with the same code of advantages and losses, but for what stands above: "
-        "`use_bias_correction_kl` is off there, so the file turns it on; for a mixture of experts "
-        "`router_aux_loss_coef` is 0.001, not that of the model"
-    )
-    rows: list[base.Difference] = []
-    if not recipe.end_tokens and recipe.rollout.engine != "vllm":
-        both = "those of the tokenizer and of `generation_config.json`"
-        alone = "the first alone: export where the policy is on the machine"
-        rows = [base.Difference("tokens that end a completion", both, alone)]
-    if recipe.model.dtype != "float32" and not recipe.model.lora_rank:
-        changed = (
-            "bfloat16 on a GPU, so small changes are rounded away; "
-            f"`{base.START} --bf16 false` keeps and computes in float32"
-        )
-        rows.append(base.Difference("weights that are trained", "float32", changed))
-    return [
-        *rows,
-        *common_differences.list_order_differences(recipe),
-        *trl.list_process_differences(recipe, "micro_batch_size"),
-        *trl.list_shared_differences(recipe, trl.describe_small_gradients(recipe)),
-        base.Difference("context_parallel_size above 1", ours, parallel),
-        base.Difference("trainer underneath", "TRL 1.16", theirs),
-    ]

@@ -16,7 +16,9 @@ from shlex import quote
 from gdpo_tune.core.errors import ExportError, SpecProblem
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.core.trial_files import ADAPTER_CONFIG
-from gdpo_tune.exporters import base
+from gdpo_tune.exporters import library
+from gdpo_tune.exporters.differences import Difference
+from gdpo_tune.exporters.library import Exported
 from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.results.parents import Parent
 from gdpo_tune.spec.document import dump_flow
@@ -28,7 +30,7 @@ PARSED = ("@", "+")
 """Letters that mergekit takes for the marks of a revision and of an adapter in a model's name."""
 
 
-def export(recipe: Recipe) -> base.Exported:
+def export(recipe: Recipe) -> Exported:
     """Return a merge as mergekit's configuration.
 
     Raises:
@@ -66,10 +68,10 @@ def export(recipe: Recipe) -> base.Exported:
         "out_dtype": written.pop() if len(written) == 1 else COMPUTED_IN,
     }
     lines = ["models:", *(f"  - {dump_flow(model)}" for model in models)]
-    return base.Exported(
+    return Exported(
         library=LIBRARY,
         file="mergekit.yaml",
-        text=base.format_yaml(settings, recipe.note, base.START) + "\n".join(lines) + "\n",
+        text=library.format_yaml(settings, recipe.note, library.START) + "\n".join(lines) + "\n",
         install="pip install mergekit==0.1.5",
         run=f'exec {command} "$@"',
         differences=_list_differences(bool(adapters)),
@@ -103,14 +105,14 @@ def _read_type(parent: Parent) -> str:
     return str(config.get("dtype") or config.get("torch_dtype") or COMPUTED_IN)
 
 
-def _list_differences(has_adapters: bool) -> list[base.Difference]:
+def _list_differences(has_adapters: bool) -> list[Difference]:
     rows = [
-        base.Difference(
+        Difference(
             "prompts.json and initial_policy.json, which say how it was prompted and began",
             "beside the weights",
             "left out: copy them from a parent's directory to train or evaluate the policy here",
         ),
-        base.Difference(
+        Difference(
             "directories of the parents",
             "in the sweep",
             "absolute paths on the machine that exported: on another one, change them in the file",
@@ -118,5 +120,5 @@ def _list_differences(has_adapters: bool) -> list[base.Difference]:
     ]
     if has_adapters:
         ours, theirs = "may stay a set of adapters with weights", "one model without adapters"
-        rows.append(base.Difference("a merge of adapters", ours, theirs))
+        rows.append(Difference("a merge of adapters", ours, theirs))
     return rows

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_tune.core.registry import POLICIES
-from gdpo_tune.exporters import base, common_differences, trl
-from gdpo_tune.exporters.glue.ms_swift_rewards import build_row
+from gdpo_tune.exporters import library, trl
+from gdpo_tune.exporters.library import Exported, Library, TrainingFiles
 from gdpo_tune.exporters.recipe import Recipe
+from gdpo_tune.exporters.runtime_prompts import build_message_row
 
-LIBRARY = "ms-swift 4.6.0"
 INSTALL = "pip install ms-swift==4.6.0 msgspec"
 SCALE = {"gdpo": "gdpo", **trl.SCALE}
+LIBRARY = Library(
+    "ms-swift 4.6.0", SCALE, trl.LOSSES, leave_one_out=tuple(trl.SCALE), fractions=False
+)
 EVERY_TOKEN = 10**9
 """`top_k` above every vocabulary: with 0 or -1, Transformers would take that of the policy, or 50.
 Source: `prepare_generation_config` in swift/infer_engine/utils.py."""
@@ -23,18 +26,15 @@ CORRECTIONS = ("token_truncate", "token_mask")
 """Kinds of `importance_sampling` that it computes alike."""
 
 
-def export(recipe: Recipe) -> base.Exported:
+def export(recipe: Recipe) -> Exported:
     """Return the recipe as arguments of `swift rlhf`."""
-    alone = tuple(trl.SCALE)
-    base.check_support(
-        recipe, LIBRARY, modes=SCALE, losses=trl.LOSSES, leave_one_out=alone, fractions=False
-    )
+    LIBRARY.check(recipe)
     settings: dict[str, object] = {
         "rlhf_type": "grpo",
         **_build_model(recipe),
-        "dataset": [base.PROMPTS_FILE],
+        "dataset": [library.PROMPTS_FILE],
         "dataset_shuffle": False,
-        "external_plugins": [base.REWARDS_FILE],
+        "external_plugins": [library.REWARDS_FILE],
         "reward_funcs": [f"{reward.name}_reward" for reward in recipe.rewards],
         "reward_weights": recipe.weights,
         "scale_rewards": SCALE[recipe.mode],
@@ -59,33 +59,29 @@ def export(recipe: Recipe) -> base.Exported:
         "output_dir": recipe.name,
         "add_version": False,
     }
-    return base.Exported(
-        library=LIBRARY,
+    return Exported(
+        library=LIBRARY.name,
         file="ms_swift.yaml",
-        text=base.format_yaml(settings, recipe.note, base.START),
+        text=library.format_yaml(settings, recipe.note, library.START),
         install=" ".join([INSTALL, *recipe.list_extras(vllm="vllm")]),
         run=trl.format_run(recipe, "swift rlhf ms_swift.yaml"),
-        differences=_list_differences(recipe),
         to_supply=_list_supplies(recipe),
         result=f"{recipe.name}/checkpoint-{recipe.updates}",
         training=_build_training_files(recipe),
     )
 
 
-def _build_training_files(recipe: Recipe) -> base.TrainingFiles:
+def _build_training_files(recipe: Recipe) -> TrainingFiles:
     names = [reward.name for reward in recipe.rewards]
-    entries = [f'orms["{name}_reward"] = build_reward_class("{name}")' for name in names]
-    ending = "\n".join(["from swift.rewards import orms", "", *entries])
-    return base.TrainingFiles(
-        glue={"ms_swift_rewards": ("build_reward_class",)},
-        ending=ending + _build_sampling(recipe),
-        build_row=build_row,
-    )
+    lines = ["from swift.rewards import orms", "", "REWARDS = build_reward_classes(JUDGE)"]
+    lines += [f'orms["{name}_reward"] = REWARDS["{name}"]' for name in names]
+    ending = "\n".join(lines) + _build_sampling(recipe)
+    return TrainingFiles(("build_reward_classes",), ending, build_message_row)
 
 
 def _build_sampling(recipe: Recipe) -> str:
     """Return a callback by which the policy's files say no more than its end tokens; or nothing."""
-    changed: dict[str, Any] = dict.fromkeys(trl.list_own_settings(recipe))
+    changed: dict[str, Any] = dict.fromkeys(recipe.own_settings)
     if len(recipe.end_tokens) > 1 and recipe.rollout.engine != "vllm":
         changed["eos_token_id"] = list(recipe.end_tokens)
     if not changed:
@@ -119,7 +115,7 @@ def _list_supplies(recipe: Recipe) -> dict[str, str]:
     """Return what ms-swift asks for: it knows the architecture of a Hub model by its name alone."""
     if recipe.policy_name in POLICIES or not Path(recipe.policy).is_absolute():
         return {}
-    start = f"{base.START} --model_type qwen2"
+    start = f"{library.START} --model_type qwen2"
     return {"model_type": f"its name for the architecture of your policy, as in `{start}`"}
 
 
@@ -143,49 +139,3 @@ def _build_adapters(recipe: Recipe) -> dict[str, object]:
         "lora_dropout": 0.0,
         "target_modules": list(recipe.model.lora_targets),
     }
-
-
-def _list_differences(recipe: Recipe) -> list[base.Difference]:
-    gdpo = recipe.mode == "gdpo"
-    rows = [
-        *common_differences.list_order_differences(recipe),
-        *trl.list_process_differences(recipe, "per_device_train_batch_size"),
-    ]
-    if recipe.is_chat:
-        theirs = "that which ms-swift has for the model; compare a prompt in its log"
-        rows.append(base.Difference("chat template", "that of the tokenizer", theirs))
-    rows += common_differences.list_common_differences(
-        recipe,
-        eps="1e-8: advantages differ by up to 0.0003 (measured)" if gdpo else "",
-        whitening="the same, eps 1e-8" if gdpo else "",
-        missing="" if gdpo else trl.MISSING,
-        correction=_describe_correction(recipe),
-        bnpo=trl.MICRO_BATCHES,
-        step_tokens=trl.describe_small_gradients(recipe),
-        kl_gradient="of k3 alone, which is not that of the reverse KL; there is no switch. The "
-        "gradient of the KL differs by 50 % (measured)",
-        clamps_kl=True,
-        follows_device=True,
-        unanimous="0.53",
-    )
-    rows += common_differences.list_batch_differences(recipe)
-    if gdpo:
-        topic = "multi-turn rollouts with a varying number of samples"
-        theirs = (
-            "a separate branch without gdpo: it centres the weighted sum and divides by nothing, "
-            "without a warning"
-        )
-        rows.append(base.Difference(topic, "none", theirs))
-    return rows
-
-
-def _describe_correction(recipe: Recipe) -> str:
-    """Describe how it weights what vLLM samples, where that differs."""
-    if recipe.rollout.engine != "vllm":
-        return ""
-    if recipe.rollout.importance_sampling not in CORRECTIONS:
-        return (
-            "nothing is weighted: `rollout_importance_sampling_mode` takes the geometric mean over "
-            "the tokens of a completion, not their product"
-        )
-    return "the same, but the KL is weighted too" if recipe.get_number("beta") > 0 else ""

@@ -12,11 +12,11 @@ from shlex import quote
 
 from gdpo_tune.core.errors import SpecProblem
 from gdpo_tune.core.settings import EVERY_LINEAR
-from gdpo_tune.exporters import base, common_differences
-from gdpo_tune.exporters.glue.nemo_rl_rewards import build_row
+from gdpo_tune.exporters import library
+from gdpo_tune.exporters.library import Exported, Library, TrainingFiles
 from gdpo_tune.exporters.recipe import Recipe
+from gdpo_tune.exporters.runtime_prompts import build_message_row
 
-LIBRARY = "NeMo-RL 7ea279a"
 CHECKOUT = "NEMO_RL=/path/to/RL"
 INSTALL = "git clone --recursive https://github.com/NVIDIA-NeMo/RL && git -C RL checkout 7ea279a"
 MODES = {"gdpo": True, "gdpo_no_std": False, "grpo": True, "grpo_no_std": False}
@@ -47,8 +47,21 @@ register_processor("{ENVIRONMENT}", rewards.process_prompt)
 if __name__ == "__main__":
     runpy.run_path(os.environ["NEMO_RL"] + "/examples/run_grpo.py", run_name="__main__")
 '''
+ENDING = f"""import ray
+
+
+def process_prompt(*arguments):
+    return process_nemo_prompt(*arguments, reading={{reading!r}})
+
+
+class Environment(NemoEnvironment):
+    judge = JUDGE
+
+
+{ACTOR} = ray.remote(Environment)"""
+"""Source at the end of `rewards.py`."""
 RUN = f"""if [[ ! -f "${{NEMO_RL:-}}/examples/run_grpo.py" ]]; then
-    echo "NEMO_RL has to name a checkout of NeMo-RL: {CHECKOUT} {base.START}" >&2
+    echo "NEMO_RL has to name a checkout of NeMo-RL: {CHECKOUT} {library.START}" >&2
     exit 2
 fi
 export NEMO_RL PYTHONPATH="$PWD${{PYTHONPATH:+:$PYTHONPATH}}"
@@ -63,21 +76,20 @@ CONSOLIDATE = (
 )
 """Its converter of what it saves by default, which `convert_dcp_to_hf.py` does not read."""
 FOREVER = 10**9
+LIBRARY = Library(
+    "NeMo-RL 7ea279a",
+    MODES,
+    LOSSES,
+    leave_one_out=("grpo", "grpo_no_std"),
+    revisions=False,
+    fractions=False,
+)
 
 
-def export(recipe: Recipe) -> base.Exported:
+def export(recipe: Recipe) -> Exported:
     """Return the recipe as a configuration for `examples/run_grpo.py`."""
-    base.check_support(
-        recipe,
-        LIBRARY,
-        modes=MODES,
-        losses=LOSSES,
-        leave_one_out=("grpo", "grpo_no_std"),
-        revisions=False,
-        fractions=False,
-        others=tuple(_find_problems(recipe)),
-    )
-    prompts = f"{HERE}/{base.PROMPTS_FILE}"
+    LIBRARY.check(recipe, *_find_problems(recipe))
+    prompts = f"{HERE}/{library.PROMPTS_FILE}"
     settings: dict[str, object] = {
         "defaults": "${oc.env:NEMO_RL}/examples/configs/grpo_math_1B.yaml",
         "grpo": _build_grpo(recipe),
@@ -109,33 +121,22 @@ def export(recipe: Recipe) -> base.Exported:
         "logger": {"log_dir": f"{HERE}/logs"},
     }
     saved = f"results/{recipe.name}/step_{recipe.training.steps}/policy/weights/model"
-    return base.Exported(
-        library=LIBRARY,
+    return Exported(
+        library=LIBRARY.name,
         file="nemo_rl.yaml",
-        text=base.format_yaml(settings, recipe.note, f"{CHECKOUT} {base.START}"),
+        text=library.format_yaml(settings, recipe.note, f"{CHECKOUT} {library.START}"),
         install=INSTALL,
         run=RUN,
-        differences=[
-            *_list_differences(recipe),
-            *common_differences.list_order_differences(recipe),
-            common_differences.describe_devices(recipe, "cluster.gpus_per_node"),
-            base.Difference(
-                "tokens that the length reward counts",
-                "those that were sampled, the end token included",
-                "its environments get no tokens: the text is tokenized again, plus 1 for the end "
-                f"token, at most {recipe.training.max_completion_length}",
-            ),
-        ],
         to_supply={"NEMO_RL": "the directory of the checkout, as an environment variable"},
         environment=CHECKOUT,
-        result=saved if recipe.model.lora_rank else base.CONVERTED,
+        result=saved if recipe.model.lora_rank else library.CONVERTED,
         conversion=""  # an adapter is saved as PEFT has it
         if recipe.model.lora_rank
-        else CONSOLIDATE.format(saved=quote(saved), policy=base.CONVERTED),
-        training=base.TrainingFiles(
-            glue={"nemo_rl_rewards": ("Judge", "process_prompt")},
-            ending=f"import ray  # noqa: E402\n\n{ACTOR} = ray.remote(Judge)",
-            build_row=build_row,
+        else CONSOLIDATE.format(saved=quote(saved), policy=library.CONVERTED),
+        training=TrainingFiles(
+            ("NemoEnvironment", "process_nemo_prompt"),
+            ENDING.format(reading=recipe.reading),
+            build_message_row,
             reads_as_trained=True,
             others={PROGRAM_FILE: PROGRAM},
         ),
@@ -214,7 +215,7 @@ def _build_correction(recipe: Recipe) -> dict[str, object]:
 def _build_policy(recipe: Recipe) -> dict[str, object]:
     return {
         "model_name": f"{HERE}/{recipe.policy}"
-        if recipe.policy == base.POLICY_COPY
+        if recipe.policy == library.POLICY_COPY
         else recipe.policy,
         "precision": "float32" if recipe.model.dtype == "float32" else "bfloat16",
         "train_global_batch_size": recipe.mini_batch,
@@ -273,37 +274,3 @@ def _build_adapters(recipe: Recipe) -> dict[str, object]:
         "target_modules": [] if everywhere else list(recipe.model.lora_targets),
     }
     return {"dtensor_cfg": {"lora_cfg": adapters}}
-
-
-def _list_differences(recipe: Recipe) -> list[base.Difference]:
-    rows = common_differences.list_common_differences(
-        recipe,
-        eps="1e-6, and nothing if the deviation is 0: advantages differ by up to 0.0005 (measured)"
-        if MODES[recipe.mode]
-        else "",
-        whitening="the same over the completions of a step, eps 0",
-        missing=common_differences.NOT_SCORED,
-        correction=""
-        if recipe.rollout.importance_sampling in CORRECTIONS
-        else "nothing is weighted: `use_importance_sampling_correction` knows no product over a "
-        "completion",
-        step_tokens=common_differences.OWN_TOKENS,
-        unanimous="0.0002",
-    )
-    rows += common_differences.list_sampler_differences(recipe.rollout)
-    if recipe.training.mini_batches > 1 and recipe.get_number("beta") > 0:
-        ours, theirs = "against the trainer's probability", "against that which vLLM rounded"
-        rows.append(base.Difference("ratio that multiplies the KL", ours, theirs))
-    rows += common_differences.list_batch_differences(recipe)
-    if not recipe.sums_first:
-        ours = "by name: a weight belongs to its reward"
-        theirs = "alphabetical by reward, whatever the order of the environment, as in the file"
-        rows.append(base.Difference("order of the weights", ours, theirs))
-    if recipe.leaves_one_out and recipe.mode == "grpo":
-        theirs = (
-            "over the others of the group: each completion has its own. Advantages differ by up to "
-            "1.8 (measured)"
-        )
-        ours = "over the whole group"
-        rows.append(base.Difference("standard deviation of a group", ours, theirs))
-    return rows

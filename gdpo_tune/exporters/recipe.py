@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.parameters import NO_CONDITION, PARTIAL_CREDIT
-from gdpo_tune.core.registry import TaskInfo
+from gdpo_tune.core.parameters import NO_CONDITION, PARTIAL_CREDIT, build_shaping
 from gdpo_tune.core.settings import (
     DataSettings,
     ModelSettings,
@@ -18,8 +17,9 @@ from gdpo_tune.core.settings import (
     Scoring,
     TrainingSettings,
 )
-from gdpo_tune.core.shaping import Shaping, build_shaping
+from gdpo_tune.core.shaping import Shaping
 from gdpo_tune.core.task_files import build_task, load_task_info
+from gdpo_tune.core.task_info import TaskInfo
 from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.core.trials import Params
 from gdpo_tune.policies.load_policy import count_positions, list_end_tokens, read_own_decoding
@@ -28,6 +28,19 @@ from gdpo_tune.results.parents import Parent
 from gdpo_tune.results.retrain import TrainingRequest
 from gdpo_tune.results.transfer import Transfer
 from gdpo_tune.spec import SweepSpec
+
+NEUTRAL: dict[str, Any] = {
+    **dict.fromkeys(("min_p", "epsilon_cutoff", "eta_cutoff"), 0.0),
+    **dict.fromkeys(("typical_p", "encoder_repetition_penalty", "guidance_scale"), 1.0),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
+    **dict.fromkeys(("min_length", "min_new_tokens"), 0),
+    **dict.fromkeys(("num_beams", "num_return_sequences"), 1),
+    **{key: [] for key in ("suppress_tokens", "begin_suppress_tokens")},
+    **dict.fromkeys(("top_h", "bad_words_ids", "sequence_bias", "forced_eos_token_id")),
+    **dict.fromkeys(("exponential_decay_length_penalty", "stop_strings", "max_time")),
+}
+"""Setting that `generate` of Transformers reads from the policy if a call leaves it out -> its
+neutral value; None if it has none."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +155,14 @@ class Recipe:
         kwargs, date = dict(self.model.chat_template_kwargs), self.model.template_date
         tags = list_own_tags(self.build_task().instructions)
         return {"tags": tags, "template_kwargs": kwargs, "date": date}
+
+    @property
+    def own_settings(self) -> list[str]:
+        """Keys of `NEUTRAL` that the policy's files set, or may set; vLLM takes none."""
+        own = self.own_decoding
+        if self.rollout.engine == "vllm":
+            return []
+        return [k for k, v in NEUTRAL.items() if own is None or own.get(k) not in (None, v)]
 
     @property
     def warmup(self) -> int:

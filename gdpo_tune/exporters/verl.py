@@ -13,12 +13,12 @@ from shlex import quote
 
 from gdpo_tune.core.errors import SpecProblem
 from gdpo_tune.core.settings import EVERY_LINEAR
-from gdpo_tune.exporters import base, common_differences
-from gdpo_tune.exporters.glue.verl_rewards import build_row
+from gdpo_tune.exporters import library
+from gdpo_tune.exporters.library import Exported, Library, TrainingFiles
 from gdpo_tune.exporters.recipe import Recipe
+from gdpo_tune.exporters.runtime_prompts import build_verl_row
 from gdpo_tune.policies.prompts import find_text_prefix
 
-LIBRARY = "verl 0.9.1"
 AGGREGATION = {
     "dapo": "token-mean",
     "bnpo": "token-mean",
@@ -31,35 +31,34 @@ NO_DUAL_CLIP = 1.0e9
 LOWEST_WEIGHT = "1e-30"
 """Lower end, which may not be 0, of the weights that `rollout_correction` keeps."""
 MANAGER = "RewardManager"
-"""Class of `glue.verl_rewards` that gives the rewards."""
+"""Class of `rewards.py` that gives the rewards."""
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 """Chat template that changes no text, for policies without one of their own."""
 MERGE = "python -m verl.model_merger merge --backend fsdp --local_dir {saved} --target_dir {policy}"
 """Its converter of the shards of FSDP, by verl/model_merger/__main__.py."""
 AGENTS = 8
 """Largest number of its processes that sample."""
+LIBRARY = Library(
+    "verl 0.9.1",
+    ("gdpo", "grpo", "grpo_no_std"),
+    AGGREGATION,
+    schedules=("constant", "cosine"),
+    leave_one_out=("grpo_no_std",),
+    revisions=False,
+    notes={
+        "gdpo_no_std": "does not pass norm_adv_by_std_in_grpo on to its GDPO",
+        "gd2po": "lacks GD2PO, which only its authors' fork of verl has",
+    },
+)
 
 
-def export(recipe: Recipe) -> base.Exported:
+def export(recipe: Recipe) -> Exported:
     """Return the recipe as a configuration that inherits from verl's `ppo_trainer`."""
     size, group = recipe.mini_batch, recipe.group_size
     reason = f"verl counts in prompts, and this is no multiple of group_size {group}"
     fix = f"--set training.mini_batch_size={math.lcm(size, group)}"
     problem = SpecProblem(recipe.note, "training.mini_batch_size", str(size), reason, fix)
-    base.check_support(
-        recipe,
-        LIBRARY,
-        modes=("gdpo", "grpo", "grpo_no_std"),
-        losses=AGGREGATION,
-        schedules=("constant", "cosine"),
-        leave_one_out=("grpo_no_std",),
-        revisions=False,
-        notes={
-            "gdpo_no_std": "does not pass norm_adv_by_std_in_grpo on to its GDPO",
-            "gd2po": "lacks GD2PO, which only its authors' fork of verl has",
-        },
-        others=(problem,) if size % group else (),
-    )
+    LIBRARY.check(recipe, *((problem,) if size % group else ()))
     kwargs = dict(recipe.model.chat_template_kwargs)
     settings: dict[str, object] = {
         "hydra": {"searchpath": ["pkg://verl.trainer.config"]},
@@ -70,13 +69,13 @@ def export(recipe: Recipe) -> base.Exported:
                 "source": "importlib",
                 "name": MANAGER,
                 # A file that it loads by a path is no module, in which dataclasses could be.
-                "module": {"path": f"pkg://{Path(base.REWARDS_FILE).stem}"},
+                "module": {"path": f"pkg://{Path(library.REWARDS_FILE).stem}"},
             }
         },
         "data": {
-            "train_files": base.PROMPTS_FILE,
+            "train_files": library.PROMPTS_FILE,
             # It requires one, and reads it only where `trainer.test_freq` is set.
-            "val_files": base.PROMPTS_FILE,
+            "val_files": library.PROMPTS_FILE,
             **({"apply_chat_template_kwargs": kwargs} if kwargs else {}),
             "shuffle": False,
             "train_batch_size": recipe.prompts,
@@ -119,26 +118,22 @@ def export(recipe: Recipe) -> base.Exported:
             "logger": ["console"],
         },
     }
-    return base.Exported(
-        library=LIBRARY,
+    return Exported(
+        library=LIBRARY.name,
         file="verl.yaml",
-        text=base.format_yaml(settings, recipe.note, base.START),
-        install=base.format_install("verl==0.9.1", ("vllm", "fsdp")),
+        text=library.format_yaml(settings, recipe.note, library.START),
+        install=library.format_install("verl==0.9.1", ("vllm", "fsdp")),
         run=_format_run(recipe),
-        differences=[
-            *_list_differences(recipe),
-            *common_differences.list_order_differences(recipe),
-            common_differences.describe_devices(recipe, "trainer.n_gpus_per_node"),
-        ],
-        to_supply={},
         # The model in `converted` alone is the base, if it trained an adapter.
-        result=f"{base.CONVERTED}/lora_adapter" if recipe.model.lora_rank else base.CONVERTED,
+        result=f"{library.CONVERTED}/lora_adapter" if recipe.model.lora_rank else library.CONVERTED,
         conversion=MERGE.format(
             saved=f"checkpoints/{quote(recipe.name)}/global_step_{recipe.training.steps}/actor",
-            policy=base.CONVERTED,
+            policy=library.CONVERTED,
         ),
-        training=base.TrainingFiles(
-            glue={"verl_rewards": (MANAGER,)}, ending="", build_row=build_row
+        training=TrainingFiles(
+            ("VerlRewardManager",),
+            f"class {MANAGER}(VerlRewardManager):\n    judge = JUDGE",
+            build_verl_row,
         ),
     )
 
@@ -146,12 +141,12 @@ def export(recipe: Recipe) -> base.Exported:
 def _format_run(recipe: Recipe) -> str:
     """Return the lines that start verl, whose processes may work in other directories."""
     paths = {
-        "data.train_files": base.PROMPTS_FILE,
-        "data.val_files": base.PROMPTS_FILE,
+        "data.train_files": library.PROMPTS_FILE,
+        "data.val_files": library.PROMPTS_FILE,
         "trainer.default_local_dir": f"checkpoints/{recipe.name}",
     }
-    if recipe.policy == base.POLICY_COPY:
-        paths["actor_rollout_ref.model.path"] = base.POLICY_COPY
+    if recipe.policy == library.POLICY_COPY:
+        paths["actor_rollout_ref.model.path"] = library.POLICY_COPY
     overrides = [f"{key}='$here/{path}'" for key, path in paths.items()]
     overrides.append("+ray_kwargs.ray_init.runtime_env.env_vars.PYTHONPATH='$modules'")
     return "\n".join(
@@ -241,38 +236,3 @@ def _build_actor(recipe: Recipe) -> dict[str, object]:
             "weight_decay": 0.0,
         },
     }
-
-
-def _list_differences(recipe: Recipe) -> list[base.Difference]:
-    rows = common_differences.list_common_differences(
-        recipe,
-        eps="1e-6: advantages differ by up to 0.0005 (measured)"
-        if recipe.mode != "grpo_no_std"
-        else "",
-        whitening="whitened over tokens: a long completion counts more in mean and deviation than "
-        "a short one, so a length reward shifts both; eps 1e-8 under the root. Advantages differ "
-        "by up to 0.35 (measured)",
-        missing=common_differences.NOT_SCORED,
-        precision="bfloat16: `fsdp_config.dtype` and `rollout.dtype` are left at their defaults",
-        kl_gradient="`low_var_kl+`: the same while the ratio is 1; later optimizer steps of a "
-        "batch do not multiply it by the ratio. The gradient of the KL differs by 54 % there "
-        "(measured). The value that is logged is clamped at 10"
-        if recipe.updates_per_step > 1
-        else "",
-        step_tokens=common_differences.OWN_TOKENS,
-        unanimous="0.07",
-    )
-    rows += common_differences.list_sampler_differences(recipe.rollout)
-    if recipe.training.mini_batches > 1 and recipe.passes_per_step > 1:
-        ours = "drawn at random from all completions of a step, the same in every pass"
-        theirs = "drawn anew for every pass"
-        rows.append(base.Difference("completions of an optimizer step", ours, theirs))
-    if recipe.mode == "gdpo":
-        theirs = (
-            "false, although verl will remove it: the newer trainer does not pass the single "
-            "rewards on, and stops at the first step"
-        )
-        rows.append(base.Difference("trainer.use_v1", "-", theirs))
-        theirs = "has no effect under gdpo: it is false"
-        rows.append(base.Difference("algorithm.use_kl_in_reward", "-", theirs))
-    return rows

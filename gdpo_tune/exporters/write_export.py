@@ -8,39 +8,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gdpo_tune.core.content import find_modules
 from gdpo_tune.core.errors import ExportError, SpecProblem, UsageError
 from gdpo_tune.core.files import explain_write_errors, write_atomically
 from gdpo_tune.core.registry import EXPORTERS, POLICIES, load
-from gdpo_tune.exporters.base import (
-    POLICY_COPY,
-    PROMPTS_FILE,
-    REWARDS_FILE,
-    START,
-    Difference,
-    Exported,
-    TrainingFiles,
-)
-from gdpo_tune.exporters.differences_page import PAGE, format_page
-from gdpo_tune.exporters.glue.own_task import NEIGHBOURS
-from gdpo_tune.exporters.prompt_files import (
+from gdpo_tune.exporters.differences import Difference, list_differences
+from gdpo_tune.exporters.library import POLICY_COPY, PROMPTS_FILE, START, Exported
+from gdpo_tune.exporters.page import PAGE, format_page
+from gdpo_tune.exporters.prompts import (
     REFERENCE_FILE,
     ExportedPrompts,
+    build_reference_files,
     collect_prompts,
     format_prompts,
-    format_reference,
 )
 from gdpo_tune.exporters.recipe import Recipe, build_recipe
-from gdpo_tune.exporters.reward_file import (
-    SANDBOX_COPY,
-    TASK_COPY,
-    build_reward_file,
-    copy_sandbox,
-    find_task_file,
-    runs_programs,
-)
+from gdpo_tune.exporters.reward_files import build_reward_files
 from gdpo_tune.policies.load_policy import describe_policy
-from gdpo_tune.policies.prompts import CLOCK, FIXED_DATE, TEMPLATE_FILE
+from gdpo_tune.policies.prompt_format import CLOCK, FIXED_DATE, TEMPLATE_FILE
 from gdpo_tune.results.parents import explain_merge
 from gdpo_tune.results.retrain import TrainingRequest
 
@@ -87,7 +71,7 @@ def export_training(
         describe_policy(request.spec.policy, request.spec.model.revision)  # the Hub may have none
     ships = request.spec.policy in POLICIES and library not in MERGERS and not base_model
     recipe = build_recipe(request, base_model or (POLICY_COPY if ships else policy))
-    exported: Exported = load(EXPORTERS[library])(recipe)
+    exported = export(library, recipe)
     if recipe.task == "math" and exported.training is not None:
         exported = replace(exported, install=f"{exported.install} && {INSTALL_MATH_VERIFY}")
     default = request.spec.output_directory / f"{recipe.name}-{library}"
@@ -96,9 +80,10 @@ def export_training(
     files = {exported.file: exported.text.encode(), RUN: run.encode()}
     differences: Sequence[Difference] = ()
     if exported.training is not None:
-        files |= _build_training_files(recipe, exported.training)
+        files |= build_reward_files(recipe, exported.training)
+        files |= {name: text.encode() for name, text in exported.training.others.items()}
         if references_data:
-            files[REFERENCE_FILE] = format_reference(recipe, exported.training).encode()
+            files |= build_reference_files(recipe, exported.training)
         else:
             prompts = collect_prompts(recipe)
             files[PROMPTS_FILE] = format_prompts(prompts, recipe, exported.training)
@@ -112,6 +97,18 @@ def export_training(
     page = format_page(recipe, exported, goals, differences, references_data=references_data)
     write_files(directory, {**files, PAGE: page.encode()})
     return exported, directory
+
+
+def export(library: str, recipe: Recipe) -> Exported:
+    """Return a training, or a merge, for a library, with what the library does differently.
+
+    Raises:
+        ExportError: the library would change or ignore a part of it.
+    """
+    exported: Exported = load(EXPORTERS[library])(recipe)
+    if exported.training is None:
+        return exported
+    return replace(exported, differences=list_differences(library, recipe))
 
 
 def write_files(directory: Path, files: Mapping[str, bytes]) -> None:
@@ -148,25 +145,6 @@ def _check_place(directory: Path, name: str, content: bytes) -> None:
     else:
         return
     raise UsageError(f"{held}\n    fix: choose another directory with --out, or move that away")
-
-
-def _build_training_files(recipe: Recipe, training: TrainingFiles) -> dict[str, bytes]:
-    """Return name -> content of the rewards, and of what they and the library need."""
-    files = {
-        REWARDS_FILE: build_reward_file(recipe, training.glue, training.ending).encode(),
-        **{name: text.encode() for name, text in training.others.items()},
-    }
-    if runs_programs(recipe):
-        files |= {f"{SANDBOX_COPY}/{name}": content for name, content in copy_sandbox().items()}
-    task_file = find_task_file(recipe)
-    if task_file is not None:
-        files[TASK_COPY] = task_file.read_bytes()
-        for module in find_modules(task_file)[0]:
-            places = [p for p in (task_file.parent, Path.cwd()) if module.is_relative_to(p)]
-            if places and module != task_file:
-                name = module.relative_to(places[0]).as_posix()
-                files.setdefault(f"{NEIGHBOURS}/{name}", module.read_bytes())
-    return files
 
 
 def format_run(recipe: Recipe, exported: Exported, *, references_data: bool) -> str:

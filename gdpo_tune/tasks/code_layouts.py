@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, NoReturn, cast
 
-from gdpo_tune.core.registry import LayoutInfo
+from gdpo_tune.core.task_info import LayoutInfo
 from gdpo_tune.sandbox.jobs import read_assert
 from gdpo_tune.tasks.base import Problem
-from gdpo_tune.tasks.data_rows import (
+from gdpo_tune.tasks.columns import (
     Row,
     RowError,
     get_optional_text,

@@ -46,7 +46,7 @@ from gdpo_tune.tasks.base import (
     Split,
     read_values,
 )
-from gdpo_tune.tasks.data_rows import SURROGATE
+from gdpo_tune.tasks.columns import SURROGATE
 
 RewardFunction = Callable[..., Any]
 SHARES = {"validation": range(15), "test": range(15, 30), "train": range(30, 100)}

@@ -21,23 +21,17 @@ import gzip
 import io
 import json
 import logging
-import math
-import re
 import string
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from decimal import Decimal
-from functools import lru_cache
 from hashlib import sha256
-from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from gdpo_tune.core.errors import DataError, UsageError, get_first_line
+from gdpo_tune.core.errors import DataError, get_first_line
 from gdpo_tune.core.files import (
     DATA_KINDS,
     expand_path,
@@ -45,20 +39,18 @@ from gdpo_tune.core.files import (
     is_directory,
     is_local_source,
     list_data_files,
-    path_exists,
 )
-from gdpo_tune.core.registry import LAYOUTS, LayoutInfo, describe_layout
-from gdpo_tune.core.settings import DataSettings, TrainingSettings
+from gdpo_tune.core.task_info import LayoutInfo
 from gdpo_tune.core.text import list_template_columns
 from gdpo_tune.tasks.base import Problem, Split
+from gdpo_tune.tasks.columns import Row, RowError, get_text, parse_json, require_mapping
 from gdpo_tune.tasks.generation import choose_split
 
-Row = Mapping[str, Any]
-"""Column -> value, as JSON, CSV, Parquet or the `datasets` library give it."""
+if TYPE_CHECKING:
+    from gdpo_tune.core.settings import DataSettings
+
 PlacedRow = tuple[str, Row]
 """Where a row stands, such as `train.jsonl:12`, and the row."""
-DECISIVE_ROWS = 20
-"""First rows of a file, for which a layout is proposed."""
 LARGEST_SHARE_LEFT_OUT = 0.5
 """With more unusable rows than this share, the layout is probably not that of the data. With more
 held-out prompts than this share in the training rows, both are probably the same split."""
@@ -84,81 +76,6 @@ class CollectedData:
         shared = f"; {self.shared} held-out prompts left out of training" if self.shared else ""
         left_out = f"; {self.left_out} left out ({self.first_left_out})" if self.left_out else ""
         return f"{self.rows} rows, {prompts} distinct prompts ({parts}){shared}{left_out}"
-
-
-def select_problems(data: DataSettings, split: Split, count: int, seed: int) -> list[Problem]:
-    """Return `count` problems of one split with distinct prompts, chosen by the seed.
-
-    A smaller `count` gives the first of them. The order of the rows does not matter.
-
-    Raises:
-        DataError: the data cannot be read, or the split holds fewer prompts.
-    """
-    problems = collect_once(data).splits.get(split, [])
-    _require_enough(data, {split: (len(problems), count)})
-    return shuffle_problems(problems, seed)[:count]
-
-
-def describe_data(data: DataSettings) -> dict[str, str]:
-    """Return provenance of the prompts, for a task's `environment`; nothing without a source.
-
-    Raises:
-        DataError: the data cannot be read or used.
-    """
-    return {"data": f"{data.source}: {collect_once(data)}"} if data.source else {}
-
-
-def check_data(
-    data: DataSettings, training: TrainingSettings, modules: Collection[str] = ()
-) -> None:
-    """Refuse, before any work starts, data that would fail every trial.
-
-    `modules` are those that a sandbox offers besides the standard library.
-
-    Raises:
-        DataError: the data cannot be read or used, a split holds too few prompts, or tests import
-            other modules.
-    """
-    if not data.source:
-        return
-    splits = collect_once(data).splits
-    _require_enough(
-        data, {k: (len(each), getattr(training, f"{k}_prompts")) for k, each in splits.items()}
-    )
-    offered = {name.partition(".")[0] for name in modules}
-    problems = chain.from_iterable(splits.values())
-    imported = {name for problem in problems for name in problem.data.get("modules", ())}
-    if needed := sorted(name for name in imported if name.partition(".")[0] not in offered):
-        names = ", ".join(needed)
-        absent = [name for name in needed if find_spec(name.partition(".")[0]) is None]
-        install = f", and install {', '.join(absent)}" if absent else ""
-        raise DataError(
-            f"data.source = {data.source}: tests import {names}, which the sandbox does not offer: "
-            f"write sandbox: {{modules: [{', '.join([*modules, *needed])}]}}{install}"
-        )
-
-
-def collect_data(data: DataSettings) -> CollectedData:
-    """Read a source and convert its rows with its layout; see `collect_problems`.
-
-    Raises:
-        DataError: the data cannot be read, holds no row, or most rows cannot be used.
-    """
-    layout = describe_layout(data.layout)
-    try:
-        return collect_problems(data, layout)
-    except MissingColumnsError as error:
-        layouts = {name: describe_layout(name) for name in LAYOUTS}
-        sizes = {
-            name: len(other.columns)
-            for name, other in layouts.items()
-            if other.fits(error.present) and {*other.tasks} & {*layout.tasks}
-        }
-        if not sizes or data.layout in sizes:
-            raise
-        closest = " or ".join(name for name in sizes if sizes[name] == max(sizes.values()))
-        fix = f"as these are the columns of layout {closest}, write that as data.layout"
-        raise DataError(f"{error}; or, {fix}") from error
 
 
 def collect_problems(data: DataSettings, layout: LayoutInfo) -> CollectedData:
@@ -209,28 +126,10 @@ def collect_problems(data: DataSettings, layout: LayoutInfo) -> CollectedData:
     return CollectedData(splits, rows, len(faults), faults[0] if faults else "", len(shared))
 
 
-collect_once = lru_cache(maxsize=1)(collect_data)
-"""Every split of a trial, and every trial of a process, reads the same data."""
-
-
 def list_parts(data: DataSettings) -> list[Split]:
     """Return the splits that are held out as the data set has them."""
     parts: list[Split] = ["test", "validation"]
     return [name for name in parts if (own := getattr(data, name)).split or own.source]
-
-
-def _require_enough(data: DataSettings, sizes: Mapping[Split, tuple[int, int]]) -> None:
-    """Refuse splits that are too small; `sizes` is name -> (available, needed) prompts."""
-    short = {name: size for name, size in sizes.items() if size[0] < size[1]}
-    if not short:
-        return
-    listed = "; ".join(
-        f"{available or 'no'} distinct {name} prompts where training.{name}_prompts = {count}"
-        for name, (available, count) in short.items()
-    )
-    lower = ", ".join(f"training.{name}_prompts" for name, (size, _) in short.items() if size)
-    fix = f"lower {lower}, or give" if lower else "give"
-    raise DataError(f"data.source = {data.source} has {listed}: {fix} more data")
 
 
 def shuffle_problems(problems: Iterable[Problem], seed: int) -> list[Problem]:
@@ -553,137 +452,3 @@ def convert_row(layout: LayoutInfo, row: Row) -> Problem:
     turns[-1] = {**turns[-1], "content": problem.prompt.strip()}
     text = "\n\n".join(f"{one['role']}: {one['content']}" for one in turns)
     return replace(problem, prompt=f"{text}\n", turns=turns)
-
-
-def propose_layout(source: str, task: str | None, layout: str | None) -> DataSettings | None:
-    """Return the layout that fits the first rows of a file or directory best; None for others.
-
-    A task or layout that is given is kept. Most of the rows have to become problems. Then fewer
-    columns with other names count, then more columns of the layout, then the order of `LAYOUTS`, in
-    which the stricter ones come first.
-
-    Raises:
-        DataError: the source cannot be read.
-        UsageError: no layout fits; the message names the columns.
-    """
-    layouts = [n for n in LAYOUTS if task is None or task in describe_layout(n).tasks]
-    if layout:
-        layouts = [layout] if layout in LAYOUTS else []
-    if not layouts or not source or not path_exists(expand_path(source)):
-        return None
-    placed = read_local(source, "", "train", lambda _, columns: [*columns])
-    rows = [row for _, row in islice(placed, DECISIVE_ROWS)]
-    present = list(dict.fromkeys(column for row in rows for column in row))
-    found: list[tuple[int, int, DataSettings]] = []
-    for name, info in ((name, describe_layout(name)) for name in layouts):
-        columns = propose_columns([*info.columns, *info.one_of], present)
-        spoken = (info.columns[0], "answer", "solution") if MESSAGES in present else ()
-        if not info.fits([*present, *columns, *spoken]):
-            continue
-        data, usable = DataSettings(source=source, layout=name, columns=columns), 0
-        for row in rows:
-            with suppress(RowError):
-                convert_row(info, name_columns(data, row, info))
-                usable += 1
-        if 2 * usable > len(rows):
-            other = sum(name != column.lower() for name, column in columns.items())
-            found.append((other, -len(info.columns) - bool(info.one_of), data))
-    if not found:
-        infos = {name: describe_layout(name) for name in layouts}
-        wanted = [
-            f"{name} ({', '.join((*info.columns, *filter(None, [' or '.join(info.one_of)])))})"
-            for name, info in infos.items()
-        ]
-        first = "question_answer" if "question_answer" in infos else layouts[0]
-        example = ", ".join(f"{column}: YOURS" for column in infos[first].columns)
-        raise UsageError(
-            f"{source} has the columns {', '.join(present) or 'of no row'}, which fit none of the "
-            f"layouts {', '.join(wanted)}\n    fix: rename the columns, or run init without --data "
-            f"and write in its file\n    data: {{source: {source}, layout: {first}, "
-            f"columns: {{{example}}}}}, where YOURS is a column of {source}"
-        )
-    return min(found, key=lambda each: each[:2])[2]
-
-
-# Columns: each function returns a value of its kind, or raises `RowError` -------------------------
-
-SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-class RowError(Exception):
-    """A row that cannot become a problem: the column that is wrong, and the reason."""
-
-    def __init__(self, column: str, reason: str) -> None:
-        super().__init__(f"column {column}: {reason}")
-        self.column, self.reason = column, reason
-
-
-def get_text(row: Row, column: str) -> str:
-    """Return a text that is not blank."""
-    value = row.get(column)
-    if not isinstance(value, str):
-        raise RowError(column, f"not a text but {name_kind(value)}")
-    if not value.strip():
-        raise RowError(column, "empty")
-    if not value.isascii() and SURROGATE.search(value):
-        raise RowError(column, "half of a character (a lone surrogate), which no tokenizer reads")
-    return value
-
-
-def get_optional_text(row: Row, column: str) -> str:
-    """Return a text; empty where the column is missing, null or empty."""
-    value = row.get(column)
-    return "" if value is None or value == "" else get_text(row, column)
-
-
-def get_answer(row: Row, column: str) -> str:
-    """Return an answer as a text: a text, a number, or a list of them, separated by commas.
-
-    A number is written plainly: 27.0 is `27`.
-    """
-    value = row.get(column)
-    if isinstance(value, list):
-        if not value:
-            raise RowError(column, "an empty list")
-        each = cast("list[Any]", value)
-        return ", ".join(get_answer({column: one}, column) for one in each)
-    if isinstance(value, float) and math.isfinite(value):
-        value = int(value) if value.is_integer() else format(Decimal(repr(value)), "f")
-    is_number = isinstance(value, int | Decimal) and not isinstance(value, bool)
-    return str(value) if is_number else get_text({column: value}, column).strip()
-
-
-def require_list(value: object, column: str) -> list[Any]:
-    """Return a value that must be a list."""
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise RowError(column, f"not a list but {name_kind(value)}")
-    return list(cast("Sequence[Any]", value))
-
-
-def require_texts(value: object, column: str) -> list[str]:
-    """Return a value that must be a list of texts; it may be empty."""
-    texts = require_list(value, column)
-    if not all(isinstance(text, str) for text in texts):
-        raise RowError(column, "not a list of texts")
-    return texts
-
-
-def require_mapping(value: object, column: str) -> dict[str, Any]:
-    """Return a value that must be a mapping."""
-    if not isinstance(value, Mapping):
-        raise RowError(column, f"not a mapping but {name_kind(value)}")
-    return dict(cast("Mapping[str, Any]", value))
-
-
-def parse_json(source: object, column: str) -> Any:
-    """Return the value that a text or bytes hold as JSON; any other value comes back as it is."""
-    try:
-        text = source.decode("utf-8-sig") if isinstance(source, bytes) else source
-        return json.loads(text) if isinstance(text, str) else text
-    except (ValueError, RecursionError) as error:
-        raise RowError(column, f"not JSON: {error}") from error
-
-
-def name_kind(value: object) -> str:
-    """Return the kind of a value in words."""
-    return "nothing" if value is None else type(value).__name__

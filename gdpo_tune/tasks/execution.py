@@ -30,7 +30,7 @@ from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits, Result, Sandbox, S
 from gdpo_tune.sandbox import UnsafeNoIsolationSandbox as UnsafeSandbox
 from gdpo_tune.sandbox.jobs import read_assert
 from gdpo_tune.tasks.base import Problem
-from gdpo_tune.tasks.data_rows import RowError, require_texts
+from gdpo_tune.tasks.columns import RowError, require_texts
 from gdpo_tune.tasks.programs import extract_program
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ import json
 import re
 from typing import Any
 
-from gdpo_tune.core.registry import LayoutInfo
+from gdpo_tune.core.task_info import LayoutInfo
 from gdpo_tune.tasks.answers import extract_box, find_answer_problem
 from gdpo_tune.tasks.base import Problem
-from gdpo_tune.tasks.data_rows import (
+from gdpo_tune.tasks.columns import (
     Row,
     RowError,
     get_answer,

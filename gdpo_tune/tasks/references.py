@@ -21,7 +21,9 @@ from gdpo_tune.core.registry import describe_layout
 from gdpo_tune.core.settings import DataSettings, SandboxSettings
 from gdpo_tune.core.text import make_printable
 from gdpo_tune.tasks.base import Problem
-from gdpo_tune.tasks.data_rows import RowError, collect_once, convert_row, list_parts, read_rows
+from gdpo_tune.tasks.columns import RowError
+from gdpo_tune.tasks.data_rows import convert_row, list_parts, read_rows
+from gdpo_tune.tasks.dataset import collect_once
 
 if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result

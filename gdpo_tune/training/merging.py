@@ -30,7 +30,7 @@ from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.core.trial_files import ADAPTER, ADAPTER_CONFIG, MARKER
 from gdpo_tune.core.trials import check_weights
 from gdpo_tune.policies.load_policy import INITIAL_FILE, read_initial_policy
-from gdpo_tune.policies.prompts import PROMPTS_FILE
+from gdpo_tune.policies.prompt_format import PROMPTS_FILE
 from gdpo_tune.training.checkpoints import OPTIMIZER_FILE, link_or_copy, read_checkpoint
 from gdpo_tune.training.lora import load_adapter, write_merged_policy
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import NonFiniteError
+from gdpo_tune.core.task_info import UNKNOWN_RANGE
 
 ROUNDING_ERROR = 1e-8
 """A normalised reward this close to 0 has no sign. Source: the authors' code of GD2PO."""
@@ -263,7 +264,7 @@ def _group(
     rewards: Tensor, weights: Tensor, group_size: int, ranges: Sequence[tuple[float, float]] | None
 ) -> GroupedRewards:
     used = weights > 0
-    bounds = [registry.UNKNOWN_RANGE] * len(weights) if ranges is None else ranges
+    bounds = [UNKNOWN_RANGE] * len(weights) if ranges is None else ranges
     values = rewards[:, used].double().unflatten(0, (-1, group_size))
     present = ~values.isnan()
     count = present.sum(dim=1, keepdim=True)

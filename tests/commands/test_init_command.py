@@ -13,7 +13,7 @@ from gdpo_tune.core.registry import TASKS
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.spec import load_spec
 from gdpo_tune.spec.first_file import DATA
-from gdpo_tune.tasks.data_rows import check_data
+from gdpo_tune.tasks.dataset import check_data
 from tests.support.paths import ROOT
 
 HUB = "Qwen/Qwen2.5-1.5B-Instruct"

@@ -9,17 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gdpo_tune.core import registry
-from gdpo_tune.core.parameters import LENGTH_PARAMETERS, PARAMETERS, PARTIAL_CREDIT, list_parameters
+from gdpo_tune.core.parameters import (
+    LENGTH_PARAMETERS,
+    PARAMETERS,
+    PARTIAL_CREDIT,
+    build_shaping,
+    compute_threshold,
+    list_parameters,
+)
 from gdpo_tune.core.shaping import (
     LengthFall,
     RewardCondition,
     Shaping,
     apply_condition,
-    build_shaping,
     compute_fall,
-    compute_threshold,
 )
+from gdpo_tune.core.task_info import UNKNOWN_RANGE
 from gdpo_tune.tasks.rewards import score_length
 from gdpo_tune.training.evaluation import build_reward_functions
 from tests.support.data import build_sample
@@ -104,7 +109,7 @@ def test_a_threshold_is_a_share_of_the_range_and_tolerates_rounding():
     assert compute_threshold((0, 1), 0.0) <= 0
     assert compute_threshold((0, 1), 0.3) < 0.1 * 3 < 0.3 + 1e-6
     with pytest.raises(ValueError, match="range of the reward"):
-        compute_threshold(registry.UNKNOWN_RANGE, 1.0)
+        compute_threshold(UNKNOWN_RANGE, 1.0)
 
 
 def test_chains_and_circles_read_the_rewards_before_shaping():

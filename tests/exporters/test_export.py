@@ -9,7 +9,7 @@ import pytest
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import ExportError
 from gdpo_tune.core.trial_config import Segment
-from gdpo_tune.exporters.base import format_yaml
+from gdpo_tune.exporters.library import format_yaml
 from gdpo_tune.exporters.write_export import MERGERS
 from tests.support.export import (
     export_to,

@@ -48,7 +48,7 @@ JUDGE = """
 import json, sys
 import rewards
 problem = sys.stdin.read()
-print(json.dumps(rewards.judge([problem], ["no"], [4])))
+print(json.dumps(rewards.JUDGE.judge([problem], ["no"], [4])))
 print(rewards.right_reward([""], [[1]], [problem]), rewards.SECOND_reward([""], [[1]], [problem]))
 """
 ROWS = [{"question": f"What is {n} plus 1?", "answer": f"#### {n + 1}"} for n in range(60)]

@@ -14,7 +14,7 @@ from gdpo_tune import export
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import ExportError
 from gdpo_tune.core.trials import Part
-from gdpo_tune.exporters.differences_page import PAGE
+from gdpo_tune.exporters.page import PAGE
 from gdpo_tune.exporters.write_export import MERGERS
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.results.parents import Parent

@@ -13,16 +13,15 @@ import pytest
 from transformers import AutoTokenizer
 
 from gdpo_tune.core.errors import DataError, ExportError
+from gdpo_tune.core.parameters import build_shaping
 from gdpo_tune.core.prompt_order import order_prompts
 from gdpo_tune.core.settings import DataSettings
-from gdpo_tune.core.shaping import build_shaping
 from gdpo_tune.core.task_files import build_task, load_task_info
-from gdpo_tune.exporters import data_licence
-from gdpo_tune.exporters.bundle import Bundle
-from gdpo_tune.exporters.glue.prompt_rows import list_facts
+from gdpo_tune.exporters import prompts
+from gdpo_tune.exporters.runtime_prompts import list_facts
 from gdpo_tune.exporters.write_export import export_training, format_run
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.policies.prompts import PromptFormat
+from gdpo_tune.policies.prompt_format import PromptFormat
 from gdpo_tune.results.retrain import build_request_from_file
 from tests.support.export import export_folder, export_to, make_recipe, read_prompts, run_in_export
 from tests.support.paths import ROOT
@@ -69,7 +68,7 @@ import json, sys
 sys.modules["gdpo_tune"] = None  # as where it is not installed
 import rewards
 problems, completions, lengths = json.load(sys.stdin)
-print(json.dumps(rewards.judge(problems, completions, lengths)))
+print(json.dumps(rewards.JUDGE.judge(problems, completions, lengths)))
 """
 
 
@@ -112,8 +111,9 @@ def add_solution(space, problem):
 def test_an_optional_reward_comes_along(tmp_path):
     export_folder(tmp_path, "space.reward_weights.bug_free=1")
     text = (tmp_path / "rewards.py").read_text()
-    assert "def score_bug_free(" in text
-    assert 'bug_free_reward = build_reward_function("bug_free")' in text
+    assert "rewards import score_all_passed\n" in text
+    assert '"bug_free": score_bug_free' in text
+    assert 'bug_free_reward = REWARDS["bug_free"]' in text
 
 
 def test_prompts_are_in_the_order_in_which_the_trial_reads_them_first(tmp_path):
@@ -129,10 +129,10 @@ def test_prompts_are_in_the_order_in_which_the_trial_reads_them_first(tmp_path):
 @pytest.mark.parametrize("space", COMPLETIONS)
 def test_the_policy_comes_along_and_reads_the_tokens_of_a_trial(tmp_path, space):
     export_folder(tmp_path, "training.train_prompts=8", space=space)
-    prompts = [row["prompt"] for row in read_prompts(tmp_path)]
+    texts = [row["prompt"] for row in read_prompts(tmp_path)]
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
     _, own = load_policy("embedded" if space == "code" else f"embedded_{space}")
-    assert tokenizer(prompts)["input_ids"] == PromptFormat(own).encode(prompts)
+    assert tokenizer(texts)["input_ids"] == PromptFormat(own).encode(texts)
 
 
 def test_a_policy_with_a_chat_template_gets_messages(tmp_path):
@@ -156,18 +156,18 @@ def test_prompts_that_a_task_writes_have_nothing_to_refer_to(tmp_path):
     [(["cc-by-nc-4.0"], "its licence is cc-by-nc-4.0"), ([], "its licence is not known")],
 )
 def test_rows_that_may_not_be_passed_on_are_refused(monkeypatch, licences, reason):
-    monkeypatch.setattr(data_licence, "find_licences", lambda _: licences)
+    monkeypatch.setattr(prompts, "find_licences", lambda _: licences)
     data = DataSettings(source="someone/data", layout="mbpp")
     with pytest.raises(DataError, match=f"{reason}: --reference-data writes"):
-        data_licence.require_shareable(data)
+        prompts.require_shareable(data)
 
 
 def test_rows_with_a_free_licence_and_files_are_copied(monkeypatch):
-    monkeypatch.setattr(data_licence, "find_licences", lambda _: ["mit"])
-    data_licence.require_shareable(DataSettings(source="someone/data", layout="mbpp"))
-    monkeypatch.setattr(data_licence, "find_licences", None)
-    data_licence.require_shareable(DataSettings(source=__file__, layout="mbpp"))
-    data_licence.require_shareable(DataSettings())
+    monkeypatch.setattr(prompts, "find_licences", lambda _: ["mit"])
+    prompts.require_shareable(DataSettings(source="someone/data", layout="mbpp"))
+    monkeypatch.setattr(prompts, "find_licences", None)
+    prompts.require_shareable(DataSettings(source=__file__, layout="mbpp"))
+    prompts.require_shareable(DataSettings())
 
 
 def test_code_that_would_run_without_isolation_is_refused(tmp_path):
@@ -187,10 +187,8 @@ def test_the_password_of_a_service_stays_here(tmp_path):
 
 def test_a_folder_without_programs_has_no_sandbox(tmp_path):
     export_folder(tmp_path, space="math")
-    assert not (tmp_path / "gdpo_sandbox").exists()
-    assert "sandbox" not in (tmp_path / "rewards.py").read_text().lower().replace(
-        "result of its program in the sandbox", ""
-    )
+    assert not (tmp_path / "gdpo_rewards" / "sandbox").exists()
+    assert "sandbox" not in (tmp_path / "rewards.py").read_text().lower()
 
 
 @pytest.mark.parametrize("name", ["sums.py", "rewards.py", '"""\\N.py'])
@@ -210,7 +208,9 @@ def test_an_own_task_comes_along(tmp_path, name):
     assert (out / "task.py").read_bytes() == file.read_bytes()
     problem = read_prompts(out)[0]["problem"]
     answer = json.loads(problem)["data"]["answer"]
-    program = "import rewards, sys, json; print(json.dumps(rewards.judge(*json.load(sys.stdin))))"
+    program = (
+        "import rewards, sys, json; print(json.dumps(rewards.JUDGE.judge(*json.load(sys.stdin))))"
+    )
     batch = [problem] * 2, [f"is {answer}", "no"], [4, 9]
     assert run_in_export(out, program, batch, PYTHONPATH=str(ROOT)) == {
         "right": [1.0, 0.0],
@@ -238,14 +238,6 @@ def test_another_version_of_the_library_is_refused(tmp_path, package, message):
     assert f"pip install {package}" in done.stderr
     anyway = {**os.environ, "ANY_VERSION": "1"}
     assert subprocess.check_output(command, text=True, env=anyway) == "ran\n"
-
-
-def test_two_definitions_of_one_name_are_a_defect():
-    bundle = Bundle()
-    bundle.add("gdpo_tune.tasks.rewards", "score_gsm8k_format")
-    bundle.add("gdpo_tune.tasks.tool_rewards", "score_tool_format")
-    with pytest.raises(ValueError, match="_TAGS is defined in"):
-        bundle.format({})
 
 
 def test_a_page_of_a_folder_names_only_what_is_there(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gdpo_tune.core import registry
-from gdpo_tune.exporters.differences_page import format_page
+from gdpo_tune.exporters.page import format_page
 from gdpo_tune.exporters.write_export import MERGERS
 from tests.support.export import (
     export_to,

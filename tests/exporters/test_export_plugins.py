@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gdpo_tune.exporters.glue.ms_swift_rewards import build_row
-from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt
+from gdpo_tune.exporters.runtime_prompts import ExportedPrompt, build_message_row
 from gdpo_tune.exporters.write_export import export_training
 from tests.support.export import (
     export_to,
@@ -29,11 +28,11 @@ sys.modules["axolotl.integrations.base"] = types.SimpleNamespace(BasePlugin=obje
 JUDGE = """
 import inspect, rewards
 problems, completions, lengths = json.load(sys.stdin)
-judge, batches = rewards.judge, []
-def count(*batch):
+judge, batches = rewards.JUDGE.judge, []
+def count(self, *batch):
     batches.append(batch)
     return judge(*batch)
-rewards.judge = count
+type(rewards.JUDGE).judge = count
 tokens = [[0] * length for length in lengths]
 """
 SWIFT = """
@@ -88,7 +87,7 @@ def test_axolotl_gets_functions_and_keeps_the_order(tmp_path):
 
 
 def test_ms_swift_reads_the_text_of_a_policy_without_a_chat_template():
-    row = build_row(ExportedPrompt("2+2=", None, "{}"), 0)
+    row = build_message_row(ExportedPrompt("2+2=", None, "{}"), 0)
     assert row == {"messages": [{"role": "user", "content": "2+2="}], "problem": "{}"}
     settings = parse_settings(export_to("ms-swift", make_recipe(is_chat=False)))
     assert (settings["template"], settings["use_chat_template"]) == ("dummy", False)
@@ -96,7 +95,7 @@ def test_ms_swift_reads_the_text_of_a_policy_without_a_chat_template():
 
 def test_ms_swift_reads_the_turns_of_a_policy_with_a_chat_template():
     turns = [{"role": "system", "content": "Think."}, {"role": "user", "content": "2+2="}]
-    assert build_row(ExportedPrompt("", turns, "{}"), 0)["messages"] == turns
+    assert build_message_row(ExportedPrompt("", turns, "{}"), 0)["messages"] == turns
     exported = export_to("ms-swift", make_recipe(is_chat=True))
     assert not {"template", "use_chat_template"} & set(parse_settings(exported))
     assert "chat template" in [row.topic for row in exported.differences]

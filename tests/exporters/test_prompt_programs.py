@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import runpy
 import subprocess
 import sys
 
 import pytest
 
-from tests.support.export import export_folder
+from tests.support.export import export_folder, run_in_export
 from tests.support.paths import ROOT
 
 TOOLRL = (
@@ -82,7 +81,7 @@ def test_a_program_without_the_hub_says_what_to_do(tmp_path, monkeypatch):
     assert "fix: python make_prompts.py FILE, with a copy" in done.stderr
     done = run_reference(tmp_path, str(ROOT / "tests/data/toolrl.jsonl"))
     assert "cannot be loaded: " in done.stderr
-    assert "as POLICY in make_prompts.py" in done.stderr
+    assert "as policy= in make_prompts.py" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -123,9 +122,13 @@ def test_the_program_follows_columns_template_and_own_splits(tmp_path):
         "training.test_prompts=10",
     )
     export_folder(tmp_path / "export", *changes, space="math", references_data=True)
-    program = runpy.run_path(str(tmp_path / "export" / "make_prompts.py"), run_name="program")
-    program["LAYOUT"].convert = program["convert_question"]
-    made = program["collect_problems"](program["DATA"], program["LAYOUT"]).splits["train"]
-    prompts = {problem.prompt for problem in made}
+    program = """
+import json
+from make_prompts import QUESTION_ANSWER, SOURCE
+from gdpo_rewards.tasks.data_rows import collect_problems
+train = collect_problems(SOURCE.data, QUESTION_ANSWER).splits["train"]
+print(json.dumps([problem.prompt for problem in train]))
+"""
+    prompts = run_in_export(tmp_path / "export", program, [])
     assert "Think. No. 3?\n" in prompts
     assert "Think. No. 36?\n" not in prompts

@@ -8,17 +8,13 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from gdpo_tune.core.errors import PolicyError
-from gdpo_tune.exporters.glue.nemo_rl_rewards import process_prompt
-from gdpo_tune.exporters.glue.prompt_rows import build_prompt
-from gdpo_tune.exporters.prompt_files import ExportedPrompts, collect_prompts
+from gdpo_tune.exporters.prompts import ExportedPrompts, collect_prompts
+from gdpo_tune.exporters.runtime import process_nemo_prompt
+from gdpo_tune.exporters.runtime_prompts import build_prompt
 from gdpo_tune.exporters.write_export import list_prompt_differences
 from gdpo_tune.policies.load_policy import load_policy, resolve_policy
-from gdpo_tune.policies.prompts import (
-    PromptFormat,
-    check_template_kwargs,
-    choose_prompt_format,
-    find_text_prefix,
-)
+from gdpo_tune.policies.prompt_format import PromptFormat
+from gdpo_tune.policies.prompts import check_template_kwargs, choose_prompt_format, find_text_prefix
 from gdpo_tune.tasks.base import Problem
 from tests.support.export import export_to, make_recipe, parse_settings
 
@@ -119,7 +115,7 @@ def test_a_trained_policy_is_prompted_as_in_its_training_everywhere(tokenizer, t
     assert row.messages == messages
     for each in (row.messages, messages):
         columns = {"messages": each, "problem": "{}", "task_name": "t"}
-        log = process_prompt(columns, None, served, 10**6, 0)["message_log"]
+        log = process_nemo_prompt(columns, None, served, 10**6, 0, reading={})["message_log"]
         assert log[0]["token_ids"].tolist() == tokens
 
 

@@ -5,7 +5,7 @@ import pytest
 from gdpo_tune import export, train
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.trials import Part
-from gdpo_tune.exporters.differences_page import PAGE
+from gdpo_tune.exporters.page import PAGE
 from gdpo_tune.ledger import Ledger
 from tests.support.paths import ROOT
 from tests.support.transfers import GIVEN, POLICY, refuse, store_sweep, transfer

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from gdpo_tune.core import registry
 from gdpo_tune.core.errors import ResourcesError
+from gdpo_tune.core.task_info import UNKNOWN_RANGE
 from gdpo_tune.spec import (
     check_resources,
     hide_passwords,
@@ -248,7 +248,7 @@ def test_lint_of_rewards_on_different_scales(load, monkeypatch):
     ("known", "span"), [((0, 3), "span different widths"), ((0, 1), "may span different widths")]
 )
 def test_lint_of_a_reward_whose_range_nobody_stated(load, monkeypatch, known, span):
-    rewards = {**code.TASK.rewards, "correctness": known, "length": registry.UNKNOWN_RANGE}
+    rewards = {**code.TASK.rewards, "correctness": known, "length": UNKNOWN_RANGE}
     monkeypatch.setattr(code, "TASK", dataclasses.replace(code.TASK, rewards=rewards))
     (warning,) = list_warnings(load("space.reward_weights={correctness: 1, format: 1, length: 1}"))
     assert f"fixed, while rewards {span}" in warning

@@ -9,7 +9,7 @@ import pytest
 
 from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.parameters import list_parameters
-from gdpo_tune.core.registry import UNKNOWN_RANGE
+from gdpo_tune.core.task_info import UNKNOWN_RANGE
 from gdpo_tune.spec import load_spec
 from gdpo_tune.spec.lint import list_warnings
 from gdpo_tune.tasks import code

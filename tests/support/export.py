@@ -13,11 +13,10 @@ from typing import Any
 from pyarrow import parquet
 from ruamel.yaml import YAML
 
-from gdpo_tune.core import registry
-from gdpo_tune.exporters.base import Exported
-from gdpo_tune.exporters.differences_page import format_page
+from gdpo_tune.exporters.library import Exported
+from gdpo_tune.exporters.page import format_page
 from gdpo_tune.exporters.recipe import Recipe, build_recipe
-from gdpo_tune.exporters.write_export import export_training
+from gdpo_tune.exporters.write_export import export, export_training
 from gdpo_tune.policies.load_policy import resolve_policy
 from gdpo_tune.results.retrain import TrainingRequest, build_request_from_file
 from tests.support.paths import ROOT
@@ -50,7 +49,7 @@ def make_recipe(
 
 
 def export_to(library: str, recipe: Recipe) -> Exported:
-    return registry.load(registry.EXPORTERS[library])(recipe)
+    return export(library, recipe)
 
 
 def make_page(library: str, *overrides: str) -> str:

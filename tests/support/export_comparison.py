@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gdpo_tune.exporters.base import Exported
+from gdpo_tune.exporters.library import Exported
 from tests.support.export import export_to, make_recipe
 from tests.support.export_batch import PARTS, SIZES, StepResult
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from gdpo_tune.core.shaping import build_shaping
+from gdpo_tune.core.parameters import build_shaping
 from gdpo_tune.core.task_files import build_task, load_task_info
 from gdpo_tune.exporters.recipe import Recipe
-from gdpo_tune.policies.prompts import PromptFormat
+from gdpo_tune.policies.prompt_format import PromptFormat
 from gdpo_tune.results.retrain import TrainingRequest
 from gdpo_tune.tasks.base import Problem
 from tests.support.export import make_recipe

@@ -14,7 +14,8 @@ from gdpo_tune.core.registry import describe_layout
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.sandbox import Limits, Result
 from gdpo_tune.tasks import execution
-from gdpo_tune.tasks.data_rows import RowError, check_data
+from gdpo_tune.tasks.columns import RowError
+from gdpo_tune.tasks.dataset import check_data
 from gdpo_tune.tasks.execution import build_job, measure_slowness, open_sandbox, run_programs
 from tests.support.data import read_rows, read_solutions
 

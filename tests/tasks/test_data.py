@@ -9,8 +9,8 @@ import pytest
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import DataError
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
-from gdpo_tune.tasks import data_rows
-from gdpo_tune.tasks.data_rows import check_data, describe_data, select_problems
+from gdpo_tune.tasks import data_rows, dataset
+from gdpo_tune.tasks.dataset import check_data, describe_data, select_problems
 from gdpo_tune.tasks.generation import choose_split
 from tests.support.data import DIRECTORY, build_data_settings, read_rows
 
@@ -19,7 +19,7 @@ from tests.support.data import DIRECTORY, build_data_settings, read_rows
 def forgotten():
     """Nothing is kept from one test to the next."""
     yield
-    data_rows.collect_once.cache_clear()
+    dataset.collect_once.cache_clear()
 
 
 def questions(count):
@@ -41,12 +41,12 @@ def hundred(tmp_path):
 
 
 def sizes(settings):
-    splits = data_rows.collect_data(settings).splits
+    splits = dataset.collect_data(settings).splits
     return {name: len(problems) for name, problems in splits.items()}
 
 
 def test_splits_are_disjoint_complete_and_decided_by_the_prompt(hundred):
-    splits = data_rows.collect_data(hundred).splits
+    splits = dataset.collect_data(hundred).splits
     assert tuple(splits) == SPLITS
     prompts = [problem.prompt for problems in splits.values() for problem in problems]
     assert len(set(prompts)) == len(prompts) == 100
@@ -69,7 +69,7 @@ def test_problems_are_the_same_whatever_the_order_of_the_rows(tmp_path, hundred)
 
 def test_of_two_rows_with_one_prompt_the_first_counts(tmp_path):
     row = {"question": "q?", "answer": "#### 1"}
-    collected = data_rows.collect_data(written(tmp_path, [row, {**row, "answer": "#### 2"}]))
+    collected = dataset.collect_data(written(tmp_path, [row, {**row, "answer": "#### 2"}]))
     [problem] = [p for problems in collected.splits.values() for p in problems]
     assert problem.data["answer"] == "1"
 
@@ -82,7 +82,7 @@ def test_a_folder_is_read_whole_and_parquet_says_the_same_as_json_lines(tmp_path
     assert sum(sizes(folder).values()) == 2 * sum(sizes(settings).values()) == 20
     parquet = DataSettings(source=str(DIRECTORY / "toolrl.parquet"), layout="toolrl")
     lines = build_data_settings("toolrl")
-    assert data_rows.collect_data(parquet).splits == data_rows.collect_data(lines).splits
+    assert dataset.collect_data(parquet).splits == dataset.collect_data(lines).splits
 
 
 def test_blank_lines_and_a_byte_order_mark_are_skipped(tmp_path):
@@ -157,31 +157,31 @@ def test_broken_json_lines(text, message, tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(DataError, match=message):
-        data_rows.collect_data(DataSettings(source=str(file), layout="gsm8k"))
+        dataset.collect_data(DataSettings(source=str(file), layout="gsm8k"))
 
 
 def test_broken_and_other_parquet(tmp_path):
     file = tmp_path / "rows.parquet"
     file.write_bytes(b"PAR1 no table PAR1")
     with pytest.raises(DataError, match=r"rows\.parquet cannot be read as Parquet: "):
-        data_rows.collect_data(DataSettings(source=str(file), layout="toolrl"))
+        dataset.collect_data(DataSettings(source=str(file), layout="toolrl"))
     other = DataSettings(source=str(DIRECTORY / "toolrl.parquet"), layout="gsm8k")
     with pytest.raises(DataError, match=r"no column question, answer; there are data_source, prom"):
-        data_rows.collect_data(other)
+        dataset.collect_data(other)
 
 
 def test_a_file_that_is_gone_or_may_not_be_read(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="no such file, or a directory without"):
-        data_rows.collect_data(DataSettings(source=str(tmp_path / "gone.jsonl"), layout="gsm8k"))
+        dataset.collect_data(DataSettings(source=str(tmp_path / "gone.jsonl"), layout="gsm8k"))
     with pytest.raises(DataError, match="no such file, or a directory without"):
-        data_rows.collect_data(DataSettings(source=str(tmp_path), layout="gsm8k"))
+        dataset.collect_data(DataSettings(source=str(tmp_path), layout="gsm8k"))
     settings = written(tmp_path, questions(1))
     (tmp_path / "rows.jsonl").unlink()
     (tmp_path / "rows.jsonl").mkdir()
     monkeypatch.setattr(data_rows, "list_data_files", lambda source: [source])
     monkeypatch.setattr(data_rows, "is_directory", lambda path: False)
     with pytest.raises(DataError, match="cannot be read: Is a directory"):
-        data_rows.collect_data(settings)
+        dataset.collect_data(settings)
 
 
 HUB = DataSettings(source="own/questions", layout="gsm8k", config="main", split="train")
@@ -263,7 +263,7 @@ def test_every_task_takes_its_problems_from_the_data(task, layout):
     data = build_data_settings(layout)
     with build(TrainingSettings(), SandboxSettings(), data) as made:
         problems = made.problems("train", 5, 0)
-        train = data_rows.collect_data(data).splits["train"]
+        train = dataset.collect_data(data).splits["train"]
         assert {problem.prompt for problem in problems} <= {problem.prompt for problem in train}
         assert data.source in made.environment()["data"]
         scores = made.score(problems, ["<answer>42</answer>"] * 5, [3] * 5)

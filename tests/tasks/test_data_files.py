@@ -16,13 +16,8 @@ from gdpo_tune.core.settings import (
     RolloutSettings,
     TrainingSettings,
 )
-from gdpo_tune.tasks.data_rows import (
-    check_data,
-    collect_data,
-    describe_data,
-    propose_layout,
-    read_rows,
-)
+from gdpo_tune.tasks.data_rows import read_rows
+from gdpo_tune.tasks.dataset import check_data, collect_data, describe_data, propose_layout
 from gdpo_tune.tasks.generation import choose_split
 
 

@@ -9,7 +9,8 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.settings import DataSettings
 from gdpo_tune.sandbox import Job, Limits
 from gdpo_tune.tasks import layouts
-from gdpo_tune.tasks.data_rows import RowError, convert_row, name_columns
+from gdpo_tune.tasks.columns import RowError
+from gdpo_tune.tasks.data_rows import convert_row, name_columns
 from gdpo_tune.tasks.execution import MOST_TESTS, TOLERANCE, build_code_problem, build_job
 from gdpo_tune.tasks.tool_rewards import HIGHEST, measure_agreement, score_tool_format, write_calls
 from tests.support.data import DIRECTORY, build_sample, read_rows

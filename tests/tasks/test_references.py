@@ -9,7 +9,7 @@ from gdpo_tune import cli, sweep
 from gdpo_tune.core.errors import DataError
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.spec import load_spec
-from gdpo_tune.tasks import data_rows
+from gdpo_tune.tasks import dataset
 from gdpo_tune.tasks.code import CodeTask
 from gdpo_tune.tasks.math import MathTask
 from gdpo_tune.tasks.references import check_references, read_references
@@ -18,7 +18,7 @@ from gdpo_tune.tasks.references import check_references, read_references
 @pytest.fixture(autouse=True)
 def fresh_caches(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    data_rows.collect_once.cache_clear()
+    dataset.collect_once.cache_clear()
 
 
 def write_problems(file, answers):
@@ -32,7 +32,7 @@ def write_problems(file, answers):
 
 
 def check(data, task=None):
-    data_rows.collect_once.cache_clear()
+    dataset.collect_once.cache_clear()
     return check_references(
         data, SandboxSettings(), task or MathTask(TrainingSettings(), data=data)
     )

@@ -13,9 +13,9 @@ from gdpo_tune.core.registry import describe_layout
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.spec import load_spec
-from gdpo_tune.tasks import data_rows
+from gdpo_tune.tasks import dataset
 from gdpo_tune.tasks.code import TASK, CodeTask
-from gdpo_tune.tasks.data_rows import RowError
+from gdpo_tune.tasks.columns import RowError
 from gdpo_tune.training import train, worker_cache
 from tests.support.data import read_rows, read_solutions, write_enlarged
 from tests.support.paths import ROOT
@@ -40,7 +40,7 @@ FEW = TrainingSettings(
 def close_cache():
     yield
     worker_cache.release_worker_cache()
-    data_rows.collect_once.cache_clear()
+    dataset.collect_once.cache_clear()
 
 
 def problems(layout):

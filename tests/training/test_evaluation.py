@@ -14,7 +14,7 @@ import torch
 from gdpo_tune.core.errors import NonFiniteError, TrialFailure
 from gdpo_tune.core.trial_files import MOST_COMPLETIONS, read_completions
 from gdpo_tune.policies.load_policy import list_end_tokens, load_policy
-from gdpo_tune.policies.prompts import PromptFormat
+from gdpo_tune.policies.prompt_format import PromptFormat
 from gdpo_tune.tasks.base import Scores
 from gdpo_tune.training.evaluation import (
     Evaluator,

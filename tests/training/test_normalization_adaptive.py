@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gdpo_tune.core.parameters import PARAMETERS
-from gdpo_tune.core.registry import NORMALIZATIONS, UNKNOWN_RANGE
+from gdpo_tune.core.registry import NORMALIZATIONS
+from gdpo_tune.core.task_info import UNKNOWN_RANGE
 from gdpo_tune.training.normalization import compute_advantages
 
 TINY = 1e-12

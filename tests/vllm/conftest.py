@@ -12,8 +12,8 @@ import pytest
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import PARAMETERS
-from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.settings import DataSettings, RolloutSettings, TrainingSettings
+from gdpo_tune.core.task_info import TaskInfo
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.tasks.base import Problem, Scores
 from gdpo_tune.training import vllm_engine

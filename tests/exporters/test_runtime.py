@@ -15,9 +15,15 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from gdpo_tune.exporters.glue import nemo_rl_rewards, verl_rewards
-from gdpo_tune.exporters.glue.prompt_rows import ExportedPrompt
-from gdpo_tune.policies.prompts import PromptFormat, find_text_prefix
+from gdpo_tune.core.shaping import Shaping
+from gdpo_tune.exporters import runtime
+from gdpo_tune.exporters.runtime_prompts import (
+    ExportedPrompt,
+    build_message_row,
+    build_verl_row,
+)
+from gdpo_tune.policies.prompt_format import PromptFormat
+from gdpo_tune.policies.prompts import find_text_prefix
 from tests.support.export import export_folder, export_to, make_recipe, parse_settings, read_prompts
 from tests.support.library_runs import build_first_batch
 
@@ -72,8 +78,9 @@ def test_verl_gets_the_rewards_of_a_trial_in_one_batch(tmp_path, monkeypatch):
     problems = [row["reward_model"]["ground_truth"] for row in read_prompts(tmp_path)[:3]]
     batch = build_first_batch(request, tmp_path, problems)
     rewards = load_rewards(tmp_path, monkeypatch)
-    batches, judge = [], rewards.judge
-    monkeypatch.setattr(rewards, "judge", lambda *values: batches.append(values) or judge(*values))
+    batches, judge = [], rewards.JUDGE.judge
+    counted = lambda self, *values: batches.append(values) or judge(*values)  # noqa: E731
+    monkeypatch.setattr(type(rewards.JUDGE), "judge", counted)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
     manager = rewards.RewardManager(None, tokenizer, None, reward_router_address=None)
     outputs = ask_all(manager, problems, batch.completions)
@@ -85,10 +92,13 @@ def test_verl_gets_the_rewards_of_a_trial_in_one_batch(tmp_path, monkeypatch):
     assert scores == pytest.approx((batch.values @ batch.weights).tolist())
 
 
-def build_manager(monkeypatch, judge):
-    monkeypatch.setattr(verl_rewards, "judge_each", judge)
+def build_manager(monkeypatch, judge, **weights):
+    monkeypatch.setattr(runtime.Judge, "judge_each", staticmethod(judge))
+    given = runtime.Judge(None, Shaping(), weights)
     tokenizer = SimpleNamespace(decode=lambda tokens, **_: "x" * len(tokens))
-    return verl_rewards.RewardManager(None, tokenizer, None)
+    manager = runtime.VerlRewardManager(None, tokenizer, None)
+    manager.judge = given
+    return manager
 
 
 def test_completions_that_come_while_others_are_judged_wait_for_the_next_batch(monkeypatch):
@@ -132,20 +142,19 @@ def test_a_failure_to_judge_reaches_every_completion_of_the_batch(monkeypatch):
 
 
 def test_a_reward_that_is_not_scored_is_0_for_verl(monkeypatch):
-    monkeypatch.setattr("gdpo_tune.exporters.glue.judging.WEIGHTS", {"a": 1.0, "b": 0.5})
-    manager = build_manager(monkeypatch, lambda *_: [{"a": None, "b": 2.0}])
+    manager = build_manager(monkeypatch, lambda *_: [{"a": None, "b": 2.0}], a=1.0, b=0.5)
     (output,) = ask_all(manager, ["p"], [[[1, 2]]])
     assert output == {"reward_score": 1.0, "reward_extra_info": {"a": 0.0, "b": 2.0}}
 
 
 def test_rows_have_the_columns_of_the_libraries():
-    row = verl_rewards.build_row(CHAT, 3)
+    row = build_verl_row(CHAT, 3)
     assert (row["prompt"], row["extra_info"]) == (CHAT.messages, {"index": 3})
     assert row["reward_model"]["ground_truth"] == "{}"
     plain = ExportedPrompt("ask", None, "{}")
-    assert verl_rewards.build_row(plain, 0)["prompt"] == [{"role": "user", "content": "ask"}]
-    assert nemo_rl_rewards.build_row(CHAT, 3) == {"messages": CHAT.messages, "problem": "{}"}
-    assert nemo_rl_rewards.build_row(plain, 0)["messages"] == [{"role": "user", "content": "ask"}]
+    assert build_verl_row(plain, 0)["prompt"] == [{"role": "user", "content": "ask"}]
+    assert build_message_row(CHAT, 3) == {"messages": CHAT.messages, "problem": "{}"}
+    assert build_message_row(plain, 0)["messages"] == [{"role": "user", "content": "ask"}]
 
 
 @pytest.mark.parametrize("mode", ["gdpo", "grpo"])
@@ -157,7 +166,7 @@ def test_nemo_rl_gets_the_rewards_of_a_trial(tmp_path, monkeypatch, mode):
     batch = build_first_batch(request, tmp_path, problems)
     rewards = load_rewards(tmp_path, monkeypatch)
     config = {"tokenizer": str(tmp_path / "policy"), "max_completion_length": 48}
-    judge = rewards.Judge({**config, "weighted_sum": mode == "grpo"})
+    judge = rewards.Environment({**config, "weighted_sum": mode == "grpo"})
     sampled = [tokens for group in batch.completions for tokens in group]
     texts = AutoTokenizer.from_pretrained(tmp_path / "policy").batch_decode(
         sampled, skip_special_tokens=True
@@ -200,14 +209,14 @@ def build_tokenizer(template=None):
 @pytest.mark.parametrize("template", [None, TEMPLATE, NO_SYSTEM])
 def test_nemo_rl_reads_the_tokens_of_a_trial(template):
     tokenizer = build_tokenizer(template)
-    row = {**nemo_rl_rewards.build_row(CHAT, 0), "task_name": "t"}
+    row = {**build_message_row(CHAT, 0), "task_name": "t"}
     (ours,) = PromptFormat(tokenizer, "above").encode(["ask"])
-    read = nemo_rl_rewards.process_prompt(row, None, tokenizer, 100, 7)
+    read = runtime.process_nemo_prompt(row, None, tokenizer, 100, 7, reading={})
     (turn,) = read["message_log"]
     assert turn["token_ids"].tolist() == ours
     assert (read["length"], read["loss_multiplier"], read["idx"]) == (len(ours), 1.0, 7)
     assert (read["extra_env_info"], read["task_name"]) == ({"problem": "{}"}, "t")
-    cut = nemo_rl_rewards.process_prompt(row, None, tokenizer, len(ours), 7)
+    cut = runtime.process_nemo_prompt(row, None, tokenizer, len(ours), 7, reading={})
     assert (len(cut["message_log"][0]["token_ids"]), cut["loss_multiplier"]) == (4, 0.0)
 
 
@@ -220,7 +229,7 @@ def test_verl_reads_the_tokens_of_a_trial_without_a_chat_template(tmp_path):
     settings = parse_settings(export_to("verl", recipe))
     tokenizer = AutoTokenizer.from_pretrained(policy)
     tokenizer.chat_template = settings["actor_rollout_ref"]["model"]["custom_chat_template"]
-    messages = verl_rewards.build_row(ExportedPrompt("a'{{b", None, ""), 0)["prompt"]
+    messages = build_verl_row(ExportedPrompt("a'{{b", None, ""), 0)["prompt"]
     read = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert read == build_tokenizer()("a'{{b")["input_ids"]
     assert settings["data"]["max_prompt_length"] == 300 - 64
@@ -297,5 +306,7 @@ def test_the_environment_of_nemo_rl_has_the_name_that_its_data_ask_for(tmp_path)
     assert f'register_env("{default["env_name"]}", "rewards.RewardEnvironment")' in program
     assert f'register_processor("{default["processor"]}"' in program
     assert default["env_name"] in settings["env"]
-    assert "\nRewardEnvironment = ray.remote(Judge)\n" in (tmp_path / "rewards.py").read_text()
+    assert (
+        "\nRewardEnvironment = ray.remote(Environment)\n" in (tmp_path / "rewards.py").read_text()
+    )
     assert json.loads(read_prompts(tmp_path)[0]["problem"])["prompt"]

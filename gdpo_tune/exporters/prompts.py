@@ -1,4 +1,7 @@
-"""Training prompts of an export, as the policy read them: rows, or a program for them."""
+"""Training prompts of an export, as the policy read them: rows, or a program for them.
+
+Rows of a data set are copied only if its licence allows to pass them on.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,32 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
 
 from gdpo_tune.core.errors import DataError, get_first_line
-from gdpo_tune.core.files import expand_path, is_local_source
+from gdpo_tune.core.files import expand_path, is_local_source, path_exists
 from gdpo_tune.core.prompt_order import PROBLEM_SEED, order_prompts
-from gdpo_tune.core.registry import describe_layout
-from gdpo_tune.exporters.base import PROMPTS_FILE, TrainingFiles
-from gdpo_tune.exporters.bundle import Bundle, format_docstring
-from gdpo_tune.exporters.data_licence import is_within_reach
-from gdpo_tune.exporters.glue.prompt_program import compute_digest
-from gdpo_tune.exporters.glue.prompt_rows import (
+from gdpo_tune.core.registry import LAYOUTS
+from gdpo_tune.core.settings import DataSettings
+from gdpo_tune.exporters.library import PROMPTS_FILE, TrainingFiles
+from gdpo_tune.exporters.recipe import Recipe
+from gdpo_tune.exporters.reward_files import (
+    CARRIED,
+    PROGRAMS,
+    carry_modules,
+    format_arguments,
+    format_docstring,
+)
+from gdpo_tune.exporters.runtime_prompts import (
     ExportedPrompt,
     build_prompt,
+    compute_digest,
     list_facts,
     write_rows,
 )
-from gdpo_tune.exporters.recipe import Recipe
-from gdpo_tune.exporters.reward_file import SANDBOX, SANDBOX_COPY, runs_programs
+from gdpo_tune.policies.prompt_format import PromptFormat
 from gdpo_tune.policies.prompts import (
-    PromptFormat,
     choose_instructions,
     choose_prompt_format,
     load_local_tokenizer,
@@ -33,8 +42,19 @@ from gdpo_tune.policies.prompts import (
 
 REFERENCE_FILE = "make_prompts.py"
 """Program of an export that writes the prompts."""
-_GLUE = "gdpo_tune.exporters.glue"
-_SETTINGS = "gdpo_tune.core.settings"
+PROMPTS = (
+    *("core/files.py", "core/text.py", "core/prompt_order.py", "core/task_info.py"),
+    *("tasks/columns.py", "tasks/data_rows.py", "tasks/generation.py"),
+    *("tasks/layouts.py", "exporters/runtime_prompts.py"),
+)
+"""Modules that make prompts of a data set, besides those that score completions."""
+ANSWER_SECONDS = 5.0
+"""Seconds that the Hub has to answer."""
+SHAREABLE = {
+    *("apache-2.0", "bsd", "bsd-2-clause", "bsd-3-clause", "cc-by-3.0", "cc-by-4.0", "cc0-1.0"),
+    *("cc-by-sa-3.0", "cc-by-sa-4.0", "cdla-permissive-2.0", "mit", "odc-by", "pddl", "unlicense"),
+}
+"""Licences, by the Hub's names, that allow to pass rows on."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +143,8 @@ def _build_prompt_error(problem: Any, reason: str) -> DataError:
     )
 
 
-def format_reference(recipe: Recipe, training: TrainingFiles) -> str:
-    """Return the program that writes the prompts from their data set.
+def build_reference_files(recipe: Recipe, training: TrainingFiles) -> dict[str, bytes]:
+    """Return name -> content of the program that makes the prompts from their data set.
 
     Raises:
         DataError: the prompts come from no data set.
@@ -134,57 +154,87 @@ def format_reference(recipe: Recipe, training: TrainingFiles) -> str:
             f"--reference-data: task {recipe.task} writes its own prompts, so there is no data set "
             "to refer to: leave it out"
         )
-    layout, source = describe_layout(recipe.data.layout), recipe.data.source
-    # Only functions of types: the settings of a sweep are absent there.
-    renamed: dict[str, str | None] = {_SETTINGS: None}
-    if runs_programs(recipe):
-        renamed[SANDBOX] = f"{SANDBOX_COPY}.sandbox"
-    bundle = Bundle(renamed=renamed)
-    convert, build_row = layout.convert, training.build_row
-    for function in (convert, build_row):
-        bundle.add(function.__module__, function.__name__)
-    bundle.add(f"{_GLUE}.prompt_program", "write_prompts")
+    module, _, layout = LAYOUTS[recipe.data.layout].partition(":")
+    module = module.partition(".")[2]
+    source, build_row = recipe.data.source, training.build_row.__name__
     data: dict[str, Any] = {**recipe.data.model_dump(), "is_local": recipe.data.is_local}
     for section in (data, data["validation"], data["test"]):
         if section["source"] and is_local_source(section["source"]):
             section["source"] = str(expand_path(section["source"]).absolute())
-    arguments = ", ".join(
-        f"{name}=SimpleNamespace(**{value!r})"
-        if name in ("validation", "test")
-        else f"{name}={value!r}"
-        for name, value in data.items()
-    )
-    shape = ("columns", "optional", "one_of", "keeps_messages")
-    columns = ", ".join(f"{name}={getattr(layout, name)!r}" for name in shape)
+    for part in ("validation", "test"):
+        data[part] = SimpleNamespace(**data[part])
+    place = format_arguments(data).replace("=namespace(", "=SimpleNamespace(")
     tokenizer = load_local_tokenizer(recipe.policy_name, recipe.model.revision)
     mode, own = recipe.model.instructions, recipe.build_task().instructions
     prompts = collect_prompts(recipe) if is_within_reach(recipe.data) else None
-    digest = compute_digest(prompts.problems) if prompts and prompts.reader else ""
-    values = {
-        "DATA": f"SimpleNamespace({arguments})",
-        "LAYOUT": f"SimpleNamespace({columns})",
-        "POLICY": repr(recipe.policy),
-        "INSTRUCTIONS": repr(choose_instructions(recipe.policy_name, tokenizer, own, mode)),
-        "READING": repr(recipe.reading),
-        "IS_CHAT": repr(recipe.is_chat),
-        "COUNT": repr(recipe.training.train_prompts),
-        "SEED": repr(recipe.seed),
-        "DIGEST": repr(digest),
-    }
-    imports, definitions = bundle.format({k: f"{k} = {value}" for k, value in values.items()})
-    call = f"write_prompts({convert.__name__}, {build_row.__name__}, target)"
     title = f"Makes {PROMPTS_FILE} of {source}: python {REFERENCE_FILE} [FILE]"
-    return f'''{format_docstring(title)}
+    program = f'''{format_docstring(title)}
 
-from __future__ import annotations
+from pathlib import Path
+from types import SimpleNamespace
 
-{imports}
+from {CARRIED}.{module} import {layout}
+from {CARRIED}.exporters.runtime_prompts import PromptSource, {build_row}, make_prompts
 
-
-{definitions}
-
+SOURCE = PromptSource(
+    data=SimpleNamespace({place}),
+    policy={recipe.policy!r},
+    instructions={choose_instructions(recipe.policy_name, tokenizer, own, mode)!r},
+    reading={recipe.reading!r},
+    is_chat={recipe.is_chat},
+    count={recipe.training.train_prompts},
+    seed={recipe.seed},
+    digest={compute_digest(prompts.problems) if prompts and prompts.reader else ""!r},
+)
 
 if __name__ == "__main__":
-    target = Path(__file__).with_name("{PROMPTS_FILE}")
-    {call}
+    make_prompts(SOURCE, {layout}, {build_row}, Path(__file__).with_name("{PROMPTS_FILE}"))
 '''
+    code = (f"{module.replace('.', '/')}.py", *PROGRAMS) if "code" in module else ()
+    return {REFERENCE_FILE: program.encode(), **carry_modules(*PROMPTS, *code)}
+
+
+def require_shareable(data: DataSettings) -> None:
+    """Refuse to copy rows of a data set on the Hub unless its licence allows to pass them on.
+
+    Rows of a file are the user's own matter, and so are prompts that a task writes.
+
+    Raises:
+        DataError: the licence is another one, or not known.
+    """
+    if not data.source or data.is_local:
+        return
+    licences = find_licences(data.source)
+    if licences and SHAREABLE.issuperset(licences):
+        return
+    known = f"its licence is {' and '.join(licences)}" if licences else "its licence is not known"
+    raise DataError(
+        f"data.source = {data.source}: its rows would be copied into the directory, and {known}: "
+        "--reference-data writes a program that fetches them instead; --copy-data copies them, if "
+        "you may pass them on"
+    )
+
+
+def find_licences(source: str) -> list[str]:
+    """Return the licences that the Hub names for a data set; empty if none is known."""
+    stated = getattr(_ask_hub(source), "license", None) or []
+    return [stated] if isinstance(stated, str) else list(stated)
+
+
+def is_within_reach(data: DataSettings) -> bool:
+    """Return whether a data set is on this machine, or on the Hub and the Hub answers."""
+    if data.is_local:
+        return path_exists(expand_path(data.source))
+    return _ask_hub(data.source) is not None
+
+
+def _ask_hub(source: str) -> Any:
+    """Return the card of a data set, or an empty one; None if the Hub has or says nothing."""
+    from httpx import HTTPError
+    from huggingface_hub import DatasetCardData, HfApi
+
+    try:
+        info = HfApi().dataset_info(source, timeout=ANSWER_SECONDS)
+    except (OSError, ValueError, HTTPError):  # no network, no such data set, no right to it
+        return None
+    return info.card_data or DatasetCardData()

@@ -9,12 +9,12 @@ from pathlib import Path
 from gdpo_tune.core.addresses import drop_credentials
 from gdpo_tune.core.task_files import is_task_file, load_task_info
 from gdpo_tune.core.trials import Objective
-from gdpo_tune.exporters.base import PROMPTS_FILE, REWARDS_FILE, Difference, Exported
-from gdpo_tune.exporters.common_differences import MEASURED
-from gdpo_tune.exporters.glue.programs import SERVICE
-from gdpo_tune.exporters.prompt_files import REFERENCE_FILE
+from gdpo_tune.exporters.differences import Difference
+from gdpo_tune.exporters.library import PROMPTS_FILE, REWARDS_FILE, Exported
+from gdpo_tune.exporters.prompts import REFERENCE_FILE
 from gdpo_tune.exporters.recipe import ExportedReward, Recipe, describe_length
-from gdpo_tune.exporters.reward_file import TASK_COPY
+from gdpo_tune.exporters.reward_files import TASK_COPY
+from gdpo_tune.exporters.runtime import SERVICE
 from gdpo_tune.results.transfer import Transfer
 
 PAGE = "DIFFERENCES.md"
@@ -41,7 +41,7 @@ def format_page(
     supply = [(f"`{key}`", text) for key, text in _list_supplies(recipe, exported).items()]
     supplies = _format_table(("key", "what it needs"), supply) if supply else "Nothing."
     rows = [(row.topic, row.ours, row.theirs) for row in (*exported.differences, *differences)]
-    sizes = SIZES if any(MEASURED in theirs for _, _, theirs in rows) else ""
+    sizes = SIZES if any("measured" in theirs for _, _, theirs in rows) else ""
     goals = ", ".join(f"`{goal.name}` ({goal.direction})" for goal in objectives)
     metrics = f"""
 Not exported: held-out evaluation. A sweep compares unweighted metrics ({goals}) on test prompts. \

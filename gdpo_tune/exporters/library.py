@@ -1,0 +1,173 @@
+"""What an exporter states about its library, what it returns, and the checks that all share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from gdpo_tune.core.errors import ExportError, SpecProblem
+from gdpo_tune.exporters.differences import Difference
+from gdpo_tune.exporters.recipe import Recipe
+from gdpo_tune.exporters.runtime_prompts import ExportedPrompt
+from gdpo_tune.spec.document import dump_flow
+from gdpo_tune.spec.text import join_names, show
+
+Settings = Mapping[str, object]
+REWARDS_FILE = "rewards.py"
+"""Module of an export with the reward functions."""
+PROMPTS_FILE = "prompts.parquet"
+"""Training prompts of an export."""
+POLICY_COPY = "policy"
+"""Directory of an export with a policy that ships with this package."""
+CONVERTED = "converted"
+"""Directory of an export with the policy that a conversion made."""
+START = "bash run.sh"
+"""Command that starts the library in the directory of an export."""
+
+
+@dataclass(frozen=True)
+class TrainingFiles:
+    """Files of a training besides the configuration: how its library gets rewards and prompts."""
+
+    imports: Sequence[str]
+    """Names of `runtime` that `ending` needs."""
+    ending: str
+    """Source at the end of `rewards.py`, below `JUDGE`."""
+    build_row: Callable[[ExportedPrompt, int], Mapping[str, object]]
+    """Columns of a prompt, which has that number, in `prompts.parquet`; of `runtime_prompts`."""
+    reads_as_trained: bool = False
+    """True if prompts are read by the chat template of the training, not by the policy's own."""
+    others: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Name of another file -> its text."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A training, or a merge, as the files of a library."""
+
+    library: str
+    """With the version whose source the exporter was written from."""
+    file: str
+    """Name of its configuration."""
+    text: str
+    install: str
+    """Command that installs the library."""
+    run: str
+    """Lines of a shell that start it in that directory, with the arguments "$@"."""
+    result: str
+    """Directory in that of the export where the policy will be."""
+    to_supply: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Key -> what the user has to put there."""
+    training: TrainingFiles | None = None
+    """None for a merge, which trains nothing."""
+    conversion: str = ""
+    """Command that makes that policy of what the library saves; empty if it saves it so."""
+    environment: str = ""
+    """Assignment before the command that starts it, such as `NAME=/a/path`."""
+    differences: Sequence[Difference] = ()
+
+    @property
+    def start(self) -> str:
+        """Command that starts the library in the directory of the export."""
+        return f"{self.environment} {START}".lstrip()
+
+
+@dataclass(frozen=True)
+class Library:
+    """A version of a library, and the settings of a recipe that it can express."""
+
+    name: str
+    modes: Collection[str]
+    losses: Collection[str]
+    schedules: Collection[str] = ("constant", "linear", "cosine")
+    leave_one_out: Collection[str] = ()
+    """Modes under which it has that baseline."""
+    revisions: bool = True
+    """Whether it can load another revision of a model than the newest."""
+    fractions: bool = True
+    """Whether it takes those of a `lora_alpha`."""
+    notes: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Mode -> why the library lacks it although it seems to have it."""
+
+    def check(self, recipe: Recipe, *others: SpecProblem) -> None:
+        """Refuse a recipe that the library would change or ignore in part.
+
+        Raises:
+            ExportError: with every reason, `others` among them.
+        """
+        if problems := (*self._find_problems(recipe), *others):
+            raise ExportError(self.name, problems)
+
+    def _find_problems(self, recipe: Recipe) -> Iterator[SpecProblem]:
+        def build(key: str, value: object, reason: str, fix: str) -> SpecProblem:
+            return SpecProblem(recipe.note, key, show(value), reason, fix)
+
+        name, mode, shape = self.name, recipe.mode, recipe.training.lr_schedule
+        if mode not in self.modes:
+            note = self.notes.get(mode, "has no such normalization")
+            reason = f"{name} {note}; it knows {join_names(self.modes)}"
+            yield build("normalization", mode, reason, "pick a trial with one of those")
+        elif recipe.leaves_one_out and mode not in self.leave_one_out:
+            reason = f"{name} compares with the mean of the whole group under {mode}"
+            fix = "pick a trial with baseline: group_mean"
+            yield build("baseline", "leave_one_out", reason, fix)
+        if recipe.loss not in self.losses:
+            known = join_names(self.losses)
+            reason = f"{name} cannot average the loss in this way; it knows {known}"
+            yield build("loss_type", recipe.loss, reason, "pick a trial with one of those")
+        if shape not in self.schedules:
+            reason = f"{name} has no such schedule; it knows {join_names(self.schedules)}"
+            fix = "--set training.lr_schedule=constant"
+            yield build("training.lr_schedule", shape, reason, fix)
+        if recipe.gamma > 0:
+            reason = "no library makes the weights depend on how saturated a reward is"
+            yield build("gamma", recipe.gamma, reason, "pick a trial with gamma: 0")
+        if recipe.model.revision and not self.revisions:
+            fix = "download that revision, and set its directory with --set policy="
+            reason = f"{name} loads the newest revision"
+            yield build("model.revision", recipe.model.revision, reason, fix)
+        if recipe.model.lora_rank and not self.fractions and not isinstance(recipe.lora_alpha, int):
+            fix = "pick a whole number, or export to trl or verl"
+            reason = f"{name} takes whole numbers alone"
+            yield build("model.lora_alpha", recipe.lora_alpha, reason, fix)
+        if recipe.schedule:
+            reason = (
+                "no library changes weights or the learning rate during training, as this member "
+                "of a population did"
+            )
+            fix = "train it here: gdpo_tune.train --from"
+            yield build("schedule", f"{len(recipe.schedule)} changes", reason, fix)
+        if recipe.sandbox.type == "unsafe_no_isolation":
+            reason = (
+                "the export would run code of the policy without isolation, wherever it is started"
+            )
+            yield build("sandbox.type", recipe.sandbox.type, reason, "--set sandbox.type=local")
+
+
+def format_install(package: str, extras: Sequence[str] = ()) -> str:
+    """Return the command that installs a package such as `trl==1.16.0` with extras.
+
+    An extra limits the versions of what it installs to those that the package works with.
+    """
+    name, _, version = package.partition("==")
+    return (
+        f"pip install '{name}[{','.join(extras)}]=={version}'"
+        if extras
+        else f"pip install {package}"
+    )
+
+
+def format_yaml(settings: Settings, *comments: str) -> str:
+    """Return YAML that readers of version 1.1 and 1.2 read alike, below `comments`."""
+    lines = [*(f"# {comment}" for comment in comments), *_format_entries(settings, "")]
+    return "\n".join(lines) + "\n"
+
+
+def _format_entries(settings: Settings, indent: str) -> Iterator[str]:
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield f"{indent}{key}:"
+            yield from _format_entries(cast("Settings", value), f"{indent}  ")
+        else:
+            yield f"{indent}{key}: {dump_flow(value)}"

@@ -1,0 +1,305 @@
+"""Rewards of completions in an export, in the form in which each library asks for them.
+
+An export carries this module and what it imports, as `gdpo_rewards`; its `rewards.py` has the
+settings of its training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import functools
+import importlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from gdpo_tune.core.shaping import Rewards, Shaping
+from gdpo_tune.policies.prompt_format import PromptFormat
+from gdpo_tune.tasks.base import Problem, Sample
+
+if TYPE_CHECKING:
+    from gdpo_tune.sandbox import Result, Sandbox
+
+SERVICE = "SANDBOX_FUSION_URL"
+"""Environment variable with the address of a service that runs programs in place of a sandbox."""
+
+Scores = Mapping[str, Callable[[Sample], float | None]]
+"""Reward name -> its function."""
+Score = Callable[[Sequence[Problem], Sequence[str], Sequence[int]], tuple[Rewards, Rewards]]
+"""Problems, completions and their tokens -> rewards, and the same with partial credit."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """The rewards of a training, computed and shaped as there, and their weights."""
+
+    score: Score
+    shaping: Shaping
+    weights: Mapping[str, float]
+    """The largest is 1."""
+
+    def judge(
+        self, problems: Sequence[str], completions: Sequence[str], lengths: Sequence[int]
+    ) -> Rewards:
+        """Return reward name -> N rewards, unweighted; None means not scored.
+
+        `problems` are texts of the column `problem` of prompts.parquet. `completions` lack the end
+        token; `lengths` are their tokens, the end token included.
+        """
+        read = [Problem(**json.loads(text)) for text in problems]
+        rewards, partial = self.score(read, completions, lengths)
+        return self.shaping.apply(rewards, lengths, partial)
+
+    def judge_each(
+        self, problems: Sequence[str], completions: Sequence[str], lengths: Sequence[int]
+    ) -> list[Mapping[str, float | None]]:
+        """Return the rewards of each of N completions by name; see `judge`."""
+        rewards = self.judge(problems, completions, lengths)
+        columns = zip(*rewards.values(), strict=True)
+        return [dict(zip(rewards, values, strict=True)) for values in columns]
+
+    def weigh(self, rewards: Mapping[str, float | None]) -> float:
+        """Return the weighted sum of one completion's rewards; one not scored counts as 0."""
+        return sum(weight * (rewards[name] or 0.0) for name, weight in self.weights.items())
+
+
+def score_samples(
+    scores: Scores,
+    partial_scores: Scores,
+    length_limit: int,
+    run_programs: Callable[..., Sequence[Result | None]] | None = None,
+) -> Score:
+    """Return the scoring by reward functions of a task that ships; see `Sample`."""
+
+    def score(
+        problems: Sequence[Problem], completions: Sequence[str], lengths: Sequence[int]
+    ) -> tuple[Rewards, Rewards]:
+        results = run_programs(problems, completions) if run_programs else [None] * len(problems)
+        parts = zip(problems, completions, lengths, results, strict=True)
+        samples = [Sample(one, text, n, length_limit, result) for one, text, n, result in parts]
+        rewards, partial = (
+            {name: [function(sample) for sample in samples] for name, function in each.items()}
+            for each in (scores, partial_scores)
+        )
+        return rewards, partial
+
+    return score
+
+
+class ProgramRunner:
+    """A sandbox that runs programs in completions, with the settings of the section `sandbox:`.
+
+    An export carries the sandbox, if a reward runs programs.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        url = os.environ.get(SERVICE, "")
+        service = {"type": "external", "url": url} if url else {}
+        self._settings: Any = SimpleNamespace(**{**settings, **service})
+        # A fork needs a sandbox of its own.
+        self._open = functools.cache(self._open_in)
+
+    def __call__(
+        self, problems: Sequence[Problem], completions: Sequence[str]
+    ) -> Sequence[Result | None]:
+        """Run the program of each of N completions; the result is None if there is no program.
+
+        Raises:
+            SandboxUnavailable: this machine offers no isolation, so nothing was run.
+        """
+        from gdpo_tune.tasks.execution import run_programs
+
+        return run_programs(self._open(os.getpid()), self._settings, problems, completions)
+
+    def _open_in(self, process: int) -> Sandbox:
+        from gdpo_tune.tasks.execution import open_sandbox
+
+        sandbox = open_sandbox(self._settings)
+        atexit.register(sandbox.close)
+        return sandbox
+
+
+def score_custom_task(task: str, *settings: Any) -> Score:
+    """Return the scoring by a task in a file, which runs when it is first used.
+
+    The task's class derives from one of `gdpo_tune`, which has to be installed.
+    """
+
+    @functools.cache
+    def build() -> Any:
+        # By name, because this is of the installed package, not of what an export carries.
+        return importlib.import_module("gdpo_tune.core.task_files").build_task(task, *settings)
+
+    def score(*batch: Any) -> tuple[Rewards, Rewards]:
+        scores = build().score(*batch)
+        return scores.rewards, scores.partial
+
+    return score
+
+
+# TRL, Axolotl and ms-swift ------------------------------------------------------------------------
+
+
+def build_reward_functions(judge: Judge) -> dict[str, Callable[..., Sequence[float | None]]]:
+    """Build a function for each reward, which TRL logs by its name; a batch is judged once."""
+    latest: tuple[Any, Rewards] = (None, {})
+    """Batch that was judged last, which TRL passes to one function after another."""
+
+    def judge_once(completions: Sequence[Any], tokens: Any, problems: Sequence[str]) -> Rewards:
+        nonlocal latest
+        batch, rewards = latest  # that of another thread may follow at any time
+        if batch is not completions:
+            texts = [each if isinstance(each, str) else each[0]["content"] for each in completions]
+            rewards = judge.judge(problems, texts, [len(ids) for ids in tokens])
+            latest = completions, rewards
+        return rewards
+
+    def build(name: str) -> Callable[..., Sequence[float | None]]:
+        def reward(
+            completions: Sequence[Any], completion_ids: Any, problem: Sequence[str], **_: Any
+        ) -> Sequence[float | None]:
+            return judge_once(completions, completion_ids, problem)[name]
+
+        reward.__name__ = name
+        return reward
+
+    return {name: build(name) for name in judge.weights}
+
+
+def build_reward_classes(judge: Judge) -> dict[str, type]:
+    """Build a class for each reward, whose objects ms-swift calls and logs by its name."""
+
+    def build(name: str, function: Callable[..., Sequence[float | None]]) -> type:
+        class Reward:
+            def __init__(self, args: Any = None, **_: Any) -> None:
+                self.args = args
+
+            def __call__(
+                self, completions: Any, response_token_ids: Any, problem: Any, **_: Any
+            ) -> Sequence[float | None]:
+                return function(completions, response_token_ids, problem)
+
+        Reward.__name__ = name
+        return Reward
+
+    return {name: build(name, each) for name, each in build_reward_functions(judge).items()}
+
+
+class VerlRewardManager:
+    """Reward manager of verl that judges all completions together that wait for their rewards.
+
+    verl asks for one completion at a time, and for many at once. Those that come while others are
+    judged make the next batch.
+    """
+
+    judge: Judge
+
+    def __init__(self, config: Any, tokenizer: Any, compute_score: Any, **_: Any) -> None:
+        self._tokenizer = tokenizer
+        self._turn = asyncio.Lock()
+        self._waiting: list[tuple[str, str, int]] = []
+        """Problem, completion and its tokens of each completion of the next batch."""
+        self._judged: asyncio.Task[list[Mapping[str, float | None]]] | None = None
+        """Rewards of the next batch."""
+
+    async def run_single(self, data: Any) -> dict[str, Any]:
+        """Return the weighted sum of the rewards of a completion, and each reward by its name."""
+        row = data[-1:][0]
+        tokens = row.batch["responses"]
+        length = int(row.batch["attention_mask"][-len(tokens) :].sum())
+        text = self._tokenizer.decode(tokens[:length], skip_special_tokens=True)
+        problem = row.non_tensor_batch["reward_model"]["ground_truth"]
+        place = len(self._waiting)
+        self._waiting.append((problem, text, length))
+        if self._judged is None or not place:
+            self._judged = asyncio.create_task(self._judge_waiting())
+        rewards = (await asyncio.shield(self._judged))[place]
+        separate = {name: value or 0.0 for name, value in rewards.items()}
+        return {"reward_score": self.judge.weigh(rewards), "reward_extra_info": separate}
+
+    async def _judge_waiting(self) -> list[Mapping[str, float | None]]:
+        async with self._turn:
+            batch, self._waiting = self._waiting, []
+            # In a thread, so that completions can be sampled meanwhile.
+            return await asyncio.to_thread(self.judge.judge_each, *zip(*batch, strict=True))
+
+
+class NemoEnvironment:
+    """Environment of one turn, whose `config` is the section `env.gdpo` of the configuration."""
+
+    judge: Judge
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        from transformers import AutoTokenizer
+
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(config["tokenizer"])
+        self._longest: int = config["max_completion_length"]
+        self._sums: bool = config["weighted_sum"]
+
+    def step(
+        self, logs: Sequence[Sequence[Mapping[str, str]]], metadata: Sequence[Mapping[str, str]]
+    ) -> tuple[Any, ...]:
+        """Return the rewards of N completions, and the end of N episodes.
+
+        NeMo-RL passes no tokens on, so that a completion is tokenized again.
+        """
+        import torch
+
+        texts = [turns[-1]["content"] for turns in logs]
+        tokens = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
+        lengths = [min(len(each) + 1, self._longest) for each in tokens]
+        rewards = self.judge.judge_each([entry["problem"] for entry in metadata], texts, lengths)
+        given: Any = torch.tensor([self.judge.weigh(each) for each in rewards])
+        if not self._sums:
+            given = {
+                f"reward/{name}": torch.tensor([each[name] or 0.0 for each in rewards])
+                for name in self.judge.weights
+            }
+        nothing = [{"role": "environment", "content": ""} for _ in texts]
+        unknown = [None] * len(texts)
+        return nothing, list(metadata), unknown, given, torch.ones(len(texts)), unknown
+
+    def global_post_process_and_metrics(self, batch: Any) -> tuple[Any, dict[str, float]]:
+        """Return the batch as it is, and no metrics."""
+        return batch, {}
+
+    def shutdown(self) -> None:
+        """Leave the sandbox, if there is one, to the end of this process."""
+
+
+def process_nemo_prompt(
+    row: Mapping[str, Any],
+    spec: Any,
+    tokenizer: Any,
+    longest: int,
+    number: int,
+    *,
+    reading: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return a prompt as NeMo-RL samples from it: the tokens that the searched policy read.
+
+    One above `longest` tokens is cut and does not count in the loss, as in NeMo-RL's own.
+    `reading` are arguments of `PromptFormat`.
+    """
+    import torch
+
+    reader, turns = PromptFormat(tokenizer, **reading), row["messages"]
+    plain = "\n\n".join(turn["content"] for turn in turns)
+    prompt = plain if reader.template is None else turns
+    tokens = torch.tensor(reader.encode([prompt])[0])
+    fits = len(tokens) < longest
+    text = reader.render(prompt)
+    return {
+        "message_log": [
+            {"role": "user", "content": text, "token_ids": tokens if fits else tokens[:4]}
+        ],
+        "length": len(tokens),
+        "extra_env_info": {"problem": row["problem"]},
+        "loss_multiplier": 1.0 if fits else 0.0,
+        "idx": number,
+        "task_name": row["task_name"],
+    }
