@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -471,7 +471,7 @@ def _list_settings(spec: SweepSpec) -> dict[str, Any]:
 
 def _list_recipe_values(spec: SweepSpec) -> dict[str, Any]:
     """Return dotted key -> value of all that is taken from a recipe, but for parameters."""
-    sections = {name: asdict(getattr(spec, name)) for name in RECIPE_SECTIONS}
+    sections = {name: getattr(spec, name).model_dump() for name in RECIPE_SECTIONS}
     sections["resources"] = {name: getattr(spec.resources, name) for name in RECIPE_RESOURCES}
     pairs = (
         (f"{s}.{key}", value) for s, values in sections.items() for key, value in values.items()
