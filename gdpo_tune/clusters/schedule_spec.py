@@ -25,9 +25,10 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from gdpo_tune.core.files import expand_path, find_path_problem
 from gdpo_tune.core.object_store import is_url
-from gdpo_tune.spec.notify_section import EnvironmentName, WebhookSettings
-from gdpo_tune.spec.problems import suggest
-from gdpo_tune.spec.sections import Section, build_refusal, require_pattern
+from gdpo_tune.core.settings import Section
+from gdpo_tune.spec.model import EnvironmentName, WebhookSettings
+from gdpo_tune.spec.sections import build_refusal, require_pattern
+from gdpo_tune.spec.text import suggest
 
 TOO_LONG = re.compile(r"[0-9]{9}")
 """A number that no cron line needs."""
@@ -137,12 +138,12 @@ def parse_duration(text: Any) -> int:
     counts = zip(match.groups(), UNITS.values(), strict=True)
     seconds = sum(int(count or 0) * size for count, size in counts)
     if not SHORTEST <= seconds <= LONGEST:
-        bounds = f"{compose_duration(SHORTEST)} to {compose_duration(LONGEST)}"
+        bounds = f"{format_period(SHORTEST)} to {format_period(LONGEST)}"
         raise build_refusal(f"must be {bounds}", f"write a length of time of {bounds}")
     return seconds
 
 
-def compose_duration(seconds: float) -> str:
+def format_period(seconds: float) -> str:
     """Return seconds as a text such as `1d12h`; `0s` for none."""
     rest, parts = round(seconds), ""
     for unit, size in UNITS.items():

@@ -64,7 +64,7 @@ from gdpo_tune.ledger.requests import (
     fold_requests,
 )
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.objectives import BASELINES
+from gdpo_tune.spec.model import BASELINES
 
 SESSION, INCIDENT, GENERATION, REQUEST = "session:", "incident:", "generation:", "request:"
 CONTENT = "content:"

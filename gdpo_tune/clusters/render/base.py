@@ -22,10 +22,10 @@ from cronsim import CronSim
 
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
 from gdpo_tune.clusters.render import NEWEST_KUBERAY, TARGETS
-from gdpo_tune.clusters.schedule_spec import CronSchedule, compose_duration
+from gdpo_tune.clusters.schedule_spec import CronSchedule, format_period
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
-from gdpo_tune.spec.problems import show
+from gdpo_tune.spec.text import show
 
 LOCAL_ZONES = ("localtime", "Factory")
 """Time zones that differ from machine to machine."""
@@ -67,7 +67,7 @@ class RenderRequest:
         settings = self.sweep.settings
         longest = settings.policy.max_runtime
         limits = {
-            "max_runtime": longest and compose_duration(longest),
+            "max_runtime": longest and format_period(longest),
             "max_attempts": settings.policy.max_attempts,
             **{f"budget.{key}": value for key, value in settings.budget},
             "notify": "by webhook" if settings.notify else None,
@@ -194,12 +194,12 @@ def format_five_fields(request: RenderRequest, *, star_decides: bool) -> str:
         _refuse_line(request, f"{steps[0]} with another day means 'both' to cron, 'either' there")
     numbers = (parsed.minutes, parsed.hours, parsed.days, parsed.months)
     written = [
-        text if COMMON_SYNTAX.fullmatch(text) else format_ranges(values, "-")
+        text if COMMON_SYNTAX.fullmatch(text) else format_field(values, "-")
         for text, values in zip(others, numbers, strict=True)
     ]
     has_sunday_7 = any("7" in part.split("/")[0] for part in weekday.split(","))
     if has_sunday_7 or not COMMON_SYNTAX.fullmatch(weekday):
-        weekday = format_ranges({each % WEEK for each in weekdays}, "-")
+        weekday = format_field({each % WEEK for each in weekdays}, "-")
     return " ".join([*written, weekday])
 
 
@@ -212,7 +212,7 @@ def format_calendar_events(request: RenderRequest) -> list[str]:
         _refuse_line(request, "systemd has no last working day of a month")
     if parsed.day_and and special and not any_day:
         _refuse_line(request, "systemd has no day that is one of the month and the nth of its week")
-    months, names = _format_part(parsed.months, 12), format_ranges(weekdays, "..", DAYS)
+    months, names = _format_part(parsed.months, 12), format_field(weekdays, "..", DAYS)
     plain = [day for day in parsed.days if day > 0]
     by_month = [f"*-{months}-{_format_part(plain, 31)}"] if plain else []
     by_month += [f"*-{months}~01"] if CronSim.LAST in parsed.days else []
@@ -246,7 +246,7 @@ def find_skipped_days(request: RenderRequest) -> list[date]:
     return days
 
 
-def format_ranges(values: Collection[int], through: str, names: Sequence[str] = ()) -> str:
+def format_field(values: Collection[int], through: str, names: Sequence[str] = ()) -> str:
     """Return numbers as a list of single ones and ranges, such as `1-5,7`."""
     ranges = list[list[int]]()
     for value in sorted(values):
@@ -260,7 +260,7 @@ def format_ranges(values: Collection[int], through: str, names: Sequence[str] = 
 
 
 def _format_part(values: Collection[int], size: int) -> str:
-    return "*" if len(values) == size else format_ranges(values, "..", TWO_DIGITS)
+    return "*" if len(values) == size else format_field(values, "..", TWO_DIGITS)
 
 
 def _parse(request: RenderRequest) -> CronSim:
