@@ -169,7 +169,7 @@ def upload_all(
             as for its licence; nothing was sent.
         HubError: an upload stopped.
     """
-    from gdpo_tune.publishing.hub_upload import (
+    from gdpo_tune.publishing.hub import (
         check_cards,
         check_names,
         list_in_collection,
