@@ -89,7 +89,11 @@ def choose_policies(
     """
     from gdpo_tune.core.addresses import refuse_published
     from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.publishing.publication import choose_candidate, list_members, open_publication
+    from gdpo_tune.publishing.publication import (
+        choose_published_policy,
+        list_members,
+        open_publication,
+    )
     from gdpo_tune.results.open_sweep import read_sweep, resolve_location, split_source
     from gdpo_tune.results.pick_language import parse_pick
     from gdpo_tune.results.picking import pick_trial
@@ -115,7 +119,7 @@ def choose_policies(
     chosen = pick_trial(sweep.records, sweep.spec, parsed)
     for line in chosen.lines:
         print(line)
-    return publication, [choose_candidate(publication, chosen, parsed.text)], []
+    return publication, [choose_published_policy(publication, chosen, parsed.text)], []
 
 
 def build_contents(

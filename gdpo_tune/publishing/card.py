@@ -128,7 +128,7 @@ def _render(template: str, publication: Publication, **values: Any) -> str:
         record=publication.record,
         policy_name=spec.policy,
         is_embedded=spec.policy in POLICIES,
-        data=describe_data(spec),
+        data=describe_prompts(spec),
         objectives=[
             f"`{name}` ({goal.direction}d): {get_metric(publication, name).doc}"
             for name, goal in spec.objectives.items()
@@ -179,7 +179,7 @@ def _build_metadata(
     ).to_yaml()
 
 
-def describe_data(spec: SweepSpec) -> str:
+def describe_prompts(spec: SweepSpec) -> str:
     """Return where the prompts of a sweep come from."""
     training, data = spec.training, spec.data
     counts = (

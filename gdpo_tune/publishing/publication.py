@@ -142,7 +142,9 @@ def open_publication(
     return Publication(sweep, source, target, found, sweep.build_front(), sessions, is_front)
 
 
-def choose_candidate(publication: Publication, chosen: ChosenTrial, pick: str) -> PublishedPolicy:
+def choose_published_policy(
+    publication: Publication, chosen: ChosenTrial, pick: str
+) -> PublishedPolicy:
     """Return the candidate that a person picked.
 
     Raises:

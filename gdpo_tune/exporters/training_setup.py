@@ -49,7 +49,7 @@ class ExportedReward:
 
     name: str
     weight: float
-    """The largest of a recipe is 1, as in training."""
+    """The largest of a setup is 1, as in training."""
     low: float
     high: float
     """Range of its values, infinite if it is unknown."""
@@ -58,7 +58,7 @@ class ExportedReward:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingSetup:
     """One training."""
 
     name: str
@@ -175,7 +175,7 @@ class Recipe:
         return self.training.micro_batch_size or self.mini_batch
 
     @property
-    def micro_batches(self) -> int:
+    def gradient_accumulation_steps(self) -> int:
         """Forward and backward passes of an optimizer step."""
         return self.mini_batch // self.micro_batch
 
@@ -228,8 +228,8 @@ class Recipe:
         return float(self.params[name])
 
 
-def build_recipe(request: TrainingRequest, policy: str) -> Recipe:
-    """Build the recipe of the training that `request`, with complete parameters, describes.
+def build_training_setup(request: TrainingRequest, policy: str) -> TrainingSetup:
+    """Build the setup of the training that `request`, with complete parameters, describes.
 
     `policy` is the argument of `from_pretrained` for the policy of the spec.
     """
@@ -242,7 +242,7 @@ def build_recipe(request: TrainingRequest, policy: str) -> Recipe:
     shaping = {name: _describe_shaping(name, info, params, spec) for name in names}
     origin = spec.policy, spec.model.revision
     own, tokenizer = read_own_decoding(*origin), load_local_tokenizer(*origin)
-    return Recipe(
+    return TrainingSetup(
         name=f"{spec.name}-{request.label}",
         # A path with a new line would end a comment, and its directories may name a person.
         note=" ".join(request.note.replace(place, shown).split()),
