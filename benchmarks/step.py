@@ -30,7 +30,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.tasks.code import draw_code_problems
-from gdpo_tune.training.fast_cpu.accumulation import MicroBatchTrainer
+from gdpo_tune.training.micro_batches import MicroBatchTrainer
 from gdpo_tune.training.rollout import sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer
 

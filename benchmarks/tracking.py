@@ -5,7 +5,7 @@
 Four ways to send the same results to an MLflow server on a SQLite file run one after the other,
 each in its own process with its own server:
 
-    ours      the listener of `gdpo_tune.sweep`: a spool, and one thread that sends it
+    ours      the listener of `gdpo_tune.sweep`: a thread that sends what MLflow lacks
     sync      `MlflowClient.log_batch`, a batch for each result
     async     the same with `synchronous=False`, waited for at the end
     ray       `MlflowLoggerCallback` of Ray Tune, called as Ray's loop calls its callbacks
@@ -185,11 +185,11 @@ class Ours:
     def __init__(self, uri: str, directory: Path, load: Load) -> None:
         from gdpo_tune.core.events import SweepStarted
         from gdpo_tune.spec import load_spec
-        from gdpo_tune.tracking import MlflowSink
+        from gdpo_tune.tracking import MlflowTracker
 
         path = directory / "tracked.yaml"
         path.write_text(SPACE.format(uri=uri, directory=directory, steps=load.steps))
-        self._sink = MlflowSink(load_spec(path))
+        self._sink = MlflowTracker(load_spec(path))
         self._sink(SweepStarted((), load.trials))
         # as the other ways do, import mlflow before the first call
         while self._sink.get_state().pending:

@@ -30,7 +30,7 @@ from gdpo_tune.clusters.render import NEWEST_KUBERAY, TARGETS
 
 if TYPE_CHECKING:
     from gdpo_tune.clusters.load_schedules import LoadedSweeps, ScheduledSweep
-    from gdpo_tune.clusters.schedule_decisions import ScheduleContext
+    from gdpo_tune.clusters.scheduler import Scheduler
     from gdpo_tune.core.errors import GdpoTuneError
 
 
@@ -137,28 +137,27 @@ def serve(options: argparse.Namespace) -> int:
 def run(options: argparse.Namespace) -> int:
     """Run one sweep for a time, or for the last time of its schedule."""
     from gdpo_tune.clusters.console import ConsolePrinter
-    from gdpo_tune.clusters.named_runs import choose_due_time, run_by_name
     from gdpo_tune.core.system import stop_on_signals
 
     context, ended = open_named(options), threading.Event()
-    due, report = choose_due_time(context, options.at, now=options.now), ConsolePrinter().print_news
+    due, report = context.choose_due_time(options.at, now=options.now), ConsolePrinter().print_news
     flags = {"wait": options.wait, "once": options.once, "every": options.every}
     if not options.here:  # on other machines the run continues without this process
-        return run_by_name(context, due, report=report, **flags)
+        return context.run(due, report=report, **flags)
     with stop_on_signals(lambda _: ended.set()):
-        return run_by_name(context, due, report=report, taken_back=ended, **flags)
+        return context.run(due, report=report, preempted=ended, **flags)
 
 
 def show_status(options: argparse.Namespace) -> int:
     """Print the state of runs as the last tick has left it."""
     from gdpo_tune.clusters.console import ConsolePrinter, print_status
-    from gdpo_tune.clusters.schedule_decisions import open_context
+    from gdpo_tune.clusters.scheduler import Scheduler
     from gdpo_tune.core.errors import GdpoTuneError
 
     loaded, errors = load(options), list["tuple[ScheduledSweep, GdpoTuneError]"]()
     for sweep in loaded.sweeps:
         try:
-            print_status(open_context(sweep, read_clock, read_only=True))
+            print_status(Scheduler.open(sweep, read_clock, read_only=True))
         except GdpoTuneError as error:
             errors.append((sweep, error))
     return ConsolePrinter().print_errors(loaded, errors)
@@ -167,10 +166,9 @@ def show_status(options: argparse.Namespace) -> int:
 def stop(options: argparse.Namespace) -> int:
     """Ask the active run to end. The tick that sees its end records it."""
     from gdpo_tune.clusters.console import print_events
-    from gdpo_tune.clusters.named_runs import stop_by_name
 
     context = open_named(options)
-    if not stop_by_name(context):
+    if not context.stop():
         print(f"no run of {context.sweep.name} is active")
     elif not context.events and context.state.active is not None:
         print(f"{context.state.active.name} was asked to stop already, and has not ended yet")
@@ -256,12 +254,12 @@ def load(options: argparse.Namespace) -> LoadedSweeps:
     return load_sweeps(options.sweeps)
 
 
-def open_named(options: argparse.Namespace) -> ScheduleContext:
+def open_named(options: argparse.Namespace) -> Scheduler:
     """Open the schedule of a name; with `--here` for a machine that runs it itself."""
     from gdpo_tune.clusters.backends import local
-    from gdpo_tune.clusters.schedule_decisions import open_context
+    from gdpo_tune.clusters.scheduler import Scheduler
 
-    context = open_context(load(options).find(options.name), read_clock)
+    context = Scheduler.open(load(options).find(options.name), read_clock)
     context.build_backend = local.build_backend_here if options.here else context.build_backend
     return context
 

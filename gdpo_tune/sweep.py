@@ -60,16 +60,16 @@ def main(arguments: Sequence[str]) -> int:
     command = shlex.join(["python", "-m", "gdpo_tune.sweep", *words])
 
     from gdpo_tune.display import LiveDisplay, print_summary
-    from gdpo_tune.tracking import MlflowSink, SweepNotifier
+    from gdpo_tune.tracking import MlflowTracker, SweepNotifier
     from gdpo_tune.tuning.runner import run_sweep
 
     try:
         with (
             SweepNotifier(spec) as notifier,  # closed last, when the report is written
-            MlflowSink(spec) as sink,
-            LiveDisplay(spec, tracking=sink.get_state) as display,
+            MlflowTracker(spec) as tracker,
+            LiveDisplay(spec, tracking=tracker.get_state) as display,
         ):
-            listeners = [sink, display, notifier]
+            listeners = [tracker, display, notifier]
             result = run_sweep(
                 spec,
                 fresh=options.fresh,
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
             display.close()
             spec = result.spec
             write_figures(spec, result)
-            sink.log_figures()
+            tracker.log_figures()
     except ClusterLostError as error:
         print(f"error: {error}. Resume with:\n  {command}", file=sys.stderr)
         return error.exit_status
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
         spec,
         result.records,
         note=display.note,
-        view=sink.get_front_link(),
+        view=tracker.get_front_link(),
         sessions=result.sessions,
     )
     if result.interrupted:

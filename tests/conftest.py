@@ -19,7 +19,7 @@ pytest_plugins = ["tests.support.webhooks"]
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory):
     """A SQLite file with MLflow's tables."""
-    from gdpo_tune.tracking.mlflow_writer import create_database  # this file is in every test run
+    from gdpo_tune.tracking.server import create_database  # this file is in every test run
 
     path = tmp_path_factory.mktemp("empty") / "mlflow.db"
     create_database(path)

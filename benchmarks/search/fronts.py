@@ -140,8 +140,8 @@ def evaluate_policy(spec: SweepSpec, record: TrialRecord) -> dict[str, float]:
     """Return the mean of each objective over the fresh seeds, on test prompts."""
     # not at the top: they change filters of warnings
     from gdpo_tune.training.evaluation import Evaluator
-    from gdpo_tune.training.merged_trial import load_merge
     from gdpo_tune.training.rollout import choose_held_out_sampler
+    from gdpo_tune.training.trial import load_merge
     from gdpo_tune.training.worker_cache import open_worker_cache
 
     assert record.checkpoint is not None, "the sweep keeps all policies"

@@ -1,11 +1,10 @@
 """Scheduled sweeps: when and where they run, by the files of `sweeps/`.
 
     load_schedules      the files as frozen models, or every problem in them at once
-    cron                the instants that a cron line means in a time zone
+    cron                fire times of a cron expression in a time zone
     schedule_state      the state of a schedule: one file per change, beside its sweeps
-    schedule_decisions  what a schedule does next
-    tick, named_runs    carry decisions out, by the schedule and by name
-    outcome, notify     the figures of a run, and their notification by webhook
+    scheduler           what a schedule does next; runs that a person starts; notices by webhook
+    outcome             the figures of a run
     backends            what runs the command of a sweep: this machine, Ray, KubeRay, Slurm
     render              the schedule in the files of another scheduler
 

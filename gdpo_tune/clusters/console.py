@@ -12,11 +12,10 @@ from datetime import UTC, datetime
 from gdpo_tune.clusters.backends.base import build_backend
 from gdpo_tune.clusters.backends.submit import explain_lost_tracking
 from gdpo_tune.clusters.load_schedules import LoadedSweeps, ScheduledSweep, load_sweeps
-from gdpo_tune.clusters.schedule_decisions import ON_TIME, Clock, ScheduleContext, open_context
 from gdpo_tune.clusters.schedule_spec import KubeRayBackend, LocalBackend, RayJobBackend
 from gdpo_tune.clusters.schedule_state import ACTIVE
 from gdpo_tune.clusters.schedule_storage import ScheduleStorage
-from gdpo_tune.clusters.tick import tick
+from gdpo_tune.clusters.scheduler import TICK_TOLERANCE, Clock, Scheduler
 from gdpo_tune.core import addresses
 from gdpo_tune.core.errors import GdpoTuneError, SpecError
 from gdpo_tune.core.http import find_webhook_problem
@@ -53,7 +52,7 @@ class ConsolePrinter:
                 print(f"{kind}: {message}", file=sys.stderr, flush=True)
         self._printed = set(messages)
 
-    def print_news(self, context: ScheduleContext) -> None:
+    def print_news(self, context: Scheduler) -> None:
         """Print the changes and errors since the last call."""
         print_events(context)
         self.print_messages("warning", [str(error) for error in context.backend_errors])
@@ -66,7 +65,7 @@ class ScheduleTicker:
     def __init__(self, directory: str, clock: Clock) -> None:
         self.directory = directory
         self._clock = clock
-        self._contexts: dict[tuple[str, str], ScheduleContext] = {}
+        self._contexts: dict[tuple[str, str], Scheduler] = {}
         self._printer = ConsolePrinter()
 
     def tick_all(self) -> int:
@@ -84,11 +83,11 @@ class ScheduleTicker:
         key = (sweep.storage, sweep.name)
         context = self._contexts.pop(key, None)
         try:
-            context = context or open_context(sweep, self._clock)
+            context = context or Scheduler.open(sweep, self._clock)
             context.sweep, context.events, context.backend_errors = sweep, [], []
             context.history.refresh()
             try:
-                tick(context)
+                context.tick()
             finally:
                 print_events(context)
         except (GdpoTuneError, OSError) as error:
@@ -149,7 +148,7 @@ def find_notes(sweeps: Sequence[ScheduledSweep]) -> list[str]:
     return [f"{', '.join(names)}: {where}: {need}" for need, names in users.items()]
 
 
-def print_events(context: ScheduleContext) -> None:
+def print_events(context: Scheduler) -> None:
     """Print a line with its time for each change that a person may want to know."""
     for event in context.events:
         if event.text:
@@ -171,7 +170,7 @@ def print_next(sweeps: Sequence[ScheduledSweep], after: datetime, count: int) ->
     _print_columns(rows)
 
 
-def print_status(context: ScheduleContext) -> None:
+def print_status(context: Scheduler) -> None:
     """Print the last run of a schedule, and what comes next."""
     sweep, state, now = context.sweep, context.state, context.clock()
     rows: list[tuple[str, str]] = []
@@ -187,7 +186,7 @@ def print_status(context: ScheduleContext) -> None:
     start = state.due_after or now
     times = [time.strftime(UTC_TIME) for time in _list_next_times(sweep, max(start, now), 1)]
     rows.append(("  next", times[0] if times else "not by a schedule"))
-    if start - now > ON_TIME:
+    if start - now > TICK_TOLERANCE:
         reason = f"the clock was ahead earlier: no run by the schedule until {start:%F %T}"
         rows.append(("  held back", reason))
     limit, spent = sweep.settings.budget.gpu_hours_per_30d, f"{state.sum_gpu_hours(now):.4g}"

@@ -124,6 +124,8 @@ class SweepStarted:
     """Checkpoints and merges among the planned trials, which train nothing."""
     pause: RecordedRequest | None = None
     """The request that paused the sweep; None if it is not paused."""
+    sweep_id: str = ""
+    """Id of the ledger; empty if an older version began it."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """Files of a trial's directory: steps, completions and checkpoints.
 
 `steps.jsonl` has the measurements, a line each, only ever appended to:
-`{"step": 3, "metrics": {"train/loss": ...}, "cost": {"completions": ...}}`. A trial that resumes
-from a checkpoint repeats steps that an interrupted attempt had written: a line supersedes every
-earlier line of the same or a later step. A line that a crash cut short is skipped.
+`{"step": 3, "metrics": {"train/loss": ...}, "cost": {"completions": ...}, "time": ...}`; `time` is
+Unix time in seconds, which older files lack. A trial that resumes from a checkpoint repeats steps
+that an interrupted attempt had written: a line supersedes every earlier line of the same or a later
+step. A line that a crash cut short is skipped.
 
 `completions.jsonl` has a few held-out completions for a person to read:
 `{"prompt": ..., "completion": ..., "metrics": {"correctness": 1.0, ...}}`. Every trial of a sweep
@@ -19,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,7 +82,9 @@ def teaches_nothing(step: Measurement) -> bool:
 def append_step(directory: Path, measurement: Measurement) -> None:
     """Append one measurement to the trial's file, which is created if missing."""
     metrics, cost = dict(measurement.metrics), asdict(measurement.cost)
-    row = {"step": measurement.step, "metrics": metrics, "cost": cost}
+    row: dict[str, Any] = {"step": measurement.step, "metrics": metrics, "cost": cost}
+    if measurement.time is not None:
+        row["time"] = measurement.time
     line = json.dumps(row, allow_nan=False)
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / STEPS_FILE).open("ab+") as file:
@@ -94,6 +98,25 @@ def append_step(directory: Path, measurement: Measurement) -> None:
 def read_steps(directory: Path) -> list[Measurement]:
     """Return the measurements that no later line supersedes, by step; [] without a file."""
     return StepsReader(directory).read()
+
+
+def read_first_steps(directory: Path) -> list[Measurement]:
+    """Return the first measurement of each step, by step; [] without a file.
+
+    Unlike the latest one, it never changes.
+    """
+    with suppress(FileNotFoundError), (directory / STEPS_FILE).open("rb") as file:
+        return parse_first_steps(file)
+    return []
+
+
+def parse_first_steps(lines: Iterable[bytes]) -> list[Measurement]:
+    """Return the first measurement of each step in the lines of a file, by step."""
+    steps: list[Measurement] = []
+    for measurement in map(_parse_line, lines):
+        if measurement is not None and (not steps or measurement.step > steps[-1].step):
+            steps.append(measurement)
+    return steps
 
 
 class StepsReader:
@@ -134,7 +157,8 @@ def _parse_line(line: bytes) -> Measurement | None:
             for earlier, now in _EARLIER_NAMES.items():
                 name = name.replace(earlier, now)
             metrics[name] = value
-        return Measurement(record["step"], metrics, Cost(**record["cost"]))
+        cost, time = Cost(**record["cost"]), record.get("time")
+        return Measurement(record["step"], metrics, cost, time=time and float(time))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -100,6 +100,8 @@ class Measurement:
     cost: Cost
     validation: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
     """Estimates of the evaluation; empty if none took place."""
+    time: float | None = field(default=None, compare=False)
+    """Unix time in seconds; None: unknown."""
 
     @property
     def has_validation(self) -> bool:

@@ -71,7 +71,7 @@ class TrainingSetup:
     """The policy of the spec."""
     is_chat: bool
     """True if the policy reads prompts through its chat template, or is not on this machine."""
-    positions: int | None
+    context_length: int | None
     """Tokens that the policy can read and write, if that is known."""
     own_decoding: Mapping[str, Any] | None
     """Settings of the policy's own generation config; None if it is not on this machine."""
@@ -183,7 +183,7 @@ class TrainingSetup:
     def max_sequence_length(self) -> int:
         """Most tokens of a prompt and its completion together."""
         longest = self.data.max_prompt_length + self.training.max_completion_length
-        return min(longest, self.positions or longest)
+        return min(longest, self.context_length or longest)
 
     @property
     def max_prompt_length(self) -> int:
@@ -249,7 +249,7 @@ def build_training_setup(request: TrainingRequest, policy: str) -> TrainingSetup
         policy=policy,
         policy_name=spec.policy,
         is_chat=read_chat_template(*origin) != "",
-        positions=count_positions(*origin),
+        context_length=count_positions(*origin),
         own_decoding=own,
         end_tokens=list_end_tokens(tokenizer, own.get("eos_token_id")) if own and tokenizer else (),
         rewards=tuple(

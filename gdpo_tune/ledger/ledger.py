@@ -48,7 +48,7 @@ from gdpo_tune.ledger.journal import Journal, Lease, replay
 from gdpo_tune.ledger.opening import open_for_reading, open_for_writing, record_origin
 from gdpo_tune.ledger.request_rules import SweepSnapshot
 from gdpo_tune.ledger.steering_state import SteeringState, apply_settings, fold_requests
-from gdpo_tune.ledger.study import open_study, pin_template_date, write_spec
+from gdpo_tune.ledger.study import SWEEP_ID, open_study, pin_template_date, write_spec
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.objectives import BASELINES
 
@@ -127,6 +127,11 @@ class Ledger(SweepHistory, CloseableResource):
                 f"the sweep cannot be kept in {spec.directory.absolute()}: {error}; make that "
                 "directory readable and writable, or choose another with --set storage=DIRECTORY"
             ) from error
+
+    @property
+    def sweep_id(self) -> str:
+        """Random id of this ledger; empty if an older version began it."""
+        return self.study.user_attrs.get(SWEEP_ID, "")
 
     def close(self) -> None:
         """Close the journal and end the lease; a second call does nothing."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import uuid
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import date
+from pathlib import Path
 
 import optuna
 from optuna.exceptions import ExperimentalWarning
@@ -19,6 +22,8 @@ from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.spec import SweepSpec, dump_public_yaml, load_spec
 from gdpo_tune.spec.model import list_decisive_values, list_differences
 
+SWEEP_ID = "sweep_id"
+"""Attribute of the study: a random id, by which MLflow's runs of this ledger are found."""
 MOST_DIFFERENCES = 4
 """Number of differences between two sweeps that a message lists."""
 
@@ -37,8 +42,12 @@ def open_study(storage: JournalStorage, spec: SweepSpec, *, writable: bool) -> o
         study = optuna.load_study(storage=storage, study_name=name, sampler=sampler)
     elif writable:
         study = create_study(storage, spec.name, spec, sampler)
+        study.set_user_attr(SWEEP_ID, uuid.uuid4().hex)
     else:
         raise UsageError(f"there is no sweep in {spec.location} yet")
+    earlier = _find_earlier_id(spec.directory) if stored and writable else ""
+    if earlier and SWEEP_ID not in study.user_attrs:
+        study.set_user_attr(SWEEP_ID, earlier)
     if writable and study.metric_names is None:
         name_objectives(study, list(spec.objectives))
     identity = study.user_attrs.get("identity")
@@ -50,6 +59,15 @@ def open_study(storage: JournalStorage, spec: SweepSpec, *, writable: bool) -> o
             "    fix: choose another --name, or --fresh to move that one aside"
         )
     return study
+
+
+def _find_earlier_id(directory: Path) -> str:
+    """Return the id that earlier versions kept with what they sent to MLflow; empty if none."""
+    try:
+        with (directory / "spool.jsonl").open(encoding="utf-8") as file:
+            return str(json.loads(file.readline())["tags"][SWEEP_ID])
+    except (OSError, ValueError, KeyError, TypeError):  # there is none, or it is damaged
+        return ""
 
 
 def pin_template_date(study: optuna.Study, spec: SweepSpec, *, writable: bool) -> SweepSpec:

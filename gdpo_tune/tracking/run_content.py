@@ -1,7 +1,7 @@
-"""The content of the MLflow runs of a sweep: pure functions from the spec and records to messages.
+"""What MLflow shows of a sweep and of its trials: pure functions of the spec and the records.
 
-Times are part of a message, so sending it twice stores the same points. Texts of the sweep's own
-tags and of the experiment's tags may hold placeholders for ids, see `views.fill_placeholders`.
+A point of a curve has the time that its measurement has in the trial's own file, so sending it
+twice stores it once.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -23,18 +24,16 @@ from gdpo_tune.core.text import get_mode
 from gdpo_tune.core.trial_files import is_kept
 from gdpo_tune.core.trials import Measurement, State, TrialRecord, format_parts
 from gdpo_tune.spec.model import list_decisive_values, select_decisive
-from gdpo_tune.tracking.spool import Message, Point
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
 
 SWEEP = "sweep"
-"""`Message.run` of the sweep's own run."""
+"""Key and role of the sweep's own run; the key of a trial's run is its number."""
 RUN_NAME = "mlflow.runName"
 """Tag that holds a run's name, which changes with it."""
-LONGEST_TEXT = 5000
+MAX_TEXT = 5000
 """Characters of a tag or parameter; MLflow refuses more than 6000 and 8000."""
-DIGEST_LENGTH = 12
 STATUS: Mapping[State, str] = {
     "running": "RUNNING",
     "paused": "SCHEDULED",
@@ -42,23 +41,38 @@ STATUS: Mapping[State, str] = {
     "pruned": "KILLED",
     "failed": "FAILED",
 }
+Point = tuple[str, float, int, int]
+"""Name, value, time and step of a metric."""
 
 
-@dataclass(frozen=True)
-class SweepIdentity:
-    """Marks by which the runs of a sweep are found."""
+@dataclass
+class RunContent:
+    """What a run should show. Times are milliseconds since 1970."""
 
-    name: str
-    identity: str
-    """Hash of what makes the sweep this one, from the spec."""
-    experiment: str
-    sweep_id: str
-    """Unique for each ledger, so that a fresh start under the same name has its own runs."""
-    adopt: bool
-    """True if an earlier run of this name and identity is this sweep, because its spool is lost."""
+    name: str = ""
+    start: int | None = None
+    tags: dict[str, str] = field(default_factory=dict[str, str])
+    """An empty text removes a tag."""
+    params: dict[str, str] = field(default_factory=dict[str, str])
+    values: dict[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
+    """Metric that has one value -> value and time."""
+    curves: list[Point] = field(default_factory=list[Point])
+    inputs: Sequence[Mapping[str, str]] = ()
+    files: dict[str, str | Path] = field(default_factory=dict[str, str | Path])
+    """Path among its artifacts -> text, or the file to send."""
+    status: str = ""
+    """MLflow's word; empty if it is to stay as it is."""
+    end: int | None = None
+
+    def add(self, other: RunContent) -> None:
+        """Add the tags, values, curves and files of `other`."""
+        self.tags |= other.tags
+        self.values |= other.values
+        self.curves += other.curves
+        self.files |= other.files
 
 
-def convert_to_milliseconds(seconds: float) -> int:
+def to_milliseconds(seconds: float) -> int:
     """Return Unix seconds as MLflow counts them."""
     return int(seconds * 1000)
 
@@ -69,16 +83,12 @@ def clean_name(name: str) -> str:
     return re.sub(r"[^\w/.\- :]", "_", name)
 
 
-def build_sweep_message(identity: SweepIdentity, spec: SweepSpec, view: str) -> Message:
-    """Return the first content of the sweep's run; `view` is the link to its view in MLflow."""
+def build_sweep_content(spec: SweepSpec, view: str) -> RunContent:
+    """Return what the sweep's run shows from the start; `view` is the link to its view."""
     owner = ""  # who started the sweep
     with suppress(KeyError, OSError):  # a user without a name, as in containers
         owner = "" if spec.tracking.private else spec.directory.owner()
     tags = {
-        "sweep": identity.name,
-        "identity": identity.identity,
-        "sweep_id": identity.sweep_id,
-        "role": SWEEP,
         "task": spec.task,
         "policy": spec.policy,
         "pareto_view": view,
@@ -88,13 +98,12 @@ def build_sweep_message(identity: SweepIdentity, spec: SweepSpec, view: str) -> 
         # Unlike a parameter, a tag may change: `search` may grow when the sweep is resumed.
         **{f"search.{name}": format_setting(value) for name, value in spec.search},
     }
-    return {
-        "run": SWEEP,
-        "name": identity.name,
-        "tags": {key: text[:LONGEST_TEXT] for key, text in tags.items()},
-        "params": _format_params(list_decisive_values(spec)),
-        "inputs": build_inputs(spec),
-    }
+    return RunContent(
+        name=spec.name,
+        tags={key: text[:MAX_TEXT] for key, text in tags.items()},
+        params=format_params(list_decisive_values(spec)),
+        inputs=build_inputs(spec),
+    )
 
 
 def build_inputs(spec: SweepSpec) -> list[dict[str, str]]:
@@ -127,7 +136,7 @@ def build_inputs(spec: SweepSpec) -> list[dict[str, str]]:
         inputs.append(
             {
                 "name": data.source or spec.task,
-                "digest": digest[:DIGEST_LENGTH],
+                "digest": digest[:12],
                 "source_type": kind,
                 "source": json.dumps(source),
                 "profile": json.dumps({"num_rows": prompts}),
@@ -137,38 +146,14 @@ def build_inputs(spec: SweepSpec) -> list[dict[str, str]]:
     return inputs
 
 
-def build_trial_message(record: TrialRecord, sweep: str, inputs: list[dict[str, str]]) -> Message:
-    """Return the content of a trial's run, except its rank, its colour and the mark of the knee."""
-    message: Message = {
-        "run": str(record.number),
-        "name": build_run_name(record),
-        "inputs": inputs,
-        "tags": build_trial_tags(record, sweep),
-        "params": build_trial_params(record),
-        "status": STATUS[record.state],
-    }
-    if record.started:
-        message["start"] = convert_to_milliseconds(record.started)
-    if record.finished:
-        message["end"] = convert_to_milliseconds(record.finished)
-    values = build_trial_values(record)
-    message["metrics"] = [[name, value, message.get("end"), 0] for name, value in values.items()]
-    return message
+def build_trial_content(
+    record: TrialRecord, sweep: str, inputs: Sequence[Mapping[str, str]] = ()
+) -> RunContent:
+    """Return what a trial's run shows, except for its curves and for what the front says of it.
 
-
-def build_run_name(record: TrialRecord) -> str:
-    """Return the name of a trial's run, which MLflow's legends show: `trial-007 gdpo`, `merge-27`.
-
-    A name and the mode of its training, as MLflow cannot show the mode of a point otherwise.
+    A trial that trains nothing (the untrained policy, a checkpoint, a merge) has no parameters.
     """
-    if not record.name.isdecimal():
-        return record.name
-    mode = get_mode(record.params) if record.is_training else record.role
-    return " ".join(filter(None, [f"trial-{record.number:03d}", mode]))
-
-
-def build_trial_tags(record: TrialRecord, sweep: str) -> dict[str, str]:
-    """Return the tags of a trial's run; an empty text removes one, such as a deleted checkpoint."""
+    end = to_milliseconds(record.finished) if record.finished else None
     tags = {
         "sweep": sweep,
         "trial": str(record.number),
@@ -187,19 +172,40 @@ def build_trial_tags(record: TrialRecord, sweep: str) -> dict[str, str]:
         "checkpoint": record.policy,
         **{f"environment.{key}": value for key, value in record.environment.items()},
     }
-    return {clean_name(key): text[:LONGEST_TEXT] for key, text in tags.items()}
+    # The mean on validation prompts is a curve; what else has one value is here.
+    values = {f"test/{name}": estimate.mean for name, estimate in record.test.items()}
+    for split, estimates in (("test", record.test), ("validation", record.validation)):
+        values |= {f"{split}/{name}_se": estimate.se for name, estimate in estimates.items()}
+    if not record.is_open:
+        values |= {f"cost/{name}": float(spent) for name, spent in asdict(record.cost).items()}
+    params = {**record.params, "seed": record.seed} if record.is_training else {}
+    when = end or to_milliseconds(record.started or 0.0)
+    return RunContent(
+        name=build_run_name(record),
+        start=to_milliseconds(record.started) if record.started else None,
+        tags={clean_name(key): text[:MAX_TEXT] for key, text in tags.items()},
+        params=format_params(params),
+        values={name: (value, when) for name, value in keep_finite(values).items()},
+        inputs=inputs,
+        status=STATUS[record.state],
+        end=end,
+    )
 
 
-def build_trial_params(record: TrialRecord) -> dict[str, str]:
-    """Return the parameters of a trial's run: searched and fixed ones, dotted, and the seed.
+def build_run_name(record: TrialRecord) -> str:
+    """Return the name of a trial's run, which MLflow's legends show: `trial-007 gdpo`, `merge-27`.
 
-    A trial that trains nothing has none: the untrained policy, a checkpoint and a merge.
+    A name and the mode of its training, as MLflow cannot show the mode of a point otherwise.
     """
-    return _format_params({**record.params, "seed": record.seed} if record.is_training else {})
+    if not record.name.isdecimal():
+        return record.name
+    mode = get_mode(record.params) if record.is_training else record.role
+    return " ".join(filter(None, [f"trial-{record.number:03d}", mode]))
 
 
-def _format_params(params: Mapping[str, Any]) -> dict[str, str]:
-    return {clean_name(k): format_setting(value)[:LONGEST_TEXT] for k, value in params.items()}
+def format_params(params: Mapping[str, Any]) -> dict[str, str]:
+    """Return parameters by the names and with the texts that MLflow takes."""
+    return {clean_name(k): format_setting(value)[:MAX_TEXT] for k, value in params.items()}
 
 
 def format_setting(value: Any) -> str:
@@ -209,32 +215,15 @@ def format_setting(value: Any) -> str:
     return json.dumps(value) if isinstance(value, dict | list | tuple) else str(value)
 
 
-def build_trial_values(record: TrialRecord) -> dict[str, float]:
-    """Return the metrics of a trial that have one value: test metrics, standard errors, and cost.
-
-    The values of `validation/<name>` are a curve. Values that are not finite are left out: MLflow
-    stores inf as the largest float.
-    """
-    values = {f"test/{name}": estimate.mean for name, estimate in record.test.items()}
-    for split, estimates in (("test", record.test), ("validation", record.validation)):
-        values |= {f"{split}/{name}_se": estimate.se for name, estimate in estimates.items()}
-    if not record.is_open:
-        values |= {f"cost/{name}": float(spent) for name, spent in asdict(record.cost).items()}
-    return _clean_values(values)
-
-
-def build_curve_points(
-    measurements: Iterable[tuple[Measurement, int]],
-    training: TrainingSettings,
-    steps: Mapping[str, int],
-) -> list[Point]:
-    """Return the points of step metrics beyond the highest `steps` so far; times are in ms."""
-    return [
-        [name, value, when, measurement.step]
-        for measurement, when in measurements
-        for name, value in select_curve_values(measurement, training).items()
-        if measurement.step > steps.get(name, -1)
-    ]
+def iterate_points(
+    measurements: Iterable[Measurement], started: float, training: TrainingSettings
+) -> Iterator[Point]:
+    """Yield the points of a trial's curves, by step; `started` is Unix time."""
+    for measurement in measurements:
+        seconds = measurement.time or started + measurement.cost.seconds
+        when = to_milliseconds(seconds)
+        for name, value in select_curve_values(measurement, training).items():
+            yield name, value, when, measurement.step
 
 
 def select_curve_values(measurement: Measurement, training: TrainingSettings) -> dict[str, float]:
@@ -247,8 +236,9 @@ def select_curve_values(measurement: Measurement, training: TrainingSettings) ->
     evaluation = -(-step // training.evaluate_every)
     if is_kept(evaluation, -(-last // training.evaluate_every)):
         kept = (*kept, "validation/")
-    return _clean_values({k: v for k, v in measurement.metrics.items() if k.startswith(kept)})
+    return keep_finite({k: v for k, v in measurement.metrics.items() if k.startswith(kept)})
 
 
-def _clean_values(values: Mapping[str, float]) -> dict[str, float]:
+def keep_finite(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the finite values, under names that MLflow allows: it stores inf as a number."""
     return {clean_name(k): float(v) for k, v in values.items() if math.isfinite(v)}

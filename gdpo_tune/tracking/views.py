@@ -7,8 +7,6 @@ test in a browser opens every view.
 
 The page loads the first 100 runs of a view. Views are sorted by `pareto/order`, so these are the
 front and the trials next to it, however many trials there are.
-
-Texts here hold the placeholders `SERVER`, `EXPERIMENT` and `PARENT` for what only the writer knows.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +27,6 @@ if TYPE_CHECKING:
 
 Chart = dict[str, Any]
 METRIC = {"type": "METRIC"}
-SERVER = "@server@"
-"""Stands for the address of the server with a slash; for nothing if MLflow is a database."""
-EXPERIMENT = "@experiment@"
-"""Stands for the experiment's id."""
-PARENT = "@parent@"
-"""Stands for the id of the sweep's run. It is part of every key: sweeps share experiments."""
 WORKFLOW = "workflowType=machine_learning"
 """Selects MLflow's pages for training; the others are for traces of language models."""
 BY_MODE = {
@@ -66,31 +59,33 @@ FIXED = json.loads((Path(__file__).parent / "mlflow_view.json").read_text(encodi
 of all before the last slash of a metric's name, and opens those that a view does not name."""
 
 
-def fill_placeholders(text: str, uri: str, experiment: str, parent: str) -> str:
-    """Replace the placeholders, the one for the server by `uri` without credentials."""
-    server = ""  # of a database, whose page may be served anywhere
-    if uri.startswith(("http://", "https://")):
-        server = re.sub(r"://[^/]*@", "://", uri).rstrip("/") + "/"
-    return text.replace(SERVER, server).replace(EXPERIMENT, experiment).replace(PARENT, parent)
+@dataclass(frozen=True)
+class Site:
+    """Where MLflow shows a sweep."""
+
+    uri: str
+    experiment: str
+    """Id of the experiment."""
+    parent: str
+    """Id of the sweep's run. It is part of every view's key: sweeps share experiments."""
+
+    @property
+    def page(self) -> str:
+        """Address of the experiment, without credentials; relative if MLflow is a database."""
+        server = ""  # its page may be served anywhere
+        if self.uri.startswith(("http://", "https://")):
+            server = re.sub(r"://[^/]*@", "://", self.uri).rstrip("/") + "/"
+        return f"{server}#/experiments/{self.experiment}/runs"
+
+    def build_link(self, view: str = "trials") -> str:
+        """Return the address of a view in MLflow, charts first."""
+        share = f"viewStateShareKey={self.parent}-{view}"
+        return f"{self.page}?{WORKFLOW}&{share}&compareRunsMode=CHART"
 
 
-def build_link(view: str = "trials") -> str:
-    """Return the address of a view in MLflow, charts first."""
-    return (
-        f"{SERVER}#/experiments/{EXPERIMENT}/runs?{WORKFLOW}"
-        f"&viewStateShareKey={PARENT}-{view}&compareRunsMode=CHART"
-    )
-
-
-def format_links() -> str:
-    """Return links to every view of this sweep, in Markdown."""
-    return ", ".join(f"[{title}]({build_link(view)})" for view, title in TITLES.items())
-
-
-def format_note_line(sweep: str) -> str:
-    """Return the line of a sweep in the experiment's note, in Markdown."""
-    run = f"{SERVER}#/experiments/{EXPERIMENT}/runs/{PARENT}"
-    return f"- **{sweep}**: {format_links()}, [report]({run}/artifacts/report.html?{WORKFLOW})"
+def format_links(site: Site) -> str:
+    """Return links to every view of a sweep, in Markdown."""
+    return ", ".join(f"[{title}]({site.build_link(view)})" for view, title in TITLES.items())
 
 
 def merge_note(note: str, line: str, parent: str) -> str:
@@ -99,7 +94,7 @@ def merge_note(note: str, line: str, parent: str) -> str:
     return "\n".join([*others, line]).lstrip("\n")
 
 
-def build_experiment_tags(spec: SweepSpec, created: int) -> dict[str, str]:
+def build_experiment_tags(spec: SweepSpec, site: Site, created: int) -> dict[str, str]:
     """Return the views of a sweep and its line in the note, as tags of its experiment.
 
     The menu shows the newest view first, by `created` in milliseconds since 1970.
@@ -118,7 +113,7 @@ def build_experiment_tags(spec: SweepSpec, created: int) -> dict[str, str]:
     parallel = _build_chart(
         "PARALLEL", selectedParams=parameters, selectedMetrics=goals, showAllRuns=True
     )
-    children = f"tags.`mlflow.parentRunId` = '{PARENT}'"
+    children = f"tags.`mlflow.parentRunId` = '{site.parent}'"
     front = f"{children} AND tags.pareto = 'true'"
     trained = f"{children} AND tags.normalization != ''"
     parameter_charts = {PARAMETERS: [parallel]}
@@ -131,7 +126,7 @@ def build_experiment_tags(spec: SweepSpec, created: int) -> dict[str, str]:
         "front": (front, columns, {PAIRS: pairs, **parameter_charts, **curves}),
         "modes": (trained, columns, {**curves, REWARD_CURVES: reward_curves}),
         "progress": (
-            f"attributes.run_id = '{PARENT}'",
+            f"attributes.run_id = '{site.parent}'",
             [],
             {PROGRESS: _build_curves(["hypervolume"])},
         ),
@@ -139,7 +134,9 @@ def build_experiment_tags(spec: SweepSpec, created: int) -> dict[str, str]:
     hidden = [*FIXED["automatic_sections"], *(f"train/{REWARDS}{reward}" for reward in rewards)]
     states = {view: _build_state(*content, hidden) for view, content in charts.items()}
     states["modes"] |= BY_MODE
-    tags = {"mlflow.note.content": format_note_line(spec.name)}
+    report = f"{site.page}/{site.parent}/artifacts/report.html?{WORKFLOW}"
+    note = f"- **{spec.name}**: {format_links(site)}, [report]({report})"
+    tags = {"mlflow.note.content": note}
     for view, state in states.items():
         entry = {
             "name": f"{spec.name}: {TITLES[view]}",
@@ -147,7 +144,7 @@ def build_experiment_tags(spec: SweepSpec, created: int) -> dict[str, str]:
             "updatedAt": created,
             "state": json.dumps(state, separators=(",", ":")),
         }
-        tags[f"mlflow.sharedViewState.{PARENT}-{view}"] = json.dumps(entry)
+        tags[f"mlflow.sharedViewState.{site.parent}-{view}"] = json.dumps(entry)
     return tags
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from gdpo_tune.training import ranks
+from gdpo_tune.training import distributed
 
 NAME = "adamw_torch_8bit"
 """Name in Transformers."""
@@ -55,7 +55,7 @@ def restore_precision(entries: Mapping[str, Any]) -> dict[str, Any]:
         scale = local.scale.cpu() if _is_coded(local) else None
         if not local.numel():  # a process may have no rows of a small weight
             scale = torch.empty(0)
-        scales = ranks.gather(scale) if isinstance(entries[key], DTensor) else [scale]
+        scales = distributed.gather(scale) if isinstance(entries[key], DTensor) else [scale]
         present = [part for part in scales if part is not None]
         if len(present) == len(scales):
             restored[f"{key}{_SCALE}"] = torch.cat(present)
@@ -114,5 +114,5 @@ def _find_first_number(weight: Tensor) -> int:
     if not isinstance(weight, DTensor):
         return 0
     rows = weight.shape[0]
-    start = min(rows, -(-rows // ranks.count_processes()) * ranks.get_rank())
+    start = min(rows, -(-rows // distributed.count_processes()) * distributed.get_rank())
     return start * (weight.numel() // rows)

@@ -19,10 +19,10 @@ from gdpo_tune.core.prompt_order import order_prompts
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Params
 from gdpo_tune.training import colocated_engine, rollout, vllm_engine
+from gdpo_tune.training.distributed import prepare_sharding
+from gdpo_tune.training.evaluation import build_early_judging, build_reward_functions
 from gdpo_tune.training.lora import build_adapter_config
-from gdpo_tune.training.scoring import build_early_judging, build_reward_functions
 from gdpo_tune.training.self_check import check_first_batch
-from gdpo_tune.training.sharding import prepare_sharding
 from gdpo_tune.training.trainer import GDPOTrainer
 from gdpo_tune.training.trl_arguments import build_trainer_arguments, count_prompts_per_step
 from gdpo_tune.training.worker_cache import WorkerCache

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from gdpo_tune.core.errors import EngineDiedError, GdpoTuneError
 from gdpo_tune.training.live_engine import SampleRequest, TrialEngine, fall_asleep, wake_up
 from gdpo_tune.training.lora import write_adapter_to_memory
-from gdpo_tune.training.out_of_memory import is_out_of_memory
+from gdpo_tune.training.memory import is_out_of_memory
 from gdpo_tune.training.rollout import Decoding
 
 ADAPTER = "policy"

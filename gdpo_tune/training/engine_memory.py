@@ -14,7 +14,7 @@ from gdpo_tune.core.engines import round_up_rank
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.vllm_memory import CONTEXT, GIB, EngineMemory, estimate_engine
-from gdpo_tune.training import ranks
+from gdpo_tune.training import distributed
 from gdpo_tune.training.lora import count_adapter_numbers
 
 BLOCK = 16
@@ -78,7 +78,7 @@ def _measure_engine(
         inner_width=getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size,
         vocabulary=shape.vocab_size,
         cached=2 * shape.num_hidden_layers * heads * width,
-        completions=trials * config.training.completions_per_step // ranks.count_processes(),
+        completions=trials * config.training.completions_per_step // distributed.count_processes(),
         length=blocks * BLOCK,
         number=number,
     )

@@ -29,7 +29,7 @@ from transformers.pytorch_utils import Conv1D
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.settings import EVERY_LINEAR, ModelSettings
 from gdpo_tune.core.trial_files import ADAPTER
-from gdpo_tune.training.sharding import gather_on_first, gather_tensor, is_sharded
+from gdpo_tune.training.distributed import gather_on_first, gather_tensor, is_sharded
 
 MEMORY = Path("/dev/shm")
 """File system in memory."""

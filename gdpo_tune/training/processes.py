@@ -19,7 +19,7 @@ from gdpo_tune.core.errors import GdpoTuneError, TrialFailure
 from gdpo_tune.core.system import RENDEZVOUS, find_free_port
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Measurement, Outcome, Report
-from gdpo_tune.training import ranks
+from gdpo_tune.training import distributed
 
 TRAIN = "gdpo_tune.training:train"
 DIED = TrialFailure("one of its processes died (killed, out of memory, or crashed)")
@@ -135,10 +135,10 @@ def _train_in_process(
 
     def report(measurement: Measurement, checkpoint: Path | None) -> None:
         nonlocal stopped
-        if ranks.is_first():
+        if distributed.is_first():
             connection.send(_Progress(measurement, checkpoint))
             stopped = connection.recv()
-        stopped = ranks.broadcast_from_first(stopped)
+        stopped = distributed.broadcast_from_first(stopped)
         if stopped:
             raise SystemExit
 

@@ -25,10 +25,8 @@ from gdpo_tune.core.engines import (
     select_engine,
 )
 from gdpo_tune.core.trial_config import TrialConfig
-from gdpo_tune.training.chunks import sample_in_chunks
-from gdpo_tune.training.fast_cpu.llama import is_small_llama
-from gdpo_tune.training.fast_cpu.sampler import cut_after_end, pad_left, sample
-from gdpo_tune.training.sharding import gather_weights
+from gdpo_tune.training.distributed import gather_weights
+from gdpo_tune.training.fast_cpu import cut_after_end, is_small_llama, pad_left, sample
 from gdpo_tune.training.trl_arguments import uses_bfloat16
 
 
@@ -168,3 +166,44 @@ def _generate_with_transformers(
         disable_compile=True,
     )
     return [cut_after_end(row, decoding.end_tokens) for row in output[:, width:].tolist()]
+
+
+TOKENS_AT_ONCE = 2**17
+"""Tokens, of prompts and completions, that Transformers holds at once: 42 completions of 2,048 +
+1,024 tokens. Their keys and values take 6 GB for a policy of 1.5 billion parameters."""
+
+Sample = Callable[[Sequence[Sequence[int]]], list[list[int]]]
+"""B tokenized prompts -> B completions."""
+
+
+def sample_in_chunks(
+    sample: Sample, prompts: Sequence[Sequence[int]], max_new_tokens: int
+) -> list[list[int]]:
+    """Sample B completions, at most `TOKENS_AT_ONCE` at a time.
+
+    All that fit are sampled at once, as without chunks. Where a GPU has less memory, a chunk that
+    runs out of it is sampled again in halves, and later ones are as small.
+
+    Raises:
+        torch.OutOfMemoryError: a single completion does not fit.
+    """
+    rows = count_rows(prompts, max_new_tokens)
+    completions: list[list[int]] = []
+    while len(completions) < len(prompts):
+        chunk = prompts[len(completions) : len(completions) + rows]
+        try:
+            completions += sample(chunk)
+            continue
+        except torch.OutOfMemoryError:
+            if len(chunk) == 1:
+                raise
+        # Only here: the error held the tensors of the chunk.
+        torch.cuda.empty_cache()
+        rows = len(chunk) // 2
+    return completions
+
+
+def count_rows(prompts: Sequence[Sequence[int]], max_new_tokens: int) -> int:
+    """Return how many of the B completions are sampled at once, at least 1."""
+    longest = max(map(len, prompts), default=0) + max_new_tokens
+    return max(1, TOKENS_AT_ONCE // longest)

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from gdpo_tune.core.errors import TrialFailure
-from gdpo_tune.training import ranks
-from gdpo_tune.training.fast_cpu.accumulation import takes_argument
-from gdpo_tune.training.fast_cpu.sampler import compute_next_logits, cut_after_end
-from gdpo_tune.training.sharding import gather_weights
+from gdpo_tune.training import distributed
+from gdpo_tune.training.distributed import gather_weights
+from gdpo_tune.training.fast_cpu import compute_next_logits, cut_after_end
+from gdpo_tune.training.micro_batches import takes_argument
 
 LIMITS = {torch.float32: 0.01, torch.bfloat16: 0.2}
 """Largest mean difference of a token's log-probability, in nats at a temperature of 1, by the
@@ -57,7 +57,7 @@ def check_first_batch(trainer: Any, batch: Mapping[str, Any], *, dropout: bool =
         policy.train(training and not dropout)
         differences = _compare(trainer, batch)
         policy.train(training)
-    parts = ranks.gather(differences)
+    parts = distributed.gather(differences)
     for name, causes in _CAUSES.items():
         worst = max((part[name] for part in parts), key=lambda gap: (math.isnan(gap), gap))
         if not worst <= limit:  # NaN differs too

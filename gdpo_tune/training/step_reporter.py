@@ -34,19 +34,20 @@ from gdpo_tune.core.trial_files import (
     write_completions,
 )
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Report
-from gdpo_tune.training import ranks
+from gdpo_tune.training import distributed
 from gdpo_tune.training.checkpoints import (
     OPTIMIZER_FILE,
     SCHEDULER_FILE,
     Checkpoint,
     keep_newest,
+    read_random_state,
+    save_random_states,
     write_checkpoint,
 )
+from gdpo_tune.training.distributed import gather_optimizer
 from gdpo_tune.training.evaluation import Evaluator
-from gdpo_tune.training.gpu import read_gpu_metrics
 from gdpo_tune.training.lora import gather_policy, save_policy
-from gdpo_tune.training.random_state import read_random_state, save_random_states
-from gdpo_tune.training.sharding import gather_optimizer
+from gdpo_tune.training.memory import read_gpu_metrics
 from gdpo_tune.training.trainer import GDPOTrainer
 
 _EXAMPLES = 3
@@ -98,7 +99,7 @@ class Clock:
         `evaluated` are the completions that all processes have sampled in evaluations since the
         start or the last resume.
         """
-        cpu_seconds = sum(ranks.gather(compute_lock.read_cpu_seconds() - self.cpu_started))
+        cpu_seconds = sum(distributed.gather(compute_lock.read_cpu_seconds() - self.cpu_started))
         return Cost(
             completions=step * self.completions_per_step,
             seconds=self.before.seconds + time.monotonic() - self.started,
@@ -123,7 +124,7 @@ class StepReporter(TrainerCallback):
 
     def __post_init__(self) -> None:
         self._passes: dict[str, list[float]] = defaultdict(list)
-        self._token = TrialWriterToken(self.config.directory) if ranks.is_first() else None
+        self._token = TrialWriterToken(self.config.directory) if distributed.is_first() else None
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Collect metrics: TRL logs after each optimizer step, and a summary without a loss."""
@@ -148,7 +149,7 @@ class StepReporter(TrainerCallback):
             metrics |= {f"validation/{name}": e.mean for name, e in validation.items()}
         metrics |= read_gpu_metrics()
         cost = self.clock.read(step, self.evaluator.sampled)
-        measurement = Measurement(step, metrics, cost, validation)
+        measurement = Measurement(step, metrics, cost, validation, time.time())
         if self._token is not None:
             self._token.check()
             # Before the checkpoint, because a run that resumes from it does not repeat this step.
@@ -162,17 +163,17 @@ class StepReporter(TrainerCallback):
             if written is None:
                 self._save(step, validation)  # a stop was requested: the next run resumes here
             raise
-        if written is not None and ranks.is_first():
+        if written is not None and distributed.is_first():
             # Only now: before the report, other processes know only the older checkpoint.
             keep_newest(self.config.directory, self.config.keep_at)
         if settings.dead_steps and teaches_nothing(measurement):
             # The steps before a resume are in the trial's file alone.
             steps = read_steps(self.config.directory)
             in_a_row = len(list(takewhile(teaches_nothing, reversed(steps))))
-            dead = ranks.broadcast_from_first(in_a_row)
+            dead = distributed.broadcast_from_first(in_a_row)
             if dead >= min(settings.dead_steps, settings.steps):
                 weights = self.config.get_reward_weights(step - 1)
-                if ranks.is_first():
+                if distributed.is_first():
                     self._keep_examples(weights)
                 raise NoSignalError(NO_SIGNAL + describe_dead_step(metrics, weights, dead))
 
@@ -191,7 +192,7 @@ class StepReporter(TrainerCallback):
 
     def _save(self, step: int, validation: Mapping[str, Estimate]) -> Checkpoint:
         cost = self.clock.read(step, self.evaluator.sampled)
-        states = ranks.gather(read_random_state())
+        states = distributed.gather(read_random_state())
         last = step == self.config.training.steps
         policy = gather_policy(self.trainer.policy, last=last)
         # No training continues after its last step, and this is most of the bytes.
@@ -210,9 +211,9 @@ class StepReporter(TrainerCallback):
             self.evaluator.cache.save_format(directory)
 
         written = None
-        if ranks.is_first():
+        if distributed.is_first():
             written = write_checkpoint(self.config.directory, step, cost, fill, validation)
-        checkpoint = ranks.broadcast_from_first(written)
+        checkpoint = distributed.broadcast_from_first(written)
         assert checkpoint is not None, "the first process has written it, or has raised"
         self.checkpoint = checkpoint.path
         return checkpoint

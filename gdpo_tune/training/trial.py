@@ -7,6 +7,7 @@ CPU, in a fresh process or a reused one, uninterrupted or resumed.
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,20 +17,27 @@ from accelerate.utils import set_seed
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.trial_config import TrialConfig
-from gdpo_tune.core.trial_files import read_steps
+from gdpo_tune.core.trial_files import append_step, read_steps
 from gdpo_tune.core.trials import UNCHANGED, Cost, Measurement, Outcome, Report, parse_step
-from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.policies.load_policy import keep_form, load_policy
 from gdpo_tune.tasks.base import Problem, Task
-from gdpo_tune.training import gpu, live_engine, ranks
+from gdpo_tune.training import distributed, live_engine, memory
 from gdpo_tune.training.build import build_trainer
-from gdpo_tune.training.checkpoints import Checkpoint, read_checkpoint
+from gdpo_tune.training.checkpoints import (
+    Checkpoint,
+    create_draft,
+    read_checkpoint,
+    write_checkpoint,
+)
 from gdpo_tune.training.evaluation import Evaluator, build_decoding, derive_seed
 from gdpo_tune.training.lora import load_adapter
-from gdpo_tune.training.merged_trial import load_merge, merge_and_validate
-from gdpo_tune.training.out_of_memory import explain_out_of_memory
+from gdpo_tune.training.memory import explain_out_of_memory
+from gdpo_tune.training.merging import check_parts, write_merge
 from gdpo_tune.training.rollout import Generate, choose_held_out_sampler, uses_engine_in_process
-from gdpo_tune.training.step_reporter import Clock, StepReporter
+from gdpo_tune.training.step_reporter import Clock, StepReporter, TrialWriterToken
+from gdpo_tune.training.trl_arguments import choose_weights_dtype
 from gdpo_tune.training.worker_cache import WorkerCache, build_worker_cache, open_worker_cache
 
 
@@ -57,7 +65,7 @@ def train(
     every held-out split, and gets the same outcome. The first one writes. `report` is called in all
     of them and has to raise `SystemExit` in all or none.
 
-    Step metrics are those of `step_reporter.select_metrics` and `gpu.read_gpu_metrics`, and
+    Step metrics are those of `step_reporter.select_metrics` and `memory.read_gpu_metrics`, and
     `validation/<metric>` every `evaluate_every` steps, at `evaluate_at` and at the last one.
 
     Raises:
@@ -75,9 +83,9 @@ def train(
 def prepare_process(config: TrialConfig) -> None:
     """Set what a trial needs of its process and thread, before anything is loaded."""
     torch.set_num_threads(config.threads)
-    ranks.join_process_group()
-    gpu.limit_gpu_memory(config.gpu_share)
-    gpu.free_garbage()
+    distributed.join_process_group()
+    memory.limit_gpu_memory(config.gpu_share)
+    memory.free_garbage()
     # Progress bars and notes about checkpoints would disturb the display of a sweep.
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
@@ -89,7 +97,7 @@ def run_trial(
 ) -> Outcome:
     """Run one trial in a process that is prepared for it; see `train`."""
     # Rewards of a task file may draw from the global generators, also where nothing is trained.
-    set_seed(config.seed + ranks.get_rank())
+    set_seed(config.seed + distributed.get_rank())
     keeps_policy = config.train or config.parts
     start = read_checkpoint(resume) if resume is not None and keeps_policy else None
     steps = config.training.steps if config.train else 0
@@ -202,3 +210,52 @@ def _load_without_training(
         model = load_policy(str(start.path))[0]
     model = model.to("cuda") if torch.cuda.is_available() else model
     return model, choose_held_out_sampler(config)
+
+
+def merge_and_validate(
+    config: TrialConfig, evaluator: Evaluator, clock: Clock, report: Report
+) -> tuple[PreTrainedModel, Checkpoint]:
+    """Merge the parts of a trial, evaluate the merge on validation prompts, and report it.
+
+    If `report` returns, the merge is kept as `checkpoint-0`; if it raises, nothing of it stays. The
+    weights that are evaluated are those that `from_pretrained` reads from the checkpoint.
+
+    Raises:
+        TrialFailure: the parts cannot be merged.
+        DiskFullError: there is no room for the merge.
+    """
+    check_parts(config.parts, evaluator.cache.initial)
+    token = TrialWriterToken(config.directory) if distributed.is_first() else None
+    with create_draft(config.directory, is_writer=token is not None) as draft:
+        if token is not None:
+            write_merge(config.parts, draft, evaluator.cache.take_policy)
+            with explain_full_disk(config.directory, "the settings of a merge"):
+                keep_form(draft, config.policy, config.model.revision)
+        distributed.broadcast_from_first(None)  # it is written
+        model = load_merge(config, draft)
+        validation = evaluator.evaluate(model, "validation", 0)
+        metrics = {f"validation/{name}": estimate.mean for name, estimate in validation.items()}
+        cost = clock.read(0, evaluator.sampled)
+        measurement = Measurement(0, metrics, cost, validation, time.time())
+        if token is not None:
+            token.check()
+            with explain_full_disk(config.directory, "the measurement of a merge"):
+                append_step(config.directory, measurement)
+        report(measurement, None)
+        checkpoint = None
+        if token is not None:
+
+            def fill(target: Path) -> None:
+                for path in draft.iterdir():
+                    path.rename(target / path.name)
+
+            checkpoint = write_checkpoint(config.directory, 0, cost, fill, validation)
+    checkpoint = distributed.broadcast_from_first(checkpoint)
+    assert checkpoint is not None, "the first process has written it, or has raised"
+    return model, checkpoint
+
+
+def load_merge(config: TrialConfig, directory: Path) -> PreTrainedModel:
+    """Load a merge as a trial of this configuration loads a policy."""
+    model: Any = load_policy(str(directory), choose_weights_dtype(config.model))[0]
+    return model.to("cuda") if torch.cuda.is_available() else model

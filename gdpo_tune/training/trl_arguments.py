@@ -17,8 +17,8 @@ from trl.trainer.grpo_config import GRPOConfig
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.trial_config import TrialConfig
-from gdpo_tune.training import adam_8bit, ranks
-from gdpo_tune.training.sharding import build_sharding_arguments, set_precision
+from gdpo_tune.training import adam_8bit, distributed
+from gdpo_tune.training.distributed import build_sharding_arguments, set_precision
 
 _SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 
@@ -139,7 +139,7 @@ class _StepParts:
 
 def _divide_step(config: TrialConfig) -> _StepParts:
     settings = config.training
-    prompts, workers = count_prompts_per_step(config), ranks.count_processes()
+    prompts, workers = count_prompts_per_step(config), distributed.count_processes()
     if prompts % workers:  # every process samples as many whole groups
         raise TrialFailure(
             f"{prompts} prompts a step (completions_per_step / group_size) do not divide among "

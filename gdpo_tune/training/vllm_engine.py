@@ -22,10 +22,10 @@ from gdpo_tune.core.errors import EngineError
 from gdpo_tune.core.policy_size import find_position_limit
 from gdpo_tune.core.system import RENDEZVOUS, find_free_port
 from gdpo_tune.core.trial_config import TrialConfig
-from gdpo_tune.training import ranks
+from gdpo_tune.training import distributed
 from gdpo_tune.training.engine_memory import divide_gpu
-from gdpo_tune.training.gpu import lock_gpu, wait_for_memory
 from gdpo_tune.training.live_engine import OF_PROCESS, EngineSource, TrialEngine
+from gdpo_tune.training.memory import lock_gpu, wait_for_memory
 
 CPU_CACHE = 2**30
 """Bytes of the key-value cache of an engine on a CPU, where no share of a device bounds it."""
@@ -86,7 +86,7 @@ def prepare_engine(
     options, needed = _choose_options(config, model, source, bfloat16=arguments.bf16)
     # From these TRL takes its own arguments of an engine.
     of_trl = build_engine_arguments(config, model), config.training.completions_per_step
-    facts = policy, model.name_or_path, options, *of_trl, config.threads, ranks.get_rank()
+    facts = policy, model.name_or_path, options, *of_trl, config.threads, distributed.get_rank()
     key = repr(facts) if config.rollout.reuse_engine else None
     if not source.has(key):
         source.close()

@@ -122,7 +122,11 @@ def run_sweep(
         records, spec, steering = tuple(ledger.get_records()), ledger.spec, ledger.steering
         added = steering.list_waiting(records)
         planned, candidates = count_planned(spec, records, added), count_candidates(spec)
-        emit(SweepStarted(records, planned, ledger.moved_aside, candidates, steering.pause))
+        emit(
+            SweepStarted(
+                records, planned, ledger.moved_aside, candidates, steering.pause, ledger.sweep_id
+            )
+        )
         for request in steered:
             emit(SweepSteered(request, planned, candidates, steering.pause))
         interrupted = 0

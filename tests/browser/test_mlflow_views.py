@@ -14,8 +14,8 @@ from mlflow import MlflowClient
 
 from gdpo_tune.core.events import SweepFinished, SweepStarted
 from gdpo_tune.figures import write_front_png, write_report
-from gdpo_tune.tracking import MlflowSink
-from gdpo_tune.tracking.mlflow_writer import create_database
+from gdpo_tune.tracking import MlflowTracker
+from gdpo_tune.tracking.server import create_database
 from tests.support.browser import WEBGL, open_browser, wait
 from tests.support.figures import add_candidates, make_records, make_spec, write_steps
 from tests.support.mlflow_servers import PATIENCE, MlflowServer
@@ -32,7 +32,7 @@ def send_sweep(directory, uri, trials, *, steps=True):
     for record in records if steps else []:
         if record.is_training:
             write_steps(record)
-    sink = MlflowSink(spec)
+    sink = MlflowTracker(spec)
     sink(SweepStarted(tuple(records), len(records)))
     sink(SweepFinished(tuple(records), interrupted=False))
     write_report(spec, records)

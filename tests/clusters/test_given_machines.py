@@ -16,13 +16,11 @@ from types import SimpleNamespace
 import pytest
 
 from gdpo_tune import cli, schedule
-from gdpo_tune.clusters import named_runs
+from gdpo_tune.clusters import scheduler
 from gdpo_tune.clusters.backends import local, supervise
 from gdpo_tune.clusters.backends.local import Local
-from gdpo_tune.clusters.named_runs import run_by_name
-from gdpo_tune.clusters.schedule_decisions import open_context
 from gdpo_tune.clusters.schedule_state import JobHandle
-from gdpo_tune.clusters.tick import tick
+from gdpo_tune.clusters.scheduler import Scheduler
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from tests.support.paths import ROOT
 from tests.support.render import KUBERAY, LOCAL
@@ -89,12 +87,11 @@ def test_once_leaves_a_run_that_failed_as_it_is(tmp_path):
     at = clock()
 
     def run(*, once: bool) -> int:
-        return run_by_name(
-            context,
+        return context.run(
             at,
             wait=True,
             once=once,
-            taken_back=Waiting(lambda _: clock.advance(minutes=30)),
+            preempted=Waiting(lambda _: clock.advance(minutes=30)),
         )
 
     assert run(once=True) == 1
@@ -108,12 +105,12 @@ def test_a_job_of_another_backend_is_left_alone(tmp_path):
     clock = Clock()
     backend = FakeBackend(clock, lambda _: Plan(1))
     context = build_context(load_scheduled_sweep(tmp_path, LOCAL), clock, backend)
-    run_by_name(context, clock(), wait=False)
+    context.run(clock(), wait=False)
     (run,) = context.state.runs
     assert run.job.backend == "fake"
     context.build_backend = lambda _: Local(tmp_path)
     with pytest.raises(BackendError, match="was started by backend fake"):
-        tick(context)
+        context.tick()
 
 
 class Taken(FakeBackend):
@@ -135,28 +132,28 @@ def test_a_machine_that_is_taken_away(tmp_path, monkeypatch):
     monkeypatch.setattr(schedule, "read_clock", clock)
     monkeypatch.setattr(local, "build_backend_here", lambda _: backend)
     sleep = SimpleNamespace(sleep=lambda seconds: clock.advance(seconds=seconds))
-    monkeypatch.setattr(named_runs, "time", sleep)
+    monkeypatch.setattr(scheduler, "time", sleep)
     words = [str(sweep.file), "run", "nightly", "--now", "--wait", "--every", "0.1"]
     with pytest.raises(SystemExit) as caught:
         cli.run_command(schedule.main, [*words, "--here"])
     assert caught.value.code == 128 + signal.SIGTERM
     (job,) = backend.stops
     assert not backend.poll(JobHandle(backend="fake", id=job)).running
-    context = open_context(sweep, clock)
+    context = Scheduler.open(sweep, clock)
     assert context.state.active is not None
     assert not context.state.active.stop_reason
     context.build_backend, context.read_figures = lambda _: backend, lambda *_: {}
-    tick(context)  # the next call
+    context.tick()  # the next call
     assert context.state.active.attempt == 2
 
 
 def test_a_machine_that_is_taken_away_before_anything_runs(tmp_path):
-    clock, taken_back = Clock(), threading.Event()
+    clock, preempted = Clock(), threading.Event()
     backend = FakeBackend(clock, lambda _: Plan(0, status=2))  # refused: the next attempt waits
     context = build_context(load_scheduled_sweep(tmp_path, LOCAL), clock, backend)
-    taken_back.set()
+    preempted.set()
     with pytest.raises(KeyboardInterrupt):
-        run_by_name(context, clock(), wait=True, taken_back=taken_back)
+        context.run(clock(), wait=True, preempted=preempted)
     assert not backend.stops
 
 

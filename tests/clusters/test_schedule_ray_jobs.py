@@ -10,10 +10,8 @@ import pytest
 
 from gdpo_tune.clusters.backends.ray_jobs import RayJobs
 from gdpo_tune.clusters.load_schedules import load_sweeps
-from gdpo_tune.clusters.named_runs import run_by_name
-from gdpo_tune.clusters.schedule_decisions import open_context
 from gdpo_tune.clusters.schedule_state import JobHandle
-from gdpo_tune.clusters.tick import build_job
+from gdpo_tune.clusters.scheduler import Scheduler, build_job
 from gdpo_tune.core.errors import BackendError
 from tests.support.paths import ROOT
 from tests.support.ray_nodes import make_short_directory, open_ray_cluster
@@ -55,8 +53,8 @@ def test_a_sweep_as_a_job_of_a_cluster(tmp_path: Path, head: str, monkeypatch: p
     (tmp_path / "sweeps" / "nightly.yaml").write_text(SWEEP)
     monkeypatch.setenv("RAY_HEAD_FOR_TEST", head)
     sweep = load_sweeps(tmp_path / "sweeps").find("nightly")
-    context = open_context(sweep, lambda: datetime.now(UTC))
-    assert run_by_name(context, TICK, wait=False) == 0
+    context = Scheduler.open(sweep, lambda: datetime.now(UTC))
+    assert context.run(TICK, wait=False) == 0
     run = context.state.runs[-1]
     assert run.name == "nightly-20260329T010000Z"
     assert run.job == JobHandle(backend="ray-job", id=f"{run.name}-a1")
@@ -65,7 +63,7 @@ def test_a_sweep_as_a_job_of_a_cluster(tmp_path: Path, head: str, monkeypatch: p
     assert isinstance(backend, RayJobs)
     assert backend.submit(build_job(sweep, run)) == run.job
     assert backend.poll(run.job).running
-    assert run_by_name(context, TICK, wait=True, every=1) == 0
+    assert context.run(TICK, wait=True, every=1) == 0
     assert context.state.runs[-1].state == "finished"
     assert context.state.notices[-1].details["trials"] == 3
     assert (tmp_path / "shared" / run.name / "ledger.journal").exists()

@@ -6,8 +6,7 @@ import json
 from datetime import timedelta
 
 from gdpo_tune.clusters.load_schedules import load_sweeps
-from gdpo_tune.clusters.named_runs import run_by_name
-from gdpo_tune.clusters.tick import build_job
+from gdpo_tune.clusters.scheduler import build_job
 from gdpo_tune.core.errors import BackendError
 from tests.support.schedule import FIRST, NIGHTLY, START, Plan, Scene, load_scheduled_sweep
 
@@ -72,7 +71,7 @@ def test_a_month_of_gpu_hours(tmp_path):
         scene.tick_at(24 * day + 4)
     assert limits == [40, 40, 10]
     assert scene.tick_at(24 * 3 + 2) == ["skipped"]
-    assert run_by_name(scene.context, scene.clock.now, wait=True) == 4
+    assert scene.context.run(scene.clock.now, wait=True) == 4
     assert "135 of 100 GPU-hours" in scene.context.events[-1].text
     # the first run ended on day 0 at 04:00; 30 days later its hours do not count any more
     assert scene.tick_at(24 * 30 + 2)[-1] == "skipped"
@@ -134,7 +133,7 @@ def test_a_resumed_run_gets_the_rest_of_the_budget(tmp_path):
         scene.tick_at(24 * day + 4)
     assert scene.run.gpu_hours_limit == 40  # 60 were spent before it
     first = scene.context.state.runs[0]
-    assert run_by_name(scene.context, first.due, wait=False) == 0
+    assert scene.context.run(first.due, wait=False) == 0
     assert first.gpu_hours_limit == 20 + 20  # what it has spent, and what is left
     assert "search.budget.gpu_hours=40.0" in build_job(scene.sweep, first).arguments
 
@@ -145,7 +144,7 @@ def test_hours_recorded_by_a_clock_that_was_ahead_are_spent(tmp_path):
     scene.tick_at(5)
     assert scene.context.state.sum_gpu_hours(START) == 150
     scene.clock.now = FIRST + timedelta(minutes=30)  # set back
-    assert run_by_name(scene.context, scene.clock.now, wait=False) == 4
+    assert scene.context.run(scene.clock.now, wait=False) == 4
     assert scene.tick_at(2.6) == []  # and nothing is started twice
 
 

@@ -19,10 +19,8 @@ import pytest
 from gdpo_tune.clusters.backends.base import CHECKPOINT_SECONDS, JobStatus, ScheduledJob
 from gdpo_tune.clusters.backends.slurm import Slurm
 from gdpo_tune.clusters.load_schedules import load_sweeps
-from gdpo_tune.clusters.named_runs import run_by_name
 from gdpo_tune.clusters.outside_calls import ProgramAnswer, call_program
-from gdpo_tune.clusters.schedule_decisions import open_context
-from gdpo_tune.clusters.tick import tick
+from gdpo_tune.clusters.scheduler import Scheduler
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from tests.support.render import SLURM
 from tests.support.schedule import Clock, load_scheduled_sweep
@@ -284,17 +282,17 @@ def test_an_answer_that_is_not_understood_is_no_end(backend, controller, job, ma
 def test_a_state_of_later_versions_is_shown_and_decides_nothing(tmp_path, controller):
     clock = Clock()
     sweep = load_scheduled_sweep(tmp_path, SLURM)
-    context = open_context(sweep, clock)
+    context = Scheduler.open(sweep, clock)
     context.build_backend = lambda _: Slurm(sweep, sweep.settings.backend, controller)
     context.read_figures = lambda *_: {}
-    run_by_name(context, clock(), wait=False)
+    context.run(clock(), wait=False)
     controller.jobs["40"].state = "TELEPORTING"
     for _ in range(3):
-        tick(context)
+        context.tick()
     assert [event.kind for event in context.events] == ["started", "submitted", "asked", "seen"]
     assert "unknown ('TELEPORTING')" in context.state.active.unknown
     controller.jobs["40"].state = "RUNNING"
-    tick(context)
+    context.tick()
     assert context.state.active.unknown == ""
     assert list(controller.jobs) == ["40"]
 

@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.clusters.backends.base import ScheduledJob
-from gdpo_tune.clusters.named_runs import stop_by_name
-from gdpo_tune.clusters.schedule_decisions import ScheduleContext
 from gdpo_tune.clusters.schedule_state import KEPT_STATES, JobHandle, ScheduleHistory
 from gdpo_tune.clusters.schedule_storage import ScheduleStorage
-from gdpo_tune.clusters.tick import tick
+from gdpo_tune.clusters.scheduler import Scheduler
 from gdpo_tune.core.errors import StoreError
 from tests.support.schedule import (
     NIGHTLY,
@@ -117,7 +115,7 @@ def test_a_state_that_is_damaged_is_named(tmp_path, content):
     scene = Scene(tmp_path)
     scene.storage.files[".schedule/nightly/00000002.json"] = content.encode()
     with pytest.raises(StoreError, match=r"00000002\.json is damaged, or.*\n    fix: restore it"):
-        scene.open_context()
+        scene.open_scheduler()
 
 
 def forge(scene: Scene, key: str, value: object) -> None:
@@ -148,7 +146,7 @@ def test_a_run_with_one_wrong_value_is_named(tmp_path, key, value):
     assert scene.tick_at(2) == ["started", "submitted"]
     forge(scene, key, value)
     with pytest.raises(StoreError, match=r"00000003\.json is damaged"):
-        scene.open_context()
+        scene.open_scheduler()
 
 
 def test_a_history_that_was_moved_away_under_a_reader():
@@ -219,9 +217,9 @@ def test_the_error_of_an_object_store_is_shown(monkeypatch: pytest.MonkeyPatch):
         storage.create("a", b"")
 
 
-def tick_at(barrier: threading.Barrier, context: ScheduleContext) -> None:
+def tick_at(barrier: threading.Barrier, context: Scheduler) -> None:
     barrier.wait()
-    tick(context)
+    context.tick()
 
 
 @pytest.mark.parametrize("kind", ["directory", "object store"])
@@ -231,7 +229,7 @@ def test_many_ticks_at_once_start_one_run(tmp_path: Path, kind: str):
     backend = FakeBackend(clock, lambda _: Plan(5))
     sweep = load_scheduled_sweep(tmp_path, NIGHTLY)
     kinds: list[str] = []
-    tick(build_context(sweep, clock, backend, ScheduleStorage(address)))
+    build_context(sweep, clock, backend, ScheduleStorage(address)).tick()
     for _ in range(10):
         clock.advance(hours=24)
         contexts = [
@@ -261,7 +259,7 @@ def test_killed_between_claim_and_submission_the_next_tick_submits(tmp_path: Pat
     with pytest.raises(KeyboardInterrupt):
         scene.tick_at(3)
     scene.backend.submit = submit
-    scene.context = scene.open_context()
+    scene.context = scene.open_scheduler()
     assert scene.tick_at(3) == ["submitted"]
     assert scene.backend.submissions == ["nightly-20260101T020000Z-a1"]
 
@@ -270,11 +268,11 @@ def test_killed_between_submission_and_its_record_the_next_tick_submits_the_same
     scene = Scene(tmp_path)
     assert scene.tick_at(3) == ["started", "submitted"]
     del scene.storage.files[max(scene.storage.files)]
-    scene.context = scene.open_context()
+    scene.context = scene.open_scheduler()
     scene.tick_at(5)
     assert len(scene.backend.submissions) == 2
     assert list(scene.backend.jobs) == ["nightly-20260101T020000Z-a1"]
-    (run,) = scene.open_context().state.runs
+    (run,) = scene.open_scheduler().state.runs
     assert run.state == "finished"
 
 
@@ -285,14 +283,14 @@ def test_a_run_that_is_stopped_while_it_is_submitted_leaves_no_job(tmp_path: Pat
     def stopped_meanwhile(job: ScheduledJob) -> JobHandle:
         scene.backend.submit = submit
         handle = submit(job)
-        assert stop_by_name(scene.open_context())
+        assert scene.open_scheduler().stop()
         return handle
 
     scene.backend.submit = stopped_meanwhile
     scene.tick_at(2)
     assert list(scene.backend.stops) == ["nightly-20260101T020000Z-a1"]
-    (run,) = scene.open_context().state.runs
-    assert (run.state, scene.open_context().state.active) == ("stopped", None)
+    (run,) = scene.open_scheduler().state.runs
+    assert (run.state, scene.open_scheduler().state.active) == ("stopped", None)
 
 
 def test_a_run_that_may_have_been_submitted_is_stopped_only_when_its_job_is(tmp_path: Path):
@@ -301,24 +299,24 @@ def test_a_run_that_may_have_been_submitted_is_stopped_only_when_its_job_is(tmp_
     scene.backend.takes_to_stop = timedelta(minutes=1)
     assert scene.tick_at(2) == ["started", "submitted"]
     del scene.storage.files[max(scene.storage.files)]
-    other = scene.open_context()
-    assert stop_by_name(other)
+    other = scene.open_scheduler()
+    assert other.stop()
     assert list(scene.backend.stops) == ["nightly-20260101T020000Z-a1"]
     assert [event.kind for event in other.events] == ["stopping", "submitted"]
     scene.clock.advance(minutes=2)
-    tick(other)
+    other.tick()
     assert other.state.runs[-1].state == "stopped"
 
 
 def test_two_that_submit_one_attempt_do_not_stop_it(tmp_path: Path):
     scene = Scene(tmp_path)
     submit = scene.backend.submit
-    other = scene.open_context()
+    other = scene.open_scheduler()
 
     def submitted_twice(job: ScheduledJob) -> JobHandle:
         scene.backend.submit = submit
         other.history.refresh()
-        tick(other)
+        other.tick()
         return submit(job)
 
     scene.backend.submit = submitted_twice

@@ -13,10 +13,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from gdpo_tune.clusters.named_runs import run_by_name
-from gdpo_tune.clusters.schedule_decisions import ScheduleContext
 from gdpo_tune.clusters.schedule_state import KEPT_STATES, Notice
-from gdpo_tune.clusters.tick import tick
+from gdpo_tune.clusters.scheduler import Scheduler
 from gdpo_tune.core.errors import BackendUnreachableError
 from tests.support.schedule import (
     START,
@@ -281,7 +279,7 @@ def test_a_year_finds_no_run_twice_and_none_missing(scene, limited, tmp_path):
         if chance.random() < 0.002:
             context = build_context(sweep, clock, backend, storage)  # another process or machine
         context.events.clear()
-        tick(context)
+        context.tick()
         if context.events:
             record.add(context)
         oracle.handle_call(now, up)
@@ -343,7 +341,7 @@ def test_killed_and_simultaneous_ticks_find_no_run_twice_and_none_missing(scene,
 
     def tick_once() -> None:
         with suppress(Killed):
-            tick(build_context(sweep, clock, backend, storage))
+            build_context(sweep, clock, backend, storage).tick()
         record.add(build_context(sweep, clock, backend, storage))
 
     def other_tick() -> None:
@@ -351,7 +349,7 @@ def test_killed_and_simultaneous_ticks_find_no_run_twice_and_none_missing(scene,
             return tick_once()
         context = build_context(sweep, clock, backend, storage)
         with suppress(Killed, BackendUnreachableError):
-            run_by_name(context, clock(), wait=False)
+            context.run(clock(), wait=False)
         return record.add(build_context(sweep, clock, backend, storage))
 
     storage.other_tick = other_tick
@@ -376,7 +374,7 @@ class Observed:
         self.started: dict[str, datetime] = {}
         self.notices: dict[int, Notice] = {}
 
-    def add(self, context: ScheduleContext) -> None:
+    def add(self, context: Scheduler) -> None:
         self.started |= {run.name: run.due for run in context.state.runs}
         self.notices |= {notice.number: notice for notice in context.state.notices}
 

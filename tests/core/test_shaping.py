@@ -26,7 +26,7 @@ from gdpo_tune.core.shaping import (
 )
 from gdpo_tune.core.task_info import UNKNOWN_RANGE
 from gdpo_tune.tasks.rewards import score_length
-from gdpo_tune.training.scoring import build_reward_functions
+from gdpo_tune.training.evaluation import build_reward_functions
 from tests.support.data import build_sample
 from tests.support.training import SETTINGS, TOY, ToyTask, build_trial_config
 

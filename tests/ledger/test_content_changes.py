@@ -20,7 +20,7 @@ from gdpo_tune.results.pick_language import parse_pick
 from gdpo_tune.results.picking import pick_trial
 from gdpo_tune.results.warnings import list_result_warnings
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.tracking.run_content import build_trial_tags
+from gdpo_tune.tracking.run_content import build_trial_content
 from gdpo_tune.tuning import runner
 from gdpo_tune.tuning.kept_checkpoints import select_kept_trials
 from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials, refuse_other_content
@@ -115,7 +115,7 @@ def test_after_an_accepted_change_only_later_trials_are_on_the_front(spec):
     table = build_trials_table(front, ())
     assert table.count("before task mine.py changed") == 4
     assert table.count("after task mine.py changed") == 3
-    tags = build_trial_tags(records[2], "sweep")
+    tags = build_trial_content(records[2], "sweep", []).tags
     assert (tags["comparable"], tags["content"][:6]) == ("false", "before")
     warning = str(list_result_warnings(spec, front)[0])
     assert "4 trials before task mine.py changed" in warning

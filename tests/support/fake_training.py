@@ -169,7 +169,7 @@ def allocate_too_much(config: TrialConfig) -> None:
     """Raise an out-of-memory error inside the guard of the trainer."""
     import torch
 
-    from gdpo_tune.training.out_of_memory import explain_out_of_memory
+    from gdpo_tune.training.memory import explain_out_of_memory
 
     with explain_out_of_memory(config):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")

@@ -8,7 +8,7 @@ import time
 
 from gdpo_tune.core.errors import NonFiniteError
 from gdpo_tune.core.trials import Cost, Measurement, Outcome
-from gdpo_tune.training import ranks
+from gdpo_tune.training import distributed
 
 STEPS = 3
 RAISE, BREAK, DIE, WAIT = 1, 2, 3, 4
@@ -17,14 +17,14 @@ RAISE, BREAK, DIE, WAIT = 1, 2, 3, 4
 
 def train(config, *, resume, report) -> Outcome:
     """Report a few steps, in which the processes agree on their ranks."""
-    ranks.join_process_group()
+    distributed.join_process_group()
     for step in range(1, STEPS + 1):
-        if step == 2 and ranks.get_rank() == 1:
+        if step == 2 and distributed.get_rank() == 1:
             fail(config.training.length_limit)
-        seen = ranks.gather((ranks.get_rank(), os.getpid()))
+        seen = distributed.gather((distributed.get_rank(), os.getpid()))
         metrics = {f"pid/{rank}": float(pid) for rank, pid in seen}
         report(Measurement(step, metrics, Cost(step)), resume)
-    return Outcome({}, {}, Cost(STEPS), resume, {"rank": str(ranks.get_rank())})
+    return Outcome({}, {}, Cost(STEPS), resume, {"rank": str(distributed.get_rank())})
 
 
 def fail(fault: int) -> None:

@@ -25,7 +25,7 @@ from gdpo_tune.core.registry import NORMALIZATIONS
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.trial_config import TrainedPart, TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import ranks, rollout, train
+from gdpo_tune.training import distributed, rollout, train
 from gdpo_tune.training.checkpoints import find_newest_checkpoint
 from gdpo_tune.training.trainer import GDPOTrainer
 from tests.support.paths import ROOT
@@ -87,7 +87,7 @@ def build_trainer(mode: str, directory: Path) -> GDPOTrainer:
     model, tokenizer = load_policy("embedded")
     arguments = GRPOConfig(
         output_dir=str(directory),
-        per_device_train_batch_size=ROWS // ranks.count_processes(),
+        per_device_train_batch_size=ROWS // distributed.count_processes(),
         num_generations=GROUP,
         reward_weights=[1.0, 0.3],
         max_completion_length=2,
@@ -113,8 +113,8 @@ def write_advantages(directory: Path) -> None:
     Every process scores its part of one generation batch, in which a group straddles the processes,
     and the first one writes everyone's advantages for each mode.
     """
-    ranks.join_process_group()
-    result, processes = {}, ranks.count_processes()
+    distributed.join_process_group()
+    result, processes = {}, distributed.count_processes()
     for mode in NORMALIZATIONS:
         trainer = build_trainer(mode, directory)
         trainer.model.train()
@@ -125,7 +125,7 @@ def write_advantages(directory: Path) -> None:
         assert trainer.accelerator.num_processes == processes
         result[mode] = trainer.accelerator.gather(part).tolist()
         assert all(math.isfinite(value) for value in result[mode])
-    if ranks.is_first():
+    if distributed.is_first():
         (directory / f"advantages-{processes}.json").write_text(json.dumps(result))
     leave_group()
 
@@ -180,7 +180,7 @@ def train_trials(directory: Path, policy: str) -> None:
     cut = build_trial_config(policy, directory / "cut", settings=settings)
     first, _ = run_trial(cut, stop=3)
     # As tuning does: the checkpoint is chosen once, before the processes start.
-    resume = ranks.broadcast_from_first(find_newest_checkpoint(cut.directory))
+    resume = distributed.broadcast_from_first(find_newest_checkpoint(cut.directory))
     rest, outcome = run_trial(cut, resume=resume)
     result["resumed"] = [first + rest, outcome]
     rollout.sample_for_trainer = sample_fixed_completions
@@ -211,7 +211,7 @@ def train_trials(directory: Path, policy: str) -> None:
     result["merged"] = run_trial(merged)
     result["merged_weights"] = sum_weights(directory / "merged" / "checkpoint-0")
     result["again"] = run_trial(merged, resume=directory / "merged" / "checkpoint-0")
-    (directory / f"seen-{ranks.get_rank()}.json").write_text(json.dumps(result))
+    (directory / f"seen-{distributed.get_rank()}.json").write_text(json.dumps(result))
     leave_group()
 
 
@@ -235,7 +235,7 @@ def sample_greedily(model, prompts, decoding, generator):
 def resume_trial(config: TrialConfig):
     # As tuning does: the checkpoint is chosen once, before the processes start.
     return run_trial(
-        config, resume=ranks.broadcast_from_first(find_newest_checkpoint(config.directory))
+        config, resume=distributed.broadcast_from_first(find_newest_checkpoint(config.directory))
     )
 
 
@@ -247,14 +247,14 @@ def train_sharded_trials(directory: Path, policy: str, names: str, *earlier: str
     """
     others = list(map(Path, earlier))
     registry.TASKS["toy"] = TARGET
-    ranks.join_process_group()
+    distributed.join_process_group()
     result: dict[str, Any] = {}
 
     def build(name: str, **changes: Any) -> TrialConfig:
         plain = build_trial_config(
             policy, directory / name, settings=STEPS, beta=0.01, learning_rate=1e-3
         )
-        return dataclasses.replace(plain, sharded=ranks.count_processes() > 1, **changes)
+        return dataclasses.replace(plain, sharded=distributed.count_processes() > 1, **changes)
 
     for name in sorted(ENGINES & {*names.split(",")}):  # in the same order in every process
         with pytest.MonkeyPatch.context() as patch:
@@ -271,11 +271,11 @@ def train_sharded_trials(directory: Path, policy: str, names: str, *earlier: str
         result[f"{name}-cut"] = run_trial(build(f"{name}-cut", **VARIANTS[name]), stop=2)
         for other in others:
             goal = f"{name}-after-{other.name}"
-            if ranks.is_first():
+            if distributed.is_first():
                 shutil.copytree(other / f"{name}-cut", directory / goal)
-            ranks.broadcast_from_first(None)
+            distributed.broadcast_from_first(None)
             result[goal] = resume_trial(build(goal, **VARIANTS[name]))
-    (directory / f"seen-{ranks.get_rank()}.json").write_text(json.dumps(result))
+    (directory / f"seen-{distributed.get_rank()}.json").write_text(json.dumps(result))
     leave_group()
 
 

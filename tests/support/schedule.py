@@ -10,10 +10,9 @@ from typing import Any, ClassVar
 
 from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob
 from gdpo_tune.clusters.load_schedules import ScheduledSweep, load_sweeps
-from gdpo_tune.clusters.schedule_decisions import ScheduleContext
 from gdpo_tune.clusters.schedule_state import JobHandle, ScheduledRun, ScheduleHistory
 from gdpo_tune.clusters.schedule_storage import ScheduleStorage
-from gdpo_tune.clusters.tick import tick
+from gdpo_tune.clusters.scheduler import Scheduler
 from gdpo_tune.core.errors import BackendUnreachableError
 from tests.support.paths import ROOT
 
@@ -146,7 +145,7 @@ def build_context(
     clock: Clock,
     backend: FakeBackend,
     storage: ScheduleStorage | None = None,
-) -> ScheduleContext:
+) -> Scheduler:
     """Build a schedule context with only fakes."""
 
     def figures(sweep: ScheduledSweep, run: str, earlier: str | None) -> dict[str, Any]:
@@ -155,7 +154,7 @@ def build_context(
             {**values, "comparison": {"with": earlier, "unknown": "faked"}} if earlier else values
         )
 
-    context = ScheduleContext(
+    context = Scheduler(
         sweep,
         ScheduleHistory(storage or MemoryStorage(), sweep.name),
         clock,
@@ -181,20 +180,20 @@ class Scene:
         self.storage = MemoryStorage()
         self.directory = directory
         self.sweep = load_scheduled_sweep(directory, text)
-        self.context = self.open_context()
-        tick(self.context)
+        self.context = self.open_scheduler()
+        self.context.tick()
 
     def get_plan(self, job: str) -> Plan:
         return self.plans.get(job[-2:], Plan(1))
 
-    def open_context(self) -> ScheduleContext:
+    def open_scheduler(self) -> Scheduler:
         return build_context(self.sweep, self.clock, self.backend, self.storage)
 
     def tick_at(self, hour: float) -> list[str]:
         """Call `tick` at `hour` hours after the start; return the kinds of events."""
         self.clock.now = START + timedelta(hours=hour)
         self.context.events.clear()
-        tick(self.context)
+        self.context.tick()
         return [event.kind for event in self.context.events]
 
     @property

@@ -23,7 +23,7 @@ from gdpo_tune.core.trial_files import read_steps
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tasks.base import CallContext, Problem, RewardFailures, Scores
 from gdpo_tune.tasks.custom import RewardFunctionTask, choose_row_split, name_reward
-from gdpo_tune.training import scoring, train, worker_cache
+from gdpo_tune.training import evaluation, train, worker_cache
 from gdpo_tune.training.evaluation import estimate_metrics
 from tests.support.paths import ROOT
 from tests.support.training import write_policy
@@ -456,7 +456,7 @@ def test_a_value_outside_its_range_ends_the_trial(value, accepted):
     # Source: agent-eval-harness#182: a judge on 0 to 10 with the range (0, 1).
     task = type("Ranged", (Half,), {"ranges": {"a": (0, 1)}, "places": {"a": "mine.py, line 3"}})(0)
     task.score = lambda *_: Scores({"a": [value]}, {"b": [value]})
-    score = functools.partial(scoring.score_batch, task, [None], ["x"], [1], CallContext())
+    score = functools.partial(evaluation.score_batch, task, [None], ["x"], [1], CallContext())
     if accepted:
         assert score().rewards == {"a": [value]}
         return
@@ -488,7 +488,7 @@ class Half:
 
 
 def test_few_failures_are_counted_and_reported_once(caplog):
-    (function,) = scoring.build_reward_functions(Half(1), [None])
+    (function,) = evaluation.build_reward_functions(Half(1), [None])
     logged = []
     for _ in range(3):
         values = function(
@@ -505,7 +505,7 @@ def test_few_failures_are_counted_and_reported_once(caplog):
 
 
 def test_many_failures_end_the_trial():
-    (function,) = scoring.build_reward_functions(Half(2), [None])
+    (function,) = evaluation.build_reward_functions(Half(2), [None])
     with pytest.raises(TrialFailure, match=r"reward a raised for 20% of 10 .*first: E: x"):
         function(completions=["x"] * 10, completion_ids=[[1]] * 10, problem=[0] * 10)
 

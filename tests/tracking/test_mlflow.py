@@ -11,8 +11,8 @@ from mlflow import MlflowClient
 
 from gdpo_tune.core.events import SweepFinished, SweepStarted, TrialFinished
 from gdpo_tune.policies.load_policy import resolve_policy
-from gdpo_tune.tracking import MlflowSink
-from gdpo_tune.tracking.mlflow_writer import create_database
+from gdpo_tune.tracking import MlflowTracker
+from gdpo_tune.tracking.server import create_database
 from tests.support import tracking_driver
 from tests.support.mlflow_checks import check_whole_sweep, find_runs
 from tests.support.mlflow_servers import PATIENCE, MlflowServer, run_postgres, start_driver
@@ -74,21 +74,6 @@ def test_the_same_command_again_changes_nothing(database):
 def test_a_run_that_was_deleted_is_written_again(database):
     directory, client = database
     client.delete_run(find_runs(client)[1][2].info.run_id)
-    assert tracking_driver.main(directory, f"sqlite:///{directory / 'mlflow.db'}") == ""
-    check_whole_sweep(client)
-
-
-def test_a_lost_spool_makes_no_duplicate_runs(database):
-    directory, client = database
-    before = find_runs(client)[0].info.run_id
-    (directory / "runs" / "tiny" / "spool.jsonl").unlink()
-    assert tracking_driver.main(directory, f"sqlite:///{directory / 'mlflow.db'}") == ""
-    assert check_whole_sweep(client)[0].info.run_id == before
-
-
-def test_a_message_delivered_twice_is_stored_once(database):
-    directory, client = database
-    (directory / "runs" / "tiny" / "spool.offset").unlink()
     assert tracking_driver.main(directory, f"sqlite:///{directory / 'mlflow.db'}") == ""
     check_whole_sweep(client)
 
@@ -203,7 +188,7 @@ def test_postgresql(tmp_path, server, monkeypatch, through_server):
 def test_a_registered_policy_is_loaded_where_it_lies_and_generates(tmp_path, store, monkeypatch):
     spec = make_tiny_spec(tmp_path, f"tracking.uri={store}")
     record = make_complete_trial(0, 0.9, 0.1, checkpoint=Path(resolve_policy("embedded")))
-    with MlflowSink(spec) as sink:
+    with MlflowTracker(spec) as sink:
         sink(SweepStarted((), 1))
         sink(TrialFinished(record))
         sink(SweepFinished((record,), interrupted=False))

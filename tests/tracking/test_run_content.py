@@ -1,4 +1,4 @@
-"""The content of the run of a trial, and that it is spooled once."""
+"""The content of the run of a trial, and of its points."""
 
 import math
 
@@ -7,16 +7,11 @@ import pytest
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Part
 from gdpo_tune.tracking.run_content import (
-    SweepIdentity,
-    build_sweep_message,
-    build_trial_message,
-    build_trial_params,
-    build_trial_tags,
-    build_trial_values,
+    build_sweep_content,
+    build_trial_content,
     clean_name,
     select_curve_values,
 )
-from gdpo_tune.tracking.spool import SpooledRun
 from tests.support.tracking import (
     make_complete_trial,
     make_measurement,
@@ -25,8 +20,13 @@ from tests.support.tracking import (
 )
 
 
+def values_of(record):
+    values = build_trial_content(record, "tiny").values
+    return {name: value for name, (value, _) in values.items()}
+
+
 def test_every_metric_has_one_name_and_its_error():
-    values = build_trial_values(make_complete_trial(3, 0.5, 0.25))
+    values = values_of(make_complete_trial(3, 0.5, 0.25))
     assert values == {
         "test/correctness": 0.5,
         "test/correctness_se": 0.01,
@@ -46,13 +46,13 @@ def test_every_metric_has_one_name_and_its_error():
 
 def test_values_that_are_not_finite_are_left_out():
     test = {"correctness": Estimate(math.inf, math.nan), "length": Estimate(0.5, 0.1)}
-    values = build_trial_values(make_complete_trial(0, 0, 0, test=test, validation={}))
+    values = values_of(make_complete_trial(0, 0, 0, test=test, validation={}))
     assert {k for k in values if k.startswith("test/")} == {"test/length", "test/length_se"}
 
 
 def test_tags_of_a_replicate():
     record = make_running_trial(7, role="replicate", proposer="replicate", replicate_of=2)
-    tags = build_trial_tags(record, "tiny")
+    tags = build_trial_content(record, "tiny").tags
     assert tags["sweep"] == "tiny"
     assert tags["trial"] == "7"
     assert tags["role"] == "replicate"
@@ -66,14 +66,14 @@ def test_runs_are_called_by_the_names_of_candidates():
     merge = make_running_trial(7, role="merge", params={}, parts=parts)
     checkpoint = make_running_trial(8, role="checkpoint", parts=(Part(2, 40, 1.0),))
     names = [
-        build_trial_message(record, "tiny", [])["name"]
+        build_trial_content(record, "tiny").name
         for record in (make_running_trial(6), merge, checkpoint)
     ]
     assert names == ["trial-006 gdpo", "merge-7", "2@40"]
-    tags = build_trial_tags(merge, "tiny")
+    tags = build_trial_content(merge, "tiny").tags
     assert (tags["candidate"], tags["parts"]) == ("merge-7", "0.5 x 2@40 + 0.5 x 3@60")
     assert tags["normalization"] == ""
-    assert build_trial_tags(make_running_trial(6), "tiny")["parts"] == ""
+    assert build_trial_content(make_running_trial(6), "tiny").tags["parts"] == ""
 
 
 @pytest.mark.parametrize(
@@ -86,17 +86,17 @@ def test_runs_are_called_by_the_names_of_candidates():
     ids=["untrained", "merge", "checkpoint"],
 )
 def test_a_trial_that_trains_nothing_has_no_parameters(more):
-    message = build_trial_message(make_running_trial(7, **more), "tiny", [])
+    message = vars(build_trial_content(make_running_trial(7, **more), "tiny"))
     assert message["params"] == {}
     assert message["tags"]["normalization"] == ""
     assert "gdpo" not in message["name"]
-    assert build_trial_params(make_running_trial(7))["seed"] == "7"
+    assert build_trial_content(make_running_trial(7), "tiny").params["seed"] == "7"
 
 
 def test_the_run_of_the_sweep_has_parameters_a_user_and_a_source(tmp_path):
     spec = make_tiny_spec(tmp_path)
     spec.directory.mkdir(parents=True)
-    message = build_sweep_message(SweepIdentity("tiny", "a", "e", "b", adopt=False), spec, "link")
+    message = vars(build_sweep_content(spec, "link"))
     assert message["params"]["task"] == "code"
     assert message["params"]["training.steps"] == "40"
     assert message["params"]["space.learning_rate"] == '{"log": [1e-05, 0.001]}'
@@ -107,7 +107,7 @@ def test_the_run_of_the_sweep_has_parameters_a_user_and_a_source(tmp_path):
 
 def test_the_tier_of_the_sandbox_is_a_tag():
     record = make_running_trial(7, environment={"sandbox": "unsafe"})
-    assert build_trial_tags(record, "tiny")["environment.sandbox"] == "unsafe"
+    assert build_trial_content(record, "tiny").tags["environment.sandbox"] == "unsafe"
 
 
 @pytest.mark.parametrize(
@@ -115,68 +115,18 @@ def test_the_tier_of_the_sandbox_is_a_tag():
     [("running", "RUNNING"), ("complete", "FINISHED"), ("failed", "FAILED"), ("pruned", "KILLED")],
 )
 def test_status(state, status):
-    assert build_trial_message(make_running_trial(0, state=state), "tiny", [])["status"] == status
+    assert build_trial_content(make_running_trial(0, state=state), "tiny").status == status
 
 
 def test_times_are_the_records():
-    message = build_trial_message(make_complete_trial(1, 0.1, 0.2), "tiny", [])
+    message = vars(build_trial_content(make_complete_trial(1, 0.1, 0.2), "tiny"))
     assert (message["start"], message["end"]) == (1_001_000, 2_001_000)
-    assert {when for _, _, when, _ in message["metrics"]} == {2_001_000}
+    assert {when for _, when in message["values"].values()} == {2_001_000}
 
 
 def test_names_that_mlflow_refuses_are_cleaned():
     assert clean_name("reward_weights.format") == "reward_weights.format"
     assert clean_name("train/pass@4 (%)") == "train/pass_4 ___"
-
-
-def test_only_changes_are_spooled():
-    run = SpooledRun()
-    content = {
-        "run": "0",
-        "name": "a",
-        "start": 5,
-        "tags": {"x": "1"},
-        "params": {"p": "2"},
-        "metrics": [["m", 3.0, None, 0]],
-    }
-    first = run.select_new(content, now=9)
-    assert first == {
-        "run": "0",
-        "name": "a",
-        "start": 5,
-        "tags": {"x": "1"},
-        "params": {"p": "2"},
-        "metrics": [["m", 3.0, 9, 0]],
-    }
-    run.update(first)
-    assert run.select_new(content, now=10) == {"run": "0"}
-    metrics = [["m", 4.0, None, 0]]
-    changed = {"run": "0", "tags": {"x": "2"}, "metrics": metrics, "status": "FINISHED", "end": 11}
-    assert run.select_new(changed, now=10) == {
-        "run": "0",
-        "tags": {"x": "2"},
-        "metrics": [["m", 4.0, 10, 0]],
-        "status": "FINISHED",
-        "end": 11,
-    }
-
-
-def test_an_empty_tag_is_spooled_only_to_remove_another():
-    run = SpooledRun()
-    first = {"run": "1", "name": "a", "tags": {"trial": "1", "checkpoint": ""}}
-    run.update(run.select_new(first, now=1))
-    assert run.tags == {"trial": "1"}
-    run.update(run.select_new({"run": "1", "tags": {"checkpoint": "directory"}}, now=2))
-    removed = {"run": "1", "tags": {"checkpoint": ""}}
-    assert run.select_new(removed, now=3) == removed
-
-
-def test_a_curve_is_spooled_once_and_an_equal_value_at_a_later_step_too():
-    run = SpooledRun(start=1)
-    points = [["hypervolume", 0.5, 7, step] for step in range(3)]
-    run.update(run.select_new({"run": "sweep", "metrics": points[:2]}, now=9))
-    new = {"run": "sweep", "metrics": points[2:]}
-    assert run.select_new({"run": "sweep", "metrics": points}, now=9) == new
 
 
 def test_rare_evaluations_are_all_kept():
@@ -196,5 +146,4 @@ def test_curves_hold_finite_step_metrics_only():
 
 
 def test_the_sweep_has_its_scoring_as_a_parameter(tmp_path):
-    spec, identity = make_tiny_spec(tmp_path), SweepIdentity("tiny", "a", "e", "b", adopt=False)
-    assert build_sweep_message(identity, spec, "")["params"]["scoring"] == "strict"
+    assert build_sweep_content(make_tiny_spec(tmp_path), "").params["scoring"] == "strict"

@@ -4,10 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gdpo_tune.tracking.mlflow_writer import find_experiment, find_runs
-from gdpo_tune.tracking.run_content import SweepIdentity
+from gdpo_tune.tracking.mlflow_store import SweepIdentity, find_experiment, find_runs
 
-IDENTITY = SweepIdentity("tiny", "hash", "nightly", "id", adopt=False)
+IDENTITY = SweepIdentity("tiny", "hash", "nightly", "id")
 PARENT = "mlflow.parentRunId"
 
 
@@ -30,8 +29,11 @@ class Client:
 
 
 def run(run_id, tags, metrics=()):
-    data = SimpleNamespace(tags=tags, metrics=dict.fromkeys(metrics, 1.0), params={})
-    return SimpleNamespace(info=SimpleNamespace(run_id=run_id), data=data)
+    points = [SimpleNamespace(key=name, value=1.0, step=0) for name in metrics]
+    proto = SimpleNamespace(metrics=points)
+    data = SimpleNamespace(tags=tags, params={}, to_proto=lambda: proto)
+    info = SimpleNamespace(run_id=run_id, start_time=0, status="RUNNING")
+    return SimpleNamespace(info=info, data=data, inputs=None)
 
 
 def child(run_id, trial, metrics=()):
@@ -42,9 +44,13 @@ def parent(run_id, sweep_id="id", metrics=(), name="tiny"):
     return run(run_id, {"sweep": name, "sweep_id": sweep_id}, metrics)
 
 
+def ids(client):
+    return {key: run.id for key, run in find_runs(client, "1", IDENTITY).items()}
+
+
 def test_runs_by_trial():
     client = Client(parent("p"), child("a", "0"), child("b", "1"))
-    assert find_runs(client, "1", IDENTITY) == {"sweep": "p", "0": "a", "1": "b"}
+    assert ids(client) == {"sweep": "p", "0": "a", "1": "b"}
 
 
 def test_of_duplicates_the_one_with_more_content_stays():
@@ -54,25 +60,25 @@ def test_of_duplicates_the_one_with_more_content_stays():
         child("a", "0"),
         child("b", "0", ["train/loss"]),
     )
-    assert find_runs(client, "1", IDENTITY) == {"sweep": "p", "0": "b"}
+    assert ids(client) == {"sweep": "p", "0": "b"}
     assert set(client.runs) == {"p", "b"}
 
 
 def test_runs_of_another_sweep_stay():
     client = Client(parent("p"), parent("o", sweep_id="other"), parent("q", name="huge"))
-    assert find_runs(client, "1", IDENTITY) == {"sweep": "p"}
+    assert ids(client) == {"sweep": "p"}
     assert set(client.runs) == {"p", "o", "q"}
 
 
 def test_runs_that_people_nest_under_the_sweep_stay():
     notes = [run(name, {PARENT: "p", "mlflow.runName": name}) for name in ("notes", "more notes")]
     client = Client(parent("p"), child("a", "0"), *notes)
-    assert find_runs(client, "1", IDENTITY) == {"sweep": "p", "0": "a"}
+    assert ids(client) == {"sweep": "p", "0": "a"}
     assert set(client.runs) == {"p", "a", "notes", "more notes"}
 
 
 def test_nothing_yet():
-    assert find_runs(Client(parent("o", sweep_id="other")), "1", IDENTITY) == {}
+    assert ids(Client(parent("o", sweep_id="other"))) == {}
 
 
 @pytest.mark.parametrize(

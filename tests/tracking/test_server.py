@@ -16,9 +16,13 @@ from mlflow.entities import ViewType
 
 from gdpo_tune.core.errors import TrackingError
 from gdpo_tune.spec import load_spec
-from gdpo_tune.tracking import check_server, mlflow_writer, server
-from gdpo_tune.tracking.server import find_uri_problem, make_absolute, set_environment
-from gdpo_tune.tracking.spool import ServerUnavailable
+from gdpo_tune.tracking import check_server, server
+from gdpo_tune.tracking.server import (
+    ServerUnavailable,
+    find_uri_problem,
+    make_absolute,
+    set_environment,
+)
 from tests.support.tracking import SPACE, make_tiny_spec
 
 HEAD = "SELECT version_num FROM alembic_version"
@@ -135,7 +139,7 @@ def test_paths_that_mlflow_reads_as_another_are_refused(tmp_path, name, monkeypa
     monkeypatch.chdir(directory)
     assert f"in {directory}/mlflow.db" in find_uri_problem("sqlite:///mlflow.db")
     with pytest.raises(ServerUnavailable, match="MLflow misreads"):
-        mlflow_writer.open_client(make_absolute("sqlite:///mlflow.db"))
+        server.open_client(make_absolute("sqlite:///mlflow.db"))
     assert [path.name for path in tmp_path.iterdir()] == [name], "no other file is created"
 
 
@@ -220,8 +224,8 @@ def test_artifacts_follow_a_database_that_has_moved(tmp_path, empty_database, ca
     old, new = tmp_path / "old", tmp_path / "new"
     old.mkdir()
     before = f"sqlite:///{shutil.copy(empty_database, old / 'mlflow.db')}"
-    client = mlflow_writer.open_client(before)
-    run = client.create_run(mlflow_writer.find_experiment(client, before, "nightly")).info.run_id
+    client = server.open_client(before)
+    run = client.create_run(server.find_experiment(client, before, "nightly")).info.run_id
     client.log_text(run, "kept", "note.txt")
     other = client.create_experiment("by hand", "s3://bucket/mlartifacts")
     old.rename(new)
@@ -238,7 +242,7 @@ def test_artifacts_follow_a_database_that_has_moved(tmp_path, empty_database, ca
 
 def test_the_check_imports_neither_mlflow_nor_numpy():
     code = (
-        "import sys; from gdpo_tune.tracking import MlflowSink, check_server;"
+        "import sys; from gdpo_tune.tracking import MlflowTracker, check_server;"
         "assert not {'mlflow', 'numpy', 'torch', 'ray'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

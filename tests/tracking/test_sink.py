@@ -1,9 +1,10 @@
-"""The sink spools everything once, whatever earlier processes spooled."""
+"""MLflow ends up with what the ledger holds, once, whatever happened on the way."""
 
-from concurrent.futures import Future
+import time
 from dataclasses import replace
 
 import pytest
+from mlflow.exceptions import MlflowException
 
 from gdpo_tune.core.events import (
     SweepFinished,
@@ -12,9 +13,10 @@ from gdpo_tune.core.events import (
     TrialProgress,
     TrialStarted,
 )
+from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.trial_files import append_step
-from gdpo_tune.tracking import MlflowSink, front_projection, mlflow_sink
-from gdpo_tune.tracking.spool import ServerUnavailable
+from gdpo_tune.tracking import MlflowTracker, mlflow_sink, mlflow_store, projection
+from tests.support.fake_mlflow import REFUSED, FakeMlflow
 from tests.support.tracking import (
     make_complete_trial,
     make_measurement,
@@ -22,124 +24,57 @@ from tests.support.tracking import (
     make_tiny_spec,
 )
 
-LONG = 30.0
-
-
-class Store:
-    """A stand-in for MLflow that keeps messages, and merges them as MLflow would."""
-
-    def __init__(self):
-        self.messages = []
-        self.identities = []
-        self.unavailable = False
-
-    def writer(self, uri, identity, delivered):
-        self.identities.append(identity)
-        return self
-
-    def deliver(self, messages):
-        if self.unavailable:
-            raise ServerUnavailable("nobody there")
-        self.messages += messages
-        return []
-
-    def reset(self):
-        pass
-
-    def delete_duplicates(self):
-        pass
-
-    def get_front_link(self):
-        return "#/experiments/1"
-
-    def contents(self, run, field):
-        return [m[field] for m in self.messages if m["run"] == run and field in m]
-
-    def tags(self, run):
-        return {k: v for tags in self.contents(run, "tags") for k, v in tags.items()}
-
-    def points(self, run, name):
-        metrics = [point for metrics in self.contents(run, "metrics") for point in metrics]
-        return [(step, value) for key, value, _, step in metrics if key == name]
-
-    def artifacts(self):
-        return [m["artifact"] for m in self.messages if "artifact" in m]
-
-
-class Immediate:
-    """An executor that works at once."""
-
-    def __init__(self, *_):
-        pass
-
-    def submit(self, work, *arguments):
-        job = Future()
-        job.set_result(work(*arguments))
-        return job
-
-    def shutdown(self):
-        pass
+LONG = 20.0
 
 
 @pytest.fixture
-def store(monkeypatch):
-    store = Store()
-    monkeypatch.setattr(mlflow_sink, "MlflowWriter", store.writer)
-    return store
+def mlflow(monkeypatch):
+    fake = FakeMlflow()
+    monkeypatch.setattr("mlflow.MlflowClient", fake)
+    monkeypatch.setattr(mlflow_sink, "INTERVAL", 0.001)
+    monkeypatch.setattr(mlflow_sink, "FIRST_DELAY", 0.001)
+    monkeypatch.setattr(mlflow_sink, "CLOSING_DELAY", 0.001)
+    return fake
 
 
 @pytest.fixture
 def spec(tmp_path):
-    return make_tiny_spec(tmp_path)
+    return make_tiny_spec(tmp_path, "tracking.uri=http://mlflow")
 
 
-def play(spec, *events):
+def started(*records, sweep_id="s"):
+    return SweepStarted(records, len(records), sweep_id=sweep_id)
+
+
+def play(spec, *events, timeout=LONG):
     """One process of the sweep, from its first event to its end; returns the warning."""
-    sink = MlflowSink(spec)
+    sink = MlflowTracker(spec)
     for event in events:
         sink(event)
-    return sink.close(LONG)
+    return sink.close(timeout)
+
+
+def wait_until_sent(sink):
+    deadline = time.monotonic() + LONG
+    while sink.get_state().pending:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def steps(number, first, last):
     return [TrialProgress(number, make_measurement(step)) for step in range(first, last + 1)]
 
 
-def test_measurements_that_a_trial_held_back_are_one_message(spec, store):
-    earlier = [make_measurement(step) for step in (1, 2, 3)]
-    play(
-        spec,
-        SweepStarted((), 1),
-        TrialStarted(make_running_trial(0)),
-        TrialProgress(0, make_measurement(4), earlier),
-        SweepFinished((make_running_trial(0),), interrupted=True),
-    )
-    curves = [m["metrics"] for m in store.messages if m["run"] == "0" and "metrics" in m]
-    losses = [[step for name, _, _, step in c if name == "train/loss"] for c in curves]
-    assert losses == [[1, 2, 3, 4]]
-    times = [when for name, _, when, _ in curves[0] if name == "train/loss"]
-    assert times == sorted(times)
-    spent = make_measurement(4).cost.seconds - make_measurement(1).cost.seconds
-    assert times[3] - times[0] == int(1000 * spent)
+def curve(run, name):
+    return [(step, value) for key, value, _, step in run.points if key == name]
 
 
-def test_the_file_of_a_trial_that_is_spooled_as_ended_is_not_read_again(spec, store, monkeypatch):
-    first = replace(make_complete_trial(0, 0.9, 0.1), directory=spec.directory / "0")
-    second = replace(make_complete_trial(1, 0.4, 0.05), directory=spec.directory / "1")
-    read = []
-    monkeypatch.setattr(mlflow_sink, "read_steps", lambda directory: read.append(directory) or [])
-    play(spec, SweepStarted((), 2), TrialStarted(make_running_trial(0)), TrialFinished(first))
-    assert read == []
-    play(spec, SweepStarted((first, second), 2))
-    assert read == [second.directory]
-
-
-def test_a_sweep_from_start_to_end(spec, store):
+def test_a_sweep_from_start_to_end(spec, mlflow):
     first, second = make_complete_trial(0, 0.9, 0.1), make_complete_trial(1, 0.4, 0.05)
     failed = make_running_trial(2, state="failed", reason="loss is nan", finished=3000.0)
     warning = play(
         spec,
-        SweepStarted((), 3),
+        started(),
         TrialStarted(make_running_trial(0)),
         *steps(0, 1, 40),
         TrialFinished(first),
@@ -149,238 +84,368 @@ def test_a_sweep_from_start_to_end(spec, store):
         TrialFinished(failed),
         SweepFinished((first, second, failed), interrupted=False),
     )
+    runs = mlflow.by_key()
     assert warning == ""
-    assert store.contents("sweep", "status") == ["RUNNING", "FINISHED"]
-    assert store.tags("sweep")["identity"] == spec.compute_identity()
-    assert store.tags("sweep")["role"] == "sweep"
-    assert store.contents("0", "status") == ["RUNNING", "FINISHED"]
-    assert store.contents("2", "status") == ["RUNNING", "FAILED"]
-    assert store.tags("2")["reason"] == "loss is nan"
-    assert store.contents("0", "name") == ["trial-000 gdpo"]
-    assert [step for step, _ in store.points("0", "train/loss")] == list(range(1, 41))
-    assert store.points("0", "validation/correctness") == [(20, 0.2), (40, 0.4)]
-    assert store.points("0", "test/correctness") == [(0, 0.9)]
-    assert store.tags("0")["pareto"] == "true"
-    assert store.tags("1")["pareto"] == "false"
-    assert store.tags("2")["pareto"] == "false"
-    assert [step for step, _ in store.points("sweep", "hypervolume")] == [0, 1, 2]
-    names = {a["name"] for a in store.artifacts()}
-    assert names == {"spec.yaml", "front.csv", "policy/README.md"}
-    assert store.tags("0")["mlflow.runColor"] == "#0072b2"
-    assert store.tags("1")["mlflow.runColor"] != "#0072b2"
-    assert [entry["context"] for entry in store.contents("0", "inputs")[0]] == [
-        "training",
-        "validation",
-        "testing",
-    ]
-    assert store.contents("sweep", "models")[0]["versions"][0]["trial"] == "0"
-
-
-def test_only_changes_of_the_front_are_spooled(spec, store, monkeypatch):
-    monkeypatch.setattr(front_projection, "LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(front_projection, "TIME_SHARE", float("inf"))
-    monkeypatch.setattr(front_projection, "ThreadPoolExecutor", Immediate)
-    records = [
-        make_complete_trial(0, 0.5, 0.5),
-        make_complete_trial(1, 0.6, 0.4),
-        make_complete_trial(2, 0.7, 0.7),
-    ]
-    finished = [TrialFinished(record) for record in records]
-    play(spec, SweepStarted((), 3), *finished, SweepFinished(tuple(records), interrupted=False))
-    assert [t["pareto"] for t in store.contents("0", "tags") if "pareto" in t] == ["true", "false"]
-    assert [value for _, value in store.points("0", "pareto/rank")] == [0.0, 1.0]
-    assert [value for _, value in store.points("2", "pareto/rank")] == [0.0]
-    assert [value for _, value in store.points("sweep", "pareto/size")] == [1.0, 2.0, 1.0]
-
-
-def test_the_tag_of_a_deleted_checkpoint_is_removed(spec, store, tmp_path):
-    record = make_complete_trial(0, 0.9, 0.1, checkpoint=tmp_path / "checkpoint-40")
-    pruned = replace(record, checkpoint=None)
-    play(spec, SweepStarted((), 1), TrialFinished(record), SweepFinished((pruned,), False))
-    assert [t["checkpoint"] for t in store.contents("0", "tags") if "checkpoint" in t] == [
-        str(tmp_path / "checkpoint-40"),
-        "",
-    ]
-
-
-def test_a_finished_sweep_spools_nothing_new(spec, store):
-    record = make_complete_trial(0, 0.9, 0.1)
-    end = SweepFinished((record,), interrupted=False)
-    play(spec, SweepStarted((), 1), TrialStarted(make_running_trial(0)), TrialFinished(record), end)
-    before = len(store.messages)
-    play(spec, SweepStarted((record,), 1), end)
-    assert store.messages[before:] == []
-    assert store.identities[0].sweep_id == store.identities[1].sweep_id
-
-
-def test_a_finished_sweep_runs_again_once_a_trial_is_added(spec, store):
-    record = make_complete_trial(0, 0.9, 0.1)
-    end = SweepFinished((record,), interrupted=False)
-    play(spec, SweepStarted((), 1), TrialStarted(make_running_trial(0)), TrialFinished(record), end)
-    more = make_complete_trial(1, 0.5, 0.5)
-    end = SweepFinished((record, more), interrupted=False)
-    play(
-        spec,
-        SweepStarted((record,), 2),
-        TrialStarted(make_running_trial(1)),
-        TrialFinished(more),
-        end,
+    assert (runs["sweep"].status, runs["0"].status, runs["2"].status) == (
+        "FINISHED",
+        "FINISHED",
+        "FAILED",
     )
-    assert store.contents("sweep", "status") == ["RUNNING", "FINISHED", "RUNNING", "FINISHED"]
+    assert runs["sweep"].tags["identity"] == spec.compute_identity()
+    assert runs["2"].tags["reason"] == "loss is nan"
+    assert runs["1"].name == "trial-001 gdpo"
+    assert [step for step, _ in curve(runs["0"], "train/loss")] == list(range(1, 41))
+    assert curve(runs["0"], "validation/correctness") == [(20, 0.2), (40, 0.4)]
+    assert curve(runs["0"], "test/correctness") == [(0, 0.9)]
+    assert [runs[key].tags["pareto"] for key in "012"] == ["true", "false", "false"]
+    assert [step for step, _ in curve(runs["sweep"], "hypervolume")] == [0, 1, 2]
+    assert set(mlflow.files) == {
+        ("sweep", "spec.yaml"),
+        ("sweep", "front.csv"),
+        ("0", "policy/README.md"),
+    }
+    assert len(runs["0"].inputs) == 3
+    assert [version.tags["trial"] for version in mlflow.versions.values()] == ["0"]
+    assert len(mlflow.experiment_tags) == 5
 
 
-def test_a_sweep_that_crashes_before_its_first_trial_has_failed(spec, store):
-    play(spec, SweepStarted((), 1))
-    assert store.contents("sweep", "status") == ["FAILED"]
+def test_the_same_again_writes_nothing(spec, mlflow):
+    record = make_complete_trial(0, 0.9, 0.1)
+    end = SweepFinished((record,), interrupted=False)
+    play(spec, started(), TrialStarted(make_running_trial(0)), TrialFinished(record), end)
+    done = len(mlflow.requests)
+    play(spec, started(record), end)
+    reading = {"get_experiment_by_name", "search_runs", "get_experiment"}
+    registry = {"search_registered_models", "search_model_versions", "set_registered_model_alias"}
+    assert {name for name, *_ in mlflow.requests[done:]} <= reading | registry
 
 
-def test_records_that_a_crash_kept_from_the_spool_are_added_at_the_next_start(spec, store):
-    play(spec, SweepStarted((), 2), TrialStarted(make_running_trial(0)))
-    records = (
-        make_complete_trial(0, 0.9, 0.1),
-        make_complete_trial(1, 0.1, 0.9),
-    )  # the ledger knows more
-    play(spec, SweepStarted(records, 2))
-    assert store.contents("0", "status")[-1] == "FINISHED"
-    assert store.points("1", "test/length") == [(0, 0.9)]
+def test_measurements_that_a_trial_held_back_have_their_own_times(spec, mlflow):
+    earlier = [make_measurement(step) for step in (1, 2, 3)]
+    progress = TrialProgress(0, make_measurement(4), earlier)
+    end = SweepFinished((make_running_trial(0),), interrupted=True)
+    play(spec, started(), TrialStarted(make_running_trial(0)), progress, end)
+    points = [p for p in mlflow.by_key()["0"].points if p[0] == "train/loss"]
+    assert [step for *_, step in points] == [1, 2, 3, 4]
+    assert points[3][2] - points[0][2] == 1500
 
 
-def test_step_metrics_are_spooled_once_over_an_interruption(spec, store):
-    play(spec, SweepStarted((), 1), TrialStarted(make_running_trial(0)), *steps(0, 1, 30))
+def test_the_file_of_a_trial_that_mlflow_shows_as_ended_is_not_read(spec, mlflow, monkeypatch):
+    first = replace(make_complete_trial(0, 0.9, 0.1), directory=spec.directory / "0")
+    second = replace(make_complete_trial(1, 0.4, 0.05), directory=spec.directory / "1")
+    play(spec, started(), TrialStarted(make_running_trial(0)), TrialFinished(first))
+    read = []
+    monkeypatch.setattr(projection, "read_first_steps", lambda path: read.append(path) or [])
+    play(spec, started(first, second))
+    assert read == [second.directory]
+
+
+def test_only_changes_of_the_front_are_sent(spec, mlflow, monkeypatch):
+    monkeypatch.setattr(projection, "MIN_INTERVAL", 0.0)
+    monkeypatch.setattr(projection, "MAX_CPU_SHARE", float("inf"))
+    records = [
+        make_complete_trial(n, *v) for n, v in enumerate([(0.5, 0.5), (0.6, 0.4), (0.7, 0.7)])
+    ]
+    sink = MlflowTracker(spec)
+    sink(started())
+    for record in records:
+        sink(TrialFinished(record))
+        wait_until_sent(sink)
+    sink(SweepFinished(tuple(records), interrupted=False))
+    sink.close(LONG)
+    runs = mlflow.by_key()
+    assert [value for _, value in curve(runs["0"], "pareto/rank")] == [0.0, 1.0]
+    assert [value for _, value in curve(runs["2"], "pareto/rank")] == [0.0]
+    assert [value for _, value in curve(runs["sweep"], "pareto/size")] == [1.0, 2.0, 1.0]
+
+
+def test_the_tag_of_a_deleted_checkpoint_is_removed(spec, mlflow, tmp_path):
+    record = make_complete_trial(0, 0.9, 0.1, checkpoint=tmp_path / "checkpoint-40")
+    play(spec, started(), TrialFinished(record))
+    assert mlflow.by_key()["0"].tags["checkpoint"] == str(tmp_path / "checkpoint-40")
+    pruned = replace(record, checkpoint=None)
+    play(spec, started(pruned), SweepFinished((pruned,), interrupted=False))
+    assert mlflow.by_key()["0"].tags["checkpoint"] == ""
+
+
+def test_a_finished_sweep_runs_again_once_a_trial_is_added(spec, mlflow):
+    record, more = make_complete_trial(0, 0.9, 0.1), make_complete_trial(1, 0.5, 0.5)
+    play(spec, started(), TrialStarted(make_running_trial(0)), SweepFinished((record,), False))
+    sink = MlflowTracker(spec)
+    sink(started(record))
+    sink(TrialStarted(make_running_trial(1)))
+    wait_until_sent(sink)
+    sink(SweepFinished((record, more), interrupted=False))
+    sink.close(LONG)
+    assert mlflow.by_key()["sweep"].statuses == ["RUNNING", "FINISHED", "RUNNING", "FINISHED"]
+
+
+@pytest.mark.parametrize("news", [[], [TrialStarted(make_running_trial(0))]])
+def test_a_sweep_that_crashes_has_failed(spec, mlflow, news):
+    play(spec, started(), *news)
+    runs = mlflow.by_key()
+    assert runs["sweep"].status == "FAILED"
+    assert [runs[key].status for key in runs if key != "sweep"] == ["KILLED"] * len(news)
+
+
+def test_records_that_a_crash_kept_from_mlflow_are_added_at_the_next_start(spec, mlflow):
+    play(spec, started(), TrialStarted(make_running_trial(0)))
+    play(spec, started(make_complete_trial(0, 0.9, 0.1), make_complete_trial(1, 0.1, 0.9)))
+    assert mlflow.by_key()["0"].status == "FINISHED"
+    assert curve(mlflow.by_key()["1"], "test/length") == [(0, 0.9)]
+
+
+def test_step_metrics_are_stored_once_over_an_interruption(spec, mlflow):
+    play(spec, started(), TrialStarted(make_running_trial(0)), *steps(0, 1, 30))
     again = [TrialStarted(make_running_trial(0)), *steps(0, 21, 40)]
-    play(spec, SweepStarted((make_running_trial(0),), 1), *again)
-    assert [step for step, _ in store.points("0", "train/loss")] == list(range(1, 41))
+    play(spec, started(make_running_trial(0)), *again)
+    points = curve(mlflow.by_key()["0"], "train/loss")
+    assert [step for step, _ in points] == list(range(1, 41))
 
 
-def test_step_metrics_that_were_written_but_not_reported_are_read(spec, store):
+def test_step_metrics_that_were_written_but_not_reported_are_read(spec, mlflow):
     directory = spec.directory / "trials" / "0"
     for step in range(1, 13):
         append_step(directory, make_measurement(step))
-    play(spec, SweepStarted((), 1), TrialStarted(make_running_trial(0)), *steps(0, 1, 10))
-    play(spec, SweepStarted((make_running_trial(0, directory=directory),), 1))
-    assert [step for step, _ in store.points("0", "train/loss")] == list(range(1, 13))
+    play(spec, started(), TrialStarted(make_running_trial(0)), *steps(0, 1, 10))
+    play(spec, started(make_running_trial(0, directory=directory)))
+    assert [s for s, _ in curve(mlflow.by_key()["0"], "train/loss")] == list(range(1, 13))
 
 
-def test_an_interruption_ends_running_trials(spec, store):
+def test_a_step_that_was_repeated_keeps_its_first_measurement(spec, mlflow):
+    directory = spec.directory / "trials" / "0"
+    for step, loss in [(1, 1.0), (2, 2.0), (3, 3.0), (2, 20.0), (3, 30.0), (4, 40.0)]:
+        append_step(directory, make_measurement(step, **{"train/loss": loss}))
+    play(spec, started(make_running_trial(0, directory=directory)))
+    assert curve(mlflow.by_key()["0"], "train/loss") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("batches", [0, 1, 2, 5])
+def test_a_kill_between_two_batches_loses_and_repeats_nothing(spec, mlflow, monkeypatch, batches):
+    monkeypatch.setattr(mlflow_store, "METRICS_PER_BATCH", 10)
+    directory, done = spec.directory / "trials" / "0", []
+    for step in range(1, 41):
+        append_step(directory, make_measurement(step))
+
+    def kill(method, *arguments):
+        done.extend([True] * (method == "log_batch" and len(mlflow.runs) > 1))
+        if len(done) > batches:
+            raise SystemExit
+
+    mlflow.fail = kill
+    record = replace(make_complete_trial(0, 0.9, 0.1), directory=directory)
+    play(spec, started(record), timeout=1.0)
+    before = list(mlflow.by_key()["0"].points)
+    assert len(before) == 10 * batches
+    assert "state" not in mlflow.by_key()["0"].tags
+    mlflow.fail = lambda *_: None
+    assert play(spec, started(record)) == ""
+    points = mlflow.by_key()["0"].points
+    assert points[: len(before)] == before
+    assert len({(name, step) for name, _, _, step in points}) == len(points)
+    assert [step for step, _ in curve(mlflow.by_key()["0"], "train/loss")] == list(range(1, 41))
+    assert mlflow.by_key()["0"].tags["state"] == "complete"
+
+
+def test_a_point_has_the_time_at_which_its_step_was_measured(spec, mlflow):
+    directory = spec.directory / "trials" / "0"
+    for step, when in [(1, 5000.0), (2, None), (1, 7000.0)]:
+        append_step(directory, replace(make_measurement(step), time=when))
+    play(spec, started(make_running_trial(0, directory=directory)))
+    times = [when for name, _, when, _ in mlflow.by_key()["0"].points if name == "train/loss"]
+    assert times == [5_000_000, 1_001_000], "older versions recorded the start and the cost"
+
+
+@pytest.mark.parametrize("state", ["running", "complete", "failed"])
+def test_measurements_that_memory_does_not_hold_are_read_where_they_are(
+    spec, mlflow, monkeypatch, tmp_path, state
+):
+    monkeypatch.setattr(projection, "MAX_HELD", 10)
+    store, copy = tmp_path / "store" / "trials" / "0", spec.directory / "trials" / "0"
+    places = {"directory": copy, "address": f"file://{store}"}
+    for step in range(1, 41):
+        append_step(store, make_measurement(step))
+    append_step(copy, make_measurement(1))
+    mlflow.fail = lambda *_: mlflow.is_away and 1 / 0
+    mlflow.is_away = True
+    sink = MlflowTracker(spec)
+    sink(started())
+    sink(TrialStarted(make_running_trial(0, **places)))
+    for event in steps(0, 1, 40):
+        sink(event)
+    if state != "running":
+        sink(TrialFinished(replace(make_complete_trial(0, 0.9, 0.1), state=state, **places)))
+    mlflow.is_away = False
+    assert sink.close(LONG) == ""
+    assert [step for step, _ in curve(mlflow.by_key()["0"], "train/loss")] == list(range(1, 41))
+
+
+def test_what_an_earlier_version_has_not_sent_is_sent_from_the_files(spec, mlflow, capsys):
+    directory = spec.directory / "trials" / "0"
+    for step in range(1, 13):
+        append_step(directory, make_measurement(step))
+    record = replace(make_complete_trial(0, 0.9, 0.1), directory=directory)
+    play(spec, started(record))
+    run = mlflow.by_key()["0"]
+    run.points = [point for point in run.points if point[3] < 7]  # it wrote the state first
+    for name in ("spool.jsonl", "spool.offset"):
+        (spec.directory / name).write_text("{}\n")
+    play(spec, started(record))
+    assert [step for step, _ in curve(mlflow.by_key()["0"], "train/loss")] == list(range(1, 13))
+    assert list(spec.directory.glob("spool*")) == []
+    assert capsys.readouterr().err.count("note: ") == 1
+    play(spec, started(record))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_sweep_that_has_ended_is_sent_at_once(spec, mlflow, monkeypatch):
+    monkeypatch.setattr(mlflow_sink, "INTERVAL", 10 * LONG)
+    record, sink = make_complete_trial(0, 0.9, 0.1), MlflowTracker(spec)
+    sink(started(record))
+    sink(SweepFinished((record,), interrupted=False))
+    wait_until_sent(sink)
+    assert mlflow.by_key()["sweep"].status == "FINISHED"
+    sink.close(LONG)
+
+
+def test_an_interruption_ends_running_trials(spec, mlflow):
     end = SweepFinished((make_running_trial(0),), interrupted=True)
-    play(spec, SweepStarted((), 1), TrialStarted(make_running_trial(0)), end)
-    assert store.contents("0", "status") == ["RUNNING", "KILLED"]
-    assert store.contents("sweep", "status") == ["RUNNING", "KILLED"]
-    play(spec, SweepStarted((make_running_trial(0),), 1), TrialStarted(make_running_trial(0)))
-    assert store.contents("0", "status")[2] == "RUNNING"
-
-
-def test_a_sweep_that_crashes_has_failed(spec, store):
-    play(spec, SweepStarted((), 1), TrialStarted(make_running_trial(0)))
-    assert store.contents("sweep", "status") == ["RUNNING", "FAILED"]
-    assert store.contents("0", "status") == ["RUNNING", "KILLED"]
-
-
-def test_another_ledger_under_the_same_name_has_runs_of_its_own(spec, store):
-    play(spec, SweepStarted((), 1), TrialStarted(make_running_trial(0)))
-    play(spec, SweepStarted((), 1))
-    first, second = store.identities
-    assert first.sweep_id != second.sweep_id
-    assert not second.adopt
-
-
-def test_a_sweep_whose_spool_is_lost_adopts_the_earlier_runs(spec, store):
-    play(spec, SweepStarted((make_complete_trial(0, 0.5, 0.5),), 1))
-    assert store.identities[0].adopt
-
-
-def test_a_number_that_is_used_again_replaces_its_run(spec, store):
-    play(
-        spec,
-        SweepStarted((), 2),
-        TrialStarted(make_running_trial(0)),
-        TrialStarted(make_running_trial(1)),
-    )
-    other = make_running_trial(1, params={"learning_rate": 7.0})
-    play(spec, SweepStarted((make_running_trial(0),), 2), TrialStarted(other))
-    renewed = [m for m in store.messages if m.get("renew")]
-    assert [(m["run"], m["params"]["learning_rate"]) for m in renewed] == [("1", "7.0")]
-    assert renewed[0]["name"] == "trial-001 gdpo"
-
-
-def test_pictures_are_attached_if_they_exist(spec, store):
-    with MlflowSink(spec) as sink:
-        sink(SweepStarted((), 0))
-        (spec.directory / "report.html").write_text("<html>")
-        sink.log_figures()
-    files = [artifact["file"] for artifact in store.artifacts() if "file" in artifact]
-    assert files == [str(spec.directory / "report.html")]
-
-
-def test_pictures_are_sent_again_only_if_they_changed(spec, store):
-    for content in ("first", "first", "second"):
-        with MlflowSink(spec) as sink:
-            sink(SweepStarted((), 0))
-            (spec.directory / "front.png").write_text(content)
-            sink.log_figures()
-            sink.log_figures()
-    files = [artifact for artifact in store.artifacts() if "file" in artifact]
-    assert [artifact["file"] for artifact in files] == [str(spec.directory / "front.png")] * 2
-
-
-def test_a_password_in_the_uri_is_not_spooled(tmp_path, store):
-    uri = "postgresql://me:secret@127.0.0.1:1/db"
-    play(make_tiny_spec(tmp_path, f"tracking.uri={uri}"), SweepStarted((), 0))
-    assert "secret" not in str(store.messages)
-
-
-def test_messages_that_are_left_are_reported_and_sent_by_the_next_process(spec, store):
-    store.unavailable = True
-    sink = MlflowSink(spec)
-    sink(SweepStarted((), 1))
+    play(spec, started(), TrialStarted(make_running_trial(0)), end)
+    runs = mlflow.by_key()
+    assert (runs["sweep"].status, runs["0"].status) == ("KILLED", "KILLED")
+    assert mlflow.versions == {}, "only a final front is registered"
+    sink = MlflowTracker(spec)
+    sink(started(make_running_trial(0)))
     sink(TrialStarted(make_running_trial(0)))
-    warning = sink.close(0.01)
-    assert "updates did not reach sqlite" in warning
+    wait_until_sent(sink)
+    assert runs["0"].status == "RUNNING"
+    sink.close(LONG)
+
+
+def test_another_ledger_under_the_same_name_has_runs_of_its_own(spec, mlflow):
+    play(spec, started(), TrialStarted(make_running_trial(0)))
+    play(spec, started(sweep_id="other"))
+    assert [run.tags["role"] for run in mlflow.runs.values()].count("sweep") == 2
+
+
+def test_a_ledger_without_an_id_adopts_the_newest_runs_of_its_name(spec, mlflow):
+    record = make_complete_trial(0, 0.5, 0.5)
+    play(spec, started(record))
+    play(spec, started(record, sweep_id=""))
+    assert len(mlflow.runs) == 2
+
+
+def test_a_number_that_is_used_again_replaces_its_run(spec, mlflow):
+    play(spec, started(), TrialStarted(make_running_trial(1)))
+    other = make_running_trial(1, params={"learning_rate": 7.0})
+    play(spec, started(), TrialStarted(other))
+    assert mlflow.by_key()["1"].params["learning_rate"] == "7.0"
+    assert len(mlflow.runs) == 2
+
+
+def test_pictures_are_sent_again_only_if_they_changed(spec, mlflow):
+    spec.directory.mkdir(parents=True)
+    for content in ("first", "first", "second"):
+        with MlflowTracker(spec) as sink:
+            sink(started())
+            write_atomically(spec.directory / "front.png", content)
+            sink.log_figures()
+            sink.log_figures()
+    assert mlflow.files.count(("sweep", "front.png")) == 2
+
+
+def test_a_server_that_is_away_gets_everything_later(spec, mlflow):
+    away = True
+
+    def fail(method, *_):
+        if away:
+            raise MlflowException("nobody there")
+
+    mlflow.fail = fail
+    sink = MlflowTracker(spec)
+    sink(started())
+    sink(TrialStarted(make_running_trial(0)))
+    for event in steps(0, 1, 10):
+        sink(event)
+    deadline = time.monotonic() + LONG
+    while sink.get_state().kind != "away" and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert "are kept and will be sent: MlflowException: nobody there" in str(sink.get_state())
+    away = False
+    assert sink.close(LONG) == ""
+    assert len(curve(mlflow.by_key()["0"], "train/loss")) == 10
+
+
+def test_updates_that_are_left_are_reported_and_sent_by_the_next_process(spec, mlflow, capsys):
+    def fail(*_):
+        raise MlflowException("nobody there")
+
+    mlflow.fail = fail
+    warning = play(spec, started(), TrialStarted(make_running_trial(0)), timeout=0.05)
+    assert "updates did not reach http://mlflow" in warning
     assert "sent the next time the same command runs" in warning
-    assert store.messages == []
-
-    store.unavailable = False
-    assert play(spec, SweepStarted((make_running_trial(0),), 1)) == ""
-    assert store.contents("0", "name") == ["trial-000 gdpo"]
+    mlflow.fail = lambda *_: None
+    assert play(spec, started(make_running_trial(0))) == ""
+    assert mlflow.by_key()["0"].name == "trial-000 gdpo"
 
 
-def test_the_warning_is_printed_at_the_end(spec, store, capsys, monkeypatch):
-    monkeypatch.setattr(mlflow_sink, "CLOSING_SECONDS", 0.01)
-    store.unavailable = True
-    with MlflowSink(spec) as sink:
-        sink(SweepStarted((), 1))
-    assert capsys.readouterr().err.startswith("warning: ")
+def test_a_sweep_without_news_does_not_wait_for_a_server(spec, mlflow):
+    def fail(*_):
+        raise MlflowException("nobody there")
+
+    mlflow.fail = fail
+    began = time.monotonic()
+    play(spec, started(make_complete_trial(0, 0.9, 0.1)))
+    assert time.monotonic() - began < LONG / 2
 
 
-def test_only_a_final_front_is_registered(spec, store):
+def test_a_refused_run_does_not_delay_the_others(spec, mlflow):
+    def fail(method, *arguments):
+        if method == "create_run" and len(arguments) > 2 and arguments[2]["trial"] == "0":
+            raise MlflowException("never", REFUSED)
+
+    mlflow.fail = fail
+    events = [TrialStarted(make_running_trial(number)) for number in (0, 1)]
+    warning = play(spec, started(), *events)
+    assert "refused updates of trial 0" in warning
+    assert set(mlflow.by_key()) == {"sweep", "1"}
+
+
+def test_files_that_cannot_be_stored_delay_nothing_and_are_tried_again(spec, mlflow):
+    def fail(method, *_):
+        if method == "log_text":
+            raise MlflowException("no room")
+
+    mlflow.fail = fail
     record = make_complete_trial(0, 0.9, 0.1)
-    play(spec, SweepStarted((), 1), TrialFinished(record), SweepFinished((record,), True))
-    assert store.contents("sweep", "models") == []
-    play(spec, SweepStarted((record,), 1), SweepFinished((record,), False))
-    play(spec, SweepStarted((record,), 1), SweepFinished((record,), False))
-    assert len(store.contents("sweep", "models")) == 1
+    warning = play(spec, started(), TrialFinished(record), timeout=2.0)
+    assert mlflow_sink.LEFTOVER in warning
+    assert mlflow.by_key()["0"].status == "FINISHED"
+    mlflow.fail = lambda *_: None
+    assert play(spec, started(record)) == ""
+    assert ("sweep", "spec.yaml") in mlflow.files
 
 
-def test_views_are_spooled_once(spec, store):
-    play(spec, SweepStarted((), 1))
-    play(spec, SweepStarted((), 1))
-    (tags,) = store.contents("sweep", "experiment")
-    assert len(tags) == 5
-    assert "mlflow.note.content" in tags
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_crashes_is_reported(spec, mlflow, monkeypatch):
+    monkeypatch.setattr(projection.Projection, "refresh_front", lambda *_: 1 / 0)
+    warning = play(spec, started(), TrialStarted(make_running_trial(0)), timeout=0.5)
+    assert "crashed" in warning
 
 
-def test_state_and_link(spec, store):
-    sink = MlflowSink(spec)
+def test_state_and_link(spec, mlflow):
+    sink = MlflowTracker(spec)
     assert sink.get_state() is None
     assert sink.get_front_link() == ""
-    sink(SweepStarted((), 1))
+    sink(started())
     assert sink.close(LONG) == ""
     assert sink.get_state() is None
-    assert sink.get_front_link() == "#/experiments/1"
+    assert sink.get_front_link().startswith("http://mlflow/#/experiments/1/runs?")
 
 
-def test_nothing_is_touched_before_the_ledger_is_held(spec, store):
-    with MlflowSink(spec) as sink:
+def test_nothing_is_touched_before_the_ledger_is_held(spec, mlflow):
+    with MlflowTracker(spec) as sink:
         sink.log_figures()
     assert not spec.directory.exists()
-    assert store.identities == []
+    assert mlflow.requests == []

@@ -9,10 +9,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from gdpo_tune.core.settings import RolloutSettings
-from gdpo_tune.training import chunks, rollout, train, trial, worker_cache
+from gdpo_tune.training import rollout, train, trial, worker_cache
 from gdpo_tune.training.build import build_trainer
-from gdpo_tune.training.chunks import count_rows, sample_in_chunks
-from gdpo_tune.training.rollout import Decoding, generate
+from gdpo_tune.training.rollout import Decoding, count_rows, generate, sample_in_chunks
 from tests.support.training import build_trial_config, register_toy_task, write_policy
 
 LONG = [[2] * 2048] * 512
@@ -30,7 +29,7 @@ def test_a_chunk_holds_a_number_of_tokens_whatever_the_batch():
         return echo(prompts)
 
     assert sample_in_chunks(sample, LONG, 1024) == LONG
-    assert max(sizes) * (2048 + 1024) <= chunks.TOKENS_AT_ONCE
+    assert max(sizes) * (2048 + 1024) <= rollout.TOKENS_AT_ONCE
     assert sum(sizes) == 512
     assert count_rows([[2] * 2**18], 1) == 1
     assert sample_in_chunks(sample, [], 8) == []
@@ -85,7 +84,7 @@ def sample_from(model, rows=20):
 def test_transformers_samples_as_many_at_once_as_fit(gpt2, monkeypatch):
     whole, shapes, drawn = sample_from(gpt2)
     assert shapes == [(20, 4)], "all at once, as ever, where they fit"
-    monkeypatch.setattr(chunks, "TOKENS_AT_ONCE", 8 * 12)
+    monkeypatch.setattr(rollout, "TOKENS_AT_ONCE", 8 * 12)
     parts, shapes, drawn_again = sample_from(gpt2)
     assert [rows for rows, _ in shapes] == [8, 8, 4]
     assert len(parts) == len(whole) == 20
@@ -104,7 +103,7 @@ def toy(monkeypatch, tmp_path):
 def test_the_fast_cpu_sampler_is_not_cut_into_chunks(toy, tmp_path, monkeypatch):
     config = dataclasses.replace(build_trial_config(toy, tmp_path / "t"), train=False)
     expected = train(config, resume=None, report=lambda *_: None)
-    monkeypatch.setattr(chunks, "TOKENS_AT_ONCE", 1)
+    monkeypatch.setattr(rollout, "TOKENS_AT_ONCE", 1)
     assert train(config, resume=None, report=lambda *_: None).test == expected.test
 
 

@@ -14,8 +14,7 @@ from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.tasks.code import TASK, CodeTask, draw_code_problems
 from gdpo_tune.training import train, worker_cache
-from gdpo_tune.training.fast_cpu.llama import is_small_llama
-from gdpo_tune.training.fast_cpu.sampler import sample
+from gdpo_tune.training.fast_cpu import is_small_llama, sample
 
 pytestmark = pytest.mark.integration
 

@@ -12,8 +12,8 @@ import torch
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.system import RENDEZVOUS, clear_rendezvous
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import ranks, rollout
-from gdpo_tune.training.random_state import (
+from gdpo_tune.training import distributed, rollout
+from gdpo_tune.training.checkpoints import (
     load_random_state,
     read_random_state,
     save_random_states,
@@ -106,19 +106,19 @@ def test_each_process_has_its_own_state(tmp_path, monkeypatch):
         torch.manual_seed(seed)
         states.append(read_random_state())
     save_random_states(states, tmp_path)
-    monkeypatch.setattr(ranks, "count_processes", lambda: 2)
-    monkeypatch.setattr(ranks, "get_rank", lambda: 1)
+    monkeypatch.setattr(distributed, "count_processes", lambda: 2)
+    monkeypatch.setattr(distributed, "get_rank", lambda: 1)
     load_random_state(tmp_path, 0)
     assert torch.equal(torch.random.get_rng_state(), states[1]["cpu"])
-    monkeypatch.setattr(ranks, "count_processes", lambda: 1)
+    monkeypatch.setattr(distributed, "count_processes", lambda: 1)
 
 
 def test_another_number_of_processes_draws_anew(tmp_path, monkeypatch):
     save_random_states([read_random_state()] * 4, tmp_path)
     drawn = []
     for processes, rank, seed in ((1, 0, 0), (2, 0, 0), (2, 1, 0), (2, 1, 1), (2, 1, 1)):
-        monkeypatch.setattr(ranks, "count_processes", lambda count=processes: count)
-        monkeypatch.setattr(ranks, "get_rank", lambda number=rank: number)
+        monkeypatch.setattr(distributed, "count_processes", lambda count=processes: count)
+        monkeypatch.setattr(distributed, "get_rank", lambda number=rank: number)
         load_random_state(tmp_path, seed)
         drawn.append((torch.rand(1).item(), np.random.random(), random.random()))
     assert len(set(drawn)) == 4
@@ -131,7 +131,7 @@ def test_another_number_of_processes_draws_anew(tmp_path, monkeypatch):
 def test_a_trial_of_one_process_inherits_no_rendezvous(monkeypatch):
     for name in RENDEZVOUS:
         monkeypatch.setenv(name, "1")
-    ranks.join_process_group()  # a launcher of one process
+    distributed.join_process_group()  # a launcher of one process
     assert not set(RENDEZVOUS) & set(os.environ)
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("MASTER_PORT", "29500")

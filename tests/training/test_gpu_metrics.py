@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gdpo_tune.training import gpu
-from gdpo_tune.training.gpu import GIB, read_gpu_metrics
+from gdpo_tune.training import memory
+from gdpo_tune.training.memory import GIB, read_gpu_metrics
 
 
 class Library:
@@ -40,8 +40,8 @@ class Library:
     ],
 )
 def test_metrics_are_those_of_the_gpus_of_the_process(monkeypatch, gpus, expected):
-    monkeypatch.setattr(gpu, "list_gpus", lambda: gpus)
-    monkeypatch.setattr(gpu, "load_nvml", Library)
+    monkeypatch.setattr(memory, "list_gpus", lambda: gpus)
+    monkeypatch.setattr(memory, "load_nvml", Library)
     assert read_gpu_metrics() == pytest.approx(expected)
 
 
@@ -49,8 +49,8 @@ def test_without_gpus_the_library_is_not_loaded(monkeypatch):
     def refuse() -> None:
         raise AssertionError("loaded")
 
-    monkeypatch.setattr(gpu, "load_nvml", refuse)
-    assert gpu.list_gpus() == []
+    monkeypatch.setattr(memory, "load_nvml", refuse)
+    assert memory.list_gpus() == []
     assert read_gpu_metrics() == {}
 
 
@@ -61,25 +61,25 @@ def test_without_the_library_or_its_driver_there_are_no_metrics(monkeypatch):
         raise Library.NVMLError("NVML Shared Library Not Found")
 
     library.nvmlInit = no_driver
-    monkeypatch.setattr(gpu.importlib, "import_module", lambda _: library)
-    assert gpu.load_nvml.__wrapped__() is None
+    monkeypatch.setattr(memory.importlib, "import_module", lambda _: library)
+    assert memory.load_nvml.__wrapped__() is None
     library.nvmlInit = lambda: None
-    assert gpu.load_nvml.__wrapped__() is library
+    assert memory.load_nvml.__wrapped__() is library
 
     def missing(_: str) -> None:
         raise ModuleNotFoundError("No module named 'pynvml'")
 
-    monkeypatch.setattr(gpu.importlib, "import_module", missing)
-    assert gpu.load_nvml.__wrapped__() is None
-    monkeypatch.setattr(gpu, "list_gpus", lambda: ["GPU-a"])
-    monkeypatch.setattr(gpu, "load_nvml", lambda: None)
+    monkeypatch.setattr(memory.importlib, "import_module", missing)
+    assert memory.load_nvml.__wrapped__() is None
+    monkeypatch.setattr(memory, "list_gpus", lambda: ["GPU-a"])
+    monkeypatch.setattr(memory, "load_nvml", lambda: None)
     assert read_gpu_metrics() == {}
 
 
 def test_gpus_have_the_names_that_the_library_knows(monkeypatch):
-    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(gpu.torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(gpu.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(memory.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(memory.torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(memory.torch.cuda, "device_count", lambda: 1)
     properties = SimpleNamespace(uuid="1b2c")
-    monkeypatch.setattr(gpu.torch.cuda, "get_device_properties", lambda _: properties)
-    assert gpu.list_gpus() == ["GPU-1b2c"]
+    monkeypatch.setattr(memory.torch.cuda, "get_device_properties", lambda _: properties)
+    assert memory.list_gpus() == ["GPU-1b2c"]

@@ -14,9 +14,8 @@ from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.parameters import PARAMETERS
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import train, worker_cache
+from gdpo_tune.training import fast_cpu, micro_batches, train, worker_cache
 from gdpo_tune.training.checkpoints import find_newest_checkpoint
-from gdpo_tune.training.fast_cpu import micro_batches, packing
 from gdpo_tune.training.rollout import sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
@@ -174,7 +173,7 @@ def run_two_steps(policy, tmp_path, size, **changes):
 def pack_or_pad(padded: bool):
     with pytest.MonkeyPatch.context() as patch:
         if padded:
-            patch.setattr(packing, "can_pack", lambda _: False)
+            patch.setattr(fast_cpu, "can_pack", lambda _: False)
         yield
 
 
@@ -268,8 +267,8 @@ def test_the_packed_pass_reads_each_prompt_once(policy, tmp_path, monkeypatch):
         prompts.append(set(texts))
         return inner(model, input_ids, attention_mask, completion_width, temperature)
 
-    inner = packing.compute_log_probs
-    monkeypatch.setattr(packing, "compute_log_probs", seen)
+    inner = fast_cpu.compute_log_probs
+    monkeypatch.setattr(fast_cpu, "compute_log_probs", seen)
     alike = [letter + "=" for letter in "abcdefgh"]  # so that lengths alone would mix them
     run_two_steps(policy, tmp_path, 2 * GROUP, beta=0.5, prompts=alike)
     assert [len(distinct) for distinct in prompts] == [2] * len(prompts)

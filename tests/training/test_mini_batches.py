@@ -12,8 +12,7 @@ from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.parameters import PARAMETERS
 from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import build, train, worker_cache
-from gdpo_tune.training.fast_cpu import packing
+from gdpo_tune.training import build, fast_cpu, train, worker_cache
 from gdpo_tune.training.rollout import sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
@@ -109,13 +108,13 @@ def test_mini_batches_in_micro_batches_are_those_of_trl(
     changes = {"loss_type": loss_type, "beta": beta, "learning_rate": 0.3}
     with monkeypatch.context() as patch:
         # TRL's own order, padding and division: one micro-batch is one mini-batch.
-        patch.setattr(packing, "can_pack", lambda _: False)
+        patch.setattr(fast_cpu, "can_pack", lambda _: False)
         patch.setattr(GDPOTrainer, "_is_divided", lambda _: False)
         expected, sampled, advantages, state = run_two_steps(
             policy, tmp_path, MINI, passes, **changes
         )
     if padded:
-        monkeypatch.setattr(packing, "can_pack", lambda _: False)
+        monkeypatch.setattr(fast_cpu, "can_pack", lambda _: False)
     kept, again, _, state_again = run_two_steps(policy, tmp_path, 2, passes, **changes)
     assert again == sampled
     assert torch.equal(state, state_again), "no draw more or less"

@@ -10,8 +10,8 @@ import torch
 from gdpo_tune.core.engines import NEWEST, VLLM
 from gdpo_tune.core.errors import CrowdedGpuError, TrialFailure
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
-from gdpo_tune.training import ranks, rollout, train, worker_cache
-from gdpo_tune.training.out_of_memory import explain_out_of_memory, list_remedies
+from gdpo_tune.training import distributed, rollout, train, worker_cache
+from gdpo_tune.training.memory import explain_out_of_memory, list_remedies
 from gdpo_tune.training.trainer import GDPOTrainer
 from tests.support.training import build_trial_config, register_toy_task, write_policy
 
@@ -164,7 +164,7 @@ def test_each_of_several_processes_has_an_engine_and_its_part_of_the_step(config
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(rollout, "find_vllm", lambda: VLLM(NEWEST, on_cpu=False))
     assert "vllm_memory_share" in list_remedies(config)
-    monkeypatch.setattr(ranks, "count_processes", lambda: 2)
+    monkeypatch.setattr(distributed, "count_processes", lambda: 2)
     message = list_remedies(config)
     assert "vllm_memory_share" in message
     assert message.startswith("set training.micro_batch_size below 8")

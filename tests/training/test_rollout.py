@@ -7,9 +7,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training.fast_cpu import packing
-from gdpo_tune.training.fast_cpu.llama import is_small_llama
-from gdpo_tune.training.fast_cpu.sampler import sample
+from gdpo_tune.training import fast_cpu
+from gdpo_tune.training.fast_cpu import is_small_llama, sample
 from gdpo_tune.training.rollout import Decoding, generate, sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer
 from tests.support.training import build_plain_trainer, score_constantly, write_policy
@@ -215,7 +214,7 @@ def batch(groups: int, group: int) -> tuple[torch.Tensor, torch.Tensor, int]:
 @pytest.mark.parametrize("width", [640, 20], ids=["one-row-a-group", "several-rows-a-group"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_packed_forward_and_gradient_equal_trls(policy, tmp_path, monkeypatch, width, temperature):
-    monkeypatch.setattr(packing, "_WIDTH", width)
+    monkeypatch.setattr(fast_cpu, "_WIDTH", width)
     trainer = build_plain_trainer(policy, tmp_path, temperature=temperature)
     model = trainer.model
     ids, mask, tail = batch(groups=4, group=5)
@@ -226,7 +225,7 @@ def test_packed_forward_and_gradient_equal_trls(policy, tmp_path, monkeypatch, w
     (theirs * pull).sum().backward()
     gradients = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
-    ours, our_entropies = packing.compute_log_probs(model, ids, mask, tail, temperature)
+    ours, our_entropies = fast_cpu.compute_log_probs(model, ids, mask, tail, temperature)
     (ours * pull).sum().backward()
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(our_entropies, entropies.detach(), rtol=1e-5, atol=1e-5)
@@ -247,7 +246,7 @@ def test_packed_forward_and_gradient_equal_trls(policy, tmp_path, monkeypatch, w
 )
 def test_packed_training_equals_unpacked_training(policy, tmp_path, monkeypatch, changes):
     def trained(packs: bool) -> list[torch.Tensor]:
-        monkeypatch.setattr(packing, "can_pack", lambda model: packs)
+        monkeypatch.setattr(fast_cpu, "can_pack", lambda model: packs)
         trainer = build_plain_trainer(
             policy,
             tmp_path,
@@ -287,4 +286,4 @@ def test_nothing_is_packed_where_the_gradient_would_be_wrong(policy, tmp_path):
 
     assert packs()
     assert not packs(entropy_coef=0.1)
-    assert not packing.can_pack(tiny_gpt2())
+    assert not fast_cpu.can_pack(tiny_gpt2())

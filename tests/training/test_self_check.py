@@ -14,8 +14,7 @@ import torch
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
 from gdpo_tune.policies import load_policy as loading
-from gdpo_tune.training import build, self_check, train, worker_cache
-from gdpo_tune.training.fast_cpu import accumulation, llama
+from gdpo_tune.training import build, fast_cpu, micro_batches, self_check, train, worker_cache
 from tests.support.training import (
     SETTINGS,
     build_trial_config,
@@ -86,13 +85,13 @@ def test_it_finds_dropout(llama_policy, tmp_path, monkeypatch):
 def test_it_finds_positions_that_count_padding(llama_policy, tmp_path, monkeypatch):
     # Source: trl#469, trl#6800; the mend is `needs_positions`.
     policy = write_gpt2(tmp_path / "policy")
-    monkeypatch.setattr(accumulation, "needs_positions", lambda model: False)
+    monkeypatch.setattr(micro_batches, "needs_positions", lambda model: False)
     with pytest.raises(TrialFailure, match=r"the trainer and a plain forward pass .* positions"):
         run(policy, tmp_path / "trial")
 
 
 def test_it_finds_a_fast_sampler_that_computes_another_policy(llama_policy, tmp_path, monkeypatch):
-    monkeypatch.setattr(llama, "_rotate", lambda heads, cos, sin: heads)
+    monkeypatch.setattr(fast_cpu, "_rotate", lambda heads, cos, sin: heads)
     with pytest.raises(TrialFailure, match="the engine and a plain forward pass"):
         run(llama_policy, tmp_path / "trial")
 
@@ -131,7 +130,7 @@ def test_a_process_that_computes_nan_is_found_wherever_it_stands(
     # Source: IEEE 754: every comparison with NaN is false, so `max` may pass over it.
     others = [{"trainer": 0.0, "engine": gap} for gap in (float("nan"), 0.0)]
     processes = SimpleNamespace(gather=lambda own: [own, *others])
-    monkeypatch.setattr(self_check, "ranks", processes)
+    monkeypatch.setattr(self_check, "distributed", processes)
     with pytest.raises(TrialFailure, match=r"the engine and a plain .* differ by nan"):
         run(llama_policy, tmp_path / "trial")
 

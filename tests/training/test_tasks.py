@@ -12,7 +12,7 @@ from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.tools import ToolsTask
 from gdpo_tune.training import train, worker_cache
-from gdpo_tune.training.fast_cpu.llama import is_small_llama
+from gdpo_tune.training.fast_cpu import is_small_llama
 from recipes.make_policy import RECIPES
 
 pytestmark = pytest.mark.integration

@@ -32,7 +32,7 @@ from gdpo_tune.training import (
     vllm_engine,
     worker_cache,
 )
-from gdpo_tune.training import gpu as gpu_module
+from gdpo_tune.training import memory as gpu_module
 from gdpo_tune.training.rollout import Decoding
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
 from tests.support.training import build_trial_config, register_toy_task, write_policy

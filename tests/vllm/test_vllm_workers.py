@@ -14,7 +14,7 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import PARAMETERS
 from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings
 from gdpo_tune.core.trial_config import TrialConfig
-from gdpo_tune.training import ranks, train, vllm_engine
+from gdpo_tune.training import distributed, train, vllm_engine
 from tests.support.process_groups import launch
 from tests.vllm.conftest import TRAINING
 
@@ -60,8 +60,8 @@ def train_together(directory: Path, lora_rank: int) -> None:
     seen: list[Any] = []
     outcome = train(config, resume=None, report=lambda m, _: seen.append(dict(m.metrics)))
     seen.append({name: estimate.mean for name, estimate in outcome.test.items()})
-    (directory / f"seen-{ranks.get_rank()}.json").write_text(json.dumps(seen))
-    ranks.broadcast_from_first(None)
+    (directory / f"seen-{distributed.get_rank()}.json").write_text(json.dumps(seen))
+    distributed.broadcast_from_first(None)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 from gdpo_tune.clusters.render.base import RenderRequest, refuse
 from gdpo_tune.clusters.render.cron_line import find_skipped_days, format_five_fields
 from gdpo_tune.clusters.render.ray_job import find_backend, list_values_here
-from gdpo_tune.clusters.schedule_decisions import ON_TIME
+from gdpo_tune.clusters.scheduler import TICK_TOLERANCE
 from gdpo_tune.core.object_store import is_url
 
 FIRST_CRON_JOB, FIRST_ZONE = (1, 6), (1, 7)
@@ -30,7 +30,8 @@ def render(request: RenderRequest) -> dict[str, str]:
             fix = "write the image's directory with sweeps/ in it, or take --to rayjob"
             reason = "the CronJob's pod reads the file of the sweep from its image"
             refuse(request.sweep, "backend.working_dir", backend.working_dir, reason, fix)
-        grace = policy.missed_grace if policy.missed == "run_once" else ON_TIME.total_seconds()
+        late = TICK_TOLERANCE.total_seconds()
+        grace = policy.missed_grace if policy.missed == "run_once" else late
         # below 10 seconds Kubernetes may never start any
         values |= {"command": request.build_command("python"), "deadline": max(round(grace), 60)}
     name = f"{request.sweep.name}.yaml"

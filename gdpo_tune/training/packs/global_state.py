@@ -7,7 +7,7 @@ from typing import Any
 
 from accelerate.state import GradientState
 
-from gdpo_tune.training.random_state import RandomState, read_random_state, restore_random_state
+from gdpo_tune.training.checkpoints import RandomState, read_random_state, restore_random_state
 
 
 @dataclass(frozen=True)

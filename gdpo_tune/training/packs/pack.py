@@ -21,7 +21,7 @@ from gdpo_tune.core.engines import round_up_rank
 from gdpo_tune.core.errors import PackError
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Measurement, Outcome, Report
-from gdpo_tune.training.out_of_memory import explain_out_of_memory
+from gdpo_tune.training.memory import explain_out_of_memory
 from gdpo_tune.training.packs.global_state import read_global_state, restore_global_state
 from gdpo_tune.training.packs.shared_engine import SharedEngine
 from gdpo_tune.training.rollout import uses_engine_in_process

@@ -19,7 +19,7 @@ from ray.tune.integration.ray_train import TuneReportCallback
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import GdpoTuneError
 from gdpo_tune.core.trials import Measurement, Outcome
-from gdpo_tune.training import ranks, worker_cache
+from gdpo_tune.training import distributed, worker_cache
 from gdpo_tune.tuning.ray.messages import (
     NODE_DIED,
     AttemptConfig,
@@ -88,7 +88,7 @@ class GroupReporter(Reporter):
 
     def decide(self, measurement: Measurement) -> tuple[bool, bool]:
         """Return whether to stop, and whether the measurement is due."""
-        return ranks.broadcast_from_first(super().decide(measurement))
+        return distributed.broadcast_from_first(super().decide(measurement))
 
     def is_halted(self) -> bool:
         """Return False: a decision of the driver is seen at the next step."""

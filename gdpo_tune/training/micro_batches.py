@@ -1,9 +1,13 @@
 """TRL's GRPOTrainer with a mini-batch computed in micro-batches, to the same result.
 
-It overrides private hooks of TRL, to cut padding out of micro-batches and to pack small policies.
-This is why TRL is pinned to one minor version. Nothing here decides what is trained.
+TRL pads a step to its longest prompt and completion, shuffles it, and cuts it into micro-batches of
+that width. Here completions of similar length share a micro-batch, which is cut to its own longest
+one, and prompts of small policies are packed. The micro-batch in which a completion is computed
+changes rounding alone. Nothing here decides what is trained.
 
-Shapes: n completions of this process, T prompt and C completion positions.
+It overrides private hooks of TRL, which is why TRL is pinned to one minor version.
+
+Shapes: n completions of this process, M micro-batches of B, T prompt and C completion positions.
 """
 
 from __future__ import annotations
@@ -18,8 +22,8 @@ import torch
 from torch import Tensor
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from gdpo_tune.training.fast_cpu import micro_batches, packing
-from gdpo_tune.training.fast_cpu.llama import FIXED_ROPE
+from gdpo_tune.training import fast_cpu
+from gdpo_tune.training.fast_cpu import FIXED_ROPE
 
 # TRL would warn in every trainer that `rollout_func` is experimental.
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
@@ -51,7 +55,7 @@ class MicroBatchTrainer(GRPOTrainer):
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if self._is_divided():
             order = self._order_completions(output["prompt_mask"], output["completion_mask"])
-            output[micro_batches.PLACE] = order.argsort()
+            output[PLACE] = order.argsort()
         return output
 
     def count_mini_batches(self) -> int:
@@ -70,10 +74,10 @@ class MicroBatchTrainer(GRPOTrainer):
         lengths = prompt_mask.sum(dim=1).tolist(), completion_mask.sum(dim=1).tolist()
         if self._can_pack(self.model):
             group_size: Any = self.num_generations
-            order = micro_batches.order_by_group(*lengths, group_size)
+            order = order_by_group(*lengths, group_size)
         else:
             size = self.args.per_device_train_batch_size
-            order = micro_batches.order_by_length(*lengths, size)
+            order = order_by_length(*lengths, size)
         return torch.tensor(order, device=prompt_mask.device)
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
@@ -83,18 +87,18 @@ class MicroBatchTrainer(GRPOTrainer):
             return inputs
         # TRL has just sampled a step, shuffled it (drawing random numbers) and cut it.
         size: int = self.args.gradient_accumulation_steps
-        batches: list[micro_batches.Batch] = []
+        batches: list[Batch] = []
         for first in range(0, len(self._buffered_inputs), size):
             batches += self._rearrange(self._buffered_inputs[first : first + size])
         self._buffered_inputs = batches
         return batches[self._step % len(batches)]
 
-    def _rearrange(self, mini_batch: Sequence[micro_batches.Batch]) -> list[micro_batches.Batch]:
-        batches = micro_batches.rearrange(mini_batch)
+    def _rearrange(self, mini_batch: Sequence[Batch]) -> list[Batch]:
+        batches = rearrange(mini_batch)
         tokens = torch.stack([batch["completion_mask"].sum() for batch in batches])
-        own = micro_batches.compute_shares(tokens)
+        own = compute_shares(tokens)
         all_tokens: Any = self.accelerator.reduce(tokens)
-        of_all = micro_batches.compute_shares(all_tokens)
+        of_all = compute_shares(all_tokens)
         for batch, *shares in zip(batches, own, of_all, strict=True):
             batch[_SHARES] = shares
         return batches
@@ -109,8 +113,8 @@ class MicroBatchTrainer(GRPOTrainer):
         order = self._order_completions(prompts, completions)
         log_probs = torch.zeros(completions.shape, device=ids.device)
         for rows in order.split(batch_size):
-            kept = micro_batches.measure_width(completions[rows])
-            first = prompts.shape[1] - micro_batches.measure_width(prompts[rows])
+            kept = measure_width(completions[rows])
+            first = prompts.shape[1] - measure_width(prompts[rows])
             columns = slice(first, prompts.shape[1] + kept)
             part = self._compute_log_probs(
                 model, ids[rows, columns], mask[rows, columns], kept, **more
@@ -127,7 +131,7 @@ class MicroBatchTrainer(GRPOTrainer):
                 positions = (mask.cumsum(dim=1) - 1).masked_fill(mask == 0, 0)
                 model = functools.partial(model, position_ids=positions)
             return super()._get_per_token_logps_and_entropies(model, ids, mask, width, **more)
-        return *packing.compute_log_probs(model, ids, mask, width, self.temperature), None
+        return *fast_cpu.compute_log_probs(model, ids, mask, width, self.temperature), None
 
     def _can_pack(self, model: Any) -> bool:
         # Several processes, and another precision, need the forward pass of accelerate's wrapper.
@@ -136,7 +140,7 @@ class MicroBatchTrainer(GRPOTrainer):
             self.accelerator.num_processes == 1
             and not self._entropy_bonus_enabled
             and not self.args.bf16
-            and packing.can_pack(model)
+            and fast_cpu.can_pack(model)
         )
 
     def compute_loss(
@@ -174,3 +178,94 @@ def takes_argument(model: Any, name: str) -> bool:
     """Return whether the forward pass of a policy, below its adapters, has an argument."""
     network = model.get_base_model() if hasattr(model, "peft_config") else model
     return name in inspect.signature(type(network).forward).parameters
+
+
+Batch = dict[str, Any]
+"""Name -> tensor whose first dimension is the completion, or a tensor without dimensions."""
+
+PLACE = "place"
+"""Entry of a batch: each completion's place in the order that the functions here return."""
+
+
+def order_by_length(prompts: Sequence[int], completions: Sequence[int], size: int) -> list[int]:
+    """Order n completions by length, so that micro-batches of `size` B hold few positions.
+
+    The order is the best of three: by completion, by prompt, and by their sum. Both are padded
+    apart, and the data decide which varies more. The longest come first, so that memory that does
+    not suffice runs out at once.
+    """
+    rows = range(len(prompts))
+    orders = [
+        sorted(rows, key=lambda row: (completions[row], prompts[row]), reverse=True),
+        sorted(rows, key=lambda row: (prompts[row], completions[row]), reverse=True),
+        sorted(rows, key=lambda row: (prompts[row] + completions[row], prompts[row]), reverse=True),
+    ]
+    return min(orders, key=lambda order: count_positions(prompts, completions, order, size))
+
+
+def order_by_group(
+    prompts: Sequence[int], completions: Sequence[int], group_size: int
+) -> list[int]:
+    """Order completions by prompt, for a forward pass that computes each prompt once.
+
+    The longest group comes first, and in it the longest completion. `prompts` and `completions`
+    are n lengths, those of one group adjacent.
+    """
+    groups = [row // group_size for row in range(len(prompts))]
+    totals = [prompts[first] for first in range(0, len(prompts), group_size)]
+    for group, length in zip(groups, completions, strict=True):
+        totals[group] += length
+    return sorted(
+        range(len(prompts)), key=lambda row: (-totals[groups[row]], groups[row], -completions[row])
+    )
+
+
+def count_positions(
+    prompts: Sequence[int], completions: Sequence[int], order: Sequence[int], size: int
+) -> int:
+    """Count the positions of all micro-batches, padding included; see `order_by_length`."""
+    parts = [order[i : i + size] for i in range(0, len(order), size)]
+    return sum(
+        len(part) * (max(prompts[row] for row in part) + max(completions[row] for row in part))
+        for part in parts
+    )
+
+
+def rearrange(batches: Sequence[Batch]) -> list[Batch]:
+    """Fill M micro-batches of the same size in the order of `PLACE` and cut their padding."""
+    order = torch.cat([batch[PLACE] for batch in batches]).argsort().chunk(len(batches))
+    whole = {
+        name: torch.cat([batch[name] for batch in batches]) if value.dim() else value
+        for name, value in batches[0].items()
+        if name != PLACE
+    }
+    return [
+        cut_padding({name: value[rows] if value.dim() else value for name, value in whole.items()})
+        for rows in order
+    ]
+
+
+def cut_padding(batch: Batch) -> Batch:
+    """Drop the columns that are padding in every row.
+
+    Prompts are padded on the left. All other entries of two dimensions are [n, C], padded on the
+    right, or [n, 1].
+    """
+    prompt, completion = (measure_width(batch[f"{part}_mask"]) for part in ("prompt", "completion"))
+
+    def narrow(name: str, value: Tensor) -> Tensor:
+        if value.dim() < 2:
+            return value
+        return value[:, -prompt:] if name.startswith("prompt_") else value[:, :completion]
+
+    return {name: narrow(name, value) for name, value in batch.items()}
+
+
+def measure_width(mask: Tensor) -> int:
+    """Return the number of columns that a mask needs, at least 1."""
+    return max(1, int(mask.sum(dim=1).max()))
+
+
+def compute_shares(tokens: Tensor) -> list[float]:
+    """Return each micro-batch's share of `tokens` [M], times M: 1 on average."""
+    return (tokens.double() * len(tokens) / tokens.sum().clamp(min=1)).tolist()

@@ -1,10 +1,12 @@
-"""One policy divided among the processes of a trial, by FSDP2 through accelerate.
+"""Processes of one trial: what they exchange, and one policy that they share by FSDP2.
 
-Each process holds a part of every weight, gradient and average. A layer's weights are gathered
-while it computes, in bfloat16 where the trial computes in it. What leaves the trainer is whole: a
-checkpoint has the same files whatever the number of processes, and resumes on any.
+The launcher describes several processes in the environment variables that `torch.distributed`
+reads (`RANK`, `WORLD_SIZE`, ...); a single process needs none. Every process calls the functions
+here at the same points of the trial.
 
-Every process calls the functions here at the same points of the trial.
+Each process holds a shard of every parameter, gradient and optimizer moment. A layer's parameters
+are gathered while it computes, in bfloat16 where the trial computes in it. What leaves the trainer
+is whole: a checkpoint has the same files whatever the number of processes, and resumes on any.
 
 Source: Zhao et al. 2023, PyTorch FSDP, arXiv 2304.11277; `torch.distributed.fsdp.fully_shard`.
 """
@@ -15,15 +17,74 @@ import os
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from accelerate import PartialState
+from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from gdpo_tune.training import ranks
+from gdpo_tune.core.system import clear_rendezvous
 from gdpo_tune.training.adam_8bit import is_8bit, reduce_precision, restore_precision
+
+T = TypeVar("T")
+
+
+def join_process_group() -> None:
+    """Join the other processes of this trial, if the environment names any."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        clear_rendezvous()
+        return
+    PartialState(cpu=not torch.cuda.is_available())
+    # Accelerate numbers the CPU, and torch loads no file onto a "cpu:0". Both functions have names,
+    # because torch sorts what is registered and cannot order different lambdas.
+    torch.serialization.register_package(100, _ignore_storage, _keep_on_cpu)
+
+
+def count_processes() -> int:
+    """Return the number of processes of this trial."""
+    return distributed.get_world_size() if _is_distributed() else 1
+
+
+def get_rank() -> int:
+    """Return the number of this process, from 0."""
+    return distributed.get_rank() if _is_distributed() else 0
+
+
+def is_first() -> bool:
+    """Return whether this is the process that writes."""
+    return get_rank() == 0
+
+
+def gather(value: T) -> list[T]:
+    """Return the `value` of every process, in the order of their ranks, to all of them."""
+    if not _is_distributed():
+        return [value]
+    values: list[Any] = [None] * count_processes()
+    distributed.all_gather_object(values, value)
+    return values
+
+
+def broadcast_from_first(value: T) -> T:
+    """Return the `value` of the first process to all of them; the others wait for it."""
+    if not _is_distributed():
+        return value
+    values: list[Any] = [value if is_first() else None]
+    distributed.broadcast_object_list(values)
+    return values[0]
+
+
+def _ignore_storage(storage: Any) -> None:
+    del storage
+
+
+def _keep_on_cpu(storage: Any, location: str) -> Any:
+    return storage if location.startswith("cpu:") else None
+
+
+def _is_distributed() -> bool:
+    return distributed.is_available() and distributed.is_initialized()
 
 
 def build_sharding_arguments() -> dict[str, Any]:
@@ -115,9 +176,9 @@ def gather_on_first(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
         first = names.get(id(tensor))
         if first is None:
             gathered = gather_tensor(tensor.detach())
-            if ranks.is_first():
+            if is_first():
                 whole[name] = gathered.cpu()
-        elif ranks.is_first():
+        elif is_first():
             whole[name] = whole[first]
         if isinstance(tensor, nn.Parameter):
             names.setdefault(id(tensor), name)
@@ -161,7 +222,7 @@ def _gather_entries(entries: Mapping[str, Any], *, on_cpu: bool = False) -> dict
         for key, value in entries.items()
     }
     is_divided = any(isinstance(value, DTensor) for value in entries.values())
-    if is_divided and not ranks.is_first():
+    if is_divided and not is_first():
         return {}
     if not (is_divided or on_cpu):
         return gathered

@@ -7,9 +7,13 @@ import pytest
 
 from gdpo_tune.core.trials import Cost, Part
 from gdpo_tune.figures import style
-from gdpo_tune.tracking.front_projection import project_front
-from gdpo_tune.tracking.run_content import SWEEP
+from gdpo_tune.tracking.front_content import build_front_content
+from gdpo_tune.tracking.views import Site
 from tests.support.tracking import make_complete_trial, make_running_trial, make_tiny_spec
+
+
+def project_front(spec, records):
+    return build_front_content(spec, records, Site("", "1", "p"), 1)
 
 
 def ranks_of(front):
@@ -17,19 +21,11 @@ def ranks_of(front):
 
 
 def values_of(front, name):
-    points = {
-        number: {p[0]: p[1] for p in message["metrics"]} for number, message in front.trials.items()
-    }
-    return {number: values.get(name) for number, values in points.items()}
-
-
-def metric(front, name):
-    return [p for message in front.sweep for p in message.get("metrics", ()) if p[0] == name]
+    return {n: content.values.get(name, (None,))[0] for n, content in front.trials.items()}
 
 
 def registered(front):
-    (models,) = [message["models"] for message in front.final if "models" in message]
-    return models
+    return {"name": "tiny", "versions": front.versions}
 
 
 def test_ranks_and_tags(tmp_path):
@@ -43,9 +39,9 @@ def test_ranks_and_tags(tmp_path):
     ]
     front = project_front(make_tiny_spec(tmp_path), records)
     assert ranks_of(front) == {0: 0, 1: 0, 2: 1, 3: None, 4: None, 5: None}
-    tags = {number: message["tags"] for number, message in front.trials.items()}
+    tags = {number: content.tags for number, content in front.trials.items()}
     assert {number for number, t in tags.items() if t["pareto"] == "true"} == {0, 1}
-    assert metric(front, "pareto/size") == [["pareto/size", 2, None, 0]]
+    assert front.sweep.values["pareto/size"] == (2, 1)
     colors = {number: t["mlflow.runColor"] for number, t in tags.items()}
     assert colors[0] == colors[1] == style.MODES["gdpo"].color
     assert colors[2] == colors[3] == colors[5] == "#a6cee4"
@@ -58,8 +54,7 @@ def test_a_note_names_the_report_where_it_is(tmp_path, private):
     spec = spec.model_copy(
         update={"tracking": spec.tracking.model_copy(update={"private": private})}
     )
-    (message,) = [each for each in project_front(spec, []).sweep if "tags" in each]
-    note = message["tags"]["mlflow.note.content"]
+    note = project_front(spec, []).sweep.tags["mlflow.note.content"]
     assert ("Artifacts: `report.html`" in note) != private
     assert ("in the sweep's directory" in note) == private
 
@@ -81,7 +76,7 @@ def test_the_front_has_an_order_and_the_knee_a_mark(tmp_path):
     ]
     front = project_front(make_tiny_spec(tmp_path), records)
     assert values_of(front, "pareto/order") == {2: 1, 3: 2, 0: 3, 1: 4, 4: 1000, 5: None}
-    names = {number: message["tags"]["mlflow.runName"] for number, message in front.trials.items()}
+    names = {number: content.tags["mlflow.runName"] for number, content in front.trials.items()}
     assert names == {
         0: "trial-000 gdpo",
         1: "trial-001 gdpo",
@@ -99,10 +94,10 @@ def test_hypervolume_has_a_point_for_each_trial_at_its_end(tmp_path):
         make_complete_trial(2, 1.0, 0.5),
     ]
     front = project_front(make_tiny_spec(tmp_path), records)
-    assert metric(front, "hypervolume") == [
-        ["hypervolume", 0.25, 2_000_000, 0],
-        ["hypervolume", 0.25, 2_001_000, 1],
-        ["hypervolume", 0.5, 2_002_000, 2],
+    assert front.sweep.curves == [
+        ("hypervolume", 0.25, 2_000_000, 0),
+        ("hypervolume", 0.25, 2_001_000, 1),
+        ("hypervolume", 0.5, 2_002_000, 2),
     ]
 
 
@@ -112,9 +107,8 @@ def test_the_table_holds_the_front(tmp_path):
         make_complete_trial(1, 0.9, 0.25),
         make_complete_trial(2, 0.1, 0.1),
     ]
-    artifact = project_front(make_tiny_spec(tmp_path), records).sweep[-1]["artifact"]
-    assert artifact["name"] == "front.csv"
-    rows = list(csv.DictReader(io.StringIO(artifact["text"])))
+    files = project_front(make_tiny_spec(tmp_path), records).sweep.files
+    rows = list(csv.DictReader(io.StringIO(files["front.csv"])))
     assert [row["trial"] for row in rows] == ["1", "0"]
     assert rows[0]["correctness"] == "0.9"
     assert rows[0]["length_se"] == "0.02"
@@ -125,10 +119,9 @@ def test_the_table_holds_the_front(tmp_path):
 def test_no_trial_yet(tmp_path):
     front = project_front(make_tiny_spec(tmp_path), [])
     assert front.trials == {}
-    assert metric(front, "hypervolume") == []
-    assert metric(front, "pareto/size") == []
-    (tags,) = [message["tags"] for message in front.sweep if "tags" in message]
-    assert "0 trials complete" in tags["mlflow.note.content"]
+    assert front.sweep.curves == []
+    assert front.sweep.values == {}
+    assert "0 trials complete" in front.sweep.tags["mlflow.note.content"]
 
 
 def test_versions_in_the_registry(tmp_path):
@@ -158,12 +151,7 @@ def test_versions_in_the_registry(tmp_path):
 
 
 def read_files(front):
-    files = {}
-    for message in front.final:
-        if message["run"] != SWEEP:
-            artifact = message["artifact"]
-            files.setdefault(message["run"], {})[artifact["name"]] = artifact["text"]
-    return files
+    return {str(number): files for number, files in front.policies.items()}
 
 
 def make_candidates(directory):
@@ -210,8 +198,7 @@ def test_checkpoints_and_merges_are_registered_with_their_policies(tmp_path):
 
 def test_shares_and_costs_of_each_kind_are_metrics(tmp_path):
     front = project_front(make_tiny_spec(tmp_path), make_candidates(tmp_path))
-    points = [p for message in front.sweep for p in message.get("metrics", ())]
-    values = {name: value for name, value, *_ in points if name.startswith("origin/")}
+    values = {name: value for name, (value, _) in front.sweep.values.items()}
     # .9 x .1 + .1 x .8, then .05 x .05, then .5 x .5
     total = 0.17 + 0.0025 + 0.25
     assert values["origin/ends/share"] == pytest.approx(0.17 / total)
@@ -220,18 +207,18 @@ def test_shares_and_costs_of_each_kind_are_metrics(tmp_path):
     assert values["origin/ends/completions"] == 5120
     assert values["origin/merges/evaluation_completions"] == 256
     assert values["origin/merges/cpu_seconds"] == 1.5
-    (tags,) = [message["tags"] for message in front.sweep if "tags" in message]
+    tags = front.sweep.tags
     assert "- merges add 59 % of the hypervolume" in tags["mlflow.note.content"]
     alone = project_front(make_tiny_spec(tmp_path), make_candidates(tmp_path / "x")[:2])
-    assert not any("origin" in p[0] for m in alone.sweep for p in m.get("metrics", ()))
+    assert not any(name.startswith("origin") for name in alone.sweep.values)
 
 
 def test_candidates_have_the_colours_of_their_marks(tmp_path):
     front = project_front(make_tiny_spec(tmp_path), make_candidates(tmp_path))
-    colors = {number: m["tags"]["mlflow.runColor"] for number, m in front.trials.items()}
+    colors = {number: m.tags["mlflow.runColor"] for number, m in front.trials.items()}
     assert colors[2] == style.CANDIDATES["checkpoint"][1].color
     assert colors[3] == style.CANDIDATES["merge"][1].color
-    table = front.sweep[-1]["artifact"]["text"]
+    table = front.sweep.files["front.csv"]
     rows = {row["name"]: row for row in csv.DictReader(io.StringIO(table))}
     assert rows["merge-3"]["parts"] == "0.5 x 0@40 + 0.5 x 1@40"
     assert rows["merge-3"]["trial"] == "3"

@@ -1,0 +1,265 @@
+"""The runs of one sweep in MLflow: what it holds of them, and writing what it lacks.
+
+Runs are found by tag, and what they hold is read once, when a connection begins; so a database that
+was replaced, or a run that somebody deleted, is written again. A server that hangs may still carry
+out a request after the same run was requested again: of such duplicates the run with more content
+stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gdpo_tune.tracking import views
+from gdpo_tune.tracking.run_content import RUN_NAME, SWEEP, RunContent
+from gdpo_tune.tracking.server import find_experiment, open_client, translate_errors
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+METRICS_PER_BATCH = 800
+ENTRIES_PER_BATCH = 100
+"""Params or tags; MLflow takes 1000 entries of all kinds in one request."""
+RUNS_PER_PAGE = 1000
+PARENT = "mlflow.parentRunId"
+DIGESTS = "mlflow.gdpo_tune.files"
+"""Tag with the digest of each file that a run has, as JSON; MLflow's page hides such tags."""
+NOTE = "mlflow.note.content"
+
+
+@dataclass(frozen=True)
+class SweepIdentity:
+    """Tags that identify a sweep's runs, and their experiment."""
+
+    name: str
+    identity: str
+    """Hash of what makes the sweep this one, from the spec."""
+    experiment: str
+    sweep_id: str
+    """Of its ledger. Empty: an older version began it, and its newest run of this name is its."""
+
+
+@dataclass
+class HeldRun:
+    """Content that MLflow has of a run."""
+
+    id: str
+    start: int
+    status: str
+    tags: dict[str, str]
+    params: dict[str, str]
+    metrics: dict[str, tuple[float, int]]
+    """Name -> value and step of its last point."""
+    has_inputs: bool = False
+
+    @classmethod
+    def read(cls, run: Run) -> HeldRun:
+        """Convert an answer of MLflow."""
+        metrics = {m.key: (m.value, m.step) for m in run.data.to_proto().metrics}
+        info, data = run.info, run.data
+        has_inputs = bool(run.inputs and run.inputs.dataset_inputs)
+        return cls(
+            info.run_id, info.start_time, info.status, data.tags, data.params, metrics, has_inputs
+        )
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return len(self.tags) + len(self.params) + len(self.metrics)
+
+
+class MlflowStore:
+    """The experiment and the runs of a sweep at `uri`, an absolute one.
+
+    Every method raises `ServerUnavailable` or `ContentRefused`; after either call `reset`.
+    """
+
+    def __init__(self, uri: str, identity: SweepIdentity) -> None:
+        self._uri = uri
+        self._identity = identity
+        self._client: MlflowClient | None = None
+        self._experiment = ""
+        self.runs: dict[str, HeldRun] = {}
+        """`SWEEP` or a trial's number -> its run."""
+        self.site: views.Site | None = None
+        """Where the sweep's run is; None before the first connection."""
+
+    @property
+    def client(self) -> MlflowClient:
+        """Client of the current connection."""
+        assert self._client is not None, "connect comes first"
+        return self._client
+
+    def reset(self) -> None:
+        """Read again what MLflow holds before the next request."""
+        self._client = None
+
+    def connect(self) -> views.Site | None:
+        """Read what MLflow holds, and create the sweep's run; None if that was done before."""
+        if self._client is not None:
+            return None
+        with translate_errors():
+            client = open_client(self._uri)
+            self._experiment = find_experiment(client, self._uri, self._identity.experiment)
+            self.runs = find_runs(client, self._experiment, self._identity)
+            if SWEEP not in self.runs:
+                marks = {**vars(self._identity), "role": SWEEP, "sweep": self._identity.name}
+                tags = {key: marks[key] for key in ("sweep", "identity", "sweep_id", "role")}
+                run = client.create_run(self._experiment, tags=tags, run_name=tags["sweep"])
+                self.runs[SWEEP] = HeldRun.read(run)
+            self.site = views.Site(self._uri, self._experiment, self.runs[SWEEP].id)
+            self._client = client
+        return self.site
+
+    def get_run(self, key: str, content: RunContent) -> HeldRun:
+        """Return a run; create that of a trial if it is missing.
+
+        A run with other parameters is replaced: the ledger lost it in a crash, and gave its number
+        again.
+        """
+        run = self.runs.get(key)
+        if run and key == SWEEP:
+            return run
+        with translate_errors():
+            if run and any(content.params.get(k, v) != v for k, v in run.params.items()):
+                self.client.delete_run(self.runs.pop(key).id)
+                run = None
+            if run is None:
+                # Without its state: that says that all points are there, see `write`.
+                tags = {name: content.tags[name] for name in ("sweep", "trial", "role")}
+                tags[PARENT], name = self.runs[SWEEP].id, content.tags.get(RUN_NAME, content.name)
+                created = self.client.create_run(self._experiment, content.start, tags, name)
+                run = self.runs[key] = HeldRun.read(created)
+            return run
+
+    def write(self, run: HeldRun, content: RunContent) -> None:
+        """Write what a run lacks of its content, files aside; its tags after all points."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+
+        held = {name: step for name, (_, step) in run.metrics.items()}
+        points = [point for point in content.curves if point[3] > held.get(point[0], -1)]
+        for name, (value, when) in content.values.items():
+            if name not in run.metrics or run.metrics[name][0] != value:
+                points.append((name, value, when, 0))
+        params = {k: v for k, v in content.params.items() if k not in run.params}
+        tags = {k: v for k, v in content.tags.items() if run.tags.get(k, "") != v}
+        with translate_errors():
+            batches = zip_longest(
+                _split([Metric(*point) for point in points], METRICS_PER_BATCH),
+                _split([Param(*item) for item in params.items()], ENTRIES_PER_BATCH),
+                fillvalue=(),
+            )
+            *others, (metrics, entries) = [*batches] or [((), ())]
+            for batch in others:
+                self.client.log_batch(run.id, *batch)
+            for marks in _split([RunTag(*item) for item in tags.items()], ENTRIES_PER_BATCH):
+                self.client.log_batch(run.id, metrics, entries, marks)
+                metrics, entries = (), ()
+            if metrics or entries:
+                self.client.log_batch(run.id, metrics, entries)
+            if content.inputs and not run.has_inputs:
+                inputs: list[DatasetInput] = []
+                for entry in content.inputs:
+                    context = InputTag("mlflow.data.context", entry["context"])
+                    fields = {k: v for k, v in entry.items() if k != "context"}
+                    inputs.append(DatasetInput(Dataset(**fields), [context]))
+                self.client.log_inputs(run.id, inputs)
+                run.has_inputs = True
+            if content.status and content.status != run.status:
+                if content.end is None:
+                    self.client.update_run(run.id, content.status)
+                else:
+                    self.client.set_terminated(run.id, content.status, content.end)
+                run.status = content.status
+        run.tags |= tags
+        run.params |= params
+        run.metrics |= {name: (value, step) for name, value, _, step in points}
+
+    def write_files(self, run: HeldRun, files: Mapping[str, str | Path]) -> None:
+        """Store the files that a run lacks; one that does not exist is left out."""
+        digests: dict[str, str] = json.loads(run.tags.get(DIGESTS, "{}"))
+        for name, content in files.items():
+            if isinstance(content, Path) and not content.exists():
+                continue
+            data = content.read_bytes() if isinstance(content, Path) else content.encode()
+            digest = hashlib.sha256(data).hexdigest()[:16]
+            if digests.get(name) == digest:
+                continue
+            with translate_errors():
+                if isinstance(content, Path):
+                    self.client.log_artifact(run.id, str(content))
+                else:
+                    self.client.log_text(run.id, content, name)
+                digests[name] = digest
+                run.tags[DIGESTS] = json.dumps(digests)
+                self.client.set_tag(run.id, DIGESTS, run.tags[DIGESTS])
+
+    def tag_experiment(self, tags: Mapping[str, str]) -> None:
+        """Set tags of the experiment; of its note, only the line of this sweep."""
+        with translate_errors():
+            held = self.client.get_experiment(self._experiment).tags
+            for name, text in tags.items():
+                if name == NOTE:
+                    text = views.merge_note(held.get(NOTE, ""), text, self.runs[SWEEP].id)
+                if held.get(name) != text:
+                    self.client.set_experiment_tag(self._experiment, name, text)
+
+    def register(self, name: str, versions: Iterable[Mapping[str, Any]]) -> None:
+        """Make the registry hold these versions and no others of this sweep."""
+        from gdpo_tune.tracking.front_content import register_versions
+
+        with translate_errors():
+            ids = {key: run.id for key, run in self.runs.items()}
+            register_versions(self.client, name, versions, ids, self.runs[SWEEP].id)
+
+    def delete_duplicates(self) -> None:
+        """Delete runs that failed requests created a second time."""
+        with translate_errors():
+            find_runs(self.client, self._experiment, self._identity)
+
+
+def find_runs(client: MlflowClient, experiment: str, identity: SweepIdentity) -> dict[str, HeldRun]:
+    """Return `SWEEP` or a trial's number -> its run; duplicates are deleted."""
+
+    def keep_one(runs: Iterable[HeldRun]) -> HeldRun:
+        kept, *others = sorted(runs, key=lambda run: (-run.size, run.id))
+        for run in others:
+            client.delete_run(run.id)
+        return kept
+
+    query = f"tags.role = '{SWEEP}' AND tags.identity = '{identity.identity}'"
+    found = _search(client, experiment, query)
+    sweeps = [run for run in found if run.tags["sweep"] == identity.name]
+    ours = [run for run in sweeps if run.tags.get("sweep_id", "") == identity.sweep_id]
+    if not identity.sweep_id:
+        ours = sweeps[-1:]
+    if not ours:
+        return {}
+    runs = {SWEEP: keep_one(ours)}
+    trials: dict[str, list[HeldRun]] = {}
+    for run in _search(client, experiment, f"tags.`{PARENT}` = '{runs[SWEEP].id}'"):
+        if "trial" in run.tags:  # people may nest other runs under a sweep's: those stay
+            trials.setdefault(run.tags["trial"], []).append(run)
+    return runs | {trial: keep_one(found) for trial, found in trials.items()}
+
+
+def _search(client: MlflowClient, experiment: str, query: str) -> Iterator[HeldRun]:
+    """Yield the runs that match, oldest first."""
+    order, token = ["attributes.start_time ASC"], None
+    while token != "":
+        page = client.search_runs(
+            [experiment], query, max_results=RUNS_PER_PAGE, order_by=order, page_token=token
+        )
+        yield from map(HeldRun.read, page)
+        token = page.token or ""
+
+
+def _split(items: list[Any], size: int) -> Iterator[list[Any]]:
+    return (items[start : start + size] for start in range(0, len(items), size))

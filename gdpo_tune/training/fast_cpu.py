@@ -1,0 +1,369 @@
+"""Forward pass, sampling and log-probabilities of a small Llama policy on a CPU.
+
+For a policy of half a million parameters, Transformers spends its time on overhead, not on
+arithmetic. Here projections are fused, each distinct prompt is computed once, and finished rows
+leave the batch. Greedy output equals that of `generate`.
+
+Shapes: R rows, n tokens of each in flight, D hidden, E entries of the vocabulary. Sampling: B
+completions, U distinct prompts. Log-probabilities: N completions, T prompt and C completion
+positions as TRL pads them, R packed rows of width S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+_MOST_PARAMETERS = 50_000_000
+"""In a larger policy arithmetic dominates, and copies of the weights are expensive."""
+FIXED_ROPE = ("default", "linear", "llama3")
+"""Rotary embeddings whose angles do not depend on the length of the sequence."""
+
+
+def is_small_llama(model: PreTrainedModel) -> bool:
+    """Return whether `Llama` computes what this model computes, and is faster."""
+    if not isinstance(model, LlamaForCausalLM) or model.device.type != "cpu":
+        return False
+    if torch.is_autocast_enabled("cpu"):
+        return False  # `Llama` computes in the precision of the weights
+    config: Any = model.config
+    return (
+        model.dtype == torch.float32
+        and model.num_parameters() <= _MOST_PARAMETERS
+        and config.hidden_act == "silu"
+        and not config.attention_bias
+        and not config.mlp_bias
+        and not config.attention_dropout
+        and config.rope_parameters["rope_type"] in FIXED_ROPE
+    )
+
+
+class Llama:
+    """Llama model whose projections of the same input are fused into one."""
+
+    def __init__(self, model: Any) -> None:
+        config = model.config
+        self.heads: int = config.num_attention_heads
+        self.kv_heads: int = config.num_key_value_heads
+        self.head_size: int = config.head_dim
+        self.inner: int = config.intermediate_size
+        self.eps: float = config.rms_norm_eps
+        self.rotary = model.model.rotary_emb
+        self.embedding: Tensor = model.model.embed_tokens.weight
+        self.head: Tensor = model.lm_head.weight
+        self.norm: Tensor = model.model.norm.weight
+        self.layers = [_Layer(layer) for layer in model.model.layers]
+
+    def compute_angles(self, positions: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines, [positions, head size] each."""
+        cos, sin = self.rotary(self.embedding, torch.arange(positions)[None])
+        return cos[0], sin[0]
+
+    def forward(
+        self, tokens: Tensor, angles: tuple[Tensor, Tensor], cache: KeyValueCache
+    ) -> Tensor:
+        """Return hidden states [R, D] of the last of `tokens` [R, n].
+
+        `angles` are [R, n, head size] each; `cache` takes keys and values.
+        """
+        rows, count = tokens.shape
+        cos, sin = (angle[:, None] for angle in angles)
+        hidden = self.embedding[tokens].view(rows * count, -1)
+        split = self.heads + self.kv_heads
+        for index, layer in enumerate(self.layers):
+            mixed = functional.linear(self._normalize(hidden, layer.norm_in), layer.qkv)
+            mixed = mixed.view(rows, count, split + self.kv_heads, self.head_size).transpose(1, 2)
+            turned = _rotate(mixed[:, :split], cos, sin)
+            keys, values = cache.extend(index, turned[:, self.heads :], mixed[:, split:])
+            attended = functional.scaled_dot_product_attention(
+                turned[:, : self.heads],
+                keys,
+                values,
+                attn_mask=cache.mask,
+                enable_gqa=self.heads != self.kv_heads,
+            )
+            attended = attended.transpose(1, 2).reshape(rows * count, -1)
+            hidden = torch.addmm(hidden, attended, layer.out.t())
+            gate = functional.linear(self._normalize(hidden, layer.norm_mid), layer.gate_up)
+            gated = functional.silu(gate[:, : self.inner]) * gate[:, self.inner :]
+            hidden = torch.addmm(hidden, gated, layer.down.t())
+        return self._normalize(hidden.view(rows, count, -1)[:, -1], self.norm)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Map [R, D] to [R, E]."""
+        return functional.linear(hidden, self.head)
+
+    def _normalize(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        return functional.rms_norm(hidden, (hidden.shape[-1],), weight, self.eps)
+
+
+class _Layer:
+    def __init__(self, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self.qkv = torch.cat([projection.weight for projection in projections])
+        self.out: Tensor = attention.o_proj.weight
+        self.gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
+        self.down: Tensor = mlp.down_proj.weight
+        self.norm_in: Tensor = layer.input_layernorm.weight
+        self.norm_mid: Tensor = layer.post_attention_layernorm.weight
+
+
+class KeyValueCache:
+    """Keys and values of every layer, and the mask of the tokens in flight."""
+
+    def __init__(self, llama: Llama, rows: int, positions: int) -> None:
+        shape = (rows, llama.kv_heads, positions, llama.head_size)
+        self.keys = [torch.zeros(shape) for _ in llama.layers]
+        self.values = [torch.zeros(shape) for _ in llama.layers]
+        self.used = 0
+        self.mask = torch.empty(0)
+
+    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the new tokens' keys and values; return all that are stored."""
+        end = self.used + keys.shape[2]
+        self.keys[layer][:, :, self.used : end] = keys
+        self.values[layer][:, :, self.used : end] = values
+        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
+
+    def select(self, rows: Tensor) -> None:
+        """Keep, repeat or reorder rows."""
+        self.keys = [keys[rows] for keys in self.keys]
+        self.values = [values[rows] for values in self.values]
+
+
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = heads.shape[-1] // 2
+    turned = torch.cat((-heads[..., half:], heads[..., :half]), dim=-1)
+    return heads * cos + turned * sin
+
+
+@torch.no_grad()
+def sample(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    temperature: float | None,
+    end_tokens: Sequence[int],
+    generator: torch.Generator | None = None,
+) -> list[list[int]]:
+    """Sample B completions, each up to and including its end token.
+
+    Args:
+        model: a policy that `is_small_llama` accepts.
+        prompts: B prompts, none of them empty; equal ones are computed once.
+        max_new_tokens: longest completion.
+        temperature: None takes the most likely token.
+        end_tokens: each ends a completion.
+        generator: source of randomness; None is the global one.
+    """
+    llama = Llama(model)
+    distinct: dict[tuple[int, ...], int] = {}
+    rows = torch.tensor([distinct.setdefault(tuple(p), len(distinct)) for p in prompts])
+    unique, present = pad_left(list(distinct), 0)
+    width, lengths = unique.shape[1], present.sum(dim=1)
+    cos, sin = llama.compute_angles(width + max_new_tokens)
+    cache = KeyValueCache(llama, len(distinct), width + max_new_tokens)
+    hidden = _read_prompts(llama, unique, present, (cos, sin), cache)
+
+    hidden, lengths = hidden[rows], lengths[rows]
+    cache.select(rows)
+    cache.used = width
+    visible = torch.arange(width + max_new_tokens) >= (width - lengths)[:, None]
+    tokens = torch.zeros(len(rows), max_new_tokens, dtype=torch.long)
+    live = torch.arange(len(rows))
+    ends, ended = torch.tensor(end_tokens), torch.zeros(len(rows), dtype=torch.bool)
+    for step in range(max_new_tokens):
+        drawn = _draw(llama.compute_logits(hidden), temperature, generator)
+        tokens[live, step] = drawn
+        ended |= torch.isin(drawn, ends)
+        finished = int(ended.sum())
+        if finished == len(live) or step == max_new_tokens - 1:
+            break
+        # Copying the cache takes about as long as a step, so rows are dropped several at a time.
+        if finished > len(live) // 8:
+            kept = (~ended).nonzero()[:, 0]
+            live, drawn, lengths, visible = live[kept], drawn[kept], lengths[kept], visible[kept]
+            ended = ended[kept]
+            cache.select(kept)
+        cache.mask = visible[:, None, None, : cache.used + 1]
+        position = (lengths + step)[:, None]
+        hidden = llama.forward(drawn[:, None], (cos[position], sin[position]), cache)
+        cache.used += 1
+    return [cut_after_end(row, end_tokens) for row in tokens.tolist()]
+
+
+@torch.no_grad()
+def compute_next_logits(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> Tensor:
+    """Compute logits [rows, E] of the token after each text, as `sample` does."""
+    llama = Llama(model)
+    tokens, present = pad_left(texts, 0)
+    width = tokens.shape[1]
+    cache = KeyValueCache(llama, len(tokens), width)
+    hidden = _read_prompts(llama, tokens, present, llama.compute_angles(width), cache)
+    return llama.compute_logits(hidden)
+
+
+def pad_left(prompts: Sequence[Sequence[int]], padding: int) -> tuple[Tensor, Tensor]:
+    """Return tokens and mask, [rows, width of the longest prompt] each."""
+    width = max(map(len, prompts))
+    tokens = torch.full((len(prompts), width), padding)
+    for row, prompt in enumerate(prompts):
+        tokens[row, width - len(prompt) :] = torch.tensor(prompt)
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    return tokens, torch.arange(width) >= (width - lengths)[:, None]
+
+
+def cut_after_end(tokens: list[int], end_tokens: Sequence[int]) -> list[int]:
+    """Drop what follows the first end token."""
+    for position, token in enumerate(tokens):
+        if token in end_tokens:
+            return tokens[: position + 1]
+    return tokens
+
+
+def _read_prompts(
+    llama: Llama,
+    tokens: Tensor,
+    present: Tensor,
+    angles: tuple[Tensor, Tensor],
+    cache: KeyValueCache,
+) -> Tensor:
+    """Fill the cache with the prompts and return the hidden states [U, D] of their last tokens."""
+    width = tokens.shape[1]
+    position = (present.cumsum(dim=1) - 1).clamp(min=0)
+    causal = torch.ones(width, width, dtype=torch.bool).tril()
+    # Padding attends to itself, because a row of the mask without any entry gives NaN.
+    cache.mask = ((causal & present[:, None]) | torch.eye(width, dtype=torch.bool))[:, None]
+    cos, sin = angles
+    return llama.forward(tokens, (cos[position], sin[position]), cache)
+
+
+def _draw(logits: Tensor, temperature: float | None, generator: torch.Generator | None) -> Tensor:
+    """Draw one token per row, [rows], by inverse transform: much faster than `multinomial`."""
+    if temperature is None:
+        return logits.argmax(dim=-1)
+    mass = torch.softmax(logits / temperature, dim=-1).cumsum(dim=-1)
+    threshold = torch.rand(len(mass), 1, generator=generator) * mass[:, -1:]
+    # right=True, because otherwise a draw of exactly 0 could take a token of probability 0.
+    drawn = torch.searchsorted(mass, threshold, right=True)[:, 0]
+    return drawn.clamp(max=mass.shape[1] - 1)
+
+
+_WIDTH = 640
+"""Tokens in a row. The cost of attention grows with its square, so large groups take more rows."""
+
+
+def can_pack(model: PreTrainedModel) -> bool:
+    """Return whether this model accepts a mask of any form, and is small enough to gain by it."""
+    config: Any = model.config
+    return is_small_llama(model) and config._attn_implementation == "sdpa"
+
+
+def compute_log_probs(
+    model: Any, input_ids: Tensor, attention_mask: Tensor, completion_width: int, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Compute what TRL's forward pass computes, up to rounding.
+
+    Args:
+        model: a causal language model that `can_pack` accepts.
+        input_ids: [N, T + C], prompts padded on the left, completions on the right.
+        attention_mask: [N, T + C], 1 for a token and 0 for padding.
+        completion_width: C.
+        temperature: divides the logits.
+
+    Returns:
+        Log-probabilities of the completions' tokens, with gradient, and entropies in nats, without;
+        both [N, C], 0 at padding.
+    """
+    packed = _pack(input_ids, attention_mask, completion_width)
+    segments = torch.tensor(packed.segments)  # [R, S]
+    own = segments[:, :, None] == segments[:, None, :]
+    # [R, S, S]: a token sees what precedes it in its prompt and completion.
+    mask = (own | (segments[:, None, :] == 0)).tril()
+    rows = model.model(
+        input_ids=torch.tensor(packed.tokens),
+        position_ids=torch.tensor(packed.positions),
+        attention_mask=mask[:, None],
+        use_cache=False,
+    ).last_hidden_state
+    predicting = rows.flatten(0, 1)[torch.tensor(packed.sources)]
+    logits = model.lm_head(predicting) / temperature
+    log_probs = logits.log_softmax(dim=-1)
+    chosen = log_probs.gather(1, torch.tensor(packed.targets)[:, None])[:, 0]
+    with torch.no_grad():
+        entropies = -(log_probs.exp() * log_probs).sum(dim=-1)
+    slots = (torch.tensor(packed.slots),)
+    shape = (len(input_ids), completion_width)
+    return (
+        chosen.new_zeros(shape).view(-1).index_put(slots, chosen).view(shape),
+        entropies.new_zeros(shape).view(-1).index_put(slots, entropies).view(shape),
+    )
+
+
+@dataclass
+class _Packed:
+    """R rows as lists of equal length, and the positions that the output head reads."""
+
+    tokens: list[list[int]] = field(default_factory=list[list[int]])
+    positions: list[list[int]] = field(default_factory=list[list[int]])
+    segments: list[list[int]] = field(default_factory=list[list[int]])
+    """0 for the prompt, 1, 2, ... for its completions, -1 for padding."""
+    sources: list[int] = field(default_factory=list[int])
+    """Index into the flattened rows of each hidden state that predicts a completion's token."""
+    targets: list[int] = field(default_factory=list[int])
+    """The token that it predicts."""
+    slots: list[int] = field(default_factory=list[int])
+    """Index of that token in the flattened [N, C]."""
+
+    def append(
+        self, prompt: Sequence[int], completions: dict[int, list[int]], width: int, slots: int
+    ) -> None:
+        """Append a row of `width` S; `completions` are by number, each of at most `slots` C."""
+        start = len(self.tokens) * width
+        tokens = list(prompt)
+        positions = list(range(len(prompt)))
+        segments = [0] * len(prompt)
+        for segment, (index, completion) in enumerate(completions.items(), start=1):
+            count = len(completion)
+            if count:
+                first = start + len(tokens)
+                # The prompt's last token predicts the first token; each token predicts the next.
+                self.sources += [start + len(prompt) - 1, *range(first, first + count - 1)]
+                self.targets += completion
+                self.slots += range(index * slots, index * slots + count)
+            tokens += completion
+            positions += range(len(prompt), len(prompt) + count)
+            segments += [segment] * count
+        padding = width - len(tokens)
+        self.tokens.append(tokens + [0] * padding)
+        self.positions.append(positions + [0] * padding)
+        self.segments.append(segments + [-1] * padding)
+
+
+def _pack(input_ids: Tensor, attention_mask: Tensor, completion_width: int) -> _Packed:
+    prompt_width = input_ids.shape[1] - completion_width
+    starts = (prompt_width - attention_mask[:, :prompt_width].sum(dim=1)).tolist()
+    lengths: list[int] = attention_mask[:, prompt_width:].sum(dim=1).tolist()
+    groups: dict[tuple[int, ...], dict[int, list[int]]] = {}
+    for index, tokens in enumerate(input_ids.tolist()):
+        prompt = tuple(tokens[starts[index] : prompt_width])
+        completion = tokens[prompt_width : prompt_width + lengths[index]]
+        groups.setdefault(prompt, {})[index] = completion
+    room = max(1, (_WIDTH - prompt_width) // max(1, *lengths))
+    rows = [
+        (prompt, dict(list(group.items())[first : first + room]))
+        for prompt, group in groups.items()
+        for first in range(0, len(group), room)
+    ]
+    width = max(len(prompt) + sum(map(len, part.values())) for prompt, part in rows)
+    packed = _Packed()
+    for prompt, part in rows:
+        packed.append(prompt, part, width, completion_width)
+    return packed

@@ -1,1 +1,0 @@
-"""Faster training of small policies: the CPU sampler, packed prompts, micro-batches by length."""

@@ -1,0 +1,134 @@
+"""An MLflow in memory, behind the methods of `MlflowClient` that tracking calls."""
+
+import itertools
+from types import SimpleNamespace
+
+from mlflow.entities import Metric, Param, Run, RunData, RunInfo, RunInputs, RunTag
+from mlflow.exceptions import MlflowException
+
+REFUSED = 1000  # INVALID_PARAMETER_VALUE
+
+
+class FakeMlflow:
+    """Runs by id, and every point that was stored. `fail` is called before each request."""
+
+    def __init__(self):
+        self.runs, self.experiment_tags, self.versions, self.files = {}, {}, {}, []
+        self.requests, self.fail = [], lambda method, *arguments: None
+        self._ids = itertools.count(1)
+
+    def __call__(self, tracking_uri, registry_uri):
+        return self
+
+    def __getattribute__(self, name):
+        found = object.__getattribute__(self, name)
+        if name[0] == "_" or not callable(found) or name in ("fail", "by_key"):
+            return found
+
+        def request(*arguments, **options):
+            self.fail(name, *arguments)
+            self.requests.append((name, *arguments))
+            return found(*arguments, **options)
+
+        return request
+
+    def by_key(self):
+        """Return the runs that exist by `sweep` or trial number."""
+        return {run.tags.get("trial", "sweep"): run for run in self.runs.values()}
+
+    def get_experiment_by_name(self, name):
+        return SimpleNamespace(experiment_id="1", lifecycle_stage="active")
+
+    def get_experiment(self, experiment):
+        return SimpleNamespace(tags=self.experiment_tags)
+
+    def set_experiment_tag(self, experiment, name, text):
+        self.experiment_tags[name] = text
+
+    def create_run(self, experiment, start=None, tags=None, run_name=None):
+        id = f"r{next(self._ids)}"
+        self.runs[id] = SimpleNamespace(
+            id=id,
+            name=run_name,
+            start=start or 1,
+            end=None,
+            status="RUNNING",
+            statuses=["RUNNING"],
+            tags=dict(tags),
+            params={},
+            points=[],
+            inputs=[],
+        )
+        return self._build_run(id)
+
+    def delete_run(self, id):
+        del self.runs[id]
+
+    def search_runs(self, experiments, query, max_results, order_by, page_token):
+        parent = query.rpartition("'mlflow.")[0] or query
+        wanted = [
+            run
+            for run in self.runs.values()
+            if ("tags.role" in query) == (run.tags["role"] == "sweep")
+            and ("tags.role" in query or run.tags["mlflow.parentRunId"] in parent)
+        ]
+        page = [self._build_run(run.id) for run in wanted]
+        return type("Page", (list,), {"token": ""})(page)
+
+    def log_batch(self, id, metrics=(), params=(), tags=()):
+        run = self.runs[id]
+        for metric in metrics:
+            point = (metric.key, metric.value, metric.timestamp, metric.step)
+            run.points += [] if point in run.points else [point]
+        for param in params:
+            if run.params.setdefault(param.key, param.value) != param.value:
+                raise MlflowException("changed", REFUSED)
+        run.tags |= {tag.key: tag.value for tag in tags}
+        run.name = run.tags.get("mlflow.runName", run.name)
+
+    def set_tag(self, id, name, text):
+        self.runs[id].tags[name] = text
+
+    def log_inputs(self, id, inputs):
+        self.runs[id].inputs += inputs
+
+    def update_run(self, id, status):
+        self.runs[id].status = status
+        self.runs[id].statuses.append(status)
+
+    def set_terminated(self, id, status, end):
+        self.update_run(id, status)
+        self.runs[id].end = end
+
+    def log_text(self, id, text, name):
+        self.files.append((self.runs[id].tags.get("trial", "sweep"), name))
+
+    def log_artifact(self, id, path):
+        self.files.append((self.runs[id].tags.get("trial", "sweep"), path.rpartition("/")[2]))
+
+    def search_registered_models(self, query):
+        return [True]
+
+    def search_model_versions(self, query):
+        return list(self.versions.values())
+
+    def create_model_version(self, name, source, run_id, tags, await_creation_for):
+        version = SimpleNamespace(run_id=run_id, tags=dict(tags), version=len(self.versions) + 1)
+        self.versions[version.version] = version
+        return version
+
+    def set_registered_model_alias(self, name, alias, number):
+        pass
+
+    def _build_run(self, id):
+        run = self.runs[id]
+        latest = {}
+        for name, value, when, step in sorted(run.points, key=lambda p: (p[3], p[2], p[1])):
+            latest[name] = Metric(name, value, when, step)
+        data = RunData(
+            list(latest.values()),
+            [Param(*item) for item in run.params.items()],
+            [RunTag(*item) for item in run.tags.items()],
+        )
+        info = RunInfo(id, "1", "me", run.status, run.start, run.end, "active")
+        return Run(info, data, RunInputs(dataset_inputs=list(run.inputs)))
