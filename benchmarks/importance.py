@@ -11,6 +11,10 @@ The benchmark prints for each measure the share of cases whose ranking agrees, b
 and the mean of Kendall's tau. Of the package's own measure it also prints how many cases are shown
 (the others are found unreliable from the data alone), the agreement of those, the coverage of the
 intervals, and how often a parameter with and without effect counts as clear. The last line is JSON.
+
+An objective is a sum of terms, each the product of one standardised shape for each of its
+parameters. Shares of the variance are random, and at least one parameter has no effect. Each
+measure returns parameter -> importance for one objective; only ranks count.
 """
 
 from __future__ import annotations

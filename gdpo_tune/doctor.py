@@ -53,7 +53,7 @@ Row = dict[str, str]
 
 def main(arguments: Sequence[str]) -> int:
     """Print the page and return the exit status."""
-    from gdpo_tune.display.consoles import build_console
+    from gdpo_tune.display.tables import build_console
 
     options = build_parser().parse_args(arguments)
     rows = [*check_versions(), *check_machine()]

@@ -155,7 +155,7 @@ def collect(options: argparse.Namespace) -> int:
     from gdpo_tune.core.errors import UsageError
     from gdpo_tune.core.trial_files import ADAPTER_CONFIG
     from gdpo_tune.display.training import print_result
-    from gdpo_tune.results.picking import load_and_pick
+    from gdpo_tune.results.picks import load_and_pick
     from gdpo_tune.results.retrain import build_trial_config
 
     request = _load_request(options)

@@ -26,8 +26,7 @@ from gdpo_tune import cli
 if TYPE_CHECKING:
     from gdpo_tune.core.trial_config import TrainedPart
     from gdpo_tune.core.trials import Outcome, Part
-    from gdpo_tune.results.merge_file import MergeProgress, MergeResult
-    from gdpo_tune.results.merge_request import MergeRequest
+    from gdpo_tune.results.merging import MergeProgress, MergeRequest, MergeResult
 
 LOCK = "merge.lock"
 ADAPTERS, PARENTS = "adapters", "parents"
@@ -89,8 +88,8 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("write --toward, --prefer or both; or --weights alone")
 
     from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.display.merge_tables import print_choice
-    from gdpo_tune.results.merge_request import build_merge_request
+    from gdpo_tune.display.training import print_choice
+    from gdpo_tune.results.merging import build_merge_request
 
     request = build_merge_request(
         options.sweep, options.toward, options.prefer, options.weights, options.overrides
@@ -119,10 +118,10 @@ def merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapter
             merge, or another process merges there.
     """
     from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.display.merge_tables import print_merge
+    from gdpo_tune.display.training import print_merge
     from gdpo_tune.ledger.journal import Lease
     from gdpo_tune.policies.load_policy import measure_policy
-    from gdpo_tune.results.merge_file import MERGE_FILE, read_progress
+    from gdpo_tune.results.merging import MERGE_FILE, read_progress
     from gdpo_tune.spec.disk import check_merge_room
 
     settings = request.list_decisive_settings(adapters=adapters)
@@ -175,9 +174,8 @@ def _search(
     request: MergeRequest, directory: Path, settings: dict[str, Any], count: int
 ) -> MergeProgress:
     """Evaluate `count` merges on validation prompts, and the best of them on test prompts."""
-    from gdpo_tune.display.merge_tables import print_evaluation
-    from gdpo_tune.results.merge_file import read_progress, write_progress
-    from gdpo_tune.results.merge_request import MergeEvaluation, find_broken
+    from gdpo_tune.display.training import print_evaluation
+    from gdpo_tune.results.merging import read_progress, write_progress
 
     progress = read_progress(directory, settings)
     while len(progress.evaluations) < count and progress.result is None:
@@ -186,7 +184,7 @@ def _search(
         if choice is None:
             break
         outcome = _evaluate(request, choice.parts, directory / f"merge-{len(done) + 1}")
-        evaluation = MergeEvaluation(choice, outcome.validation, outcome.cost)
+        evaluation = replace(choice, validation=outcome.validation, cost=outcome.cost)
         progress = replace(progress, evaluations=(*done, evaluation))
         write_progress(directory, settings, progress)
         print_evaluation(request, len(progress.evaluations), evaluation)
@@ -196,8 +194,8 @@ def _search(
     if progress.result is None:
         best = request.find_best(progress.evaluations)
         found = progress.evaluations[best]
-        if find_broken(request.conditions, found.validation):
-            raise request.build_error("was found to", found.choice, found.validation)
+        if request.find_broken(found.validation):
+            raise request.build_error("was found to", found, found.validation)
         result = _test(request, progress, best, directory, adapters=settings["adapters"])
         progress = replace(progress, result=replace(result, most_evaluations=count))
         write_progress(directory, settings, progress)
@@ -209,11 +207,11 @@ def _test(
 ) -> MergeResult:
     """Evaluate a merge on test prompts, and write its adapters if they are asked for."""
     from gdpo_tune.core.trials import sum_costs
-    from gdpo_tune.results.merge_file import MergeResult
+    from gdpo_tune.results.merging import MergeResult
     from gdpo_tune.training.checkpoints import create_draft
     from gdpo_tune.training.merging import write_mixture
 
-    parts, place = progress.evaluations[best].choice.parts, directory / f"merge-{best + 1}"
+    parts, place = progress.evaluations[best].parts, directory / f"merge-{best + 1}"
     outcome = _evaluate(request, parts, place, with_test=True)
     assert outcome.checkpoint is not None, "a merge is kept"
     if adapters:

@@ -95,8 +95,7 @@ def choose_policies(
         open_publication,
     )
     from gdpo_tune.results.open_sweep import read_sweep, resolve_location, split_source
-    from gdpo_tune.results.pick_language import parse_pick
-    from gdpo_tune.results.picking import pick_trial
+    from gdpo_tune.results.picks import parse_pick, pick_trial
 
     directory, pick = split_source(options.source, options.pick)
     if options.front and pick is not None:
@@ -116,7 +115,7 @@ def choose_policies(
     if parsed is None:
         members, missing = list_members(publication)
         return publication, members, missing
-    chosen = pick_trial(sweep.records, sweep.spec, parsed)
+    chosen = pick_trial(sweep, parsed)
     for line in chosen.lines:
         print(line)
     return publication, [choose_published_policy(publication, chosen, parsed.text)], []

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
@@ -54,24 +55,22 @@ def main(arguments: Sequence[str]) -> int:
     from gdpo_tune.display import print_summary
     from gdpo_tune.figures import write_front_png, write_report
     from gdpo_tune.ledger import Ledger
-    from gdpo_tune.results.front_csv import write_front_csv
-    from gdpo_tune.results.open_sweep import download_artifacts
-    from gdpo_tune.results.pick_language import parse_pick
-    from gdpo_tune.results.picking import pick_trial
+    from gdpo_tune.results.front_table import write_front_csv
+    from gdpo_tune.results.open_sweep import Sweep, download_artifacts
+    from gdpo_tune.results.picks import parse_pick, pick_trial
     from gdpo_tune.results.published_sweep import explain_foreign_ledger
 
     download_artifacts(spec)
     with explain_foreign_ledger(spec.location):
         with Ledger.open(spec, read_only=True) as ledger:
-            records = ledger.get_records()
-            sessions, spec = ledger.get_sessions(), ledger.spec
-        chosen = None if pick is None else pick_trial(records, spec, parse_pick(pick))
-        ending = sessions[-1].get("ending", "") if sessions else ""
+            sweep = Sweep(ledger.spec, ledger.get_records(), ledger.get_sessions())
+        if pick is not None:
+            sweep = replace(sweep, chosen=pick_trial(sweep, parse_pick(pick)))
         with explain_write_errors("the report"):
-            write_report(spec, records, ending=ending, chosen=chosen, sessions=sessions)
-            write_front_png(spec, records, chosen=chosen and chosen.name)
-            write_front_csv(spec, records)
-        print_summary(spec, records, chosen=chosen, sessions=sessions)
+            write_report(sweep)
+            write_front_png(sweep)
+            write_front_csv(sweep.spec.directory, sweep.front)
+        print_summary(sweep)
     if options.sync:
         from gdpo_tune.tracking.mlflow_sink import sync
 

@@ -397,8 +397,7 @@ def print_scores(texts: Sequence[ScoredText]) -> None:
     """
     from rich.text import Text
 
-    from gdpo_tune.display.consoles import build_console
-    from gdpo_tune.display.tables import make_table
+    from gdpo_tune.display.tables import build_console, make_table
 
     columns = {name: [text.rewards[name] for text in texts] for name in texts[0].rewards}
     first, least = next(iter(columns.items()))

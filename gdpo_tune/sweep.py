@@ -26,6 +26,7 @@ from gdpo_tune.core.errors import ClusterLostError, NoSignalError, UsageError
 
 if TYPE_CHECKING:
     from gdpo_tune.core.errors import SpecProblem
+    from gdpo_tune.results.open_sweep import Sweep
     from gdpo_tune.spec import PackChoice, SweepSpec
     from gdpo_tune.tuning.runner import SweepResult
 
@@ -60,6 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     command = shlex.join(["python", "-m", "gdpo_tune.sweep", *words])
 
     from gdpo_tune.display import LiveDisplay, print_summary
+    from gdpo_tune.results.open_sweep import Sweep
     from gdpo_tune.tracking import MlflowTracker, SweepNotifier
     from gdpo_tune.tuning.runner import run_sweep
 
@@ -80,18 +82,13 @@ def main(arguments: Sequence[str]) -> int:
             )
             display.close()
             spec = result.spec
-            write_figures(spec, result)
+            view = Sweep(spec, result.records, result.sessions)
+            write_figures(view)
             tracker.log_figures()
     except ClusterLostError as error:
         print(f"error: {error}. Resume with:\n  {command}", file=sys.stderr)
         return error.exit_status
-    print_summary(
-        spec,
-        result.records,
-        note=display.note,
-        view=tracker.get_front_link(),
-        sessions=result.sessions,
-    )
+    print_summary(view, note=display.note, view=tracker.get_front_link())
     if result.interrupted:
         print(f"Interrupted. Resume with:\n  {command}", file=sys.stderr)
         return result.interrupted
@@ -241,15 +238,15 @@ def print_environment(spec: SweepSpec, file: str = "") -> None:
         print(f"{name}: {value}")
 
 
-def write_figures(spec: SweepSpec, result: SweepResult) -> None:
+def write_figures(sweep: Sweep) -> None:
     """Write the report, the figure of the front and its table."""
     # Only now: plotting libraries take a second to import, and a refusal needs none.
     from gdpo_tune.figures import write_front_png, write_report
-    from gdpo_tune.results.front_csv import write_front_csv
+    from gdpo_tune.results.front_table import write_front_csv
 
-    write_report(spec, result.records, ending=result.reason, sessions=result.sessions)
-    write_front_png(spec, result.records)
-    write_front_csv(spec, result.records)
+    write_report(sweep)
+    write_front_png(sweep)
+    write_front_csv(sweep.spec.directory, sweep.front)
 
 
 def find_status(result: SweepResult) -> int:

@@ -89,8 +89,8 @@ def serve_page(options: argparse.Namespace) -> None:
     load, target = find_spec(options.sweep)
 
     from gdpo_tune.web.live_sweep import LiveSweep
+    from gdpo_tune.web.page_content import View
     from gdpo_tune.web.page_server import build_app, build_server, open_socket
-    from gdpo_tune.web.view import View
 
     spec = load()
     listener, note = open_socket(options.host, options.port)

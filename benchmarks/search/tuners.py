@@ -1,4 +1,8 @@
-"""Our projection, samplers and schedulers in simulated time, driven as by a sweep."""
+"""Tuners in simulated time: our samplers and schedulers, driven as by a sweep, and other libraries.
+
+A peer runs through its public interface, with its own defaults; it is imported on use. One that
+judges trials early gets our rungs and our reduction factor.
+"""
 
 from __future__ import annotations
 

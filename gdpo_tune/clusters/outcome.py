@@ -37,7 +37,7 @@ def read_figures(sweep: ScheduledSweep, run: str, earlier: str | None) -> dict[s
     except (GdpoTuneError, OSError) as error:
         return {"unknown": str(error)}
     gpus = found.spec.resources.total_gpus
-    figures = build_figures(found.build_front())
+    figures = build_figures(found.front)
     figures["gpu_hours"] = sum(count_gpu_hours(record.cost, gpus) for record in found.records)
     if earlier is not None:
         figures["comparison"] = _compare(sweep, run, earlier)

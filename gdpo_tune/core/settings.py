@@ -106,10 +106,10 @@ class SandboxSettings:
     __pydantic_config__ = {"extra": "forbid"}
 
     type: Literal["local", "external", "unsafe_no_isolation"] = "local"
-    """`local` locks processes of this machine (Linux); `external` calls the service at `url`;
-    `unsafe_no_isolation` runs the code of a model with all the rights of the trainer."""
+    """`local` locks processes of this machine (Linux); `unsafe_no_isolation` runs the code of a
+    model with all the rights of the trainer. `external` is read of earlier sweeps, and not run."""
     url: str = ""
-    """Address of a service with a SandboxFusion-style `POST /run_code`; for `external` only."""
+    """Address of the service of an earlier sweep with `external`; refused in a new one."""
     workers: Annotated[int, Ge(1), Le(1024)] = 1
     """Candidates that run side by side in a trial, if memory allows."""
     modules: tuple[str, ...] = ()

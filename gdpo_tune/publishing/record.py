@@ -28,16 +28,17 @@ from gdpo_tune.ledger.opening import open_for_reading
 from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.ledger.trial_encoding import TRIALS
 from gdpo_tune.policies.load_policy import resolve_policy
-from gdpo_tune.results.kept_policies import list_policies
+from gdpo_tune.results.merging import list_policies
 from gdpo_tune.results.open_sweep import Sweep
-from gdpo_tune.results.parents import explain_merge, list_parents
 from gdpo_tune.results.public_record import PublicFilter, name_policy
+from gdpo_tune.results.retrain import explain_merge, list_parents
 from gdpo_tune.spec import load_spec
 
 
 def build_record(sweep: Sweep) -> dict[str, bytes]:
     """Return the files of a sweep's record: path in a repository -> content."""
     # Without the changes of requests, which are in the ledger.
+    assert sweep.file is not None, "it was read"
     name = sweep.file.parent.name
     public = PublicFilter(load_spec(sweep.file, [sweep.storage_override], name, to_run=False))
     journal = open_for_reading(sweep.spec)

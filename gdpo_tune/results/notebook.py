@@ -22,9 +22,9 @@ from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.trials import Estimate, TrialRecord, format_parts
 from gdpo_tune.results.comparison_report import ComparisonReport, compare_modes, compare_sweeps
+from gdpo_tune.results.front_table import list_facts
 from gdpo_tune.results.open_sweep import Sweep
-from gdpo_tune.results.pick_language import parse_pick
-from gdpo_tune.results.picking import pick_trial
+from gdpo_tune.results.picks import parse_pick, pick_trial
 from gdpo_tune.results.published_sweep import explain_foreign_ledger
 from gdpo_tune.results.steering import Steering
 from gdpo_tune.results.summary import ChosenTrial, describe_last_session
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from optuna import Study
 
-    from gdpo_tune.spec import SweepSpec
 
 Gallery = Mapping[str, "Callable[[], go.Figure]"]
 """Name of a figure -> function that draws it."""
@@ -43,7 +42,7 @@ Gallery = Mapping[str, "Callable[[], go.Figure]"]
 class LoadedSweep:
     """State of a sweep at the time of loading."""
 
-    def __init__(self, sweep: Sweep, draw: Callable[[SweepSpec, Front], Gallery]) -> None:
+    def __init__(self, sweep: Sweep, draw: Callable[[Sweep], Gallery]) -> None:
         self.spec = sweep.spec
         """Specification of the sweep."""
         self.records = sweep.records
@@ -69,7 +68,7 @@ class LoadedSweep:
     @cached_property
     def analysis(self) -> Front:
         """Front with its intervals, knee and extremes, as in the report."""
-        return self._sweep.build_front()
+        return self._sweep.front
 
     @cached_property
     def trials(self) -> pd.DataFrame:
@@ -98,22 +97,7 @@ class LoadedSweep:
         `probability` of a place on the front, `picked_as`, `worse_than_baselines`;
         `param/<name>`; `<objective>` and `<objective>_se`, means over seeds on test prompts.
         """
-        rows = [
-            {
-                "trial": member.first,
-                "name": member.name,
-                "role": member.role,
-                "parts": format_parts(member.parts) if member.parts else None,
-                "trials": member.numbers,
-                "seeds": member.seeds,
-                "probability": member.probability,
-                "picked_as": ", ".join(self.analysis.list_labels(member)),
-                "worse_than_baselines": "; ".join(self.analysis.list_shortfalls(member)),
-                **{f"param/{name}": value for name, value in member.params.items()},
-                **_make_columns("", {goal: member.mean[goal] for goal in self.spec.objectives}),
-            }
-            for member in self.analysis.members
-        ]
+        rows = list_facts(self.analysis)
         return pd.DataFrame(rows).set_index("trial") if rows else pd.DataFrame()
 
     @property
@@ -138,7 +122,7 @@ class LoadedSweep:
         Raises:
             PickError: the text cannot be parsed, or nothing satisfies it.
         """
-        return pick_trial(self.records, self.spec, parse_pick(text))
+        return pick_trial(self._sweep, parse_pick(text))
 
     def compare(self, other: LoadedSweep) -> ComparisonReport:
         """Compare this sweep with another one; see `results.comparison_report`."""
@@ -166,7 +150,7 @@ class LoadedSweep:
 
     @cached_property
     def _gallery(self) -> Gallery:
-        return self._draw(self.spec, self.analysis)
+        return self._draw(self._sweep)
 
 
 def _make_row(record: TrialRecord, on_front: bool) -> dict[str, Any]:

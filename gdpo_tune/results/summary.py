@@ -20,15 +20,13 @@ from gdpo_tune.core.trials import (
     format_parts,
     title_candidate,
 )
+from gdpo_tune.results.front_table import BASELINES, title_policy
 
 REPORT_FILE = "report.html"
 FRONT_FILE = "front.png"
-TABLE_FILE = "front.csv"
 """Names of the files in a sweep's directory."""
 ORIGINS = {"ends": "final policies", "checkpoints": "earlier checkpoints", "merges": "merges"}
 """Kind of candidates -> its name where a person reads."""
-ROLES = {"untrained": "untrained policy", "published": "published weights"}
-"""Role of a baseline -> its name where a person reads."""
 OPEN_STATES = {"running": "unfinished", "paused": "paused at a rung"}
 """State of a trial that has not ended -> its description in a summary."""
 
@@ -136,19 +134,13 @@ def name_configuration(configuration: Configuration) -> str:
 
     A merge shows its parts: `merge-27 (0.5 x 7@60 + 0.5 x 12@60)`.
     """
-    name = title_configuration(configuration)
+    name = title_policy(configuration)
     if configuration.role == "merge":
         name += f" ({format_parts(configuration.parts)})"
     others = [str(number) for number in configuration.numbers if number != configuration.first]
     if others:
         name += f", replicate{'s' if len(others) > 1 else ''} {', '.join(others)}"
     return name + (" (published weights)" if configuration.role == "published" else "")
-
-
-def title_configuration(configuration: Configuration) -> str:
-    """Return its title for a sentence: `trial 7`, `merge-27` or `untrained policy`."""
-    is_untrained = configuration.role == "untrained"
-    return "untrained policy" if is_untrained else title_candidate(configuration.name)
 
 
 def describe_role(record: TrialRecord) -> str:
@@ -163,7 +155,7 @@ def describe_role(record: TrialRecord) -> str:
         return title_candidate(record.name)
     if record.role == "merge":
         return f"merge of {format_parts(record.parts)}"
-    return ROLES.get(record.role, record.role)
+    return BASELINES.get(record.role, record.role)
 
 
 def describe_last_session(sessions: Sequence[Mapping[str, Any]]) -> str:

@@ -102,8 +102,6 @@ class _Pool(Sandbox):
             self._workers[number].close()
 
     def _start_workers(self, modules: tuple[str, ...], isolated: bool) -> None:
-        """Start every worker, side by side."""
-
         def start(number: int) -> None:
             self._workers[number] = Worker(modules, isolated=isolated)
 
@@ -132,7 +130,12 @@ class CodeSandbox(_Pool):
 
     def __init__(self, workers: int = 1, *, modules: tuple[str, ...] = ()) -> None:
         super().__init__(workers, modules, isolated=True)
-        self.info = _describe_isolation(self._workers[0].layers)
+        layers = self._workers[0].layers
+        has_landlock = any(layer.startswith("landlock") for layer in layers)
+        if "namespaces" in layers:
+            self.info = SandboxInfo("full" if has_landlock else "seccomp+namespaces", layers)
+        else:
+            self.info = SandboxInfo("seccomp+landlock" if has_landlock else "seccomp", layers)
 
 
 class UnsafeNoIsolationSandbox(_Pool):
@@ -185,12 +188,6 @@ def _raise_failure(futures: Sequence[Future[None]], kind: type[GdpoTuneError], r
             raise
         except Exception as error:
             raise kind(f"{reason}: {error!r}") from error
-
-
-def _describe_isolation(layers: tuple[str, ...]) -> SandboxInfo:
-    if any(layer.startswith("landlock") for layer in layers):
-        return SandboxInfo("full" if "namespaces" in layers else "seccomp+landlock", layers)
-    return SandboxInfo("seccomp+namespaces" if "namespaces" in layers else "seccomp", layers)
 
 
 ATTEMPTS = 3
@@ -312,7 +309,12 @@ class Worker:
             with ours:
                 with theirs:
                     self._zygote.send(Allowance.FORMAT.pack(*job.allowance), theirs.fileno())
-                _send_request(job, ours)
+                # NOTE: a Python timeout would make the judge's copy of this socket non-blocking.
+                seconds = int(job.allowance.wall_seconds + _GRACE_SECONDS)
+                ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(seconds, 0))
+                # NOTE: the zygote reports a candidate that ended before it read its job.
+                with contextlib.suppress(ConnectionError):
+                    ours.sendall(job.candidate_request)
                 # NOTE: last, so that no request of a checker can come before the job itself.
                 self._judge.send(job.judge_request, ours.fileno())
         except OSError as error:
@@ -355,12 +357,3 @@ def _take_job(waiting: deque[EncodedJob]) -> EncodedJob | None:
         return waiting.popleft()
     except IndexError:
         return None
-
-
-def _send_request(job: EncodedJob, connection: socket.socket) -> None:
-    # NOTE: a Python timeout would make the judge's copy of this socket non-blocking.
-    seconds = int(job.allowance.wall_seconds + _GRACE_SECONDS)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(seconds, 0))
-    # NOTE: the zygote reports a candidate that ended before it read its job.
-    with contextlib.suppress(ConnectionError):
-        connection.sendall(job.candidate_request)

@@ -17,7 +17,7 @@ from gdpo_tune.spec.lint import list_warnings
 from gdpo_tune.spec.model import SweepSpec, dump_public_yaml
 from gdpo_tune.spec.notation import format_domain
 from gdpo_tune.spec.pack import PackChoice
-from gdpo_tune.spec.problems import hide_passwords, hide_service_path, join_names, show
+from gdpo_tune.spec.problems import hide_passwords, join_names, show
 from gdpo_tune.spec.sampler_choice import choose_sampler
 from gdpo_tune.spec.search_section import PbtSettings
 from gdpo_tune.spec.space import Uniform
@@ -166,13 +166,10 @@ def _describe_workers(spec: SweepSpec) -> str:
 
 def _describe_sandbox(spec: SweepSpec) -> str:
     settings = spec.sandbox
-    address = f" at {hide_service_path(settings.url)}" if settings.url else ""
     packages = f" with {join_names(settings.modules)}" if settings.modules else ""
-    clocks = f"{settings.wall_seconds:g} s wall"
-    if settings.type != "external":
-        clocks = f"{settings.cpu_seconds:g} s CPU, {clocks}"
+    clocks = f"{settings.cpu_seconds:g} s CPU, {settings.wall_seconds:g} s wall"
     limits = f"up to {settings.workers} at a time: {clocks}, {settings.memory_mb} MiB"
-    return f"{settings.type}{address}{packages}, {limits}"
+    return f"{settings.type}{packages}, {limits}"
 
 
 def _describe_rollouts(spec: SweepSpec) -> str:

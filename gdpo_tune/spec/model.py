@@ -33,7 +33,6 @@ from gdpo_tune.spec.notify_section import SweepNotify
 from gdpo_tune.spec.objectives import Constraint, ObjectiveSpec, read_constraint
 from gdpo_tune.spec.paths import PROJECT
 from gdpo_tune.spec.problems import hide_passwords, hide_service_path, show
-from gdpo_tune.spec.sandbox_section import UNUSED_BY_SERVICE
 from gdpo_tune.spec.search_section import Search
 from gdpo_tune.spec.sections import Section, accept_mapping, require_pattern
 from gdpo_tune.spec.space import Space
@@ -225,8 +224,6 @@ class SweepSpec(Section):
     def dump_yaml(self) -> str:
         """Return the resolved file, every default written out; loading it gives an equal spec."""
         plain = self.restore_written(self.model_dump(mode="json"))
-        for name in UNUSED_BY_SERVICE if self.sandbox.type == "external" else ():
-            del plain["sandbox"][name]
         if self.notify is None:  # a key without a value is refused
             del plain["notify"]
         if self.tracking.origins.get("uri") == TRACKING_VARIABLES["uri"]:

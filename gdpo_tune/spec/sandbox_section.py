@@ -10,28 +10,18 @@ from gdpo_tune.core.settings import SandboxSettings
 from gdpo_tune.spec.problems import Problems
 
 EXAMPLE = "http://HOST:PORT"
-UNUSED_BY_SERVICE = {
-    "modules": "an external service has the packages that were installed there",
-    "cpu_seconds": "an external service gets only wall_seconds",
-}
-"""Setting that a sandbox of type external does not use -> reason."""
 
 
 def check_sandbox(settings: SandboxSettings, problems: Problems) -> None:
     """Refuse keys that do not fit together, and modules that have no name."""
-    kind = settings.type
-    if kind == "external":
-        for name, reason in UNUSED_BY_SERVICE.items():
-            if problems.has_key(f"sandbox.{name}"):
-                fix = "remove the key, or write type: local"
-                problems.refuse(f"sandbox.{name}", reason, fix, "sandbox.type")
-        reason = "a sandbox of type external is a service"
-        check_address(settings.url, "sandbox.url", reason, problems)
+    if settings.type == "external":
+        reason = "no service runs the code of a sweep any more"
+        fix = "write type: local, and no url; only exports still take SANDBOX_FUSION_URL"
+        problems.refuse("sandbox.type", reason, fix)
         return
     if settings.url:
-        reason = f"a sandbox of type {kind} has no address"
-        fix = "write type: external, or remove the key"
-        problems.refuse("sandbox.url", reason, fix, "sandbox.type")
+        reason = f"a sandbox of type {settings.type} has no address"
+        problems.refuse("sandbox.url", reason, "remove the key", "sandbox.type")
     for index, module in enumerate(settings.modules):
         if not _is_module_name(module):
             path, fix = ("sandbox", "modules", index), "write names as after import, such as numpy"
@@ -45,8 +35,8 @@ def check_sandbox(settings: SandboxSettings, problems: Problems) -> None:
 
 
 def check_modules(settings: SandboxSettings, problems: Problems) -> None:
-    """Refuse modules that are not installed; a service has its own."""
-    for index, module in enumerate(settings.modules if settings.type != "external" else ()):
+    """Refuse modules that are not installed."""
+    for index, module in enumerate(settings.modules):
         top = module.partition(".")[0]
         if _is_module_name(module) and not _is_installed(top):
             path = ("sandbox", "modules", index)

@@ -20,9 +20,9 @@ from gdpo_tune.analysis.origins import summarize_origins
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.core.text import CANDIDATE_COLORS, INK, MODE_COLORS, OTHER_COLOR, get_mode
 from gdpo_tune.core.trials import TrialRecord, format_parts, title_candidate
-from gdpo_tune.results.front_csv import format_front_csv
 from gdpo_tune.results.front_figures import build_figures, describe_front
-from gdpo_tune.results.summary import TABLE_FILE, describe_origins
+from gdpo_tune.results.front_table import TABLE_FILE, format_front_csv
+from gdpo_tune.results.summary import describe_origins
 from gdpo_tune.tracking import views
 from gdpo_tune.tracking.run_content import (
     RUN_NAME,

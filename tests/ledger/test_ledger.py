@@ -550,7 +550,6 @@ def test_a_directory_that_cannot_hold_a_sweep_is_refused_with_a_fix(tmp_path: Pa
         ("search.seed=1", 0o077, 0o600),
         ("tracking.uri=http://host:5000", 0o022, 0o644),
         ("tracking.uri=http://me:secret@host:5000", 0o022, 0o600),
-        ("sandbox={type: external, url: 'http://host/?token=secret'}", 0o022, 0o600),
     ],
 )
 def test_a_resolved_spec_with_a_password_is_private(

@@ -104,7 +104,7 @@ def test_a_card_speaks_to_its_reader(tmp_path, hub):
     text = get_files(hub, "model:me/merge")[CARD].decode()
     assert text.count("*published weights*: the baseline that was trained with") == 1
     own = find_sweep(str(directory))
-    warnings = list_result_warnings(own.spec, own.build_front())
+    warnings = list_result_warnings(own.spec, own.front)
     assert warnings
     for warning in warnings:
         assert warning.finding[1:] in text

@@ -202,7 +202,7 @@ def test_another_system_is_refused_and_told_what_it_can_have(kind, platform, mon
         kind()
     message = str(caught.value)
     assert message.startswith(f"platform: the sandbox needs Linux, this is {platform}")
-    assert "sandbox: {type: external, url: http://" in message
+    assert "docs/sandbox.md lists causes" in message
     assert "\n" not in message
 
 

@@ -87,7 +87,7 @@ def assemble(
         Instruction(JUMP_EQUAL, 1, 0, audit),
         _return_decision(KILL),
         Instruction(LOAD, 0, 0, OFFSET_NUMBER),
-        *search.list_instructions(),
+        *reversed(search.instructions),
     ]
 
 
@@ -111,7 +111,8 @@ class _Search:
     """
 
     def __init__(self) -> None:
-        self._reversed: list[Instruction] = []
+        self.instructions: list[Instruction] = []
+        """The last one first."""
         self._positions: dict[Rule, int] = {}
 
     def add(self, intervals: Sequence[tuple[int, Rule]]) -> int:
@@ -120,26 +121,22 @@ class _Search:
         if len(intervals) == 1:
             if rule not in self._positions:
                 block = [_return_decision(rule)] if isinstance(rule, int) else rule.assemble()
-                self._reversed += reversed(block)
-                self._positions[rule] = len(self._reversed)
+                self.instructions += reversed(block)
+                self._positions[rule] = len(self.instructions)
             return self._positions[rule]
         above = self.add(intervals[len(intervals) // 2 :])
         below = self.add(intervals[: len(intervals) // 2])
         above, below = self._bring_near(above), self._bring_near(below)
-        end = len(self._reversed)
-        self._reversed.append(Instruction(JUMP_NOT_LESS, end - above, end - below, first))
+        end = len(self.instructions)
+        self.instructions.append(Instruction(JUMP_NOT_LESS, end - above, end - below, first))
         return end + 1
 
     def _bring_near(self, position: int) -> int:
-        distance = len(self._reversed) - position
+        distance = len(self.instructions) - position
         if distance < _REACH:
             return position
-        self._reversed.append(Instruction(JUMP, 0, 0, distance))
-        return len(self._reversed)
-
-    def list_instructions(self) -> list[Instruction]:
-        """Return all instructions in the order in which they run."""
-        return self._reversed[::-1]
+        self.instructions.append(Instruction(JUMP, 0, 0, distance))
+        return len(self.instructions)
 
 
 def _return_decision(decision: int) -> Instruction:

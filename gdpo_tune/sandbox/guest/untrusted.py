@@ -137,14 +137,11 @@ def _build_frame(make: Callable[[], list[Encoded]]) -> bytes:
     with attempt:
         frame = dump(make())
     if attempt.error is not None:
-        return dump(["raise", *describe_error(attempt.error), _find_built_in(attempt.error)])
+        # NOTE: the built-in class as which a test can catch this exception.
+        kinds = (kind for kind in type(attempt.error).__mro__ if kind in _CATCHABLE)
+        built_in = next(kinds, Exception).__name__
+        return dump(["raise", *describe_error(attempt.error), built_in])
     return frame
-
-
-def _find_built_in(error: BaseException) -> str:
-    """Return the built-in class as which a test can catch this exception."""
-    kinds = (kind for kind in type(error).__mro__ if kind in _CATCHABLE)
-    return next(kinds, Exception).__name__
 
 
 class PrintedBytes(io.RawIOBase):

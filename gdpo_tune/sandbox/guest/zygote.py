@@ -122,7 +122,7 @@ def _run_candidate() -> NoReturn:
     if calls is not None:
         run_calls(code, calls, _send, start_clock)
     elif (names := load_solution(code, _send)) is not None:
-        _serve(names)
+        _serve(names)  # a checker, until it ends
     os._exit(0)
 
 
@@ -136,7 +136,6 @@ def _start_clocks(clocks: list[float]) -> None:
 
 
 def _serve(names: dict[str, Any]) -> None:
-    """Answer a checker until it ends."""
     # NOTE: under names that code cannot spell, because a candidate may define its own `next`.
     names.update({f"own {each.__name__}": each for each in (getattr, setattr, iter, next)})
     DECODERS["name"] = lambda name: (names if " " in name else builtins.__dict__)[name]
@@ -262,15 +261,15 @@ def _replace_fstat() -> None:
 
 def _replace_threads() -> None:
     """Let `start` run a thread's target in the caller, so that it has ended when it returns."""
-    threading.Thread.start = _run_in_caller
+
+    def run_in_caller(self: threading.Thread) -> None:
+        running = ExceptionCapture()
+        with running:
+            self.run()
+        # NOTE: an exit ends a thread alone. Anything else is reported as the program's error.
+        if running.error is not None and not isinstance(running.error, SystemExit):
+            raise running.error
+
+    threading.Thread.start = run_in_caller
     threading.Thread.join = lambda self, timeout=None: None
     threading.Thread.is_alive = lambda self: False
-
-
-def _run_in_caller(self: threading.Thread) -> None:
-    running = ExceptionCapture()
-    with running:
-        self.run()
-    # NOTE: an exit ends a thread alone. Anything else is reported as the program's error.
-    if running.error is not None and not isinstance(running.error, SystemExit):
-        raise running.error

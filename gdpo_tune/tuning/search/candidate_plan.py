@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gdpo_tune.analysis.checkpoint_choice import choose_checkpoint
-from gdpo_tune.analysis.merge_choice import choose_merge
+from gdpo_tune.analysis.merging import choose_merge
 from gdpo_tune.core.trials import Objective, Part, Role, TrialRecord
 from gdpo_tune.spec import Constraint, SweepSpec
 from gdpo_tune.spec.search_section import MERGES_PER_TRAINING

@@ -1,33 +1,203 @@
-"""Application of a pick to the candidates of a sweep.
+"""Picks: the language in which every command names one candidate of a sweep, and what it finds.
 
-All rules but the name of a candidate look at the front: means over seeds on test prompts, as in
-every table.
+    knee                                       the best compromise on the front
+    max correctness, or max_correctness        the largest value of a metric; `min`: the smallest
+    7                                          the end of a trial, by its number
+    7@40                                       its checkpoint after 40 steps
+    merge-27                                   a merge
+    max correctness where length >= 0.9 and format >= 0.95
+
+`where` may follow every rule that names no candidate. All rules but a candidate's name look at the
+front: means over seeds on test prompts, as in every table.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
-from gdpo_tune.analysis.front import Front, build_front, choose_knee, find_configuration
+from gdpo_tune.analysis.front import Front, choose_knee, find_configuration
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.analysis.selection import find_smallest
 from gdpo_tune.core.errors import PickError, UsageError
+from gdpo_tune.core.metrics import COMPARISONS, Condition
 from gdpo_tune.core.text import format_estimate
 from gdpo_tune.core.trials import MERGE_PREFIX, Part, TrialRecord, title_candidate
 from gdpo_tune.results.open_sweep import Sweep, read_sweep, resolve_location, split_source
-from gdpo_tune.results.pick_language import (
-    EXAMPLE,
-    Bound,
-    CheckpointName,
-    Extreme,
-    MergeName,
-    Pick,
-    parse_pick,
-)
 from gdpo_tune.results.summary import ChosenTrial
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.problems import join_names, suggest
+
+CONDITIONS = "length >= 0.6 and format >= 0.8"
+EXAMPLE = "max correctness where length >= 0.9 and format >= 0.95"
+_CHECKPOINT = re.compile(r"(\d{1,9})@(\d{1,9})")
+_MERGE = re.compile(rf"{MERGE_PREFIX}(\d{{1,9}})")
+_TOKEN = re.compile(r"\s*(>=|<=|==|[<>=,]|[^\s<>=,]+)")
+
+
+class Extreme(NamedTuple):
+    """Largest or smallest value of a metric."""
+
+    end: Literal["max", "min"]
+    metric: str
+    position: int
+    """Of the metric in the text, from 1."""
+
+
+class CheckpointName(NamedTuple):
+    """Name of a checkpoint: `7@40`."""
+
+    trial: int
+    step: int
+
+
+class MergeName(NamedTuple):
+    """Name of a merge: `merge-27`."""
+
+    number: int
+
+
+Rule = Literal["knee"] | Extreme | int | CheckpointName | MergeName
+
+
+@dataclass(frozen=True)
+class Pick:
+    """Parsed choice of a candidate."""
+
+    text: str
+    rule: Rule
+    """Knee or extreme of the front; or any candidate: a trial's number, a checkpoint or a merge."""
+    conditions: tuple[Condition, ...] = ()
+
+    @property
+    def names_candidate(self) -> bool:
+        """True if it names one candidate, on the front or not."""
+        return isinstance(self.rule, int | CheckpointName | MergeName)
+
+    @property
+    def metrics(self) -> dict[str, int]:
+        """Metrics that the text names, and where."""
+        rule = self.rule
+        found = {rule.metric: rule.position} if isinstance(rule, Extreme) else {}
+        for condition in self.conditions:
+            found.setdefault(condition.metric, condition.position)
+        return found
+
+    def error(self, position: int, reason: str, fix: str) -> PickError:
+        """Return an error that points at `position`, from 1."""
+        return PickError(self.text, position, reason, fix)
+
+    def list_broken(self, member: Configuration) -> list[Condition]:
+        """Return the conditions that the means of a member do not meet."""
+        return [c for c in self.conditions if not c.holds(_get_mean(member, c.metric))]
+
+
+def parse_pick(text: str) -> Pick:
+    """Parse a choice of a candidate.
+
+    Raises:
+        PickError: the text does not follow the rules above; it has the position of the problem.
+    """
+    return _Parser(text).parse_pick()
+
+
+def parse_conditions(text: str) -> tuple[Condition, ...]:
+    """Parse conditions such as `length >= 0.6, format >= 0.8`; `and` stands for the comma too.
+
+    Raises:
+        PickError: the text has another form.
+    """
+    return _Parser(text).parse_conditions()
+
+
+class _Parser:
+    """Parser that reads a text once, from left to right."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = [(match[1], match.start(1) + 1) for match in _TOKEN.finditer(text)]
+        self._tokens.append(("", len(text) + 1))  # the end
+
+    def parse_pick(self) -> Pick:
+        rule = self._parse_rule()
+        conditions: list[Condition] = []
+        keyword = "where"
+        while self._tokens[0][0]:
+            word, position = self._take()
+            if word != keyword:
+                guess = suggest(word, [keyword])
+                reason = f"{word!r}: {guess}a condition begins with `{keyword}`"
+                raise self._error(position, reason)
+            if not (rule == "knee" or isinstance(rule, Extreme)):
+                what = "a trial number" if isinstance(rule, int) else "the name of a candidate"
+                reason = f"{what} has no conditions"
+                raise self._error(position, reason, "leave `where` out")
+            conditions.append(self._parse_condition())
+            keyword = "and"
+        return Pick(self._text, rule, tuple(conditions))
+
+    def parse_conditions(self) -> tuple[Condition, ...]:
+        conditions = [self._parse_condition("at the start of a condition")]
+        while self._tokens[0][0]:
+            word, position = self._take()
+            if word not in (",", "and"):
+                reason = f"{word!r}: conditions are joined by `and` or a comma"
+                raise self._error(position, reason, f"write for example {CONDITIONS!r}")
+            conditions.append(self._parse_condition("at the start of a condition"))
+        return tuple(conditions)
+
+    def _parse_rule(self) -> Rule:
+        word, position = self._take()
+        rule, _, name = word.partition("_")
+        if word == "knee":
+            return "knee"
+        if word.isdecimal() and len(word) < 10:  # `int` refuses thousands of digits
+            return int(word)
+        if match := _CHECKPOINT.fullmatch(word):
+            return CheckpointName(int(match[1]), int(match[2]))
+        if match := _MERGE.fullmatch(word):
+            return MergeName(int(match[1]))
+        if (rule == "max" or rule == "min") and (name or word == rule):
+            named = (name, position + 4) if name else self._parse_metric(f"after `{rule}`")
+            return Extreme(rule, *named)
+        guess = suggest(word, ("knee", "max", "min"))
+        rules = (
+            "a choice begins with knee, max or min, or is the number of a trial, a checkpoint such "
+            "as 7@40, or a merge such as merge-27"
+        )
+        reason = f"{word!r}: {guess}{rules}" if word else "the choice is empty"
+        raise self._error(position, reason)
+
+    def _parse_condition(self, where: str = "after `where` or `and`") -> Condition:
+        metric, place = self._parse_metric(where)
+        comparison, position = self._take()
+        if comparison not in COMPARISONS:
+            reason = f"{metric} is compared by >=, <=, > or <"
+            raise self._error(position, reason, f"write {metric} >= 0.9")
+        word, position = self._take()
+        try:
+            limit = float(word)
+        except ValueError:
+            limit = math.nan
+        if not math.isfinite(limit):
+            reason = f"{word!r} is not a number" if word else "a number is missing"
+            raise self._error(position, reason, "write a number there, such as 0.9")
+        return Condition(metric, comparison, limit, place)
+
+    def _parse_metric(self, where: str) -> tuple[str, int]:
+        word, position = self._take()
+        if not word or word[0] in "<>=,":
+            raise self._error(position, f"the name of a metric is missing {where}")
+        return word, position
+
+    def _take(self) -> tuple[str, int]:
+        return self._tokens.pop(0) if len(self._tokens) > 1 else self._tokens[0]
+
+    def _error(self, position: int, reason: str, fix: str = "") -> PickError:
+        return PickError(self._text, position, reason, fix or f"write for example {EXAMPLE!r}")
 
 
 def load_and_pick(
@@ -52,12 +222,10 @@ def load_and_pick(
         )
     parsed = parse_pick(text)
     sweep = read_sweep(resolve_location(directory), f"{option} {source}")
-    return sweep, pick_trial(sweep.records, sweep.spec, parsed, merges=merges)
+    return sweep, pick_trial(sweep, parsed, merges=merges)
 
 
-def pick_trial(
-    records: Sequence[TrialRecord], spec: SweepSpec, pick: Pick, *, merges: bool = True
-) -> ChosenTrial:
+def pick_trial(sweep: Sweep, pick: Pick, *, merges: bool = True) -> ChosenTrial:
     """Pick one candidate.
 
     Without `merges`, a merge is chosen by its name alone, or where the front has nothing else that
@@ -67,13 +235,11 @@ def pick_trial(
         PickError: the pick names an unknown candidate or metric, or nothing on the front satisfies
             it.
     """
-    front, rule = build_front(records, spec.list_objectives()), pick.rule
+    records, spec, front, rule = sweep.records, sweep.spec, sweep.front, pick.rule
     passed_over: Configuration | None = None
     if rule == "knee" or isinstance(rule, Extreme):
         configuration = _find_member(front, pick)
-        trained = [
-            m for m in front.members if m.role != "merge" and not _find_broken_bounds(pick, m)
-        ]
+        trained = [m for m in front.members if m.role != "merge" and not pick.list_broken(m)]
         if configuration.role == "merge" and trained and not merges:
             passed_over = configuration
             configuration = _find_member(replace(front, members=tuple(trained)), pick)
@@ -83,8 +249,8 @@ def pick_trial(
         # None for a trial that was not measured to its end
         configuration = find_configuration(front.configurations, record.name)
     label = _label_directory(record)
-    if not pick.bounds and not pick.names_candidate:
-        label = f"{rule.end}_{rule.metric.name}" if isinstance(rule, Extreme) else "knee"
+    if not pick.conditions and not pick.names_candidate:
+        label = f"{rule.end}_{rule.metric}" if isinstance(rule, Extreme) else "knee"
     head = f"chosen by {pick.text!r}: {title_candidate(record.name)}"
     if configuration is None:
         return ChosenTrial(record, label, (f"{head}, {_explain_missing_values(record)}",))
@@ -99,19 +265,19 @@ def pick_trial(
 
 def _describe(head: str, pick: Pick, configuration: Configuration, spec: SweepSpec) -> list[str]:
     mean = configuration.mean
-    names = dict.fromkeys([*spec.objectives, *(metric.name for metric in pick.metrics)])
+    names = dict.fromkeys([*spec.objectives, *pick.metrics])
     values = ", ".join(f"{name} {format_estimate(mean[name])}" for name in names)
     lines = [f"{head}: {values}"]
     if configuration.is_provisional and configuration.role != "untrained":
         lines.append("provisional: one seed")
-    for bound in pick.bounds:
-        estimate = mean[bound.metric.name]
-        if abs(estimate.mean - bound.limit) < estimate.se:
-            lines.append(f"{bound} is satisfied by less than its standard error")
+    for c in pick.conditions:
+        estimate = mean[c.metric]
+        if abs(estimate.mean - c.limit) < estimate.se:
+            lines.append(f"{c} is satisfied by less than its standard error")
     if isinstance(pick.rule, Extreme):
-        objective = spec.objectives.get(pick.rule.metric.name)
+        objective = spec.objectives.get(pick.rule.metric)
         if objective and not objective.direction.startswith(pick.rule.end):
-            lines.append(f"the sweep {objective.direction}s {pick.rule.metric.name}")
+            lines.append(f"the sweep {objective.direction}s {pick.rule.metric}")
     return lines
 
 
@@ -183,7 +349,7 @@ def _find_member(front: Front, pick: Pick) -> Configuration:
     objectives = [objective.name for objective in front.objectives]
     others = {name for member in front.members for name in member.mean} - set(objectives)
     names = [*objectives, *sorted(others)]
-    for name, position in pick.metrics:
+    for name, position in pick.metrics.items():
         if name not in names:
             reason = f"{name!r}: {suggest(name, names)}this metric is unknown"
             raise pick.error(position, reason, f"the metrics of this sweep are {join_names(names)}")
@@ -192,11 +358,11 @@ def _find_member(front: Front, pick: Pick) -> Configuration:
         raise pick.error(
             1, reason, "run more trials or loosen the constraints, or pick a trial by its number"
         )
-    members = [member for member in front.members if not _find_broken_bounds(pick, member)]
+    members = [member for member in front.members if not pick.list_broken(member)]
     if not members:
         raise _build_unsatisfied_error(front, pick)
     if isinstance(pick.rule, Extreme):
-        name, position = pick.rule.metric
+        name, position = pick.rule.metric, pick.rule.position
         members = [member for member in members if name in member.mean]
         if not members:
             raise pick.error(position, f"no remaining trial has {name}", "leave it out")
@@ -215,29 +381,25 @@ def _build_unsatisfied_error(front: Front, pick: Pick) -> PickError:
     The closest member has the smallest sum of shortfalls, each as a share of the front's span.
     """
     spans: dict[str, float] = {}
-    for name in {bound.metric.name for bound in pick.bounds}:
+    for name in {c.metric for c in pick.conditions}:
         values = [member.mean[name].mean for member in front.members if name in member.mean]
         spans[name] = (max(values) - min(values)) or 1.0
 
     def sum_shortfalls(member: Configuration) -> float:
         return sum(
-            bound.compute_shortfall(_get_mean(member, bound.metric.name)) / spans[bound.metric.name]
-            for bound in pick.bounds
+            c.compute_shortfall(_get_mean(member, c.metric)) / spans[c.metric]
+            for c in pick.conditions
         )
 
     closest = min(front.members, key=sum_shortfalls)
-    broken = _find_broken_bounds(pick, closest)
-    values = [f"{b.metric.name} {_get_mean(closest, b.metric.name):.3g}" for b in broken]
+    broken = pick.list_broken(closest)
+    values = [f"{b.metric} {_get_mean(closest, b.metric):.3g}" for b in broken]
     return pick.error(
-        broken[0].metric.position,
+        broken[0].position,
         "nothing on the front satisfies this: the closest, "
         f"{title_candidate(closest.name)}, has {', '.join(values)}",
         f"loosen {' and '.join(map(str, broken))}, or search with them as `constraints:`",
     )
-
-
-def _find_broken_bounds(pick: Pick, member: Configuration) -> list[Bound]:
-    return [b for b in pick.bounds if not b.holds(_get_mean(member, b.metric.name))]
 
 
 def _get_mean(member: Configuration, name: str) -> float:

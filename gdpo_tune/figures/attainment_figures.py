@@ -1,6 +1,6 @@
-"""Figures of two searches: points for each pair of objectives, and how often each is better.
+"""Figures of attainment: how certain a front is, and which of two searches reaches where.
 
-Shapes: T configurations, M objectives.
+Shapes: T configurations, M objectives, D draws.
 """
 
 from __future__ import annotations
@@ -13,24 +13,92 @@ import plotly.graph_objects as go
 
 from gdpo_tune.analysis.attainment import compute_attainment
 from gdpo_tune.analysis.comparison import Comparison
-from gdpo_tune.analysis.pareto import Floats, mark_front
+from gdpo_tune.analysis.front import Front
+from gdpo_tune.analysis.pareto import Floats, compute_losses, mark_front
 from gdpo_tune.analysis.resampling import draw_resamples
 from gdpo_tune.analysis.sides import Side
 from gdpo_tune.core.text import abbreviate_parameter
+from gdpo_tune.core.trials import Objective
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import make_layout, make_panels, title_axes
 
+SURFACE_CELLS, DIFFERENCE_CELLS = 48, 36
+"""Goals along each axis of a panel."""
+DRAWS = 200
+"""Fronts that are recomputed, of a sweep or of each side, for the shares of attainment."""
+LEVELS = ((0.975, "conservative", "dot"), (0.5, "median", "solid"), (0.025, "optimistic", "dash"))
+"""Share of the recomputed fronts that attain what lies below and left of the line."""
 LEFT = style.Mark("#0072b2", "circle", "o")
 RIGHT = style.Mark("#d55e00", "square", "s")
-GRID = 36
-"""Goals along each axis of a panel."""
-SETS = 200
-"""Resampled fronts of each side, for the shares of attainment."""
 SCALE = [
     (0.0, style.fade(RIGHT.color, 0.6)),
     (0.5, "rgba(127,127,127,0)"),
     (1.0, style.fade(LEFT.color, 0.6)),
 ]
+
+
+def draw_attainment(front: Front) -> go.Figure:
+    """Draw a panel for each pair of objectives: what 97.5 %, half and 2.5 % of the fronts attain.
+
+    `front` has members, and at least two objectives.
+    """
+    pairs = list(combinations(range(len(front.objectives)), 2))
+    figure, cells = make_panels(len(pairs))
+    shown = [c for c in front.configurations if c.rank >= 0]
+    means = compute_losses([c.get_values(front.objectives) for c in shown], front.objectives)
+    errors = np.array([c.get_errors(front.objectives) for c in shown])
+    noise = np.random.default_rng(0).standard_normal((DRAWS, *errors.shape))
+    draws = means + errors * noise
+    for pair, cell in zip(map(list, pairs), cells, strict=True):
+        goals = [front.objectives[index] for index in pair]
+        traces = _trace_levels(draws[:, :, pair], means[:, pair], goals, legend=cell == cells[0])
+        figure.add_traces(traces, rows=cell["row"], cols=cell["col"])
+        title_axes(figure, goals, cell)
+    return figure
+
+
+def _trace_levels(
+    draws: Floats, means: Floats, goals: Sequence[Objective], *, legend: bool
+) -> list[go.Contour | go.Scatter]:
+    """Return the means `[T, 2]` and a line per level of the draws `[D, T, 2]`, all losses."""
+    signs = [-1 if goal.direction == "maximize" else 1 for goal in goals]
+    low, high = draws.min(axis=(0, 1)), draws.max(axis=(0, 1))
+    axes = [np.linspace(low[i], high[i], SURFACE_CELLS) for i in (0, 1)]
+    grid = np.array([(x, y) for y in axes[1] for x in axes[0]])
+    share = compute_attainment((_find_border(points) for points in draws), grid)
+    levels = share.reshape(SURFACE_CELLS, SURFACE_CELLS).round(3).tolist()
+    traces: list[go.Contour | go.Scatter] = [
+        go.Scatter(
+            x=(means[:, 0] * signs[0]).tolist(),
+            y=(means[:, 1] * signs[1]).tolist(),
+            mode="markers",
+            marker={"color": style.fade(style.MUTED, 0.45), "size": 5},
+            hoverinfo="skip",
+            showlegend=False,
+        )
+    ]
+    for level, name, dash in LEVELS:
+        traces.append(
+            go.Contour(
+                x=(axes[0] * signs[0]).tolist(),
+                y=(axes[1] * signs[1]).tolist(),
+                z=levels,
+                contours={"type": "constraint", "operation": "=", "value": level},
+                line={"color": style.REWARDS[0], "width": 2, "dash": dash, "smoothing": 0},
+                name=f"{name} (attained by {100 * level:g} %)",
+                legendgroup=name,
+                showlegend=legend,
+                hoverinfo="skip",
+            )
+        )
+    return traces
+
+
+def _find_border(points: Floats) -> Floats:
+    """Return the non-dominated of points `[T, 2]`: they attain what all attain, for less work."""
+    ordered = points[np.lexsort((points[:, 1], points[:, 0]))]
+    best = np.minimum.accumulate(ordered[:, 1])
+    return ordered[np.r_[True, ordered[1:, 1] < best[:-1]]]
 
 
 def draw_sides(comparison: Comparison) -> go.Figure:
@@ -95,24 +163,25 @@ def _trace_background(
         return []
     low, high = measured.min(axis=0), measured.max(axis=0)
     margin = 0.06 * (high - low)
-    axes = [np.linspace(low[i] - margin[i], high[i] + margin[i], GRID) for i in (0, 1)]
+    axes = [np.linspace(low[i] - margin[i], high[i] + margin[i], DIFFERENCE_CELLS) for i in (0, 1)]
     goals = np.array([(x, y) for y in axes[1] for x in axes[0]])
-    resamples = list(islice(draw_resamples(len(losses[0]), len(losses[1])), SETS))
+    resamples = list(islice(draw_resamples(len(losses[0]), len(losses[1])), DRAWS))
     left = compute_attainment((losses[0][rows] for rows, _ in resamples), goals)
     right = compute_attainment((losses[1][rows] for _, rows in resamples), goals)
     names = f"{comparison.left.name} minus {comparison.right.name}"
-    background = go.Heatmap(
-        x=(axes[0] * signs[0]).tolist(),
-        y=(axes[1] * signs[1]).tolist(),
-        z=(left - right).reshape(GRID, GRID).round(3).tolist(),
-        zmin=-1,
-        zmax=1,
-        colorscale=SCALE,
-        showscale=False,
-        zsmooth="best",
-        hovertemplate=f"attained by {names}: %{{z:+.0%}}<extra></extra>",
-    )
-    return [background]
+    return [
+        go.Heatmap(
+            x=(axes[0] * signs[0]).tolist(),
+            y=(axes[1] * signs[1]).tolist(),
+            z=(left - right).reshape(DIFFERENCE_CELLS, DIFFERENCE_CELLS).round(3).tolist(),
+            zmin=-1,
+            zmax=1,
+            colorscale=SCALE,
+            showscale=False,
+            zsmooth="best",
+            hovertemplate=f"attained by {names}: %{{z:+.0%}}<extra></extra>",
+        )
+    ]
 
 
 def _trace_side(

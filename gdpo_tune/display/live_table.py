@@ -33,17 +33,17 @@ from gdpo_tune.core.text import (
     format_parameter,
 )
 from gdpo_tune.core.trials import TrialRecord, format_parts, title_candidate
-from gdpo_tune.display.consoles import build_console
-from gdpo_tune.display.progress import Progress
-from gdpo_tune.display.tables import build_front_table, build_running_table
+from gdpo_tune.display.tables import build_console, build_front_table, build_running_table
+from gdpo_tune.results.front_table import build_row
+from gdpo_tune.results.live import ENDED, LiveState
 from gdpo_tune.results.summary import describe_role, name_state
-from gdpo_tune.results.time_left import ENDED
 
 if TYPE_CHECKING:
     from gdpo_tune.core.events import TrackingState
     from gdpo_tune.spec import SweepSpec
 
-MEMBERS = 12
+
+MAX_MEMBERS = 12
 """Rows of the front in the live table."""
 PRINTED = SearchStarted | IncidentOccurred | SweepSteered
 """Events that are printed above the live table too."""
@@ -64,7 +64,7 @@ class LiveDisplay(CloseableResource):
     ) -> None:
         self._spec = spec
         self._console = console or build_console()
-        self._progress = Progress(spec.list_objectives(), spec.training.steps)
+        self._state = LiveState(spec.list_objectives(), spec.training.steps)
         self._tracking = tracking
         self._printed_kind = "up to date"
         """Kind of the tracking state that was printed last."""
@@ -90,7 +90,7 @@ class LiveDisplay(CloseableResource):
 
     def __call__(self, event: Event) -> None:
         """Apply one event, and print it where no live table shows it."""
-        self._progress.update(event)
+        self._state.apply(event)
         if isinstance(event, SearchStarted | TrialStarted):
             self._waits_for = "starting trials" * isinstance(event, SearchStarted)
         if isinstance(event, SweepStarted) and event.moved_aside is not None:
@@ -98,7 +98,11 @@ class LiveDisplay(CloseableResource):
             self._console.print(Text(note), soft_wrap=True)
         if self._console.is_terminal and not isinstance(event, PRINTED):
             return
-        for line in filter(None, [self._describe_event(event), self._describe_tracking()]):
+        lines, state = [self._describe_event(event)], self._tracking()
+        if state is not None and state.kind != self._printed_kind:
+            self._printed_kind = state.kind
+            lines.append(str(state))
+        for line in filter(None, lines):
             clock = datetime.now().astimezone().strftime("%H:%M:%S")
             # Text, since a reason may hold what rich would take for markup.
             self._console.print(Text(f"{clock} {line}"), soft_wrap=True, highlight=False)
@@ -106,14 +110,14 @@ class LiveDisplay(CloseableResource):
     @property
     def note(self) -> str:
         """How the sweep ended, in a few words; empty until it has."""
-        return self._progress.ending
+        return self._state.ending
 
     def render(self) -> RenderableType:
         """Return what the terminal shows now."""
-        front, counts = self._progress.get_front(), self._progress.count_states()
+        front, counts = self._state.get_front(), self._state.count_states()
         elapsed = format_duration(time.monotonic() - self._started)
         head = f": {self._describe_counts()}, {elapsed} so far{self._describe_time_left()}"
-        total, ended = max(self._progress.planned, 1), sum(counts[state] for state in ENDED)
+        ended, total = sum(counts[state] for state in ENDED), max(self._state.planned, 1)
         bar = ProgressBar(total, ended, 60, complete_style="green", finished_style="green")
         parts: list[RenderableType] = [Text.assemble((self._spec.name, "bold"), head), bar]
         state = self._tracking()
@@ -121,28 +125,28 @@ class LiveDisplay(CloseableResource):
             parts.append(Text(str(state), style="yellow" if state.kind == "away" else "dim"))
         if pause := self._describe_pause():
             parts.append(Text(pause, style="yellow"))
-        running = self._progress.list_running()
+        running = self._state.list_running()
         if running:
-            parts.append(build_running_table(running, self._progress.steps))
+            parts.append(build_running_table(running, self._state.steps))
         if front.members:
-            more = len(front.members) - MEMBERS
+            rows = [build_row(front, member) for member in front.members[:MAX_MEMBERS]]
             parts.append(Text(f"Front so far, hypervolume {format_number(front.hypervolume)}"))
-            parts.append(build_front_table(front, (), self._console, rows=MEMBERS))
-            if more > 0:
-                parts.append(Text(f"... and {more} more", style="dim"))
+            parts.append(build_front_table(front, rows, (), self._console))
+            if more := front.members[MAX_MEMBERS:]:
+                parts.append(Text(f"... and {len(more)} more", style="dim"))
         return Group(*parts)
 
     def _describe_counts(self) -> str:
-        counts = self._progress.count_states()
+        counts = self._state.count_states()
         ended = sum(counts[state] for state in ENDED)
         parts = [self._waits_for or f"{counts['running']} running"]
         parts += [
             f"{counts[s]} {name_state(s)}" for s in ("paused", "pruned", "failed") if counts[s]
         ]
-        return f"{ended} of at most {self._progress.planned} trials done, {', '.join(parts)}"
+        return f"{ended} of at most {self._state.planned} trials done, {', '.join(parts)}"
 
     def _describe_time_left(self) -> str:
-        seconds = self._progress.estimate_seconds_left()
+        seconds = self._state.estimate_seconds_left()
         return "" if seconds is None else f", about {format_duration(seconds)} left"
 
     def _describe_event(self, event: Event) -> str:
@@ -172,20 +176,11 @@ class LiveDisplay(CloseableResource):
         return f"{self._spec.name}: {self.note}"
 
     def _describe_pause(self) -> str:
-        """Return who has paused the sweep, and how to go on; empty if it is not paused."""
-        pause = self._progress.pause
+        pause = self._state.pause
         if pause is None:
             return ""
         command = f"python -m gdpo_tune.steer {shlex.quote(self._spec.location)} resume"
         return f"Paused by {pause.author}: no further trial starts. Go on with: {command}"
-
-    def _describe_tracking(self) -> str:
-        """Return the state of MLflow if its kind has changed; empty otherwise."""
-        state = self._tracking()
-        if state is None or state.kind == self._printed_kind:
-            return ""
-        self._printed_kind = state.kind
-        return str(state)
 
     def _describe_end(self, record: TrialRecord) -> str:
         head = f"{title_candidate(record.name)} {name_state(record.state)}"
@@ -193,12 +188,12 @@ class LiveDisplay(CloseableResource):
             return f"{head}: {record.reason or 'no reason recorded'}"
         values = ", ".join(
             f"{goal.name} {format_estimate(record.test.get(goal.name))}"
-            for goal in self._progress.objectives
+            for goal in self._state.objectives
         )
         parts = [f"{head} after {format_duration(record.cost.seconds)}: {values}"]
         if record.is_unchanged:
             parts.append("unchanged: every gradient was 0")
-        front = self._progress.compute_front()
+        front = self._state.compute_front()
         if front is not None:
             volume = format_number(front.hypervolume)
             parts.append(f"hypervolume {volume}, {len(front.members)} on the front")
