@@ -214,7 +214,7 @@ def choose_trials_per_process(spec: SweepSpec) -> PackChoice:
     """
     from gdpo_tune.policies.load_policy import measure_policy
     from gdpo_tune.spec import choose_pack, read_device_memory
-    from gdpo_tune.tuning.ray.gpus import read_cluster_memory
+    from gdpo_tune.tuning.ray.preflight import read_cluster_memory
 
     is_joined = bool(os.environ.get(addresses.RAY_ADDRESS))
     size, resources = measure_policy(spec.policy), spec.resources
@@ -252,7 +252,7 @@ def write_figures(sweep: Sweep) -> None:
 def find_status(result: SweepResult) -> int:
     """Return the exit status of a finished sweep: 1 if every trial failed, 7 without a signal."""
     from gdpo_tune.results.warnings import explain_dead_start
-    from gdpo_tune.tuning.search.plan import find_dead_start
+    from gdpo_tune.tuning.plan import find_dead_start
 
     dead = find_dead_start(result.spec, result.records)
     if dead is not None and dead.directory is not None:

@@ -169,8 +169,7 @@ def make_plan(
     spec: SweepSpec, records: Sequence[TrialRecord], waiting: Sequence[tuple[str, Params]]
 ) -> Plan:
     """Return how many trials a sweep will have; `waiting` are those that requests have added."""
-    from gdpo_tune.tuning.search.candidate_plan import count_candidates
-    from gdpo_tune.tuning.search.plan import count_planned
+    from gdpo_tune.tuning.plan import count_candidates, count_planned
     from gdpo_tune.web.live_sweep import Plan
 
     return Plan(count_planned(spec, records, waiting), count_candidates(spec))

@@ -17,10 +17,13 @@ docs/search.md compares designs.
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+
 from gdpo_tune.core import registry
-from gdpo_tune.core.trials import ParamValue
-from gdpo_tune.spec import Choices, Domain, SweepSpec, Uniform
-from gdpo_tune.tuning.search.quasi_random import draw_point, map_share
+from gdpo_tune.core.trial_config import ParamValue
+from gdpo_tune.spec import Choices, SweepSpec, Uniform
 
 WEIGHTS = "reward_weights."
 RATE = "learning_rate"
@@ -44,21 +47,21 @@ def draw_startup_point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
     if isinstance(rate, Uniform):
         point[RATE] = map_share(rate, 1 - UPPER_SHARE * (index * GOLDEN % 1))
     if isinstance(modes, Choices):
-        point[MODE] = next((m for m in modes.choices if is_separate(m)), point[MODE])
+        for mode in modes.choices:
+            info = registry.NORMALIZATIONS[str(mode)]
+            if info.divides_by_group_std and not info.sums_first:
+                point[MODE] = mode
+                break
     return {**point, **spanning[index]}
-
-
-def is_separate(mode: ParamValue) -> bool:
-    """Return whether a normalization mode normalises every reward by itself."""
-    info = registry.NORMALIZATIONS[str(mode)]
-    return info.divides_by_group_std and not info.sums_first
 
 
 def list_spanning_weights(spec: SweepSpec) -> list[dict[str, ParamValue]]:
     """Return the reward weights of the first points: the corners, with the centre as second."""
     corners = list_corners(spec)
-    centre = {n: spec.space.searched_domains[n].find_middle() for n in (corners or [{}])[0]}
-    return [corners[0], centre, *corners[1:]] if corners else []
+    if not corners:
+        return []
+    centre = {name: spec.space.searched_domains[name].find_middle() for name in corners[0]}
+    return [corners[0], centre, *corners[1:]]
 
 
 def list_corners(spec: SweepSpec) -> list[dict[str, ParamValue]]:
@@ -70,19 +73,46 @@ def list_corners(spec: SweepSpec) -> list[dict[str, ParamValue]]:
     weights = {n: d for n, d in spec.space.searched_domains.items() if n.startswith(WEIGHTS)}
     if not weights or not spec.has_candidates or not spec.search.merges.budget:
         return []
-    ends = {name: find_ends(domain) for name, domain in weights.items()}
-    least = {name: low for name, (low, _) in ends.items()}
-    largest = {name: high for name, (_, high) in ends.items()}
-    if len(ends) == 1:
+    least: dict[str, ParamValue] = {}
+    largest: dict[str, ParamValue] = {}
+    for name, domain in weights.items():
+        if isinstance(domain, Uniform):
+            least[name], largest[name] = domain.low, domain.high
+        else:
+            values = sorted(domain.choices, key=float)
+            least[name], largest[name] = values[0], values[-1]
+    if len(weights) == 1:
         return [largest, least]
     singles = [{**least, name: high} for name, high in reversed(largest.items())]
     has_anchor = any(n.startswith(WEIGHTS) and n not in weights for n in spec.space.domains)
     return [largest, *singles] if has_anchor else singles
 
 
-def find_ends(domain: Domain) -> tuple[ParamValue, ParamValue]:
-    """Return the least and the largest value of a searched weight."""
-    if isinstance(domain, Uniform):
-        return domain.low, domain.high
-    values = sorted(domain.list_values() or (), key=float)
-    return values[0], values[-1]
+def draw_point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
+    """Draw point `index` of the sweep's Sobol sequence, as `draw_startup_point`."""
+    # not at the top: this import takes a second, and refusing a spec needs no point
+    from scipy.stats import qmc
+
+    domains = spec.space.searched_domains
+    sequence = qmc.Sobol(len(domains), rng=np.random.default_rng(spec.search.seed))
+    if index:
+        sequence.fast_forward(index)
+    shares = sequence.random(1)[0]
+    return {
+        name: map_share(domain, float(share))
+        for (name, domain), share in zip(domains.items(), shares, strict=True)
+    }
+
+
+def map_share(domain: Choices | Uniform, share: float) -> ParamValue:
+    """Return the value at `share` (from 0 to 1) of a domain, on the domain's own scale."""
+    values = domain.list_values()
+    if values is not None and not (isinstance(domain, Uniform) and domain.log):
+        return values[min(len(values) - 1, int(share * len(values)))]
+    assert isinstance(domain, Uniform)  # a choice always lists its values
+    if not domain.log:
+        return min(domain.high, domain.low + share * (domain.high - domain.low))
+    if not domain.integer:  # rounding may lead past the end of the range
+        return min(domain.high, domain.low * math.exp(share * math.log(domain.high / domain.low)))
+    low, high = domain.low - 0.5, domain.high + 0.5  # so that each integer owns its rounding range
+    return min(int(domain.high), max(int(domain.low), round(low * (high / low) ** share)))

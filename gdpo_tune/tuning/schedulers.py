@@ -1,22 +1,77 @@
-"""Priority among unfinished trials, by dominance and never by one metric.
+"""Base class of the schedulers, and the order of trials by dominance that they share.
 
 A trial that meets the constraints comes before one that does not; among infeasible trials, the
 closer one comes first. Feasible trials are ordered front by front. Within a front, every prefix of
-the order covers the front evenly. Everything is a loss (smaller is better); values are finite.
+the order covers the front evenly. No metric is preferred.
 
-Shapes: T trials, M objectives, C constraints. Below, `losses` are `[T, M]`, `broken` is the total
-excess `[T]`, and `rank` is as from `compute_ranks`.
+Below, everything is a loss (smaller is better), and values are finite. Shapes: T trials, M
+objectives, C constraints; `losses` are `[T, M]`, `violation` is the total of each trial `[T]`, and
+`rank` is as from `compute_ranks`.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import moocore
 import numpy as np
 from numpy.typing import NDArray
 
 from gdpo_tune.analysis.pareto import Floats
+from gdpo_tune.core.trials import Rung, TrialRecord
+from gdpo_tune.ledger import Ledger, compute_violation
+from gdpo_tune.spec import SweepSpec
 
+Verdict = Literal["continue", "stop", "pause"]
 Ranks = NDArray[np.int64]
+
+
+class Scheduler:
+    """Scheduler `fifo`: every trial runs to its end. Subclasses override its decisions."""
+
+    promotes_beyond_budget = False
+    """True if waiting trials continue after the budget is spent, as running ones do."""
+    ends_at_evaluations = False
+    """True if a trial always ends its process after an evaluation step, and waits."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def list_evaluation_steps(self, record: TrialRecord) -> tuple[int, ...]:
+        """Return the steps at which a trial must be evaluated."""
+        return ()
+
+    def judge(self, record: TrialRecord, rung: Rung) -> Verdict:
+        """Return the verdict on a trial after a rung that is in the ledger.
+
+        A scheduler is rebuilt by judging every rung again in the order of their recording, except
+        those for `replay`. A second call for the same rung gives the same answer.
+        """
+        return "continue"
+
+    def replay(self, record: TrialRecord, rung: Rung) -> None:
+        """Take in a rung of a trial that has ended, which needs no verdict any more."""
+
+    def find_promotable(self, *, alone: bool = False) -> int | None:
+        """Return the number of the waiting trial that may continue now; None if there is none.
+
+        `alone` says that no other trial can be started at present.
+        """
+        return None
+
+    def promote(self, number: int) -> None:
+        """Note that a trial no longer waits."""
+
+    def explain(self, number: int, rung: Rung) -> str:
+        """Explain in one line why a trial does not continue from a rung."""
+        return f"stopped at rung {rung.completions:,}"
+
+
+def read_values(spec: SweepSpec, rung: Rung) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the values of the objectives, and the excess over each constraint (see `Rungs`)."""
+    means = {name: metric.mean for name, metric in rung.validation.items()}
+    excess = (compute_violation(bound, means[name]) for name, bound in spec.constraints.items())
+    return tuple(means[name] for name in spec.objectives), tuple(excess)
 
 
 def find_first(

@@ -9,24 +9,39 @@ Because only the records decide, one function resumes a sweep, extends a sweep w
 from __future__ import annotations
 
 import hashlib
+import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gdpo_tune.analysis.checkpoint_choice import choose_checkpoint
+from gdpo_tune.analysis.merging import choose_merge
+from gdpo_tune.analysis.pareto import compute_hypervolume, rank_points
 from gdpo_tune.analysis.racing import choose_replicate
 from gdpo_tune.analysis.stagnation import has_stagnated
 from gdpo_tune.core import task_files
-from gdpo_tune.core.trials import Params, Part, Proposer, Role, TrialRecord
+from gdpo_tune.core.text import format_first
+from gdpo_tune.core.trial_config import Params
+from gdpo_tune.core.trials import Objective, Part, Proposer, Role, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.budget import describe_spent_budget
 from gdpo_tune.spec import PbtSettings, SweepSpec
 from gdpo_tune.spec.objectives import BASELINES
-from gdpo_tune.tuning.search import quasi_random
-from gdpo_tune.tuning.search.candidate_plan import choose_candidate, count_candidates
+from gdpo_tune.spec.search_section import MERGES_PER_TRAINING
+from gdpo_tune.tuning.schedulers import read_values
+from gdpo_tune.tuning.startup import draw_point, list_corners
+
+DEAD_STARTS = 3
+"""Trainings without a signal after which a sweep stops, if it had no other ones."""
+MAX_NAMED = 3
+"""Number of dominating candidates that an explanation names."""
+LEAST_GAIN = 0.002
+"""Share of the validation hypervolume that a candidate has to add."""
 
 
 @dataclass(frozen=True)
-class Step:
+class PlannedTrial:
     """Trial to start."""
 
     role: Role
@@ -41,15 +56,13 @@ class Step:
     """Id of the request that added it."""
 
 
-DEAD_STARTS = 3
-"""Trainings without a signal after which a sweep stops, if it had no other ones."""
 Added = Sequence[tuple[str, Params]]
 """Configurations that requests have added and no trial has yet: id of the request, parameters."""
 
 
 def find_next_step(
     spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0, added: Added = ()
-) -> Step | None:
+) -> PlannedTrial | None:
     """Find the next trial to start; None if there is none at present.
 
     While trials run, a replicate may follow once they end. `hours` is the running time of the sweep
@@ -60,16 +73,16 @@ def find_next_step(
     if budget.hours and hours >= budget.hours:
         return None
     if describe_spent_budget(spec, records, hours):
-        return _find_candidate_step(spec, records, at_end=True)
+        return plan_candidate(spec, records, at_end=True)
     if find_dead_start(spec, records) is not None:
         return None
     for role in BASELINES:
         if not any(record.role == role and record.is_comparable for record in records):
-            return Step(role, "baseline", build_published(spec))
+            return PlannedTrial(role, "baseline", build_published(spec))
     for request, point in added:
         params = _fill_point(spec, point, _list_enqueued(records))
-        return Step("search", "enqueued", params, request=request)
-    candidate = _find_candidate_step(spec, records)
+        return PlannedTrial("search", "enqueued", params, request=request)
+    candidate = plan_candidate(spec, records)
     if candidate is not None:
         return candidate
     few = len(records) < spec.search.trials  # saves counting
@@ -80,13 +93,13 @@ def find_next_step(
                 return replace(enqueued, role="member")
             # together the members cover the space evenly
             drawn = sum(r.role == "member" and r.proposer == "startup" for r in records)
-            params = spec.space.complete(quasi_random.draw_point(spec, drawn))
-            return Step("member", "startup", params)
+            params = spec.space.complete(draw_point(spec, drawn))
+            return PlannedTrial("member", "startup", params)
         if enqueued is not None:
             return enqueued
         if not has_stagnated(records, spec.list_objectives(), spec.search.patience):
-            return Step("search", "model", None)
-        candidate = _find_candidate_step(spec, records, at_end=True)
+            return PlannedTrial("search", "model", None)
+        candidate = plan_candidate(spec, records, at_end=True)
         if candidate is not None:
             return candidate
     if any(r.role == "member" and r.is_open for r in records):
@@ -95,24 +108,12 @@ def find_next_step(
     replicate = choose_replicate(records, spec.list_objectives(), limits.per_point, limits.max_runs)
     if replicate is None:
         return None
-    return Step(
+    return PlannedTrial(
         "replicate", "replicate", replicate.params, replicate.original, parts=replicate.parts
     )
 
 
-def _find_candidate_step(
-    spec: SweepSpec, records: Sequence[TrialRecord], *, at_end: bool = False
-) -> Step | None:
-    """Return the merge or checkpoint whose turn it is; see `choose_candidate`."""
-    candidate = choose_candidate(spec, records, at_end=at_end)
-    if candidate is None:
-        return None
-    role, parts = candidate
-    params = {} if role == "merge" else records[parts[0].trial].params
-    return Step(role, "candidate", params, parts=parts)
-
-
-def _find_enqueued_step(spec: SweepSpec, records: Sequence[TrialRecord]) -> Step | None:
+def _find_enqueued_step(spec: SweepSpec, records: Sequence[TrialRecord]) -> PlannedTrial | None:
     """Return the first point of `enqueue:` that no enqueued trial has, completed; None if all ran.
 
     A trial has a point if it agrees with it on the parameters that have an effect. So points may be
@@ -127,7 +128,7 @@ def _find_enqueued_step(spec: SweepSpec, records: Sequence[TrialRecord]) -> Step
             all(params[name] == value for name, value in point.items() if name in names)
             for params, names in active
         ):
-            return Step("search", "enqueued", _fill_point(spec, point, enqueued))
+            return PlannedTrial("search", "enqueued", _fill_point(spec, point, enqueued))
     return None
 
 
@@ -137,7 +138,7 @@ def _list_enqueued(records: Sequence[TrialRecord]) -> list[Params]:
 
 def _fill_point(spec: SweepSpec, point: Params, enqueued: Sequence[Params]) -> Params:
     """Complete a point; a missing value is quasi-random."""
-    return spec.space.complete({**quasi_random.draw_point(spec, len(enqueued)), **point})
+    return spec.space.complete({**draw_point(spec, len(enqueued)), **point})
 
 
 def find_dead_start(spec: SweepSpec, records: Sequence[TrialRecord]) -> TrialRecord | None:
@@ -227,7 +228,7 @@ class PlanCache:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._step: Step | None = None
+        self._step: PlannedTrial | None = None
         self._is_step_valid = False
         self._is_budget_checked = False
 
@@ -257,7 +258,7 @@ class PlanCache:
         stopped = record.role == "search" and record.state in harmless
         self._is_step_valid &= stopped and self._step is None
 
-    def get_step(self, *, idle: bool) -> Step | None:
+    def get_step(self, *, idle: bool) -> PlannedTrial | None:
         """Return the next step; None if no trial can start now. `idle`: no trial is under way."""
         # hours pass by themselves
         may_be_spent = not self._is_budget_checked or bool(self._spec.search.budget.hours)
@@ -281,3 +282,95 @@ class PlanCache:
         if not self._spec.search.budget.hours:
             return 0.0
         return self._ledger.compute_hours(time.time())
+
+
+def plan_candidate(
+    spec: SweepSpec, records: Sequence[TrialRecord], *, at_end: bool = False
+) -> PlannedTrial | None:
+    """Choose the merge or checkpoint whose turn it is; None if there is none at present.
+
+    They are spread over the sweep, so that at any time the front is about as good as that much
+    training allows: once a share s of the trainings has ended, the share sqrt(s) of the budgets may
+    be spent. The first trainings span the front, and merges of them add most. Merges begin once
+    nearly all points that span it have been trained: what lies between two neighbours adds little.
+
+    `at_end` says that no training will start any more, although fewer than planned have ended.
+    """
+    if not spec.has_candidates:
+        return None
+    search, counts = spec.search, Counter(record.role for record in records)
+    trained = sum(r.role in ("search", "member") and not r.is_open for r in records)
+    share = 1.0 if at_end else math.sqrt(min(1.0, trained / search.trials))
+    if counts["checkpoint"] < int(share * search.checkpoints.budget):
+        part = choose_checkpoint(records, spec.list_objectives(), spec.meets_constraints)
+        if part is not None:
+            params = records[part.trial].params
+            return PlannedTrial("checkpoint", "candidate", params, parts=(part,))
+    is_spanned = at_end or trained >= min(len(list_corners(spec)), search.trials)
+    allowed = min(int(share * search.merges.budget), MERGES_PER_TRAINING * trained)
+    if is_spanned and counts["merge"] < allowed:
+        parts = choose_merge(records, tighten_references(spec), search.merges.most_parts)
+        if parts is not None:
+            return PlannedTrial("merge", "candidate", {}, parts=parts)
+    return None
+
+
+def count_candidates(spec: SweepSpec) -> int:
+    """Return the most merges and checkpoints that a sweep evaluates, fresh seeds included."""
+    search = spec.search
+    most = search.most_merges + search.checkpoints.budget if spec.has_candidates else 0
+    return most + search.replicates.max_trainings * (most > 0)
+
+
+def tighten_references(spec: SweepSpec) -> tuple[Objective, ...]:
+    """Return the objectives, with a constraint on one of them as its reference.
+
+    What a merge adds beyond a bound would not count. A parent may break a constraint all the same:
+    what lies between it and others may not.
+    """
+    stricter = {("maximize", ">="): max, ("minimize", "<="): min}
+    goals = list(spec.list_objectives())
+    for index, goal in enumerate(goals):
+        bound = spec.constraints.get(goal.name)
+        if bound is not None and (choose := stricter.get((goal.direction, bound.op))):
+            goals[index] = replace(goal, reference=choose(goal.reference, bound.limit))
+    return tuple(goals)
+
+
+def explain_stop(
+    record: TrialRecord, rung: Rung, records: Sequence[TrialRecord], spec: SweepSpec
+) -> str:
+    """Explain why a merge or checkpoint gets no test evaluation; empty if it gets one.
+
+    Test prompts cost more than validation prompts, and are for candidates that may matter. So a
+    candidate is stopped if it breaks a constraint on validation prompts, if a complete one
+    dominates it there, or if it adds next to nothing to what they cover. Fresh seeds of a candidate
+    always continue: they say how certain its values are.
+    """
+    if record.replicate_of is not None:
+        return ""
+    values, violations = read_values(spec, rung)
+    broken = [
+        f"{name} {rung.validation[name].mean:.3g} is not {bound}"
+        for (name, bound), over in zip(spec.constraints.items(), violations, strict=True)
+        if over > 0
+    ]
+    if broken:
+        return f"breaks a constraint on validation prompts: {', '.join(broken)}"
+    goals = spec.list_objectives()
+    rivals = {
+        other.name: tuple(other.validation[name].mean for name in spec.objectives)
+        for other in records
+        if other.state == "complete"
+        and other.is_comparable
+        and other.feasible
+        and other.role != "untrained"
+    }
+    better = [n for n, own in rivals.items() if list(rank_points([own, values], goals)) == [0, 1]]
+    if better:
+        return f"dominated on validation prompts by {format_first(better, MAX_NAMED)}"
+    before = compute_hypervolume([*rivals.values()], goals) if rivals else 0.0
+    gain = compute_hypervolume([*rivals.values(), values], goals) - before
+    if gain > LEAST_GAIN * before or not before:
+        return ""
+    return f"adds {gain / before:.2%} to the hypervolume on validation prompts"

@@ -1,8 +1,8 @@
-"""Environment variables of trials (`resources.env`): how they reach the processes of a cluster.
+"""Memory of the cluster's head, in which the driver leaves small things for processes of trials.
 
-Processes of a cluster of our own inherit them. On a joined cluster, Ray sets them when it starts a
-process, but it writes them into the logs of every node too. So secrets take another way: the
-driver puts them into the head's memory, and a trial reads them before it imports anything of size.
+Secrets among the variables of `resources.env` go there: processes of a cluster of our own inherit
+all variables, but on a joined cluster Ray would write them into the logs of every node. A trial
+reads them before it imports anything of size. Answers to a process that trials share go there too.
 """
 
 from __future__ import annotations
@@ -28,25 +28,12 @@ def split_secrets(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[st
 
 
 @contextmanager
-def set_variables(variables: Mapping[str, str]) -> Generator[None]:
-    """Set variables of this process, and so of those that it starts, during the block."""
-    before = {name: os.environ[name] for name in variables if name in os.environ}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name in variables:
-            os.environ.pop(name, None)
-        os.environ.update(before)
-
-
-@contextmanager
 def share_secrets(key: str, secrets: Mapping[str, str]) -> Generator[None]:
     """Let trials of the joined cluster read these secrets during the block."""
     if not secrets:
         yield
         return
-    store: Any = _import_store()
+    store = _import_store()
     store._internal_kv_put(key, json.dumps(dict(secrets)), overwrite=True, namespace=_NAMESPACE)
     try:
         yield
@@ -64,6 +51,19 @@ def read_shared_variables() -> None:
     if key:
         content = _import_store()._internal_kv_get(key, namespace=_NAMESPACE)
         os.environ.update(json.loads(content) if content else {})
+
+
+def write_answer(key: str, content: bytes) -> None:
+    """Leave an answer for a process that waits for it."""
+    _import_store()._internal_kv_put(key, content, namespace=_NAMESPACE)
+
+
+def read_answer(key: str) -> bytes:
+    """Take the answer that the driver has left for this process."""
+    store = _import_store()
+    content = store._internal_kv_get(key, namespace=_NAMESPACE)
+    store._internal_kv_del(key, namespace=_NAMESPACE)
+    return content
 
 
 def _import_store() -> Any:

@@ -74,14 +74,6 @@ class Nodes:
         return alive
 
 
-def find_node(actor: Any) -> str:
-    """Return the id of the node on which an actor runs or ran; empty if Ray does not know."""
-    from ray._private.state import actors
-
-    row: Any = actors(actor._actor_id.hex())
-    return row["Address"]["NodeID"] if row else ""
-
-
 def count_workers(resources: Resources, node: Mapping[str, float]) -> int:
     """Return how many workers run side by side on a node with these `CPU` and `GPU` amounts."""
     count = node.get("CPU", 0.0) / resources.cpus

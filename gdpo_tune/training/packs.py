@@ -11,19 +11,21 @@ import gc
 import threading
 import traceback
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from accelerate.state import GradientState
 
 from gdpo_tune.core import compute_lock
 from gdpo_tune.core.engines import round_up_rank
 from gdpo_tune.core.errors import PackError
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Measurement, Outcome, Report
+from gdpo_tune.training.checkpoints import RandomState, read_random_state, restore_random_state
+from gdpo_tune.training.engine import EnginePool
 from gdpo_tune.training.memory import explain_out_of_memory
-from gdpo_tune.training.packs.global_state import read_global_state, restore_global_state
-from gdpo_tune.training.packs.shared_engine import SharedEngine
 from gdpo_tune.training.rollout import uses_engine_in_process
 from gdpo_tune.training.trial import prepare_process, run_trial
 from gdpo_tune.training.worker_cache import WorkerCache, build_worker_cache, list_shared_settings
@@ -42,8 +44,7 @@ class Pack:
         """
         self._size = size
         self._places = threading.BoundedSemaphore(size)
-        self._largest_rank = largest_rank
-        self._engine = SharedEngine(size)
+        self._engine = EnginePool(size, largest_rank)
         self._lock = compute_lock.ComputeLock(
             read_global_state, restore_global_state, self._engine.start_batch
         )
@@ -105,7 +106,9 @@ class Pack:
             )
         if self._config is not None:
             _require_agreement(self._config, config)
-        rank = self._largest_rank or (self._config or config).model.lora_rank
+        rank = self._engine.largest_rank = (
+            self._engine.largest_rank or (self._config or config).model.lora_rank
+        )
         if uses_engine_in_process(config) and config.model.lora_rank > round_up_rank(rank):
             raise PackError(
                 f"model.lora_rank = {config.model.lora_rank}: vLLM was started for adapters of "
@@ -113,8 +116,7 @@ class Pack:
                 "    fix: start the pack for the largest rank of its trials"
             )
         if self._cache is None:
-            source = self._engine.build_source(rank)
-            self._cache = build_worker_cache(config, shares_weights=True, engines=source)
+            self._cache = build_worker_cache(config, shares_weights=True, engines=self._engine)
             self._config = config
         return self._cache
 
@@ -149,3 +151,25 @@ def _release_frames(error: BaseException) -> None:
     while seen is not None:
         traceback.clear_frames(seen.__traceback__)
         seen = seen.__cause__ or seen.__context__
+
+
+@dataclass(frozen=True)
+class GlobalState:
+    """Global state of one trial, as torch and accelerate keep it."""
+
+    random: RandomState
+    gradients: dict[str, Any]
+    """Place in the accumulation of gradients, which all trainers of a process share."""
+
+
+def read_global_state() -> GlobalState:
+    """Return the present state."""
+    return GlobalState(read_random_state(), dict(vars(GradientState())))
+
+
+def restore_global_state(state: GlobalState) -> None:
+    """Make a state the present one."""
+    restore_random_state(state.random)
+    shared = vars(GradientState())  # one dictionary, which every trainer's accelerator has
+    shared.clear()
+    shared.update(state.gradients)
