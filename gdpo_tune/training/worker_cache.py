@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gdpo_tune.core import task_files
 from gdpo_tune.core.errors import DataError
-from gdpo_tune.core.prompt_order import PROBLEM_SEED
+from gdpo_tune.core.task_info import PROBLEM_SEED
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import PROMPTS_LEFT_OUT
 from gdpo_tune.policies.load_policy import hash_policy, keep_form, load_policy, save_initial_policy
