@@ -11,8 +11,7 @@ from typing import Any
 import jinja2
 
 from gdpo_tune import __version__
-from gdpo_tune.analysis.front import Front
-from gdpo_tune.analysis.lineage import trace_training
+from gdpo_tune.analysis.front import Front, trace_training
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core import task_files
 from gdpo_tune.core.addresses import REPOSITORY_ID
@@ -33,7 +32,7 @@ from gdpo_tune.policies.prompts import choose_prompt_format, load_local_tokenize
 from gdpo_tune.publishing.publication import Publication, PublishedPolicy
 from gdpo_tune.publishing.record import PolicyFiles
 from gdpo_tune.results.front_table import BASELINES, list_rows
-from gdpo_tune.results.warnings import capitalize_warning, list_result_warnings
+from gdpo_tune.results.wording import capitalize_warning, list_result_warnings
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.problems import show
 

@@ -22,8 +22,8 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.policies.load_policy import ANSWER_SECONDS, find_local_directory, resolve_policy
 from gdpo_tune.publishing.record import build_record, explain_missing_policy, find_kept_policy
 from gdpo_tune.results.open_sweep import Sweep
+from gdpo_tune.results.picks import PickedCandidate
 from gdpo_tune.results.public_record import PublicFilter, make_public
-from gdpo_tune.results.summary import ChosenTrial
 from gdpo_tune.spec import SweepSpec
 
 PICTURE = "front.png"
@@ -110,7 +110,7 @@ class Publication:
     def draw_picture(self, chosen: TrialRecord | None) -> bytes:
         """Return the picture of the front, with a candidate marked."""
         with TemporaryDirectory(prefix="gdpo-tune-") as directory:
-            sweep = replace(self.sweep, chosen=chosen and ChosenTrial(chosen, "", ()))
+            sweep = replace(self.sweep, chosen=chosen and PickedCandidate(chosen, "", ()))
             return write_front_png(sweep, Path(directory, PICTURE)).read_bytes()
 
 
@@ -141,7 +141,7 @@ def open_publication(
 
 
 def choose_published_policy(
-    publication: Publication, chosen: ChosenTrial, pick: str
+    publication: Publication, chosen: PickedCandidate, pick: str
 ) -> PublishedPolicy:
     """Return the candidate that a person picked.
 

@@ -28,7 +28,7 @@ from gdpo_tune.ledger.opening import open_for_reading
 from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.ledger.trial_encoding import TRIALS
 from gdpo_tune.policies.load_policy import resolve_policy
-from gdpo_tune.results.merging import list_policies
+from gdpo_tune.results.merge_request import list_policies
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.public_record import PublicFilter, name_policy
 from gdpo_tune.results.retrain import explain_merge, list_parents
