@@ -27,8 +27,8 @@ from gdpo_tune.core.text import (
 )
 from gdpo_tune.core.trial_files import ADAPTER_CONFIG
 from gdpo_tune.policies.load_policy import find_required_version
+from gdpo_tune.policies.prompt_choice import choose_prompt_format, load_local_tokenizer
 from gdpo_tune.policies.prompt_format import PROMPTS_FILE
-from gdpo_tune.policies.prompts import choose_prompt_format, load_local_tokenizer
 from gdpo_tune.publishing.publication import Publication, PublishedPolicy
 from gdpo_tune.publishing.record import PolicyFiles
 from gdpo_tune.results.front_table import BASELINES, list_rows
