@@ -16,8 +16,9 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from gdpo_tune.clusters.cron import CronSchedule
 from gdpo_tune.core.files import expand_path, find_path_problem
 from gdpo_tune.core.object_store import is_url
-from gdpo_tune.spec.notify_section import EnvironmentName, WebhookSettings
-from gdpo_tune.spec.sections import Section, build_refusal, require_pattern
+from gdpo_tune.core.settings import Section
+from gdpo_tune.spec.model import EnvironmentName, WebhookSettings
+from gdpo_tune.spec.sections import build_refusal, require_pattern
 
 UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 DURATION = re.compile("".join(f"(?:([0-9]{{1,9}}){unit})?" for unit in UNITS))

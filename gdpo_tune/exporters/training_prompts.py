@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -159,7 +159,7 @@ def build_reference_files(setup: TrainingSetup, training: TrainingFiles) -> dict
     module, _, layout = LAYOUTS[setup.data.layout].partition(":")
     module = module.partition(".")[2]
     source, build_row = setup.data.source, training.build_row.__name__
-    data: dict[str, Any] = {**asdict(setup.data), "is_local": setup.data.is_local}
+    data: dict[str, Any] = {**setup.data.model_dump(), "is_local": setup.data.is_local}
     for section in (data, data["validation"], data["test"]):
         if section["source"] and is_local_source(section["source"]):
             section["source"] = str(expand_path(section["source"]).absolute())

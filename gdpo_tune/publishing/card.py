@@ -34,7 +34,7 @@ from gdpo_tune.publishing.record import PolicyFiles
 from gdpo_tune.results.front_table import BASELINES, list_rows
 from gdpo_tune.results.wording import capitalize_warning, list_result_warnings
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.problems import show
+from gdpo_tune.spec.text import show
 
 TAGS = ("gdpo_tune", "reinforcement-learning", "pareto-front", "trl")
 

@@ -76,7 +76,7 @@ def trial(directory, layout, **changes) -> TrialConfig:
     params = {**defaults, "group_size": 4, "learning_rate": 1e-4}
     config = TrialConfig("code", "embedded", 0, params, FEW, directory / "trial")
     data = write_enlarged(layout, TEXT[layout], directory)
-    return dataclasses.replace(config, data=dataclasses.replace(data, **changes))
+    return dataclasses.replace(config, data=data.replace(**changes))
 
 
 @pytest.mark.parametrize("layout", ["mbpp", "code_contests"])

@@ -1,6 +1,5 @@
 """Settings of `sandbox:` in a sweep, and input that the command refuses before any work."""
 
-import dataclasses
 import errno
 import os
 import subprocess
@@ -147,5 +146,5 @@ def test_workers_is_the_number_of_workers():
 
 
 def test_the_list_of_settings_is_complete():
-    named = {field.name for field in dataclasses.fields(SandboxSettings)}
+    named = {*SandboxSettings.model_fields}
     assert named == {*EFFECTS, "url", "workers"}
