@@ -42,7 +42,7 @@ from transformers.utils import logging as transformers_logging
 from trl import GRPOTrainer
 
 import gdpo_tune
-from gdpo_tune.core.prompt_order import order_prompts
+from gdpo_tune.core.task_info import order_prompts
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import train, vllm_engine

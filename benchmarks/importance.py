@@ -58,7 +58,7 @@ from gdpo_tune.core.registry import SAMPLERS
 from gdpo_tune.core.trials import Estimate, Params, TrialRecord
 from gdpo_tune.results.dimensions import list_dimensions
 from gdpo_tune.spec import Choices, Domain, ObjectiveSpec, Search, Space, SweepSpec, Uniform
-from gdpo_tune.tuning.search.projection import Projection
+from gdpo_tune.tuning.proposals import SamplerView
 
 OWN = "gdpo_tune"
 
@@ -304,7 +304,7 @@ def _run_sweep(
     rng: np.random.Generator,
 ) -> tuple[TrialRecord, ...]:
     """Run a sweep with the product's sampler; nothing is trained."""
-    projection = Projection(spec)
+    projection = SamplerView(spec)
     records: list[TrialRecord] = []
     for number in range(spec.search.trials):
         suggestion = projection.propose()

@@ -39,8 +39,8 @@ from gdpo_tune.ledger import (
     silence_optuna,
 )
 from gdpo_tune.spec import Choices, Search, SweepSpec, Uniform
-from gdpo_tune.tuning.schedulers.rungs import Rungs
-from gdpo_tune.tuning.search.projection import Projection
+from gdpo_tune.tuning.halving import Rungs
+from gdpo_tune.tuning.proposals import SamplerView
 
 Core = Callable[[Problem, SweepSpec], Rungs]
 
@@ -78,7 +78,7 @@ class Product:
         """
         self._full = problem.levels[-1]
         self._spec = build_spec(problem, Search(trials=trials, sampler=sampler, seed=seed))
-        self._projection = Projection(self._spec)
+        self._projection = SamplerView(self._spec)
         self._rungs = core(problem, self._spec)
         self._records: dict[int, TrialRecord] = {}
 

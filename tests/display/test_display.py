@@ -148,7 +148,7 @@ def test_the_note_says_how_a_sweep_ended(spec):
 def test_the_display_costs_no_plotting_library():
     """A sweep may still be refused once the display is there."""
     code = """import sys, gdpo_tune.display, gdpo_tune.tracking
-import gdpo_tune.tuning.search.quasi_random
+import gdpo_tune.tuning.startup
 print(*{"matplotlib", "plotly", "scipy.stats", "mlflow"} & sys.modules.keys())"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

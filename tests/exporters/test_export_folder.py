@@ -14,9 +14,9 @@ from transformers import AutoTokenizer
 
 from gdpo_tune.core.errors import DataError, ExportError
 from gdpo_tune.core.parameters import build_shaping
-from gdpo_tune.core.prompt_order import order_prompts
 from gdpo_tune.core.settings import DataSettings
 from gdpo_tune.core.task_files import build_task, load_task_info
+from gdpo_tune.core.task_info import order_prompts
 from gdpo_tune.exporters import prompts
 from gdpo_tune.exporters.runtime_prompts import list_facts
 from gdpo_tune.exporters.write_export import export_training, format_run

@@ -22,10 +22,9 @@ from gdpo_tune.results.warnings import list_result_warnings
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.tracking.run_content import build_trial_content
 from gdpo_tune.tuning import runner
-from gdpo_tune.tuning.kept_checkpoints import select_kept_trials
-from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials, refuse_other_content
-from gdpo_tune.tuning.search.plan import count_planned, find_next_step
-from gdpo_tune.tuning.search.projection import Projection
+from gdpo_tune.tuning.plan import count_planned, find_next_step
+from gdpo_tune.tuning.proposals import SamplerView, load_earlier_trials, refuse_other_content
+from gdpo_tune.tuning.retention import select_kept_trials
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
 
 BEFORE = {"task mine.py": Fact("a" * 32), "version torch": Fact("2.9")}
@@ -126,7 +125,7 @@ def test_a_sampler_learns_nothing_from_trials_before_a_change(spec):
     run_before(spec)
     with Ledger.open(spec) as ledger:
         ledger.compare_content(AFTER, accept=True)
-        projection = Projection(spec)
+        projection = SamplerView(spec)
         projection.load((record, {}) for record in ledger.get_records())
     assert projection.known == 0
     assert projection.study.get_trials() == []

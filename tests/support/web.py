@@ -11,7 +11,7 @@ import httpx
 from gdpo_tune.core.trial_files import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Measurement
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.tuning.search.applied_requests import RequestInbox
+from gdpo_tune.tuning.lifecycle import RequestInbox
 from gdpo_tune.web.guard import Guard
 from gdpo_tune.web.live_sweep import LiveSweep, Plan
 from gdpo_tune.web.page_content import View
