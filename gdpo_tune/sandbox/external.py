@@ -31,7 +31,7 @@ from ..core import compute_lock
 from ..core.addresses import split_service_url
 from ..core.errors import GdpoTuneError, SandboxInfraError, SandboxUnavailable
 from .guest.grading import CandidateReport, grade_frames, grade_output, grade_value
-from .guest.protocol import PRINTED, ExitStatus, decode, dump, pack, parse
+from .guest.protocol import PRINTED, ExitStatus, decode, dump, pack_frame, parse
 from .jobs import (
     Call,
     Job,
@@ -313,7 +313,7 @@ class RemoteJob:
         expected: list[Any],
         grade: Callable[[Any, bytes, CandidateReport], None],
     ) -> None:
-        answer = io.BytesIO(b"".join(map(pack, frames)))
+        answer = io.BytesIO(b"".join(map(pack_frame, frames)))
         grade_frames(answer.read, expected, self._output_left, self.report, grade)
         self._output_left -= sum(map(len, frames))
 

@@ -21,8 +21,8 @@ SPACE = ROOT / "search_spaces" / "code.yaml"
 ON_A_MAC = """
 import os, types
 from gdpo_tune import cli, sweep
-from gdpo_tune.sandbox import local
-local.sys = types.SimpleNamespace(platform="darwin")
+from gdpo_tune.sandbox import local_sandbox
+local_sandbox.sys = types.SimpleNamespace(platform="darwin")
 del os.sched_getaffinity
 cli.run_command(sweep.main)
 """
@@ -36,7 +36,7 @@ def refuse_seccomp():
     machine = MACHINES[os.uname().machine]
     prctl = {"x86_64": 157, "aarch64": 167}[os.uname().machine]
     rule = seccomp.ArgumentRule(
-        0, seccomp.JUMP_EQUAL, (22,), yes=seccomp.refuse(errno.EINVAL), no=seccomp.ALLOW
+        0, seccomp.JUMP_EQUAL, (22,), yes=seccomp.fail_with(errno.EINVAL), no=seccomp.ALLOW
     )
     lockdown.forbid_new_privileges()
     rules = seccomp.assemble(machine.audit, machine.first_foreign, {prctl: rule}, seccomp.ALLOW)

@@ -26,7 +26,7 @@ _REACH = 255
 the other branch may need, is written between this one and its target."""
 
 
-def refuse(error: int) -> int:
+def fail_with(error: int) -> int:
     """Return the decision that lets a system call fail with `error` without running it."""
     return 0x00050000 | error
 
@@ -214,20 +214,20 @@ _PROT_EXEC = 0x4
 _CLONE_THREAD = 0x10000
 _F_DUPFD, _F_GETFD, _F_SETFD, _F_GETFL, _F_DUPFD_CLOEXEC = 0, 1, 2, 3, 1030
 _FCNTL_COMMANDS = (_F_DUPFD, _F_GETFD, _F_SETFD, _F_GETFL, _F_DUPFD_CLOEXEC)
-_EACCES, _EPERM = refuse(errno.EACCES), refuse(errno.EPERM)
+_EACCES, _EPERM = fail_with(errno.EACCES), fail_with(errno.EPERM)
 _NO_NEW_CODE = ArgumentRule(2, JUMP_ANY_BIT, (_PROT_EXEC,), yes=_EACCES, no=ALLOW)
 # NOTE: a thread fails as it does at the limit of processes; anything else is a fork.
-_NO_FORK = ArgumentRule(0, JUMP_ANY_BIT, (_CLONE_THREAD,), yes=refuse(errno.EAGAIN), no=KILL)
+_NO_FORK = ArgumentRule(0, JUMP_ANY_BIT, (_CLONE_THREAD,), yes=fail_with(errno.EAGAIN), no=KILL)
 
 SPECIAL: dict[str, Rule] = {
     "mmap": _NO_NEW_CODE,
     "mprotect": _NO_NEW_CODE,
     "fcntl": ArgumentRule(1, JUMP_EQUAL, _FCNTL_COMMANDS, yes=ALLOW, no=_EPERM),
-    "ioctl": refuse(errno.ENOTTY),
-    "getcwd": refuse(errno.ENOENT),
+    "ioctl": fail_with(errno.ENOTTY),
+    "getcwd": fail_with(errno.ENOENT),
     "clone": _NO_FORK,
     # NOTE: the C library falls back to clone, whose flags a filter can read.
-    "clone3": refuse(errno.ENOSYS),
+    "clone3": fail_with(errno.ENOSYS),
 }
 
 

@@ -18,7 +18,7 @@ from ..core import compute_lock
 from ..core.errors import GdpoTuneError, SandboxInfraError, SandboxUnavailable
 from ..core.system import count_parallel_candidates, read_machine_memory
 from .guest.grading import CandidateReport
-from .guest.protocol import Allowance, Encoded, ExitStatus, dump, pack
+from .guest.protocol import Allowance, Encoded, ExitStatus, dump, pack_frame
 from .jobs import (
     InfraFault,
     Job,
@@ -238,7 +238,7 @@ def encode_job(index: int, job: Job) -> EncodedJob:
     if limits.test_cpu_seconds < limits.cpu_seconds:
         share = limits.test_cpu_seconds / limits.cpu_seconds
         request += [limits.test_cpu_seconds, limits.wall_seconds * share]
-    messages = pack(dump(request)), pack(dump(judged))
+    messages = pack_frame(dump(request)), pack_frame(dump(judged))
     return EncodedJob(index, job, len(inputs or tests), allowance, *messages)
 
 
