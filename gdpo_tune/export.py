@@ -149,7 +149,7 @@ def _collect(options: argparse.Namespace) -> int:
     Raises:
         UsageError: there are no weights, their library is not here, or `--out` is in use.
     """
-    from gdpo_tune.analysis.selection import subtract_estimates
+    from gdpo_tune.analysis.front import subtract_estimates
     from gdpo_tune.core.trial_files import ADAPTER_CONFIG
     from gdpo_tune.display.training import print_result
     from gdpo_tune.results.picks import load_and_pick

@@ -28,7 +28,7 @@ from gdpo_tune.core.system import clear_rendezvous
 if TYPE_CHECKING:
     from gdpo_tune.core.trial_config import TrainedPart
     from gdpo_tune.core.trials import Outcome, Part
-    from gdpo_tune.results.merging import MergeProgress, MergeRequest, MergeResult
+    from gdpo_tune.results.merge_request import MergeProgress, MergeRequest, MergeResult
 
 LOCK = "merge.lock"
 ADAPTERS, PARENTS = "adapters", "parents"
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("write --toward, --prefer or both; or --weights alone")
 
     from gdpo_tune.display.training import print_choice
-    from gdpo_tune.results.merging import build_merge_request
+    from gdpo_tune.results.merge_request import build_merge_request
 
     request = build_merge_request(
         options.sweep, options.toward, options.prefer, options.weights, options.overrides
@@ -120,7 +120,7 @@ def _merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapte
     """
     from gdpo_tune.display.training import print_merge
     from gdpo_tune.policies.load_policy import measure_policy
-    from gdpo_tune.results.merging import MERGE_FILE, read_progress
+    from gdpo_tune.results.merge_request import MERGE_FILE, read_progress
     from gdpo_tune.spec.disk import check_merge_room
 
     settings = request.list_decisive_settings(adapters=adapters)
@@ -169,7 +169,7 @@ def _search(
     request: MergeRequest, directory: Path, settings: dict[str, Any], count: int
 ) -> MergeProgress:
     from gdpo_tune.display.training import print_evaluation
-    from gdpo_tune.results.merging import read_progress, write_progress
+    from gdpo_tune.results.merge_request import read_progress, write_progress
 
     progress = read_progress(directory, settings)
     while len(progress.evaluations) < count and progress.result is None:
@@ -200,7 +200,7 @@ def _test(
     request: MergeRequest, progress: MergeProgress, best: int, directory: Path, *, adapters: bool
 ) -> MergeResult:
     from gdpo_tune.core.trials import sum_costs
-    from gdpo_tune.results.merging import MergeResult
+    from gdpo_tune.results.merge_request import MergeResult
     from gdpo_tune.training.checkpoints import create_draft
     from gdpo_tune.training.merging import write_mixture
 

@@ -82,7 +82,7 @@ def _run_here(spec: SweepSpec, options: argparse.Namespace, command: str) -> int
             )
             display.close()
             spec = result.spec
-            view = Sweep(spec, result.records, result.sessions)
+            view = Sweep(spec, result.records, result.sessions, ending=result.reason)
             cli.write_figures(view)
             tracker.log_figures()
     except ClusterLostError as error:
@@ -239,7 +239,7 @@ def print_environment(spec: SweepSpec, file: str = "") -> None:
 
 
 def _find_status(result: SweepResult) -> int:
-    from gdpo_tune.results.warnings import explain_dead_start
+    from gdpo_tune.results.wording import explain_dead_start
     from gdpo_tune.tuning.plan import find_dead_start
 
     dead = find_dead_start(result.spec, result.records)

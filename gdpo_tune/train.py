@@ -186,7 +186,7 @@ def _compare_content(config: TrialConfig, *, accept: bool) -> None:
 def _train_to_end(asked: TrainingRequest, config: TrialConfig) -> int:
     from gdpo_tune.display.training import TrainingDisplay
     from gdpo_tune.ledger.trial_encoding import encode_outcome
-    from gdpo_tune.results.warnings import explain_dead_start
+    from gdpo_tune.results.wording import explain_dead_start
     from gdpo_tune.training.checkpoints import find_checkpoint
 
     workers = asked.spec.resources.workers

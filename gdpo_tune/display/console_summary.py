@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from gdpo_tune.analysis.agreement import measure_agreements
-from gdpo_tune.analysis.verdict import Verdict
+from gdpo_tune.analysis.convergence import measure_agreements
 from gdpo_tune.core.events import IS_TRIED_AGAIN, WAS_LOST
 from gdpo_tune.core.text import (
     abbreviate_parameter,
@@ -23,9 +22,10 @@ from gdpo_tune.core.text import (
 )
 from gdpo_tune.core.trials import TrialRecord, format_parts, title_candidate
 from gdpo_tune.display.tables import MAX_ROWS, build_console, build_front_table, explain_marks
+from gdpo_tune.results.comparison_report import Verdict
 from gdpo_tune.results.front_table import TABLE_FILE, list_rows
 from gdpo_tune.results.open_sweep import Sweep
-from gdpo_tune.results.summary import (
+from gdpo_tune.results.wording import (
     FRONT_FILE,
     REPORT_FILE,
     describe_origins,

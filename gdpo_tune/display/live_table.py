@@ -34,9 +34,9 @@ from gdpo_tune.core.text import (
 )
 from gdpo_tune.core.trials import TrialRecord, format_parts, title_candidate
 from gdpo_tune.display.tables import build_console, build_front_table, build_running_table
-from gdpo_tune.results.front_table import build_row
+from gdpo_tune.results.front_table import build_front_row
 from gdpo_tune.results.live import ENDED, LiveState
-from gdpo_tune.results.summary import describe_role, name_state
+from gdpo_tune.results.wording import describe_role, name_state
 
 if TYPE_CHECKING:
     from gdpo_tune.core.events import TrackingState
@@ -129,7 +129,7 @@ class LiveDisplay(CloseableResource):
         if running:
             parts.append(build_running_table(running, self._state.steps))
         if front.members:
-            rows = [build_row(front, member) for member in front.members[:MAX_MEMBERS]]
+            rows = [build_front_row(front, member) for member in front.members[:MAX_MEMBERS]]
             parts.append(Text(f"Front so far, hypervolume {format_number(front.hypervolume)}"))
             parts.append(build_front_table(front, rows, (), self._console))
             if more := front.members[MAX_MEMBERS:]:

@@ -21,7 +21,7 @@ from gdpo_tune.core.text import (
 )
 from gdpo_tune.results.front_table import BASELINES, FrontRow
 from gdpo_tune.results.live import Running
-from gdpo_tune.results.summary import describe_role
+from gdpo_tune.results.wording import describe_role
 
 MAX_ROWS = 16
 """Members of a front that the terminal lists; report and front.csv have all."""

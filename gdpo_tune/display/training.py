@@ -18,7 +18,7 @@ from gdpo_tune.core.text import abbreviate_parameter, format_duration, format_es
 from gdpo_tune.core.trial_files import REWARDS, is_kept
 from gdpo_tune.core.trials import Estimate, Measurement, Objective, title_candidate
 from gdpo_tune.display.tables import build_console, format_metrics, make_table
-from gdpo_tune.results.merging import MERGE_FILE, MergeProgress, MergeRequest, MergeStep
+from gdpo_tune.results.merge_request import MERGE_FILE, MergeProgress, MergeRequest, MergeStep
 
 
 class TrainingDisplay(CloseableResource):

@@ -11,12 +11,9 @@ from itertools import combinations, islice
 import numpy as np
 import plotly.graph_objects as go
 
-from gdpo_tune.analysis.attainment import compute_attainment
-from gdpo_tune.analysis.comparison import Comparison
+from gdpo_tune.analysis.comparison import Arm, Comparison, draw_resamples
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.analysis.pareto import Floats, compute_losses, mark_front
-from gdpo_tune.analysis.resampling import draw_resamples
-from gdpo_tune.analysis.sides import Side
+from gdpo_tune.analysis.pareto import Floats, compute_attainment, compute_losses, mark_front
 from gdpo_tune.core.text import abbreviate_parameter
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.figures import style
@@ -124,8 +121,8 @@ def draw_sides(comparison: Comparison) -> go.Figure:
 
 def draw_superiority(comparison: Comparison) -> go.Figure:
     """Draw for each objective how often a configuration of the left side beats one of the right."""
-    names = list(comparison.superiority)[::-1]
-    effects = [comparison.superiority[name] for name in names]
+    names = list(comparison.probability_of_superiority)[::-1]
+    effects = [comparison.probability_of_superiority[name] for name in names]
     figure = go.Figure(
         go.Scatter(
             x=[effect.value for effect in effects],
@@ -185,7 +182,7 @@ def _trace_background(
 
 
 def _trace_side(
-    side: Side, losses: Floats, signs: Sequence[float], mark: style.Mark, *, legend: bool
+    side: Arm, losses: Floats, signs: Sequence[float], mark: style.Mark, *, legend: bool
 ) -> list[go.Scatter]:
     """Return one side's points, losses `[T, 2]`, and the line along its best ones."""
     points = losses[np.isfinite(losses).all(axis=1)]

@@ -19,8 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.path import Path
 from matplotlib.transforms import Bbox, IdentityTransform
 
-from gdpo_tune.analysis.front import Front, name_extreme
-from gdpo_tune.analysis.origins import find_parents
+from gdpo_tune.analysis.front import Front, find_parents, name_extreme
 from gdpo_tune.analysis.pareto import Floats, rank_points
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.text import get_mode

@@ -32,7 +32,7 @@ from gdpo_tune.figures.front_panels import (
     place_labels,
 )
 from gdpo_tune.figures.layout import get_panel_size, make_panels, wrap_title
-from gdpo_tune.results.summary import name_configuration
+from gdpo_tune.results.wording import name_configuration
 
 if TYPE_CHECKING:
     from gdpo_tune.spec.objectives import Constraint

@@ -28,7 +28,7 @@ from gdpo_tune.figures.front_panels import (
     place_labels,
 )
 from gdpo_tune.results.open_sweep import Sweep
-from gdpo_tune.results.summary import FRONT_FILE
+from gdpo_tune.results.wording import FRONT_FILE
 
 Symbol = str | tuple[int, int, int]
 """Marker of matplotlib."""

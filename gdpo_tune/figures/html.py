@@ -17,7 +17,7 @@ from plotly.offline import get_plotlyjs
 
 from gdpo_tune.core import text
 from gdpo_tune.figures import style
-from gdpo_tune.results.summary import ORIGINS, describe_role, name_state
+from gdpo_tune.results.wording import ORIGINS, describe_role, name_state
 
 CONFIG = {
     "displaylogo": False,

@@ -9,8 +9,8 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from gdpo_tune.analysis.effects import Effects, Strength, is_logarithmic
 from gdpo_tune.analysis.front import Front
+from gdpo_tune.analysis.importance import Effects, Strength, is_logarithmic
 from gdpo_tune.core.text import abbreviate_parameter, format_parameter, get_mode
 from gdpo_tune.core.trials import ParamValue, title_candidate
 from gdpo_tune.figures import style

@@ -13,14 +13,18 @@ from typing import Any, Literal
 import plotly.graph_objects as go
 from markupsafe import Markup
 
-from gdpo_tune.analysis.agreement import measure_agreements
 from gdpo_tune.analysis.comparison import Comparison
-from gdpo_tune.analysis.findings import describe_findings
-from gdpo_tune.analysis.front import Front, find_untrained, grade_keeping, name_extreme
-from gdpo_tune.analysis.origins import summarize_origins
+from gdpo_tune.analysis.convergence import measure_agreements
+from gdpo_tune.analysis.front import (
+    Front,
+    find_untrained,
+    grade_against_untrained,
+    name_extreme,
+    subtract_estimates,
+    summarize_origins,
+)
+from gdpo_tune.analysis.importance import describe_findings
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.analysis.selection import subtract_estimates
-from gdpo_tune.analysis.verdict import Verdict
 from gdpo_tune.core.errors import TaskFileError
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
@@ -58,10 +62,12 @@ from gdpo_tune.figures.trial_curves import (
     draw_timeline,
     read_all_steps,
 )
-from gdpo_tune.results.front_table import build_row, list_rows, title_policy
+from gdpo_tune.results.comparison_report import Verdict
+from gdpo_tune.results.front_table import build_front_row, list_rows, title_policy
 from gdpo_tune.results.open_sweep import Sweep
-from gdpo_tune.results.summary import (
+from gdpo_tune.results.wording import (
     REPORT_FILE,
+    capitalize_warning,
     describe_content,
     describe_left_out_prompts,
     describe_states,
@@ -69,7 +75,6 @@ from gdpo_tune.results.summary import (
     list_incidents,
     measure_wall_time,
 )
-from gdpo_tune.results.warnings import capitalize_warning
 
 CHOOSE = "Policies to choose from"
 COMPLETIONS = "Sample completions"
@@ -299,7 +304,7 @@ def build_choices(sweep: Sweep) -> dict[str, Any]:
             {
                 "name": member.name,
                 "values": {n: e.mean for n, e in member.mean.items() if math.isfinite(e.mean)},
-                "keeps": grade_keeping(member, front.baselines, front.objectives),
+                "keeps": grade_against_untrained(member, front.baselines, front.objectives),
             }
             for member in front.members
         ],
@@ -335,7 +340,7 @@ def build_cards(sweep: Sweep, links: Sequence[str] = ()) -> Markup:
     shown = (*front.members, *front.baselines, *([front.chosen] if front.chosen else []))
     cards = (
         get_parts().card(
-            build_row(front, policy, ties=True),
+            build_front_row(front, policy, ties=True),
             policy is not (front.chosen or front.knee),
             _list_values(front, policy, ranges),
             _describe_policy(sweep, policy),
@@ -428,7 +433,7 @@ def build_completions(front: Front) -> Markup:
         directory, title = directories[policy.numbers[0]], title_policy(policy)
         kept = {s.prompt: s for s in read_completions(directory)} if directory else {}
         if kept and len(columns) < MAX_POLICIES:
-            columns.append((policy, build_row(front, policy).stands_out, title, kept))
+            columns.append((policy, build_front_row(front, policy).stands_out, title, kept))
         else:
             missing.append(title)
     if not columns:
@@ -450,7 +455,7 @@ def write_comparison(
         bodies["Limitations"] = parts.bullets(notes)
     if len(comparison.left.objectives) > 1:
         bodies["Trade-offs"] = embed_figure(draw_sides(comparison), "sides", "Trade-offs")
-    if comparison.superiority:
+    if comparison.probability_of_superiority:
         effects = draw_superiority(comparison)
         bodies["Objectives"] = embed_figure(effects, "effects", "Objectives")
     bodies["The two sides"] = parts.sides(comparison)

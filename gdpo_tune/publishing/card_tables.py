@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gdpo_tune.analysis.front import Front
-from gdpo_tune.analysis.lineage import trace_training
+from gdpo_tune.analysis.front import Front, trace_training
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.core.task_files import load_task_info

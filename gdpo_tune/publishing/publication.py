@@ -21,8 +21,8 @@ from gdpo_tune.publishing.licence import Licence, find_licence
 from gdpo_tune.publishing.policy_files import explain_missing_policy, find_kept_policy
 from gdpo_tune.publishing.record import build_record
 from gdpo_tune.results.open_sweep import Sweep
+from gdpo_tune.results.picks import PickedCandidate
 from gdpo_tune.results.public_record import PublicFilter, make_public
-from gdpo_tune.results.summary import ChosenTrial
 from gdpo_tune.spec import SweepSpec
 
 PICTURE = "front.png"
@@ -109,7 +109,7 @@ class Publication:
     def draw_picture(self, chosen: TrialRecord | None) -> bytes:
         """Return the picture of the front, with a candidate marked."""
         with TemporaryDirectory(prefix="gdpo-tune-") as directory:
-            sweep = replace(self.sweep, chosen=chosen and ChosenTrial(chosen, "", ()))
+            sweep = replace(self.sweep, chosen=chosen and PickedCandidate(chosen, "", ()))
             return write_front_png(sweep, Path(directory, PICTURE)).read_bytes()
 
 
@@ -139,7 +139,9 @@ def open_publication(
     return Publication(sweep, source, target, found, sweep.front, sessions, is_front)
 
 
-def choose_candidate(publication: Publication, chosen: ChosenTrial, pick: str) -> PublishedPolicy:
+def choose_candidate(
+    publication: Publication, chosen: PickedCandidate, pick: str
+) -> PublishedPolicy:
     """Return the candidate that a person picked.
 
     Raises:

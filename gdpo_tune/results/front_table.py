@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.analysis.front import Front
+from gdpo_tune.analysis.front import Front, find_untrained
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.text import format_estimate
+from gdpo_tune.core.text import format_count, format_estimate, format_hypervolume, format_number
 from gdpo_tune.core.trials import Estimate, format_parts, title_candidate
 
 TABLE_FILE = "front.csv"
@@ -63,7 +64,7 @@ def title_policy(policy: Configuration) -> str:
     return BASELINES["untrained"] if policy.role == "untrained" else title_candidate(policy.name)
 
 
-def build_row(front: Front, policy: Configuration, *, ties: bool = False) -> FrontRow:
+def build_front_row(front: Front, policy: Configuration, *, ties: bool = False) -> FrontRow:
     """Build the row of any configuration; with `ties` labels name the candidates tied with it."""
     is_baseline = policy.role in BASELINES
     return FrontRow(
@@ -81,21 +82,21 @@ def list_rows(front: Front, most: int | None = None) -> list[FrontRow]:
 
     Of many members at most `most`: those that stand out, all of them, and others spread evenly.
     """
-    rows = [build_row(front, member) for member in front.members]
+    rows = [build_front_row(front, member) for member in front.members]
     if most is not None and len(rows) > most:
         others = [row for row in rows if not row.stands_out]
         room = max(0, most - (len(rows) - len(others)))
         kept = {id(others[index * len(others) // room]) for index in range(room)}
         rows = [row for row in rows if row.stands_out or id(row) in kept]
-    return rows + [build_row(front, b) for b in front.baselines if not b.is_on_front]
+    return rows + [build_front_row(front, b) for b in front.baselines if not b.is_on_front]
 
 
-def list_facts(front: Front) -> list[dict[str, Any]]:
+def list_front_facts(front: Front) -> list[dict[str, Any]]:
     """List each member as numbers and names, under the columns of `LoadedSweep.front`."""
     facts: list[dict[str, Any]] = []
     for member in front.members:
-        row = build_row(front, member)
-        measured = zip(front.objectives, row.values, strict=True)
+        row = build_front_row(front, member)
+        measured = list(zip(front.objectives, row.values, strict=True))
         facts.append(
             {
                 "trial": member.first,
@@ -108,11 +109,8 @@ def list_facts(front: Front) -> list[dict[str, Any]]:
                 "picked_as": ", ".join(row.labels),
                 "worse_than_baselines": "; ".join(row.shortfalls),
                 **{f"param/{name}": value for name, value in member.params.items()},
-                **{
-                    f"{goal.name}{suffix}": number
-                    for goal, value in measured
-                    for suffix, number in (("", value.mean), ("_se", value.se))
-                },
+                **{goal.name: value.mean for goal, value in measured},
+                **{f"{goal.name}_se": value.se for goal, value in measured},
             }
         )
     return facts
@@ -120,7 +118,7 @@ def list_facts(front: Front) -> list[dict[str, Any]]:
 
 def format_front_csv(front: Front) -> str:
     """Return `front.csv`: a row per member, best in the first objective first, with all digits."""
-    facts = list_facts(front)
+    facts = list_front_facts(front)
     for row, member in zip(facts, front.members, strict=True):
         row["parts"] = format_parts(member.parts, "") if member.parts else ""
     measured = [f"{goal.name}{suffix}" for goal in front.objectives for suffix in ("", "_se")]
@@ -139,3 +137,57 @@ def write_front_csv(directory: Path, front: Front) -> None:
     """Write `front.csv` into the sweep's directory."""
     directory.mkdir(parents=True, exist_ok=True)
     write_atomically(directory / TABLE_FILE, format_front_csv(front))
+
+
+def summarize_front(front: Front) -> dict[str, Any]:
+    """Return `trials`, `failed_trials`, `front` (members) and, where it has any, `hypervolume`.
+
+    `hypervolume_interval` is its interval at 95 %, `[low, high]`.
+    """
+    figures: dict[str, Any] = {
+        "trials": len(front.records),
+        "failed_trials": sum(record.state == "failed" for record in front.records),
+        "front": len(front.members),
+    }
+    if front.members:
+        figures["hypervolume"] = front.hypervolume
+        figures["hypervolume_interval"] = list(front.hypervolume_interval)
+    return figures
+
+
+def describe_summary(figures: Mapping[str, Any]) -> str:
+    """Return what `summarize_front` found, without a full stop: `3 trials, 2 on the front, ...`."""
+    return f"{format_count(figures['trials'], 'trial')}, {describe_front(figures)}"
+
+
+def describe_front(figures: Mapping[str, Any]) -> str:
+    """Return the part of `describe_summary` about the front alone."""
+    text = f"{figures['front']} on the front"
+    if "hypervolume" in figures:
+        volume = format_hypervolume(figures["hypervolume"], figures["hypervolume_interval"])
+        text += f", hypervolume {volume}"
+    return text
+
+
+def build_knee(front: Front) -> dict[str, Any]:
+    """Return the knee's `name` and `test` values, and those of the untrained policy; may be {}."""
+    if front.knee is None:
+        return {}
+    untrained, goals = find_untrained(front.baselines), front.objectives
+    policies = {"test": front.knee, **({"untrained": untrained} if untrained else {})}
+    values = {
+        key: {goal.name: policy.mean[goal.name].mean for goal in goals}
+        for key, policy in policies.items()
+    }
+    return {"name": front.knee.name, **values}
+
+
+def describe_knee(knee: Mapping[str, Any]) -> str:
+    """Return what `build_knee` found: `Knee: trial 7, correctness 0.610 (untrained 0.596), ...`."""
+    untrained = knee.get("untrained", {})
+    values = [
+        f"{name} {format_number(value)}"
+        + (f" (untrained {format_number(untrained[name])})" if name in untrained else "")
+        for name, value in knee["test"].items()
+    ]
+    return f"Knee: {title_candidate(knee['name'])}, {', '.join(values)}"

@@ -23,12 +23,13 @@ from gdpo_tune.core.object_store import (
 
 # Other imports are late: that there is no such sweep needs neither pydantic nor Optuna.
 if TYPE_CHECKING:
-    from gdpo_tune.analysis.effects import Effects
     from gdpo_tune.analysis.front import Front
+    from gdpo_tune.analysis.importance import Dimension, Effects
     from gdpo_tune.core.trials import TrialRecord
-    from gdpo_tune.results.summary import ChosenTrial
-    from gdpo_tune.results.warnings import ResultWarning
+    from gdpo_tune.results.picks import PickedCandidate
+    from gdpo_tune.results.wording import ResultWarning
     from gdpo_tune.spec import SweepSpec
+    from gdpo_tune.spec.space import Space
 
 PATIENCE = 20.0
 """Seconds to wait for an object store that does not answer, when a sweep is only read."""
@@ -44,8 +45,10 @@ class Sweep:
     """As `Ledger.get_sessions`."""
     contents: Sequence[Mapping[str, Any]] = ()
     """What decided its results, as `Ledger.get_contents`."""
-    chosen: ChosenTrial | None = None
+    chosen: PickedCandidate | None = None
     """What a person picked."""
+    ending: str = ""
+    """Why nothing was left to run; empty if something was."""
     file: Path | None = None
     """Its resolved YAML, if it was read."""
     storage_override: str = ""
@@ -61,15 +64,18 @@ class Sweep:
 
     @cached_property
     def effects(self) -> Effects:
-        """Which parameters mattered, as far as its sampler lets that be seen."""
-        from gdpo_tune.results.dimensions import estimate_sweep_effects
+        """Effects of its parameters. Samplers that concentrate proposals need more trials."""
+        from gdpo_tune.analysis.importance import estimate_effects
+        from gdpo_tune.core.registry import SAMPLERS
+        from gdpo_tune.spec.sampler_choice import choose_sampler
 
-        return estimate_sweep_effects(self.spec, self.front)
+        crowded = SAMPLERS[choose_sampler(self.spec).name].crowds
+        return estimate_effects(self.front, list_dimensions(self.spec.space), crowded=crowded)
 
     @cached_property
     def warnings(self) -> list[ResultWarning]:
         """Warnings about the result."""
-        from gdpo_tune.results.warnings import list_result_warnings
+        from gdpo_tune.results.wording import list_result_warnings
 
         return list_result_warnings(self.spec, self.front)
 
@@ -84,11 +90,6 @@ class Sweep:
         assert self.file is not None, "it was read"
         words = [self.storage_override, "search.warm_start=[]", *changes]
         return load_spec(self.file, words, self.file.parent.name, needs=None if to_run else [])
-
-    @property
-    def ending(self) -> str:
-        """Why nothing was left to run; empty if something was."""
-        return self.sessions[-1].get("ending", "") if self.sessions else ""
 
 
 def split_source(source: str, pick: str | None) -> tuple[str, str | None]:
@@ -158,14 +159,40 @@ def read_sweep(location: str, source: str, *, with_files: bool = False) -> Sweep
     if with_files:
         download_artifacts(spec)  # first: a record's policy is looked up among the downloaded names
     with explain_foreign_ledger(location), Ledger.open(spec, read_only=True) as ledger:
+        sessions = ledger.get_sessions()
         return Sweep(
             ledger.spec,
             ledger.get_records(),
-            ledger.get_sessions(),
+            sessions,
             ledger.get_contents(),
+            ending=sessions[-1].get("ending", "") if sessions else "",
             file=file,
             storage_override=storage_override,
         )
+
+
+def list_dimensions(space: Space) -> tuple[Dimension, ...]:
+    """Return the parameters with more than one value, in dependency order.
+
+    A condition on a fixed parameter holds always or never; in the latter case its parameter is left
+    out.
+    """
+    from gdpo_tune.analysis.importance import Dimension
+    from gdpo_tune.spec.space import Choices, is_one_of
+
+    found: dict[str, Dimension] = {}
+    for name, domain in space.searched_domains.items():
+        fixed = {p: v for p, v in domain.when.items() if p in space.fixed_values}
+        missing = domain.when.keys() - fixed.keys() - found.keys()
+        if missing or not all(is_one_of(space.fixed_values[p], v) for p, v in fixed.items()):
+            continue
+        when = {p: v for p, v in domain.when.items() if p not in fixed}
+        if isinstance(domain, Choices):
+            found[name] = Dimension(name, domain.choices, when=when)
+        else:
+            low, high = float(domain.low), float(domain.high)
+            found[name] = Dimension(name, (), low, high, domain.log, when)
+    return tuple(found.values())
 
 
 def is_space(name: str) -> bool:

@@ -15,19 +15,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from gdpo_tune.analysis.front import Front, choose_knee, find_configuration
+from gdpo_tune.analysis.front import Front, choose_knee, find_configuration, find_smallest
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.analysis.selection import find_smallest
 from gdpo_tune.core.errors import PickError, UsageError
 from gdpo_tune.core.metrics import COMPARISONS, Condition
 from gdpo_tune.core.text import format_estimate
-from gdpo_tune.core.trials import MERGE_PREFIX, Part, TrialRecord, title_candidate
+from gdpo_tune.core.trials import MERGE_PREFIX, Estimate, Part, TrialRecord, title_candidate
 from gdpo_tune.results.open_sweep import Sweep, read_sweep, resolve_location, split_source
-from gdpo_tune.results.summary import ChosenTrial
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.problems import join_names, suggest
 
@@ -93,6 +91,25 @@ class Pick:
     def list_broken(self, member: Configuration) -> list[Condition]:
         """Return the conditions that the means of a member do not meet."""
         return [c for c in self.conditions if not c.holds(_get_mean(member, c.metric))]
+
+
+@dataclass(frozen=True)
+class PickedCandidate:
+    """Candidate that a choice names."""
+
+    record: TrialRecord
+    """Trial with that name, or the first trial of the configuration that was picked."""
+    label: str
+    """Part of a directory's name: `knee`, `trial-7`, `trial-7-step-40` or `merge-27`."""
+    lines: tuple[str, ...]
+    """Sentences about it: its values, and how certain its conditions are."""
+    values: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
+    """Means over seeds on test prompts; empty if it was not measured to its end."""
+
+    @property
+    def name(self) -> str:
+        """Name of the candidate."""
+        return self.record.name
 
 
 def parse_pick(text: str) -> Pick:
@@ -202,7 +219,7 @@ class _Parser:
 
 def load_and_pick(
     source: str, pick: str | None, option: str, *, merges: bool = True
-) -> tuple[Sweep, ChosenTrial]:
+) -> tuple[Sweep, PickedCandidate]:
     """Load a sweep and pick one of its candidates.
 
     `source` is `DIRECTORY:PICK`, or `DIRECTORY` if `pick`, the value of `--pick`, is given; a name
@@ -225,7 +242,7 @@ def load_and_pick(
     return sweep, pick_trial(sweep, parsed, merges=merges)
 
 
-def pick_trial(sweep: Sweep, pick: Pick, *, merges: bool = True) -> ChosenTrial:
+def pick_trial(sweep: Sweep, pick: Pick, *, merges: bool = True) -> PickedCandidate:
     """Pick one candidate.
 
     Without `merges`, a merge is chosen by its name alone, or where the front has nothing else that
@@ -248,19 +265,27 @@ def pick_trial(sweep: Sweep, pick: Pick, *, merges: bool = True) -> ChosenTrial:
         record = _find_record(records, pick)
         # None for a trial that was not measured to its end
         configuration = find_configuration(front.configurations, record.name)
-    label = _label_directory(record)
     if not pick.conditions and not pick.names_candidate:
         label = f"{rule.end}_{rule.metric}" if isinstance(rule, Extreme) else "knee"
+    elif record.role == "checkpoint":
+        label = f"trial-{record.parts[0].trial}-step-{record.parts[0].step}"
+    else:
+        label = record.name if record.role == "merge" else f"trial-{record.number}"
     head = f"chosen by {pick.text!r}: {title_candidate(record.name)}"
     if configuration is None:
-        return ChosenTrial(record, label, (f"{head}, {_explain_missing_values(record)}",))
+        why = (
+            "without an evaluation on test prompts" if record.state == "complete" else record.state
+        )
+        if not record.is_comparable:
+            why = f"not comparable with newer trials: {record.content}"
+        return PickedCandidate(record, label, (f"{head}, {why}",))
     lines = _describe(head, pick, configuration, spec)
     if passed_over is not None:
         lines.append(
             f"of the whole front it is {passed_over.name}, a merge, which no single training "
             "repeats; this is the choice among trainings"
         )
-    return ChosenTrial(record, label, tuple(lines), configuration.mean)
+    return PickedCandidate(record, label, tuple(lines), configuration.mean)
 
 
 def _describe(head: str, pick: Pick, configuration: Configuration, spec: SweepSpec) -> list[str]:
@@ -330,19 +355,6 @@ def _find_checkpoint(
         fix = f"write {join_names(names)}" if names else f"write {trial}"
         raise pick.error(1, reason, fix)
     return steps[step]
-
-
-def _explain_missing_values(record: TrialRecord) -> str:
-    if not record.is_comparable:
-        return f"not comparable with newer trials: {record.content}"
-    is_measured = record.state == "complete"
-    return "without an evaluation on test prompts" if is_measured else record.state
-
-
-def _label_directory(record: TrialRecord) -> str:
-    if record.role == "checkpoint":
-        return f"trial-{record.parts[0].trial}-step-{record.parts[0].step}"
-    return record.name if record.role == "merge" else f"trial-{record.number}"
 
 
 def _find_member(front: Front, pick: Pick) -> Configuration:

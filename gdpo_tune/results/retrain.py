@@ -11,7 +11,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
 
-from gdpo_tune.analysis.lineage import stretch_schedule, trace_training
+from gdpo_tune.analysis.front import stretch_schedule, trace_training
 from gdpo_tune.core.content import describe_changes, list_changes, measure_content
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.core.settings import (

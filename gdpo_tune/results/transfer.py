@@ -153,7 +153,7 @@ class TransferPlan:
     """The candidate's sweep."""
     params: Params
     """Those of the candidate."""
-    words: tuple[str, ...]
+    raw_overrides: tuple[str, ...]
     """Values of `--set`, as typed."""
     own: YamlNode
     """The same, parsed."""
@@ -215,7 +215,7 @@ class TransferPlan:
         # A single training needs no first points, and no scheduler that moves its values.
         alone = ["enqueue=[]", "search.scheduler=", "search.scheduler={type: fifo}"]
         examples = [f"{key}={show(value)}" for key, value in self.examples.items()]
-        return [*alone, *fixed, *taken, *self.words, *examples]
+        return [*alone, *fixed, *taken, *self.raw_overrides, *examples]
 
     def move_schedule(self, schedule: Sequence[Segment]) -> tuple[Segment, ...]:
         """Return the changes of a member's values, without those of a learning rate that moved."""
@@ -414,7 +414,6 @@ def refuse_parameters(own: YamlNode, option: str, *, allowed: Sequence[str] = ()
 
 
 def _get_value(spec: SweepSpec, key: str) -> Any:
-    """Return the value of a dotted key that is no parameter."""
     value: Any = spec
     for name in key.split("."):
         value = getattr(value, name)
@@ -442,7 +441,6 @@ def _title_subject(subject: str, searched: SweepSpec, wanted: SweepSpec) -> str:
 
 
 def _format_value(value: object) -> str:
-    """Format a value of a file or a parameter in three digits, for a person."""
     return format_parameter(value) if isinstance(value, float) else show(value)
 
 
@@ -463,7 +461,6 @@ def _list_settings(spec: SweepSpec) -> dict[str, Any]:
 
 
 def _list_recipe_values(spec: SweepSpec) -> dict[str, Any]:
-    """Return dotted key -> value of all that is taken from a recipe, but for parameters."""
     sections = {name: asdict(getattr(spec, name)) for name in RECIPE_SECTIONS}
     sections["resources"] = {name: getattr(spec.resources, name) for name in RECIPE_RESOURCES}
     pairs = (

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from gdpo_tune.analysis.lineage import trace_training
+from gdpo_tune.analysis.front import trace_training
 from gdpo_tune.core.errors import (
     DirectoryLostError,
     DiskFullError,

@@ -15,11 +15,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gdpo_tune.analysis.checkpoint_choice import choose_checkpoint
-from gdpo_tune.analysis.merging import choose_merge
+from gdpo_tune.analysis.convergence import has_stagnated
+from gdpo_tune.analysis.merge_choice import choose_checkpoint, choose_merge
 from gdpo_tune.analysis.pareto import compute_hypervolume, rank_points
-from gdpo_tune.analysis.racing import choose_replicate
-from gdpo_tune.analysis.stagnation import has_stagnated
+from gdpo_tune.analysis.replicates import choose_replicate
 from gdpo_tune.core import task_files
 from gdpo_tune.core.text import format_first
 from gdpo_tune.core.trial_config import Params

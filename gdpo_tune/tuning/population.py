@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gdpo_tune.analysis.lineage import trace_training
+from gdpo_tune.analysis.front import trace_training
 from gdpo_tune.analysis.pareto import Floats, compute_losses
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.trial_config import MUTABLE_WHILE_TRAINING, Params, ParamValue

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gdpo_tune.analysis.checkpoint_choice import rank_checkpoints
+from gdpo_tune.analysis.merge_choice import rank_checkpoints
 from gdpo_tune.analysis.replicates import pool_trials
 from gdpo_tune.core.errors import StoreUnreachableError
 from gdpo_tune.core.http import PATIENCE

@@ -144,6 +144,8 @@ def run_sweep(
         records = tuple(ledger.get_records())
         hours = ledger.compute_hours()
         reason = "" if interrupted else explain_end(spec, records, hours)
+        if reason:
+            ledger.record_ending(reason)
         emit(SweepFinished(records, bool(interrupted), reason))
         return SweepResult(records, interrupted, spec, reason, tuple(ledger.get_sessions()))
 

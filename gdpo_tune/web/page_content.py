@@ -44,7 +44,7 @@ from gdpo_tune.results.live import (
 )
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.steering import Steering
-from gdpo_tune.results.summary import describe_role, describe_states, list_incidents, name_state
+from gdpo_tune.results.wording import describe_role, describe_states, list_incidents, name_state
 from gdpo_tune.spec import SweepSpec, hide_passwords
 from gdpo_tune.web.live_sweep import LiveSweep, Plan, Planner, Snapshot
 

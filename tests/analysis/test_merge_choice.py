@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gdpo_tune.analysis.merging import (
+from gdpo_tune.analysis.merge_choice import (
     choose_merge,
     compute_expected_gains,
     predict_losses,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gdpo_tune.analysis.merging import Aim, Merge, MergeChooser, list_mixtures, read_merge
+from gdpo_tune.analysis.merge_choice import Aim, Merge, MergeChooser, list_mixtures, read_merge
 from gdpo_tune.core.metrics import Condition
 from gdpo_tune.core.trials import Objective, TrialRecord
 from tests.support.analysis import GOALS, build_merge, build_trial

@@ -37,7 +37,7 @@ from gdpo_tune.results.front_table import list_rows
 from gdpo_tune.results.live import LiveState
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.picks import parse_pick, pick_trial
-from gdpo_tune.results.summary import describe_origins
+from gdpo_tune.results.wording import describe_origins
 from gdpo_tune.spec import Constraint
 from tests.support.figures import NASTY, add_candidates, make_records, make_spec
 from tests.support.tuning import build_measurement

@@ -21,7 +21,7 @@ from gdpo_tune.figures.report_page import (
     list_preferences,
     list_sliders,
 )
-from gdpo_tune.results.merging import parse_shares, parse_wish
+from gdpo_tune.results.merge_request import parse_shares, parse_wish
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.picks import parse_pick, pick_trial
 from gdpo_tune.spec.objectives import Constraint

@@ -6,10 +6,9 @@ from statistics import fmean
 
 import pytest
 
-from gdpo_tune.analysis.effects import Effects, ParameterEffect
-from gdpo_tune.analysis.front import build_front
-from gdpo_tune.analysis.origins import find_parents
-from gdpo_tune.analysis.probability import Interval
+from gdpo_tune.analysis.front import build_front, find_parents
+from gdpo_tune.analysis.importance import Effects, ParameterEffect
+from gdpo_tune.analysis.uncertainty import Interval
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.text import abbreviate_parameter, format_estimate, get_mode
 from gdpo_tune.core.trial_files import (
@@ -52,7 +51,7 @@ from gdpo_tune.figures.trial_curves import (
     list_rewards,
     read_all_steps,
 )
-from gdpo_tune.results.summary import name_configuration
+from gdpo_tune.results.wording import name_configuration
 from gdpo_tune.spec.objectives import Constraint
 from tests.support.figures import add_candidates, make_records, make_spec, write_steps
 

@@ -9,8 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from plotly.offline import get_plotlyjs
 
-from gdpo_tune.analysis.front import build_front
-from gdpo_tune.analysis.origins import find_parents, summarize_origins
+from gdpo_tune.analysis.front import build_front, find_parents, summarize_origins
 from gdpo_tune.core.events import Incident
 from gdpo_tune.core.text import format_number, format_percent, get_mode
 from gdpo_tune.core.trials import Cost, Exploit, Rung, TrialRecord
@@ -19,7 +18,7 @@ from gdpo_tune.figures.front_png import DPI, draw_front, draw_front_svg
 from gdpo_tune.figures.report_page import build_report
 from gdpo_tune.figures.trial_curves import draw_population
 from gdpo_tune.results.open_sweep import Sweep
-from gdpo_tune.results.warnings import list_result_warnings
+from gdpo_tune.results.wording import list_result_warnings
 from tests.support.figures import NASTY, add_candidates, make_records, make_spec, write_steps
 
 VOID = {"meta", "br", "link", "img", "input"}
@@ -273,18 +272,8 @@ def test_the_empty_png_says_so(tmp_path):
 
 def test_the_report_says_why_the_sweep_ended(tmp_path):
     spec = make_spec(tmp_path)
-    assert (
-        "the budget of 2 hours is spent"
-        in Page(
-            build_report(
-                Sweep(
-                    spec,
-                    make_records(spec, 3),
-                    [{"started": 0.0, "slots": 1, "ending": "the budget of 2 hours is spent"}],
-                )
-            )
-        ).text
-    )
+    sweep = Sweep(spec, make_records(spec, 3), ending="the budget of 2 hours is spent")
+    assert "the budget of 2 hours is spent" in Page(build_report(sweep)).text
 
 
 HALFWAY = """

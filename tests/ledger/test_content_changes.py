@@ -18,7 +18,7 @@ from gdpo_tune.figures.report_page import build_report
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.picks import parse_pick, pick_trial
-from gdpo_tune.results.warnings import list_result_warnings
+from gdpo_tune.results.wording import list_result_warnings
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.tracking.run_content import build_trial_content
 from gdpo_tune.tuning import runner

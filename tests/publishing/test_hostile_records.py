@@ -126,7 +126,7 @@ def test_a_name_that_leaves_the_directory_is_refused(record, tmp_path):
 
 
 def test_a_record_that_would_fill_the_disk_is_refused(record, hub, monkeypatch):
-    monkeypatch.setattr(published_sweep, "LARGEST_RECORD", len(record[JOURNAL]))
+    monkeypatch.setattr(published_sweep, "MAX_RECORD", len(record[JOURNAL]))
     answer = Handler.answer
 
     def add_sizes(self, status, content=None, code="", **headers):

@@ -23,7 +23,7 @@ from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.publishing.card_tables import describe_training
 from gdpo_tune.publishing.policy_files import find_kept_policy
 from gdpo_tune.results.open_sweep import find_sweep
-from gdpo_tune.results.warnings import list_result_warnings
+from gdpo_tune.results.wording import list_result_warnings
 from tests.support.hub_server import TOKEN
 from tests.support.published_sweeps import PRIVATE, copy_stored_sweep, make_policy, make_sweep
 

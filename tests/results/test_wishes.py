@@ -8,7 +8,7 @@ import pytest
 
 from gdpo_tune.core.errors import PickError, UsageError
 from gdpo_tune.core.metrics import Condition
-from gdpo_tune.results.merging import build_aim, name_directory, parse_shares, parse_wish
+from gdpo_tune.results.merge_request import build_aim, name_directory, parse_shares, parse_wish
 from tests.support.tuning import load_code_spec
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.analysis.lineage import Training, trace_training
+from gdpo_tune.analysis.front import Training, trace_training
 from gdpo_tune.core.events import Request
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Outcome, TrialRecord

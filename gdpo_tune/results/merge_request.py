@@ -19,8 +19,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from gdpo_tune.analysis.merging import (
-    MOST_PARENTS,
+from gdpo_tune.analysis.merge_choice import (
+    MAX_PARENTS,
     Aim,
     Merge,
     MergeChooser,
@@ -395,7 +395,6 @@ def _read_merge(record: TrialRecord, metrics: Sequence[Objective]) -> Merge:
 
 
 def _measure(policies: Sequence[TrainedPolicy], metrics: Sequence[Objective]) -> list[Merge]:
-    """Return the validation values of policies, those that lack a metric left out."""
     values = (
         read_merge(replace(p.record, checkpoint=p.checkpoint), {p.policy: 1.0}, metrics)
         for p in policies
@@ -471,7 +470,7 @@ def _find_parents(
             f"has {'one policy' if kept else 'no policies'}\n    fix: {fix}"
         )
     selected = select_parents(kept)
-    return selected if len(selected) > 1 else kept[:MOST_PARENTS]
+    return selected if len(selected) > 1 else kept[:MAX_PARENTS]
 
 
 # merge.json

@@ -1,19 +1,22 @@
-"""Warnings about the result of a sweep: what a colleague would say before it is trusted."""
+"""Phrases about a sweep, and warnings about its result, that the report and the terminal share."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gdpo_tune.analysis.front import Front
+from gdpo_tune.analysis.front import Front, summarize_origins
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.events import Incident
 from gdpo_tune.core.parameters import FAMILIES, PARAMETERS
 from gdpo_tune.core.text import (
     abbreviate_parameter,
     format_count,
+    format_duration,
     format_first,
     format_list,
     format_percent,
@@ -27,17 +30,32 @@ from gdpo_tune.core.trial_files import (
     read_completions,
     read_steps,
 )
-from gdpo_tune.core.trials import ParamValue, TrialRecord
-from gdpo_tune.results.summary import describe_content
+from gdpo_tune.core.trials import (
+    MERGE_PREFIX,
+    PROMPTS_LEFT_OUT,
+    ParamValue,
+    TrialRecord,
+    format_parts,
+    title_candidate,
+)
+from gdpo_tune.results.front_table import BASELINES, title_policy
 from gdpo_tune.spec.notation import format_domain
 from gdpo_tune.spec.space import Uniform
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
 
+
+REPORT_FILE = "report.html"
+FRONT_FILE = "front.png"
+"""Names of the files in a sweep's directory."""
+ORIGINS = {"ends": "final policies", "checkpoints": "earlier checkpoints", "merges": "merges"}
+"""Kind of candidates -> its name where a person reads."""
+OPEN_STATES = {"running": "unfinished", "paused": "paused at a rung"}
+"""State of a trial that has not ended -> its description in a summary."""
 EDGE = 0.02
 """Share of a range, on its own scale, within which a value lies at its limit."""
-LEAST_AT_EDGE = 3
+MIN_AT_EDGE = 3
 """Fewest members of a front at a limit that are worth a warning."""
 WIDER = 3.0
 """Factor by which a limit on a log scale is widened; others by half of their span."""
@@ -45,7 +63,7 @@ DEAD, SILENT = 0.5, 0.9
 """Shares of groups with equal rewards: above the first a group size is too small, and above the
 second, at every group size, the reward teaches next to nothing."""
 REWARD_METRIC, DEAD_GROUPS = f"train/{REWARDS}", f"/{ZERO_STD}"
-MOST_NAMED = 5
+MAX_NAMED = 5
 """Trials that a warning names."""
 SHOWN = 160
 """Characters of a completion that an explanation shows."""
@@ -55,6 +73,128 @@ WAYS_ON = """    ways on, see docs/policies.md:
     - easier prompts (data:), larger groups, or a larger training.max_completion_length
     - a supervised start: first fine-tune the policy on completions that earn the rewards
     - training.dead_steps: 0 trains on nevertheless"""
+
+
+def measure_wall_time(records: Sequence[TrialRecord]) -> float:
+    """Return seconds from the first start of a trial to the last end; 0 before anything ended."""
+    started = [record.started for record in records if record.started is not None]
+    finished = [record.finished for record in records if record.finished is not None]
+    return max(finished) - min(started) if started and finished else 0.0
+
+
+def name_state(state: str) -> str:
+    """Return the state of a trial as a person reads it."""
+    return "stopped early" if state == "pruned" else state
+
+
+def describe_work(records: Sequence[TrialRecord], together: int, unit: str) -> str:
+    """Return the time of all trials as `unit`; say so where `together` ones share a process.
+
+    That time then includes waiting for other trials in the process.
+    """
+    work = f"{format_duration(sum(record.cost.seconds for record in records))} of {unit}"
+    waits = f" (up to {together} trials share a process, and wait for each other)"
+    return work + (waits if together > 1 else "")
+
+
+def describe_states(records: Sequence[TrialRecord]) -> tuple[int, str]:
+    """Count the complete trials that are no merges or checkpoints, and describe all others.
+
+    The description is such as `2 unfinished, 1 failed, 20 of 34 merges and checkpoints complete`;
+    it may be empty.
+    """
+    states = Counter(record.state for record in records if not record.parts)
+    others = [
+        f"{states[state]} {OPEN_STATES.get(state) or name_state(state)}"
+        for state in ("running", "paused", "pruned", "failed")
+        if states[state]
+    ]
+    if candidates := [record.state for record in records if record.parts]:
+        done = candidates.count("complete")
+        others.append(f"{done} of {len(candidates)} merges and checkpoints complete")
+    return states["complete"], ", ".join(others)
+
+
+def describe_left_out_prompts(records: Sequence[TrialRecord]) -> str:
+    """Return each split that lacks prompts, such as `train 12 of 2048`; may be empty."""
+    counts = {
+        key.removeprefix(PROMPTS_LEFT_OUT): count
+        for record in records
+        for key, count in record.environment.items()
+        if key.startswith(PROMPTS_LEFT_OUT)
+    }
+    return ", ".join(f"{split} {count}" for split, count in counts.items())
+
+
+def describe_content(records: Sequence[TrialRecord]) -> str:
+    """Return how many trials ran before and after accepted changes of content; may be empty."""
+    counts = Counter((r.content, r.is_comparable) for r in records if r.content)
+    return "; ".join(
+        f"{format_count(count, 'trial')} {content}{'' if is_comparable else ', on no front'}"
+        for (content, is_comparable), count in counts.items()
+    )
+
+
+def describe_origins(front: Front) -> list[str]:
+    """Describe each kind of candidates: its share of the hypervolume, and its cost.
+
+    Shares are nested: what final policies reach alone, what checkpoints add, what merges add.
+    Empty for a sweep with final policies alone.
+    """
+    lines: list[str] = []
+    for origin in summarize_origins(front):
+        cost = origin.cost
+        word = "give" if origin.kind == "ends" else "add"
+        lines.append(
+            f"{ORIGINS[origin.kind]} {word} {format_percent(origin.share)} of the hypervolume "
+            f"({origin.members} on the front): {format_count(origin.trials, 'trial')}, "
+            f"{cost.completions:,} completions in training, {cost.evaluation_completions:,} in "
+            f"evaluations, {format_duration(cost.cpu_seconds)} of CPU time"
+        )
+    return lines
+
+
+def name_configuration(configuration: Configuration) -> str:
+    """Return its candidate and its replicates: `trial 7, replicates 20, 23`, `untrained policy`.
+
+    A merge shows its parts: `merge-27 (0.5 x 7@60 + 0.5 x 12@60)`.
+    """
+    name = title_policy(configuration)
+    if configuration.role == "merge":
+        name += f" ({format_parts(configuration.parts)})"
+    others = [str(number) for number in configuration.numbers if number != configuration.first]
+    if others:
+        name += f", replicate{'s' if len(others) > 1 else ''} {', '.join(others)}"
+    return name + (" (published weights)" if configuration.role == "published" else "")
+
+
+def describe_role(record: TrialRecord) -> str:
+    """Return why a trial was run: its role, such as `search`, `replicate of 3`, `checkpoint 7@40`.
+
+    A merge shows its parts: `merge of 0.5 x 7@60 + 0.5 x 12@60`.
+    """
+    if record.role == "replicate":
+        kinds = ("", "the checkpoint of trial ", MERGE_PREFIX)
+        return f"replicate of {kinds[min(2, len(record.parts))]}{record.replicate_of}"
+    if record.role == "checkpoint":
+        return title_candidate(record.name)
+    if record.role == "merge":
+        return f"merge of {format_parts(record.parts)}"
+    return BASELINES.get(record.role, record.role)
+
+
+def describe_last_session(sessions: Sequence[Mapping[str, Any]]) -> str:
+    """Return how the newest session stands, as far as the ledger knows; empty without sessions."""
+    if not sessions:
+        return ""
+    if ending := sessions[-1].get("ending"):
+        return f"finished ({ending})"
+    return "interrupted" if "finished" in sessions[-1] else "running, or killed"
+
+
+def list_incidents(sessions: Sequence[Mapping[str, Any]]) -> list[Incident]:
+    """Return the incidents of all sessions in order; sessions as `Ledger.get_sessions`."""
+    return [incident for session in sessions for incident in session.get("incidents", ())]
 
 
 class ResultWarning(NamedTuple):
@@ -69,7 +209,7 @@ class ResultWarning(NamedTuple):
 
 
 def list_result_warnings(spec: SweepSpec, front: Front) -> list[ResultWarning]:
-    """Return what is to be known before a result is trusted.
+    """Return warnings about the result.
 
     Without a front these are only the trainings that left the policy as it was.
     """
@@ -105,7 +245,7 @@ def _warn_of_unchanged(front: Front) -> Iterator[ResultWarning]:
     if unchanged:
         yield ResultWarning(
             f"{format_count(len(unchanged), 'training')} left the policy unchanged: every gradient "
-            f"was 0 in {format_first([f'trial {r.number}' for r in unchanged], MOST_NAMED)}. They "
+            f"was 0 in {format_first([f'trial {r.number}' for r in unchanged], MAX_NAMED)}. They "
             "are on no front.",
             "Give the policy rewards that differ within a group, see docs/policies.md.",
         )
@@ -161,7 +301,7 @@ def _warn_of_limits(spec: SweepSpec, front: Front) -> Iterator[ResultWarning]:
         for side in ("lower", "upper"):
             on_front = _count_at_limit(members, name, domain, side)
             share = _count_at_limit(tried, name, domain, side) / max(len(tried), 1)
-            if on_front < LEAST_AT_EDGE or on_front / len(members) <= share:
+            if on_front < MIN_AT_EDGE or on_front / len(members) <= share:
                 continue
             wider = _widen(name, domain, side)
             if wider is None:

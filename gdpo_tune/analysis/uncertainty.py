@@ -22,6 +22,7 @@ from gdpo_tune.analysis.pareto import (
     compute_loss_hypervolume,
     compute_losses,
 )
+from gdpo_tune.core.text import format_percent
 from gdpo_tune.core.trials import Objective
 
 DRAWS = 1000
@@ -55,6 +56,35 @@ def compute_quantile(df: int, comparisons: int = 1) -> float:
     return float(np.quantile(largest[:, None] / spreads, LEVEL))
 
 
+def compute_interval(values: Sequence[float] | Floats) -> Interval:
+    """Return the middle `LEVEL` of values, without NaN; of no values the whole line.
+
+    Values may be infinite: the ends are observed values, not interpolated ones.
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    numbers = numbers[~np.isnan(numbers)]
+    if not numbers.size:
+        return Interval(-np.inf, np.inf)
+    tail = (1 - LEVEL) / 2
+    return Interval(
+        float(np.quantile(numbers, tail, method="lower")),
+        float(np.quantile(numbers, 1 - tail, method="higher")),
+    )
+
+
+def format_share(share: float, interval: Interval) -> str:
+    """Return `12 % (95 %: 5 % to 20 %)`."""
+    low, high = format_percent(interval.low), format_percent(interval.high)
+    return f"{format_percent(share)} (95 %: {low} to {high})"
+
+
+def rank_values(values: Floats) -> Floats:
+    """Return ranks from 1, `float[T]`; equal values share the mean of theirs."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return (ends - (counts - 1) / 2)[inverse]
+
+
 def estimate_front_probability(
     means: ArrayLike,
     errors: ArrayLike,
@@ -76,7 +106,7 @@ def estimate_front_probability(
     return result / draws
 
 
-def estimate_luck(
+def estimate_optimism(
     means: ArrayLike, errors: ArrayLike, objectives: Sequence[Objective], draws: int = PAIRS
 ) -> float:
     """Estimate how far the hypervolume of a front that is claimed on noisy means is too high.
@@ -113,10 +143,10 @@ def estimate_hypervolume_interval(
 ) -> Interval:
     """Estimate the interval of the true hypervolume of a front that is claimed on noisy means.
 
-    The middle is H(y) - luck, with y and luck as in `estimate_luck`. It varies with y more than H
-    does, because the luck varies too. To first order it is 2 H(y) - E H(y + z), so its variance is
-    that of the same formula over the draws, where the inner mean is over a second noise z' and its
-    mirror image:
+    The middle is H(y) - optimism, with y and it as in `estimate_optimism`. It varies with y more
+    than H does, because the optimism varies too. To first order it is 2 H(y) - E H(y + z), so its
+    variance is that of the same formula over the draws, where the inner mean is over a second noise
+    z' and its mirror image:
 
         s = sd of 2 H(y + z) - [H(y + z + z') + H(y + z - z')] / 2
 
@@ -130,7 +160,7 @@ def estimate_hypervolume_interval(
         ValueError: `means` is not empty and does not have one column for each objective.
     """
     seen = compute_hypervolume(means, objectives)
-    middle = seen - estimate_luck(means, errors, objectives, draws)
+    middle = seen - estimate_optimism(means, errors, objectives, draws)
     points, spread = _keep_hopeful(means, errors, objectives)
     noises = draw_points(np.zeros_like(points), spread, draws, seed=1)
     estimates: list[float] = []
@@ -159,7 +189,6 @@ def draw_points(
 def _keep_hopeful(
     means: ArrayLike, errors: ArrayLike, objectives: Sequence[Objective]
 ) -> tuple[Floats, Floats]:
-    """Return losses and their errors without the hopeless points."""
     points = compute_losses(means, objectives)
     spread = np.asarray(errors, dtype=np.float64).reshape(points.shape)
     kept = ~_mark_hopeless(points, spread)

@@ -1,8 +1,4 @@
-"""Agreement of scores at a rung with final scores: the cost of stopping trials early there.
-
-Only trials that ran to their end have both scores. Under early stopping those are the better ones,
-and a rung ranks them worse than it ranks all trials. So the figures are a lower bound.
-"""
+"""Convergence of a search: stagnation, and the agreement of rungs with final scores."""
 
 from __future__ import annotations
 
@@ -12,12 +8,62 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gdpo_tune.analysis.pareto import Floats, rank_points
-from gdpo_tune.analysis.resampling import rank_values
-from gdpo_tune.core.trials import Objective, Rung, TrialRecord
+from gdpo_tune.analysis.pareto import (
+    Floats,
+    compute_hypervolume,
+    compute_loss_hypervolume,
+    compute_losses,
+    rank_points,
+)
+from gdpo_tune.analysis.replicates import pool_trials
+from gdpo_tune.analysis.uncertainty import draw_points, rank_values
+from gdpo_tune.core.trials import CLEAR, Objective, Rung, TrialRecord
 
-FEWEST = 5
+ENDED = ("complete", "pruned", "failed")
+MIN_MOVE = 0.01
+"""Share of the hypervolume that a move has to exceed."""
+DRAWS = 200
+MIN_TRIALS = 5
 """Fewest trials for a rank correlation."""
+
+
+def has_stagnated(
+    records: Sequence[TrialRecord], objectives: Sequence[Objective], patience: int
+) -> bool:
+    """Return whether the last `patience` search trials that ended did not move the hypervolume.
+
+    H is over the validation means of all search trials (and the published setting) that ended; H'
+    is over those that had ended before the last `patience` ones. The hypervolume moved if H - H' is
+    above 1 % of H' and above 1.96 standard errors of H - H'. The standard error is from draws of
+    all means with their standard errors, with equal draws for H and H'. Replicates do not count, so
+    that they never revive a search. A hypervolume of 0 has not stagnated: the front is still empty.
+
+    With a patience of 0 no search stagnates.
+    """
+    if not patience:
+        return False
+    ended = [r for r in records if r.state in ENDED and r.is_comparable]
+    tried = [r for r in ended if r.role in ("search", "published")]
+    search = [r for r in tried if r.role == "search"]
+    if len(search) < patience:
+        return False
+    search.sort(key=lambda record: (record.finished or math.inf, record.number))
+    latest = {record.number for record in search[-patience:]}
+    feasible = [c for c in pool_trials(tried, objectives) if c.feasible]
+    estimates = [[c.validation[goal.name] for goal in objectives] for c in feasible]
+    means = np.array([[estimate.mean for estimate in row] for row in estimates])
+    before = np.array([not latest.issuperset(c.numbers) for c in feasible], dtype=np.bool_)
+    now = compute_hypervolume(means, objectives)
+    earlier = compute_hypervolume(means[before], objectives)
+    if now <= 0:
+        return False
+    errors = np.array([[estimate.se for estimate in row] for row in estimates])
+    moves = [
+        compute_loss_hypervolume(drawn, objectives)
+        - compute_loss_hypervolume(drawn[before], objectives)
+        for drawn in draw_points(compute_losses(means, objectives), errors, DRAWS)
+    ]
+    return now - earlier <= max(MIN_MOVE * earlier, CLEAR * float(np.std(moves)))
 
 
 @dataclass(frozen=True)
@@ -55,7 +101,11 @@ def measure_agreements(
 ) -> tuple[Agreement, ...]:
     """Measure the agreement at each rung that at least five complete search trials share.
 
-    All scores are on validation prompts. A trial's last measurement is not a rung.
+    It is the cost of stopping trials early there. All scores are on validation prompts. A trial's
+    last measurement is not a rung. Only trials that ran to their end have both scores. Under early
+    stopping those are the better ones, and a rung ranks them worse than it ranks all trials. So the
+    figures are a lower bound.
+
     Source: Spearman 1904, The proof and measurement of association between two things.
     """
     levels: dict[int, list[tuple[Rung, TrialRecord]]] = {}
@@ -67,7 +117,7 @@ def measure_agreements(
     return tuple(
         _measure_agreement(completions, levels[completions], objectives)
         for completions in sorted(levels)
-        if len(levels[completions]) >= FEWEST
+        if len(levels[completions]) >= MIN_TRIALS
     )
 
 

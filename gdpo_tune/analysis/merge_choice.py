@@ -20,13 +20,15 @@ Two choices use the model: `choose_merge`, of a sweep, takes what is expected to
 hypervolume; `MergeChooser`, for a wish of a person, maximises under limits. Only validation values
 count: test values are left to what is claimed in the end.
 
+`choose_checkpoint` chooses the next checkpoint to evaluate.
+
 Shapes: N merges, F members of a front, M metrics, L limits. All values are losses.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
@@ -35,6 +37,7 @@ from scipy.special import ndtr
 
 from gdpo_tune.analysis.pareto import (
     Floats,
+    compute_contributions,
     compute_loss_hypervolume,
     compute_losses,
     convert_references,
@@ -55,21 +58,21 @@ BUMP, SHARED, LOCAL, REACH = 0.08, 0.1, 0.15, 0.5
 """Constants of the model, as shares of `u` and as a distance."""
 TINY = 1e-9
 """Smallest error and span, so that certain values divide nothing by 0."""
-MOST_CELLS = 2**15
+MAX_CELLS = 2**15
 """Cells of the objective space; a front with more is rounded to a coarser grid."""
-MOST_PARENTS = 24
+MAX_PARENTS = 24
 """Parents considered, spread evenly over the front: keeps a thousand trials cheap."""
-MOST_GROUPS = 400
+MAX_GROUPS = 400
 """Groups of parents of one size considered, of those that lie farthest apart."""
 WORTHWHILE = 0.001
 """Share of the hypervolume that a merge must be expected to add."""
-MOST_FAILURES = 2
+MAX_FAILURES = 2
 """Merges that fail before a policy that they share counts as damaged."""
-NEAR = 1.0
+PARENT_Z = 1.0
 """Standard errors by which a parent may trail the front in every objective."""
 FINENESS = {2: 20, 3: 10}
 """Parts of a wished merge -> number of equal shares that its weights are made of."""
-HOPE = 2.0
+LIMIT_Z = 2.0
 """Standard errors by which a prediction may break a limit that its merge may still keep."""
 
 
@@ -212,7 +215,7 @@ def compute_expected_gains(
 
         sum over cells that the front leaves free of  prod_m (psi(u_m) - psi(l_m))
 
-    A grid with more than `MOST_CELLS` cells is rounded, so that the result is a little too high.
+    A grid with more than `MAX_CELLS` cells is rounded, so that the result is a little too high.
 
     Args:
         means: losses `[N, M]`; a row with NaN gains 0.
@@ -221,7 +224,7 @@ def compute_expected_gains(
         reference: losses `[M]`.
     """
     inside = front[(front < reference).all(axis=1)]
-    most = max(2, int(MOST_CELLS ** (1 / len(reference))) - 1)
+    most = max(2, int(MAX_CELLS ** (1 / len(reference))) - 1)
     edges = [np.unique(column) for column in inside.T]
     # At most `most` of them, evenly, the last one included.
     edges = [e[np.linspace(0, len(e) - 1, min(len(e), most)).round().astype(int)] for e in edges]
@@ -274,7 +277,7 @@ def choose_merge(
     tried = [entry for entry in known if len(entry.mixture) > 1]
     failed = [p for m in tried if m.record and m.record.state == "failed" for p in m.mixture]
     measured = {policy for merge in tried if merge.is_measured for policy in merge.mixture}
-    damaged = {p for p in failed if failed.count(p) >= MOST_FAILURES and p not in measured}
+    damaged = {p for p in failed if failed.count(p) >= MAX_FAILURES and p not in measured}
     parents = select_parents([p for p in policies if damaged.isdisjoint(p.mixture)])
     # `keep: front` has deleted policies of a sweep that is extended.
     kept = {p.policy for p in policies if p.record and p.record.checkpoint is not None}
@@ -299,7 +302,7 @@ def choose_merge(
 
 
 def select_parents(policies: Sequence[Merge]) -> list[Merge]:
-    """Select at most `MOST_PARENTS` on the front or within an error of it, farthest apart first.
+    """Select at most `MAX_PARENTS` on the front or within an error of it, farthest apart first.
 
     Only feasible ones form the front. Others join the selection where it does not dominate them.
     """
@@ -310,13 +313,13 @@ def select_parents(policies: Sequence[Merge]) -> list[Merge]:
     near = np.ones(len(kept), dtype=np.bool_)
     feasible = np.array([p.is_allowed for p in kept])
     for member in np.flatnonzero(mark_front(np.where(feasible[:, None], losses, np.nan))):
-        margin = NEAR * np.hypot(errors, errors[member])
+        margin = PARENT_Z * np.hypot(errors, errors[member])
         near &= ~((losses - losses[member] > margin).all(axis=1))
     kept, losses = [p for p, is_near in zip(kept, near, strict=True) if is_near], losses[near]
     scaled = losses / np.maximum(np.ptp(losses, axis=0), TINY)
     order = [int(np.argmin(scaled[:, 0]))]
     distances = np.full(len(kept), np.inf)
-    while len(order) < min(len(kept), MOST_PARENTS):
+    while len(order) < min(len(kept), MAX_PARENTS):
         distances = np.minimum(distances, np.linalg.norm(scaled - scaled[order[-1]], axis=1))
         distances[order] = -1.0
         order.append(int(np.argmax(distances)))
@@ -351,13 +354,12 @@ def _list_next(
 
 
 def _list_groups(policies: Sequence[Policy], size: int) -> Iterator[tuple[Policy, ...]]:
-    """Return the groups of so many policies, of the first ones alone: at most `MOST_GROUPS`."""
-    count = next(n for n in range(len(policies), -1, -1) if math.comb(n, size) <= MOST_GROUPS)
+    """Return the groups of so many policies, of the first ones alone: at most `MAX_GROUPS`."""
+    count = next(n for n in range(len(policies), -1, -1) if math.comb(n, size) <= MAX_GROUPS)
     return combinations(policies[:count], size)
 
 
 def _list_centres(size: int) -> list[tuple[float, ...]]:
-    """List equal weights, and those where one parent has half."""
     half, rest = 0.5, 0.5 / (size - 1)
     equal = (1 / size,) * size
     return [equal, *(tuple(half if i == j else rest for j in range(size)) for i in range(size))]
@@ -438,7 +440,7 @@ class MergeChooser:
         asked = self.predict([*mixtures, *(entry.mixture for entry in seen)], evaluated)
         means, errors = np.array([c.losses for c in asked]), np.array([c.errors for c in asked])
         excess, spread = self.aim.compute_excess(means), self._get_spread(errors)
-        hopeful = (excess[:count] <= HOPE * spread[:count]).all(axis=1)
+        hopeful = (excess[:count] <= LIMIT_Z * spread[:count]).all(axis=1)
         if not hopeful.any():
             return asked[int(np.argmin(np.round(self._sum(excess[:count]), 12)))], False
         chance = ndtr(-excess[:count] / spread[:count]).prod(axis=1)
@@ -473,7 +475,6 @@ class MergeChooser:
         return np.maximum(errors[:, self.aim.columns], TINY)
 
     def _sum(self, excess: Floats) -> Floats:
-        """Sum what lies beyond the limits, each as a share of its span."""
         span = _compute_span(self.parents)[self.aim.columns]
         return (np.maximum(excess, 0.0) / span).sum(axis=1)
 
@@ -501,3 +502,67 @@ def list_mixtures(
         for group in combinations(policies, 2) if size == 2 else _list_groups(policies, size):
             result += [dict(zip(group, weights, strict=True)) for weights in shares]
     return [mixture for mixture in result if round_mixture(mixture) not in done]
+
+
+def rank_checkpoints(
+    records: Sequence[TrialRecord],
+    objectives: Sequence[Objective],
+    is_allowed: Callable[[Mapping[str, float]], bool],
+) -> list[Part]:
+    """Return the kept checkpoints on the validation front, the largest contribution first.
+
+    They lie before the end of their trainings. Only validation values decide: those of every
+    measured candidate, and those of a trial at the steps at which it was evaluated. A checkpoint
+    that another policy dominates there is never chosen.
+
+    The contribution is the hypervolume that the front would lose without it. Checkpoints are those
+    of `TrialRecord.kept_steps` whose metrics are allowed, that is, meet the constraints; ends and
+    other candidates count if they are complete and feasible.
+    """
+    policies: list[tuple[Mapping[str, Estimate], Part | None]] = [
+        (record.validation, None)
+        for record in records
+        if record.state == "complete" and record.feasible is not False
+        if record.is_comparable and record.role != "untrained"
+    ]
+    policies += [
+        (rung.validation, Part(record.number, rung.step, 1.0))
+        for record in records
+        if record.replicate_of is None  # the seeds of a checkpoint follow from the checkpoint
+        if record.is_comparable
+        for rung in record.rungs
+        if rung.step in record.kept_steps
+        if is_allowed({name: e.mean for name, e in rung.validation.items()})
+    ]
+    read = [(read_objectives(estimates, objectives), part) for estimates, part in policies]
+    points = [(values, part) for values, part in read if values is not None]
+    if not points:
+        return []
+    values = np.array([values for values, _ in points])
+    gains = compute_contributions(values, objectives)
+    is_on_front = mark_front(compute_losses(values, objectives))
+    order = sorted(range(len(points)), key=lambda index: -gains[index])
+    parts = ((points[index][1], is_on_front[index] and gains[index] > 0) for index in order)
+    return [part for part, is_chosen in parts if part is not None and is_chosen]
+
+
+def choose_checkpoint(
+    records: Sequence[TrialRecord],
+    objectives: Sequence[Objective],
+    is_allowed: Callable[[Mapping[str, float]], bool],
+) -> Part | None:
+    """Choose the checkpoint to evaluate next; None if none that remains is on the front.
+
+    The arguments are those of `rank_checkpoints`.
+    """
+    tried = {record.parts for record in records if record.role == "checkpoint"}
+    ranked = rank_checkpoints(records, objectives, is_allowed)
+    return next((part for part in ranked if (part,) not in tried), None)
+
+
+def read_objectives(
+    estimates: Mapping[str, Estimate], objectives: Sequence[Objective]
+) -> tuple[float, ...] | None:
+    """Return the means of the objectives; None if one is missing or not finite."""
+    means = [estimates[o.name].mean if o.name in estimates else np.nan for o in objectives]
+    return tuple(means) if np.isfinite(means).all() else None
