@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import Field
@@ -18,10 +18,16 @@ TOLERANCE = 1e-9
 """Slack in 1 / interval, so that an interval of 0.2 gives exactly five parts."""
 
 
+if TYPE_CHECKING:
+    PlainScheduler = Literal["fifo"]
+else:  # also those that a line of the registry adds
+    PlainScheduler = Literal[tuple(n for n in registry.SCHEDULERS if n not in ("asha", "pbt"))]
+
+
 class FifoSettings(Section):
     """First in, first out: no trial is stopped early."""
 
-    type: Literal["fifo"] = "fifo"
+    type: PlainScheduler = "fifo"
     """One of the schedulers below."""
 
 
